@@ -71,8 +71,10 @@ def measure(folder: Path, data: str, commit: str) -> Row:
     """Return the row of one run."""
     config = load_config(folder / "config.yaml", [f"data.folder={data}"])
     run = load_run(folder)
-    task, beam = task_of(run.task), config.search.beam_size
-    dev, test = (task.evaluate_outputs(run, task.split(run, config.data, split), beam)[0] for split in ("dev", "test"))
+    task, beam = task_of(run.task), config.search.beam()
+    dev, test = (
+        task.evaluate_outputs(run, task.split(run, config.data, split), **beam)[0] for split in ("dev", "test")
+    )
     alphas, densities = heads_of(run, config)
     corpus = task.split(run, config.data, "test").corpus
     steps = sum(len(row) + 1 for row in corpus.tgt)  # the source counts once for each predicted symbol

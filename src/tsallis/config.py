@@ -137,6 +137,19 @@ class SearchConfig(Section):
     beam_size: Beam = 5
     competing_ends: bool = False
 
+    def beam(self, size: int | None = None, competing_ends: bool | None = None, n_best: int = 1) -> dict[str, Any]:
+        """Return arguments of a beam search; what a command or a request leaves open is the configuration's.
+
+        Args:
+            size: of the beam; by default the configuration's, or as wide as the list is long.
+            competing_ends: whether outputs must end among the beam's best continuations.
+            n_best: how many outputs the list has.
+        """
+        return {
+            "beam_size": size or max(self.beam_size, n_best),
+            "competing_ends": self.competing_ends if competing_ends is None else competing_ends,
+        }
+
 
 class Config(Section):
     """A whole run. The sections `data` and `model` are the task's: see :func:`make_schema`."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tsallis.cli.input import beam_of, check_command, open_run
+from tsallis.cli.input import check_command, open_run, search_of
 from tsallis.cli.options import Beam, Device, TextLanguage, Which
 from tsallis.cli.output import check_folder, check_writable, print_fields
 
@@ -67,7 +67,7 @@ def analyze(
     loaded = [open_run(run, checkpoint, device) for run in runs]
     for run, task in loaded:
         check_command(task, run.folder, "analyze")
-    options = Options(limit, sentences, importance, searched, **beam_of(loaded[0][0], beam))
+    options = Options(limit, sentences, importance, searched, **search_of(loaded[0][0]).beam(beam))
     try:
         if any(is_label_run(run) for run, _ in loaded):
             report = Report(densities=describe_labels(loaded, split or "dev", text, options))

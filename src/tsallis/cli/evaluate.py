@@ -109,11 +109,10 @@ def evaluate(
     else:
         lines = task.split(loaded, config.data, split or "test", **options)
     expansions = (budget or BUDGET) if exact else None
-    beam_size = beam or config.search.beam_size
-    limits: dict[str, Any] = {"length_penalty": length_penalty or 0.0}
-    if not exact:
-        limits["competing_ends"] = config.search.competing_ends if competing_ends is None else competing_ends
-    report, results = task.evaluate_outputs(loaded, lines, beam_size, expansions, **limits)
+    search = {**config.search.beam(beam, competing_ends), "length_penalty": length_penalty or 0.0}
+    if exact:
+        del search["competing_ends"]
+    report, results = task.evaluate_outputs(loaded, lines, budget=expansions, **search)
     if continuations is not None:
         report["continuations"] = task.continue_texts(loaded, lines, continuations)
     if out is not None:
@@ -123,8 +122,8 @@ def evaluate(
 
         evaluation: dict[str, Any] = {"split": None if file else split or "test", **options, "checkpoint": checkpoint}
         if task.searched:
-            evaluation |= {"beam": beam_size} if expansions is None else {"budget": expansions}
-            evaluation |= {"length_penalty": length_penalty, "competing_ends": limits.get("competing_ends") or None}
+            evaluation |= {"beam": search["beam_size"]} if expansions is None else {"budget": expansions}
+            evaluation |= {"length_penalty": length_penalty, "competing_ends": search.get("competing_ends") or None}
         evaluation["continuations"] = continuations
         write_manifest(manifest, describe_result(loaded, config, report, evaluation, others or (), file))
     if as_json:

@@ -75,12 +75,6 @@ def search_of(run: Run) -> SearchConfig:
     return load_config(run.folder / "config.yaml").search
 
 
-def beam_of(run: Run, size: int | None) -> dict[str, Any]:
-    """Return the beam search of a run's configuration, with another size if there is one."""
-    search = search_of(run)
-    return {"beam_size": size or search.beam_size, "competing_ends": search.competing_ends}
-
-
 class Block(NamedTuple):
     """Lines of input that are answered together."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tsallis.cli.input import beam_of, check_command, line_blocks, open_run
+from tsallis.cli.input import check_command, line_blocks, open_run, search_of
 from tsallis.cli.options import Beam, Device, FileArgument, Images, Json, Language, RunArgument, Which
 from tsallis.cli.output import print_fields, print_json
 
@@ -41,7 +41,7 @@ def look(
 
     loaded, task = open_run(run, checkpoint, device)
     check_command(task, run, "look")
-    search = beam_of(loaded, beam)
+    search = search_of(loaded).beam(beam)
     out.mkdir(parents=True, exist_ok=True)
     for first, lines, _ in line_blocks(loaded, task, file, gold=False, language=language, images=images):
         numbered: Iterator[tuple[int, str | None, Figure]]

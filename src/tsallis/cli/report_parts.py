@@ -185,7 +185,7 @@ def _read_text(run: Run, task: Task, path: Path, language: str | None, options: 
     plain, with_outputs = (columns.count("<TAB>") for columns in task.columns)
     if has_outputs or with_outputs == plain:
         return read.corpus, str(path)
-    results = search_corpus(run.model, read.corpus, options.beam_size)
+    results = search_corpus(run.model, read.corpus, options.beam_size, competing_ends=options.competing_ends)
     answers = [list(result.best.tokens) if result.best else [] for result in results]
     return Corpus(read.corpus.src, answers), f"{path} (the run's own answers)"
 

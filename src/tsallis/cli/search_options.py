@@ -188,14 +188,12 @@ class SearchOptions:
         n_best = self.nbest or 1
         common: dict[str, Any] = {"prefixes": prefixes, **self.limits}
         budgets: dict[str, Any] = {"budget": self.budget or BUDGET, "seconds": self.time, "mass": self.mass}
-        size = self.beam or max(defaults.beam_size, n_best)
+        beam = defaults.beam(self.beam, self.competing_ends, n_best)
         model, src, lengths = run.model, batch.src, batch.src_lengths
         if self.every:
             return exhaustive(model, src, lengths, n_best=self.nbest, **budgets, **common)
         if self.exact:
-            return exact_search(model, src, lengths, n_best=n_best, beam_size=size, **budgets, **common)
-        competing = defaults.competing_ends if self.competing_ends is None else self.competing_ends
-        beam: dict[str, Any] = {"beam_size": size, "competing_ends": competing}
+            return exact_search(model, src, lengths, n_best=n_best, beam_size=beam["beam_size"], **budgets, **common)
         return beam_search(model, src, lengths, n_best=None if self.mbr else n_best, **beam, **common)
 
 

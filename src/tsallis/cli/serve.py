@@ -85,8 +85,7 @@ def _load(folders: list[Path], checkpoint: str, device: str, limits: Limits, exa
         run, task = open_run(folder, checkpoint, device)
         check_command(task, folder, "serve")
         readable = tuple(line for line in lines if _is_readable(run, task, line))
-        search, offered = search_of(run), readable[:MOST_EXAMPLES]
-        one = ServedRun(name, run, task, search.beam_size, limits, checkpoint, offered, search.competing_ends)
+        one = ServedRun(name, run, task, search_of(run), limits, checkpoint, readable[:MOST_EXAMPLES])
         _ = one.facts  # read now: a mistake in the folder is one of the command's
         served.append(one)
     if lines and not any(one.examples for one in served):

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from tsallis.analysis import AttentionReader, Sentence, beam_tree, read_model, record
+from tsallis.config import SearchConfig
 from tsallis.data.batching import Batch
 from tsallis.data.packing import TextCorpus
 from tsallis.errors import InputError, describe
@@ -63,22 +64,19 @@ class ServedRun:
         name: that requests call it by.
         run: with the model.
         task: of the run.
-        beam_size: of searches that name none.
+        search: how a beam is searched where requests don't say it.
         limits: of the server.
         checkpoint: that the model is of.
         examples: lines that the page offers.
-        competing_ends: whether outputs of beam searches must end among their best continuations, where requests don't
-            say it.
     """
 
     name: str
     run: Run
     task: Task
-    beam_size: int
+    search: SearchConfig
     limits: Limits
     checkpoint: str = "best"
     examples: tuple[str, ...] = ()
-    competing_ends: bool = False
 
     def __post_init__(self) -> None:
         if "images" in self.task.options:
@@ -103,8 +101,8 @@ class ServedRun:
             "checkpoint": self.checkpoint,
             "step": int(self.run.facts.get("step", 0)),
             "metrics": {name: finite(value) for name, value in metrics.items() if isinstance(value, int | float)},
-            "beam": self.beam_size,
-            "competing_ends": self.competing_ends,
+            "beam": self.search.beam_size,
+            "competing_ends": self.search.competing_ends,
             "examples": self.examples,
             "attention": [{"kind": x.kind, "layer": x.layer + 1, "alphas": x.alphas} for x in layers],
         }
@@ -154,7 +152,7 @@ class ServedRun:
 
     def _search(self, request: TranslateRequest, rows: Sequence[Any], check: Check) -> list[Content]:
         """Return the answer to each row, a source's symbols and the number of its line."""
-        width = request.draws or request.beam or request.nbest or self.beam_size
+        width = request.draws or request.beam or request.nbest or self.search.beam_size
         count = len(rows) or 1
         if request.search in ("beam", "sample"):  # the others limit themselves, and share their time
             count = max(1, ROWS // width)
@@ -184,16 +182,14 @@ class ServedRun:
 
     def _results(self, request: TranslateRequest, model: Any, batch: Batch, common: Content) -> list[Result]:
         src, lengths, n_best = batch.src, batch.src_lengths, request.nbest or 1
-        beam_size = request.beam or max(self.beam_size, n_best)
+        beam = self.search.beam(request.beam, request.competing_ends, n_best)
         if request.search == "beam":
-            count = request.nbest or (beam_size if request.tree else 1)
-            ends = request.competing_ends
-            beam: Content = {"beam_size": beam_size, "competing_ends": self.competing_ends if ends is None else ends}
+            count = request.nbest or (beam["beam_size"] if request.tree else 1)
             return beam_search(model, src, lengths, n_best=count, **beam, **common)
         seconds = min(math.inf if request.time is None else request.time, TIME_SHARE * self.limits.seconds / len(src))
         budgets: Content = {"budget": request.budget or BUDGET, "seconds": seconds, "mass": request.mass}
         if request.search == "exact":
-            return exact_search(model, src, lengths, n_best=n_best, beam_size=beam_size, **budgets, **common)
+            return exact_search(model, src, lengths, n_best=n_best, beam_size=beam["beam_size"], **budgets, **common)
         results = exhaustive(model, src, lengths, n_best=request.nbest, **budgets, **common)
         return [result.truncated(self.limits.outputs) for result in results]
 
@@ -270,8 +266,7 @@ class ServedRun:
             if len(tokens) > self.limits.longest:
                 raise Refusal(400, f"output: at most {self.limits.longest} symbols, found {len(tokens)}")
             return tokens
-        beam: Content = {"beam_size": self.beam_size, "competing_ends": self.competing_ends}
-        (result,) = beam_search(model, source.src, source.src_lengths, n_best=1, **beam)
+        (result,) = beam_search(model, source.src, source.src_lengths, n_best=1, **self.search.beam())
         if result.best is None:
             raise Refusal(400, "output: the search found none, send one")
         return [*result.best.tokens]

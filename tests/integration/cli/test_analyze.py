@@ -17,6 +17,7 @@ import tsallis.cli as cli
 from integration.cli.conftest import train_here
 from tsallis.analysis import density, output_statistics, read_model, record
 from tsallis.errors import InputError
+from tsallis.evaluation.search_results import search_corpus
 from tsallis.tasks.registry import load_config, task_of
 from tsallis.training import load_run
 
@@ -93,6 +94,26 @@ def test_text_without_outputs_takes_the_runs_own_answers(translator: Path, tmp_p
     assert run["corpus"]["name"] == f"{text} (the run's own answers)" and run["corpus"]["sentences"] == 2
     warning = capsys.readouterr().err
     assert re.fullmatch(rf"tsallis: .*: \d+ symbols are unknown to {translator} and stand as <unk>\n", warning)
+
+
+def test_the_runs_own_answers_end_as_its_configuration_says(translator: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("zweiundzwanzig\nelf\nhunderteins\n", encoding="utf-8")
+    answers = {}
+    for competing in (True, False):
+        run = Path(shutil.copytree(translator, tmp_path / f"run-{competing}"))
+        config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+        config["search"]["competing_ends"] = competing
+        (run / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+        analyze(run, "-o", tmp_path / "page.html", "--json", tmp_path / "all.json", "--text", text, "--beam", 1)
+        (summary,) = json.loads((tmp_path / "all.json").read_text())["runs"]
+        answers[competing] = [sentence["text"]["target"] for sentence in summary["sentences"]]
+        loaded = load_run(run)
+        corpus = task_of(loaded.task).read(text.read_text().splitlines(), "text", loaded, False).corpus
+        results = search_corpus(loaded.model, corpus, 1, competing_ends=competing)
+        expected = [[*map(loaded.tgt_vocab.name, result.best.tokens)] if result.best else [] for result in results]
+        assert [target[1:] for target in answers[competing]] == expected
+    assert answers[True] != answers[False]
 
 
 def test_a_recurrent_run_has_context_attention_alone(inflector: Path, tmp_path: Path) -> None:

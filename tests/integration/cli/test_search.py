@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tsallis.cli.input import beam_of
+from tsallis.cli.input import search_of
 from tsallis.cli.search_options import NEEDS, REFUSALS, SearchOptions
 from tsallis.errors import InputError
 from tsallis.training import load_run
@@ -146,9 +146,10 @@ def test_a_run_says_how_its_beam_ends(tsallis, trained: Path, answers: Answers, 
     assert answers("--beam", 1, run=run) == answers("--beam", 1, "--competing-ends")
     assert answers("--beam", 1, "--every-end", run=run) == answers("--beam", 1)
     assert answers("--exact", run=run) == answers("--exact")
-    loaded = load_run(run)
-    assert beam_of(loaded, None) == {"beam_size": 5, "competing_ends": True}  # of `analyze` and `look`
-    assert beam_of(loaded, 2) == {"beam_size": 2, "competing_ends": True}
+    search = search_of(load_run(run))
+    assert search.beam() == {"beam_size": 5, "competing_ends": True}
+    assert search.beam(2) == {"beam_size": 2, "competing_ends": True}
+    assert search.beam(competing_ends=False, n_best=7) == {"beam_size": 7, "competing_ends": False}
 
 
 def test_ensembles_translate_score_and_evaluate(

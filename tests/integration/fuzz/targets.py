@@ -306,6 +306,7 @@ def request(task: str) -> Make:
 
 def answer_request(folder: Path, name: str, blob: bytes) -> None:
     """Answer a request as a server does, without its socket; a refusal is an error of the input."""
+    from tsallis.config import SearchConfig
     from tsallis.errors import InputError
     from tsallis.serve.answers import ServedRun
     from tsallis.serve.limits import Limits, Refusal
@@ -315,7 +316,7 @@ def answer_request(folder: Path, name: str, blob: bytes) -> None:
 
     limits = Limits(seconds=5)
     run = load_run(folder)
-    served = ServedRun("run", run, task_of(run.task), 2, limits)
+    served = ServedRun("run", run, task_of(run.task), SearchConfig(beam_size=2), limits)
     try:
         query = parse_request(blob, QUESTIONS[name], limits)
         for answer in getattr(served, name)([query], lambda: None):

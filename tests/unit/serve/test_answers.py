@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tsallis.analysis import beam_tree, read_model, record, teacher_forced_supports
+from tsallis.config import SearchConfig
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
 from tsallis.evaluation.outputs import describe_result
@@ -38,7 +39,7 @@ def sources(served: ServedRun, *lines: str) -> tuple[Any, torch.Tensor, torch.Te
 
 
 def test_a_request_says_how_its_beam_ends(served: ServedRun) -> None:
-    competing = replace(served, beam_size=1, competing_ends=True)
+    competing = replace(served, search=SearchConfig(beam_size=1, competing_ends=True))
     best = {}
     for ends in (True, False):
         results = beam_search(*sources(served, *LINES), beam_size=1, competing_ends=ends)

@@ -143,7 +143,7 @@ class Slow(ServedRun):
 def slow(served: ServedRun) -> Slow:
     Slow.entered.clear()
     Slow.ended.clear()
-    names = ("name", "run", "task", "beam_size", "limits")
+    names = ("name", "run", "task", "search", "limits")
     return Slow(**{name: getattr(served, name) for name in names})
 
 

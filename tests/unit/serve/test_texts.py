@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tsallis.cli import app
+from tsallis.config import SearchConfig
 from tsallis.search import beam_search, generate
 from tsallis.search.sampling import line_seed
 from tsallis.serve.answers import ServedRun
@@ -32,7 +33,7 @@ def speaker(tmp_path_factory: pytest.TempPathFactory) -> ServedRun:
     (folder / "config.yaml").write_text(json.dumps(content))
     app(["train", str(folder / "config.yaml"), "--run-dir", str(folder / "run")], standalone_mode=False)
     run = load_run(folder / "run")
-    return ServedRun("speaker", run, task_of(run.task), 2, Limits())
+    return ServedRun("speaker", run, task_of(run.task), SearchConfig(beam_size=2), Limits())
 
 
 def no_check() -> None:
