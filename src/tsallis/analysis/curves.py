@@ -24,6 +24,7 @@ class ValueHistory(Record):
         steps: updates done before each validation.
         values: by name, one number a validation; None where a validation lacks it.
         seconds: of training before each validation, without those of validations; None where they are not known.
+        select: the name of the score by which the training chose its best checkpoint; None where the log lacks it.
 
     Example:
         >>> history = ValueHistory((10, 20), {"dev_loss": (2.5, 1.5)})
@@ -34,6 +35,7 @@ class ValueHistory(Record):
     steps: tuple[int, ...]
     values: dict[str, tuple[float | None, ...]]
     seconds: tuple[float, ...] | None = None
+    select: str | None = None
 
     def last(self, name: str) -> float | None:
         """Return the last number of a name; None where there is none."""
@@ -64,7 +66,7 @@ def value_history(log: Path | str) -> ValueHistory:
         >>> events = [{"event": "epoch", "step": s, "dev_loss": 9 / s, "logit_norm": float(s)} for s in (3, 6)]
         >>> _ = path.write_text("".join(json.dumps(event) + "\n" for event in events))
         >>> value_history(path)
-        ValueHistory(steps=(3, 6), values={'dev_loss': (3.0, 1.5), 'logit_norm': (3.0, 6.0)}, seconds=None)
+        ValueHistory(steps=(3, 6), values={'dev_loss': (3.0, 1.5), 'logit_norm': (3.0, 6.0)}, seconds=None, select=None)
     """
     path = Path(log)
     path = path / LOG if path.is_dir() else path
@@ -77,7 +79,8 @@ def value_history(log: Path | str) -> ValueHistory:
         values = {name: tuple(_number(event.get(name)) for event in events) for name in names}
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path}: validations must have a step and numbers: {error}") from error
-    return ValueHistory(steps, values, _seconds(path.with_name(TIMING), events))
+    select = next((event["select"] for event in reversed(events) if isinstance(event.get("select"), str)), None)
+    return ValueHistory(steps, values, _seconds(path.with_name(TIMING), events), select)
 
 
 def _seconds(path: Path, events: Sequence[dict[str, Any]]) -> tuple[float, ...] | None:

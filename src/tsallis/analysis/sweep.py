@@ -10,6 +10,7 @@ from typing import Any
 from tsallis.analysis.curves import SCORES, ValueHistory
 from tsallis.analysis.tables import Record
 from tsallis.errors import InputError
+from tsallis.evaluation.score_names import rank_score
 
 ALPHAS = {"softmax": 1.0, "sparsemax": 2.0}  # of maps that have an alpha of their own
 SEEDS = ("training.seed", "run_dir")  # settings in which the runs of one point may differ
@@ -167,7 +168,9 @@ def _effective(run: SweepRun) -> dict[str, Any]:
 
 
 def _score_name(run: SweepRun) -> str:
-    """Return the score that selects the best validation: the first one of the log that is no loss."""
+    """Return the score that selects the best validation; in a log that lacks it the first one that is no loss."""
+    if run.history.select is not None:
+        return SCORES + run.history.select
     names = [name for name in run.history.values if name.startswith(SCORES) and name != f"{SCORES}loss"]
     return names[0] if names else f"{SCORES}loss"
 
@@ -189,14 +192,13 @@ def _point(value: float, runs: Sequence[SweepRun], score: str) -> SweepPoint:
 
 
 def _best(run: SweepRun, score: str) -> int:
-    """Return the number of the best validation: the highest score, of equal ones that of the lowest loss."""
-    loss = f"{SCORES}loss"
-    scores, losses = (run.history.values.get(name, ()) for name in (score, loss))
+    """Return the number of the best validation: the best score, of equal ones that of the lowest loss."""
+    scores, losses = (run.history.values.get(name, ()) for name in (score, f"{SCORES}loss"))
 
-    def rank(number: int) -> tuple[float, float]:
-        sign = -1 if score == loss else 1
+    def judge(number: int) -> tuple[float, float]:
         value = scores[number] if number < len(scores) else None
         other = losses[number] if number < len(losses) else None
-        return (-float("inf") if value is None else sign * value, 0.0 if other is None else -other)
+        rank = -float("inf") if value is None else rank_score(score.removeprefix(SCORES), value)
+        return rank, 0.0 if other is None else -other
 
-    return max(range(len(run.history.steps)), key=rank)
+    return max(range(len(run.history.steps)), key=judge)

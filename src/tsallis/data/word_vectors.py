@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tsallis.data.io import check_file, input_errors, read_lines, stream_lines
+from tsallis.data.io import check_file, input_errors, read_lines
 from tsallis.errors import InputError, describe, shorten
 
 LINE_FORMAT = "a word and its numbers, separated by spaces"
@@ -84,9 +84,9 @@ def _read_text(path: Path | str, symbols: Mapping[str, int]) -> dict[int, Tensor
 def _split_lines(path: Path | str) -> Iterator[tuple[int, str, Sequence[str]]]:
     """Yield the number, the word and the values of each line; a word may hold spaces."""
     size = 0
-    for number, line in enumerate(stream_lines(path, LINE_FORMAT), start=1):
-        line = line.rstrip()
-        if number == 1 and len(line.split()) == 2 and all(part.isdecimal() for part in line.split()):
+    for number, line in enumerate(read_lines(path, LINE_FORMAT), start=1):
+        line = line.rstrip(" \r")  # a word may be white space of another kind
+        if number == 1 and len(parts := line.split(" ")) == 2 and all(part.isdecimal() for part in parts):
             continue  # the counts of words and of values
         size = size or len(line.split(" ")) - 1
         word, *values = line.rsplit(" ", size)

@@ -112,4 +112,5 @@ def _gru(by_input: Tensor, by_state: Tensor, hidden: Tensor) -> Step:
     d_model = hidden.shape[-1]
     reset, update = (by_input[:, : 2 * d_model] + by_state[:, : 2 * d_model]).sigmoid().chunk(2, -1)
     candidate = torch.tanh(torch.addcmul(by_input[:, 2 * d_model :], reset, by_state[:, 2 * d_model :]))
-    return torch.lerp(candidate, hidden, update), None
+    # Under autocast gates are bfloat16 and the state is float32, and lerp takes one dtype alone.
+    return torch.lerp(candidate.to(hidden.dtype), hidden, update.to(hidden.dtype)), None

@@ -8,12 +8,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from tsallis.config import Count, FileName, Section
 from tsallis.data.corpus import Corpus, SampledCorpus
 from tsallis.data.corpus_cache import cached_corpus, cached_sampled_corpus, cached_subwords, read_parallel
 from tsallis.data.io import find_packed
+from tsallis.data.ragged import RaggedRows
 from tsallis.data.subword_numbers import load_subwords
 from tsallis.data.subwords import Subwords
 from tsallis.datasets.number_names import german_english_numbers
@@ -217,8 +219,12 @@ def _load_cached(config: TranslationData) -> tuple[Corpus | SampledCorpus, Vocab
     return cached_corpus(*arguments), Vocabularies(src, tgt)
 
 
-def _load_embedded(task: Translation, config: TranslationData) -> tuple[Corpus, Vocabularies]:
-    """Learn subwords from the embedded training pairs, and encode those."""
+def _load_embedded(task: Translation, config: TranslationData) -> tuple[Corpus | SampledCorpus, Vocabularies]:
+    """Learn subwords from the embedded training pairs, and encode those.
+
+    Raises:
+        InputError: pairs that are all longer than `max_length`.
+    """
     pairs, options = task.read_split(config, "train"), config.subwords
     if options.models is not None:
         src, tgt = map(load_subwords, options.models)
@@ -227,8 +233,20 @@ def _load_embedded(task: Translation, config: TranslationData) -> tuple[Corpus, 
         groups: list[Iterable[str]] = [chain(*columns), chain(*columns)] if options.joint else [*columns]
         learning = {**options.learning(), "normalization": config.normalization}
         src, tgt = (Subwords.train(lines, **learning) for lines in groups)
-    train = task.pairs(pairs, Vocabularies(src, tgt), "data.embedded")
-    return train.corpus, Vocabularies(src, tgt)
+    train, longest = task.pairs(pairs, Vocabularies(src, tgt), "data.embedded"), config.max_length
+    rows = [row for row, length in enumerate(train.corpus.lengths().amax(1).tolist()) if length <= longest]
+    if not rows:
+        raise InputError(f"data.embedded: of {len(pairs)} pairs all have more than {longest} subwords (max_length)")
+    train = train.select(rows)
+    if not options.sample:
+        return train.corpus, Vocabularies(src, tgt)
+    src_text, tgt_text = map(_as_bytes, (train.titles, train.references))
+    corpus = SampledCorpus(train.corpus, src_text, tgt_text, src, tgt, options.sample, max_length=longest)
+    return corpus, Vocabularies(src, tgt)
+
+
+def _as_bytes(texts: Sequence[str]) -> RaggedRows:
+    return RaggedRows.of([np.frombuffer(text.strip().encode(), np.uint8) for text in texts], np.uint8)
 
 
 def cache_folder(folder: str | None) -> Path:

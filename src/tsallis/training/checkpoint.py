@@ -313,6 +313,8 @@ class Checkpoints:
         index = self.index()
         if index.last is None:
             raise InputError(f"{self.folder}: the run has no checkpoint yet")
+        if which in index.names:
+            return which
         if which not in NAMES:
             raise InputError(f"checkpoint must be one of {', '.join(NAMES)}, got {which!r}")
         name = getattr(index, which)

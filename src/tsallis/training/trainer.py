@@ -206,6 +206,8 @@ class Trainer:
     def _rewind(self, position: int) -> None:
         self.log.rewind(position)
         self.timing.rewind_to_step(self.position.step)
+        last = next(reversed(self.timing.events()), {"event": "epoch"})
+        self.elapsed = 0.0 if last["event"] == "epoch" else float(last.get("seconds", 0.0))
 
     def _load_checkpoint(self) -> tuple[TrainingRecord, dict[str, Tensor]]:
         """Load the last checkpoint, and check that it is of this run."""
@@ -270,7 +272,9 @@ class Trainer:
                     return
             elif position.step % settings.checkpoint_every == 0:
                 self._flush()
+                self.world.on_main(lambda: self._write_timing("checkpoint"))
                 self._save()
+                self._start_clock()
 
     def _show(self, progress: Progress) -> None:
         self.watch(progress)
@@ -349,14 +353,13 @@ class Trainer:
         metrics = self._validate() if due else None
         loss = position.loss / max(position.symbols, 1)
         where = {"epoch": position.epoch, "step": position.step}
-        elapsed, symbols = self.elapsed, position.symbols
 
         def log() -> None:
             self.log.write(event, **where, loss=loss, learning_rate=rate, **(metrics or {}))
             if self.board is not None:
                 self.board.write(position.step, {"loss": loss, "learning_rate": rate, **(metrics or {})})
                 self.board.flush()
-            self.timing.write(event, **where, seconds=elapsed, symbols=symbols, **environment())
+            self._write_timing(event)
 
         self.world.on_main(log)
         progress = self._progress(updates, metrics)
@@ -366,6 +369,12 @@ class Trainer:
         if self.world.main:
             self.watch(progress)
         self._start_clock()
+
+    def _write_timing(self, event: str) -> None:
+        """Write the seconds and symbols of this epoch's updates; a run that goes on from here counts on."""
+        position = self.position
+        where = {"epoch": position.epoch, "step": position.step}
+        self.timing.write(event, **where, seconds=self.elapsed, symbols=position.symbols, **environment())
 
     def _validate(self) -> dict[str, Any]:
         """Compute loss and scores of the development set, shared among the processes; all of them return the same."""

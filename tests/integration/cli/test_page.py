@@ -17,19 +17,23 @@ from tsallis.analysis import (
     DensityExample,
     DensitySummary,
     Histogram,
+    Options,
     SignalDensity,
     SweepRun,
     ValueHistory,
     draw_density,
     read_model,
+    summarize,
     summarize_attention,
     sweep,
 )
 from tsallis.continuous import Gaussian, TruncatedParabola, TruncatedParaboloid
 from tsallis.data.corpus import Corpus
+from tsallis.data.packing import TextCorpus
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.models import TransformerSeq2Seq
 from tsallis.report.page import build_page
+from tsallis.training.run_folder import Run, build_model
 
 pytest.importorskip("playwright")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright")
@@ -375,6 +379,35 @@ def test_a_page_on_attention_alone_has_no_outputs_and_no_training(browser: Any, 
         tab.wait_for_selector(f'main[data-view="{view}"] h1')
         faults = axe.Axe().run(tab).response["violations"]
         assert [fault["id"] for fault in faults if fault["impact"] in ("serious", "critical")] == [], view
+    visit.context.close()
+    assert visit.faults == []
+
+
+@pytest.fixture(scope="module")
+def texts_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page on a language model: its texts have no source, and nothing is searched for."""
+    folder, vocabulary = tmp_path_factory.mktemp("texts"), Vocabulary(["▁a", "▁b"])
+    sizes = {"vocab": 6, "d_model": 8, "heads": 2, "layers": 1, "d_ff": 8}
+    description = {"class": "language", "arguments": sizes}
+    (folder / "model.json").write_text(json.dumps(description))
+    torch.manual_seed(0)
+    run = Run(folder, build_model(description).eval(), vocabulary, vocabulary, {"task": "language"}, {})
+    corpus = TextCorpus([[], []], [[4, 5, 4], [5, 4]])
+    path = folder / "page.html"
+    path.write_text(build_page([summarize(run, corpus, "two texts", Options(sentences=2))]), encoding="utf-8")
+    return path
+
+
+def test_a_page_on_a_language_model_shows_its_steps_and_no_search(browser: Any, texts_page: Path) -> None:
+    visit = Visit(browser, texts_page)
+    for view in ("overview", "heads", "sentence", "contrasts", "outputs"):
+        tab = visit.open(view)
+        tab.wait_for_selector(f'main[data-view="{view}"] h1')
+        faults = axe.Axe().run(tab).response["violations"]
+        assert [fault["id"] for fault in faults if fault["impact"] in ("serious", "critical")] == [], view
+    assert len(tab.query_selector_all("table.steps tbody tr")) == 4  # three symbols and the end
+    text = tab.inner_text("main")
+    assert "Source" not in text and "search" not in text
     visit.context.close()
     assert visit.faults == []
 

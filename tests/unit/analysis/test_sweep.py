@@ -53,6 +53,19 @@ def test_a_threshold_that_was_estimated_is_read_from_the_log() -> None:
     assert [point.value for point in sweep(runs).points] == [0.25, 0.5]
 
 
+@pytest.mark.parametrize(("select", "best"), [("levenshtein", 2), ("loss", 2), ("accuracy", 3), (None, 3)])
+def test_the_score_that_the_training_went_by_decides(select: str | None, best: int) -> None:
+    values: dict[str, Any] = {
+        "dev_loss": (3.0, 1.0, 2.0),
+        "dev_accuracy": (0.1, 0.2, 0.3),
+        "dev_levenshtein": (3.0, 1.0, 2.0),
+        "step": (1.0, 2.0, 3.0),
+    }
+    runs = [SweepRun(str(i), {"model.d": i}, ValueHistory((1, 2, 3), values, select=select)) for i in (1, 2)]
+    swept = sweep(runs)
+    assert swept.score == f"dev_{select or 'accuracy'}" and swept.points[0].scores["step"] == (best,)
+
+
 def test_of_equal_scores_the_lowest_loss_is_best() -> None:
     history = ValueHistory((1, 2), {"dev_loss": (2.0, 1.0), "dev_bleu": (3.0, 3.0), "output_support": (9.0, 4.0)})
     runs = [SweepRun(str(i), {"model.d": i}, history) for i in (1, 2)]

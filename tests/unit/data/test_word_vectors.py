@@ -35,6 +35,13 @@ def test_text(tmp_path: Path, header: str, end: str) -> None:
     assert read_word_vectors(packed, SYMBOLS).matrix.equal(vectors.matrix)
 
 
+def test_a_word_may_be_white_space_of_another_kind(tmp_path: Path) -> None:
+    words = ["\x85", "\xa0", "\u3000", "\x0b"]
+    path = write(tmp_path, "".join(f"{word} {i} 1\r\n" for i, word in enumerate(words)))
+    vectors = read_word_vectors(path, {word: i + 4 for i, word in enumerate(words)})
+    assert vectors.numbers == (4, 5, 6, 7) and vectors.matrix[:, 0].tolist() == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

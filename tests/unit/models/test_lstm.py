@@ -54,6 +54,17 @@ def test_a_step_is_cells_attention_and_a_mixture(cell: str, d_embedding: int | N
     torch.testing.assert_close(result.scores, rnn.output(mixed))
 
 
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_a_cell_learns_where_products_are_bfloat16(cell: str) -> None:
+    rnn = model(cell=cell, layers=2)
+    src, lengths, tgt = torch.tensor([[4, 5, 6], [5, 4, 0]]), torch.tensor([3, 2]), torch.tensor([[1, 4], [1, 5]])
+    with torch.autocast("cpu", torch.bfloat16):
+        hidden = rnn(src, lengths, tgt).hidden
+    hidden.float().square().sum().backward()
+    below = [p for name, p in rnn.named_parameters() if not name.startswith("output")]
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in below)
+
+
 def test_a_gru_reads_each_sentence_alone_and_remembers_no_cell() -> None:
     rnn = model(cell="gru", d_embedding=6).double().eval()
     src, lengths = torch.tensor([[5, 6, 7, 8], [9, 4, 0, 0]]), torch.tensor([4, 2])

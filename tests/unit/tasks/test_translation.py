@@ -149,6 +149,19 @@ def test_embedded_translation() -> None:
     assert texts == prepared.data.dev.references  # what the model is to predict is what it is compared with
 
 
+def test_embedded_pairs_are_sampled_and_have_a_length(tmp_path: Path) -> None:
+    content = {"task": "translation", "embedded": "german-english-numbers", "subwords": {"size": 200, "sample": 0.3}}
+    settings = {"version": 1, "data": {**content, "max_length": 12}, "model": {"d_model": 8}}
+    train = prepare(check_config(settings, "test")).data.train
+    assert isinstance(train, SampledCorpus) and 0 < len(train) < len(german_english_numbers()["train"])
+    assert train.lengths().max() <= 12 and train.alpha == 0.3
+    rows = list(range(8))
+    assert train.batch(rows, 0).src_tokens != train.batch(rows, 1).src_tokens
+    settings["data"] = {**content, "max_length": 1}
+    with pytest.raises(InputError, match=r"data\.embedded: of \d+ pairs all have more than 1 subwords"):
+        prepare(check_config(settings, "test"))
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     corpus(tmp_path)
     (tmp_path / "dev.en").unlink()

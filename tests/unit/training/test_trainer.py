@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 import tsallis.training.checkpoint as checkpoint_module
+from tsallis.analysis import value_history
 from tsallis.data import Vocabulary
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
@@ -326,8 +328,39 @@ def test_times_are_kept_apart(tmp_path: Path) -> None:
     trainer(tmp_path).run()
     times = [json.loads(line) for line in (tmp_path / "timing.jsonl").read_text().splitlines()]
     symbols = sum(len(row) + 1 for row in TRAIN.tgt)
-    assert [(t["step"], t["symbols"]) for t in times] == [(4, symbols), (8, symbols), (12, symbols)]
+    epochs = [(t["step"], t["symbols"]) for t in times if t["event"] == "epoch"]
+    assert epochs == [(4, symbols), (8, symbols), (12, symbols)]
+    assert [t["step"] for t in times if t["event"] == "checkpoint"] == [3, 6, 9]
     assert all(t["seconds"] > 0 for t in times) and "seconds" not in (tmp_path / "log.jsonl").read_text()
+
+
+def test_the_seconds_of_an_epoch_go_on_after_a_kill(tmp_path: Path) -> None:
+    settings = replace(SETTINGS, epochs=1, batch_size=4, validate_updates=3, checkpoint_every=2)  # 8 updates
+
+    def kill(progress: Progress) -> None:
+        if progress.position.step == 5:
+            raise Killed
+
+    def slow(progress: Progress) -> None:
+        if progress.position.step == 1:
+            time.sleep(0.5)
+
+    with pytest.raises(Killed):
+        trainer(tmp_path, settings, lambda progress: (slow(progress), kill(progress))[1]).run()
+    trainer(tmp_path, settings).run()
+    seconds = value_history(tmp_path).seconds
+    assert seconds is not None and 0.5 < seconds[0] < seconds[1] < seconds[2]
+
+
+def test_a_checkpoint_is_loaded_by_the_name_of_its_folder(tmp_path: Path) -> None:
+    run = trainer(tmp_path, replace(SETTINGS, keep=3))
+    run.run()
+    name = next(iter(run.model.state_dict()))
+    values = [run.checkpoints.load_model(f"step-{step:08}")[name] for step in (4, 8, 12)]
+    assert not values[0].equal(values[1]) and values[2].equal(run.checkpoints.load_model("last")[name])
+    assert run.checkpoints.facts("step-00000004")["step"] == 4
+    with pytest.raises(InputError, match="checkpoint must be one of last, best, average, got 'step-00000003'"):
+        run.checkpoints.load_model("step-00000003")
 
 
 def test_batches_of_so_many_symbols(tmp_path: Path) -> None:

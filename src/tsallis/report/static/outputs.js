@@ -26,14 +26,15 @@ function viewOutputs(number) {
 function outputsOf(run) {
   const sentence = run.sentences[outputSentence];
   const excluded = sentence.steps.filter(([, prob]) => prob === 0).length;
+  const source = h("p", { class: "text" }, h("b", null, "Source "),
+    h("span", { dir: "auto" }, sentenceText(sentence.source)));
   return [
-    h("p", { class: "text" }, h("b", null, "Source "), h("span", { dir: "auto" }, sentenceText(sentence.source))),
+    sentence.source.length ? source : null,
     h("h3", null, "The reference, step by step"),
     h("p", { class: "hint" }, excluded ? `${excluded} of ${sentence.steps.length} steps exclude the reference’s symbol.`
       : `No step excludes the reference’s symbol. ${sentence.steps.length} steps.`),
     stepTable(run, sentence),
-    h("h3", null, "Outputs that the search found"),
-    treePart(run, sentence),
+    ...(sentence.tree ? [h("h3", null, "Outputs that the search found"), treePart(run, sentence)] : []),
   ];
 }
 
