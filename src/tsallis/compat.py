@@ -522,10 +522,11 @@ class _Loss(_Map):
 
     def forward(self, X: Tensor, target: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         loss = self.loss(X, target)
+        count = loss.numel() if target.is_floating_point() else (target != self.ignore_index).sum()
         if self.reduction != "none":
             loss = loss.sum()
         if self.reduction in ("elementwise_mean", "mean"):
-            loss = loss / (target != self.ignore_index).sum()
+            loss = loss / count
         return (loss, _size(functional.entmax(X, self.alpha), -1)) if self.return_support_size else loss
 
     def extra_repr(self) -> str:

@@ -303,3 +303,13 @@ def test_values_are_the_packages() -> None:
     for name, recorded in {**FUNCTIONS, **CLASSES}.items():
         thing = getattr(peer, name)
         assert parameters(thing.__init__ if name in CLASSES else thing) == list(recorded.items())
+
+
+@pytest.mark.parametrize("name", [n for n in CLASSES if n.endswith("Loss") and n != "NormmaxBisectLoss"])
+def test_loss_modules_take_probabilities_as_targets(name: str) -> None:
+    torch.manual_seed(0)
+    scores, target = torch.randn(4, 3, dtype=torch.float64), torch.randn(4, 3, dtype=torch.float64).softmax(-1)
+    alpha = 2.0 if name.startswith("Sparsemax") else 1.5
+    expected = tsallis.entmax_loss(scores, target, alpha)
+    for reduction in ("elementwise_mean", "mean"):
+        torch.testing.assert_close(getattr(compat, name)(reduction=reduction)(scores, target), expected)

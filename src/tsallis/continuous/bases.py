@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -87,6 +88,11 @@ class Basis(nn.Module):
         return False
 
 
+def _measure_again(basis: Any, _: Any) -> None:
+    """Read off again how narrow the functions are, once others have been loaded."""
+    basis._measure_scales()
+
+
 class GaussianBasis(Basis):
     r"""Normal densities :math:`\psi_j(t) = N(t; \mu_j, \Sigma_j)`, on the line or in the plane.
 
@@ -135,7 +141,7 @@ class GaussianBasis(Basis):
         self.register_buffer("centres", centres.detach())
         self.register_buffer("covs", covs.clone())
         self._measure_scales()
-        self.register_load_state_dict_post_hook(lambda module, _: module._measure_scales())
+        self.register_load_state_dict_post_hook(_measure_again)
 
     def _measure_scales(self) -> None:
         """Read off how narrow the functions are."""

@@ -131,10 +131,12 @@ def _check_arguments(
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"bias must have shape ({len(weight)},), got {tuple(bias.shape)}")
     kind = hidden.device.type
-    dtype = torch.get_autocast_dtype(kind) if autocast_enabled(kind) else hidden.dtype
-    if weight.dtype != hidden.dtype and dtype == hidden.dtype:
+    if autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        hidden, weight = (x if x.dtype == torch.float64 else x.to(dtype) for x in (hidden, weight))
+    if weight.dtype != hidden.dtype:
         raise TypeError(f"hidden and weight must have one dtype, got {hidden.dtype} and {weight.dtype}")
-    return hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    return hidden, weight, None if bias is None else bias.to(hidden.dtype)
 
 
 def _reduce(

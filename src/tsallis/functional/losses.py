@@ -152,6 +152,7 @@ def _hard(
             spread = each + lead.sum(-1) / active.sum(-1).clamp(min=1)
         else:
             spread = (torch.where(active, each.unsqueeze(-1) + lead, 0) * weight).sum(-1) / active.sum(-1).clamp(min=1)
+        spread = torch.where(each == torch.inf, each, spread)  # of a target whose score is -inf
         loss = (1 - smoothing) * loss + smoothing * torch.where(has_loss, spread, 0)
     return loss, share.sum()
 

@@ -250,9 +250,14 @@ def escort(probs: Tensor, beta: float, dim: int = -1) -> Tensor:
     wide = upcast(probs)
     outside = wide == 0  # and not `> 0`: a NaN must stay one
     dim = dim if wide.dim() else 0
-    # By the largest first: a power of a tiny probability alone could leave the range of the numbers.
-    scale = wide.detach().amax(dim, keepdim=True) if wide.numel() and wide.dim() else wide.detach()
-    ratio = torch.where(outside, 1, wide / torch.where(scale == 0, 1, scale))
-    power = torch.where(outside, 0, ratio**beta)
+    # Relative to the largest power: a power of a tiny probability alone could leave the range of the numbers.
+    scale, whole = torch.where(outside, 1, wide.detach()), wide.numel() and wide.dim()
+    if beta >= 0:
+        scale = wide.detach().amax(dim, keepdim=True) if whole else scale
+        ratio = torch.where(outside, 1, wide / torch.where(scale == 0, 1, scale))
+        power = torch.where(outside, 0, ratio**beta)
+    else:  # by logarithms: the ratio to the smallest probability could leave it, too
+        scale = scale.amin(dim, keepdim=True) if whole else scale
+        power = torch.where(outside, 0, torch.exp(beta * (torch.where(outside, 1, wide).log() - scale.log())))
     total = power.sum(dim, keepdim=True) if wide.dim() else power
     return (power / torch.where(total == 0, 1, total)).to(result_dtype(probs))

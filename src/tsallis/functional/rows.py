@@ -106,7 +106,7 @@ def masked(scores: Tensor, mask: Tensor) -> Tensor:
     if mask.dtype != torch.bool:
         raise TypeError(f"mask must be boolean (True takes part), got {mask.dtype}")
     try:
-        return scores.masked_fill(~mask, -torch.inf)
+        return scores.masked_fill(~mask.expand(scores.shape), -torch.inf)
     except RuntimeError as error:
         raise ValueError(
             f"mask of shape {tuple(mask.shape)} can't be broadcast to scores of shape {tuple(scores.shape)}"

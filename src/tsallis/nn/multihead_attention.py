@@ -64,7 +64,7 @@ class MultiheadAttention(nn.Module):
     (Correia et al. 2019, eq. 8). Arguments, parameter names, shapes and masks are PyTorch's, so that its state dicts
     load and it can replace PyTorch's module; boolean masks are True where a key may *not* be attended to, as there. A
     query without a key to attend to gives the output's bias where PyTorch gives NaN. Weights are held only with
-    `need_weights`.
+    `need_weights`; they are those before dropout.
 
     Args:
         embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn: as in `torch.nn.MultiheadAttention`.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
 from torch import Tensor
 
 from tsallis.continuous import (
+    Basis,
     Gaussian,
     GaussianBasis,
     TruncatedParabola,
@@ -246,3 +249,11 @@ def test_regressions_under_torch_func_are_those_without() -> None:
     values.requires_grad_()
     (expected,) = torch.autograd.grad(fit(values, lengths=lengths).coefficients.sum(), values)
     torch.testing.assert_close(slope, expected, atol=1e-7, rtol=1e-7)
+
+
+@pytest.mark.parametrize("basis", [text_basis(8), image_basis(4)], ids=["text", "image"])
+def test_a_basis_is_pickled(basis: Basis) -> None:
+    copy = pickle.loads(pickle.dumps(basis))
+    coordinates = [torch.rand(5) for _ in range(basis.dims)]
+    torch.testing.assert_close(copy.at(*coordinates), basis.at(*coordinates))
+    copy.load_state_dict(basis.state_dict())

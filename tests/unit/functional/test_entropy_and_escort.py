@@ -91,3 +91,19 @@ def test_budgets(alpha: float, budget: float) -> None:
     assert p[0, 0].item() == pytest.approx(min(budget, 1.0)) and (p[0, 1:] == 0).all()
     more = tsallis.budgeted_entmax(z[1:], alpha, 9.0)
     assert (more == 1).all()
+
+
+@pytest.mark.parametrize("beta", [-3.0, -0.5])
+def test_escort_of_a_negative_beta(beta: float) -> None:
+    """The smallest probability has the largest power, which may be beyond float32 by far."""
+    p = torch.tensor([[0.0, -31.0, -torch.inf], [0.0, 0.0, 0.0], [-torch.inf, 0.0, -torch.inf]]).softmax(-1)
+    powers = torch.where(p == 0, 0, p.double() ** beta)
+    torch.testing.assert_close(tsallis.escort(p, beta).double(), powers / powers.sum(-1, keepdim=True))
+    assert tsallis.escort(torch.zeros(2, 3), beta).eq(0).all() and tsallis.escort(torch.tensor(0.3), beta) == 1
+    tiny = torch.tensor([1.0, 1e-42], requires_grad=True)
+    escort = tsallis.escort(tiny, beta)
+    assert escort.isfinite().all() and escort[1] > escort[0]
+    inner = torch.rand(3, 4, dtype=torch.float64).add(0.1).requires_grad_()
+    assert gradcheck(lambda x: tsallis.escort(x, beta), inner) and gradgradcheck(
+        lambda x: tsallis.escort(x, beta), inner
+    )

@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from tsallis.functional.rows import alpha_number
 from tsallis.nn.alpha import PerHeadAlpha
 
 ALPHA = "tsallis_alpha"  # the name, in an attention module, of the module that gives its alphas
+COMPILED = "_orig_mod"  # the name, in a module that `torch.compile` returns, of the one that it compiles
 
 
 class FixedAlpha(nn.Module):
@@ -82,6 +84,19 @@ def alpha_modules(model: nn.Module) -> Iterator[tuple[str, FixedAlpha | LearnedA
             alpha = alpha.modules_to_save[alpha.active_adapter]
         if alpha is not None:
             yield name, alpha
+
+
+def unwrap(model: Any) -> Any:
+    """Return the Transformers model inside PEFT's, `torch.compile`'s and the wrappers of several devices."""
+    while True:
+        if hasattr(model, "get_base_model"):
+            model = model.get_base_model()
+        elif hasattr(model, COMPILED):
+            model = getattr(model, COMPILED)
+        elif not isinstance(model, PreTrainedModel) and isinstance(getattr(model, "module", None), nn.Module):
+            model = model.module
+        else:
+            return model
 
 
 def alphas(model: nn.Module) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
 from tsallis.functional.rows import alpha_number
-from tsallis.integrations.huggingface.alphas import ALPHA, FixedAlpha, LearnedAlpha, alpha_modules
+from tsallis.integrations.huggingface.alphas import ALPHA, COMPILED, FixedAlpha, LearnedAlpha, alpha_modules, unwrap
 from tsallis.integrations.huggingface.attention import implementation_name, register
 from tsallis.integrations.huggingface.modules import (
     Kind,
@@ -215,7 +215,7 @@ def set_alpha(model: nn.Module, alpha: float) -> None:
 
 def write_settings(model: Any) -> None:
     """Write into the model's configuration which attentions are sparse: a number each, or two bounds."""
-    model = model.get_base_model() if hasattr(model, "get_base_model") else model  # of PEFT
+    model = unwrap(model)
     settings: dict[str, float | list[float]] = {}
     for name, alpha in alpha_modules(model):
         settings[_in_base(model, name)] = [alpha.low, alpha.high] if isinstance(alpha, LearnedAlpha) else alpha.value
@@ -223,8 +223,16 @@ def write_settings(model: Any) -> None:
 
 
 def _apply_settings(model: Any, settings: Mapping[str, float | list[float]]) -> None:
-    """Sparsify a model as its configuration says."""
-    for name in choose_attentions(model):
+    """Sparsify a model as its configuration says.
+
+    Raises:
+        ValueError: settings of which none is of an attention of the model.
+    """
+    settings = {_in_base(model, name): setting for name, setting in settings.items()}
+    names = choose_attentions(model)
+    if settings and not any(_in_base(model, name) in settings for name in names):
+        raise ValueError(f"{type(model).__name__} has none of the sparse attentions {', '.join(sorted(settings))}")
+    for name in names:
         setting = settings.get(_in_base(model, name))
         if isinstance(setting, list):
             low, high = setting
@@ -277,4 +285,4 @@ def _keep_in_float32(model: Any) -> None:
 
 def _in_base(model: Any, name: str) -> str:
     """Return the name that a module has in the model without its head, which other heads may be put on."""
-    return name.removeprefix(f"{model.base_model_prefix}.")
+    return name.replace(f"{COMPILED}.", "").removeprefix(f"{model.base_model_prefix}.")

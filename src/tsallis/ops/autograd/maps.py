@@ -100,7 +100,7 @@ class Map(Operation):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         _, alpha, ctx.dim, ctx.backend, ctx.rule = inputs[:5]
-        ctx.packed = getattr(output, "packed", None)  # a saved tensor comes back without its attributes
+        ctx.packed = eager.take_index(output)  # a saved tensor comes back without its attributes
         if type(alpha) is float and len(inputs) == 5:  # of small tensors every call counts
             ctx.alpha = alpha
             ctx.save_for_backward(output)
@@ -169,7 +169,9 @@ def entmax(scores: Tensor, alpha: Alpha, dim: int = -1, backend: Backend | None 
         backend = choose_direct(alpha, scores)
         scores = scores if backend is None else contiguous(scores)
     if backend is not None and not differentiated(scores, alpha):  # half the time of a small tensor
-        return backend.entmax(scores, contiguous_alpha(alpha), dim)
+        probs = backend.entmax(scores, contiguous_alpha(alpha), dim)
+        eager.take_index(probs)
+        return probs
     return cast(Tensor, Map.apply(scores, alpha, dim, backend, ENTMAX))
 
 

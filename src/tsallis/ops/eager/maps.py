@@ -84,6 +84,17 @@ def entmax_gradient(
     return from_rows(dz if packed is None else packed.scatter(dz, to_rows(probs, dim)), probs, dim), da
 
 
+def take_index(probs: Tensor) -> CompactIndex | None:
+    """Return where the candidates of probabilities of :func:`entmax` lie, and take that off the tensor.
+
+    A tensor that a caller has must be a plain one: it is saved, and loaded where other objects are refused.
+    """
+    packed: CompactIndex | None = getattr(probs, "packed", None)
+    if packed is not None:
+        del probs.packed  # type: ignore[attr-defined]
+    return packed
+
+
 def to_rows(x: Tensor, dim: int) -> Tensor:
     """Return a tensor as rows [rows, d] along `dim`, in the dtype of the computation."""
     moved = x.movedim(dim, -1)
@@ -243,8 +254,7 @@ def candidates(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor, CompactInd
     themselves of these entries.
     """
     rows, d = scores.shape
-    least = alpha if isinstance(alpha, float) else (float(alpha.amin()) if d >= LONG else 1.0)
-    if d < LONG or least < NEARLY_DENSE or rows == 0:
+    if d < LONG or rows == 0 or (alpha if isinstance(alpha, float) else float(alpha.amin())) < NEARLY_DENSE:
         return _whole(scores, scores.amax(-1, keepdim=True), None)
     lanes = 256 if d >= 8192 else 64
     blocks = d // lanes

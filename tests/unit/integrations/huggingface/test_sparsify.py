@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -135,3 +137,52 @@ def test_shards_and_other_heads(tmp_path: Path) -> None:
     assert not [name for name in info["missing_keys"] if "alpha" in name]
     torch.testing.assert_close(alphas(loaded)[FIRST], torch.full((4,), 1.4))
     assert type(copy.deepcopy(loaded)) is tf.BertForSequenceClassification
+
+
+class Wrapper(nn.Module):
+    """As DistributedDataParallel has a model."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+def compiled(model: nn.Module) -> Any:
+    return torch.compile(model, backend="eager")
+
+
+@pytest.mark.parametrize("wrap", [compiled, Wrapper, lambda model: Wrapper(compiled(Wrapper(model)))])
+def test_alphas_of_a_wrapped_model_are_saved_by_their_own_names(wrap: Any, tmp_path: Path) -> None:
+    model = sparsify(build("bert"), 1.0)
+    set_alpha(wrap(model), 2.0)
+    model.save_pretrained(tmp_path)
+    loaded = from_pretrained(tf.BertForMaskedLM, tmp_path)
+    assert alphas(loaded) == alphas(model) == {FIRST: torch.tensor(2.0), SECOND: torch.tensor(2.0)}
+
+
+def test_alphas_of_a_compiled_part_are_saved_by_their_own_names(tmp_path: Path) -> None:
+    model = sparsify(build("bert"), 1.5)
+    model.bert.encoder = torch.compile(model.bert.encoder, backend="eager")
+    set_alpha(model, 1.25)
+    assert list(model.config.tsallis) == ["encoder.layer.0.attention.self", "encoder.layer.1.attention.self"]
+
+
+def test_settings_of_no_attention_are_not_passed_over(tmp_path: Path) -> None:
+    model = sparsify(build("bert"), 1.5)
+    model.config.tsallis = {"elsewhere": 1.5}
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="BertForMaskedLM has none of the sparse attentions elsewhere"):
+        from_pretrained(tf.BertForMaskedLM, tmp_path)
+
+
+def test_a_pickled_model_runs_in_another_process(tmp_path: Path) -> None:
+    model = sparsify(build("bert"), "learned").eval()
+    torch.save((model, inputs(BY_NAME["bert"])), tmp_path / "model.pt")
+    script = (
+        "import sys, torch\n"
+        "model, batch = torch.load(sys.argv[1], weights_only=False)\n"
+        "torch.save(model(**batch).logits.detach(), sys.argv[2])\n"
+    )
+    subprocess.run([sys.executable, "-c", script, tmp_path / "model.pt", tmp_path / "logits.pt"], check=True)
+    expected = model(**inputs(BY_NAME["bert"])).logits
+    torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), expected.detach())
