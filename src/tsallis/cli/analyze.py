@@ -17,6 +17,7 @@ from tsallis.cli.output import check_folder, check_writable, print_fields
 if TYPE_CHECKING:
     from tsallis.cli.report_parts import Report
 
+LIMIT, SENTENCES = 1000, 30  # that are analysed, and shown, by default
 INTERRUPTED = 130  # the exit status of a command that was stopped from the keyboard
 
 
@@ -32,8 +33,8 @@ def analyze(
     ] = None,
     figures: Annotated[Path | None, typer.Option(help="A folder for the same figures as SVG, PDF and PNG.")] = None,
     records: Annotated[Path | None, typer.Option("--json", help="A file for all numbers.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Sentences that are analysed, the first ones.")] = 1000,
-    sentences: Annotated[int, typer.Option(min=1, help="Sentences that the page shows with all weights.")] = 30,
+    limit: Annotated[int, typer.Option(min=1, help="Sentences that are analysed, the first ones.")] = LIMIT,
+    sentences: Annotated[int, typer.Option(min=1, help="Sentences that the page shows with all weights.")] = SENTENCES,
     importance: Annotated[
         int, typer.Option(min=0, help="Sentences on which the loss without each head is measured.")
     ] = 0,
@@ -48,7 +49,10 @@ def analyze(
     checkpoint: Which = "best",
     device: Device = "auto",
 ) -> None:
-    """Write a page that shows what the heads and outputs of runs do: one HTML file, which needs no network."""
+    """Write a page that shows what the heads and outputs of runs do: one HTML file, which needs no network.
+
+    Of several runs the first one's configuration says how all are searched.
+    """
     from tsallis.analysis import Options
     from tsallis.analysis.densities import is_label_run
     from tsallis.cli.report_parts import Report, describe_labels, read_sweep, summarize_all, sweep_if_any
@@ -60,8 +64,13 @@ def analyze(
     if figures is not None:
         check_folder(figures)
     if sweep:
-        if text or split is not None:
-            raise InputError("--sweep reads logs, no sentences: --text or --split was given, too")
+        others = {
+            **{"--text": text, "--split": split, "--beam": beam, "--language": language},
+            **{"--limit": limit - LIMIT, "--sentences": sentences - SENTENCES, "--importance": importance},
+            **{"--searched": searched, "--checkpoint": checkpoint != "best", "--device": device != "auto"},
+        }
+        if names := [name for name, value in others.items() if value]:
+            raise InputError(f"--sweep reads logs, no sentences: {', '.join(names)} was given, too")
         _write(Report(sweep=read_sweep(runs)), out, figures, records)
         return
     loaded = [open_run(run, checkpoint, device) for run in runs]
@@ -70,7 +79,11 @@ def analyze(
     options = Options(limit, sentences, importance, searched, **search_of(loaded[0][0]).beam(beam))
     try:
         if any(is_label_run(run) for run, _ in loaded):
-            report = Report(densities=describe_labels(loaded, split or "dev", text, options))
+            if beam is not None:
+                raise InputError(
+                    f"{runs[0]}: a run of the task {loaded[0][1].name} is not searched and takes no --beam"
+                )
+            report = Report(densities=describe_labels(loaded, split or "dev", text, language, options))
         else:
             report = Report(*summarize_all(loaded, split or "dev", text, language, options))
         _write(report._replace(sweep=sweep_if_any(runs)), out, figures, records)

@@ -81,6 +81,7 @@ def evaluate(
     sparsemax score, each token given those before it. How often the empty output is more probable than the answer, and
     with --exact than all others.
     """
+    from tsallis.data.io import check_file
     from tsallis.errors import InputError
     from tsallis.tasks.registry import load_config
 
@@ -95,6 +96,8 @@ def evaluate(
     if file and length is not None:
         raise InputError(f"--length is for the config's own data: of {file} each line is a text")
     check_writable(out, manifest)
+    if file is not None and manifest is not None:
+        check_file(file)  # its digest is a part of the manifest: what can be read once alone has none
     loaded, task = open_run(run, checkpoint, device, others)
     of_search = {
         **{"--beam": beam, "--exact": exact or None, "--length-penalty": length_penalty},
@@ -115,6 +118,12 @@ def evaluate(
     report, results = task.evaluate_outputs(loaded, lines, budget=expansions, **search)
     if continuations is not None:
         report["continuations"] = task.continue_texts(loaded, lines, continuations)
+    if as_json:
+        labels = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+        labels = {name: value for name, value in labels.items() if value is not None}
+        print(json.dumps({"run": str(run), "on": str(file) if file else split or "test", **labels, **report}))
+    else:
+        print(score_table(report))
     if out is not None:
         _write(out, loaded, lines, results)
     if manifest is not None:
@@ -126,12 +135,6 @@ def evaluate(
             evaluation |= {"length_penalty": length_penalty, "competing_ends": search.get("competing_ends") or None}
         evaluation["continuations"] = continuations
         write_manifest(manifest, describe_result(loaded, config, report, evaluation, others or (), file))
-    if as_json:
-        labels = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-        labels = {name: value for name, value in labels.items() if value is not None}
-        print(json.dumps({"run": str(run), "on": str(file) if file else split or "test", **labels, **report}))
-    else:
-        print(score_table(report))
 
 
 def _write(path: Path, run: Run, lines: Lines, results: Sequence[Result]) -> None:

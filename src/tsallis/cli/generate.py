@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tsallis.cli.input import Block, check_command, line_blocks, one_batch, open_run
-from tsallis.cli.options import LENGTH, MOST, Device, FileArgument, Json, RunArgument, Which
+from tsallis.cli.input import Block, check_command, line_blocks, one_batch, open_run, search_of
+from tsallis.cli.options import LENGTH, MOST, CompetingEnds, Device, FileArgument, Json, RunArgument, Which
 from tsallis.cli.output import print_fields, print_json
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def generate(
         int | None,
         typer.Option(min=1, max=MOST, help="Search for the most probable text by a beam of this size; draw nothing."),
     ] = None,
+    competing_ends: CompetingEnds = None,
     checkpoint: Which = "best",
     device: Device = "auto",
     as_json: Json = False,
@@ -51,15 +52,18 @@ def generate(
         raise InputError(f"--prefix stands in place of lines: {file} was given, too")
     if beam is not None and (samples is not None or seed is not None):
         raise InputError("--beam searches, --samples and --seed are for draws: one of the two")
+    if beam is None and competing_ends is not None:
+        raise InputError("--competing-ends is for --beam: draws end as the model has it")
     loaded, task = open_run(run, checkpoint, device)
     check_command(task, run, "generate")
+    search = search_of(loaded).beam(beam, competing_ends)
     blocks = line_blocks(loaded, task, file, False) if prefix is None else _one_block(loaded, task, prefix)
     for block in blocks:
         for batch in one_batch(block.lines.corpus, loaded.model):
             if beam is None:
                 _draw(loaded, block, batch, samples or 1, seed or 0, length, as_json)
             else:
-                _search(loaded, block, batch, beam, length, as_json)
+                _search(loaded, block, batch, length, search, as_json)
         sys.stdout.flush()
 
 
@@ -82,10 +86,10 @@ def _draw(run: Run, block: Block, batch: Batch, samples: int, seed: int, length:
                 print_fields(_text(run, block, row, text.tokens))
 
 
-def _search(run: Run, block: Block, batch: Batch, beam: int, length: int, as_json: bool) -> None:
+def _search(run: Run, block: Block, batch: Batch, length: int, search: dict[str, Any], as_json: bool) -> None:
     from tsallis.search import beam_search
 
-    results = beam_search(run.model, batch.src, batch.src_lengths, beam_size=beam, n_best=1, max_length=length)
+    results = beam_search(run.model, batch.src, batch.src_lengths, n_best=1, max_length=length, **search)
     for row, result in enumerate(results):
         best, certificate = result.best, result.certificate.kind
         text = "" if best is None else _text(run, block, row, best.tokens)

@@ -28,7 +28,7 @@ def open_run(
 
     Raises:
         InputError: a folder that is no run or has a file of another one, a device that is not there, runs of different
-            tasks or vocabularies.
+            tasks, vocabularies or grids of images.
     """
     from dataclasses import replace
 
@@ -49,11 +49,18 @@ def open_run(
             "task": run.task.get("task") == member.task.get("task"),
             "source vocabulary": run.src_vocab == member.src_vocab,
             "target vocabulary": run.tgt_vocab == member.tgt_vocab,
+            "grid of images": _grid(run.model) == _grid(member.model),
         }
         if differing := [name for name, equal in same.items() if not equal]:
             raise InputError(f"{other}: can't join an ensemble with {folder}: another {differing[0]}")
         models.append(member.model.to(kind))
     return replace(run, model=Ensemble(models)) if others else run, task
+
+
+def _grid(model: Any) -> list[Any]:
+    """Return what says how many cells a model sees in an image: attention to them is a mean over an ensemble."""
+    arguments = getattr(model, "arguments", {})
+    return [arguments.get(name) for name in ("image", "stages")]
 
 
 def check_command(task: Task, folder: Path, command: str) -> None:
@@ -189,12 +196,12 @@ class LineReader:
 @contextlib.contextmanager
 def _open_lines(expected: str, file: Path | None) -> Iterator[tuple[Iterator[str], str, Callable[[], bool]]]:
     """Open a file, or standard input: its lines, the name that messages give it, and whether another line is there."""
-    from tsallis.data.io import decode_lines, input_errors, open_file
+    from tsallis.data.io import decode_lines, decompress, input_errors, open_file
     from tsallis.errors import InputError
 
     if file is not None:
         with open_file(file) as stream, input_errors(file), _progress(stream, file.name) as advance:
-            yield map(advance, decode_lines(stream, str(file), expected)), str(file), lambda: True
+            yield map(advance, decode_lines(decompress(stream, file), str(file), expected)), str(file), lambda: True
         return
     if sys.stdin is None:
         raise InputError("standard input is closed")

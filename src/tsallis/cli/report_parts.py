@@ -111,13 +111,16 @@ def _check_one_task(runs: Runs) -> None:
             )
 
 
-def describe_labels(runs: Runs, split: str, text: Path | None, options: Options) -> list[DensitySummary]:
+def describe_labels(
+    runs: Runs, split: str, text: Path | None, language: str | None, options: Options
+) -> list[DensitySummary]:
     """Describe the attention of runs that answer with labels, all of them of one task and on the same examples."""
     _check_one_task(runs)
     (first, _), rows = runs[0], None
     summaries: list[DensitySummary] = []
     names = io.distinct_names([run.folder for run, _ in runs])
     for (run, task), own_name in zip(runs, names, strict=True):
+        task.check_options(run, {"language": language})
         lines = _label_lines(run, task, first, split, text, options.limit)
         name = f"the {split} split" if text is None else str(text)
         if rows is not None and rows[-1] >= len(lines.corpus):

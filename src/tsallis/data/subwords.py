@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 KINDS = {"unigram": 1, "bpe": 2, "word": 3}  # as the model file numbers them
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")
 MAX_LINES = 2_000_000  # sentencepiece holds the lines it learns from in memory
+SPACE = "▁"  # that begins the subwords at the beginnings of words
 THREADS = 4  # whatever the machine has: sums over another number of threads round differently
 
 
@@ -143,6 +144,19 @@ class Subwords:
             list(texts), num_threads=_threads(), return_type="numpy"
         )
         return arrays
+
+    def split_typed(self, text: str) -> tuple[list[int], str]:
+        """Return the subwords of all words but the last one, which may go on, and how that one is spelled so far.
+
+        >>> subwords = Subwords.train(["low lower lowest"] * 3, 18, normalization="nmt_nfkc_cf")
+        >>> subwords.split_typed("low LO"), subwords.split_typed("low ")
+        (([6], '▁lo'), ([6], '▁'))
+        """
+        words = text.split()
+        last = words.pop() if words and not text[-1].isspace() else ""
+        tokens = self.encode(" ".join(words)) if words else []
+        spelling: str = self._processor.Normalize(last)
+        return tokens, f"{SPACE}{spelling.removeprefix(SPACE)}" if last or words else ""
 
     def sample(self, text: str, alpha: float, seed: int) -> list[int]:
         """Return a segmentation drawn at random, the same one for the same seed in every process.

@@ -40,10 +40,13 @@ def compare_empty(log_prob: float, result: Result) -> tuple[bool, str]:
         the most probable output of all: "yes" and "no" where that is proved, otherwise "unknown".
     """
     best, certificate = result.best, result.certificate
-    if log_prob == -math.inf or (best is not None and best.tokens and best.log_prob > log_prob):
+    if log_prob == -math.inf:
         return False, "no"
+    beaten = best is None or (bool(best.tokens) and log_prob > best.log_prob)
+    # Under a length penalty the best hypothesis need not be the most probable one.
+    if any(hypothesis.tokens and hypothesis.log_prob > log_prob for hypothesis in result.hypotheses):
+        return beaten, "no"
     if best is not None and not best.tokens:
         return False, "yes" if certificate.proves_best else "unknown"
-    beaten = best is None or log_prob > best.log_prob
     proved = certificate.kind == "complete" or (certificate.kind != "none" and log_prob >= certificate.bound)
     return beaten, "yes" if proved else "unknown"

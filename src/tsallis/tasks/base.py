@@ -23,6 +23,7 @@ from tsallis.data.batching import Batch
 from tsallis.data.corpus import Corpus, SampledCorpus
 from tsallis.data.image_store import ImageStore
 from tsallis.data.io import find_packed
+from tsallis.data.subwords import Subwords
 from tsallis.errors import InputError, describe
 from tsallis.evaluation.metrics import evaluate
 from tsallis.evaluation.search_results import timed_search
@@ -197,7 +198,8 @@ class Task(ABC):
 
     def split_typed(self, text: str, run: Run) -> tuple[list[int], str]:
         """Return the whole symbols of what is typed of an output, and the rest: the beginning of the next symbol."""
-        return self.spell(text, run), ""
+        vocabulary = run.tgt_vocab
+        return vocabulary.split_typed(text) if isinstance(vocabulary, Subwords) else (self.spell(text, run), "")
 
     def utility(self, text: str, reference: str) -> float:
         """Return how good an output is where another one is right, from 0 to 1: for choices of least risk."""
@@ -375,7 +377,12 @@ class Task(ABC):
         """Return what `evaluate` computes, and the results of the search; with a `budget` those of an exact one.
 
         `limits` are those of the search, such as `length_penalty`.
+
+        Raises:
+            InputError: no line that can be read.
         """
+        if not len(lines.corpus):
+            raise InputError(f"{run.folder}: there is nothing to evaluate: no line holds what the run reads")
         results, seconds = timed_search(run.model, lines.corpus, beam_size, budget, **limits)
         texts = best_texts(results, run.tgt_vocab)
         scores, each = self.score(texts, lines.references), language_scores(self, texts, lines)

@@ -28,7 +28,6 @@ from tsallis.training.run_folder import Run
 from tsallis.user_cache import user_cache
 
 Pair = tuple[str, str]
-SPACE = "▁"  # that begins the subwords at the beginnings of words
 
 
 class SubwordsConfig(LearningConfig):
@@ -172,13 +171,6 @@ class Translation(SequenceTask):
         if not rows:
             raise InputError(f"{name}: of {len(examples)} pairs of sentences none has symbols on both sides")
         return lines.select(rows)
-
-    def split_typed(self, text: str, run: Run) -> tuple[list[int], str]:
-        """Return the subwords of all words but the last one, which may go on, and that word with its space."""
-        words = text.split()
-        last = words.pop() if words and not text[-1].isspace() else ""
-        tokens = self.spell(" ".join(words), run) if words else []
-        return tokens, f"{SPACE}{last}" if last or words else ""
 
     def utility(self, text: str, reference: str) -> float:
         """Return the sentences' chrF, from 0 to 1."""

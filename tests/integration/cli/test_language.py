@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
 
 from integration.cli.conftest import train_here
+from tsallis.tasks.completer import Completer
+from tsallis.tasks.registry import task_of
+from tsallis.training import load_run
 
 CONFIG = """\
 version: 1
@@ -95,6 +99,19 @@ def test_a_beam_proves_what_it_finds_and_score_agrees(tsallis, speaker: Path) ->
     assert math.log(float(prob)) == pytest.approx(scored, abs=1e-4)
 
 
+def test_a_beam_ends_as_the_run_or_an_option_says(tsallis, speaker: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(speaker, tmp_path / "run"))
+    text = (run / "config.yaml").read_text(encoding="utf-8")
+    assert "\n  competing_ends: false" in text
+    (run / "config.yaml").write_text(text.replace("\n  competing_ends: false", "\n  competing_ends: true"))
+    options, prompts = ("--beam", 1, "--length", 60), "\na\nm\nth\n"
+    every, competing = (
+        tsallis("generate", speaker, *options, end, stdin=prompts).stdout for end in ("--every-end", "--competing-ends")
+    )
+    assert tsallis("generate", speaker, *options, stdin=prompts).stdout == every != competing
+    assert tsallis("generate", run, *options, stdin=prompts).stdout == competing
+
+
 def test_impossible_symbols_are_named(tsallis, speaker: Path) -> None:
     line = tsallis("score", speaker, "--tokens", stdin="@\n").stdout
     assert line.startswith("-inf\t<unk> impossible") and "possible: " in line
@@ -103,6 +120,20 @@ def test_impossible_symbols_are_named(tsallis, speaker: Path) -> None:
 def test_suggest_lists_what_may_follow(tsallis, speaker: Path) -> None:
     lines = tsallis("suggest", speaker, "--nbest", 3, stdin="a\tm\n").stdout.splitlines()
     assert 1 <= len(lines) <= 3 and all(line.startswith("1\tm") for line in lines)
+
+
+def test_suggest_completes_a_word_in_every_way_that_subwords_spell_it(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    overrides = "data.subwords.size=120", "training.updates=1", "model.output=softmax"
+    run = load_run(train_here(tmp_path / "config.yaml", tmp_path / "run", *overrides))
+    task = task_of(run.task)
+    batch = task.read(["am"], "here", run, False).corpus.batch([0])
+    completer = Completer(run, task, 1000)
+    assert task.split_typed("zw", run) == ([], "▁zw") and task.split_typed("am ", run)[1] == "▁"
+    content = completer.describe(batch, "zw")
+    assert content["possible"], content
+    assert all("".join(c["symbols"]).startswith("▁zw") for c in content["next"]), content["next"][:5]
+    assert completer.describe(batch, "zw")["mass"] >= completer.describe(batch, "zwö")["mass"]
 
 
 def test_analyze_writes_a_page_of_heads_and_outputs(tsallis, speaker: Path, tmp_path: Path) -> None:

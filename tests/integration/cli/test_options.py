@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
 import itertools
 import json
+import lzma
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -49,7 +52,8 @@ SINGLE = {
     "average": {"--last", "--json"},
     "suggest": {FILE, "--nbest", "--with", "--language", "--images", "--checkpoint", "--device", "--json"},
     "generate": {
-        *(FILE, "--prefix", "--samples", "--seed", "--length", "--beam", "--checkpoint", "--device", "--json"),
+        *(FILE, "--prefix", "--samples", "--seed", "--length", "--beam", "--competing-ends", "--checkpoint"),
+        *("--device", "--json"),
     },
     "demo": {"--run-dir", "--updates", "--device"},
     "serve": {
@@ -325,6 +329,54 @@ def test_options_of_other_runs_are_refused(questions: Path, forms: Path, name: s
     ):
         with pytest.raises(InputError, match=words):
             called(name, run, *arguments, stdin="1\tN\tN\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--language", "aa"], "a visual run takes no --language, 'aa'"),
+        (["--beam", "2"], "a run of the task visual is not searched and takes no --beam"),
+        (["--sweep", "--beam", "2", "--limit", "5"], "--beam, --limit was given, too"),
+        (["--sweep", "--checkpoint", "last", "--device", "cpu"], "--checkpoint, --device was given, too"),
+    ],
+)
+def test_options_that_an_analysis_has_no_use_for_are_refused(
+    questions: Path, tmp_path: Path, options: list[str], words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        called("analyze", questions, questions, "-o", tmp_path / "page.html", *options)
+
+
+def test_runs_of_other_grids_are_no_ensemble(questions: Path, tmp_path: Path) -> None:
+    config = (questions.parent / "config.yaml").read_text(encoding="utf-8")
+    (tmp_path / "config.yaml").write_text(config, encoding="utf-8")
+    run = tmp_path / "run"
+    called("train", tmp_path / "config.yaml", "model.stages=2", "training.updates=1", "--run-dir", run)
+    with pytest.raises(InputError, match=r"can't join an ensemble with .*: another grid of images"):
+        called("translate", questions, "--with", run, stdin="1\twhat a?\n")
+    assert called("translate", questions, "--with", questions, stdin="1\twhat a?\n")
+
+
+def test_nothing_to_evaluate_is_no_result(questions: Path, tmp_path: Path) -> None:
+    (tmp_path / "header.tsv").write_text("image\tquestion\tanswer\n", encoding="utf-8")
+    with pytest.raises(InputError, match="run: there is nothing to evaluate"):
+        called("evaluate", questions, tmp_path / "header.tsv")
+
+
+def test_lines_may_be_packed(forms: Path, tmp_path: Path) -> None:
+    for name, pack, ending in (("asked", gzip.compress, "gz"), ("known", lzma.compress, "xz")):
+        packed = tmp_path / f"{name}.{ending}"
+        packed.write_bytes(pack((forms.parent / name).read_bytes()))
+        command = "translate" if name == "asked" else "score"
+        plain = called(command, forms, forms.parent / name, "--language", "aa")
+        assert called(command, forms, packed, "--language", "aa") == plain != ""
+
+
+def test_a_result_is_not_lost_to_a_file_that_has_no_digest(forms: Path, tmp_path: Path) -> None:
+    """A pipe is read once: its digest is not there for a manifest. It says so before anything is evaluated."""
+    os.mkfifo(tmp_path / "pipe")  # nobody writes: reading it would not end
+    with pytest.raises(InputError, match="pipe: can't be read: expected a file, found a pipe or a device"):
+        called("evaluate", forms, tmp_path / "pipe", "--language", "aa", "--manifest", tmp_path / "m.json")
 
 
 def test_one_language_of_a_split_is_evaluated(forms: Path) -> None:

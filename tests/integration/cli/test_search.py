@@ -230,6 +230,7 @@ def test_evaluate_writes_outputs_beside_references(tsallis, trained: Path, small
         ("evaluate", ("--exact", "--competing-ends"), "--competing-ends is for beam search"),
         ("evaluate", ("--out", "/"), "expected a file to write"),
         ("score", ("--tokens", "--json"), "--tokens is for text"),
+        ("generate", ("--competing-ends",), "--competing-ends is for --beam"),
     ],
 )
 def test_mistakes(tsallis, trained: Path, command_name: str, options: tuple[object, ...], words: str) -> None:

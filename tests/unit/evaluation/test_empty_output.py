@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tsallis.evaluation.empty_output import empty_log_probs
+from tsallis.evaluation.empty_output import compare_empty, empty_log_probs
 from tsallis.evaluation.metrics import evaluate
 from tsallis.evaluation.search_results import search_corpus
 from tsallis.search import Certificate, Hypothesis, Result
@@ -41,3 +41,12 @@ def test_the_empty_output_is_no_more_probable_than_itself() -> None:
     other = [Result((Hypothesis((5,), e - 1e-7, (1,), (1,)),), NOTHING) for e in empty_log_probs(net, CORPUS).tolist()]
     assert evaluate(net, CORPUS, other, 1.0).empty_rate == 1
     assert evaluate(net, CORPUS, [Result((), NOTHING)] * len(CORPUS), 1.0).empty_rate == 1
+
+
+def test_the_most_probable_output_decides_however_outputs_are_ranked() -> None:
+    """A length penalty puts a longer output first; the empty one is less probable than the second."""
+    hypotheses = Hypothesis((5,) * 8, -1.3, (1,), (1,)), Hypothesis((4,), -0.9, (1,), (1,))
+    result = Result(hypotheses, Certificate("complete", -torch.inf))
+    assert compare_empty(-1.2, result) == (True, "no")
+    assert compare_empty(-0.8, result) == (True, "yes")
+    assert compare_empty(-1.4, result) == (False, "no")
