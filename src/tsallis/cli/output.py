@@ -14,7 +14,7 @@ ROWS = {
     "chrf": ("chrF", ".2f"),
     "ter": ("TER", ".2f"),
     "exact": ("exactly the reference", ".2%"),
-    "length_ratio": ("words, of references 1", ".3f"),
+    "length_ratio": ("words, outputs / references", ".3f"),
     "macro_accuracy": ("accuracy, mean of languages", ".2%"),
     "macro_levenshtein": ("Levenshtein, of languages", ".3f"),
     "accuracy": ("accuracy", ".2%"),
