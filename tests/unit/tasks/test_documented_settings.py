@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
+from tsallis.tasks.classification import ClassificationData, ClassifierConfig
 from tsallis.tasks.language import LanguageConfig
 from tsallis.tasks.sequences import RNNConfig, TransformerConfig
+from tsallis.tasks.vqa import AnswererConfig, VisualData
 from tsallis.training.settings import Settings
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -37,6 +39,21 @@ def test_all_settings_of_models_are_shown_with_their_defaults(model: Any) -> Non
     architecture = model.model_fields["architecture"].annotation.__args__[0]
     (shown,) = (s for s in _samples(PAGE, "model") if len(s) > 1 and s.get("architecture") == architecture)
     assert shown == model(architecture=architecture).model_dump()
+
+
+@pytest.mark.parametrize(
+    ("data", "model"),
+    [(ClassificationData, ClassifierConfig), (VisualData, AnswererConfig)],
+    ids=["classification", "visual"],
+)
+def test_all_settings_of_models_with_labels_are_shown_with_their_defaults(data: Any, model: Any) -> None:
+    name = data.model_fields["task"].annotation.__args__[0]
+    (shown,) = (s for s in _samples(PAGE, "model") if s.get("architecture") == model().architecture)
+    assert shown == model().model_dump()
+    (shown,) = (s for s in _samples(PAGE, "data") if s.get("task") == name)
+    needed = {key: value for key, value in shown.items() if data.model_fields[key].is_required()}
+    examples = {key: shown[key] for key in ("folder", "test")}
+    assert shown == {**data(**needed).model_dump(), **examples}
 
 
 def test_all_settings_of_language_models_are_shown_with_their_defaults() -> None:
