@@ -95,5 +95,6 @@ def test_every_block_runs_and_prints_what_it_says(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", TOPICS)
-def test_every_block_of_a_topic_runs(page: str) -> None:
+def test_every_block_of_a_topic_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # one saves a figure
     assert run_blocks(DOCS / f"{page}.md")
