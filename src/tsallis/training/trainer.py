@@ -372,9 +372,8 @@ class Trainer:
 
     def _write_timing(self, event: str) -> None:
         """Write the seconds and symbols of this epoch's updates; a run that goes on from here counts on."""
-        position = self.position
-        where = {"epoch": position.epoch, "step": position.step}
-        self.timing.write(event, **where, seconds=self.elapsed, symbols=position.symbols, **environment())
+        where = {"epoch": self.position.epoch, "step": self.position.step}
+        self.timing.write(event, **where, seconds=self.elapsed, symbols=self.position.symbols, **environment())
 
     def _validate(self) -> dict[str, Any]:
         """Compute loss and scores of the development set, shared among the processes; all of them return the same."""

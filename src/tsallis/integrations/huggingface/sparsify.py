@@ -11,7 +11,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 from tsallis.functional.rows import alpha_number
 from tsallis.integrations.huggingface.alphas import ALPHA, COMPILED, FixedAlpha, LearnedAlpha, alpha_modules, unwrap
-from tsallis.integrations.huggingface.attention import implementation_name, register
+from tsallis.integrations.huggingface.attention import implementation_name
 from tsallis.integrations.huggingface.modules import (
     Kind,
     Layer,
@@ -256,7 +256,6 @@ def _switch(model: Any) -> None:
     """Let a model's attentions call ours, and remember what they called before."""
     if hasattr(model, DENSE):
         return
-    register()
     before, name = _implementations(model), implementation_name(model)
     model.set_attn_implementation(name)
     others = sorted({type(x).__name__ for x in _models(model) if x.config._attn_implementation != name})
