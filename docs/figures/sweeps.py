@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import defaultdict
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from tsallis.report import save, style
 from tsallis.report.panels import label
 
 SWEEPS = {"output": "alpha of the output", "attention": "alpha of the attention", "tau": "threshold of alpha-ReLU"}
-SHARED = {"attention": ["multi30k-output-1.5-s1.json"]}  # a point of two sweeps
+SHARED = {"attention": "output-1.5"}  # a point of two sweeps
 SCORES = {"bleu": "BLEU", "symbol_accuracy": "words right"}
+Points = dict[float, list[dict[str, Any]]]  # of each value the metrics of its seeds
 
 
 def main(folder: str, picture: str) -> None:
@@ -24,20 +27,29 @@ def main(folder: str, picture: str) -> None:
     for row, (score, axis) in enumerate(SCORES.items()):
         shared = None
         for column, (sweep, name) in enumerate(SWEEPS.items()):
-            values = [(value, metrics[score]) for value, metrics in points[sweep]]
             number = row * len(SWEEPS) + column + 1
             shared = ax = figure.add_subplot(len(SCORES), len(SWEEPS), number, sharey=shared)
             style.quiet(ax, ("left", "bottom"))
-            ax.plot(*zip(*values, strict=True), color=style.WEIGHTS, marker="o", markersize=3, linewidth=1.1)
+            draw(points[sweep], score, ax)
             label(ax, name if row else "", axis if column == 0 else "")
     save(figure, picture)
 
 
-def read_points(folder: Path, sweep: str) -> list[tuple[float, dict[str, Any]]]:
-    """Return the values of a sweep in order, each with its metrics."""
-    paths = [*folder.glob(f"multi30k-{sweep}-*-s1.json"), *(folder / name for name in SHARED.get(sweep, []))]
-    by_value = {float(path.stem.split("-")[2]): json.loads(path.read_text(encoding="utf-8")) for path in paths}
-    return [(value, by_value[value]["metrics"]) for value in sorted(by_value)]
+def draw(points: Points, score: str, ax: Any) -> None:
+    """Draw a line through the means of the values, and a dot for each seed."""
+    seeds = [(value, metrics[score]) for value, runs in points.items() for metrics in runs]
+    means = [(value, fmean(metrics[score] for metrics in runs)) for value, runs in points.items()]
+    ax.plot(*zip(*means, strict=True), color=style.WEIGHTS, linewidth=1.1)
+    ax.plot(*zip(*seeds, strict=True), color=style.WEIGHTS, linestyle="", marker="o", markersize=3, alpha=0.6)
+
+
+def read_points(folder: Path, sweep: str) -> Points:
+    """Return the values of a sweep in order, each with the metrics of its seeds."""
+    by_value: defaultdict[float, list[dict[str, Any]]] = defaultdict(list)
+    patterns = [f"{sweep}-*", SHARED.get(sweep, "")]
+    for path in (path for pattern in patterns if pattern for path in folder.glob(f"multi30k-{pattern}-s?.json")):
+        by_value[float(path.stem.split("-")[2])].append(json.loads(path.read_text(encoding="utf-8"))["metrics"])
+    return dict(sorted(by_value.items()))
 
 
 if __name__ == "__main__":

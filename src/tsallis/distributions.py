@@ -12,6 +12,7 @@ from torch.distributions.utils import lazy_property
 from tsallis import functional
 from tsallis.functional.rows import alpha_number, check_floating, number
 from tsallis.ops.alphas import Alpha
+from tsallis.ops.dtypes import compute_dtype
 from tsallis.ops.transforms import traced, without_numbers
 
 __all__ = ["EntmaxCategorical", "RelaxedEntmax", "Support", "kl_divergence"]
@@ -280,11 +281,13 @@ class RelaxedEntmax(Distribution):
     def rsample(self, sample_shape: Any = ()) -> Tensor:
         """Samples [*sample_shape, ..., classes], with gradients in scores, alpha and temperature."""
         shape = self._extended_shape(sample_shape)
-        noise = -torch.empty(shape, dtype=self.scores.dtype, device=self.scores.device).exponential_().log()
+        dtype = compute_dtype(self.scores.dtype)
+        draws = torch.empty(shape, dtype=dtype, device=self.scores.device).exponential_()
+        noise = -draws.clamp_min(torch.finfo(dtype).tiny).log()  # a draw of zero would be noise without end
         alpha = self.alpha.unsqueeze(-1) if isinstance(self.alpha, Tensor) else self.alpha
         temperature = self.temperature
         divisor = temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature
-        return functional.entmax((self.scores + noise) / divisor, alpha)
+        return functional.entmax((self.scores + noise) / divisor, alpha).to(self.scores.dtype)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Refuse: there is no density."""

@@ -81,7 +81,8 @@ def analyze(
         if any(is_label_run(run) for run, _ in loaded):
             if beam is not None:
                 raise InputError(
-                    f"{runs[0]}: a run of the task {loaded[0][1].name} is not searched and takes no --beam"
+                    f"{runs[0]}: a run of the task {loaded[0][1].name} answers with labels: "
+                    "what describes its attention is no search and takes no --beam"
                 )
             report = Report(densities=describe_labels(loaded, split or "dev", text, language, options))
         else:

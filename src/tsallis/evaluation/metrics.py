@@ -88,6 +88,9 @@ def evaluate(model: Any, corpus: Corpus, results: Sequence[Result], seconds: flo
     Returns:
         Means and shares over the corpus.
 
+    Raises:
+        ValueError: an empty corpus, or not one result a sample.
+
     Example:
         >>> from tsallis.evaluation import search_corpus
         >>> from tsallis.models import RNNSeq2Seq
@@ -95,8 +98,10 @@ def evaluate(model: Any, corpus: Corpus, results: Sequence[Result], seconds: flo
         >>> evaluate(model, corpus, search_corpus(model, corpus, beam_size=2), seconds=1.0).gold_in_support
         1.0
     """
-    scores = teacher_forced_scores(model, corpus)
     count = len(corpus)
+    if not count or len(results) != count:
+        raise ValueError(f"there must be one result a sample, and a sample at least: got {len(results)} for {count}")
+    scores = teacher_forced_scores(model, corpus)
     kinds = [r.certificate.kind for r in results]
     best = [r.best for r in results if r.best is not None]
     steps = [n for h in best for n in h.support]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tsallis.models.protocol import Decoder, join
-from tsallis.search.step import advance, at_least_one, evaluating
+from tsallis.search.step import advance, at_least_one, check_prefix, evaluating
 from tsallis.special_symbols import BOS, EOS
 
 BUDGET = 256  # ways to spell what is typed of a symbol that are followed
@@ -113,7 +113,8 @@ def complete(
         The completions.
 
     Raises:
-        ValueError: several sources, numbers below 1; a model whose probabilities are NaN.
+        ValueError: several sources, numbers below 1; tokens that no output holds before its end, or without a name; a
+            model whose probabilities are NaN.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
@@ -126,6 +127,9 @@ def complete(
     at_least_one(n_best=n_best, longest=longest)
     if len(src) != 1:
         raise ValueError(f"completions are of one source, got {len(src)}")
+    check_prefix(tokens, "what is typed")
+    if (largest := max(tokens, default=0)) >= len(names):
+        raise ValueError(f"what is typed holds the symbol {largest}, there are names of {len(names)}")
     numbers = itertools.count()
     with evaluating(model):
         state, last, log_prob = model.start(model.encode(src, src_lengths)), BOS, 0.0

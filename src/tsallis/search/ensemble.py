@@ -81,6 +81,13 @@ def mean_log_probs(each: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(each)).logsumexp(0) - math.log(len(each))
 
 
+def _mean_attention(each: Sequence[Tensor]) -> Tensor:
+    sizes = {weights.shape[-1] for weights in each}
+    if len(sizes) > 1:
+        raise ValueError(f"the models of an ensemble must attend to the same positions, got {sorted(sizes)} of them")
+    return torch.stack(list(each)).mean(0)
+
+
 class Ensemble:
     r"""Models of one vocabulary that decode together, by the mean of their probabilities at every step.
 
@@ -93,7 +100,8 @@ class Ensemble:
         models: at least one, each with the decoder protocol; their maps and sizes may differ, their vocabularies not.
 
     Raises:
-        ValueError: no models, or at the first step, models with different numbers of symbols.
+        ValueError: no models, or at the first step, models with different numbers of symbols or, as for images cut into
+            other grids, of positions that are attended to.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
@@ -117,7 +125,7 @@ class Ensemble:
         members: list[Any] = self.models
         parts = tuple(model(src, src_lengths, tgt_in, need_attention=need_attention) for model in members)
         weights = [part.attention for part in parts if part.attention is not None]
-        attention = torch.stack(weights).mean(0) if len(weights) == len(parts) else None
+        attention = _mean_attention(weights) if len(weights) == len(parts) else None
         return EnsembleOutput(torch.cat([part.hidden for part in parts], -1), attention, parts)
 
     def num_attended(self, decoded: EnsembleOutput) -> Tensor:
@@ -165,5 +173,5 @@ class Ensemble:
         """Make a step: scores are logarithms [batch, d_vocab] of mean probabilities, attention [batch, src] is mean."""
         steps = [model.step(part, token) for model, part in zip(self.models, state.parts, strict=True)]
         each = [model.output.log_probs(step.scores) for model, step in zip(self.models, steps, strict=True)]
-        attention = torch.stack([step.attention for step in steps]).mean(0)
+        attention = _mean_attention([step.attention for step in steps])
         return Step(mean_log_probs(each), attention, _States(tuple(step.state for step in steps)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tsallis.models.protocol import Decoder
+from tsallis.search.certificate import LARGEST_LOG
 from tsallis.search.sampling import draw_tokens, make_generators
 from tsallis.search.step import advance, at_least_one, evaluating
 from tsallis.special_symbols import BOS, EOS
@@ -33,6 +35,11 @@ class GeneratedText:
     log_prob: float
     support: tuple[int, ...]
     ended: bool
+
+    @property
+    def prob(self) -> float:
+        """The probability; of a model without a normaliser at most the largest float."""
+        return math.exp(min(self.log_prob, LARGEST_LOG))
 
 
 @torch.no_grad()

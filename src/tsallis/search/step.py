@@ -159,14 +159,10 @@ def checked_log_probs(model: Decoder, scores: Tensor, sources: Sequence[int]) ->
         ValueError: probabilities that are NaN. A search that took them for zeros would prove what is not so.
     """
     log_probs = model.output.log_probs(scores)
-    _refuse_nan(log_probs.isnan().any(-1), sources)
-    return log_probs
-
-
-def _refuse_nan(has_nan: Tensor, sources: Sequence[int]) -> None:
-    """Refuse rows with NaN, in the name of the first of their sources."""
+    has_nan = log_probs.isnan().any(-1)
     if has_nan.any():
         refuse_nan(min(source for source, nan in zip(sources, has_nan.tolist(), strict=True) if nan))
+    return log_probs
 
 
 def refuse_nan(source: int) -> None:
@@ -201,10 +197,21 @@ def make_limits(
         longest = max(2 * length + 20 + len(start), min_length) if max_length is None else max_length
         if len(start) > longest:
             raise ValueError(f"the prefix of source {source} has {len(start)} tokens, max_length is {max_length}")
-        if any(token in (PAD, BOS, EOS) for token in start):
-            raise ValueError(f"the prefix of source {source} holds padding, start or end: {list(start)}")
+        check_prefix(start, f"the prefix of source {source}")
         limits.append(Limits(longest + 1, min_length, start, length_penalty))
     return limits
+
+
+def check_prefix(tokens: Sequence[int], name: str) -> None:
+    """Refuse a prefix that holds what no output may hold before its end.
+
+    Raises:
+        ValueError: padding, start, end or a negative number.
+    """
+    if any(token in (PAD, BOS, EOS) for token in tokens):
+        raise ValueError(f"{name} holds padding, start or end: {list(tokens)}")
+    if (smallest := min(tokens, default=0)) < 0:
+        raise ValueError(f"{name} holds {smallest}, symbols are counted from 0")
 
 
 def at_least_one(**sizes: int | None) -> None:

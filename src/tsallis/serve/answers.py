@@ -218,7 +218,7 @@ class ServedRun:
 
     def _text(self, text: GeneratedText) -> Content:
         content = describe_generated(text, self.run.tgt_vocab.text(text.tokens))
-        return {**content, "prob": math.exp(text.log_prob), "tokens": text.tokens}
+        return {**content, "prob": text.prob, "tokens": text.tokens}
 
     def _result(self, result: Result, model: Any, batch: Batch, row: int, tree: bool) -> Content:
         content = describe_result(result, self.run.tgt_vocab)

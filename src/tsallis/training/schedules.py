@@ -106,7 +106,7 @@ class Plateau:
 
     def after_validation(self, loss: float, best: bool) -> None:
         self.stale = 0 if best else self.stale + 1
-        if self.stale == self.patience:
+        if self.stale >= self.patience:  # above it where a stored schedule had more patience
             self.learning_rate, self.stale = max(self.learning_rate * self.factor, self.lowest), 0
 
     def state(self) -> dict[str, Any]:

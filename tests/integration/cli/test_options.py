@@ -335,7 +335,7 @@ def test_options_of_other_runs_are_refused(questions: Path, forms: Path, name: s
     ("options", "words"),
     [
         (["--language", "aa"], "a visual run takes no --language, 'aa'"),
-        (["--beam", "2"], "a run of the task visual is not searched and takes no --beam"),
+        (["--beam", "2"], "what describes its attention is no search and takes no --beam"),
         (["--sweep", "--beam", "2", "--limit", "5"], "--beam, --limit was given, too"),
         (["--sweep", "--checkpoint", "last", "--device", "cpu"], "--checkpoint, --device was given, too"),
     ],

@@ -117,3 +117,16 @@ def test_one_source_and_numbers_from_one_on() -> None:
     with pytest.raises(ValueError, match="n_best must be at least 1, got 0"):
         complete(trie(ROWS), *sources(0), NAMES, n_best=0)
     assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        ([B, EOS], "what is typed holds padding, start or end"),
+        ([-1], "what is typed holds -1, symbols are counted from 0"),
+        ([99], "what is typed holds the symbol 99, there are names of 7"),
+    ],
+)
+def test_what_no_output_begins_with_is_refused(tokens: list[int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        complete(trie(ROWS), *sources(0), NAMES, tokens)

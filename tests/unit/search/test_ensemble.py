@@ -7,7 +7,7 @@ import torch
 
 from tsallis.models import RNNSeq2Seq
 from tsallis.nn import OutputLayer
-from tsallis.search import Ensemble
+from tsallis.search import Ensemble, beam_search
 from tsallis.search.ensemble import AveragedOutput
 
 
@@ -35,3 +35,11 @@ def test_attention_and_counts_of_positions_are_means_over_the_models() -> None:
     torch.testing.assert_close(decoded.attention, (parts[0].attention + parts[1].attention) / 2)
     counts = both.num_attended(decoded)
     assert counts.tolist() == ((each[0] + each[1]) / 2).tolist() and counts.shape == (3, 4)
+
+
+def test_models_that_attend_to_other_positions_are_refused() -> None:
+    models = [RNNSeq2Seq(9, 8, 4, 1).eval() for _ in range(2)]
+    step = models[1].step
+    models[1].step = lambda state, token: (made := step(state, token))._replace(attention=made.attention[:, :4])
+    with pytest.raises(ValueError, match=r"attend to the same positions, got \[4, 9\] of them"):
+        beam_search(Ensemble(models), torch.full((1, 9), 4), torch.tensor([9]))

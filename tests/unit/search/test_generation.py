@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 import torch
@@ -29,6 +30,10 @@ def test_a_text_has_its_probability_and_supports() -> None:
     (texts,) = generate(trie(ROWS), *sources(0), 50, length=5, seeds=[0])
     by_tokens = {text.tokens: text for text in texts}
     assert by_tokens[B, A] == GeneratedText((B, A), pytest.approx(math.log(0.125)), (2, 2, 1), True)
+
+
+def test_values_that_sum_to_more_than_one_give_no_probability_beyond_the_largest_float() -> None:
+    assert GeneratedText((A,), 2000.0, (1,), True).prob == pytest.approx(sys.float_info.max)
 
 
 def test_a_dead_end_is_a_text_that_did_not_end() -> None:

@@ -96,6 +96,7 @@ def test_the_default_length_counts_from_the_end_of_the_prefix() -> None:
         ({"prefixes": [(A,), (B,)]}, "one prefix a source, got 2 for 1 sources"),
         ({"prefixes": [(A, B)], "max_length": 1}, "the prefix of source 0 has 2 tokens, max_length is 1"),
         ({"prefixes": [(A, EOS)]}, "the prefix of source 0 holds padding, start or end"),
+        ({"prefixes": [(A, -3)]}, "the prefix of source 0 holds -3, symbols are counted from 0"),
         ({"prefixes": [(99,)]}, "a prefix holds the symbol 99, the model knows 7"),
     ],
 )

@@ -89,6 +89,9 @@ def test_a_plateau_lowers_the_rate_to_its_end() -> None:
     again.restore(json.loads(json.dumps({"learning_rate": 0.5, "stale": 1})))
     again.after_validation(0.0, False)
     assert again.state() == {"learning_rate": 0.05, "stale": 0}
+    again.restore({"learning_rate": 0.5, "stale": 3})  # of a schedule with more patience
+    again.after_validation(0.0, False)
+    assert again.state() == {"learning_rate": 0.05, "stale": 0}
     for arguments, words in (((0, 0.5, 0.0), "patience"), ((1, 1.0, 0.0), "factor"), ((1, 0.5, 2.0), "lowest")):
         with pytest.raises(ValueError, match=words):
             Plateau(1.0, *arguments)
