@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tsallis.models.checks import check_counts
-from tsallis.models.protocol import BestStep, DecoderOutput, Step, best_of_step
+from tsallis.models.protocol import DecoderOutput, Step
 from tsallis.models.row_texts import RowTexts, other_texts, split_rows
 from tsallis.models.sharing import SymbolRows, shared_parameters
-from tsallis.models.transformer.decoding_state import Past, Reading, join_pasts, select_counts, selects_all
+from tsallis.models.transformer.decoding_state import KVBuffers, StepCache, join_buffers, select_counts, selects_all
 from tsallis.nn import AttentionStats, KeyValueCache, MultiheadAttention, OutputLayer
 from tsallis.nn.dropout import Dropout
 from tsallis.nn.kv_cache import Cache
@@ -89,7 +89,7 @@ class Prompt:
 class LanguageState:
     """Rows of texts that are being continued."""
 
-    past: Past
+    kv: KVBuffers
     steps: int  # tokens read, by the row that has read most
     read: Tensor | None  # [rows], where not all have read as many
     prompts: Tensor  # [rows]: tokens of each prompt
@@ -102,17 +102,17 @@ class LanguageState:
             return self
         read, steps = select_counts(self.read, self.steps, index)
         last = None if self.last is None else self.last[index]
-        return LanguageState(self.past.select(index, steps), steps, read, self.prompts[index], self.width, last)
+        return LanguageState(self.kv.select(index, steps), steps, read, self.prompts[index], self.width, last)
 
     @staticmethod
     def join(states: Sequence[LanguageState]) -> LanguageState:
         """Concatenate the rows of several states: all before their first step, or all after it."""
-        past, steps, read = join_pasts([(state.past, state.steps, state.read) for state in states])
+        kv, steps, read = join_buffers([(state.kv, state.steps, state.read) for state in states])
         last = [state.last for state in states if state.last is not None]
         if last and len(last) < len(states):
             raise ValueError("states before their first step can't be joined with others")
         prompts, width = torch.cat([state.prompts for state in states]), max(state.width for state in states)
-        return LanguageState(past, steps, read, prompts, width, torch.cat(last) if last else None)
+        return LanguageState(kv, steps, read, prompts, width, torch.cat(last) if last else None)
 
 
 class LanguageModel(nn.Module):
@@ -217,7 +217,7 @@ class LanguageModel(nn.Module):
         for number, layer in enumerate(self.layers):
             last = number == len(self.layers) - 1
             cache = None if caches is None else caches[number]
-            lengths = cache.lengths if isinstance(cache, Reading) else None
+            lengths = cache.lengths if isinstance(cache, StepCache) else None
             x, weights = layer(x, cache, lengths, need_weights and last, mask, texts)
         return self.norm(x), weights
 
@@ -238,8 +238,8 @@ class LanguageModel(nn.Module):
         last = text.gather(1, lengths.unsqueeze(1)).squeeze(1)
         rows = torch.arange(len(tokens), device=tokens.device)
         read, steps = select_counts(lengths, tokens.shape[1], rows)
-        past = Past(tuple(x[:, :, :steps] for x in self._keys_and_values(text[:, :-1])), steps)
-        return LanguageState(past, steps, read, lengths, tokens.shape[1], last)
+        kv = KVBuffers(tuple(x[:, :, :steps] for x in self._keys_and_values(text[:, :-1])), steps)
+        return LanguageState(kv, steps, read, lengths, tokens.shape[1], last)
 
     def _keys_and_values(self, tokens: Tensor) -> tuple[Tensor, ...]:
         """Return keys and values of tokens [batch, length], of each layer in turn."""
@@ -257,20 +257,14 @@ class LanguageModel(nn.Module):
         Attention is the mean of the heads of the last layer, to the prompt.
         """
         token = token if state.last is None else state.last
-        reading = Reading(state.past, state.steps, state.read)
-        hidden, weights = self._read(token.unsqueeze(1), [reading] * len(self.layers), need_weights=True)
+        cache = StepCache(state.kv, state.steps, state.read)
+        hidden, weights = self._read(token.unsqueeze(1), [cache] * len(self.layers), need_weights=True)
         assert weights is not None
         columns = torch.arange(state.width, device=token.device)
         attention = F.pad(weights.squeeze(1)[:, 1 : state.width + 1], (0, max(0, state.width - state.steps)))
         attention = attention.masked_fill(columns >= state.prompts.unsqueeze(1), 0)
-        after = LanguageState(reading.next_past(), state.steps + 1, reading.lengths, state.prompts, state.width, None)
+        after = LanguageState(cache.next_buffers(), state.steps + 1, cache.lengths, state.prompts, state.width, None)
         return Step(self.output.scores(hidden.squeeze(1)), attention, after)
-
-    def step_best(
-        self, state: LanguageState, token: Tensor, count: int, end: int, only: Tensor | None, keep: bool
-    ) -> BestStep:
-        """Make a step as far as a beam search reads it, see :func:`tsallis.models.protocol.best_of_step`."""
-        return best_of_step(self.output, self.step(state, token), count, end, only)
 
     def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = False) -> DecoderOutput:
         """Read prompts [batch, src] with their counts [batch], and what follows [batch, tgt], which begins with BOS.

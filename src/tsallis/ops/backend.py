@@ -35,7 +35,7 @@ class Capabilities(NamedTuple):
     any_dim: bool = False  # maps take rows along any dimension of contiguous scores; else along the last alone
     row_statistics: bool = True  # what a loss saves for its gradient is a few numbers a row; else whole rows
     asynchronous: bool = False  # results are there before they are computed, and reading a number waits for it
-    seeded_dropout: bool = False  # there is `drop`
+    seeded_dropout: bool = False  # there is `drop(x, keep_prob, seed, out)`, see `tsallis.ops.cpu`
     attention_dtypes: tuple[torch.dtype, ...] = (
         torch.float32,
         torch.float64,

@@ -7,7 +7,7 @@ Kernels are called by pointer. Whoever follows PyTorch's operations (a compiler,
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -151,21 +151,3 @@ def differentiable(grad: Tensor, pointers: bool = True) -> bool:
         or without_numbers(grad)
         or torch._C._functorch.is_legacy_batchedtensor(grad)
     )
-
-
-def recomputed_gradients(
-    ctx: Any, compute: Callable[..., Tensor], inputs: Sequence[Any], grad: Tensor
-) -> tuple[Tensor | None, ...]:
-    """Return those gradients of `compute(*inputs)` that a backward pass needs, differentiable in inputs and `grad`.
-
-    An input that was saved carries its history, and one may be computed from another. The gradients are those of views
-    of the inputs, each of which is independent of the others: what one passes on to another is the caller's to add.
-    """
-    needs = ctx.needs_input_grad[: len(inputs)]
-    again = torch.is_grad_enabled()
-    with torch.enable_grad():
-        views = [x.view_as(x) if isinstance(x, Tensor) else x for x in inputs]
-        result = compute(*views)
-    targets = [view for view, need in zip(views, needs, strict=True) if need]
-    gradients = iter(torch.autograd.grad(result, targets, grad, create_graph=again))
-    return tuple(next(gradients) if need else None for need in needs)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tsallis.models import TransformerSeq2Seq
 from tsallis.models.protocol import join
-from tsallis.models.transformer.decoding_state import Places
+from tsallis.models.transformer.decoding_state import RowPacking
 from tsallis.nn import OutputLayer, PerHeadAlpha
 from tsallis.nn.positions import SinusoidalPositions
 
@@ -335,7 +335,7 @@ def test_sources_without_rows_are_no_longer_computed() -> None:
 
 @torch.no_grad()
 def test_long_outputs_are_those_of_all_steps_at_once() -> None:
-    """Longer than the room a past has at first, with rows that change their places."""
+    """Longer than the room the buffers have at first, with rows that change their order."""
     result = sharp().eval()
     src, lengths, _ = batch()
     generator = torch.Generator().manual_seed(1)
@@ -359,15 +359,15 @@ def test_long_outputs_are_those_of_all_steps_at_once() -> None:
 
 @pytest.mark.parametrize("source", [[0, 1, 2], [2, 0, 2, 1, 2], [1, 1], [0, 0, 1, 1, 2, 2], [2]], ids=str)
 def test_rows_find_their_places_and_come_back(source: list[int]) -> None:
-    places = Places.of(torch.tensor(source), 3)
+    packing = RowPacking.of(torch.tensor(source), 3)
     x = torch.randn(len(source), 1, 4)
-    grouped = places.gather(x)
+    grouped = packing.gather(x)
     assert grouped.shape == (3, max(source.count(s) for s in source), 4)
-    assert places.scatter(grouped).equal(x)
+    assert packing.scatter(grouped).equal(x)
     for number in range(3):
         rows = x[[i for i, s in enumerate(source) if s == number], 0]
         assert grouped[number, : len(rows)].equal(rows) and (grouped[number, len(rows) :] == 0).all()
-    assert (places.slot is None) == (source in ([0, 1, 2], [0, 0, 1, 1, 2, 2]))
+    assert (packing.slot is None) == (source in ([0, 1, 2], [0, 0, 1, 1, 2, 2]))
 
 
 def test_states_of_different_sources_go_on_together() -> None:

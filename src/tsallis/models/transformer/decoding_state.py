@@ -33,7 +33,7 @@ class Sources:
         return Sources(keys, values, self.lengths[index.to(self.lengths.device)])
 
 
-class Past:
+class KVBuffers:
     """Keys and values of the tokens that rows have read, with room for more.
 
     States share it: what is written stays, and a place is written by the first state that takes it. Any other one
@@ -44,7 +44,7 @@ class Past:
         self.buffers = buffers  # keys and values of each layer in turn, [rows, heads, room, head size]
         self.used = used  # places that are written, or about to be
 
-    def reserve(self, steps: int) -> Past:
+    def reserve(self, steps: int) -> KVBuffers:
         """Return these buffers with room to write one token behind `steps` tokens."""
         if self.used == steps < self.buffers[0].shape[2]:
             self.used += 1
@@ -55,17 +55,17 @@ class Past:
             room = have.new_zeros(*have.shape[:2], _room(steps), have.shape[3])
             room[:, :, :steps] = have[:, :, :steps]
             buffers.append(room)
-        return Past(tuple(buffers), steps + 1)
+        return KVBuffers(tuple(buffers), steps + 1)
 
     def counts(self, steps: int) -> Tensor:
         """Return `steps` for each row."""
         buffer = self.buffers[0]
         return torch.full((len(buffer),), steps, device=buffer.device)
 
-    def select(self, index: Tensor, steps: int) -> Past:
+    def select(self, index: Tensor, steps: int) -> KVBuffers:
         # Whole buffers are copied in one piece; what is not yet used costs less than strides would.
         spare = self.buffers[0].shape[2] > _room(steps)
-        return Past(tuple((x[:, :, :steps] if spare else x).index_select(0, index) for x in self.buffers), steps)
+        return KVBuffers(tuple((x[:, :, :steps] if spare else x).index_select(0, index) for x in self.buffers), steps)
 
 
 def selects_all(index: Tensor, rows: int) -> bool:
@@ -82,21 +82,21 @@ def select_counts(read: Tensor | None, steps: int, index: Tensor) -> tuple[Tenso
     return (None if bool((read == steps).all()) else read), steps
 
 
-def join_pasts(parts: Sequence[tuple[Past, int, Tensor | None]]) -> tuple[Past, int, Tensor | None]:
+def join_buffers(parts: Sequence[tuple[KVBuffers, int, Tensor | None]]) -> tuple[KVBuffers, int, Tensor | None]:
     """Concatenate the rows of what states have read, each with its steps and its rows' where these differ."""
     steps = max(own for _, own, _ in parts)
     counts = None
     if any(read is not None or own < steps for _, own, read in parts):
-        counts = torch.cat([past.counts(own) if read is None else read for past, own, read in parts])
+        counts = torch.cat([kv.counts(own) if read is None else read for kv, own, read in parts])
     buffers = tuple(
         torch.cat([F.pad(x[:, :, :own], (0, 0, 0, steps - own)) for x, own in of_states])
-        for of_states in zip(*([(x, own) for x in past.buffers] for past, own, _ in parts), strict=True)
+        for of_states in zip(*([(x, own) for x in kv.buffers] for kv, own, _ in parts), strict=True)
     )
-    return Past(buffers, steps), steps, counts
+    return KVBuffers(buffers, steps), steps, counts
 
 
 @dataclass(frozen=True)
-class Places:
+class RowPacking:
     """Rows of one source as several queries of one batch element, so that no source is copied for its rows.
 
     `slot` says where each row stands among `sources * width` of them; None, where rows and places are the same.
@@ -107,7 +107,7 @@ class Places:
     slot: Tensor | None  # [rows]
 
     @classmethod
-    def of(cls, source: Tensor, sources: int) -> Places:
+    def of(cls, source: Tensor, sources: int) -> RowPacking:
         rows = len(source)
         counts = torch.bincount(source, minlength=sources)  # [sources]
         width = int(counts.max()) if rows else 1
@@ -135,7 +135,7 @@ class TransformerState:
 
     sources: Sources
     source: Tensor  # [rows]: the source that each row translates
-    past: Past
+    kv: KVBuffers
     steps: int  # tokens read, by the row that has read most
     read: Tensor | None = None  # [rows], where not all have read as many
     active: tuple[Sources, Tensor] | None = None  # some sources, among them all that rows attend to; their indices
@@ -144,24 +144,24 @@ class TransformerState:
         if selects_all(index, len(self.source)):
             return self
         counts, steps = select_counts(self.read, self.steps, index)
-        past = self.past.select(index, steps)
-        return TransformerState(self.sources, self.source[index], past, steps, counts, self.active)
+        kv = self.kv.select(index, steps)
+        return TransformerState(self.sources, self.source[index], kv, steps, counts, self.active)
 
     @staticmethod
     def join(states: Sequence[TransformerState]) -> TransformerState:
         """Concatenate the rows of several states, which may have read differently many tokens."""
-        past, steps, counts = join_pasts([(state.past, state.steps, state.read) for state in states])
-        sources, source = _one(states)
-        return TransformerState(sources, source, past, steps, counts)
+        kv, steps, counts = join_buffers([(state.kv, state.steps, state.read) for state in states])
+        sources, source = _merge_sources(states)
+        return TransformerState(sources, source, kv, steps, counts)
 
-    def looked_at(self) -> tuple[Sources, Tensor]:
+    def attended_sources(self) -> tuple[Sources, Tensor]:
         """Return the sources to compute, at most twice as many as rows look at, and which of all they are, in order."""
         sources, which = self.active or (self.sources, torch.arange(len(self.sources), device=self.source.device))
         index = self.source.unique()
         return (self.sources.select(index), index) if 2 * len(index) <= len(sources) else (sources, which)
 
 
-def _one(states: Sequence[TransformerState]) -> tuple[Sources, Tensor]:
+def _merge_sources(states: Sequence[TransformerState]) -> tuple[Sources, Tensor]:
     """Return the sources of all states, those that states share once, and each row's among them."""
     distinct = list({id(state.sources): state.sources for state in states}.values())
     starts, total = {}, 0
@@ -176,13 +176,13 @@ def _one(states: Sequence[TransformerState]) -> tuple[Sources, Tensor]:
     return Sources(keys, values, torch.cat([x.lengths for x in distinct])), source
 
 
-class Reading:
+class StepCache:
     """The key-value cache of one step, to which each layer adds the keys and values of one token a row."""
 
-    def __init__(self, past: Past, steps: int, read: Tensor | None) -> None:
+    def __init__(self, kv: KVBuffers, steps: int, read: Tensor | None) -> None:
         self.steps, self.count = steps, read
         self.in_place = not torch.is_grad_enabled()  # gradients need what went before as it was
-        self.past = past.reserve(steps) if self.in_place else past
+        self.kv = kv.reserve(steps) if self.in_place else kv
         self.buffers: list[Tensor] = []
 
     @property
@@ -207,17 +207,17 @@ class Reading:
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Add the next layer's keys and values of this token [rows, heads, 1, head size]; return all that it has."""
         begin = len(self.buffers)
-        for have, new in zip(self.past.buffers[begin : begin + 2], (keys, values), strict=True):
+        for have, new in zip(self.kv.buffers[begin : begin + 2], (keys, values), strict=True):
             self.buffers.append(self._append(have, new))
         return self.read()
 
-    def next_past(self) -> Past:
+    def next_buffers(self) -> KVBuffers:
         """Return keys and values after the step, when all layers have added."""
-        return self.past if self.in_place else Past(tuple(self.buffers), self.steps + 1)
+        return self.kv if self.in_place else KVBuffers(tuple(self.buffers), self.steps + 1)
 
     def following(self, state: TransformerState, active: tuple[Sources, Tensor] | None) -> TransformerState:
         """Return the state after the step, when all layers have added."""
-        return TransformerState(state.sources, state.source, self.next_past(), self.steps + 1, self.lengths, active)
+        return TransformerState(state.sources, state.source, self.next_buffers(), self.steps + 1, self.lengths, active)
 
     def _append(self, have: Tensor, new: Tensor) -> Tensor:
         if self.in_place and self.count is None:

@@ -14,7 +14,7 @@ from tsallis.models.checks import check_counts
 from tsallis.models.protocol import BestStep, DecoderOutput, Memory, Step, best_of_step, source_mask
 from tsallis.models.sharing import SEQUENCE_ROWS, SHARES, SymbolRows, share_embeddings, shared_parameters
 from tsallis.models.transformer.compiled import CompiledState, encode_compiled, start_compiled
-from tsallis.models.transformer.decoding_state import Past, Places, Reading, Sources, TransformerState
+from tsallis.models.transformer.decoding_state import KVBuffers, RowPacking, Sources, StepCache, TransformerState
 from tsallis.nn import (
     AttentionStats,
     KeyValueCache,
@@ -250,7 +250,7 @@ class TransformerSeq2Seq(nn.Module):
         sources = Sources(keys, values, memory.mask.sum(1).cpu())
         nothing = tuple(x[:, :, :0] for pair in zip(keys, values, strict=True) for x in pair)
         rows = torch.arange(len(memory.states), device=memory.states.device)
-        return TransformerState(sources, rows, Past(nothing, 0), 0)
+        return TransformerState(sources, rows, KVBuffers(nothing, 0), 0)
 
     def step(self, state: TransformerState | CompiledState, token: Tensor) -> Step:
         """Return the scores of what follows `token` [batch], which itself follows all that the state has read.
@@ -259,18 +259,18 @@ class TransformerSeq2Seq(nn.Module):
         """
         if isinstance(state, CompiledState):
             return state.step(token)
-        sources, which = state.looked_at()
-        places = Places.of(torch.searchsorted(which, state.source), len(sources))
-        reading = Reading(state.past, state.steps, state.read)
+        sources, which = state.attended_sources()
+        packing = RowPacking.of(torch.searchsorted(which, state.source), len(sources))
+        cache = StepCache(state.kv, state.steps, state.read)
         position = state.steps if state.read is None else state.read
         x = self._embed(self.tgt_embedding, token.unsqueeze(1), position)  # [rows, 1, d_model]
         last = len(self.decoder.layers) - 1
         for number, layer in enumerate(self.decoder.layers):
-            x, weights = _step_through(layer, x, reading, sources, places, number, number == last)
+            x, weights = _step_through(layer, x, cache, sources, packing, number, number == last)
         assert weights is not None
         scores = self.output.scores(self.decoder.end(x).squeeze(1))
         active = (sources, which) if sources is not state.sources else None
-        return Step(scores, places.scatter(weights).squeeze(1), reading.following(state, active))
+        return Step(scores, packing.scatter(weights).squeeze(1), cache.following(state, active))
 
     def step_best(
         self,
@@ -388,25 +388,23 @@ class TransformerSeq2Seq(nn.Module):
 
 
 def _step_through(
-    layer: Any, x: Tensor, reading: Reading, sources: Sources, places: Places, number: int, need_weights: bool
+    layer: Any, x: Tensor, cache: StepCache, sources: Sources, packing: RowPacking, number: int, need_weights: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Return a layer's output of one token a row, and its weights [sources, width, src] if they are asked for."""
     weights: list[Tensor | None] = []
 
     def attend(own: Tensor) -> Tensor:
-        context: Tensor = layer.self_attn(
-            own, own, own, need_weights=False, cache=reading, key_lengths=reading.lengths
-        )[0]
+        context: Tensor = layer.self_attn(own, own, own, need_weights=False, cache=cache, key_lengths=cache.lengths)[0]
         return context
 
     def attend_memory(own: Tensor) -> Tensor:
         memory = KeyValueCache()
         memory.append(sources.keys[number], sources.values[number])
         context, attention = layer.multihead_attn(
-            places.gather(own), need_weights=need_weights, cache=memory, key_lengths=sources.lengths
+            packing.gather(own), need_weights=need_weights, cache=memory, key_lengths=sources.lengths
         )
         weights.append(attention)
-        return places.scatter(context)
+        return packing.scatter(context)
 
     return layer.compose(x, attend, attend_memory), weights[0]
 

@@ -50,10 +50,10 @@ class ContinuousContext(NamedTuple):
     weights: Tensor | None  # [batch, heads, queries, length] of the discrete attention, where there is one
 
 
-class Places(NamedTuple):
+class Observations(NamedTuple):
     """The mask and the positions of the observations."""
 
-    keep: Tensor | None  # boolean [batch, length]
+    mask: Tensor | None  # boolean [batch, length]
     positions: Tensor  # [length] or [batch, length]; in the plane [..., 2]
     fit: dict[str, Any]  # what says so to a value function
 
@@ -162,13 +162,13 @@ class ContinuousAttention(nn.Module):
                 nn.init.xavier_uniform_(layer.weight)
                 nn.init.zeros_(layer.bias)
 
-    def _attend(self, query: Tensor | None, values: Tensor, places: Places) -> ContinuousContext:
+    def _attend(self, query: Tensor | None, values: Tensor, observations: Observations) -> ContinuousContext:
         single = query is None or query.dim() == 2
-        keep, positions, fit = places
-        if keep is not None:  # numbers that don't count may be anything
-            values = torch.where(keep.unsqueeze(-1), values, 0)
+        mask, positions, fit = observations
+        if mask is not None:  # numbers that don't count may be anything
+            values = torch.where(mask.unsqueeze(-1), values, 0)
         v = values if self.value_proj is None else self.value_proj(values)  # [batch, length, d_model]
-        density, weights = self._density(query, values, keep, positions)
+        density, weights = self._density(query, values, mask, positions)
         signal = self.fit(v, **fit).heads(self.num_heads)
         # [batch, heads, queries, head_dim]
         context = _expect(signal, density) if self.points is None else signal.expect(density, self.points)
@@ -176,9 +176,9 @@ class ContinuousAttention(nn.Module):
             assert weights is not None
             shares = self._mix(weights, density)
             context = context + shares.to(v.dtype) @ v.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
-        if keep is not None and "lengths" in fit:
+        if mask is not None and "lengths" in fit:
             # A regression needs one observation: where there is none, nothing was seen.
-            context = torch.where(keep.any(-1)[:, None, None, None], context, 0)
+            context = torch.where(mask.any(-1)[:, None, None, None], context, 0)
         context = context.transpose(1, 2).flatten(2)  # [batch, queries, d_model]
         context = context if self.out_proj is None else self.out_proj(context)
         if self.components > 1 and weights is not None:
@@ -190,13 +190,13 @@ class ContinuousAttention(nn.Module):
         return (density.weights.unsqueeze(-1) * weights).sum(-2) if isinstance(density, Mixture) else weights
 
     def _density(
-        self, query: Tensor | None, values: Tensor, keep: Tensor | None, positions: Tensor
+        self, query: Tensor | None, values: Tensor, mask: Tensor | None, positions: Tensor
     ) -> tuple[Density, Tensor | None]:
         if self.moments == "pooled":
             if query is not None:
                 raise ValueError("with pooled moments the values alone say where to look: query must be None")
             assert self.pool is not None
-            return self.head(self.pool(values, keep).unsqueeze(1), self.kind), None
+            return self.head(self.pool(values, mask).unsqueeze(1), self.kind), None
         if query is None:
             raise ValueError(f"moments={self.moments!r} needs a query")
         if self.moments == "scores":
@@ -211,8 +211,8 @@ class ContinuousAttention(nn.Module):
             if self.moments == "query":
                 return self.head(query, self.kind), None
             scores = self._scores(query, values)
-        mask = None if keep is None else keep.reshape(keep.shape[0], *[1] * (scores.dim() - 2), keep.shape[1])
-        weights = functional.entmax(upcast(scores), self.alpha, mask=mask)
+        row_mask = None if mask is None else mask.reshape(mask.shape[0], *[1] * (scores.dim() - 2), mask.shape[1])
+        weights = functional.entmax(upcast(scores), self.alpha, mask=row_mask)
         if positions.dim() > self.dims:
             positions = positions.reshape(positions.shape[0], *[1] * (scores.dim() - 2), *positions.shape[1:])
         parts = self.kind.matched(weights, positions, self.components)

@@ -207,9 +207,9 @@ class PooledFeatures(nn.Module):
             raise ValueError(f"a filter's width must be odd, got {width}")
         self.convolution = nn.Conv1d(d_values, filters, width, padding=width // 2)
 
-    def forward(self, values: Tensor, keep: Tensor | None) -> Tensor:
-        """Turn [batch, length, d_values], zero where `keep` [batch, length] is False, into [batch, filters]."""
+    def forward(self, values: Tensor, mask: Tensor | None) -> Tensor:
+        """Turn [batch, length, d_values], zero where `mask` [batch, length] is False, into [batch, filters]."""
         features = torch.relu(self.convolution(values.transpose(1, 2)))  # [batch, filters, length]
-        if keep is not None:
-            features = torch.where(keep.unsqueeze(1), features, 0)
+        if mask is not None:
+            features = torch.where(mask.unsqueeze(1), features, 0)
         return features.amax(-1)

@@ -11,7 +11,13 @@ from torch import Tensor, nn
 from tsallis.continuous import Basis, Density, cell_centres, cell_masses, grid_centres
 from tsallis.continuous.densities.elliptical import Points
 from tsallis.continuous.moments import Matching
-from tsallis.nn.continuous_attention.core import ContinuousAttention, ContinuousContext, Defaults, Places, cell_edges
+from tsallis.nn.continuous_attention.core import (
+    ContinuousAttention,
+    ContinuousContext,
+    Defaults,
+    Observations,
+    cell_edges,
+)
 from tsallis.nn.global_attention import ScoredAttention
 from tsallis.ops.dtypes import upcast
 from tsallis.ops.transforms import traced
@@ -110,15 +116,15 @@ class ContinuousAttention1d(ContinuousAttention):
     ) -> ContinuousContext:
         """Return context, density and discrete weights; arguments as of :meth:`forward`."""
         self._check(values)
-        return self._attend(query, values, self._places(values, mask, lengths, positions))
+        return self._attend(query, values, self._observations(values, mask, lengths, positions))
 
-    def _places(
+    def _observations(
         self,
         values: Tensor,
         mask: Tensor | None,
         lengths: Tensor | Sequence[int] | None,
         positions: Tensor | None,
-    ) -> Places:
+    ) -> Observations:
         size, like = values.shape[1], upcast(values)
         if mask is not None and lengths is not None:
             raise ValueError("give lengths or a mask, not both")
@@ -128,20 +134,20 @@ class ContinuousAttention1d(ContinuousAttention):
             lengths = torch.as_tensor(lengths, device=values.device)
             if lengths.shape != values.shape[:1]:
                 raise ValueError(f"lengths must be [{values.shape[0]}], got shape {tuple(lengths.shape)}")
-            keep = torch.arange(size, device=values.device) < lengths.unsqueeze(1)
+            mask = torch.arange(size, device=values.device) < lengths.unsqueeze(1)
             fit: dict[str, Any] = {"lengths": lengths}
         elif mask is None:
             locations = cell_centres(size).to(like) if positions is None else positions
-            return Places(None, locations, {} if positions is None else {"positions": positions})
+            return Observations(None, locations, {} if positions is None else {"positions": positions})
         else:
-            keep, fit = mask, {"mask": mask}
+            fit = {"mask": mask}
             if positions is None and not traced() and bool((mask[:, 1:] <= mask[:, :-1]).all()):
                 fit = {"lengths": mask.sum(1).clamp(min=1)}  # the first ones: regressions are remembered
         if positions is None:
-            ends = cell_edges(keep).to(like)
+            ends = cell_edges(mask).to(like)
             centres = (ends[:, 1:] + ends[:, :-1]) / 2
-            return Places(keep, centres, fit if "lengths" in fit else {**fit, "positions": centres})
-        return Places(keep, positions, {**fit, "positions": positions})
+            return Observations(mask, centres, fit if "lengths" in fit else {**fit, "positions": centres})
+        return Observations(mask, positions, {**fit, "positions": positions})
 
 
 class ContinuousAttention2d(ContinuousAttention):
@@ -225,7 +231,7 @@ class ContinuousAttention2d(ContinuousAttention):
                 raise ValueError(f"a grid of {grid[0]} times {grid[1]} doesn't hold {values.shape[1]} values")
             positions = grid_centres(*grid).to(upcast(values))
         assert positions is not None
-        return self._attend(query, values, Places(mask, positions, fit))
+        return self._attend(query, values, Observations(mask, positions, fit))
 
 
 class ContinuousGlobalAttention(ScoredAttention):

@@ -15,6 +15,7 @@ from torch.autograd import Function
 
 from tsallis.ops.arguments import AttentionArgs, AttentionGradients, schema, tensor_count
 from tsallis.ops.autograd import maps as autograd
+from tsallis.ops.autograd.recompute import recompute_input_gradients
 from tsallis.ops.backend import load_attention
 from tsallis.ops.dtypes import upcast
 from tsallis.ops.eager import attention as eager_attention
@@ -25,7 +26,6 @@ from tsallis.ops.transforms import (
     exporting_to_onnx,
     modes_active,
     operators_only,
-    recomputed_gradients,
     traced,
     without_numbers,
 )
@@ -138,7 +138,7 @@ def differentiable_gradient(ctx: Any, args: AttentionArgs, grad: Tensor) -> Sequ
         wide = args._replace(query=query, key=key, value=value, alphas=alphas, mask=mask, slopes=slopes)
         return dense_attention(wide, ctx.backend)[0]
 
-    return recomputed_gradients(ctx, compute, args.differentiable, upcast(grad))
+    return recompute_input_gradients(ctx, compute, args.differentiable, upcast(grad))
 
 
 # For tracers and dispatch modes: an operator, whose arguments are those of the container.

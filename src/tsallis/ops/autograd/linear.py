@@ -16,6 +16,7 @@ from torch.autograd import Function
 from tsallis.ops.alphas import Alpha, check_alpha
 from tsallis.ops.autograd.linear_chunks import Layer, SavedForBackward, gradients, losses
 from tsallis.ops.autograd.losses import entmax_loss
+from tsallis.ops.autograd.recompute import recompute_input_gradients
 from tsallis.ops.dtypes import compute_dtype
 from tsallis.ops.eager import alpha_relu as eager
 from tsallis.ops.sparse_rows import CsrRows
@@ -26,7 +27,6 @@ from tsallis.ops.transforms import (
     exporting_to_onnx,
     forward_mode,
     operators_only,
-    recomputed_gradients,
     transforms_active,
 )
 
@@ -77,7 +77,7 @@ class LinearLoss(Function):
                 loss = materialise(Layer(hidden, weight, bias, target, alpha, ctx.tau))
                 return loss.sum() if ctx.total else loss
 
-            return *recomputed_gradients(ctx, compute, layer[:5], grad), None, None
+            return *recompute_input_gradients(ctx, compute, layer[:5], grad), None, None
         grad = grad.expand(len(hidden))
         products, ctx.products = ctx.products, None
         saved = SavedForBackward(ctx.backend, CsrRows(*lists), ctx.dense, products)
@@ -168,7 +168,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
             arguments = (*tensors, ctx.tau)
             return materialise(_layer(*arguments))
 
-        return *recomputed_gradients(ctx, compute, inputs, grad), None
+        return *recompute_input_gradients(ctx, compute, inputs, grad), None
     dh, dw, db, da = _backward_operator(grad, *inputs, ctx.tau)
     needs = ctx.needs_input_grad
     return (

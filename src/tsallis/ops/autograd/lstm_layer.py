@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from tsallis.ops.autograd.recompute import recompute_gradients
+from tsallis.ops.autograd.recompute import recompute_saved_gradients
 from tsallis.ops.dtypes import autocast_dtype, compute_dtype
 from tsallis.ops.eager.lstm_cell import cell_backward, cell_forward, cell_step
 from tsallis.ops.transforms import differentiable
@@ -90,7 +90,7 @@ class _Layer(Function):
         if some is None:
             return None, None, None
         if differentiable(some):
-            return recompute_gradients(plain_layer, ctx, (grad, grad_ends))
+            return recompute_saved_gradients(plain_layer, ctx, (grad, grad_ends))
         record: _SavedForBackward = ctx.record
         directions, src, batch, size = record.tanh_cells.shape
         of_gates = torch.empty_like(record.gates)

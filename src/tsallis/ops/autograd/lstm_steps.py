@@ -16,7 +16,7 @@ from torch.autograd import Function
 from torch.nn.functional import linear
 
 from tsallis.ops.autograd.maps import entmax
-from tsallis.ops.autograd.recompute import recompute_gradients
+from tsallis.ops.autograd.recompute import recompute_saved_gradients
 from tsallis.ops.backend import choose_direct
 from tsallis.ops.dtypes import autocast_dtype, upcast
 from tsallis.ops.eager.lstm_cell import cell_backward, cell_forward, cell_step
@@ -153,7 +153,7 @@ class _Steps(Function):
             def plain(*tensors: Any) -> tuple[Tensor, Tensor]:
                 return plain_steps(_steps_of(ctx.alpha, ctx.count, tensors))
 
-            return None, None, *recompute_gradients(plain, ctx, grads)
+            return None, None, *recompute_saved_gradients(plain, ctx, grads)
         with torch.autocast(some.device.type, enabled=False):
             return None, None, *_backward(steps, ctx.record, ctx.autocast or steps.combine.dtype, *grads)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-def recompute_gradients(
+def recompute_saved_gradients(
     plain: Callable[..., tuple[Tensor, ...]], ctx: Any, grads: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
     """Return differentiable gradients of all tensors that a Function saved, by PyTorch's own operations.
@@ -35,3 +35,21 @@ def recompute_gradients(
     )
     later = iter(gradients)
     return tuple(next(later) if x is not None and x.requires_grad else None for x in tensors)
+
+
+def recompute_input_gradients(
+    ctx: Any, compute: Callable[..., Tensor], inputs: Sequence[Any], grad: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Return those gradients of `compute(*inputs)` that a backward pass needs, differentiable in inputs and `grad`.
+
+    An input that was saved carries its history, and one may be computed from another. The gradients are those of views
+    of the inputs, each of which is independent of the others: what one passes on to another is the caller's to add.
+    """
+    needs = ctx.needs_input_grad[: len(inputs)]
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        views = [x.view_as(x) if isinstance(x, Tensor) else x for x in inputs]
+        result = compute(*views)
+    targets = [view for view, need in zip(views, needs, strict=True) if need]
+    gradients = iter(torch.autograd.grad(result, targets, grad, create_graph=again))
+    return tuple(next(gradients) if need else None for need in needs)

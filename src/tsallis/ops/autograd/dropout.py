@@ -1,0 +1,48 @@
+"""Dropout by a seed: backward computes again what forward dropped, so that no mask is saved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from tsallis.ops.backend import choose_direct
+from tsallis.ops.transforms import differentiable, traced
+
+EXACT = (torch.float32, torch.float64)
+
+
+def seeded_backend(x: Tensor) -> Any | None:
+    """Return the backend that drops numbers of such a tensor by a seed; None where PyTorch's own dropout serves."""
+    if x.dtype not in EXACT or traced() or torch.autograd.forward_ad._current_level >= 0:
+        return None
+    backend = choose_direct(1.0, x.detach())
+    return backend if backend is not None and backend.CAPABILITIES.seeded_dropout else None
+
+
+def seeded_mask(backend: Any, ones: Tensor, keep_prob: float, seed: int) -> Tensor:
+    """Turn ones, in place, into zeros and 1 / keep_prob."""
+    mask: Tensor = backend.drop(ones, keep_prob, seed, ones) if ones.numel() else ones
+    return mask
+
+
+class SeededDropout(Function):
+    """Dropout of a tensor by `apply(x, backend, keep_prob, seed)`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, backend: Any, keep_prob: float, seed: int) -> Tensor:
+        ctx.backend, ctx.drop, ctx.shape = backend, (keep_prob, seed), x.shape
+        x = x.contiguous()
+        output: Tensor = backend.drop(x, keep_prob, seed, torch.empty_like(x))
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        keep_prob, seed = ctx.drop
+        if differentiable(grad):
+            ones = torch.ones(ctx.shape, dtype=grad.dtype, device=grad.device)
+            return grad * seeded_mask(ctx.backend, ones, keep_prob, seed), None, None, None
+        grad = grad.contiguous()
+        return ctx.backend.drop(grad, keep_prob, seed, torch.empty_like(grad)), None, None, None
