@@ -16,7 +16,7 @@ from tsallis.ops.arguments import AttentionArgs
 from tsallis.ops.autograd import attention
 from tsallis.ops.backend import capabilities, choose_attention
 from tsallis.ops.dtypes import upcast
-from tsallis.ops.transforms import forward_mode, traced, transforms_active, without_numbers
+from tsallis.ops.transforms import check_wrapped_alpha, forward_mode, traced, transforms_active, without_numbers
 
 _AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -159,6 +159,8 @@ def attend(
         q, k, v = (x.reshape(batch, *(x.shape[-3:] if outer else (1, *x.shape))) for x in (q, k, v))
     alpha = _alphas(alpha, q, outer)
     limits = None if isinstance(alpha, Tensor) and (traced() or without_numbers(q)) else bounds(alpha)
+    if limits is None and transforms_active():
+        check_wrapped_alpha(alpha)
     backend = choose_attention(q, k, v, limits)
     can, dense = capabilities(backend), need_weights or transforms_active() or forward_mode()
     dense = dense or not (q.shape[-1] and v.shape[-1])  # scores of 0 have weights, too
@@ -172,7 +174,7 @@ def attend(
         mask=_mask(attn_mask, q, (*outer, queries, keys)),
         slopes=None if slopes is None else _per_head("slopes", slopes, q, outer),
         lengths=_lengths(key_lengths, outer[:-1], keys, query.device, can.asynchronous and not dense),
-        seed=torch.randint(1 << 62, ()) if dropout_p and not traced() else None,
+        seed=_seed(dense) if dropout_p else None,
         key_norms=None if key_norms is None else _norms(key_norms, k, (*outer[:-1], key.shape[-3] if outer else 1)),
         alpha_value=limits[0] if limits is not None and limits[0] == limits[1] else None,
         scale=1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else number("scale", scale),
@@ -191,6 +193,14 @@ def attend(
         return (x if len(outer) == 2 else x.reshape(*outer, *x.shape[-2:])).to(query.dtype)
 
     return AttentionOutput(restore(output), restore(weights) if need_weights and weights is not None else None, support)
+
+
+def _seed(dense: bool) -> Tensor | None:
+    """Draw the seed of a dropout, in a tracer's graph too: what it computes twice draws the same, and no two calls do.
+
+    Where all weights are held under a tracer, PyTorch's own dropout serves.
+    """
+    return None if traced() and dense else torch.randint(1 << 62, (), device="cpu")
 
 
 def _no_autocast(device: str) -> contextlib.AbstractContextManager[None]:
@@ -248,7 +258,7 @@ def _lengths(
     """Return checked lengths [batch]; unchecked where no one can look at them, or has to wait for a GPU to do so."""
     if lengths is None:
         return None
-    tensor = torch.as_tensor(lengths)
+    tensor = lengths if isinstance(lengths, Tensor) else _integers(lengths)
     if tensor.is_floating_point() or tensor.dtype == torch.bool:
         raise TypeError(f"key_lengths must be integers, got {tensor.dtype}")
     if list(tensor.shape) != list(batch):
@@ -259,7 +269,12 @@ def _lengths(
     out_of_range = [n for n in numbers if not 0 <= n <= keys]
     if out_of_range:
         raise ValueError(f"key_lengths must lie between 0 and the {keys} keys, got {out_of_range[0]}")
-    return None if all(n == keys for n in numbers) else torch.tensor(numbers)
+    return None if all(n == keys for n in numbers) else torch.tensor(numbers, device="cpu")
+
+
+def _integers(numbers: Sequence[int]) -> Tensor:
+    """Return a list as a tensor on the CPU, whatever the default device is; an empty one is of integers, too."""
+    return torch.tensor(numbers, device="cpu") if len(numbers) else torch.zeros(0, dtype=torch.long, device="cpu")
 
 
 def _mask(mask: Tensor | None, q: Tensor, full: Sequence[int]) -> Tensor | None:

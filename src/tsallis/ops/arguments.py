@@ -19,7 +19,7 @@ class AttentionArgs(NamedTuple):
     mask: Tensor | None  # [1 or batch, 1 or heads, 1 or queries, 1 or keys]: True takes part, or added to the scores
     slopes: Tensor | None  # [1 or batch, heads]: what a score loses a key between query and key; None: nothing
     lengths: Tensor | None  # [batch] integers: how many of the first keys take part; None: all
-    seed: Tensor | None  # [] on the CPU, of dropout; None: there is none, or an operator draws it when it is called
+    seed: Tensor | None  # [] on the CPU, of dropout; None: there is none, or PyTorch's own serves
     key_norms: Tensor | None  # [batch, key heads]: at least the largest norms of keys; None: unknown
     alpha_value: float | None  # of all heads; None: alphas differ, or nobody could look at them
     scale: float

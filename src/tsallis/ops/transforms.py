@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
-from tsallis.ops.alphas import Alpha
+from tsallis.ops.alphas import Alpha, check_alpha
 from tsallis.ops.tracing import constant
 
 _MODES = torch._C._TorchDispatchModeKey
@@ -61,6 +61,19 @@ def physical(x: Tensor) -> Tensor:
         x = wrappers.get_unwrapped(x)
         x = x.movedim(dim, 0) if dim else x
     return x.detach()
+
+
+def check_wrapped_alpha(alpha: Alpha) -> None:
+    """Check alphas that torch.func has wrapped, where their numbers can be looked at all the same.
+
+    Raises:
+        ValueError: an alpha below 1 or not finite.
+    """
+    if isinstance(alpha, Tensor):
+        alpha = physical(alpha)
+        if torch.compiler.is_compiling() or modes_active() or without_numbers(alpha):
+            return
+    check_alpha(alpha)
 
 
 def operators_only(x: Tensor) -> bool:

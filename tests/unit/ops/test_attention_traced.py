@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import checkpoint
 
 import tsallis
 from tsallis import entmax_attention
@@ -131,6 +133,44 @@ def test_dropout_drops_as_often_as_it_should() -> None:
     assert abs(positive.double().mean() - 0.75) < 0.02
     again = function(query, torch.zeros(1, 1, 40, 8), value, 1.0, dropout_p=0.25) != 0
     assert not torch.equal(again, positive)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "aot_eager_decomp_partition"])
+def test_what_is_computed_again_in_backward_drops_the_same(backend: str) -> None:
+    def layer(value: Tensor) -> Tensor:
+        return entmax_attention(query, key, value, 1.5, dropout_p=0.5).sin()
+
+    torch._dynamo.reset()
+    query, key, value = tensors()
+    function = torch.compile(lambda x: checkpoint(layer, x, use_reentrant=False), backend=backend)
+
+    def loss(step: float) -> tuple[Tensor, Tensor]:
+        torch.manual_seed(3)
+        leaf = (value + step * direction).requires_grad_()
+        total = function(leaf).sum()
+        return total.detach(), torch.autograd.grad(total, leaf)[0]
+
+    direction = torch.randn_like(value)
+    difference = (loss(1e-5)[0] - loss(-1e-5)[0]) / 2e-5
+    torch.testing.assert_close((loss(0.0)[1] * direction).sum(), difference, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "aot_eager_decomp_partition"])
+def test_two_calls_in_a_graph_drop_differently(backend: str) -> None:
+    def twice(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        first, second = (entmax_attention(query, key, value, 1.5, dropout_p=0.5) for _ in range(2))
+        return first, second
+
+    torch._dynamo.reset()
+    first, second = torch.compile(twice, backend=backend)(*(x.requires_grad_() for x in tensors()))
+    assert not torch.equal(first, second)
+
+
+def test_a_graph_without_dropout_has_no_seed() -> None:
+    inputs = tensors()
+    graph = make_fx(lambda *x: entmax_attention(*x, 1.5), tracing_mode="fake")(*inputs)
+    values = [node.meta["val"] for node in graph.graph.nodes if str(node.target) == "tsallis.attention.default"]
+    assert len(values) == 1 and all(x.is_floating_point() or x.dtype == torch.int32 for x in values[0])
 
 
 def test_it_is_exported() -> None:

@@ -147,17 +147,14 @@ def differentiable_gradient(ctx: Any, args: AttentionArgs, grad: Tensor) -> Sequ
 @torch.library.custom_op(
     "tsallis::attention",
     mutates_args=(),
-    schema=f"({schema(AttentionArgs)}, str backend, bool needs_grad) -> ({', '.join(['Tensor'] * (MOST_SAVED + 3))})",
+    schema=f"({schema(AttentionArgs)}, str backend, bool needs_grad) -> ({', '.join(['Tensor'] * (MOST_SAVED + 2))})",
 )
 def _attention_op(*inputs: Any) -> tuple[Tensor, ...]:
-    """Return the output, support, what backward needs of the pass, and the seed of its dropout, on the CPU."""
+    """Return the output, support and what backward needs of the pass."""
     *fields, backend, needs_grad = inputs
     args, kernels = AttentionArgs(*fields), load_attention(backend)
-    seed = torch.zeros((), dtype=torch.int64) if args.seed is None else args.seed.clone()
-    if args.seed is None and args.dropout:
-        seed.random_(1 << 62)
-    output, support, saved = kernels.attention(kernels.resolve(args._replace(seed=seed)), needs_grad)
-    return output.contiguous(), support, *_slots(saved, output, support), seed
+    output, support, saved = kernels.attention(kernels.resolve(args), needs_grad)
+    return output.contiguous(), support, *_slots(saved, output, support)
 
 
 @_attention_op.register_fake
@@ -167,7 +164,7 @@ def _(*inputs: Any) -> tuple[Tensor, ...]:
     rows = args.query.shape[:-1]
     output, support = args.query.new_empty(*rows, args.value.shape[-1]), args.query.new_empty(rows, dtype=torch.int32)
     saved = load_attention(backend).allocate(args, output, support, needs_grad)
-    return output, support, *_slots(saved, output, support), torch.empty((), dtype=torch.int64)
+    return output, support, *_slots(saved, output, support)
 
 
 def _slots(saved: Any, output: Tensor, support: Tensor) -> list[Tensor]:
@@ -204,8 +201,8 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     *fields, ctx.backend, _ = inputs
     results = {"output": output[0], "support": output[1]}
     names = load_attention(ctx.backend).SavedForBackward._fields
-    slots = [results.get(name, x) for name, x in zip_longest(names, output[2:-1])]
-    args = AttentionArgs(*fields)._replace(seed=output[-1])
+    slots = [results.get(name, x) for name, x in zip_longest(names, output[2:])]
+    args = AttentionArgs(*fields)
     ctx.options = args[TENSORS:]
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
