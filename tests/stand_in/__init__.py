@@ -85,9 +85,9 @@ def _with_statistics(function: Callable[..., Any], index: int) -> Callable[..., 
     return call
 
 
-def _gather(lists: CsrRows, table: Tensor, **options: Any) -> Any:
+def _spmm(lists: CsrRows, table: Tensor, **options: Any) -> Any:
     onto = options.pop("onto", None)
-    out, total = eager.gather(lists, upcast(table), **options, onto=None if onto is None else upcast(onto))
+    out, total = eager.spmm(lists, upcast(table), **options, onto=None if onto is None else upcast(onto))
     return out.to(table.dtype), total
 
 
@@ -100,6 +100,6 @@ alpha_relu_loss_gradient = watch(_with_statistics(eager.alpha_relu_loss_gradient
 support_sizes = watch(_with_statistics(eager.support_sizes, 2), "support_sizes")
 support = watch(_with_statistics(eager.support, 2), "support")
 alpha_relu_support = watch(_with_statistics(eager.alpha_relu_support, 2), "alpha_relu_support")
-gather = watch(_gather, "gather")
+spmm = watch(_spmm, "spmm")
 transpose = watch(eager.transpose, "transpose")
-relu_lists = watch(eager.relu_lists, "relu_lists")
+alpha_relu_one_pass = watch(eager.alpha_relu_one_pass, "alpha_relu_one_pass")

@@ -53,7 +53,7 @@ def _check(as_json: bool) -> None:
     if not as_json:
         print(f"{'backend':8}{'dtype':10}{'family':14}{'error':>9}{'limit':>9}{'seconds':>9}  kernel")
     for row in survey():
-        kernel, error, limit, message = row.result
+        kernel, error, limit, message, _ = row.result
         if as_json:
             names = {"backend": row.backend, "dtype": str(row.dtype), "family": str(row.family)}
             sizes = {"seconds": row.seconds, "error": error, "limit": limit, "agrees": row.result.agrees}

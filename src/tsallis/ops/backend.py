@@ -85,9 +85,12 @@ class Backend(Protocol):
     # of tensors and numbers, for the backend alone to read.
 
     def entmax_loss(
-        self, scores: Tensor, target: Tensor, alpha: Alpha, need_alpha: bool, listed: bool = False
+        self, scores: Tensor, target: Tensor, alpha: Alpha, need_alpha: bool, save_support: bool = False
     ) -> tuple[Tensor, Any, Tensor | None]:
-        """Return losses [rows], statistics, and dL/d alpha [rows, 1]; `listed`: for the gradient alone."""
+        """Return losses [rows], statistics, and dL/d alpha [rows, 1].
+
+        With `save_support` the statistics may be wider and hold supports; only :meth:`entmax_loss_gradient` reads such.
+        """
 
     def entmax_loss_gradient(
         self, scores: Tensor, target: Tensor, alpha: Alpha, stats: Any, grad: Tensor, out: Tensor | None = None
@@ -117,7 +120,7 @@ class Backend(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Return the same for the values of alpha-ReLU."""
 
-    def relu_lists(
+    def alpha_relu_one_pass(
         self,
         hidden: Tensor,
         weight: Tensor,
@@ -129,7 +132,7 @@ class Backend(Protocol):
     ) -> tuple[Tensor, CsrRows] | None:
         """Return losses and supports of alpha-ReLU in one pass without any buffer of scores; None where it can't."""
 
-    def gather(
+    def spmm(
         self,
         lists: CsrRows,
         table: Tensor,
@@ -297,7 +300,10 @@ def load_transformer(kind: str) -> TransformerKernels | None:
 
 def load_beams(prefixes: int) -> BeamKernels:
     """Return the bookkeeping of beams of so many prefixes, which is done on the CPU wherever the model is."""
-    for name in _candidates("cpu") if prefixes <= LARGEST_BEAMS else ():
+    # A backend that was asked for by name may have no beams, and need not compute on a CPU at all.
+    asked = request()
+    names = _AT_ONCE.get("cpu", ()) if asked == "auto" else (asked,)
+    for name in names if prefixes <= LARGEST_BEAMS else ():
         if load(name).CAPABILITIES.beams and _usable(name):
             return cast(BeamKernels, importlib.import_module(f"{BACKENDS[name].module}.beams"))
     return cast(BeamKernels, importlib.import_module("tsallis.ops.eager.beams"))

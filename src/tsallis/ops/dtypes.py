@@ -18,6 +18,14 @@ def upcast(x: Tensor) -> Tensor:
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
+def exact_products() -> bool:
+    """Tell whether PyTorch multiplies float32 on a GPU exactly, by whichever of its settings that was asked for.
+
+    `torch.get_float32_matmul_precision` raises an error where a newer setting was used.
+    """
+    return bool(torch.backends.cuda.matmul.fp32_precision != "tf32")
+
+
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
     """Return the dtype in which autocast multiplies now; None without autocast."""
     return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -343,3 +344,18 @@ print(resident() - before)
     assert done.returncode == 0, done.stderr
     # A matrix of scores lost each step would be 150 MB; allocators alone move it by 5 MB either way.
     assert int(done.stdout) < 15e6
+
+
+@needs_kernel
+def test_a_backend_that_refuses_the_cpu_leaves_beams_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Triton does on a machine with a GPU, whose model's beams are still on the CPU."""
+
+    def on_device(kind: str) -> bool:
+        raise RuntimeError("computes tensors on a GPU")
+
+    chosen = SimpleNamespace(
+        CAPABILITIES=eager.CAPABILITIES, status=cpu.status, usable=lambda: True, on_device=on_device
+    )
+    monkeypatch.setattr(backend, "load", lambda name: chosen)
+    with tsallis.backend("triton"):
+        assert backend.load_beams(10).__name__ == "tsallis.ops.eager.beams"

@@ -201,8 +201,8 @@ def test_gradients_of_large_losses_are_those_of_their_rows(d: int) -> None:
     z = torch.randn(300, d, generator=torch.Generator().manual_seed(d))
     target = torch.randint(d, (300,), generator=torch.Generator().manual_seed(0))
     weights = torch.linspace(-1, 1, 300)
-    for alpha, listed in itertools.product((1.0, 1.05, 1.06, 1.25, 1.5, 2.0), (False, True)):
-        _, stats, _ = cpu.entmax_loss(z, target, alpha, False, listed)
+    for alpha, save_support in itertools.product((1.0, 1.05, 1.06, 1.25, 1.5, 2.0), (False, True)):
+        _, stats, _ = cpu.entmax_loss(z, target, alpha, False, save_support)
         whole = cpu.entmax_loss_gradient(z, target, alpha, stats, weights)
         parts = [
             cpu.entmax_loss_gradient(*(x[k : k + 75].clone() for x in (z, target)), alpha, stats[k : k + 75].clone(), w)
@@ -222,7 +222,7 @@ def test_gradients_of_listed_supports_need_no_scores(d: int, dtype: torch.dtype)
     for alpha in (1.0, 1.05, 1.25, 1.3, 1.5, 2.0):
         expected_loss, short, _ = cpu.entmax_loss(z, target, alpha, False)
         expected = cpu.entmax_loss_gradient(z, target, alpha, short, weights)
-        loss, stats, _ = cpu.entmax_loss(z, target, alpha, False, listed=True)
+        loss, stats, _ = cpu.entmax_loss(z, target, alpha, False, save_support=True)
         assert torch.equal(loss, expected_loss) and torch.equal(stats[:, :4], short[:, :4])
         assert (stats[:, 4] >= short[:, 4]).all(), "what is in no list need not be counted"
         counts = stats[:, cpu.STATS]
@@ -398,7 +398,7 @@ def test_sums_of_table_rows(m: int, dtype: torch.dtype) -> None:
     scale = torch.linspace(-1, 2, rows, dtype=wide)
     for minus in (None, x.target):
         for factor in (None, scale):
-            out, total = cpu.gather(lists, table, scale=factor, minus=minus, need_total=True)
+            out, total = cpu.spmm(lists, table, scale=factor, minus=minus, need_total=True)
             expected = dense(lists, 65)
             if minus is not None:
                 expected[minus >= 0, minus[minus >= 0]] -= 1
@@ -406,7 +406,7 @@ def test_sums_of_table_rows(m: int, dtype: torch.dtype) -> None:
             assert out.dtype == dtype and total is not None
             close(out, expected @ table.double(), dtype, 4)
             close(total, expected.sum(-1), wide, 2)
-            assert same(cpu.gather(lists, table, scale=factor, minus=minus)[0], out)
+            assert same(cpu.spmm(lists, table, scale=factor, minus=minus)[0], out)
 
 
 @in_pairs(d=[1, 7, 33, 129, 1025], inner=[1, 2, 3, 17], dtype=DTYPES)
@@ -469,7 +469,7 @@ def test_threads_change_no_bit(shape: tuple[int, ...], own_threads: bool) -> Non
             result = cpu.entmax_loss(z, target, alpha, True)
             lists, stats = lists_of(z, target, alpha)
             results += [*result, cpu.entmax_loss_gradient(z, target, alpha, stats, upstream)]
-            results += [*cpu.alpha_relu_loss(z, target, 1.3, 0.1), *lists, *cpu.gather(lists, z.T.contiguous()[:, :33])]
+            results += [*cpu.alpha_relu_loss(z, target, 1.3, 0.1), *lists, *cpu.spmm(lists, z.T.contiguous()[:, :33])]
         return results
 
     library = cpu._load()[0]

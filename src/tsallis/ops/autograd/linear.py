@@ -22,6 +22,7 @@ from tsallis.ops.eager import alpha_relu as eager
 from tsallis.ops.sparse_rows import CsrRows
 from tsallis.ops.tracing import operator, split_alpha
 from tsallis.ops.transforms import (
+    check_wrapped_alpha,
     compiling,
     differentiable,
     exporting_to_onnx,
@@ -92,6 +93,7 @@ def linear_loss(layer: Layer, total: bool = False) -> Tensor:
     A sum is more than the losses added up: every loss then is known to have the same weight in the gradients.
     """
     if transforms_active() or forward_mode() or exporting_to_onnx():
+        check_wrapped_alpha(layer.alpha)
         loss = materialise(layer)
     elif compiling() or operators_only(layer.hidden):
         loss = cast(Tensor, _operator(*layer[:4], *split_alpha(layer.alpha), layer.tau))

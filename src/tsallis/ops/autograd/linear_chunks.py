@@ -57,7 +57,7 @@ class Layer(NamedTuple):
     tau: float | None  # the constant threshold of alpha-ReLU; None: entmax
 
     def plain(self) -> Layer:
-        """With everything the kernels read as consecutive numbers."""
+        """Return the layer with tensors that kernels can read by pointer."""
         alpha = contiguous_alpha(self.alpha)
         bias = None if self.bias is None else contiguous(self.bias)
         return self._replace(hidden=contiguous(self.hidden), weight=contiguous(self.weight), bias=bias, alpha=alpha)
@@ -82,17 +82,17 @@ class Plan(NamedTuple):
     few: bool  # all scores may be there at once, and stay
 
     @property
-    def ahead(self) -> bool:
+    def prefetches(self) -> bool:
         """True if the next chunk's scores are launched before this chunk is settled."""
         return self.backend.CAPABILITIES.asynchronous and len(self.chunks) > 1
 
     @property
-    def at_once(self) -> bool:
+    def multiplies_in_forward(self) -> bool:
         """True if, for a loss that is one sum, a chunk without lists multiplies its gradients in the forward pass."""
         return self.backend.CAPABILITIES.asynchronous
 
 
-def plan(layer: Layer) -> Plan:
+def make_plan(layer: Layer) -> Plan:
     backend = choose(layer.alpha, layer.hidden, layer.weight)
     sizes = GPU if backend.CAPABILITIES.asynchronous else CPU
     tokens, classes = len(layer.hidden), len(layer.weight)
@@ -166,12 +166,13 @@ class Numbers:
         return first, second
 
 
-class Losses:
+class ChunkedForward:
     """Losses of all chunks as they come, and what is kept of each."""
 
-    def __init__(self, layer: Layer, plan: Plan, keep: bool, at_once: RequiresGrad | None) -> None:
+    def __init__(self, layer: Layer, plan: Plan, keep: bool, requires_grad: RequiresGrad | None) -> None:
         self.layer, self.plan, self.keep = layer, plan, keep
-        self.at_once = at_once if plan.at_once and layer.hidden.dtype != torch.float16 else None
+        in_forward = plan.multiplies_in_forward and layer.hidden.dtype != torch.float16
+        self.requires_grad = requires_grad if in_forward else None  # None: gradients are made in the backward pass
         self.wide = compute_dtype(layer.hidden.dtype)
         self.each: list[Tensor] = []
         self.slopes: list[Tensor] = []
@@ -184,10 +185,10 @@ class Losses:
 
     def run(self) -> None:
         rows = self.plan.chunks[0].stop
-        ahead = self.keep and self.plan.ahead
-        buffers = [self.layer.hidden.new_empty(rows, len(self.layer.weight)) for _ in range(1 + ahead)]
+        prefetch = self.keep and self.plan.prefetches
+        buffers = [self.layer.hidden.new_empty(rows, len(self.layer.weight)) for _ in range(1 + prefetch)]
         for number, part in enumerate(self.plan.chunks):
-            if not ahead:
+            if not prefetch:
                 self.settle()
             scores = self.layer.rows(part).scores(buffers[number % len(buffers)][: part.stop - part.start])
             self.settle()
@@ -219,15 +220,15 @@ class Losses:
             return
         self.counts.append(torch.zeros_like(solved.counts))
         stats = solved.stats if self.plan.backend.CAPABILITIES.row_statistics else None
-        dense = Dense(part, stats, scores if self.plan.few or self.at_once else None)
+        dense = Dense(part, stats, scores if self.plan.few or self.requires_grad else None)
         self.dense.append(dense)
-        if self.at_once is not None:
-            self.multiply(dense, self.at_once)
+        if self.requires_grad is not None:
+            self.multiply(dense, self.requires_grad)
 
     def multiply(self, dense: Dense, requires_grad: RequiresGrad) -> None:
         """Make the products of a chunk now, as if every loss had the weight 1."""
         if self.products is None:
-            self.products = sums_of(self.layer, requires_grad, self.wide)
+            self.products = zero_sums(self.layer, requires_grad, self.wide)
         chunk = self.layer.rows(dense.rows)
         one = torch.ones(len(chunk.hidden), dtype=self.wide, device=chunk.hidden.device)
         self.products.add(chunk, dense.rows, score_gradient(chunk, dense, one, self.plan.backend))
@@ -242,26 +243,26 @@ class Losses:
         return SavedForBackward(self.plan.backend, lists, self.dense, self.products)
 
 
-def sums_of(layer: Layer, requires_grad: RequiresGrad, wide: torch.dtype) -> Sums:
-    """Gradients of nothing yet. That of the bias is wide; the weight's is too large for that."""
+def zero_sums(layer: Layer, requires_grad: RequiresGrad, wide: torch.dtype) -> Sums:
+    """Return gradients of zero to add to. That of the bias is wide; the weight's is too large for that."""
     kinds = ((layer.hidden, layer.hidden.dtype), (layer.weight, layer.weight.dtype), (layer.weight[:, 0], wide))
     return Sums(*(torch.zeros_like(x, dtype=t) if n else None for (x, t), n in zip(kinds, requires_grad, strict=True)))
 
 
 def losses(
-    layer: Layer, keep: bool, at_once: RequiresGrad | None = None
+    layer: Layer, keep: bool, requires_grad: RequiresGrad | None = None
 ) -> tuple[Tensor, Tensor | None, SavedForBackward | None]:
     """Return losses [rows], their derivatives in alpha [rows, 1] where alpha is a tensor, and what the backward needs.
 
-    Where the loss is one sum, `at_once` says of what it needs gradients (hidden, weight, bias).
+    Where the loss is one sum, `requires_grad` says of what it needs gradients (hidden, weight, bias).
     """
-    plan_ = plan(layer)
+    plan = make_plan(layer)
     if layer.tau is not None and ONE_PASS:
-        arguments = (*layer[:4], cast(float, layer.alpha), layer.tau, plan_.sizes.share)
-        result = plan_.backend.relu_lists(*arguments)
+        arguments = (*layer[:4], cast(float, layer.alpha), layer.tau, plan.sizes.share)
+        result = plan.backend.alpha_relu_one_pass(*arguments)
         if result is not None:
-            return result[0], None, SavedForBackward(plan_.backend, result[1], []) if keep else None
-    chunks = Losses(layer, plan_, keep, at_once)
+            return result[0], None, SavedForBackward(plan.backend, result[1], []) if keep else None
+    chunks = ChunkedForward(layer, plan, keep, requires_grad)
     chunks.run()
     slope = torch.cat(chunks.slopes) if isinstance(layer.alpha, Tensor) else None
     return torch.cat(chunks.each), slope, chunks.saved() if keep else None
@@ -302,12 +303,12 @@ def gradients(layer: Layer, saved: SavedForBackward, weights: Tensor, requires_g
     sums = Sums()
     if requires_grad[0]:  # dH[r] = w_r (sum_c p_rc W[c] - W[y_r]), and what was made before
         onto = _onto(products.hidden, wide)
-        sums.hidden, _ = backend.gather(saved.lists, layer.weight, scale=wide, minus=target, **onto)
+        sums.hidden, _ = backend.spmm(saved.lists, layer.weight, scale=wide, minus=target, **onto)
     # dW[c] = sum_r w_r (p_rc - [y_r = c]) H[r], and the same without H for the bias
     if requires_grad[1] or requires_grad[2]:
         transposed = backend.transpose(saved.lists, len(layer.weight), wide, target)
         onto = _onto(products.weight, wide)
-        weight_grad, total = backend.gather(transposed, layer.hidden, need_total=True, **onto)
+        weight_grad, total = backend.spmm(transposed, layer.hidden, need_total=True, **onto)
         assert total is not None
         sums.weight = weight_grad if requires_grad[1] else None
         sums.bias = total if products.bias is None else total.add_(products.bias * wide[0])

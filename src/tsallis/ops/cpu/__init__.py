@@ -171,7 +171,7 @@ def entmax_gradient(
     """Return gradients of the scores, and of alpha [rows, 1]."""
     scores_grad = torch.empty_like(probs)
     layout = _layout(probs, alpha, dim)
-    alpha_grad = torch.empty(layout.rows, 1, dtype=compute_dtype(probs.dtype)) if need_alpha else None
+    alpha_grad = torch.empty(layout.rows, 1, dtype=compute_dtype(probs.dtype), device="cpu") if need_alpha else None
     run(
         "map_gradient",
         layout,
@@ -184,17 +184,18 @@ def entmax_gradient(
 
 
 def entmax_loss(
-    scores: Tensor, target: Tensor, alpha: Alpha, need_alpha: bool, listed: bool = False
+    scores: Tensor, target: Tensor, alpha: Alpha, need_alpha: bool, save_support: bool = False
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return losses [rows] against classes [rows] (negative: none), statistics [rows, STATS], and dL/d alpha [rows, 1].
 
-    `listed`: the statistics may hold small supports too, for :func:`entmax_loss_gradient` to read them, not the scores.
+    With `save_support` the statistics may be wider and hold small supports, which :func:`entmax_loss_gradient` reads in
+    place of the scores.
     """
     wide = compute_dtype(scores.dtype)
     rows = len(scores)
-    width = STATS + (_support_width(scores) if listed else 0)
-    loss, stats = torch.empty(rows, dtype=wide), torch.empty(rows, width, dtype=wide)
-    alpha_grad = torch.empty(rows, 1, dtype=wide) if need_alpha else None
+    width = STATS + (_support_width(scores) if save_support else 0)
+    loss, stats = torch.empty(rows, dtype=wide, device="cpu"), torch.empty(rows, width, dtype=wide, device="cpu")
+    alpha_grad = torch.empty(rows, 1, dtype=wide, device="cpu") if need_alpha else None
     run(
         "loss",
         _layout(scores, alpha),
@@ -249,7 +250,8 @@ def _loss_gradient(
 def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float, tau: float) -> tuple[Tensor, Tensor]:
     """Return losses [rows] of alpha-ReLU with a constant threshold, and statistics [rows, STATS] as those of entmax."""
     wide = compute_dtype(scores.dtype)
-    loss, stats = torch.empty(len(scores), dtype=wide), torch.empty(len(scores), STATS, dtype=wide)
+    loss = torch.empty(len(scores), dtype=wide, device="cpu")
+    stats = torch.empty(len(scores), STATS, dtype=wide, device="cpu")
     run(
         "relu_loss",
         _layout(scores, alpha),
@@ -264,7 +266,7 @@ def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float, tau: float) ->
 
 def support_sizes(scores: Tensor, alpha: Alpha, stats: Tensor, target: Tensor) -> Tensor:
     """Return the size of each row's support [rows]; none where there is no target, which statistics then say too."""
-    return stats[:, -1].masked_fill_(target < 0, 0).long()
+    return stats[:, STATS - 1].masked_fill_(target < 0, 0).long()
 
 
 def support(
@@ -285,7 +287,8 @@ def _support(
     scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor, size: int | None, relu: bool
 ) -> tuple[Tensor, Tensor]:
     size = int(offsets[-1]) if size is None else size
-    index, value = torch.empty(size, dtype=torch.int32), torch.empty(size, dtype=stats.dtype)
+    index = torch.empty(size, dtype=torch.int32, device="cpu")
+    value = torch.empty(size, dtype=stats.dtype, device="cpu")
     run(
         "support",
         _layout(scores, alpha),
@@ -299,7 +302,7 @@ def _support(
     return index, value
 
 
-def relu_lists(
+def alpha_relu_one_pass(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, alpha: float, tau: float, share: float
 ) -> tuple[Tensor, CsrRows] | None:
     """Return None: there is no way past the scores."""
@@ -312,9 +315,9 @@ def transpose(lists: CsrRows, classes: int, weight: Tensor, target: Tensor) -> C
     Rows with a negative target are left out.
     """
     count = int((target >= 0).sum())
-    offsets = torch.empty(classes + 1, dtype=torch.long)
-    index = torch.empty(len(lists.column) + count, dtype=torch.int32)
-    value = torch.empty(len(index), dtype=lists.value.dtype)
+    offsets = torch.empty(classes + 1, dtype=torch.long, device="cpu")
+    index = torch.empty(len(lists.column) + count, dtype=torch.int32, device="cpu")
+    value = torch.empty(len(index), dtype=lists.value.dtype, device="cpu")
     _load()[0].tsallis_transpose(
         STORAGE[value.dtype],
         len(target),
@@ -331,7 +334,7 @@ def transpose(lists: CsrRows, classes: int, weight: Tensor, target: Tensor) -> C
     return CsrRows(offsets, index, value)
 
 
-def gather(
+def spmm(
     lists: CsrRows,
     table: Tensor,
     *,
@@ -341,10 +344,10 @@ def gather(
     onto: Tensor | None = None,
     factor: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return `out[r] = scale[r] (sum_k value[k] table[index[k]] - table[minus[r]])`; and the values' sums."""
+    """Return `out[r] = scale[r] (sum_k value[k] table[column[k]] - table[minus[r]])`; and the values' sums."""
     rows, m = len(lists.offsets) - 1, table.shape[1]
-    out = torch.empty(rows, m, dtype=table.dtype)
-    total = torch.empty(rows, dtype=lists.value.dtype) if need_total else None
+    out = torch.empty(rows, m, dtype=table.dtype, device="cpu")
+    total = torch.empty(rows, dtype=lists.value.dtype, device="cpu") if need_total else None
     run(
         "gather",
         STORAGE[table.dtype],
@@ -422,11 +425,11 @@ def call_search(call: Search) -> None:
 def allocate_best(rows: int, count: int) -> BestSymbols:
     """Allocate the best `count` symbols of so many rows."""
     return BestSymbols(
-        torch.empty(rows, count, dtype=torch.float64),
-        torch.empty(rows, count, dtype=torch.int64),
-        torch.empty(rows, dtype=torch.float64),
-        torch.empty(rows, dtype=torch.int64),
-        torch.empty(rows, dtype=torch.float64),
+        torch.empty(rows, count, dtype=torch.float64, device="cpu"),
+        torch.empty(rows, count, dtype=torch.int64, device="cpu"),
+        torch.empty(rows, dtype=torch.float64, device="cpu"),
+        torch.empty(rows, dtype=torch.int64, device="cpu"),
+        torch.empty(rows, dtype=torch.float64, device="cpu"),
     )
 
 

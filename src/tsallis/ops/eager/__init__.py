@@ -12,7 +12,7 @@ import torch
 
 from tsallis.ops.backend import Capabilities
 from tsallis.ops.eager.alpha_relu import alpha_relu_loss, alpha_relu_loss_gradient
-from tsallis.ops.eager.linear import alpha_relu_support, gather, relu_lists, support, support_sizes, transpose
+from tsallis.ops.eager.linear import alpha_relu_one_pass, alpha_relu_support, spmm, support, support_sizes, transpose
 from tsallis.ops.eager.losses import entmax_loss, entmax_loss_gradient
 from tsallis.ops.eager.maps import entmax, entmax_gradient
 from tsallis.ops.eager.ranking import best_symbols
@@ -23,15 +23,15 @@ __all__ = [
     "CAPABILITIES",
     "alpha_relu_loss",
     "alpha_relu_loss_gradient",
+    "alpha_relu_one_pass",
     "alpha_relu_support",
     "best_symbols",
     "entmax",
     "entmax_gradient",
     "entmax_loss",
     "entmax_loss_gradient",
-    "gather",
     "on_device",
-    "relu_lists",
+    "spmm",
     "status",
     "support",
     "support_sizes",

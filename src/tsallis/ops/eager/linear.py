@@ -42,14 +42,14 @@ def _values(scores: Tensor, alpha: Alpha, stats: LossStats | ReluStats) -> Tenso
     return stats.rows(wide)
 
 
-def relu_lists(
+def alpha_relu_one_pass(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, alpha: float, tau: float, share: float
 ) -> tuple[Tensor, CsrRows] | None:
     """Return None: there is no way past the scores."""
     return None
 
 
-def gather(
+def spmm(
     lists: CsrRows,
     table: Tensor,
     *,
@@ -59,7 +59,7 @@ def gather(
     onto: Tensor | None = None,
     factor: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return `out[r] = scale[r] (sum_k value[k] table[index[k]] - table[minus[r]])`; and the values' sums."""
+    """Return `out[r] = scale[r] (sum_k value[k] table[column[k]] - table[minus[r]])`; and the values' sums."""
     wide = table.to(lists.value.dtype)
     out = _sparse(lists, len(table)) @ wide
     total = lists.value.new_zeros(len(out)).index_add_(0, _row_numbers(lists), lists.value) if need_total else None

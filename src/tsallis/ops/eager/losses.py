@@ -30,14 +30,14 @@ class LossStats(NamedTuple):
 
 
 def entmax_loss(
-    scores: Tensor, target: Tensor, alpha: Alpha, need_alpha: bool, listed: bool = False
+    scores: Tensor, target: Tensor, alpha: Alpha, need_alpha: bool, save_support: bool = False
 ) -> tuple[Tensor, LossStats, Tensor | None]:
     """Return losses [rows] against classes [rows] (negative: none), statistics, and dL/d alpha [rows, 1]."""
     loss, probs, packed = solve_loss(upcast(scores), target, alpha)
     stats = LossStats(probs, None, None, 0) if packed is None else LossStats(probs, *packed)
     if not need_alpha:
         return loss, stats, None
-    return loss, stats, torch.where((target < 0).unsqueeze(-1), 0, entropy_alpha_gradient(probs, alpha))
+    return loss, stats, torch.where(_has_loss(scores, target).unsqueeze(-1), entropy_alpha_gradient(probs, alpha), 0)
 
 
 def entmax_loss_gradient(

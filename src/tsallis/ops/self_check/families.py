@@ -29,7 +29,7 @@ FAMILIES = {
     "maps": Family(check_maps, ("entmax", "entmax_gradient")),
     "losses": Family(check_losses, ("entmax_loss", "entmax_loss_gradient", "support")),
     "alpha-ReLU": Family(check_alpha_relu, ("alpha_relu_loss", "alpha_relu_loss_gradient", "alpha_relu_support")),
-    "output layer": Family(check_output_layer, ("gather", "transpose", "relu_lists")),
+    "output layer": Family(check_output_layer, ("spmm", "transpose", "alpha_relu_one_pass")),
     ATTENTION: Family(check_attention, ()),  # of a backend's file `attention`
 }
 

@@ -115,10 +115,14 @@ def recall(name: str, device: torch.device, dtype: torch.dtype, family: str) -> 
 
 
 def check(name: str, device: torch.device, dtype: torch.dtype, family: str) -> Result:
-    """Compare a family of kernels with PyTorch's operations now, and remember the result."""
+    """Compare a family of kernels with PyTorch's operations now, and remember the result.
+
+    An exception is remembered by this process alone: what it came from, a full disk or a missing compiler, may pass.
+    """
     kind, result = kind_of(name, device), measure(name, device, dtype, family)
     _results[memory.digest(kind), family, str(dtype)] = result
-    memory.store(kind, {(family, str(dtype)): result})
+    if not result.raised:
+        memory.store(kind, {(family, str(dtype)): result})
     return result
 
 
@@ -140,11 +144,16 @@ def _capturing(device: torch.device) -> bool:
 def _warn(name: str, device: torch.device, dtype: torch.dtype, family: str, result: Result) -> None:
     kind = kind_of(name, device)
     versions = ", ".join(f"{what} {value}" for what, value in kind.items() if what != "device" and value)
+    fault, again = (
+        ("fail", "The next process tries again")
+        if result.raised
+        else ("are wrong", "It is remembered; `tsallis info --check` compares again")
+    )
     warnings.warn(
         f"tsallis computes {family} in {str(dtype).removeprefix('torch.')} on {kind['device']} with PyTorch's "
-        f"operations: its kernels are wrong there ({result.kernel}: {result.verdict}). Please report this line and "
-        f"what `tsallis info --check` prints to the issue tracker of tsallis ({versions}). It is remembered; "
-        f"`tsallis info --check` compares again, {VARIABLE}=0 trusts the kernels.",
+        f"operations: its kernels {fault} there ({result.kernel}: {result.verdict}). Please report this line and "
+        f"what `tsallis info --check` prints to the issue tracker of tsallis ({versions}). {again}, "
+        f"{VARIABLE}=0 trusts the kernels.",
         stacklevel=2,
     )
 

@@ -30,14 +30,14 @@ def check_output_layer(trial: Trial) -> None:
     y, weight = target.to(trial.device), trial.put(scale, _wide(trial))
     table = trial.normal(CLASSES, SIZE)
     with trial.kernel("sums over sparse rows"):
-        out, total = trial.kernels.gather(lists, trial.put(table), scale=weight, minus=y, need_total=True)
-        expected, numbers = eager.gather(exact, table, scale=scale, minus=target, need_total=True)
+        out, total = trial.kernels.spmm(lists, trial.put(table), scale=weight, minus=y, need_total=True)
+        expected, numbers = eager.spmm(exact, table, scale=scale, minus=target, need_total=True)
         trial.compare("sums", out, expected, VALUE)
         if total is not None and numbers is not None:
             trial.compare("sums of the values", total, numbers, VALUE, rounding=0)
         start = trial.normal(rows, SIZE)
-        out, _ = trial.kernels.gather(lists, trial.put(table), onto=trial.put(start), factor=weight)
-        expected, _ = eager.gather(exact, table, onto=start.clone(), factor=scale)
+        out, _ = trial.kernels.spmm(lists, trial.put(table), onto=trial.put(start), factor=weight)
+        expected, _ = eager.spmm(exact, table, onto=start.clone(), factor=scale)
         trial.compare("sums added to others", out, expected, trial.sum_limit(VALUE))
     with trial.kernel("transposition of sparse rows"):
         actual = trial.kernels.transpose(lists, CLASSES, weight, y)
@@ -53,7 +53,7 @@ def _check_one_pass(trial: Trial) -> None:
     target[1] = -1
     with trial.kernel("alpha-ReLU's output layer in one pass"):
         inputs = (trial.put(hidden), trial.put(weight), trial.put(bias), target.to(trial.device))
-        result = trial.kernels.relu_lists(*inputs, alpha, TAU, SHARE)
+        result = trial.kernels.alpha_relu_one_pass(*inputs, alpha, TAU, SHARE)
         if result is None:  # it may say so: then the scores are computed
             return
         scores = F.linear(hidden, weight, bias)

@@ -18,7 +18,7 @@ from typing import Any
 from tsallis.ops.self_check.trial import Result
 from tsallis.user_cache import user_cache
 
-VERSION = 1  # of the files and of the comparisons: another one's are not read
+VERSION = 2  # of the files and of the comparisons: another one's are not read
 Kind = Mapping[str, str]  # of a device: its name, versions and the kernels' sources
 Results = dict[tuple[str, str], Result]  # by family and dtype
 

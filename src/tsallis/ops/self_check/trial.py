@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tsallis.ops.backend import AttentionKernels, Backend
+from tsallis.ops.dtypes import exact_products
 
 VALUE, GRADIENT = 2e-5, 2e-4  # the largest errors in float32, relative to the largest number or to 1
 PRODUCT = 2e-3  # what products with the 10 bits of TF32 may add, if PyTorch's setting allows them
@@ -23,6 +24,7 @@ class Result(NamedTuple):
     error: float
     limit: float
     message: str = ""
+    raised: bool = False  # the message is an exception's, whose cause may be gone in the next process
 
     @property
     def agrees(self) -> bool:
@@ -71,7 +73,7 @@ class Trial:
             raise
         except Exception as error:
             message = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            self.results.append(Result(name, math.inf, 0.0, message[:300]))
+            self.results.append(Result(name, math.inf, 0.0, message[:300], raised=True))
 
     def normal(self, *shape: int, scale: float = 1.0) -> Tensor:
         """Return normal numbers that the dtype holds, in float64 on the CPU."""
@@ -115,5 +117,5 @@ class Trial:
 
     def sum_limit(self, limit: float) -> float:
         """Return the limit of sums of products, whose terms are rounded, relative to the largest number or to 1."""
-        exact = self.dtype != torch.float32 or torch.get_float32_matmul_precision() == "highest"
+        exact = self.dtype != torch.float32 or exact_products()
         return limit + (0.0 if exact else PRODUCT) + 2 * self.step

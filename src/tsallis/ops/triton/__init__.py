@@ -17,7 +17,7 @@ from tsallis.ops.alphas import Alpha
 from tsallis.ops.arguments import BestSymbols
 from tsallis.ops.backend import Capabilities
 from tsallis.ops.eager.ranking import best_by_map
-from tsallis.ops.triton.alpha_relu import relu_lists
+from tsallis.ops.triton.alpha_relu import alpha_relu_one_pass
 from tsallis.ops.triton.kind import device_kind
 from tsallis.ops.triton.language import available
 from tsallis.ops.triton.losses import (
@@ -30,7 +30,7 @@ from tsallis.ops.triton.losses import (
     support,
 )
 from tsallis.ops.triton.maps import entmax, entmax_gradient
-from tsallis.ops.triton.sparse import gather, transpose
+from tsallis.ops.triton.sparse import spmm, transpose
 
 STORAGE = (torch.float32, torch.bfloat16, torch.float16)
 CAPABILITIES = Capabilities(
@@ -43,6 +43,7 @@ __all__ = [
     "STORAGE",
     "alpha_relu_loss",
     "alpha_relu_loss_gradient",
+    "alpha_relu_one_pass",
     "alpha_relu_support",
     "available",
     "best_symbols",
@@ -51,9 +52,8 @@ __all__ = [
     "entmax_gradient",
     "entmax_loss",
     "entmax_loss_gradient",
-    "gather",
     "on_device",
-    "relu_lists",
+    "spmm",
     "status",
     "support",
     "support_sizes",

@@ -166,7 +166,7 @@ def _losses(
     tl.store(loss + token, tl.where(tl.load(target + token) < 0, 0.0, row_loss))
 
 
-def relu_lists(
+def alpha_relu_one_pass(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, alpha: float, tau: float, share: float
 ) -> tuple[Tensor, CsrRows] | None:
     """Return losses [tokens], and the values above zero as lists; None where they are more than a share of all scores.

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tsallis.ops.alphas import Alpha, extremes
+from tsallis.ops.dtypes import exact_products
 
 _MISSING = ""
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def precision(dtype: torch.dtype) -> str:
     """Return the precision of float32 products, as PyTorch's setting has it. Three of tf32 are as good as one exact."""
     if dtype != torch.float32:
         return "tf32"  # not looked at
-    return "tf32x3" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    return "tf32x3" if exact_products() else "tf32"
 
 
 @kernel()

@@ -377,7 +377,7 @@ def block(d: int) -> tuple[int, int]:
 
 
 def entmax_loss(
-    scores: Tensor, target: Tensor, alpha: Alpha, need_alpha: bool, listed: bool = False
+    scores: Tensor, target: Tensor, alpha: Alpha, need_alpha: bool, save_support: bool = False
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return losses [rows] against classes [rows] (negative: none), statistics [rows, STATS], and dL/d alpha."""
     rows, d = scores.shape

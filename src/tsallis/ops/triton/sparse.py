@@ -138,7 +138,7 @@ def _gather_rows(
             tl.store(total + row, values)
 
 
-def gather(
+def spmm(
     lists: CsrRows,
     table: Tensor,
     *,
@@ -148,7 +148,7 @@ def gather(
     onto: Tensor | None = None,
     factor: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return `out[r] = scale[r] (sum_k value[k] table[index[k]] - table[minus[r]])`; and the values' sums.
+    """Return `out[r] = scale[r] (sum_k value[k] table[column[k]] - table[minus[r]])`; and the values' sums.
 
     A negative `minus` names no row. With `onto` [rows, size] that takes the place of `factor` (one number in a tensor)
     times what is there, plus `out`. Sums are float32, `table` and `out` of one dtype; values beyond the last offset

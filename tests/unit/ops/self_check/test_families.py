@@ -61,8 +61,8 @@ FAULTS: list[tuple[str, str, Fault, str]] = [
     ("alpha-ReLU", "alpha_relu_loss", of(0, lambda x: x + 0.01), "losses"),
     ("alpha-ReLU", "alpha_relu_loss_gradient", larger, "gradient of the scores"),
     ("alpha-ReLU", "alpha_relu_support", of(1, larger), "support"),
-    ("output layer", "gather", of(0, first_off), "sums"),
-    ("output layer", "gather", of(1, larger), "sums of the values"),
+    ("output layer", "spmm", of(0, first_off), "sums"),
+    ("output layer", "spmm", of(1, larger), "sums of the values"),
     ("output layer", "transpose", lambda x: CsrRows(x.offsets, x.column, x.value.neg()), "values by class"),
     ("attention", "attention", of(0, first_off), "output"),
     ("attention", "attention", of(1, lambda x: x * 2 + 5), "sizes of supports"),
@@ -85,7 +85,7 @@ def test_every_fault_is_noticed(family: str, function: str, fault: Fault, words:
 def test_functions_of_every_family_have_a_fault() -> None:
     for family, (_, functions) in FAMILIES.items():
         tested = {function for name, function, *_ in FAULTS if name == family}
-        assert set(functions) <= tested | {"relu_lists"}  # which the stand-in does not have
+        assert set(functions) <= tested | {"alpha_relu_one_pass"}  # which the stand-in does not have
 
 
 @pytest.mark.parametrize("dtype", stand_in.DTYPES, ids=str)
@@ -107,11 +107,11 @@ def test_the_compiled_kernels_agree(dtype: torch.dtype) -> None:
 
 
 def test_lists_of_alpha_relu_in_one_pass_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    def relu_lists(hidden: Tensor, weight: Tensor, bias: Tensor, target: Tensor, *_: Any) -> tuple[Tensor, CsrRows]:
+    def alpha_relu_one_pass(hidden: Tensor, *_: Any) -> tuple[Tensor, CsrRows]:
         offsets = torch.zeros(len(hidden) + 1, dtype=torch.long)
         return hidden.new_zeros(len(hidden)), CsrRows(offsets, offsets[:0].int(), hidden.new_zeros(0))
 
-    monkeypatch.setattr(stand_in, "relu_lists", relu_lists)
+    monkeypatch.setattr(stand_in, "alpha_relu_one_pass", alpha_relu_one_pass)
     result = measure("stand-in", CPU, torch.float32, "output layer")
     assert not result.agrees and "in one pass, losses" in result.kernel
 

@@ -153,6 +153,20 @@ def test_what_was_measured_is_remembered_by_the_next_process(checks: list[Any]) 
     assert len(records) == 1 and len(checks) == 2
 
 
+def test_an_exception_is_forgotten_by_the_next_process(checks: list[Any]) -> None:
+    stand_in.FAULTS["entmax"] = lambda _: 1 / 0
+    with pytest.warns(UserWarning, match=r"fail there .* The next process tries again"):
+        run("maps", scores())
+    run("maps", scores())
+    assert len(checks) == 1
+    stand_in.FAULTS.clear()
+    forget()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run("maps", scores())
+    assert len(checks) == 2
+
+
 def test_another_kind_of_device_is_checked_anew(checks: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     run("maps", scores())
     for name in stand_in.KIND:

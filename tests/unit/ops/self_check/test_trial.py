@@ -52,11 +52,18 @@ def test_float64_has_smaller_limits() -> None:
     assert not run.result.agrees
 
 
-def test_products_in_fewer_bits_have_a_larger_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_in_fewer_bits_have_a_larger_limit() -> None:
     assert trial().sum_limit(1e-4) == 1e-4
-    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
-    assert trial().sum_limit(1e-4) == pytest.approx(2.1e-3)
-    assert trial(torch.float16).sum_limit(1e-4) == pytest.approx(1e-4 + 2 * 2**-10)
+    try:
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+        assert trial().sum_limit(1e-4) == pytest.approx(2.1e-3)
+        assert trial(torch.float16).sum_limit(1e-4) == pytest.approx(1e-4 + 2 * 2**-10)
+        torch.set_float32_matmul_precision("highest")
+        assert trial().sum_limit(1e-4) == 1e-4
+        torch.set_float32_matmul_precision("high")  # PyTorch's older setting
+        assert trial().sum_limit(1e-4) == pytest.approx(2.1e-3)
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 def test_the_first_that_is_wrong_stands_for_all_else_the_one_next_to_its_limit() -> None:

@@ -91,12 +91,12 @@ def tolerance_of(dtype: torch.dtype) -> float:
 def test_rows_of_a_table_are_added_up(size: int, dtype: torch.dtype) -> None:
     lists, matrix = some_lists(9, 41, COUNTS)
     table = torch.randn(41, size).to(DEVICE, dtype)
-    result, total = gpu_lists.gather(lists, table, need_total=True)
+    result, total = gpu_lists.spmm(lists, table, need_total=True)
     assert result.dtype == dtype and total is not None
     close(result, matrix @ table.double().cpu(), tolerance_of(dtype))
     close(total, matrix.sum(-1), 2e-6)
     scale, minus = torch.rand(9).to(DEVICE), torch.tensor([3, -1, 2, 5, -1, 0, -1, 7, 40]).to(DEVICE)
-    result, total = gpu_lists.gather(lists, table, scale=scale, minus=minus, need_total=True)
+    result, total = gpu_lists.spmm(lists, table, scale=scale, minus=minus, need_total=True)
     gold = F.one_hot(minus.cpu().clamp(min=0), 41) * (minus.cpu() >= 0)[:, None]
     expected = (matrix - gold) * scale.double().cpu()[:, None]
     close(result, expected @ table.double().cpu(), tolerance_of(dtype))
@@ -107,7 +107,7 @@ def test_sums_go_onto_what_is_there() -> None:
     lists, matrix = some_lists(9, 41, COUNTS)
     table, there, factor = torch.randn(41, 19).to(DEVICE), torch.randn(9, 19).to(DEVICE), torch.rand(3).to(DEVICE)
     expected = factor[0].double().cpu() * there.double().cpu() + matrix @ table.double().cpu()
-    result, total = gpu_lists.gather(lists, table, onto=there, factor=factor)
+    result, total = gpu_lists.spmm(lists, table, onto=there, factor=factor)
     assert result is there and total is None
     close(result, expected, 2e-6)
 
@@ -116,7 +116,7 @@ def test_sums_go_onto_what_is_there() -> None:
 def test_lists_of_one_length(counts: list[int]) -> None:
     lists, matrix = some_lists(9, 41, counts)
     table = torch.randn(41, 5).to(DEVICE)
-    close(gpu_lists.gather(lists, table)[0], matrix @ table.double().cpu(), 2e-6)
+    close(gpu_lists.spmm(lists, table)[0], matrix @ table.double().cpu(), 2e-6)
 
 
 @pytest.mark.parametrize("pieces", [1, 4, 1024])
@@ -132,7 +132,7 @@ def test_a_long_list_is_cut_and_the_rest_is_not(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(gpu_lists, "run", watched)
     lists, matrix = some_lists(3, 300, [3, 300, 2])
     table = torch.randn(300, 5).to(DEVICE)
-    close(gpu_lists.gather(lists, table)[0], matrix @ table.double().cpu(), 2e-6)
+    close(gpu_lists.spmm(lists, table)[0], matrix @ table.double().cpu(), 2e-6)
     piece = max(16, 305 // pieces)
     assert launched == ([(610 // piece, 1, piece)] if piece < 305 else []) + [(3, 1, piece)]
 
@@ -382,7 +382,7 @@ def test_flat_chunks_round_the_weight_gradient_a_few_times_only(
     hidden, weight, bias, target = layer(torch.bfloat16, 0.1, tokens=128)
     hidden += 0.5  # sums that grow
     leaves = [x.requires_grad_() for x in (hidden, weight, bias)]
-    assert len(linear_chunks.plan(Layer(*leaves, target, 1.5, None)).chunks) == 16
+    assert len(linear_chunks.make_plan(Layer(*leaves, target, 1.5, None)).chunks) == 16
     loss = tsallis.linear_entmax_loss(hidden, weight, target, bias=bias, reduction=reduction).sum()
     (result,) = torch.autograd.grad(loss, weight)
     wide = weight.detach().double().requires_grad_()
@@ -395,7 +395,7 @@ def test_chunks_fit_the_buffer_and_are_few(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(linear_chunks, "choose", lambda *_: SimpleNamespace(CAPABILITIES=gpu.CAPABILITIES))
     weight = torch.empty(128_000, 0)
     for tokens, rows in ((8192, 1024), (16_384, 1024), (65_536, 4096), (1025, 1024), (512, 512), (17_000, 1152)):
-        made = linear_chunks.plan(Layer(torch.empty(tokens, 0), weight, None, torch.empty(0), 1.5, None))
+        made = linear_chunks.make_plan(Layer(torch.empty(tokens, 0), weight, None, torch.empty(0), 1.5, None))
         assert made.chunks[0] == slice(0, rows) and made.chunks[-1].stop == tokens
         assert len(made.chunks) <= 16 and made.few == (tokens == 512)
 
@@ -432,8 +432,8 @@ def test_lists_never_wait() -> None:
     for mode in ("default", "error"):  # the kernels are compiled the first time
         torch.cuda.set_sync_debug_mode(mode)
         try:
-            gpu_lists.gather(lists, table, scale=weight, minus=target, need_total=True)
-            gpu_lists.gather(gpu_lists.transpose(lists, 41, weight, target), hidden)
+            gpu_lists.spmm(lists, table, scale=weight, minus=target, need_total=True)
+            gpu_lists.spmm(gpu_lists.transpose(lists, 41, weight, target), hidden)
         finally:
             torch.cuda.set_sync_debug_mode(before)
 
@@ -449,7 +449,7 @@ for dtype in (torch.bfloat16, torch.float32):
         relu.relu_lists(hidden, weight, weight[:, 0].contiguous(), target, 1.25, 0.5, 1 / 128)
         zeros = torch.zeros(tokens + 1, dtype=torch.long), torch.zeros(entries).int(), torch.zeros(entries)
         some = lists.CsrRows(*zeros)
-        lists.gather(some, weight, scale=scale, minus=target, need_total=True, onto=hidden, factor=scale)
+        lists.spmm(some, weight, scale=scale, minus=target, need_total=True, onto=hidden, factor=scale)
     print(dtype, {name: len(found) for name, found in compiled.items()})
     assert set(compiled) == {"_append_positive", "_losses", "_gather_pieces", "_gather_rows"}
     assert {len(found) for found in compiled.values()} == {1}, compiled  # not once more for another length
