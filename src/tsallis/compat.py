@@ -22,7 +22,8 @@ Where the results differ from that package's, on purpose:
   divides by the number of the others. Loss functions take scores [..., classes] and classes [...], not two dimensions
   alone, and ignore -100. ``reduction="mean"`` is another name of ``"elementwise_mean"``.
 - A row of nothing but -inf is all zeros, a NaN stays in its row, and half precision is computed in float32.
-- Modules may hold alpha as an ``nn.Parameter``, which is learned, or as a tensor, which moves with the module.
+- ``EntmaxBisect`` and ``EntmaxBisectLoss`` may hold alpha as an ``nn.Parameter``, which is learned. Every module may
+  hold it as a tensor, which moves with the module. A norm or a budget has no gradient: one to be learned is refused.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from tsallis import functional
+from tsallis.functional.losses import class_rows
+from tsallis.functional.rows import result_dtype
 from tsallis.ops.alphas import Alpha
+from tsallis.ops.dtypes import compute_dtype, upcast
 
 MapResult = Tensor | tuple[Tensor, Tensor]
 REDUCTIONS = ("elementwise_mean", "mean", "sum", "none")
@@ -160,6 +164,7 @@ def normmax_bisect(X: Tensor, alpha: Alpha = 2, dim: int = -1, n_iter: int | Non
         >>> normmax_bisect(torch.tensor([1.0, 0.8, -1.0]))
         tensor([0.5714, 0.4286, 0.0000])
     """
+    _refuse_learned("alpha", alpha)
     return _by_value(lambda rows, value: functional.normmax(rows, value), X, alpha, dim)
 
 
@@ -179,6 +184,7 @@ def budget_bisect(X: Tensor, budget: Alpha = 2, dim: int = -1, n_iter: int | Non
         >>> budget_bisect(torch.tensor([3.0, 1.0, 1.0, -4.0]), budget=2)
         tensor([1.0000, 0.5000, 0.5000, 0.0000])
     """
+    _refuse_learned("budget", budget)
     return _by_value(lambda rows, value: functional.budgeted_entmax(rows, 2.0, value), X, budget, dim)
 
 
@@ -287,27 +293,20 @@ def normmax_bisect_loss(X: Tensor, target: Tensor, alpha: Alpha = 2, n_iter: int
 
 
 def _normmax_loss(X: Tensor, target: Tensor, alpha: Alpha, ignore_index: int) -> Tensor:
-    if target.is_floating_point() or X.dim() == 0 or target.shape != X.shape[:-1]:
-        raise ValueError(
-            f"target must hold classes of shape {tuple(X.shape[:-1])} for scores of shape {tuple(X.shape)}, "
-            f"got {target.dtype} of shape {tuple(target.shape)}"
-        )
-    mask = target != ignore_index
-    gold = torch.where(mask, target, 0).unsqueeze(-1)
-    out_of_range = (gold < 0) | (gold >= X.shape[-1])
-    if out_of_range.any():
-        raise ValueError(
-            f"target must hold classes from 0 to {X.shape[-1] - 1} or ignore_index {ignore_index}, "
-            f"got {int(gold[out_of_range][0])}"
-        )
-    wide = X if X.dtype == torch.float64 else X.float()
-    loss, _ = _NormmaxLoss.apply(wide, gold, mask.unsqueeze(-1), alpha)
-    result: Tensor = loss.squeeze(-1).to(X.dtype)
+    _refuse_learned("alpha", alpha)
+    if X.dim() == 0:
+        raise ValueError("scores must have a dimension of classes, got a single number")
+    rows = class_rows(X.shape, X.device, target, ignore_index).reshape(target.shape).unsqueeze(-1)
+    wide = upcast(X)
+    loss, _ = _NormmaxLoss.apply(wide, rows.clamp(min=0), rows >= 0, alpha)
+    result: Tensor = loss.squeeze(-1).to(result_dtype(X))
     return result
 
 
 class _NormmaxLoss(Function):
     """The gradient is `p - e_y` itself, so a second derivative is the map's Jacobian."""
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(scores: Tensor, gold: Tensor, mask: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor]:
@@ -340,6 +339,12 @@ def _size(probs: Tensor, dim: int) -> Tensor:
 
 def _with_size(probs: Tensor, dim: int, return_size: bool) -> MapResult:
     return (probs, _size(probs, dim)) if return_size else probs
+
+
+def _refuse_learned(name: str, value: Alpha) -> None:
+    """Refuse what asks for a gradient that there is not."""
+    if isinstance(value, Tensor) and value.requires_grad:
+        raise ValueError(f"{name} has no gradient here and can't be learned: give a number, or {name}.detach()")
 
 
 def _by_value(apply: Callable[[Tensor, float], Tensor], X: Tensor, values: Alpha, dim: int) -> Tensor:
@@ -523,10 +528,12 @@ class _Loss(_Map):
     def forward(self, X: Tensor, target: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         loss = self.loss(X, target)
         count = loss.numel() if target.is_floating_point() else (target != self.ignore_index).sum()
+        dtype = loss.dtype
         if self.reduction != "none":
-            loss = loss.sum()
+            loss = loss.sum(dtype=compute_dtype(dtype))  # of half precision a sum overflows where its mean does not
         if self.reduction in ("elementwise_mean", "mean"):
             loss = loss / count
+        loss = loss.to(dtype)
         return (loss, _size(functional.entmax(X, self.alpha), -1)) if self.return_support_size else loss
 
     def extra_repr(self) -> str:

@@ -313,3 +313,31 @@ def test_loss_modules_take_probabilities_as_targets(name: str) -> None:
     expected = tsallis.entmax_loss(scores, target, alpha)
     for reduction in ("elementwise_mean", "mean"):
         torch.testing.assert_close(getattr(compat, name)(reduction=reduction)(scores, target), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_mean_of_many_losses_does_not_overflow(dtype: torch.dtype) -> None:
+    z, y = torch.randn(40_000, 10).to(dtype), torch.randint(10, (40_000,))
+    for module in (compat.Entmax15Loss(), compat.SparsemaxLoss(), compat.NormmaxBisectLoss()):
+        assert module(z, y).dtype == dtype and 0 < module(z, y) < 10
+
+
+def test_what_has_no_gradient_is_not_learned() -> None:
+    z, y = problem(dtype=torch.float32)
+    alpha, budget = nn.Parameter(torch.tensor(2.5)), nn.Parameter(torch.tensor(2.0))
+    calls = (lambda: compat.NormmaxBisect(alpha)(z), lambda: compat.NormmaxBisectLoss(alpha)(z, y))
+    for call, name in (*((c, "alpha") for c in calls), (lambda: compat.BudgetBisect(budget)(z), "budget")):
+        with pytest.raises(ValueError, match=f"{name} has no gradient here"):
+            call()
+
+
+def test_normmax_takes_classes_as_the_other_losses_do() -> None:
+    z, y = problem(dtype=torch.float32)
+    expected = compat.normmax_bisect_loss(z, y)
+    assert compat.normmax_bisect_loss(z, y.to(torch.uint8)).equal(expected)
+    with pytest.raises(TypeError, match=r"class targets must be integers, got torch\.bool"):
+        compat.normmax_bisect_loss(z, y.bool())
+    batched = torch.func.vmap(compat.normmax_bisect_loss)(z.expand(2, *z.shape), y.expand(2, *y.shape))
+    torch.testing.assert_close(batched, expected.expand(2, *expected.shape))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert compat.normmax_bisect_loss(z.bfloat16(), y).dtype == torch.float32

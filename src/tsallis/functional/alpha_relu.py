@@ -35,7 +35,7 @@ def alpha_relu(scores: Tensor, alpha: float = 1.5, tau: float | Tensor = 0.0) ->
         Values of at least 0, of the shape and dtype of `scores`.
 
     Raises:
-        ValueError: an alpha that is not above 1 or not finite.
+        ValueError: an alpha that is not above 1 or not finite, a threshold of another shape.
         TypeError: scores that are not floating point, an alpha that is not a number.
 
     Example:
@@ -44,6 +44,8 @@ def alpha_relu(scores: Tensor, alpha: float = 1.5, tau: float | Tensor = 0.0) ->
     """
     eps = _eps(alpha)
     check_floating(scores)
+    if isinstance(tau, Tensor) and torch.broadcast_shapes(tau.shape, scores.shape) != scores.shape:
+        raise ValueError(f"tau must be broadcastable to the scores {tuple(scores.shape)}, got shape {tuple(tau.shape)}")
     return eager.alpha_relu(upcast(scores), eps, tau).to(result_dtype(scores))
 
 

@@ -165,14 +165,16 @@ def _soft(
     y = target.to(device=scores.device, dtype=scores.dtype).reshape(scores.shape)
     active = scores > -torch.inf
     if smoothing > 0:
-        y = (1 - smoothing) * y + smoothing * active / active.sum(-1, keepdim=True).clamp(min=1)
+        y = (1 - smoothing) * y + smoothing * active.to(y.dtype) / active.sum(-1, keepdim=True).clamp(min=1)
     if weight is not None:
         y = y * weight
     mass = y.sum(-1, keepdim=True)
+    empty = ~active.any(-1) & ~scores.isnan().any(-1)  # nothing takes part: no loss, and no difference of infinities
+    scores = scores.masked_fill(empty.unsqueeze(-1), 0)
     best = scores.detach().argmax(-1)
     gaps = torch.where(y > 0, scores.gather(-1, best.unsqueeze(-1)) - scores, 0)  # 0 * inf would be NaN
     loss = autograd.entmax_loss(scores, best, alpha) * mass.squeeze(-1) + (y * gaps).sum(-1)
     share = y / torch.where(mass > 0, mass, 1)
     loss = loss - mass.squeeze(-1) * entropy(share, alpha).squeeze(-1)
     # A difference of numbers that may be equal: what rounding leaves below 0 becomes 0, and keeps its gradients.
-    return torch.where(loss < 0, loss - loss.detach(), loss)
+    return torch.where(loss < 0, loss - loss.detach(), loss).masked_fill(empty, 0)

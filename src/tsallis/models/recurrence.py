@@ -73,8 +73,8 @@ def read_rows(module: nn.LSTM, x: Tensor, lengths: Tensor, dropout: float) -> tu
         cells [layers * 2, batch, size].
     """
     last = lengths - 1
-    place = torch.arange(x.shape[1]).unsqueeze(1)  # [src, 1]
-    row = torch.arange(len(last))
+    place = torch.arange(x.shape[1], device=last.device).unsqueeze(1)  # [src, 1]
+    row = torch.arange(len(last), device=last.device)
     # Each row is turned round within its length for the second direction; turning twice changes nothing.
     turn = torch.where(place <= last, last - place, place) * len(last) + row  # [src, batch]
     steps = x.transpose(0, 1)  # [src, batch, size]

@@ -39,4 +39,4 @@ def dropout_mask(shape: Sequence[int], p: float, like: Tensor) -> Tensor:
 
 
 def _seed() -> int:
-    return int(torch.randint(1 << 62, ()))
+    return int(torch.randint(1 << 62, (), device="cpu"))

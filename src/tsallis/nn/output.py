@@ -13,6 +13,7 @@ from tsallis.functional.losses import reduce
 from tsallis.functional.rows import alpha_number
 from tsallis.ops.arguments import BestSymbols
 from tsallis.ops.backend import choose
+from tsallis.ops.dtypes import upcast
 from tsallis.ops.transforms import traced
 
 MANY_SCORES = 1 << 21  # from here the output layer and its loss are computed together
@@ -144,7 +145,7 @@ class OutputLayer(nn.Module):
         """Return the logarithms of the probabilities in float64; -inf where the probability is zero, and only there."""
         if self.alpha == 1:
             return scores.double().log_softmax(-1)
-        return self.probs(scores).double().log()
+        return self.probs(upcast(scores)).double().log()  # half precision has too few numbers near 0
 
     def best_symbols(self, scores: Tensor, count: int, end: int, only: Tensor | None = None) -> BestSymbols:
         """Return the most probable symbols of rows of scores, their log-probabilities, and that of the end.

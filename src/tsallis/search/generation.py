@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tsallis.models.protocol import Decoder
 from tsallis.search.certificate import LARGEST_LOG
-from tsallis.search.sampling import draw_tokens, make_generators
+from tsallis.search.sampling import draw_tokens, draw_uniform, make_generators
 from tsallis.search.step import advance, at_least_one, evaluating
 from tsallis.special_symbols import BOS, EOS
 
@@ -90,7 +90,7 @@ def generate(
         for last in [False] * length + [True]:
             tokens = torch.tensor([texts[row].last for row in active], device=prompts.device)
             log_probs, _, state = advance(model, state, tokens, [row // n for row in active])
-            uniform = torch.cat([torch.rand(n, generator=g, dtype=torch.float64) for g in generators])
+            uniform = draw_uniform(n, generators)
             log_probs = log_probs.cpu()
             draws, steps = draw_tokens(log_probs, uniform[active])
             support = (log_probs > -torch.inf).sum(-1)

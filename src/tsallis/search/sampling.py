@@ -70,7 +70,7 @@ def sample(
             expansion = Expansion(attention, log_probs, keep=False)
             for i, row in enumerate(rows):
                 limits[row].restrict(log_probs[i], prefix_of[row].length)
-            uniform = torch.cat([torch.rand(n, generator=g, dtype=torch.float64) for g in generators])
+            uniform = draw_uniform(n, generators)
             draws, log_prob = draw_tokens(log_probs.cpu(), uniform[rows])  # a GPU sums in an order of its own
             active = []
             for i, (row, token, step) in enumerate(zip(rows, draws.tolist(), log_prob.tolist(), strict=True)):
@@ -92,10 +92,15 @@ def line_seed(seed: int, line: int) -> int:
     return int.from_bytes(digest[:7], "big")
 
 
+def draw_uniform(n: int, generators: Sequence[torch.Generator]) -> Tensor:
+    """Draw `n` numbers between 0 and 1 from each generator: [generators * n] on the CPU, the same on every machine."""
+    return torch.cat([torch.rand(n, generator=g, dtype=torch.float64, device="cpu") for g in generators])
+
+
 def make_generators(sources: int, seeds: Sequence[int] | None) -> list[torch.Generator]:
     """Return a source of random numbers for each source, on the CPU."""
     if seeds is None:
-        seeds = torch.randint(2**62, (sources,)).tolist()
+        seeds = torch.randint(2**62, (sources,), device="cpu").tolist()
     if len(seeds) != sources:
         raise ValueError(f"there must be one seed a source, got {len(seeds)} for {sources} sources")
     return [torch.Generator().manual_seed(seed) for seed in seeds]

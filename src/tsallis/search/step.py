@@ -116,7 +116,7 @@ class Expansion:
 
         What a row's limits rule out is impossible, too.
         """
-        before = torch.tensor([p.log_prob for p in prefixes], dtype=torch.float64).to(self.log_probs.device)
+        before = torch.tensor([p.log_prob for p in prefixes], dtype=torch.float64, device=self.log_probs.device)
         totals = before.unsqueeze(-1) + self.log_probs
         ends: list[float] = totals[:, EOS].tolist()
         totals[:, EOS] = -torch.inf

@@ -55,3 +55,59 @@ def test_autocast_leaves_float64_as_it_is(dtype: torch.dtype) -> None:
             tsallis.linear_entmax_loss(hidden.double(), weight.float(), target)
     torch.testing.assert_close(loss, expected, atol=1e-2 if dtype == torch.float32 else 1e-12, rtol=0)
     assert loss.dtype == expected.dtype
+
+
+@pytest.mark.parametrize("backend", ["auto", "eager"])
+@pytest.mark.parametrize("gap", [1e-7, 1e-8, 1e-10, 0.0, -1e-8, -1e-10])
+def test_rows_in_which_nothing_takes_part_are_zeros_next_to_softmax(gap: float, backend: str) -> None:
+    scores = torch.tensor([[-torch.inf, -torch.inf], [1.0, 2.0]], requires_grad=True)
+    with tsallis.backend(backend):
+        probs = tsallis.entmax(scores, 1 + gap)
+        (grad,) = torch.autograd.grad(probs.square().sum(), scores)
+    assert probs[0].tolist() == grad[0].tolist() == [0, 0] and probs[1].sum().item() == pytest.approx(1)
+    assert grad.isfinite().all()
+
+
+@pytest.mark.parametrize("backend", ["auto", "eager"])
+def test_alpha_learns_nothing_of_rows_in_which_nothing_takes_part(backend: str) -> None:
+    scores, alpha = torch.tensor([[-torch.inf, -torch.inf], [1.0, 2.0]]), torch.ones(2, 1, requires_grad=True)
+    with tsallis.backend(backend):
+        tsallis.entmax_loss(scores, torch.tensor([0, 1]), alpha, reduction="sum").backward()
+    assert alpha.grad is not None and alpha.grad[0] == 0 and alpha.grad[1].isfinite()
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0])
+def test_shares_of_a_row_in_which_nothing_takes_part_have_no_loss(alpha: float, smoothing: float) -> None:
+    scores = torch.tensor([[-torch.inf, -torch.inf], [1.0, 2.0]], requires_grad=True)
+    shares = torch.full((2, 2), 0.5)
+    loss = tsallis.entmax_loss(scores, shares, alpha, reduction="none", label_smoothing=smoothing)
+    (grad,) = torch.autograd.grad(loss.sum(), scores)
+    assert loss[0] == 0 and grad[0].tolist() == [0, 0] and loss[1] > 0 and grad[1].abs().sum() > 0
+
+
+def test_smoothing_is_computed_in_the_dtype_of_the_scores() -> None:
+    scores, shares = torch.randn(5, 7, dtype=torch.float64), torch.rand(5, 7, dtype=torch.float64).softmax(-1)
+    mixture = 0.9 * shares + 0.1 / 7
+    smooth = tsallis.entmax_loss(scores, shares, label_smoothing=0.1)
+    torch.testing.assert_close(smooth, tsallis.entmax_loss(scores, mixture), rtol=0, atol=1e-14)
+
+
+def test_a_threshold_does_not_enlarge_scores() -> None:
+    with pytest.raises(ValueError, match=r"tau must be broadcastable to the scores \(3,\), got shape \(2, 3\)"):
+        tsallis.alpha_relu(torch.zeros(3), tau=torch.zeros(2, 3))
+    assert tsallis.alpha_relu(torch.zeros(2, 3), tau=torch.zeros(2, 1)).shape == (2, 3)
+
+
+def test_alphas_below_one_are_refused_inside_transformations() -> None:
+    query, alphas = torch.randn(1, 1, 3, 4), torch.tensor([[0.5]])
+    with pytest.raises(ValueError, match=r"alpha must be finite and at least 1, got a tensor with 0\.5"):
+        torch.func.vmap(lambda a: tsallis.entmax_attention(query, query, query, a))(alphas)
+    hidden, target = torch.randn(3, 4), torch.tensor([0, 1, 2])
+    with pytest.raises(ValueError, match=r"alpha must be finite and at least 1, got a tensor with 0\.5"):
+        torch.func.vmap(lambda a: tsallis.linear_entmax_loss(hidden, hidden, target, alpha=a))(torch.tensor([0.5]))
+
+
+def test_no_lengths_of_no_sequences() -> None:
+    query = torch.randn(0, 2, 3, 4)
+    assert tsallis.entmax_attention(query, query, query, key_lengths=[]).shape == query.shape

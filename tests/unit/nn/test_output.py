@@ -272,3 +272,17 @@ def test_smoothing_takes_the_targets_that_the_loss_takes(ignored: int, dtype: to
     scores = output(hidden)
     expected = tsallis.entmax_loss(scores, target, ignore_index=ignored, label_smoothing=0.1)
     torch.testing.assert_close(smoothed, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@every_kind
+def test_half_precision_ranks_by_float32(transform: str, alpha: float, dtype: torch.dtype) -> None:
+    output = OutputLayer(6, 200, transform, alpha).to(dtype)
+    scores = output(torch.randn(8, 6, dtype=dtype) * 8)
+    exact = output.log_probs(scores.float())
+    assert output.log_probs(scores).equal(exact)
+    for backend in ("auto", "eager"):
+        with tsallis.backend(backend):
+            best = output.best_symbols(scores, 5, 0)
+        torch.testing.assert_close(best.ends, exact[:, 0], rtol=1e-5, atol=1e-5)
+        assert best.support.equal((exact > -torch.inf).sum(-1))

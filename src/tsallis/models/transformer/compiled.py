@@ -84,7 +84,7 @@ class CompiledState(NamedTuple):
         table = self.positions.first(self.steps + beams.steps)
         weights, unknown = self.decoder.search(beams, self.rows, table, end, self.width if keep else 0)
         if unknown is not None:
-            check_symbols(torch.tensor([unknown]), self.decoder.symbols)
+            check_symbols(torch.tensor([unknown], device="cpu"), self.decoder.symbols)
         return weights
 
     def _read(self, token: Tensor, **wishes: Any) -> tuple[DecoderResult, CompiledState]:
@@ -186,7 +186,7 @@ class _Positions:
 
     def __init__(self, module: Any) -> None:
         self._module = module
-        self._table = torch.empty(0, dtype=torch.float32)
+        self._table = torch.empty(0, dtype=torch.float32, device="cpu")
 
     def first(self, count: int) -> Tensor:
         """Return encodings [count or more, d_model]."""

@@ -28,7 +28,7 @@ def plain_layer(gates: Tensor, recurrent: Tensor, last: Tensor) -> tuple[Tensor,
         hidden, cell = cell_step(by_input + hidden @ recurrent.mT, cell)
         states.append(hidden)
         cells.append(cell)
-    return torch.stack(states, 1), torch.stack(cells, 1)[:, last, torch.arange(len(last))]
+    return torch.stack(states, 1), torch.stack(cells, 1)[:, last, torch.arange(len(last), device=last.device)]
 
 
 def fused_layer(gates: Tensor, recurrent: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,7 +80,7 @@ class _Layer(Function):
                 own = torch.add(record.hidden[:, t] @ weight, gates[:, t], out=record.gates[:, t])
                 cells = record.cells[:, t], record.cells[:, t + 1]
                 record.hidden[:, t + 1] = cell_forward(own, *cells, record.tanh_cells[:, t], states[:, t])
-        ends = record.cells[:, 1:][:, last, torch.arange(batch)]
+        ends = record.cells[:, 1:][:, last, torch.arange(batch, device=last.device)]
         return (states, ends) if ctx.autocast is not None else (states.to(gates.dtype), ends.to(gates.dtype))
 
     @staticmethod
@@ -97,7 +97,7 @@ class _Layer(Function):
         of_cells = None
         if grad_ends is not None:
             of_cells = torch.zeros_like(record.tanh_cells)
-            of_cells[:, last, torch.arange(batch)] = grad_ends.to(of_cells.dtype)
+            of_cells[:, last, torch.arange(batch, device=last.device)] = grad_ends.to(of_cells.dtype)
         with torch.autocast(some.device.type, enabled=False):
             weight = recurrent.to(record.hidden.dtype)
             of_state = of_cell = torch.zeros_like(record.tanh_cells[:, 0])

@@ -61,7 +61,7 @@ def attention(args: AttentionArgs, needs_grad: bool) -> tuple[Tensor, Tensor, Sa
     """Return the output, how many keys each query attends to, and what backward needs, if there will be one."""
     args = _contiguous_rows(args)
     output = _empty_like(args.query, args.value.shape[-1])
-    support = torch.empty(args.query.shape[:-1], dtype=torch.int32)
+    support = torch.empty(args.query.shape[:-1], dtype=torch.int32, device="cpu")
     saved = allocate(args, output, support, needs_grad)
     _run("attention", args, saved, out=_heads(output))
     return output, support, saved

@@ -39,7 +39,7 @@ class Beams:
         self._score_row = 1 + max(options.wanted, options.noted)
         # Columns of the hand, log-probabilities and scores. Most of a large beam is never written.
         columns = len(BEAM_HAND) + 1
-        self._memory = torch.empty(columns * self.capacity + sources * self._score_row, dtype=torch.int64)
+        self._memory = torch.empty(columns * self.capacity + sources * self._score_row, dtype=torch.int64, device="cpu")
         hand = self._memory.data_ptr()
         self._past: list[tuple[Tensor, int]] = []  # rows of earlier steps, by columns, and how many there is room for
         self._used: list[int] = []  # how many there were of each of these when the next was allocated
@@ -73,7 +73,7 @@ class Beams:
         column = len(BEAM_SOURCE) + self.call.length
         if column >= self._source_row:
             return None
-        symbols = torch.tensor(self._sources[column :: self._source_row])  # [sources]
+        symbols = torch.tensor(self._sources[column :: self._source_row], device="cpu")  # [sources]
         return symbols[self._hand("owner")]
 
     def follow(self, best: BestSymbols, num_attended: Tensor) -> bool:
@@ -99,7 +99,7 @@ class Beams:
         rows = int(call.rows)
         room = min(rows * self.size, self.capacity) * STEPS_AT_ONCE
         room = max(rows, room if most is None else min(room, most))
-        past = torch.empty((len(BEAM_PAST) + len(BEAM_VALUES)) * room, dtype=torch.int64)
+        past = torch.empty((len(BEAM_PAST) + len(BEAM_VALUES)) * room, dtype=torch.int64, device="cpu")
         self._used.append(call.used)
         self._past.append((past, room))
         call.base, call.used, call.room = call.base + call.used, 0, room

@@ -27,7 +27,7 @@ def gather(tensors: Sequence[Tensor]) -> list[Tensor]:
 def allocate(numbers: int) -> Tensor:
     """Return a float32 tensor [numbers], on huge pages if it fills one and the system has them."""
     if 4 * numbers < PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.empty(numbers, dtype=torch.float32)
+        return torch.empty(numbers, dtype=torch.float32, device="cpu")
     memory = mmap.mmap(-1, 4 * numbers, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # of a system without them
         memory.madvise(mmap.MADV_HUGEPAGE)

@@ -45,7 +45,8 @@ class _Stack:
         copies = iter(gather([x.detach() for x in [*layers, *rest] if x is not None]))
         layers, rest = ([None if x is None else next(copies) for x in part] for part in (layers, rest))
         self._memory = [*layers, self.embedding, *rest]  # what the pointers name
-        self._pointers = torch.tensor([0 if x is None else x.data_ptr() for x in self._memory], dtype=torch.int64)
+        pointers = [0 if x is None else x.data_ptr() for x in self._memory]
+        self._pointers = torch.tensor(pointers, dtype=torch.int64, device="cpu")
         self._fields = {
             "layers": len(weights.layers),
             "d": self.d,
@@ -86,7 +87,7 @@ class CompiledEncoder(_Stack):
             positions: [width or more, d]
         """
         token, lengths = token.contiguous(), lengths.to(torch.int64).contiguous()
-        states = torch.empty(*token.shape, self.d, dtype=torch.float32)
+        states = torch.empty(*token.shape, self.d, dtype=torch.float32, device="cpu")
         call = Encoder.from_buffer_copy(self._template)
         call.batch, call.width = token.shape
         call.positions, call.token, call.lengths = positions.data_ptr(), token.data_ptr(), lengths.data_ptr()
@@ -123,8 +124,8 @@ class CompiledDecoder(_Stack):
         """
         states, lengths = states.contiguous(), lengths.to(torch.int64).contiguous()
         sources, width, _ = states.shape
-        memory = torch.empty(sources * width, self._source_columns, dtype=torch.float32)
-        rows = torch.empty(sources, PAST, dtype=torch.int64)
+        memory = torch.empty(sources * width, self._source_columns, dtype=torch.float32, device="cpu")
+        rows = torch.empty(sources, PAST, dtype=torch.int64, device="cpu")
         weights, bias = self._source_weights
         call = Project(
             *(sources, width, self.d, self._source_columns),
@@ -160,11 +161,11 @@ class CompiledDecoder(_Stack):
         call = Decoder.from_buffer_copy(self._template)
         best = allocate_best(rows, min(count, self.symbols))
         point_to(call.rank, best, end, only)
-        following = torch.empty(rows, columns + 1, dtype=torch.int64)
-        cache = torch.empty(rows, call.layers * 2 * self.d, dtype=torch.float32)
-        attended = torch.empty(rows, dtype=torch.int64)
-        weights = torch.empty(rows, attention, dtype=torch.float32) if attention else None
-        all_scores = torch.empty(rows, self.symbols, dtype=torch.float32) if scores else None
+        following = torch.empty(rows, columns + 1, dtype=torch.int64, device="cpu")
+        cache = torch.empty(rows, call.layers * 2 * self.d, dtype=torch.float32, device="cpu")
+        attended = torch.empty(rows, dtype=torch.int64, device="cpu")
+        weights = torch.empty(rows, attention, dtype=torch.float32, device="cpu") if attention else None
+        all_scores = torch.empty(rows, self.symbols, dtype=torch.float32, device="cpu") if scores else None
         call.rows, call.state_row, call.attention_row = rows, columns, attention
         call.positions, call.token = positions.data_ptr(), token.data_ptr()
         call.state, call.next_state = state.data_ptr(), following.data_ptr()
@@ -204,7 +205,7 @@ class CompiledDecoder(_Stack):
         rank.count, rank.end = min(beams.size + 1, self.symbols), end
         # The numbers of a row of: states, those after a step, best log-probabilities, their symbols, and five more.
         row = (*[columns + beams.steps] * 2, rank.count, rank.count, *[1] * 5)
-        memory = torch.empty(most * sum(row), dtype=torch.int64)
+        memory = torch.empty(most * sum(row), dtype=torch.int64, device="cpu")
         starts = [memory.data_ptr() + most * NUMBER * sum(row[:i]) for i in range(len(row))]
         decoder.next_state, call.states, rank.best, rank.symbols = starts[:4]
         rank.ends, rank.mass, rank.support, decoder.attended, call.only = starts[4:]
@@ -215,10 +216,10 @@ class CompiledDecoder(_Stack):
         while call.beam.rows and beams.nan_source is None and call.unknown_symbol < 0:
             width = decoder.layers * 2 * self.d
             room = beams.add_room(CACHE_NUMBERS // width)
-            caches.append(torch.empty(room, width, dtype=torch.float32))
+            caches.append(torch.empty(room, width, dtype=torch.float32, device="cpu"))
             decoder.cache = caches[-1].data_ptr()
             if attention:
-                weights.append(torch.empty(room, attention, dtype=torch.float32))
+                weights.append(torch.empty(room, attention, dtype=torch.float32, device="cpu"))
                 decoder.attention = weights[-1].data_ptr()
             call_search(call)
             weights[-1:] = [part[: call.beam.used] for part in weights[-1:]]

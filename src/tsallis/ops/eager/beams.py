@@ -35,11 +35,11 @@ class Beams:
 
     def tokens(self) -> Tensor:
         """Return the last token of each prefix [rows]."""
-        return torch.tensor(self._tokens)
+        return torch.tensor(self._tokens, device="cpu")
 
     def parents(self) -> Tensor:
         """Return the rows of the step before that the prefixes continue [rows]."""
-        return torch.tensor(self._parent_rows)
+        return torch.tensor(self._parent_rows, device="cpu")
 
     def forced(self) -> Tensor | None:
         """Return the symbol that must follow each prefix [rows], -1 where any may; None where any may everywhere."""
@@ -47,7 +47,8 @@ class Beams:
         prefixes = [beam.limits.prefix for _, beam in self._active for _ in beam.log_probs]
         if all(length >= len(prefix) for prefix in prefixes):
             return None
-        return torch.tensor([prefix[length] if length < len(prefix) else -1 for prefix in prefixes])
+        only = [prefix[length] if length < len(prefix) else -1 for prefix in prefixes]
+        return torch.tensor(only, device="cpu")
 
     def follow(self, best: BestSymbols, num_attended: Tensor) -> bool:
         """Choose the next prefixes by the results of a step; where a probability is NaN, note its source alone.

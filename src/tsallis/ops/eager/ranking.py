@@ -35,7 +35,7 @@ def best_by_map(
     if tau is not None:
         values = alpha_relu(upcast(scores), alpha - 1, tau).double()
         return best_of_log_probs(values.log(), count, end, only)._replace(mass=values.sum(-1))
-    log_probs = scores.double().log_softmax(-1) if alpha == 1 else entmax(scores, alpha).double().log()
+    log_probs = scores.double().log_softmax(-1) if alpha == 1 else entmax(upcast(scores), alpha).double().log()
     return best_of_log_probs(log_probs, count, end, only)
 
 

@@ -126,7 +126,8 @@ def _solve_convex(values: Tensor, alpha: Alpha, start: Tensor) -> tuple[Tensor, 
         log_mass = mass.clamp(min=tiny).log()
         # norm-Newton: F (1 - F^-eps) / (eps G), which is log F at alpha = 1. For an alpha below 1, F^eps is concave in
         # c and rises to 1 at the threshold: no step overshoots, either.
-        c = c - mass * torch.expm1(-eps * log_mass) / (eps * weight.clamp(min=tiny))
+        step = mass * torch.expm1(-eps * log_mass) / (eps * weight.clamp(min=tiny))
+        c = c - torch.where(mass > 0, step, 0)  # of a row in which nothing takes part it may be 0 / 0
         if not bool(((log_mass.abs() > tolerance) & (mass > 0)).any()):
             break
     p = ((values - c) * eps).clamp_(min=-1).log1p_().div_(eps).exp_()
