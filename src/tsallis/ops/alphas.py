@@ -20,13 +20,13 @@ def extremes(alpha: Tensor) -> tuple[float, float]:
 def check_alpha(alpha: Alpha, positive: bool = False) -> None:
     """Raise a ValueError unless every alpha is finite and at least 1; for callers that have the numbers at hand.
 
-    With `positive` alphas between 0 and 1 are valid, too.
+    With `positive` alphas between 0 and 1 are valid, too. While a CUDA graph is captured none is looked at.
     """
     limits = "positive and finite" if positive else "finite and at least 1"
     if isinstance(alpha, float):
         if not _valid(alpha, positive):
             raise ValueError(f"alpha must be {limits}, got {alpha:g}")
-    elif alpha.numel() and not all(_valid(extreme, positive) for extreme in extremes(alpha)):
+    elif alpha.numel() and not _capturing(alpha) and not all(_valid(extreme, positive) for extreme in extremes(alpha)):
         invalid = next(value for value in alpha.detach().flatten().tolist() if not _valid(value, positive))
         raise ValueError(f"alpha must be {limits}, got a tensor with {invalid:g}")
 
@@ -35,15 +35,22 @@ def _valid(alpha: float, positive: bool) -> bool:
     return (alpha > 0 if positive else alpha >= 1) and alpha < math.inf
 
 
+def _capturing(alpha: Tensor) -> bool:
+    """Tell whether a CUDA graph is captured, in which no number can be looked at."""
+    return alpha.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 def bounds(alpha: Alpha) -> tuple[float, float] | None:
-    """Return the least and the largest alpha, checked; None for alphas on a GPU while a CUDA graph is captured.
+    """Return the least and the largest alpha: of a float, which its caller has checked, twice the number.
+
+    None for alphas on a GPU while a CUDA graph is captured.
 
     Raises:
         ValueError: an alpha below 1 or not finite.
     """
     if isinstance(alpha, float):
         return alpha, alpha
-    if alpha.is_cuda and torch.cuda.is_current_stream_capturing():  # no number can be looked at
+    if _capturing(alpha):
         return None
     least, most = extremes(alpha) if alpha.numel() else (1.0, 1.0)
     if not 1 <= least <= most < torch.inf:

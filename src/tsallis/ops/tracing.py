@@ -120,6 +120,7 @@ def operator(
     setup: Callable[[Any, tuple[Any, ...], Any], None] | None = None,
     backward: Callable[..., Any] | None = None,
     rows: bool = False,
+    waits: bool = False,
 ) -> Callable[..., Any]:
     """Register an opaque operator `tsallis::name`, as which tracers and dispatch modes meet what calls kernels.
 
@@ -132,8 +133,10 @@ def operator(
         backward: the gradients of the arguments; not a Function's, which the compiler would trace and fails on the
             second time for dynamic shapes.
         rows: every tensor has rows first, and a batch of rows may be computed as more of them (`vmap`).
+        waits: it reads a number from a GPU, which no CUDA graph can capture.
     """
-    registered = torch.library.custom_op(f"tsallis::{name}", compute, mutates_args=(), schema=schema)
+    tags = (torch.Tag.cudagraph_unsafe,) if waits else ()
+    registered = torch.library.custom_op(f"tsallis::{name}", compute, mutates_args=(), schema=schema, tags=tags)
     registered.register_fake(fake)
     if backward is not None:
         registered.register_autograd(backward, setup_context=setup)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 
 import pytest
@@ -62,3 +63,10 @@ def test_what_is_untraced_runs_each_time_and_breaks_a_graph() -> None:
     torch._dynamo.reset()
     with pytest.raises(torch._dynamo.exc.Unsupported):
         torch.compile(function, fullgraph=True, backend="eager")(torch.ones(3))
+
+
+def test_no_cuda_graph_captures_operators_that_wait_for_a_number() -> None:
+    importlib.import_module("tsallis.ops.autograd.linear")  # registers them
+    for name in ("entmax_loss", "linear_loss", "linear_loss_backward"):
+        assert torch.Tag.cudagraph_unsafe in getattr(torch.ops.tsallis, name).default.tags
+    assert torch.Tag.cudagraph_unsafe not in torch.ops.tsallis.entmax.default.tags

@@ -150,6 +150,7 @@ _backward_operator = operator(
     f"(Tensor grad, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor)",
     _compute_backward,
     _fake_backward,
+    waits=True,
 )
 
 
@@ -184,4 +185,4 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     )
 
 
-_operator = operator("linear_loss", f"({_ARGUMENTS}) -> Tensor", _compute, _fake, _setup, _backward)
+_operator = operator("linear_loss", f"({_ARGUMENTS}) -> Tensor", _compute, _fake, _setup, _backward, waits=True)

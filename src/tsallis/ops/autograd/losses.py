@@ -156,4 +156,5 @@ _operator = operator(
     _setup,
     _backward,
     rows=True,
+    waits=True,
 )
