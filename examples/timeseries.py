@@ -36,10 +36,7 @@ from tsallis.analysis import SignalDensity, signal_densities
 from tsallis.continuous import ValueFunction, gaussian_grid
 from tsallis.data.io import find_packed, write_atomic
 from tsallis.data.splits import hold_out
-from tsallis.errors import InputError
-from tsallis.models.timeseries import GridClassifier, SignalClassifier, fitted
-from tsallis.report.page import build_page
-from tsallis.tasks.timeseries import (
+from tsallis.data.timeseries import (
     Events,
     IrregularSeries,
     Scaling,
@@ -47,6 +44,9 @@ from tsallis.tasks.timeseries import (
     read_events,
     read_labels,
 )
+from tsallis.errors import InputError
+from tsallis.models.timeseries import GridClassifier, SignalClassifier, fitted
+from tsallis.report.page import build_page
 
 MINUTES = 2880  # of the first 48 hours
 MEASURED_ONCE = ("Age", "Gender", "Height")

@@ -19,7 +19,7 @@ __all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]
 
 TESTS = Path(__file__).parent
 # Of each test of these files and folders every so manieth case runs in `make test`, the others in `make test-slow`.
-EVERY = {
+SAMPLED_TESTS = {
     "contract/test_attention.py": 3,
     "contract/test_continuous_attention.py": 2,
     "contract/test_densities.py": 2,
@@ -43,12 +43,12 @@ if not torch.cuda.is_available():
 
 @pytest.hookimpl(tryfirst=True)  # before those of a mark are chosen
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow what `EVERY` leaves to the slow tests; the first case of a test never is."""
+    """Mark as slow what `SAMPLED_TESTS` leaves to the slow tests; the first case of a test never is."""
     counts = Counter[str]()
     for item in items:
         test, _, case = item.nodeid.partition("[")
         name = item.path.relative_to(TESTS).as_posix() if item.path.is_relative_to(TESTS) else ""
-        step = next((step for part, step in EVERY.items() if name == part or name.startswith(f"{part}/")), 1)
+        step = next((step for part, step in SAMPLED_TESTS.items() if name == part or name.startswith(f"{part}/")), 1)
         if case and counts[test] % step:
             item.add_marker("slow")
         counts[test] += 1

@@ -13,8 +13,8 @@ from tsallis.ops import reference
 from tsallis.ops.backend import load
 from tsallis.ops.eager import losses, maps
 
-EVERY = ("reference", "eager", "cpu")
-BACKENDS = {"test_maps": EVERY, "test_losses": EVERY, "test_attention": ("eager", "cpu")}
+ALL_BACKENDS = ("reference", "eager", "cpu")
+BACKENDS = {"test_maps": ALL_BACKENDS, "test_losses": ALL_BACKENDS, "test_attention": ("eager", "cpu")}
 BISECTIONS = 70  # halve the widest bracket that these tests have down to float64's last digit
 
 

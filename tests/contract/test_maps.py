@@ -9,7 +9,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import tsallis
-from contract.conftest import EVERY
+from contract.conftest import ALL_BACKENDS
 from contract.maps import ALPHAS, KINDS, MAPS, SMOOTH, Map, rows
 from pairs import every_pair
 from tsallis.ops import reference
@@ -191,7 +191,7 @@ def test_minus_infinity_takes_no_part(m: Map) -> None:
     assert (grad[out] == 0).all() and grad.isfinite().all()
 
 
-@every_pair(indirect=["computed_by"], m=MAPS, d=[6, 2048], computed_by=EVERY)
+@every_pair(indirect=["computed_by"], m=MAPS, d=[6, 2048], computed_by=ALL_BACKENDS)
 def test_rows_that_are_empty_or_broken_stay_by_themselves(m: Map, d: int) -> None:
     z = torch.randn(5, d) * 3
     expected = m.ours(z[3:])
@@ -209,7 +209,7 @@ def test_rows_that_are_empty_or_broken_stay_by_themselves(m: Map, d: int) -> Non
     assert grad[3:].isfinite().all()
 
 
-@every_pair(indirect=["computed_by"], m=MAPS, dtype=[torch.float16, torch.bfloat16], computed_by=EVERY)
+@every_pair(indirect=["computed_by"], m=MAPS, dtype=[torch.float16, torch.bfloat16], computed_by=ALL_BACKENDS)
 def test_half_precision_is_computed_in_float32(m: Map, dtype: torch.dtype) -> None:
     z = (torch.randn(4, 1000) * 2).to(dtype).requires_grad_()
     p = m.ours(z)
@@ -230,7 +230,9 @@ def test_autocast_gives_float32(m: Map) -> None:
         assert m.ours(torch.randn(3, 4)).dtype == torch.float32
 
 
-@every_pair(indirect=["computed_by"], m=MAPS, shape=[(), (1,), (0,), (3, 0), (0, 4), (2, 0, 3)], computed_by=EVERY)
+@every_pair(
+    indirect=["computed_by"], m=MAPS, shape=[(), (1,), (0,), (3, 0), (0, 4), (2, 0, 3)], computed_by=ALL_BACKENDS
+)
 def test_empty_tensors_and_single_numbers(m: Map, shape: tuple[int, ...]) -> None:
     z = torch.randn(shape, requires_grad=True)
     p = m.ours(z)

@@ -15,7 +15,7 @@ from tsallis.ops.alphas import Alpha, bounds
 from tsallis.ops.arguments import AttentionArgs
 from tsallis.ops.autograd import attention
 from tsallis.ops.backend import capabilities, choose_attention
-from tsallis.ops.dtypes import upcast
+from tsallis.ops.dtypes import compute_dtype, upcast
 from tsallis.ops.transforms import check_wrapped_alpha, forward_mode, traced, transforms_active, without_numbers
 
 _AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
@@ -274,7 +274,8 @@ def _lengths(
 
 def _integers(numbers: Sequence[int]) -> Tensor:
     """Return a list as a tensor on the CPU, whatever the default device is; an empty one is of integers, too."""
-    return torch.tensor(numbers, device="cpu") if len(numbers) else torch.zeros(0, dtype=torch.long, device="cpu")
+    tensor = torch.as_tensor(numbers, device="cpu")
+    return tensor if tensor.numel() else tensor.long()
 
 
 def _mask(mask: Tensor | None, q: Tensor, full: Sequence[int]) -> Tensor | None:
@@ -296,7 +297,7 @@ def _mask(mask: Tensor | None, q: Tensor, full: Sequence[int]) -> Tensor | None:
         mask = mask.reshape(q.shape[0], *mask.shape[-3:])
     else:
         mask = mask.reshape(1, *(mask.shape[-3:] if len(full) > 2 else (1, *mask.shape)))
-    return mask if mask.dtype in (torch.bool, q.dtype, _scores_dtype(q)) else mask.to(_scores_dtype(q))
+    return mask if mask.dtype in (torch.bool, q.dtype, compute_dtype(q.dtype)) else mask.to(compute_dtype(q.dtype))
 
 
 def _alphas(alpha: Alpha, q: Tensor, outer: Sequence[int]) -> Alpha:
@@ -321,7 +322,7 @@ def _per_head(name: str, x: Tensor, q: Tensor, outer: Sequence[int], hint: str =
         x = x.reshape(batch, heads)
     else:
         raise ValueError(f"{name} must have shape ({heads},) or {tuple(outer)}: one for each head, got {shape}{hint}")
-    return x.resolve_neg().to(device=q.device, dtype=_scores_dtype(q))
+    return x.resolve_neg().to(device=q.device, dtype=compute_dtype(q.dtype))
 
 
 def _norms(norms: Tensor, k: Tensor, shape: Sequence[int]) -> Tensor:
@@ -329,10 +330,5 @@ def _norms(norms: Tensor, k: Tensor, shape: Sequence[int]) -> Tensor:
     check_floating(norms, "key_norms")
     if tuple(norms.shape) != tuple(shape):
         raise ValueError(f"key_norms must have shape {tuple(shape)}, got {tuple(norms.shape)}")
-    norms = norms.detach().resolve_neg().to(device=k.device, dtype=_scores_dtype(k))
+    norms = norms.detach().resolve_neg().to(device=k.device, dtype=compute_dtype(k.dtype))
     return norms.reshape(k.shape[:2]).contiguous()
-
-
-def _scores_dtype(q: Tensor) -> torch.dtype:
-    """Return the dtype of the computation."""
-    return torch.float64 if q.dtype == torch.float64 else torch.float32

@@ -128,8 +128,9 @@ class Decoder(Protocol):
     """The methods of a model that search calls.
 
     :class:`~tsallis.models.RNNSeq2Seq`, :class:`~tsallis.models.TransformerSeq2Seq`,
-    :class:`~tsallis.models.LabelDecoder` and :class:`~tsallis.search.Ensemble` have them. A state has a method
-    `select(index)` that reorders, repeats or drops its rows.
+    :class:`~tsallis.models.LanguageModel`, :class:`~tsallis.models.LabelDecoder` and :class:`~tsallis.search.Ensemble`
+    have them. A state has a method `select(index)` that reorders, repeats or drops its rows. A beam search calls two
+    more where a model has them, because they can be faster: `step_best` in the place of `step`, and `run_beams`.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from torch import nn
 
@@ -60,3 +60,8 @@ def shared_parameters(model: nn.Module) -> dict[str, str]:
         if original != name:
             aliases[name] = original
     return aliases
+
+
+def aliases_of(model: Any) -> dict[str, str]:
+    """Return what a model says of its :func:`shared_parameters`; nothing of one that does not."""
+    return dict(model.shared_parameters()) if hasattr(model, "shared_parameters") else {}

@@ -37,9 +37,9 @@ class AttentionStats(NamedTuple):
         AttentionStats(density=tensor([1., 1.]), support=tensor([5., 5.]), alpha=tensor([1., 1.]))
     """
 
-    density: Tensor  # [heads]: share of the keys that could be attended to which had a weight above zero
-    support: Tensor  # [heads]: mean number of keys with a weight above zero
-    alpha: Tensor  # [heads]
+    density: Tensor
+    support: Tensor
+    alpha: Tensor
 
 
 class _PassRecord(NamedTuple):

@@ -172,7 +172,8 @@ def score_tokens(
 def _gap(model: Any, scores: Tensor, token: int) -> float | None:
     """Return by how much a token's score is below the threshold of a step's scores [d_vocab].
 
-    The threshold of entmax follows from its largest probability: :math:`\\tau = (\\alpha - 1) z - p^{\\alpha - 1}`.
+    The threshold of entmax follows from its largest probability: :math:`\\tau = (\\alpha - 1) z - p^{\\alpha - 1}`; in
+    units of scores it is :math:`\\tau / (\\alpha - 1)`.
     """
     output = model.output
     alpha = getattr(output, "alpha", None)

@@ -47,7 +47,9 @@ LONGEST = 1024  # symbols of a line on which a search ends in seconds, where the
 
 @dataclass(frozen=True)
 class Vocabularies:
-    """The symbols of sources and targets: a :class:`Vocabulary`, or :class:`Subwords`; and images, where there are any.
+    """The symbols of sources and targets, and images, where there are any.
+
+    Symbols are a :class:`~tsallis.data.vocabulary.Vocabulary` or :class:`~tsallis.data.subwords.Subwords`.
 
     Sources of questions about images begin with the image's number in the store.
     """

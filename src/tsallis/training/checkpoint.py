@@ -31,6 +31,7 @@ from torch import Tensor
 from tsallis.data.io import is_folder, is_leftover, is_regular, read_bytes, remove_leftovers, write_atomic
 from tsallis.errors import InputError
 from tsallis.evaluation.score_names import rank_score
+from tsallis.models.sharing import aliases_of
 from tsallis.training.lock import Lock, writing
 from tsallis.training.schema import Index, Manifest, as_json, check_record, read_record
 
@@ -280,7 +281,7 @@ class Checkpoints:
             InputError: as :meth:`load`.
         """
         _, parameters, _ = self.load(which)
-        shared = model.shared_parameters() if hasattr(model, "shared_parameters") else {}
+        shared = aliases_of(model)
         return {**parameters, **{alias: parameters[key] for alias, key in shared.items() if key in parameters}}
 
     def _load(self, name: str) -> dict[str, Tensor]:

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from tsallis.data.batching import IGNORE_INDEX, Batch, has_loss
 from tsallis.errors import InputError
+from tsallis.models.sharing import aliases_of
 from tsallis.nn import PerHeadAlpha
 from tsallis.training.distributed import World
 
@@ -240,7 +241,8 @@ class Engine:
         """
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         model: Any = get_model_state_dict(self.model, options=options)
-        model = {name: value for name, value in model.items() if name not in self._shared()}
+        aliases = aliases_of(self.model)
+        model = {name: value for name, value in model.items() if name not in aliases}
         return model, dict(get_optimizer_state_dict(self.model, self.optimizer, options=options))
 
     def load(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Any]) -> None:
@@ -295,9 +297,5 @@ class Engine:
 
     def _names(self) -> list[str]:
         """Return the names of parameters, each once."""
-        return [name for name in self.model.state_dict() if name not in self._shared()]
-
-    def _shared(self) -> dict[str, str]:
-        """Return the names of parameters that have another one, with that one."""
-        find = getattr(self.model, "shared_parameters", dict)
-        return dict(find())
+        aliases = aliases_of(self.model)
+        return [name for name in self.model.state_dict() if name not in aliases]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tsallis.data.io import check_file, read_bytes
 from tsallis.data.word_vectors import WordVectors
 from tsallis.errors import InputError
-from tsallis.models.sharing import SymbolRows
+from tsallis.models.sharing import SymbolRows, aliases_of
 from tsallis.special_symbols import FIRST, SPECIALS
 from tsallis.training.checkpoint import not_finite
 from tsallis.training.run_folder import START, Run
@@ -42,7 +42,7 @@ class Start:
         """Return the file that a run goes on from before its first checkpoint; None where all is drawn at random."""
         if not self.facts:
             return None
-        shared = _shared(self.model)
+        shared = aliases_of(self.model)
         state = {name: value for name, value in self.model.state_dict().items() if name not in shared}
         return safetensors.torch.save(state, metadata={"init": json.dumps(self.facts)})
 
@@ -70,7 +70,7 @@ def take_parameters(model: Any, source: Run, vocabularies: Mapping[str, Any]) ->
         kinds = (type(source.model).__name__, type(model).__name__)
         raise InputError(f"training.init_from: {source.folder}: a {kinds[0]}, and this run's model is a {kinds[1]}")
     state, own = source.model.state_dict(), model.state_dict()
-    shared, by_symbol = _shared(model), model.symbol_rows
+    shared, by_symbol = aliases_of(model), model.symbol_rows
     names = [name for name in own if name not in shared]
     matches = [name for name in names if name in state and name not in by_symbol]
     for name in matches:
@@ -85,7 +85,7 @@ def take_parameters(model: Any, source: Run, vocabularies: Mapping[str, Any]) ->
         "taken": matches,
         "symbols": dict(sorted(symbols.items())),
         "random": [name for name in names if name not in state],
-        "unused": [name for name in state if name not in own and name not in _shared(source.model)],
+        "unused": [name for name in state if name not in own and name not in aliases_of(source.model)],
     }
 
 
@@ -161,7 +161,7 @@ def load_start(model: Any, folder: Path) -> dict[str, Any]:
         facts = json.loads(json.loads(blob[8 : 8 + length])["__metadata__"]["init"])
     except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path}: not the parameters that a run began with; restore the file") from error
-    own, shared = model.state_dict(), _shared(model)
+    own, shared = model.state_dict(), aliases_of(model)
     shapes = {name: value.shape for name, value in own.items() if name not in shared}
     if {name: value.shape for name, value in parameters.items()} != shapes or not isinstance(facts, dict):
         raise InputError(f"{path}: not of this run's model; restore the file")
@@ -195,7 +195,3 @@ def describe_start(facts: Mapping[str, Any]) -> list[str]:
 def _list(names: Sequence[str]) -> str:
     more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     return ", ".join(names[:MOST_NAMES]) + more
-
-
-def _shared(model: Any) -> dict[str, str]:
-    return dict(model.shared_parameters()) if hasattr(model, "shared_parameters") else {}

@@ -28,6 +28,7 @@ from tsallis.data.subwords import Subwords
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError, describe
 from tsallis.models.registry import MODELS
+from tsallis.models.sharing import aliases_of
 from tsallis.training.checkpoint import MODEL as PARAMETERS
 from tsallis.training.checkpoint import Checkpoints
 from tsallis.training.lock import LOCK, Lock, locked, writing
@@ -134,23 +135,18 @@ def _model_of(path: Path, record: ModelRecord, parameters: dict[str, Tensor], mi
         outline = build_model(description, path)
     _compare(outline, parameters, misfit)
     model = build_model(description, path)
-    model.load_state_dict({**parameters, **{alias: parameters[key] for alias, key in _shared(model).items()}})
+    model.load_state_dict({**parameters, **{alias: parameters[key] for alias, key in aliases_of(model).items()}})
     return model.eval()
 
 
 def _compare(model: Any, parameters: Mapping[str, Tensor], misfit: str) -> None:
     """See that parameters are those of a model, by their names and shapes."""
-    aliases = _shared(model).keys()
+    aliases = aliases_of(model).keys()
     shapes = {name: list(value.shape) for name, value in model.state_dict().items()}
     for name in sorted((shapes.keys() | parameters.keys()) - aliases):
         expected, shape = shapes.get(name), list(parameters[name].shape) if name in parameters else None
         if expected != shape:
             raise InputError(f"{misfit}: {name} of shape {shape or 'none'}, expected {expected or 'none'}")
-
-
-def _shared(model: Any) -> dict[str, str]:
-    """Return the names of parameters that have another one, with that one."""
-    return dict(model.shared_parameters()) if hasattr(model, "shared_parameters") else {}
 
 
 def _load_symbols(folder: Path, name: str) -> tuple[Path, Symbols]:

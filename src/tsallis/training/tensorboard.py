@@ -59,10 +59,10 @@ def scalars(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def require_tensorboard() -> None:
-    """Tell whether the package is there.
+    """Refuse to go on without the package tensorboard.
 
     Raises:
-        InputError: if it is not.
+        InputError: it is not there.
     """
     _writer()
 

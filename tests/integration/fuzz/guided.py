@@ -79,9 +79,7 @@ def search_in_this_process(names: list[str], arguments: list[str]) -> None:
     import atheris
 
     with atheris.instrument_imports(include=["tsallis"]):
-        import tsallis.serve.requests
-        import tsallis.tasks
-        import tsallis.tasks.timeseries  # noqa: F401
+        pass
     os.fsync = lambda handle: None  # what takes the time of reading a hundred files
     with tempfile.TemporaryDirectory(prefix="fuzz-") as work:
 

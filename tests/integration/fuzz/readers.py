@@ -23,14 +23,14 @@ def read_parallel(path: Path) -> None:
 
 
 def read_events(path: Path) -> None:
-    from tsallis.tasks.timeseries import IrregularSeries, read_events
+    from tsallis.data.timeseries import IrregularSeries, read_events
 
     events = read_events(path)
     IrregularSeries(events, events.names)
 
 
 def read_labels(path: Path) -> None:
-    from tsallis.tasks.timeseries import read_labels
+    from tsallis.data.timeseries import read_labels
 
     read_labels(path, "label")
 

@@ -26,10 +26,10 @@ from tsallis.data.io import (
     write_output,
 )
 from tsallis.data.subwords import Subwords
+from tsallis.data.timeseries import read_events, read_labels
 from tsallis.errors import InputError
 from tsallis.tasks.classification import read_labelled
 from tsallis.tasks.inflection import read_inflection
-from tsallis.tasks.timeseries import read_events, read_labels
 from tsallis.tasks.vqa import read_questions
 
 READERS: dict[str, Callable[[Path], object]] = {

@@ -1,4 +1,4 @@
-"""PyTorch's operations as a backend: any device, any alpha from 1, in float32 and float64.
+"""PyTorch's operations as a backend: any device, any positive alpha, in float32 and float64.
 
 They compute what the other backends leave, and every derivative of an order above the first.
 """

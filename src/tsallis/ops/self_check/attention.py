@@ -13,6 +13,7 @@ from tsallis.ops.eager import maps
 from tsallis.ops.self_check.trial import GRADIENT, VALUE, Trial
 
 SHORT, LONG = 37, 1100  # keys: of a row on a GPU's chip, and so many that blocks of them are chosen, or decoded
+HEAD, WIDE, WIDEST = 32, 128, 256  # numbers: what fits a small head need not fit a large one
 
 
 class Case(NamedTuple):
@@ -25,6 +26,7 @@ class Case(NamedTuple):
     heads: int
     options: dict[str, Any]
     gradients: bool = True
+    size: int = HEAD
 
 
 def check_attention(trial: Trial) -> None:
@@ -32,14 +34,17 @@ def check_attention(trial: Trial) -> None:
     alphas = torch.tensor([[1.0, 1.3, 1.5, 2.0]], dtype=torch.float64, device="cpu")
     lengths, half = torch.tensor([SHORT, 20], device="cpu"), torch.arange(LONG, device="cpu") % 2 == 0
     slopes = torch.tensor([[0.3, 0.01]], dtype=torch.float64, device="cpu")
+    widest = int(min(WIDEST, trial.kernels.CAPABILITIES.largest_head))
+    one_mask = {"alpha_value": 1.5, "mask": (1, 1, 1, LONG)}
     behind = {"slopes": slopes, "offset": LONG - 40}  # queries that stand among the last keys
     cases = (
         Case("attention of few keys", 2, 9, SHORT, 4, {"alphas": alphas, "mask": (1, 4, 9, SHORT), "lengths": lengths}),
         Case("attention of many keys", 1, 40, LONG, 2, {"alphas": alphas[:, 1:3], "causal": True}),
-        Case("attention of many keys with one alpha", 1, 40, LONG, 2, {"alpha_value": 1.5, "mask": (1, 1, 1, LONG)}),
+        Case("attention of wide heads with one alpha", 1, 40, LONG, 2, one_mask, size=WIDE),
+        Case("attention of the widest heads", 1, 40, LONG, 2, {"alphas": alphas[:, 1:3]}, size=widest),
         Case("attention with slopes", 1, 40, LONG, 2, {"alpha_value": 1.5, "causal": True, **behind}),
         Case("decoding with slopes", 2, 1, LONG, 2, {"alpha_value": 1.5, **behind}, gradients=False),
-        Case("decoding", 2, 1, LONG, 4, {"alphas": alphas, "mask": half[None, None, None]}, gradients=False),
+        Case("decoding", 2, 1, LONG, 4, {"alphas": alphas, "mask": half[None, None, None]}, gradients=False, size=WIDE),
         Case("attention with dropout", 2, 9, SHORT, 4, {"alpha_value": 1.5, "dropout": 0.4}, gradients=False),
     )
     for case in cases:
@@ -48,18 +53,8 @@ def check_attention(trial: Trial) -> None:
 
 
 def _check(trial: Trial, case: Case) -> None:
-    size, options = (
-        32,
-        {
-            "alphas": None,
-            "mask": None,
-            "slopes": None,
-            "key_norms": None,
-            "lengths": None,
-            "alpha_value": None,
-            **case.options,
-        },
-    )
+    none = dict.fromkeys(("alphas", "mask", "slopes", "key_norms", "lengths", "alpha_value"))
+    size, options = case.size, {**none, **case.options}
     mask = options.pop("mask")
     mask = trial.normal(*mask) if isinstance(mask, tuple) else mask
     query = trial.normal(case.batch, case.heads, case.queries, size, scale=2.0)

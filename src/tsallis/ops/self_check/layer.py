@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tsallis.ops import eager
+from tsallis.ops.dtypes import compute_dtype
 from tsallis.ops.eager.alpha_relu import alpha_relu
 from tsallis.ops.self_check.trial import GRADIENT, VALUE, Trial
 from tsallis.ops.sparse_rows import CsrRows
@@ -26,8 +27,8 @@ def check_output_layer(trial: Trial) -> None:
     target, scale = trial.integers(CLASSES, rows), trial.normal(rows).float().double()
     target[2] = -1
     exact = CsrRows(offsets, column, value)
-    lists = CsrRows(offsets.to(trial.device), column.to(trial.device), trial.put(value, _wide(trial)))
-    y, weight = target.to(trial.device), trial.put(scale, _wide(trial))
+    lists = CsrRows(offsets.to(trial.device), column.to(trial.device), trial.put(value, compute_dtype(trial.dtype)))
+    y, weight = target.to(trial.device), trial.put(scale, compute_dtype(trial.dtype))
     table = trial.normal(CLASSES, SIZE)
     with trial.kernel("sums over sparse rows"):
         out, total = trial.kernels.spmm(lists, trial.put(table), scale=weight, minus=y, need_total=True)
@@ -61,10 +62,6 @@ def _check_one_pass(trial: Trial) -> None:
         values = torch.where((target < 0).unsqueeze(-1), 0, alpha_relu(scores, alpha - 1, TAU))
         trial.compare("losses", result[0], losses, trial.sum_limit(GRADIENT))
         trial.compare("support", _dense(result[1], CLASSES), values, trial.sum_limit(GRADIENT))
-
-
-def _wide(trial: Trial) -> torch.dtype:
-    return torch.float64 if trial.dtype == torch.float64 else torch.float32
 
 
 def _dense(lists: CsrRows, columns: int) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tsallis.ops import eager
 from tsallis.ops.alphas import Alpha
+from tsallis.ops.dtypes import compute_dtype
 from tsallis.ops.eager.alpha_relu import alpha_relu
 from tsallis.ops.self_check.trial import GRADIENT, VALUE, Trial
 
@@ -34,7 +35,7 @@ def _inputs(trial: Trial) -> list[tuple[str, Tensor, Alpha]]:
 def _on_device(trial: Trial, alpha: Alpha) -> Alpha:
     if not isinstance(alpha, Tensor):
         return alpha
-    return trial.put(alpha, torch.float64 if trial.dtype == torch.float64 else torch.float32)
+    return trial.put(alpha, compute_dtype(trial.dtype))
 
 
 def check_maps(trial: Trial) -> None:

@@ -12,8 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsallis.errors import InputError
-from tsallis.tasks.timeseries import (
+from tsallis.data.timeseries import (
     Events,
     IrregularSeries,
     Scaling,
@@ -21,6 +20,7 @@ from tsallis.tasks.timeseries import (
     read_events,
     read_labels,
 )
+from tsallis.errors import InputError
 
 HEADER = "RecordID,minute,parameter,value\n"
 LINES = "7,0,Age,54\n7,7,HR,73\n7,37,HR,77.5\n9,2,pH,-1\n"
