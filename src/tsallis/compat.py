@@ -348,7 +348,7 @@ def _refuse_learned(name: str, value: Alpha) -> None:
 
 
 def _by_value(apply: Callable[[Tensor, float], Tensor], X: Tensor, values: Alpha, dim: int) -> Tensor:
-    """`apply(rows, value)` along `dim`; with a tensor of values, once for each distinct one."""
+    """Return `apply(rows, value)` along `dim`; with a tensor of values, once for each distinct one."""
     if not isinstance(values, Tensor):
         return apply(X.movedim(dim, -1), values).movedim(-1, dim) if X.dim() else apply(X, values)
     if values.numel() == 1:
@@ -522,7 +522,7 @@ class _Loss(_Map):
         self.ignore_index, self.reduction, self.return_support_size = ignore_index, reduction, return_support_size
 
     def loss(self, X: Tensor, target: Tensor) -> Tensor:
-        """The loss of each target, 0 for an ignored one."""
+        """Return the loss of each target, 0 for an ignored one."""
         return functional.entmax_loss(X, target, self.alpha, ignore_index=self.ignore_index, reduction="none")
 
     def forward(self, X: Tensor, target: Tensor) -> Tensor | tuple[Tensor, Tensor]:

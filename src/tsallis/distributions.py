@@ -165,7 +165,7 @@ class EntmaxCategorical(Categorical):
         return self.scores.new_full(self._extended_shape(), torch.nan)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Log-probabilities; -inf, with gradient zero, outside the support.
+        """Return log-probabilities; -inf, with gradient zero, outside the support.
 
         Raises:
             ValueError: a value that is no class.
@@ -186,14 +186,14 @@ class EntmaxCategorical(Categorical):
             raise ValueError(f"value must hold classes from 0 to {self.num_classes - 1}, got {wrong:g}")
 
     def loss(self, value: Tensor) -> Tensor:
-        """The loss that belongs to the map, see :func:`tsallis.entmax_loss`: finite outside the support too."""
+        """Return the loss that belongs to the map, see :func:`tsallis.entmax_loss`: finite outside the support too."""
         index, scores = _align(value.long(), self.scores)
         alpha = self.alpha.unsqueeze(-1).expand(*scores.shape[:-1], 1) if isinstance(self.alpha, Tensor) else self.alpha
         return functional.entmax_loss(scores, index.squeeze(-1), alpha, reduction="none")
 
     @torch.no_grad()
     def sample(self, sample_shape: Any = ()) -> Tensor:
-        """Classes [*sample_shape, ...], from the support alone.
+        """Draw classes [*sample_shape, ...], from the support alone.
 
         Raises:
             ValueError: a row without support: every class taken out, or scores that are NaN or infinite.
@@ -212,15 +212,15 @@ class EntmaxCategorical(Categorical):
         return self.indices.reshape(-1, width).gather(-1, slot).T.reshape(shape)
 
     def entropy(self) -> Tensor:
-        """Shannon's entropy in nats [...]."""
+        """Return Shannon's entropy in nats [...]."""
         return functional.tsallis_entropy(self.probs, 1.0)
 
     def tsallis_entropy(self) -> Tensor:
-        """The entropy the map maximises, see :func:`tsallis.tsallis_entropy` [...]."""
+        """Return the entropy that the map maximises, see :func:`tsallis.tsallis_entropy` [...]."""
         return functional.tsallis_entropy(self.probs, self._row_alpha)
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
-        """All classes, as rows may differ in their support: those outside have log-probability -inf."""
+        """Return all classes, as rows may differ in their support: those outside have log-probability -inf."""
         classes = torch.arange(self.num_classes, device=self.scores.device)
         classes = classes.view((-1,) + (1,) * len(self.batch_shape))
         return classes.expand((-1, *self.batch_shape)) if expand else classes
@@ -279,7 +279,7 @@ class RelaxedEntmax(Distribution):
         super().__init__(scores.shape[:-1], scores.shape[-1:], validate_args=validate_args)
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
-        """Samples [*sample_shape, ..., classes], with gradients in scores, alpha and temperature."""
+        """Draw samples [*sample_shape, ..., classes], with gradients in scores, alpha and temperature."""
         shape = self._extended_shape(sample_shape)
         dtype = compute_dtype(self.scores.dtype)
         draws = torch.empty(shape, dtype=dtype, device=self.scores.device).exponential_()
@@ -344,7 +344,7 @@ def _expand(name: str, x: Tensor, shape: torch.Size) -> Tensor:
 
 
 def _align(value: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Values [..., 1] and rows [..., classes] of one batch shape."""
+    """Return values [..., 1] and rows [..., classes] of one batch shape."""
     shape = torch.broadcast_shapes(value.shape, rows.shape[:-1])
     return value.expand(shape).unsqueeze(-1), rows.expand(*shape, rows.shape[-1])
 
@@ -353,7 +353,7 @@ def _align(value: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 @register_kl(EntmaxCategorical, Categorical)  # type: ignore[untyped-decorator]
 @register_kl(Categorical, EntmaxCategorical)  # type: ignore[untyped-decorator]
 def _kl(p: EntmaxCategorical | Categorical, q: EntmaxCategorical | Categorical) -> Tensor:
-    """Infinite where p has a probability and q has none."""
+    """Return the divergence: infinite where p has a probability and q has none."""
     inside = p.probs > 0
     difference = torch.where(inside, p.logits, 0) - torch.where(inside, q.logits, 0)
     return (p.probs * difference).sum(-1)

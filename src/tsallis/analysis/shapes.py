@@ -81,7 +81,7 @@ def intervals(density: Density) -> list[tuple[float, float]] | None:
 
 
 def curve(density: Density, lower: float = 0.0, upper: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Places between two bounds, dense where the density changes, and its values there."""
+    """Return places between two bounds, dense where the density changes, and its values there."""
     places = [torch.linspace(lower, upper, COARSE, dtype=torch.float64)]
     for part in parts_of(density):
         mean, reach = float(part.mean), FAR * math.sqrt(float(part.variance))

@@ -38,7 +38,7 @@ class Table(NamedTuple):
 
 
 def _nodes(points: int, degree: int) -> tuple[Tensor, Tensor]:
-    """Chebyshev nodes on [0, 1], and Vandermonde's matrix of `degree + 1` nodes that has its ends among them."""
+    """Return Chebyshev nodes on [0, 1], and Vandermonde's matrix of `degree + 1` nodes that has its ends among them."""
     inner = torch.cos((torch.arange(points, dtype=torch.float64, device="cpu") + 0.5) * (math.pi / points))
     ends = torch.arange(degree + 1, dtype=torch.float64, device="cpu") / max(degree, 1)
     return (1 - inner) / 2, (1 - torch.cos(ends * math.pi)) / 2
@@ -112,7 +112,7 @@ def table_end(z: float) -> float:
 
 
 def _far(squared: Tensor, order: float) -> Tensor:
-    """Hankel's expansion for large arguments; where it needs further terms, next to nothing is left of the function."""
+    """Return Hankel's expansion for large arguments; where it needs more terms, the function is next to nothing."""
     z, nu = squared.sqrt(), order - 1
     log_size = math.lgamma(order) + (order - 0.5) * torch.log(2 / z) - math.log(math.pi) / 2
     phase = z - (nu / 2 + 0.25) * math.pi

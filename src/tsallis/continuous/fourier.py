@@ -114,7 +114,7 @@ class _BasisCache:
 
 
 def _lattice(radius: float) -> Tensor:
-    """Points with whole coordinates within a circle, one of each opposite pair [2, points]."""
+    """Return points with whole coordinates within a circle, one of each opposite pair [2, points]."""
     n = math.floor(radius)
     x, y = torch.meshgrid(torch.arange(n + 1), torch.arange(-n, n + 1), indexing="ij")
     keep = (x * x + y * y <= radius * radius) & ((x > 0) | (y >= 0))
@@ -141,7 +141,7 @@ def _knowledge(basis: Basis, like: Tensor) -> _BasisCache:
 
 
 def _cutoff(order: float, narrow: float, dtype: torch.dtype) -> float:
-    """After how many standard deviations nothing is left of a Gaussian of which the ellipses blur what lies beyond.
+    """Return the standard deviations after which a Gaussian is nothing of which the ellipses blur what lies beyond.
 
     The characteristic function falls with the frequency, all the sooner where the functions, of this standard deviation
     by the shortest semi-axis, are narrow.
@@ -170,7 +170,7 @@ def _grid_for(entry: _BasisCache, factor: Tensor, order: float) -> FourierGrid |
 
 
 def wave_expectation(basis: Basis, mean: Tensor, factor: Tensor, order: float) -> Tensor | None:
-    r"""Expectations of Gaussian functions under the density :math:`\propto (1 - |u|^2)_+^{b-2}` of :math:`\mu + B u`.
+    r"""Return expectations of Gaussian functions of :math:`\mu + B u` under :math:`\propto (1 - |u|^2)_+^{b-2}`.
 
     Ellipses of like size share a lattice.
 
@@ -250,7 +250,7 @@ def _stretch(factor: Tensor, grid: FourierGrid) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _pullback(grad: Tensor, mean: Tensor, factor: Tensor, grid: FourierGrid) -> tuple[Tensor, Tensor]:
-    """Gradients in mean and factor; of differentiable operations."""
+    """Return gradients in mean and factor; of differentiable operations."""
     phase = mean @ grid.k
     cosine, sine = phase.cos(), phase.sin()
     first, second, squared = _stretch(factor, grid)

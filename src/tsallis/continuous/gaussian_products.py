@@ -40,7 +40,7 @@ def peaks(variance: Tensor) -> Tensor:
 
 
 def plane_sum(weights: Tensor, x: Tensor, y: Tensor, first: Bells, second: Bells) -> Tensor:
-    """Sums of the products at weighted points.
+    """Return sums of the products at weighted points.
 
     Args:
         weights: [points]
@@ -104,7 +104,7 @@ def _bell(z: Tensor) -> Tensor:
 def _pullback(
     grad: Tensor, weights: Tensor, x: Tensor, y: Tensor, first: Bells, second: Bells
 ) -> tuple[Tensor, Tensor]:
-    """Gradients in x and y [rows, points]; of differentiable operations."""
+    """Return gradients in x and y [rows, points]; of differentiable operations."""
     zx, zy = _by_function(first, x), _by_function(second, y)  # [rows, functions, points]
     left, right = _bell(zx), _bell(zy)
     to_x = (grad @ right * left * zx * first.precision.unsqueeze(-1)).sum(1)

@@ -33,7 +33,7 @@ class Rule(NamedTuple):
 
 
 def _golub_welsch(diagonal: Tensor, off_diagonal: Tensor) -> Rule:
-    """Nodes and normalised weights of the orthogonal polynomials with this recurrence (Golub and Welsch 1969)."""
+    """Return nodes and normalised weights of orthogonal polynomials by their recurrence (Golub and Welsch 1969)."""
     jacobi = torch.diag(diagonal) + torch.diag(off_diagonal, 1) + torch.diag(off_diagonal, -1)
     nodes, vectors = torch.linalg.eigh(jacobi)
     weights = vectors[0].square()
@@ -68,7 +68,7 @@ def _check_points(points: int) -> int:
 
 @constant
 def gauss_jacobi(points: int, a: float, b: float) -> Rule:
-    r"""Gauss-Jacobi rule: exact for polynomials of degree `2 points - 1` under the weight
+    r"""Return the Gauss-Jacobi rule: exact for polynomials of degree `2 points - 1` under the weight
     :math:`(1-x)^a (1+x)^b` on [-1, 1], normalised; `a` and `b` above -1.
 
     >>> nodes, weights = gauss_jacobi(8, 0.5, 0.5)
@@ -88,7 +88,7 @@ def gauss_jacobi(points: int, a: float, b: float) -> Rule:
 
 
 def gauss_legendre(points: int) -> Rule:
-    """Gauss-Legendre rule on [-1, 1]: :func:`gauss_jacobi` without a weight; the weights sum to 1.
+    """Return the Gauss-Legendre rule on [-1, 1]: :func:`gauss_jacobi` without a weight; the weights sum to 1.
 
     >>> nodes, weights = gauss_legendre(2)
     >>> nodes.tolist(), weights.tolist()
@@ -99,7 +99,7 @@ def gauss_legendre(points: int) -> Rule:
 
 @constant
 def gauss_hermite(points: int) -> Rule:
-    """Gauss-Hermite rule of the standard normal distribution, exact for polynomials of degree `2 points - 1`.
+    """Return the Gauss-Hermite rule of the normal distribution, exact for polynomials of degree `2 points - 1`.
 
     >>> nodes, weights = gauss_hermite(6)
     >>> round(float(weights @ nodes**4), 12)
@@ -111,7 +111,7 @@ def gauss_hermite(points: int) -> Rule:
 
 @constant
 def gauss_laguerre(points: int) -> Rule:
-    """Gauss-Laguerre rule of the density exp(-x) on x > 0, exact for polynomials of degree `2 points - 1`.
+    """Return the Gauss-Laguerre rule of the density exp(-x) on x > 0, exact for polynomials of degree `2 points - 1`.
 
     >>> nodes, weights = gauss_laguerre(6)
     >>> round(float(weights @ nodes**3), 10)
@@ -134,7 +134,7 @@ def squared_reach(alpha: float, dims: int) -> float:
 
 @constant
 def beta_line(points: int, alpha: float) -> Rule:
-    r"""Rule of the density :math:`\propto (1 - u^2/c^2)_+^{1/(\alpha-1)}` of variance 1, alpha above 1 (Gauss-Jacobi).
+    r"""Return the rule of the density :math:`\propto (1 - u^2/c^2)_+^{1/(\alpha-1)}` of variance 1, alpha > 1.
 
     >>> rule = beta_line(16, 2.0)
     >>> round(float(rule.weights @ rule.nodes**2), 12), round(float(rule.nodes.max() ** 2), 1)
@@ -147,7 +147,7 @@ def beta_line(points: int, alpha: float) -> Rule:
 
 @constant
 def beta_disk(radial: int, angular: int, alpha: float) -> Rule:
-    r"""Rule of the density :math:`\propto (1 - |u|^2/c^2)_+^{1/(\alpha-1)}` in the plane, of covariance I, alpha > 1.
+    r"""Return the rule of the density :math:`\propto (1 - |u|^2/c^2)_+^{1/(\alpha-1)}` in the plane, of covariance I.
 
     Gauss-Jacobi in the squared radius times equal angles; every other ring is turned by half an angle.
 
@@ -162,7 +162,7 @@ def beta_disk(radial: int, angular: int, alpha: float) -> Rule:
 
 
 def _circles(rings: int, angular: int) -> Tensor:
-    """Unit vectors [rings, angular, 2]."""
+    """Return unit vectors [rings, angular, 2]."""
     turn = torch.arange(rings, dtype=torch.float64, device="cpu")[:, None] % 2 / 2
     angles = (torch.arange(_check_points(angular), dtype=torch.float64, device="cpu") + turn) * (2 * math.pi / angular)
     return torch.stack([angles.cos(), angles.sin()], -1)
@@ -170,7 +170,7 @@ def _circles(rings: int, angular: int) -> Tensor:
 
 @constant
 def gaussian_line(points: int) -> Rule:
-    """Rule of the standard normal distribution with evenly dense points, for functions narrower than it.
+    """Return the rule of the standard normal distribution with evenly dense points, for functions narrower than it.
 
     Gauss-Legendre on the interval that holds all but exp(-39) of it: needs points in proportion to 1 / width, where
     :func:`gauss_hermite` needs 1 / width².
@@ -187,7 +187,7 @@ def gaussian_line(points: int) -> Rule:
 
 @constant
 def laplace_line(points: int) -> Rule:
-    """Rule of the Laplace density of variance 1: two Gauss-Laguerre halves of `points` points each.
+    """Return the rule of the Laplace density of variance 1: two Gauss-Laguerre halves of `points` points each.
 
     >>> rule = laplace_line(8)
     >>> round(float(rule.weights @ rule.nodes**4), 10)
@@ -199,8 +199,9 @@ def laplace_line(points: int) -> Rule:
 
 @constant
 def laplace_narrow_line(points: int) -> Rule:
-    """Rule of the Laplace density of variance 1 for functions narrower than it: Gauss-Legendre in the square root of
-    the distance, so that points lie dense at the peak, on both sides of it.
+    """Return the rule of the Laplace density of variance 1 for functions narrower than it.
+
+    It is Gauss-Legendre in the square root of the distance, so that points lie dense at the peak, on both sides of it.
 
     >>> rule = laplace_narrow_line(40)
     >>> round(float(rule.weights @ rule.nodes**2), 10)
@@ -213,7 +214,7 @@ def laplace_narrow_line(points: int) -> Rule:
 
 
 def split_line(points: int, reach: float, profile: Callable[[Tensor], Tensor]) -> Rule:
-    """Rule of an even density with a kink at 0: `profile(u)` on 0 < u < `reach` and its mirror image, by two
+    """Return the rule of an even density with a kink at 0: `profile(u)` on 0 < u < `reach` and its mirror image, by two
     Gauss-Legendre halves of `points` points each. The profile need not be normalised.
 
     >>> rule = split_line(16, 1.0, lambda u: 1 - u)
@@ -232,7 +233,7 @@ def _both_sides(nodes: Tensor, weights: Tensor) -> Rule:
 
 @constant
 def plane_of(rule: Callable[[int], Rule], points: int) -> Rule:
-    """Product of a rule on the line with itself [points², 2].
+    """Return the product of a rule on the line with itself [points², 2].
 
     >>> plane_of(gauss_hermite, 3).nodes.shape
     torch.Size([9, 2])

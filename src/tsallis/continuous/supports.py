@@ -116,7 +116,7 @@ class Ellipse(constraints.Constraint):
         return axes
 
     def boundary(self, points: int = 64) -> Tensor:
-        """Points along the edge, in the plane only [..., points, 2]: for drawing.
+        """Return points along the edge, in the plane only [..., points, 2]: for drawing.
 
         Raises:
             ValueError: in more than two dimensions.

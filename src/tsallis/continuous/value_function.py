@@ -271,7 +271,7 @@ class ValueFunction(nn.Module):
     def _mask(
         self, values: Tensor, lengths: Tensor | Sequence[int] | None, mask: Tensor | None, positions: Tensor | None
     ) -> Tensor | None:
-        """Boolean [..., length], or nothing where all take part."""
+        """Return a boolean mask [..., length], or None where all take part."""
         if lengths is not None and mask is not None:
             raise ValueError("give lengths or a mask, not both")
         if mask is not None:

@@ -310,7 +310,7 @@ class BatchPlan:
         return Updates(self.epoch(number), accumulate, ranks)
 
     def _pool(self) -> int:
-        """Rows among which rows are sorted."""
+        """Return the rows among which rows are sorted."""
         if self.max_tokens is None:
             return self.batch_size * self.bucket
         return max(1, round(self.bucket * self.max_tokens / max(1.0, float(self.widths.mean()))))

@@ -163,7 +163,7 @@ def cached_subwords(
     split_digits: bool = False,
     normalization: str = "nmt_nfkc",
 ) -> Subwords:
-    """Subwords of some texts together: from the cache where the same files gave some before, or learned now.
+    """Return subwords of some texts together: of the cache where the same files gave some before, or learned now.
 
     Several processes may ask at once: one of them learns, the others wait for it.
 
@@ -197,7 +197,7 @@ def cached_corpus(
     tgt: Subwords,
     max_length: int | None = None,
 ) -> Corpus:
-    """Parallel text as numbers: from the cache where the same files were encoded in the same way, or encoded now.
+    """Return parallel text as numbers: of the cache where the same files were encoded so, or encoded now.
 
     An entry is known by the files' content, the subwords and `max_length`. A damaged one is made anew. Several
     processes may ask at once: one of them encodes, the others wait for it.

@@ -60,7 +60,7 @@ class ImageStore:
         return self._numbers[key]
 
     def __call__(self, numbers: Tensor) -> Tensor:
-        """Images [batch, height, width, channels] of numbers [batch].
+        """Return images [batch, height, width, channels] of numbers [batch].
 
         Raises:
             InputError: an image that can't be read.

@@ -56,7 +56,7 @@ class Pictures(Protocol):
 
 
 def open_pictures(path: Path | str, size: tuple[int, int] | None = None) -> Pictures:
-    """Images from an array file, a folder or a tar archive.
+    """Return images from an array file, a folder or a tar archive.
 
     Args:
         path: `.npy` or `.npy.xz` of numbers [images, height, width, 3] as uint8, or of features [images, height, width,
@@ -293,7 +293,7 @@ def _array(path: Path) -> NDArray[Any]:
 
 
 def _header(stream: Any, path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, order and dtype of an array in NumPy's format, of which nothing is believed."""
+    """Return shape, order and dtype of an array in NumPy's format, of which nothing is believed."""
     try:
         version = np.lib.format.read_magic(stream)
         width = 2 if version == (1, 0) else 4
@@ -315,7 +315,7 @@ def _header(stream: Any, path: Path) -> tuple[tuple[int, ...], bool, np.dtype[An
 
 
 def _memory() -> float:
-    """Bytes of this machine, where it says how many."""
+    """Return the bytes of memory of this machine, infinity where it does not say."""
     try:
         return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (AttributeError, ValueError, OSError):

@@ -68,7 +68,7 @@ class RaggedRows(Sequence[Row]):
 
     @classmethod
     def of(cls, rows: Iterable[ArrayLike], dtype: DTypeLike = np.int64) -> RaggedRows:
-        """Rows held in memory."""
+        """Return rows held in memory."""
         arrays = [np.asarray(row, dtype) for row in rows]
         return cls(np.concatenate([np.empty(0, dtype), *arrays]), offsets_of([len(a) for a in arrays]))
 
@@ -190,7 +190,7 @@ class RaggedWriter:
         self._offsets.close()
 
     def extend(self, rows: Sequence[ArrayLike]) -> None:
-        """More rows; a ValueError where a number does not fit the type."""
+        """Add more rows; a ValueError where a number does not fit the type."""
         arrays = [np.asarray(row) for row in rows]
         lengths = np.array([len(a) for a in arrays], np.int64)
         filled = [a for a in arrays if len(a)]

@@ -189,7 +189,7 @@ class Subwords:
         return MergeSampler(pieces) if self.kind == "bpe" else LatticeSampler(pieces)
 
     def text(self, tokens: Iterable[int]) -> str:
-        """Detokenised text; padding, start and end are left out, unknown is shown as the model shows it (⁇)."""
+        """Return detokenised text; padding, start and end are left out, unknown is shown as the model shows it (⁇)."""
         ids = [int(i) for i in tokens]
         for i in ids:
             self._check_number(i)

@@ -162,7 +162,7 @@ class Scaling:
         return cls(statistics[0], statistics[1], statistics[2] > 0, statistics[3], statistics[4])
 
     def __call__(self, values: Floats, channels: Ints) -> Floats:
-        """Values of channels, both [...], scaled."""
+        """Return values of channels, both [...], scaled."""
         x = np.clip(values, self.low[channels], self.high[channels])
         use_log = self.logarithm[channels]
         x = np.where(use_log, np.log(np.where(use_log, x, 1)), x)

@@ -88,7 +88,7 @@ def write_images(part: Part, path: Path, archive: Path) -> None:
 
 
 def write_files(file: SourceFile, path: Path, packed: Path) -> None:
-    """PNG files as they are in one tar file, whose bytes depend on them alone."""
+    """Write PNG files, as they are, into one tar file whose bytes depend on them alone."""
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
         for part in file.parts:
             source = packed / part.archive.name

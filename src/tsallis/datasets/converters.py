@@ -117,7 +117,7 @@ def questions(content: bytes, where: str) -> Iterator[bytes]:
 
 
 def row(*columns: str) -> bytes:
-    """Columns with tabs between them and none inside."""
+    """Return columns with tabs between them and none inside."""
     return "\t".join(" ".join(column.split()) for column in columns).encode()
 
 

@@ -135,7 +135,7 @@ def _split(lemma: str) -> str:
 
 
 def _read_list() -> list[tuple[str, str, list[str]]]:
-    """Lemma, kind and irregular past forms of every entry of the list."""
+    """Return lemma, kind and irregular past forms of every entry of the list."""
     text = files("tsallis.datasets").joinpath("embedded/english_verbs.txt").read_text(encoding="utf-8")
     kind, entries = "", []
     for line in text.split("\n"):

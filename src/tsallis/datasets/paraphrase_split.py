@@ -41,7 +41,7 @@ def split_pairs(pairs: Iterable[Pair], held_out: int = HELD_OUT) -> dict[str, li
 
 
 def _clusters(pairs: list[Pair]) -> list[list[int]]:
-    """Positions of pairs that are connected by equal sides, by union and find."""
+    """Return positions of pairs that are connected by equal sides, by union and find."""
     parent = list(range(len(pairs)))
 
     def root(i: int) -> int:

@@ -120,7 +120,7 @@ def linear_alpha_relu_loss(
 def _check_arguments(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, reduction: str
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Arguments that fit together, in the dtype autocast would give a linear layer."""
+    """Return arguments that fit together, in the dtype autocast would give a linear layer."""
     check_floating(hidden, "hidden")
     check_reduction(reduction)
     if hidden.dim() == 0 or weight.dim() != 2 or weight.shape[1] != hidden.shape[-1] or len(weight) == 0:

@@ -130,7 +130,7 @@ class SignalClassifier(nn.Module):
         return self.head(self.queries.unsqueeze(0), self.kind)
 
     def forward(self, coefficients: Tensor, static: Tensor) -> Tensor:
-        """Scores [batch] of the class 1 against the class 0.
+        """Return scores [batch] of the class 1 against the class 0.
 
         Args:
             coefficients: [batch, channels, functions, d_values], such as :func:`fitted` gives for each channel.
@@ -203,7 +203,7 @@ class GridClassifier(nn.Module):
         self.drop = Dropout(dropout)
 
     def forward(self, x: Tensor, static: Tensor) -> Tensor:
-        """Scores [batch] of the class 1 against the class 0 for [batch, steps, d_input] and [batch, d_static]."""
+        """Return scores [batch] of class 1 against class 0 for [batch, steps, d_input] and [batch, d_static]."""
         return self.output(torch.cat([self.read(x)[0], static], 1))
 
     def read(self, x: Tensor) -> tuple[Tensor, Tensor]:

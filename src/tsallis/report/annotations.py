@@ -44,7 +44,7 @@ def note(view: View, count: int) -> str:
 def underline(
     ax: Axes, ends: Sequence[tuple[float, float]], drop: float, color: str, *, dashed: bool = False, label: str = ""
 ) -> None:
-    """Thick lines so many points below the axis."""
+    """Draw thick lines so many points below the axis."""
     from matplotlib.collections import LineCollection
     from matplotlib.transforms import ScaledTranslation
 

@@ -155,7 +155,7 @@ class _Plan:
         self.height = self.asked + self.rows * (TITLE + self.tall + self.below)
 
     def box(self, number: int) -> tuple[float, float, float, float]:
-        """Left, bottom, width and height of a panel, as shares of the figure's."""
+        """Return left, bottom, width and height of a panel, as shares of the figure's."""
         row, column = divmod(number, self.columns)
         left = EDGE + column * (self.side + EDGE)
         top = self.asked + row * (TITLE + self.tall + self.below) + TITLE

@@ -154,12 +154,12 @@ def _as_page(layout: str, words: int, views: int) -> bool:
 
 
 def _inside(width: float) -> float:
-    """Points that are left for the axes of a figure of so many inches."""
+    """Return points that are left for the axes of a figure of so many inches."""
     return (width - 0.75) * POINTS
 
 
 def _panel(ax: Axes, count: int, view: View, top: float | None = None) -> None:
-    """Bars and curve with what is above zero, without the words."""
+    """Draw bars and curve with what is above zero, without the words."""
     from matplotlib.ticker import MaxNLocator
 
     style.quiet(ax, ("bottom",))

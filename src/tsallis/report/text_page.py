@@ -32,7 +32,7 @@ class Line(NamedTuple):
 
 
 def flow(words: Sequence[str], width: float) -> list[Line]:
-    """Words in lines of at most so many points.
+    """Return words in lines of at most so many points.
 
     >>> [(line.first, len(line.edges) - 1) for line in flow(["word"] * 5, 60.0)]
     [(0, 2), (2, 2), (4, 1)]
@@ -60,7 +60,7 @@ def draw(words: Sequence[str], view: View, ax: Axes | None) -> Axes:
 
 
 def draw_all(words: Sequence[str], views: Sequence[View], columns: int, width: float) -> Figure:
-    """Pages beside each other, set alike."""
+    """Draw pages beside each other, set alike."""
     columns = max(1, min(columns, len(views)))
     rows = -(-len(views) // columns)
     wide = (width * POINTS - (columns + 1) * MARGIN) / columns
@@ -79,7 +79,7 @@ def draw_all(words: Sequence[str], views: Sequence[View], columns: int, width: f
 
 
 def _heights(words: Sequence[str], views: Sequence[View], lines: Sequence[Line]) -> list[float]:
-    """Points of each line; those that nothing looks at are closer together."""
+    """Return points of each line; those that nothing looks at are closer together."""
     masses = torch.stack([word_masses(view, len(words)) for view in views]).amax(0)
     return [BARE + CURVE * bool(masses[line.first : line.first + len(line.edges) - 1].any()) for line in lines]
 

@@ -52,7 +52,7 @@ class View:
 
 
 def check_weights(values: Any, shape: tuple[int, ...], what: str) -> Tensor:
-    """Weights of this shape, finite and not negative."""
+    """Return weights of this shape, finite and not negative."""
     weights = numbers(values)
     if tuple(weights.shape) != shape:
         raise ValueError(f"weights must be {list(shape)}, one for each {what}, got shape {list(weights.shape)}")

@@ -86,7 +86,7 @@ def _slope(g: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 def _end(g: Callable[[Tensor], Tensor]) -> float:
-    """Half the width of the support at scale 1, where `a g'(a) - g(a) + g(0)` is a half."""
+    """Return half the width of the support at scale 1, where `a g'(a) - g(a) + g(0)` is a half."""
     zero = torch.zeros((), dtype=torch.float64, device="cpu")
 
     def excess(a: float) -> float:
@@ -116,7 +116,7 @@ def _profile(g: Callable[[Tensor], Tensor], end: float, x: Tensor) -> Tensor:
 
 @rules.constant
 def _solve_profile(g: Callable[[Tensor], Tensor]) -> tuple[float, float, float, float]:
-    """Half the width of the support at scale 1, standard deviation, integral of the squared density, entropy."""
+    """Return half the width of the support at scale 1, standard deviation, integral of the squared density, entropy."""
     end = _end(g)
     x, w = rules.gauss_legendre(256)
     x = (x + 1) * (end / 2)
@@ -248,7 +248,7 @@ class Triangular:
 
 @rules.constant
 def triangular_line(points: int) -> Rule:
-    """Rule of the triangular density of variance 1.
+    """Return the rule of the triangular density of variance 1.
 
     >>> float(triangular_line(4).weights @ triangular_line(4).nodes**2)
     1.0

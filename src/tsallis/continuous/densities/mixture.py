@@ -183,7 +183,7 @@ class Mixture(Density):
         return (-(steps * p * deformed).sum(0) / alpha).to(self.dtype)
 
     def entropy(self) -> Tensor:
-        """Shannon's differential entropy in nats [...]; on the line only."""
+        """Return Shannon's differential entropy in nats [...]; on the line only."""
         return self.tsallis_entropy(1.0)
 
     def _panels(self) -> tuple[Tensor, Tensor]:

@@ -368,7 +368,7 @@ def spmm(
 
 
 def drop(x: Tensor, keep_prob: float, seed: int, out: Tensor, d: int = DROP_ROW) -> Tensor:
-    """Dropout of float32 or float64 by a seed below 2**64: the same whenever it is asked for; `out` may be `x`.
+    """Apply dropout of float32 or float64 by a seed below 2**64: the same whenever it is asked for; `out` may be `x`.
 
     What is dropped depends on the row and the column where numbers lie in rows of `d`.
     """

@@ -248,7 +248,7 @@ def _exp_alpha(u: Tensor, eps: Tensor) -> Tensor:
 
 
 def candidates(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor, CompactIndex | None, Tensor | None, Tensor]:
-    """Scores less their row's maximum: of whole rows, or of the entries that may be in the support.
+    """Return scores less their row's maximum: of whole rows, or of the entries that may be in the support.
 
     With them the maxima, where the entries lie, a lower bound of the threshold to start from, and the scores
     themselves of these entries.
