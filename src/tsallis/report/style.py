@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 WIDTH = 8.0  # inches: 800 pixels at 100 dots an inch
 POINTS = 72.0  # an inch
 SIZE, SMALL = 9.0, 7.5  # of letters, in points
+HEADING = SIZE + 0.5
 INK, GREY, FAINT = "#1a1a1a", "#6e6e6e", "#c9c9c9"
 WEIGHTS, DENSITY = "#3a76b0", "#b8430f"  # told apart in grey by their shapes: bars and a curve
 # Of kinds of attention: dark enough on white, told apart with every kind of colour vision.
@@ -143,7 +145,7 @@ def _installed_fonts(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def families() -> list[str]:
-    """Fonts to take characters from, in this order: the user's settings, then those of other scripts.
+    """Return fonts to take characters from, in this order: the user's settings, then those of other scripts.
 
     A name that isn't installed would be warned about at every text.
     """
@@ -176,7 +178,7 @@ def _say_missing(block: str) -> None:
 
 
 def clean(text: object) -> str:
-    """Text as it can be drawn: on one line, without control characters, a box for what no font has."""
+    """Return text as it can be drawn: on one line, without control characters, a box for what no font has."""
     plain = " ".join(str(text).split())
     plain = "".join("\N{REPLACEMENT CHARACTER}" if unicodedata.category(c) in ("Cc", "Cs") else c for c in plain)
     if plain.isascii():
@@ -238,15 +240,20 @@ def points_wide(ax: Axes) -> float:
 
 
 def wrapped(text: str, width: float, size: float = SIZE) -> str:
-    """Text in lines of at most so many points, broken at spaces."""
+    """Return text in lines of at most so many points, broken at spaces."""
+    return "\n".join(_fill(clean(text).split(" "), width, size))
+
+
+def _fill(words: Sequence[str], width: float, size: float) -> list[str]:
+    """Return lines of as many words as fit in each."""
     lines: list[str] = []
-    for word in clean(text).split(" "):
+    for word in words:
         longer = f"{lines[-1]} {word}" if lines else word
         if lines and text_width(longer, size) <= width:
             lines[-1] = longer
         else:
             lines.append(word)
-    return "\n".join(lines)
+    return lines
 
 
 def quiet(ax: Axes, sides: Iterable[str] = ()) -> None:
@@ -258,14 +265,53 @@ def quiet(ax: Axes, sides: Iterable[str] = ()) -> None:
     ax.tick_params(length=2, width=0.8, color=FAINT, labelsize=SMALL, labelcolor=GREY, labelfontfamily=families())
 
 
-def heading(ax: Axes, title: str, note: str = "", pad: float = 5.0, width: float | None = None) -> None:
-    """Set the axes' title at the left, at most `width` points wide, and a short note at the right."""
+def cut(text: str, width: float, size: float = SIZE) -> str:
+    """Return the beginning of a text that takes at most so many points; an ellipsis stands for the rest."""
+    while len(text) > 1 and text_width(text, size) > width + 0.5:
+        text = text.removesuffix("…")[:-1] + "…"
+    return text
+
+
+def title_words(title: str) -> list[str]:
+    """Return the words of a heading between which it may be broken: a number stays with what it counts.
+
+    >>> title_words("layer 1 head 2, alpha 1.5")
+    ['layer 1', 'head 2,', 'alpha 1.5']
+    """
+    return re.split(r" (?!\d)", clean(title))
+
+
+def title_lines(title: str, width: float) -> str:
+    """Return a heading in lines of at most so many points, about as long as each other; a longer word is cut."""
+    words, lines, longest = title_words(title), [""], width
+    while len(trial := _fill(words, longest, HEADING)) <= len(lines) or longest == width:
+        lines, before = trial, longest
+        longest = max(text_width(line, HEADING) for line in lines) - 0.1
+        if longest >= before:  # of one word
+            break
+    return "\n".join(cut(line, width, HEADING) for line in lines)
+
+
+def heading(
+    ax: Axes, title: str, note: str = "", pad: float = 5.0, width: float | None = None, wrap: bool = False
+) -> None:
+    """Set the axes' title at the left, and a short note at the right.
+
+    Args:
+        ax: the axes.
+        title: of one line, but for `wrap`.
+        note: in small letters.
+        pad: points below.
+        width: points that the title has at most.
+        wrap: break the title into lines of that width, where smaller letters and an ellipsis would fit it in one.
+    """
     title = clean(title)
-    size = SIZE + 0.5
-    if width is not None and title:
+    size = HEADING
+    if width is not None and title and wrap:
+        title = title_lines(title, width)
+    elif width is not None and title:
         size = max(SMALL, min(size, size * width / text_width(title, size)))
-        while len(title) > 1 and text_width(title, size) > width + 0.5:
-            title = title.removesuffix("…")[:-1] + "…"
+        title = cut(title, width, size)
     if title:
         ax.set_title(title, loc="left", pad=pad, **lettering(size))
     if note:

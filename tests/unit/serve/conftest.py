@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import socket
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +23,11 @@ from tsallis.serve.answers import ServedRun
 from tsallis.serve.app import build_app
 from tsallis.serve.limits import Limits
 from tsallis.serve.server import Server, bind
+from tsallis.serve.worker import Check
 from tsallis.tasks.registry import task_of
 from tsallis.training import Run, load_run
+
+LINE = "scan\tV;PST"
 
 
 @pytest.fixture(scope="session")
@@ -70,10 +75,10 @@ def serve(served: ServedRun) -> Iterator[Serve]:
         def start(*runs: ServedRun, **limits: Any) -> Client:
             own = Limits(**limits)
             app = build_app([replace(one, limits=own) for one in runs or (served,)], own, ["models.example"])
-            socket, started = stack.enter_context(bind("127.0.0.1", 0)), threading.Event()
-            port = socket.getsockname()[1]
+            opened, started = stack.enter_context(bind("127.0.0.1", 0)), threading.Event()
+            port = opened.getsockname()[1]
             server = Server(app, started.set)
-            thread = threading.Thread(target=server.answer, args=(socket,))
+            thread = threading.Thread(target=server.answer, args=(opened,))
             thread.start()
 
             def stop() -> None:
@@ -86,3 +91,41 @@ def serve(served: ServedRun) -> Iterator[Serve]:
             return Client(port)
 
         yield start
+
+
+class Slow(ServedRun):
+    """A run whose searches take a second or until the request is given up."""
+
+    entered = threading.Event()
+    ended = threading.Event()
+
+    def translate(self, requests: Sequence[Any], check: Check) -> list[Any]:
+        self.entered.set()
+        try:
+            for _ in range(100):
+                time.sleep(0.01)
+                check()
+            return super().translate(requests, check)
+        finally:
+            self.ended.set()
+
+
+@pytest.fixture
+def slow(served: ServedRun) -> Slow:
+    Slow.entered.clear()
+    Slow.ended.clear()
+    names = ("name", "run", "task", "search", "limits")
+    return Slow(**{name: getattr(served, name) for name in names})
+
+
+def raw(client: Client, blob: bytes) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", client.port), timeout=30)
+    connection.sendall(blob)
+    return connection
+
+
+def head(length: int) -> bytes:
+    return (
+        b"POST /api/translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n" % length
+    )

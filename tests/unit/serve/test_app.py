@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import socket
-import threading
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -17,11 +14,8 @@ import pytest
 from tsallis.serve.answers import ServedRun
 from tsallis.serve.app import HEADERS, POLICY
 from tsallis.serve.page import FILES
-from tsallis.serve.worker import Check
 
-from .conftest import Client, Serve
-
-LINE = "scan\tV;PST"
+from .conftest import LINE, Serve, Slow, head, raw
 
 
 def test_every_address_answers(serve: Serve) -> None:
@@ -120,44 +114,6 @@ def test_clients_that_come_together_are_all_answered(serve: Serve) -> None:
         assert status == 200
         best = [answer["answers"][0]["hypotheses"][:1] for answer in (one, other)]
         assert [h["text"] for h in best[0]] == [h["text"] for h in best[1]]
-
-
-class Slow(ServedRun):
-    """A run whose searches take a second or until the request is given up."""
-
-    entered = threading.Event()
-    ended = threading.Event()
-
-    def translate(self, requests: Sequence[Any], check: Check) -> list[Any]:
-        self.entered.set()
-        try:
-            for _ in range(100):
-                time.sleep(0.01)
-                check()
-            return super().translate(requests, check)
-        finally:
-            self.ended.set()
-
-
-@pytest.fixture
-def slow(served: ServedRun) -> Slow:
-    Slow.entered.clear()
-    Slow.ended.clear()
-    names = ("name", "run", "task", "search", "limits")
-    return Slow(**{name: getattr(served, name) for name in names})
-
-
-def raw(client: Client, blob: bytes) -> socket.socket:
-    connection = socket.create_connection(("127.0.0.1", client.port), timeout=30)
-    connection.sendall(blob)
-    return connection
-
-
-def head(length: int) -> bytes:
-    return (
-        b"POST /api/translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        b"Content-Length: %d\r\n\r\n" % length
-    )
 
 
 def test_the_work_of_a_client_that_leaves_ends(serve: Serve, slow: Slow) -> None:
