@@ -112,7 +112,8 @@ def empty_share(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> float:
 
     with long_kernels(), torch.no_grad():
         _, _, saved = attention.attention(arguments(q, k, v, causal), True)
-    tiling = attention_launch.tilings(q.shape[-1], v.shape[-1], q.dtype).forward
+    memory = attention_launch.shared_memory(q.device)
+    tiling = attention_launch.tilings(q.shape[-1], v.shape[-1], q.dtype, memory).forward
     blocks = torch.arange(1, saved.bits.shape[2] + 1)
     ends = (blocks * tiling.queries if causal else blocks * 0 + k.shape[2]).clamp(max=k.shape[2])
     visible = int((-(-ends // tiling.keys)).sum()) * q.shape[0] * q.shape[1]

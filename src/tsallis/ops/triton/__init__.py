@@ -18,6 +18,7 @@ from tsallis.ops.arguments import BestSymbols
 from tsallis.ops.backend import Capabilities
 from tsallis.ops.eager.ranking import best_by_map
 from tsallis.ops.triton.alpha_relu import alpha_relu_one_pass
+from tsallis.ops.triton.attention.launch import largest_head, least_shared_memory
 from tsallis.ops.triton.kind import device_kind
 from tsallis.ops.triton.language import available
 from tsallis.ops.triton.losses import (
@@ -34,7 +35,12 @@ from tsallis.ops.triton.sparse import spmm, transpose
 
 STORAGE = (torch.float32, torch.bfloat16, torch.float16)
 CAPABILITIES = Capabilities(
-    STORAGE, 2.0, asynchronous=True, attention_dtypes=STORAGE, largest_head=256, largest_batch=65535
+    STORAGE,
+    2.0,
+    asynchronous=True,
+    attention_dtypes=STORAGE,
+    largest_head=largest_head(least_shared_memory()),  # one for all GPUs here
+    largest_batch=65535,
 )
 
 __all__ = [

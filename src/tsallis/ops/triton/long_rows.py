@@ -20,7 +20,7 @@ from tsallis.ops.triton.scan import (
 )
 from tsallis.ops.triton.short_rows import probability_slope, row_eps
 
-_kernel = kernel("rows", "tiles", "tiles_per_part")
+_kernel = kernel("rows", "tiles", "tiles_per_part", "parts")
 
 
 @_kernel
@@ -77,7 +77,7 @@ def long_map(
     eps_scalar: tl.tensor,
     slots: tl.tensor,  # [programs, DEPTH, LANES]
     slot_columns: tl.tensor,
-    candidates: tl.tensor,  # [programs, ROOM]
+    candidates: tl.tensor,  # [programs, room]
     candidate_columns: tl.tensor,
     tops: tl.tensor,
     lows: tl.tensor,
@@ -86,12 +86,13 @@ def long_map(
     part_columns: tl.tensor,
     rows: tl.tensor,
     d: tl.tensor,
-    PARTS: tl.constexpr,  # programs that scanned the row's parts before; 0: none did
+    parts: tl.tensor,
+    part_room: tl.tensor,
+    room: tl.tensor,
+    MERGE: tl.constexpr,  # whether other programs scanned the row's parts before
     LANES: tl.constexpr,
     WIDTH: tl.constexpr,
     DEPTH: tl.constexpr,
-    ROOM: tl.constexpr,
-    PART_ROOM: tl.constexpr,
     STAGES: tl.constexpr,
     MODE: tl.constexpr,
     ALPHAS: tl.constexpr,
@@ -101,15 +102,15 @@ def long_map(
     program = tl.program_id(0)
     slots += program.to(tl.int64) * DEPTH * LANES
     slot_columns += program.to(tl.int64) * DEPTH * LANES
-    candidates += program.to(tl.int64) * ROOM
-    candidate_columns += program.to(tl.int64) * ROOM
+    candidates += program.to(tl.int64) * room
+    candidate_columns += program.to(tl.int64) * room
     tiles = tl.cdiv(d, LANES)
     row = program.to(tl.int64)
     while row < rows:
         source = scores + row * d
         target = probs + row * d
         eps = row_eps(alpha, eps_scalar, row, ALPHAS, TINY)
-        if PARTS > 0:
+        if MERGE:
             top, low, size = merge_parts(
                 row,
                 eps,
@@ -120,10 +121,10 @@ def long_map(
                 part_columns,
                 candidates,
                 candidate_columns,
-                PARTS,
+                parts,
+                part_room,
+                room,
                 LANES,
-                PART_ROOM,
-                ROOM,
             )
         else:
             top, low, size = scan_row(
@@ -137,15 +138,15 @@ def long_map(
                 candidates,
                 candidate_columns,
                 target,
+                room,
                 LANES,
                 DEPTH,
-                ROOM,
                 STAGES,
                 True,
                 MODE,
             )
         top, c = initial_threshold(top, low)
-        if (size <= ROOM) & (top == top):
+        if (size <= room) & (top == top):
             c = solve(candidates, size, top, c, eps, WIDTH, MODE, LIMIT)
             write_candidates(candidates, candidate_columns, size, top, c, eps, target, WIDTH, MODE)
         else:
@@ -170,9 +171,9 @@ def part_scan(
     part_columns: tl.tensor,
     d: tl.tensor,
     tiles_per_part: tl.tensor,  # tiles of each part
+    part_room: tl.tensor,
     LANES: tl.constexpr,
     DEPTH: tl.constexpr,
-    PART_ROOM: tl.constexpr,
     STAGES: tl.constexpr,
     ZEROS: tl.constexpr,
     MODE: tl.constexpr,
@@ -190,12 +191,12 @@ def part_scan(
         row_eps(alpha, eps_scalar, row, ALPHAS, TINY),
         slots + slot * DEPTH * LANES,
         slot_columns + slot * DEPTH * LANES,
-        part_candidates + slot * PART_ROOM,
-        part_columns + slot * PART_ROOM,
+        part_candidates + slot * part_room,
+        part_columns + slot * part_room,
         probs + row * d,
+        part_room,
         LANES,
         DEPTH,
-        PART_ROOM,
         STAGES,
         ZEROS,
         MODE,
@@ -344,7 +345,7 @@ def long_gradient(
         tl.debug_barrier()
         size = ROOM + 1
         if (tl.max(count) <= DEPTH) & (tl.max(tl.where(largest < float("inf"), 0, 1)) == 0):
-            size = compact_candidates(slots, slot_columns, count, 0.0, candidates, candidate_columns, LANES, ROOM)
+            size = compact_candidates(slots, slot_columns, count, 0.0, candidates, candidate_columns, ROOM, LANES)
         tl.debug_barrier()
         da = 0.0
         if size <= ROOM:
@@ -371,8 +372,8 @@ def part_gradient(
     eps_scalar: tl.tensor,
     d: tl.tensor,
     tiles_per_part: tl.tensor,
-    PARTS: tl.constexpr,
-    PADDED: tl.constexpr,
+    parts: tl.tensor,
+    PADDED: tl.constexpr,  # at least the number of parts
     LANES: tl.constexpr,
     MODE: tl.constexpr,
     ALPHAS: tl.constexpr,
@@ -385,16 +386,16 @@ def part_gradient(
     eps = row_eps(alpha, eps_scalar, row, ALPHAS, TINY)
     source, upstream, target = probs + row * d, grad + row * d, scores_grad + row * d
     first, last = part * tiles_per_part, tl.minimum((part + 1) * tiles_per_part, tl.cdiv(d, LANES))
-    plane = tl.num_programs(1).to(tl.int64) * PARTS
+    plane = tl.num_programs(1).to(tl.int64) * parts
     if WRITE:
-        parts = tl.arange(0, PADDED)
-        at = partial + row * PARTS + parts
-        S = tl.sum(tl.load(at, mask=parts < PARTS, other=0.0))
-        N = tl.sum(tl.load(at + plane, mask=parts < PARTS, other=0.0))
+        lanes = tl.arange(0, PADDED)
+        at = partial + row * parts + lanes
+        S = tl.sum(tl.load(at, mask=lanes < parts, other=0.0))
+        N = tl.sum(tl.load(at + plane, mask=lanes < parts, other=0.0))
         da = gradient_all(source, upstream, target, first, last, d, S, N, eps, LANES, MODE, NEED_ALPHA)
         if NEED_ALPHA:
-            tl.store(alpha_grad + row * PARTS + part, da)
+            tl.store(alpha_grad + row * parts + part, da)
     else:
         S, N = gradient_sums(source, upstream, first, last, d, eps, LANES, MODE)
-        tl.store(partial + row * PARTS + part, S)
-        tl.store(partial + plane + row * PARTS + part, N)
+        tl.store(partial + row * parts + part, S)
+        tl.store(partial + plane + row * parts + part, N)

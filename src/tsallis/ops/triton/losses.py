@@ -22,7 +22,7 @@ from tsallis.ops.triton.short_rows import NEWTON_LIMIT, block_eps, row_eps, shor
 STATS = 4  # numbers a row that a loss keeps: largest score, threshold, factor of the weights, support size
 TILE = 2048  # scores that a program of an elementwise kernel has
 
-_kernel = kernel("rows")
+_kernel = kernel("rows", "parts")
 
 
 @_kernel
@@ -153,13 +153,14 @@ def _long_loss(
     part_columns: tl.tensor,
     rows: tl.tensor,
     d: tl.tensor,
+    parts: tl.tensor,
+    part_room: tl.tensor,
+    room: tl.tensor,
+    MERGE: tl.constexpr,
     STATS: tl.constexpr,
-    PARTS: tl.constexpr,
     LANES: tl.constexpr,
     WIDTH: tl.constexpr,
     DEPTH: tl.constexpr,
-    ROOM: tl.constexpr,
-    PART_ROOM: tl.constexpr,
     STAGES: tl.constexpr,
     MODE: tl.constexpr,
     ALPHAS: tl.constexpr,
@@ -170,8 +171,8 @@ def _long_loss(
     program = tl.program_id(0)
     slots += program.to(tl.int64) * DEPTH * LANES
     slot_columns += program.to(tl.int64) * DEPTH * LANES
-    candidates += program.to(tl.int64) * ROOM
-    candidate_columns += program.to(tl.int64) * ROOM
+    candidates += program.to(tl.int64) * room
+    candidate_columns += program.to(tl.int64) * room
     tiles = tl.cdiv(d, LANES)
     row = program.to(tl.int64)
     while row < rows:
@@ -179,7 +180,7 @@ def _long_loss(
         eps = row_eps(alpha, eps_scalar, row, ALPHAS, TINY)
         y = tl.load(target + row)
         gold = tl.load(source + tl.maximum(y, 0)).to(tl.float32)
-        if PARTS > 0:
+        if MERGE:
             top, low, size = merge_parts(
                 row,
                 eps,
@@ -190,10 +191,10 @@ def _long_loss(
                 part_columns,
                 candidates,
                 candidate_columns,
-                PARTS,
+                parts,
+                part_room,
+                room,
                 LANES,
-                PART_ROOM,
-                ROOM,
             )
         else:
             top, low, size = scan_row(
@@ -207,16 +208,16 @@ def _long_loss(
                 candidates,
                 candidate_columns,
                 source,
+                room,
                 LANES,
                 DEPTH,
-                ROOM,
                 STAGES,
                 False,
                 MODE,
             )
         empty = top == float("-inf")
         top, c = initial_threshold(top, low)
-        if (size <= ROOM) & (top == top):
+        if (size <= room) & (top == top):
             c = solve(candidates, size, top, c, eps, WIDTH, MODE, LIMIT)
             F, mean, slope_sum, support = _moments(candidates, size, top, c, eps, WIDTH, MODE, NEED_ALPHA)
         else:

@@ -1,4 +1,4 @@
-"""The maps and their gradients, launched: how rows are cut for the kernels of `rows` and `long_rows`."""
+"""The maps and their gradients, launched: how rows are cut for the kernels of `short_rows` and `long_rows`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from tsallis.ops.alphas import Alpha
 from tsallis.ops.triton import long_rows
 from tsallis.ops.triton.language import ANY_ALPHA, TINY_EPS, mode, plain, run
 from tsallis.ops.triton.short_rows import NEWTON_LIMIT, short_gradient, short_map
+
+MOST_PARTS = 64  # programs that share a row
 
 
 class Short(NamedTuple):
@@ -60,7 +62,7 @@ def long(rows: int, d: int, processors: int) -> Long:
     tiles = -(-d // lanes)
     parts = 1
     if rows * 2 <= processors:
-        parts = min(-(-2 * processors // rows), max(tiles // 8, 1), 64)
+        parts = min(-(-2 * processors // rows), max(tiles // 8, 1), MOST_PARTS)
     return Long(lanes, min(lanes, 512), 16, 4096, warps, 4, processors * min(16 // warps, 12), parts)
 
 
@@ -139,11 +141,12 @@ def scan_arguments(
             **candidate_buffers(programs, tiling.room, scores),
             **unused,
         }
-        return {**shared, "PARTS": 0, "ROOM": tiling.room, "PART_ROOM": 1}, programs
+        return {**shared, "MERGE": False, "parts": 0, "room": tiling.room, "part_room": tiling.room}, programs
     tiles = -(-d // tiling.lanes)
     stride = -(-tiles // tiling.parts)
     count = -(-tiles // stride)
-    room = max(tiling.room // count, tiling.width)
+    # A multiple of 16 whatever the number of parts: kernels are compiled once more for another alignment.
+    room = max(-(-tiling.room // count // 16) * 16, tiling.width)
     numbers = (scores.new_empty(rows, count, dtype=torch.float32) for _ in range(2))
     parts = dict(zip(("tops", "lows"), numbers, strict=True))
     parts["sizes"] = scores.new_empty(rows, count, dtype=torch.int32)
@@ -161,13 +164,13 @@ def scan_arguments(
         d=d,
         tiles_per_part=stride,
         **cut(tiling),
-        PART_ROOM=room,
+        part_room=room,
         ZEROS=probs is not None,
         **alpha_arguments,
         num_warps=tiling.warps,
     )
     shared |= {**lanes, **candidate_buffers(programs, room * count, scores), **parts}
-    return {**shared, "PARTS": count, "ROOM": room * count, "PART_ROOM": room}, programs
+    return {**shared, "MERGE": True, "parts": count, "room": room * count, "part_room": room}, programs
 
 
 def entmax(scores: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
@@ -259,8 +262,8 @@ def _gradient_by_parts(shared: dict[str, Any], tiles: Long, rows: int, alpha_gra
     shared = {**shared, "alpha_grad": partial if slopes is None else slopes}
     sizes = {
         "tiles_per_part": stride,
-        "PARTS": count,
-        "PADDED": pad_size(count),
+        "parts": count,
+        "PADDED": MOST_PARTS,  # one kernel for all numbers of parts
         "LANES": tiles.lanes,
         "num_warps": tiles.warps,
     }

@@ -2,7 +2,7 @@
 
 One sweep computes, lane by lane, the largest score: these are a subset of the row, whose threshold bounds the row's own
 from below. Scores above the cutoff of the newest bound are candidates, usually a few hundred: each lane has DEPTH slots
-for them, [DEPTH, LANES], which are compacted into one list of at most ROOM scores and their columns. A row with more
+for them, [DEPTH, LANES], which are compacted into one list of at most `room` scores and their columns. A row with more
 candidates than that is read whole in each step.
 """
 
@@ -17,7 +17,7 @@ GROWTH = constant(4)  # how many times as long a stretch of the sweep is as all 
 ROUNDING = constant(1e-5)  # margin below a bound, and its share of large scores:
 ROUNDING_RELATIVE = constant(5e-7)
 
-_kernel = kernel("rows", "tiles", "tiles_per_part")
+_kernel = kernel("rows", "tiles", "tiles_per_part", "parts")
 
 
 @_kernel
@@ -83,14 +83,14 @@ def append_candidates(
     size: tl.tensor,
     candidates: tl.tensor,
     candidate_columns: tl.tensor,
-    ROOM: tl.constexpr,
+    room: tl.tensor,
 ) -> Any:
     """Append scores and their columns to a list, as far as there is room; return the size it would have."""
     increment = above.to(tl.int32)
     slot = size + tl.cumsum(increment, 0) - 1
-    room = above & (slot < ROOM)
-    tl.store(candidates + slot, x, mask=room)
-    tl.store(candidate_columns + slot, column, mask=room)
+    inside = above & (slot < room)
+    tl.store(candidates + slot, x, mask=inside)
+    tl.store(candidate_columns + slot, column, mask=inside)
     return size + tl.sum(increment)
 
 
@@ -102,8 +102,8 @@ def compact_candidates(
     cut: tl.tensor,
     candidates: tl.tensor,
     candidate_columns: tl.tensor,
+    room: tl.tensor,
     LANES: tl.constexpr,
-    ROOM: tl.constexpr,
 ) -> Any:
     """Compact the lanes' scores above the cut into one list; return its size."""
     lanes = tl.arange(0, LANES)
@@ -112,7 +112,7 @@ def compact_candidates(
         at = depth * LANES + lanes
         x = tl.load(slots + at, mask=depth < count, other=float("-inf"))
         column = tl.load(slot_columns + at, mask=depth < count, other=0)
-        size = append_candidates(x, column, x > cut, size, candidates, candidate_columns, ROOM)
+        size = append_candidates(x, column, x > cut, size, candidates, candidate_columns, room)
     return size
 
 
@@ -128,9 +128,9 @@ def scan_row(
     candidates: tl.tensor,
     candidate_columns: tl.tensor,
     zeros: tl.tensor,
+    room: tl.tensor,  # of the list
     LANES: tl.constexpr,
     DEPTH: tl.constexpr,
-    ROOM: tl.constexpr,
     STAGES: tl.constexpr,
     ZEROS: tl.constexpr,
     MODE: tl.constexpr,
@@ -138,7 +138,7 @@ def scan_row(
     """List what may be in the support of the tiles from `first` to `last`.
 
     Return the largest score (NaN where there is a NaN or an infinite score), a lower bound of the threshold, and the
-    list's size: more than ROOM if it is incomplete.
+    list's size: more than `room` if it is incomplete.
     """
     lanes = tl.arange(0, LANES)
     column = first * LANES + lanes
@@ -168,9 +168,9 @@ def scan_row(
             source, first, last, d, cut, largest, count, slots, slot_columns, zeros, LANES, DEPTH, STAGES, False
         )
     tl.debug_barrier()  # one thread writes a list, others read it
-    size = ROOM + 1
+    size = room + 1
     if tl.max(count) <= DEPTH:
-        size = compact_candidates(slots, slot_columns, count, cut, candidates, candidate_columns, LANES, ROOM)
+        size = compact_candidates(slots, slot_columns, count, cut, candidates, candidate_columns, room, LANES)
     tl.debug_barrier()
     invalid = tl.max(tl.where(largest < float("inf"), 0, 1)) > 0
     return tl.where(invalid, float("nan"), tl.max(largest)), low, size
@@ -180,41 +180,41 @@ def scan_row(
 def merge_parts(
     row: tl.tensor,
     eps: tl.tensor,
-    tops: tl.tensor,  # [rows, PARTS]
-    lows: tl.tensor,  # [rows, PARTS]
-    sizes: tl.tensor,  # [rows, PARTS]
-    part_candidates: tl.tensor,  # [rows, PARTS, PART_ROOM]
+    tops: tl.tensor,  # [rows, parts]
+    lows: tl.tensor,  # [rows, parts]
+    sizes: tl.tensor,  # [rows, parts]
+    part_candidates: tl.tensor,  # [rows, parts, part_room]
     part_columns: tl.tensor,
     candidates: tl.tensor,
     candidate_columns: tl.tensor,
-    PARTS: tl.constexpr,
+    parts: tl.tensor,
+    part_room: tl.tensor,
+    room: tl.tensor,
     LANES: tl.constexpr,
-    PART_ROOM: tl.constexpr,
-    ROOM: tl.constexpr,
 ) -> Any:
     """Merge the lists of a row's parts against the best bound of any of them; return what `scan_row` does."""
     lanes = tl.arange(0, LANES)
     top = float("-inf")
     low = float("-inf")
     complete = True
-    for part in range(0, PARTS):
-        at = row * PARTS + part
+    for part in range(0, parts):
+        at = row * parts + part
         top = tl.maximum(top, tl.load(tops + at), propagate_nan=tl.PropagateNan.ALL)
         low = tl.maximum(low, tl.load(lows + at))
-        complete = complete & (tl.load(sizes + at) <= PART_ROOM)
+        complete = complete & (tl.load(sizes + at) <= part_room)
     low = tl.maximum(low, top)
     cut = cutoff(low, eps)
-    size = ROOM + 1
+    size = room + 1
     if complete:
         size = 0
-        for part in range(0, PARTS):
-            at = row * PARTS + part
+        for part in range(0, parts):
+            at = row * parts + part
             part_size = tl.load(sizes + at)
             for start in range(0, part_size, LANES):
-                entry = at * PART_ROOM + start + lanes
+                entry = at * part_room + start + lanes
                 x = tl.load(part_candidates + entry, mask=start + lanes < part_size, other=float("-inf"))
                 column = tl.load(part_columns + entry, mask=start + lanes < part_size, other=0)
-                size = append_candidates(x, column, x > cut, size, candidates, candidate_columns, ROOM)
+                size = append_candidates(x, column, x > cut, size, candidates, candidate_columns, room)
     tl.debug_barrier()
     return top, low, size
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,12 +19,14 @@ from triton_attention import (
     close,
     dense,
     drop_factors,
+    gpu_attention,
     in_place,  # noqa: F401
     launching,
     small_blocks,
     tensors,
 )
 from triton_interpreter import (
+    DEVICE,
     compile_for_a_gpu,
     language,
 )
@@ -203,6 +207,64 @@ def test_dropout_drops_weights_and_their_gradients() -> None:
     check(tensors(1, 2, 15, 33), alpha, torch.randn(1, 1, 15, 33), factors=factors.double(), **options)
     gone, _ = attend(query, key, ones, 1.5, None, dropout=1.0)
     assert (gone == 0).all()
+
+
+def test_dropout_of_more_heads_than_a_grid_is_high(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second and the third dimension of a grid have at most 65,535 programs."""
+    grids: list[tuple[int, ...]] = []
+    run = gpu_attention.run
+
+    def watched(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+        grids.append(grid)
+        run(kernel, grid, *arguments, **options)
+
+    monkeypatch.setattr(gpu_attention, "run", watched)
+    query = torch.empty(16385, 4, 3, 1)
+    factors = drop_factors(query, 2, dropout=0.3, seed=9)
+    assert all(max(grid[1:], default=1) < 65536 for grid in grids)
+    assert abs((factors == 0).float().mean() - 0.3) < 0.004
+    few = drop_factors(query[:1], 2, dropout=0.3, seed=9)  # which does not depend on what other heads there are
+    assert torch.equal(few, factors[:1])
+    assert factors[-1].unique().numel() == 2 and not torch.equal(factors[-1], factors[-2])
+
+
+def test_dropout_is_refused_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = tensors(1, 1, 3, 9)
+    for name in ("is_initialized", "is_current_stream_capturing"):
+        monkeypatch.setattr(torch.cuda, name, lambda: True)
+    with pytest.raises(RuntimeError, match=r"CUDA graph.*got dropout_p=0\.5: capture with dropout_p=0"):
+        attend(*inputs, 1.5, dropout=0.5)
+    with pytest.raises(RuntimeError, match="CUDA graph"):
+        drop_factors(inputs[0], 9, dropout=0.5)
+
+
+@pytest.fixture
+def in_reverse(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """Have PyTorch use deterministic algorithms; return what makes the interpreter run the last program first."""
+
+    def reverse() -> None:
+        if DEVICE == "cpu":
+            builder = importlib.import_module("triton.runtime.interpreter").interpreter_builder
+            select = builder.set_grid_idx
+            mirrored = lambda *at: select(*(n - 1 - i for n, i in zip(builder.grid_dim, at, strict=True)))  # noqa: E731
+            monkeypatch.setattr(builder, "set_grid_idx", mirrored)
+
+    torch.use_deterministic_algorithms(True)
+    yield reverse
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 33, 20), (1, 2, 1, 20), (2, 1, 33, 1), (1, 1, 1, 1)])
+def test_a_mask_gets_the_same_gradient_in_whatever_order_programs_run(
+    shape: tuple[int, ...], in_reverse: Callable[[], None]
+) -> None:
+    inputs, mask = tensors(2, 2, 33, 20), torch.randn(shape, requires_grad=True)
+    check(inputs, 1.3, mask)
+    direction = torch.randn(inputs[0].shape)
+    (first,) = torch.autograd.grad(attend(*inputs, 1.3, mask)[0], mask, direction)
+    in_reverse()
+    (second,) = torch.autograd.grad(attend(*inputs, 1.3, mask)[0], mask, direction)
+    assert first.shape == mask.shape and torch.equal(first, second)
 
 
 def test_gradients_have_gradients() -> None:

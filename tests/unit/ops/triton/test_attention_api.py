@@ -31,7 +31,7 @@ def decode(*inputs: Any, **options: Any) -> tuple[Tensor, Tensor]:
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Small blocks; rows of up to 16 keys are short, and longer ones may be decoded. The kernels that ran."""
     small_blocks(monkeypatch)
-    monkeypatch.setattr(launching, "short_tiling", lambda *n: ShortTiling(16, 16, 1, 4) if n[-1] <= 16 else None)
+    monkeypatch.setattr(launching, "short_tiling", lambda *n: ShortTiling(16, 16, 1, 4) if n[3] <= 16 else None)
     monkeypatch.setattr(gpu_attention, "SHORT_KEYS", 16)
     monkeypatch.setattr(attention_decode, "decode_tiling", lambda *_: Tiling(16, 16, 4, 1))
     monkeypatch.setattr(attention_decode, "processors", lambda _: 2)

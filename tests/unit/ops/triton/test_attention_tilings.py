@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,26 +14,63 @@ from torch import Tensor
 
 import tsallis
 from triton_attention import arguments, gpu_attention, launching, tensors
-from triton_interpreter import compile_for_a_gpu
+from triton_interpreter import compile_for_a_gpu, gpu
 from tsallis.ops.backend import choose_attention
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
+@pytest.mark.parametrize("memory", [232_448, 166_912, 101_376, 65_536])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [1, 16, 33, 64, 80, 128, 200, 256])
-def test_a_tiling_holds_what_it_is_for(size: int, dtype: torch.dtype) -> None:
-    every = launching.tilings(size, size, dtype)
+def test_a_tiling_holds_what_it_is_for(size: int, dtype: torch.dtype, memory: int) -> None:
+    if size > launching.largest_head(memory):
+        with pytest.raises(NotImplementedError, match=rf"heads of {size} numbers fits 65536 bytes"):
+            launching.tilings(size, 1, torch.float32, memory)
+        return
+    every = launching.tilings(size, size, dtype, memory)
     assert len({t.keys for t in every}) == 1
     assert all(every.forward.queries % t.queries == 0 for t in every)
     for keys in (1, 7, 64, 65, 129, 1000, 1024):
-        short = launching.short_tiling(size, size, dtype, keys)
+        short = launching.short_tiling(size, size, dtype, keys, memory)
         if short is not None:
             row = short.keys * short.parts
             assert keys <= row and (row == 64 or row < 2 * keys)
     assert launching.short_tiling(size, size, dtype, 1025) is None
     for rows in (1, 3, 17, 64):
-        assert launching.decode_tiling(size, size, dtype, rows).queries >= rows
+        decoding = launching.decode_tiling(size, size, dtype, rows, memory)
+        assert decoding.queries >= rows if decoding is not None else rows > 16 and memory < 232_448
+
+
+def test_the_tilings_of_an_h200_are_those_that_were_tuned() -> None:
+    def numbers(size: int, dtype: torch.dtype) -> list[tuple[int, ...]]:
+        return [tuple(x) for x in launching.tilings(size, size, dtype)]
+
+    assert numbers(64, torch.float32) == [(64, 32, 8, 2), (32, 32, 8, 1), (32, 32, 4, 1)]
+    assert numbers(65, torch.float32) == [(64, 32, 8, 2), (32, 32, 8, 1), (32, 32, 8, 1)]
+    assert numbers(256, torch.float32) == [(64, 16, 8, 1), (16, 16, 8, 1), (32, 16, 8, 1)]
+    assert numbers(64, torch.float16) == numbers(128, torch.bfloat16) == [(128, 64, 8, 2), *[(64, 64, 8, 2)] * 2]
+    assert numbers(256, torch.bfloat16) == [(64, 32, 8, 2), *[(64, 32, 8, 1)] * 2]
+    for size, dtype in ((128, torch.float32), (256, torch.float16)):
+        assert launching.decode_tiling(size, size, dtype, 64) == (64, 64, 4, 3)
+    assert launching.decode_tiling(256, 256, torch.float32, 64) == (64, 32, 4, 2)
+
+
+def test_heads_are_as_wide_as_the_gpu_with_least_shared_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [
+        SimpleNamespace(shared_memory_per_block=49_152, shared_memory_per_block_optin=232_448),
+        SimpleNamespace(shared_memory_per_block=65_536),  # by another maker
+    ]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpus[device.index])
+    monkeypatch.setattr(launching, "shared_memory", launching.shared_memory.__wrapped__)
+    assert launching.shared_memory(torch.device("cpu")) == launching.shared_memory(torch.device("cuda", 0)) == 232_448
+    assert launching.least_shared_memory() == 65_536
+    gpus.clear()
+    assert launching.least_shared_memory() == 232_448
+    heads = [launching.largest_head(memory) for memory in (232_448, 166_912, 101_376, 65_536, 49_152)]
+    assert heads == [256, 256, 256, 128, 0] and gpu.CAPABILITIES.largest_head in heads
 
 
 def test_few_queries_of_many_keys_are_decoded_unless_weights_are_dropped() -> None:
@@ -43,6 +81,14 @@ def test_few_queries_of_many_keys_are_decoded_unless_weights_are_dropped() -> No
     assert decodes(1, 8, 8, 5000) and decodes(16, 4, 1, 5000)
     assert not decodes(17, 8, 8, 5000) and not decodes(16, 8, 1, 5000)
     assert not decodes(1, 8, 8, 1024) and not decodes(1, 8, 8, 5000, dropout=0.1)
+
+
+def test_queries_are_not_decoded_where_shared_memory_does_not_hold_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    query, key = torch.empty(1, 64, 1, 128), torch.empty(1, 1, 5000, 128)
+    assert gpu_attention.decodes(arguments(query, key, key))
+    monkeypatch.setattr(launching, "shared_memory", lambda _: 65_536)
+    assert not gpu_attention.decodes(arguments(query, key, key))
+    assert gpu_attention.decodes(arguments(query[:, :16], key, key))
 
 
 def test_what_the_kernels_do_not_take() -> None:
@@ -112,6 +158,72 @@ for dtype, size, value_size, alpha, features in CASES:
                 attention.attention(attention.resolve(args), False)
         finish("decode_scores", "decode_thresholds", "decode_output", "decode_sum")
 """
+SHARED = """
+from triton._C.libtriton import llvm
+from triton.backends.nvidia.compiler import CUDABackend
+from tsallis.ops.arguments import AttentionArgs
+from tsallis.ops.triton import attention
+from tsallis.ops.triton.attention import calls, launch
+
+class Size(Exception):  # of the shared memory, which is known before the code is made
+    pass
+
+def add_stages(self, stages, *options, add=CUDABackend.add_stages):
+    def stop(source, metadata):
+        raise Size(metadata["shared"])
+    add(self, stages, *options)
+    stages["ptx"] = stop
+
+def run(kernel, grid, where, **arguments):
+    if kernel.fn.__name__ in sizes:  # with fewer arguments before
+        return
+    try:
+        sizes[kernel.fn.__name__] = kernel.warmup(grid=grid, **arguments).metadata.shared
+    except Size as size:
+        sizes[kernel.fn.__name__] = size.args[0]
+
+capability, limit = TARGET
+Driver.get_current_target = lambda self: GPUTarget("cuda", capability, 32)
+CUDABackend.add_stages, llvm.optimize_module = add_stages, lambda *_: None
+calls.run = launch.run = run
+launch.shared_memory = lambda device: limit
+alphas, slopes, lengths = torch.tensor([[1.0, 1.2, 1.5, 2.0] * 16]), torch.ones(1, 64), torch.tensor([1000])
+
+def arguments(dtype, size, heads, queries, keys, dropout):
+    query, key = torch.empty(1, heads, queries, size, dtype=dtype), torch.empty(1, 1, keys, size, dtype=dtype)
+    mask, seed = torch.empty(1, 1, queries, keys), torch.tensor(7)
+    few = alphas[:, :heads], mask, slopes[:, :heads], lengths
+    return AttentionArgs(query, key, key, *few, seed, None, None, 0.1, dropout > 0, dropout, keys - queries)
+
+def check(case, *expected):
+    assert set(expected) <= set(sizes) and max(sizes.values()) <= limit, (capability, limit, case, sizes)
+    sizes.clear()
+
+sizes = {}
+for dtype in (torch.float32, torch.float16, torch.bfloat16)[: 2 if capability < 80 else 3]:
+    for size in (32, 64, 80, 128, 256):
+        if size > launch.largest_head(limit):
+            continue
+        args = arguments(dtype, size, 2, 1500, 1500, 0.1)
+        output, _, saved = attention.attention(args, True)
+        attention.attention_gradient(args, saved, output, (True,) * 6)
+        check((dtype, size), "forward", "backward_query", "backward_key", "backward_mask")
+        attention.attention(arguments(dtype, size, 2, 100, 256, 0.1), True)
+        check((dtype, size, "short"), *["forward_short"] * (size <= (64 if dtype == torch.float32 else 128)))
+        for rows in (16, 64):
+            args = arguments(dtype, size, rows, 1, 1500, 0.0)
+            if calls.decodes(args):
+                attention.attention(args, False)
+                check((dtype, size, rows), "decode_scores", "decode_output")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [(75, 65_536), (80, 166_912), (86, 101_376)], ids=["sm_75", "sm_80", "sm_86"])
+def test_the_kernels_fit_the_shared_memory_of_every_gpu(target: tuple[int, int]) -> None:
+    compile_for_a_gpu(SHARED.replace("TARGET", str(target)))
+
+
 MIXED = "torch.tensor([[1.0, 1.2, 1.5, 2.0]], requires_grad=True)"
 ONE_CASE = "[(torch.bfloat16, 64, 64, 1.5, True)]"
 ALL_CASES = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 import tsallis
 from sweep import ALPHAS, LISTS, PATHS, PATHS_AND_ALPHAS, tiling
-from triton_interpreter import DEVICE, compile_for_a_gpu, gpu, maps
+from triton_interpreter import DEVICE, compile_for_a_gpu, gpu, losses, maps
 from tsallis.ops import reference
 
 ERROR = 1e-6  # of probabilities and of sums
@@ -242,6 +243,30 @@ def test_public_second_derivatives_transforms_and_alphas_above_two() -> None:
     close(above, reference.entmax(exact, 2.5), ERROR)
 
 
+def test_rows_of_all_numbers_of_parts_have_the_same_constants(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler is called for each new combination of them, and of those which arguments 16 divides."""
+    variants: dict[str, set[Any]] = {}
+    parts = set()
+
+    def watched(kernel: Any, grid: tuple[int, ...], where: Tensor, **arguments: Any) -> None:
+        types = kernel.fn.__annotations__
+        constants = {name: x for name, x in arguments.items() if types.get(name) == "tl.constexpr"}
+        rooms = [name for name, x in arguments.items() if name in ("room", "part_room") and x % 16]
+        variants.setdefault(kernel.fn.__name__, set()).add((tuple(sorted(constants.items())), *rooms))
+        parts.add(arguments.get("parts"))
+
+    for module in (maps, losses):
+        monkeypatch.setattr(module, "run", watched)
+        monkeypatch.setattr(module, "processors", lambda _: 132)
+    for rows in range(1, 67):
+        x, y = torch.empty(rows, 50257, device=DEVICE), torch.zeros(rows, dtype=torch.long, device=DEVICE)
+        maps.entmax_gradient(maps.entmax(x, 1.5), x, 1.5, False)
+        losses.entmax_loss(x, y, 1.5, False)
+    assert len(parts - {None}) > 6
+    sizes = {name: len(each) for name, each in variants.items()}
+    assert sizes == {"part_scan": 2, "long_map": 1, "part_gradient": 2, "_long_loss": 1}, sizes
+
+
 COMPILE = """
 from tsallis.ops.triton import losses, maps
 
@@ -262,10 +287,11 @@ for dtype, lengths, alpha in CASES:
     assert {len(found) for found in compiled.values()} == {1}, compiled  # not once more for another number
     print(dtype, lengths, alpha, sorted(compiled))
     compiled.clear()
-for parts in (3, 3):  # few rows
-    x = torch.empty(3, 65536, dtype=torch.bfloat16)
+for rows in (1, 5, 33, 66):  # few, of 64, 53, 8 and 4 parts
+    x = torch.empty(rows, 50257, dtype=torch.bfloat16)
     maps.entmax_gradient(maps.entmax(x, 1.5), x, 1.5, False)
-assert set(compiled) == {"part_scan", "long_map", "part_gradient"}, compiled
+sizes = {name: len(found) for name, found in compiled.items()}
+assert sizes == {"part_scan": 1, "long_map": 1, "part_gradient": 2}, sizes  # of gradients the sums and what they make
 """
 ONE = "[(torch.bfloat16, (8208, 16000), None)]"
 ALL = (

@@ -293,7 +293,7 @@ def backward_mask(
     delta: tl.tensor,
     block_list: tl.tensor,
     counts: tl.tensor,
-    mask_grad: tl.tensor,  # float32, in the mask's shape, with strides
+    mask_grad: tl.tensor,  # float32, with the mask's rows (ONE_ROW: one, or one a block of queries) and columns
     query_strides: tl.tuple,
     key_strides: tl.tuple,
     value_strides: tl.tuple,
@@ -345,6 +345,8 @@ def backward_mask(
     bias = head_bias(mask, mask_strides, mask_column, slopes, slope_strides, offset, batch, head, SLOPES)
     random = (drop_below, drop_factor, seed_low, seed_high)
     mask_grad = head_pointer(mask_grad, batch, head, mask_grad_strides)
+    if ONE_ROW:
+        mask_grad += block.to(tl.int64) * mask_grad_strides[2]
     block_list, count = open_block_list(
         block_list, counts, head_index, block, queries, keys, last_key(key_end, start, offset, BLOCK_Q, CAUSAL),
         BLOCK_Q, BLOCK_K, SPLIT, HAS_LISTS,
@@ -384,17 +386,19 @@ def backward_mask(
 @attention_kernel
 def draw_factors(
     factors: tl.tensor,
+    heads: tl.tensor,  # of all batch elements
     queries: tl.tensor,
     keys: tl.tensor,
     drop_below: tl.tensor,
     drop_factor: tl.tensor,
     seed_low: tl.tensor,
     seed_high: tl.tensor,
-    BLOCK_K: tl.constexpr,
+    LANES: tl.constexpr,
 ) -> None:
-    """Store dropout's factors for all weights [batch * heads, queries, keys]."""
-    row, head_index = tl.program_id(0), tl.program_id(2)
-    columns = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
-    factor = dropout_factor(row, columns, head_index, (drop_below, drop_factor, seed_low, seed_high))
-    at = (head_index.to(tl.int64) * queries + row) * keys + columns
-    tl.store(factors + at, factor, mask=columns < keys)
+    """Store dropout's factors for all weights [batch * heads, queries, keys], LANES a program whatever their rows."""
+    at = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
+    row = at // keys
+    head_index = row // queries
+    query, column = (row - head_index * queries).to(tl.int32), (at - row * keys).to(tl.int32)
+    factor = dropout_factor(query, column, head_index, (drop_below, drop_factor, seed_low, seed_high))
+    tl.store(factors + at, factor, mask=head_index < heads)

@@ -37,6 +37,7 @@ from tsallis.ops.triton.attention.launch import (
 from tsallis.ops.triton.language import run
 
 DECODE_QUERIES = 16  # at the most
+FACTORS = 256  # that a program draws for dropout
 
 
 class SavedForBackward(NamedTuple):
@@ -53,7 +54,11 @@ def decodes(args: AttentionArgs) -> bool:
     """Tell whether queries are so few that splitting the keys over programs pays; for passes without gradients."""
     (_, heads, queries, _), (_, key_heads, keys, _) = args.query.shape, args.key.shape
     few = queries <= DECODE_QUERIES and queries * heads <= DECODE_ROWS * key_heads
-    return few and keys > SHORT_KEYS and args.dropout == 0
+    if not few or keys <= SHORT_KEYS or args.dropout:
+        return False
+    rows, memory = queries * heads // key_heads, launching.shared_memory(args.query.device)
+    sizes = (args.query.shape[-1], args.value.shape[-1])
+    return launching.decode_tiling(*sizes, args.query.dtype, rows, memory) is not None
 
 
 def resolve(args: AttentionArgs) -> AttentionArgs:
@@ -73,9 +78,10 @@ def allocate(args: AttentionArgs, output: Tensor, support: Tensor, needs_grad: b
     keys, value_size = args.key.shape[2], args.value.shape[-1]
     stats = query.new_empty(2, batch, heads, queries, dtype=torch.float32)
     dtypes = (torch.int32, torch.int32, torch.int8)
-    if launching.short_tiling(size, value_size, query.dtype, keys) is not None:
+    memory = launching.shared_memory(query.device)
+    if launching.short_tiling(size, value_size, query.dtype, keys, memory) is not None:
         return SavedForBackward(output, stats, *(query.new_empty(0, dtype=dtype) for dtype in dtypes))
-    tiling = launching.tilings(size, value_size, query.dtype).forward
+    tiling = launching.tilings(size, value_size, query.dtype, memory).forward
     blocks, key_blocks = -(-queries // tiling.queries), -(-keys // tiling.keys)
     pairs = (batch, heads, blocks, key_blocks)
     shapes = (pairs, (3, batch, heads, blocks), pairs)
@@ -102,7 +108,7 @@ def attention(args: AttentionArgs, needs_grad: bool) -> tuple[Tensor, Tensor, Sa
         return output, support, saved
     arguments: dict[str, Any] = {"output": output, "stats": saved.stats, "support": support}
     arguments |= {"tolerance": launch.tolerance, "LIMIT": LIMITS.newton}
-    short = launching.short_tiling(launch.size, launch.value_size, query.dtype, launch.keys)
+    short = launching.short_tiling(launch.size, launch.value_size, query.dtype, launch.keys, launch.memory)
     if short is not None:
         blocks = -(-launch.queries // short.queries)
         sizes = {"BLOCK_Q": short.queries, "BLOCK_K": short.keys, "PARTS": short.parts, "num_warps": short.warps}
@@ -155,7 +161,7 @@ def attention_gradient(
     if need_slopes and slopes is not None:
         ds = slope_grad.sum(-1).sum_to_size(slopes.shape).to(slopes.dtype)
     if need_mask and mask is not None:
-        total = torch.zeros_like(mask, dtype=torch.float32)
+        total = _mask_total(launch, mask)
         strides = broadcast_strides(total)
         launch.by_query(
             backward_mask,
@@ -168,9 +174,23 @@ def attention_gradient(
             ONE_ROW=mask.shape[2] == 1,
             ONE_COLUMN=mask.shape[3] == 1,
         )
-        dm = total.to(mask.dtype)
+        dm = total.sum_to_size(mask.shape).to(mask.dtype)
     rest = AttentionGradients(None, None, None, da, dm, ds)
     return rest._replace(query=dq if needs[0] else None, key=dk if need_key else None, value=dv if need_value else None)
+
+
+def _mask_total(launch: Launch, mask: Tensor) -> Tensor:
+    """Return float32 zeros that programs add a mask's gradient to, which then is summed to the mask's shape.
+
+    What the mask broadcasts gets its sum in the order in which programs happen to run. Where PyTorch is to use
+    deterministic algorithms no two programs add to one entry: there is one for each batch element, head and row (or
+    block of rows), which takes more memory.
+    """
+    if not torch.are_deterministic_algorithms_enabled():
+        return torch.zeros_like(mask, dtype=torch.float32)
+    rows, columns = mask.shape[2:]
+    rows = -(-launch.queries // launch.tilings.by_query.queries) if rows == 1 else rows
+    return launch.new_float32(launch.batch, launch.heads, rows, columns).zero_()
 
 
 def drop_factors(args: AttentionArgs) -> Tensor:
@@ -179,8 +199,9 @@ def drop_factors(args: AttentionArgs) -> Tensor:
     factors = torch.empty(batch, heads, queries, keys, device=args.query.device)
     if not args.dropout:
         return factors.fill_(1)
-    grid = (queries, -(-keys // 256), batch * heads)
-    sizes = {"queries": queries, "keys": keys, "BLOCK_K": 256}
+    sizes = {"queries": queries, "keys": keys, "heads": batch * heads, "LANES": FACTORS}
+    # All in the first dimension of the grid: the others have at most 65,535 programs.
+    grid = (-(-factors.numel() // FACTORS),)
     run(draw_factors, grid, args.query, factors=factors, **sizes, **random_numbers(args))
     return factors
 

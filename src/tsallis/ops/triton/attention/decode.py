@@ -290,7 +290,9 @@ def decode(launch: Launch, output: Tensor, support: Tensor) -> None:
     query, rows = launch.query, support.shape
     batch, heads, queries = rows
     keys, key_heads = launch.keys, launch.key_heads
-    tiling = decode_tiling(launch.size, launch.value_size, query.dtype, queries * (heads // key_heads))
+    per_key_head = queries * (heads // key_heads)
+    tiling = decode_tiling(launch.size, launch.value_size, query.dtype, per_key_head, launch.memory)
+    assert tiling is not None  # as `decodes` made sure
     blocks = -(-keys // tiling.keys)
     programs = -(-4 * processors(query.device) // (batch * key_heads))  # programs that a multiprocessor can choose from
     span = -(-blocks // min(programs, blocks)) * tiling.keys

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -48,18 +49,46 @@ class Tilings(NamedTuple):
     by_key: Tiling
 
 
-def tilings(size: int, value_size: int, dtype: torch.dtype) -> Tilings:
-    """Return tilings that compile for an H200 with few registers spilled or none; wide float32 heads spill more."""
+H200, A100, ADA, TURING = 232_448, 166_912, 101_376, 65_536  # bytes of shared memory that a program may have
+
+# The largest head, the least shared memory, and tilings of which all kernels compile with no more than that: the first
+# line that holds counts. On an H200 few registers are spilled or none; wide float32 heads spill more.
+FLOAT32 = (
+    (64, TURING, Tilings(Tiling(64, 32, 8, 2), Tiling(32, 32, 8, 1), Tiling(32, 32, 4, 1))),
+    (128, A100, Tilings(Tiling(64, 32, 8, 2), Tiling(32, 32, 8, 1), Tiling(32, 32, 8, 1))),
+    (128, ADA, Tilings(Tiling(64, 32, 8, 1), Tiling(32, 32, 8, 1), Tiling(32, 32, 8, 1))),
+    (128, TURING, Tilings(Tiling(32, 32, 8, 1), Tiling(16, 32, 8, 1), Tiling(16, 32, 8, 1))),
+    (256, A100, Tilings(Tiling(64, 16, 8, 1), Tiling(16, 16, 8, 1), Tiling(32, 16, 8, 1))),
+    (256, ADA, Tilings(Tiling(32, 16, 8, 1), Tiling(16, 16, 8, 1), Tiling(32, 16, 8, 1))),
+)
+HALF = (
+    (128, ADA, Tilings(Tiling(128, 64, 8, 2), Tiling(64, 64, 8, 2), Tiling(64, 64, 8, 2))),
+    (64, TURING, Tilings(Tiling(64, 64, 8, 2), Tiling(64, 64, 8, 2), Tiling(64, 64, 8, 2))),
+    (128, TURING, Tilings(Tiling(64, 32, 8, 2), Tiling(32, 32, 8, 2), Tiling(32, 32, 8, 2))),
+    (256, A100, Tilings(Tiling(64, 32, 8, 2), Tiling(64, 32, 8, 1), Tiling(64, 32, 8, 1))),
+    (256, ADA, Tilings(Tiling(64, 32, 8, 2), Tiling(64, 32, 8, 1), Tiling(32, 32, 8, 1))),
+)
+
+
+def tilings(size: int, value_size: int, dtype: torch.dtype, memory: int = H200) -> Tilings:
+    """Return the tilings for heads of these sizes on a GPU with so much shared memory.
+
+    Raises:
+        NotImplementedError: there are none, see `largest_head`.
+    """
     widest = max(pad_size(size), pad_size(value_size))
-    if dtype == torch.float32:
-        if widest <= 64:
-            return Tilings(Tiling(64, 32, 8, 2), Tiling(32, 32, 8, 1), Tiling(32, 32, 4, 1))
-        if widest <= 128:
-            return Tilings(Tiling(64, 32, 8, 2), Tiling(32, 32, 8, 1), Tiling(32, 32, 8, 1))
-        return Tilings(Tiling(64, 16, 8, 1), Tiling(16, 16, 8, 1), Tiling(32, 16, 8, 1))
-    if widest <= 128:
-        return Tilings(Tiling(128, 64, 8, 2), Tiling(64, 64, 8, 2), Tiling(64, 64, 8, 2))
-    return Tilings(Tiling(64, 32, 8, 2), Tiling(64, 32, 8, 1), Tiling(64, 32, 8, 1))
+    for head, least, result in FLOAT32 if dtype == torch.float32 else HALF:
+        if widest <= head and memory >= least:
+            return result
+    raise NotImplementedError(
+        f"no tiling of attention for heads of {max(size, value_size)} numbers fits {memory} bytes of shared memory: "
+        "use tsallis.backend('eager')"
+    )
+
+
+def largest_head(memory: int) -> int:
+    """Return the size of heads up to which there are tilings in every dtype; 0 if there are none."""
+    return min(max((head for head, least, _ in table if memory >= least), default=0) for table in (FLOAT32, HALF))
 
 
 class ShortTiling(NamedTuple):
@@ -71,7 +100,7 @@ class ShortTiling(NamedTuple):
     warps: int
 
 
-def short_tiling(size: int, value_size: int, dtype: torch.dtype, keys: int) -> ShortTiling | None:
+def short_tiling(size: int, value_size: int, dtype: torch.dtype, keys: int, memory: int = H200) -> ShortTiling | None:
     """Return the tiling of the kernel that holds all scores of a block of queries; None if there are too many."""
     widest = max(pad_size(size), pad_size(value_size))
     if keys > SHORT_KEYS or widest > 128:
@@ -80,20 +109,44 @@ def short_tiling(size: int, value_size: int, dtype: torch.dtype, keys: int) -> S
         return None
     row = max(64, 1 << (keys - 1).bit_length())  # its scores: the next power of two
     queries, warps = 32 if row <= 512 else 16, 4 if row <= 128 else 8
-    block_keys = min(row, 128 if widest * dtype.itemsize <= 256 else 64)
+    block_keys = min(row, 128 if widest * dtype.itemsize <= (256 if memory >= ADA else 128) else 64)
     return ShortTiling(queries, block_keys, row // block_keys, warps)
 
 
-def decode_tiling(size: int, value_size: int, dtype: torch.dtype, rows: int) -> Tiling:
-    """Return the tiling of the kernels that split the keys; `rows` queries read the same ones."""
+def decode_tiling(size: int, value_size: int, dtype: torch.dtype, rows: int, memory: int = H200) -> Tiling | None:
+    """Return the tiling of the kernels that split the keys; `rows` queries read the same ones. None: nothing fits."""
     rows = max(16, 1 << (rows - 1).bit_length())
-    widest = max(pad_size(size), pad_size(value_size)) * (2 if dtype == torch.float32 else 1)
-    return Tiling(rows, 64 if widest <= 256 else 32, 4, 3 if widest <= 256 else 2)
+    widest, products = max(pad_size(size), pad_size(value_size)), 2 if dtype == torch.float32 else 1
+    wide = widest * products > 256
+    # Fewer stages or keys than on an H200 where there is less memory.
+    for stages in range(2 if wide else 3, 0, -1):
+        for keys in (32,) if wide else (64, 32):
+            # What scores take of tensor cores, which multiply float32 in two parts, and without them, in float32.
+            row = widest * dtype.itemsize
+            scores = rows * row * products + (stages - 1) * keys * row + (rows * keys + 1024) * 4
+            if max(scores, (rows + keys) * widest * 4) <= memory:
+                return Tiling(rows, keys, 4, stages)
+    return None
 
 
 def processors(device: torch.device) -> int:
     """Return the number of multiprocessors of a GPU, 1 for another device."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+@functools.cache
+def shared_memory(device: torch.device) -> int:
+    """Return the bytes of shared memory that a program may have on a GPU; those of an H200 for another device."""
+    if device.type != "cuda":
+        return H200
+    properties = torch.cuda.get_device_properties(device)
+    return int(getattr(properties, "shared_memory_per_block_optin", 0) or properties.shared_memory_per_block)
+
+
+def least_shared_memory() -> int:
+    """Return the shared memory of the GPU here that has least; that of an H200 where there is none."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return min((shared_memory(torch.device("cuda", index)) for index in range(count)), default=H200)
 
 
 def pad_size(size: int) -> int:
@@ -113,7 +166,8 @@ class Launch:
         self.batch, self.heads, self.key_heads = batch, heads, key.shape[1]
         self.queries, self.keys = queries, key.shape[2]
         self.size, self.value_size = size, value.shape[-1]
-        self.tilings = tilings(size, self.value_size, query.dtype)
+        self.memory = shared_memory(query.device)
+        self.tilings = tilings(size, self.value_size, query.dtype, self.memory)
         self.tolerance = TOLERANCE[query.dtype]
         kind = NO_MASK if mask is None else BOOLEAN if mask.dtype == torch.bool else ADDITIVE
         alphas = _alphas(args).expand(batch, heads)
@@ -213,7 +267,17 @@ def broadcast_strides(mask: Tensor) -> tuple[int, ...]:
 
 
 def random_numbers(args: AttentionArgs) -> dict[str, Any]:
-    """Return dropout as numbers of 32 bits, whatever the seed: they have the same type in every call."""
+    """Return dropout as numbers of 32 bits, whatever the seed: they have the same type in every call.
+
+    Raises:
+        RuntimeError: there is dropout while a CUDA graph is captured, which would hold these numbers for good.
+    """
+    if args.dropout > 0 and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            f"dropout of attention can't be captured in a CUDA graph, whose replays would all drop the same weights, "
+            f"got dropout_p={args.dropout:g}: capture with dropout_p=0 (a module in eval mode), or keep attention out "
+            f"of the graph"
+        )
     keep_prob, seed = 1 - args.dropout, args.seed_value
     return {
         "drop_below": round(args.dropout * (1 << DROP_BITS)),

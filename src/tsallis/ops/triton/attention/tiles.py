@@ -16,6 +16,7 @@ ROUNDING_RELATIVE = constant(5e-7)
 
 # Numbers that change from call to call: a kernel compiled for one value of them is good for all.
 attention_kernel = kernel(
+    "heads",
     "queries",
     "keys",
     "blocks",
