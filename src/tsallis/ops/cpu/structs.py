@@ -57,7 +57,7 @@ class _Drop(ctypes.Structure):
         ("n", c_int64),
         ("d", c_int64),
         ("seed", c_uint64),
-        ("stays", c_double),
+        ("keep_prob", c_double),
         ("in", c_void_p),
         ("out", c_void_p),
     )

@@ -105,13 +105,13 @@ struct GatherCall {
 };
 
 // Dropout of n numbers in rows of d, the last of which may be shorter: each is kept with the
-// probability `stays` and divided by it, or set to zero. Which ones is a function of the seed, the
-// row and the column alone, so that no mask is stored. out may be in.
+// probability `keep_prob` and divided by it, or set to zero. Which ones is a function of the seed,
+// the row and the column alone, so that no mask is stored. out may be in.
 struct DropCall {
     int32_t storage;  // float or double
     int64_t n, d;
     uint64_t seed;
-    double stays;
+    double keep_prob;
     const void* in;
     void* out;
 };
@@ -190,10 +190,11 @@ struct DecoderCall {
     int64_t rows, layers, d, hidden, heads;
     int64_t pre_norm;
     double embedding_scale, epsilon;  // epsilon: of the norms
-    const void* weights;              // pointers, as decoder_step.h lists them
-    const void* positions;            // [symbols read or more, d]
-    const int64_t* token;             // [rows]
-    const int64_t* state;  // [rows, state_row]: StateColumns, and addresses of what was read
+    const void*
+        weights;  // pointers, as `LayerWeights` and `ModelWeights` of transformer_rows.h list them
+    const void* positions;  // [symbols read or more, d]
+    const int64_t* token;   // [rows]
+    const int64_t* state;   // [rows, state_row]: StateColumns, and addresses of what was read
     int64_t state_row;
     int64_t* next_state;  // [rows, state_row + 1]: the same after the step
     void* cache;          // [rows, layers, 2, d]: the numbers of these tokens

@@ -23,8 +23,8 @@ INLINE uint64_t row_seed(uint64_t seed, int64_t row) {
 }
 
 // Return the limit below which a draw keeps its entry.
-INLINE uint32_t keep_below(double stays) {
-    const double limit = stays * 4294967296.0;
+INLINE uint32_t keep_below(double keep_prob) {
+    const double limit = keep_prob * 4294967296.0;
     return limit >= 4294967295.0 ? 4294967295u : (uint32_t)limit;
 }
 
@@ -34,9 +34,9 @@ INLINE uint32_t draw(uint64_t seed_of_row, uint32_t column) {
 }
 
 template <class T> void drop_range(const DropCall& call, int64_t first, int64_t last) {
-    const T *in = (const T*)call.in, scale = (T)(1 / call.stays);
+    const T *in = (const T*)call.in, scale = (T)(1 / call.keep_prob);
     T* out = (T*)call.out;
-    const uint32_t below = keep_below(call.stays);
+    const uint32_t below = keep_below(call.keep_prob);
     for (int64_t row = first; row < last; row++) {
         const uint64_t seed = row_seed(call.seed, row);
         const int64_t start = row * call.d;
