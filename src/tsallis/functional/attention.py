@@ -64,8 +64,9 @@ def entmax_attention(
         alpha: at least 1: a number, or a tensor [heads] or [..., heads]; it gets a gradient.
         attn_mask: broadcastable to [..., heads, queries, keys]: boolean (True takes part), or numbers that are added to
             the scores and get a gradient.
-        key_lengths: for each batch element [...], how many of its first keys take part; the others are skipped. In a
-            tensor on a GPU they are not checked: one out of range counts as the nearest that is not.
+        key_lengths: for each batch element [...], how many of its first keys take part; the others are skipped, and may
+            hold anything, where keys and values that a mask or the causal order hides must be finite. In a tensor on a
+            GPU lengths are not checked: one out of range counts as the nearest that is not.
         is_causal: query i attends to the keys 0 to i + `query_offset` only; a mask, if there is one, holds too.
         scale: the factor of the scores; the default is 1 / sqrt(size).
         dropout_p: share of the weights that is set to zero, the others scaled up; unlike a module's, always active.
