@@ -137,7 +137,7 @@ class ReportWeights:
 
 
 class ShownSentences(ReportWeights):
-    """The weights and the steps of the references that a report on a run shows.
+    """The weights and the steps of the targets that a report on a run shows.
 
     Args:
         corpus_pass: the first one.
@@ -153,6 +153,6 @@ class ShownSentences(ReportWeights):
         super().__init__(corpus_pass.reader, batches, rows, heads)
 
     def read_outputs(self, batch: RecordedBatch) -> None:
-        """Take the steps of the references."""
+        """Take the steps of the targets."""
         run = self.run
         self.steps.update(describe_steps(run.model, batch.result, batch.batch, run.tgt_vocab, WORDS, self.rows))

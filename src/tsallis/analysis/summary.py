@@ -56,12 +56,14 @@ class RunInput:
         corpus: with targets, as the run's own vocabularies number it.
         name: of the corpus.
         counts: of its training data, for the scores of rare pieces; None where it is not at hand.
+        target_run: name of the run whose answers the targets are; None where they are references.
     """
 
     run: Run
     corpus: Corpus
     name: str
     counts: TrainingCounts | None = None
+    target_run: str | None = None
 
 
 def _ignore(run: int, stage: str, done: int, total: int) -> None:
@@ -208,7 +210,7 @@ def _summary(
         parameters=sum(parameter.numel() for parameter in run.model.parameters()),
         step=int(run.facts.get("step", 0)),
         metrics={key: value for key, value in run.facts.get("metrics", {}).items() if isinstance(value, int | float)},
-        corpus=_describe_corpus(corpus, one.name, count),
+        corpus=_describe_corpus(one, count),
         layers=reader.layers,
         heads=summarize_heads(roles, densities, shown, importance),
         diversity=diversities.layers,
@@ -237,10 +239,10 @@ class _CountingIterable:
             self.advance(self.stage, self.done, self.total)
 
 
-def _describe_corpus(corpus: Corpus, name: str, rows: int) -> CorpusSummary:
-    sides = [[number for row in range(rows) for number in side[row]] for side in (corpus.src, corpus.tgt)]
+def _describe_corpus(one: RunInput, rows: int) -> CorpusSummary:
+    sides = [[number for row in range(rows) for number in side[row]] for side in (one.corpus.src, one.corpus.tgt)]
     unknown = sum(int(number) == UNK for side in sides for number in side)
-    return CorpusSummary(name, rows, len(corpus), len(sides[0]), len(sides[1]), unknown)
+    return CorpusSummary(one.name, rows, len(one.corpus), len(sides[0]), len(sides[1]), unknown, one.target_run)
 
 
 def _importance(

@@ -59,7 +59,7 @@ class ContrastSummary(Record):
 
 @dataclass(frozen=True, eq=False)
 class SentenceSummary(Record):
-    """A sentence with all weights, each step of its reference, and the outputs that a search found."""
+    """A sentence with all weights, each step of its target, and the outputs that a search found."""
 
     text: Text
     weights: tuple[SparseWeights, ...]  # in the order of the layers
@@ -78,6 +78,7 @@ class CorpusSummary(Record):
     src_symbols: int
     tgt_symbols: int
     unknown: int  # symbols of both sides that the vocabularies lack
+    target_run: str | None = None  # name of the run whose answers the targets are; None where they are references
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,7 +29,9 @@ def analyze(
     ] = None,
     text: Annotated[
         Path | None,
-        typer.Option(help="Lines in place of a split; where they have no outputs, the run's own answers are taken."),
+        typer.Option(
+            help="Lines in place of a split; where they have no outputs, the first run's answers are the targets."
+        ),
     ] = None,
     figures: Annotated[Path | None, typer.Option(help="A folder for the same figures as SVG, PDF and PNG.")] = None,
     records: Annotated[Path | None, typer.Option("--json", help="A file for all numbers.")] = None,
@@ -97,7 +99,7 @@ def _write(report: Report, out: Path, figures: Path | None, records: Path | None
     """Write all files once everything is computed, each in one step."""
     import tsallis
     from tsallis.data.io import write_output
-    from tsallis.report.page import build_page
+    from tsallis.report.page import build_page, sentences_that_fit
 
     files: dict[Path, str | bytes] = {}
     if records is not None:
@@ -108,6 +110,10 @@ def _write(report: Report, out: Path, figures: Path | None, records: Path | None
 
         files |= {figures / name: blob for name, blob in draw_figures(report.runs, report.sweep, report.densities)}
     page = build_page(**report._asdict(), note=f"tsallis {tsallis.__version__}")
+    count = len(report.runs[0].sentences) if report.runs else 0
+    if (most := sentences_that_fit(report.runs)) < count:
+        message = f"holds {most} of {count} sentences: with all their weights it would be too large for a browser"
+        print(f"tsallis: {out}: {message}", file=sys.stderr)
     for path, blob in chain(files.items(), [(out, page)]):
         write_output(path, blob)
         print_fields(str(path))

@@ -37,6 +37,14 @@ COUNT_LIMIT = 200_000  # training examples, at most, whose pieces are counted
 Runs = Sequence[tuple[Run, Task]]
 
 
+class _Answers(NamedTuple):
+    """The answers of a run to lines without outputs: the targets of every run of the report."""
+
+    run: Run
+    name: str  # of the run, in the report
+    rows: list[list[int]]  # symbols, as the run numbers them
+
+
 class Report(NamedTuple):
     """Everything that the page and the file of numbers hold."""
 
@@ -88,10 +96,14 @@ def summarize_all(
 ) -> tuple[list[RunSummary], list[ComparisonSummary]]:
     """Summarize runs that answer with sequences on the first one's data, or on a text, behind a progress bar."""
     _check_one_task(runs)
-    inputs = []
+    inputs, answers = [], None
+    own_name = io.distinct_names([run.folder for run, _ in runs])[0]
     for run, task in runs:
-        corpus, name = _read(run, task, runs[0][0], split, text, language, options)
-        inputs.append(RunInput(run, corpus, name, _count_training(run, task)))
+        corpus, name, has_targets = _read(run, task, runs[0][0], split, text, language, options)
+        if not has_targets:
+            answers = answers or _search_answers(run, own_name, corpus, options)
+            corpus, name = _with_answers(run, task, corpus, answers), f"{name} (targets: answers of {own_name})"
+        inputs.append(RunInput(run, corpus, name, _count_training(run, task), answers and answers.name))
     with _progress([run for run, _ in runs]) as advance:
         summaries, comparisons = summarize_runs(inputs, options, advance)
     for summary, (run, _) in zip(summaries, runs, strict=True):
@@ -171,26 +183,36 @@ def _count_training(run: Run, task: Task) -> TrainingCounts | None:
 
 def _read(
     run: Run, task: Task, first: Run, split: str, text: Path | None, language: str | None, options: Options
-) -> tuple[Corpus, str]:
-    """Return sentences with targets, as the run numbers them, and their name."""
+) -> tuple[Corpus, str, bool]:
+    """Return sentences as the run numbers them, their name, and whether they have all the targets that they need."""
     if text is not None:
         return _read_text(run, task, text, language, options)
     data = load_config(first.folder / "config.yaml").data
-    return task.sentences(run, data, split, language=language), f"the {split} split"
+    return task.sentences(run, data, split, language=language), f"the {split} split", True
 
 
-def _read_text(run: Run, task: Task, path: Path, language: str | None, options: Options) -> tuple[Corpus, str]:
-    """Read lines with outputs, or without: then the run's own answers are the targets."""
+def _read_text(run: Run, task: Task, path: Path, language: str | None, options: Options) -> tuple[Corpus, str, bool]:
+    """Read lines with outputs, or without, as `_read` returns them."""
     lines = list(io.read_lines(path))
     has_outputs = _has_outputs(task, lines)
     values = task.check_options(run, {"language": language})
     read = task.read(lines[: options.limit], str(path), run, has_outputs, **values)
     plain, with_outputs = (columns.count("<TAB>") for columns in task.columns)
-    if has_outputs or with_outputs == plain:
-        return read.corpus, str(path)
-    results = search_corpus(run.model, read.corpus, options.beam_size, competing_ends=options.competing_ends)
-    answers = [list(result.best.tokens) if result.best else [] for result in results]
-    return Corpus(read.corpus.src, answers), f"{path} (the run's own answers)"
+    return read.corpus, str(path), has_outputs or with_outputs == plain
+
+
+def _search_answers(run: Run, name: str, corpus: Corpus, options: Options) -> _Answers:
+    results = search_corpus(run.model, corpus, options.beam_size, competing_ends=options.competing_ends)
+    return _Answers(run, name, [list(result.best.tokens) if result.best else [] for result in results])
+
+
+def _with_answers(run: Run, task: Task, corpus: Corpus, answers: _Answers) -> Corpus:
+    """Return sentences with the answers of a run as targets, as this run numbers them."""
+    vocabulary = answers.run.tgt_vocab
+    if run.tgt_vocab == vocabulary:  # an answer may be split otherwise than its text would be
+        return Corpus(corpus.src, answers.rows)
+    texts = [vocabulary.text(row) for row in answers.rows]
+    return Corpus(corpus.src, [task.spell(text, run) if text else [] for text in texts])
 
 
 def _has_outputs(task: Task, lines: Sequence[str]) -> bool:

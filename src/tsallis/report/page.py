@@ -8,12 +8,15 @@ import json
 import math
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import resources
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tsallis.analysis.alphas import HeadHistory
+from tsallis.analysis.curves import ValueHistory
 from tsallis.analysis.densities import DensitySummary
 from tsallis.analysis.density_shapes import SignalDensity
 from tsallis.analysis.head_roles import ROLES
@@ -25,12 +28,14 @@ from tsallis.analysis.summary_records import (
     RunSummary,
     SentenceSummary,
 )
-from tsallis.analysis.sweep import Sweep
+from tsallis.analysis.sweep import Sweep, SweepPoint
 from tsallis.analysis.tree import BeamTree
 from tsallis.analysis.weights import SIDES, SparseWeights
 from tsallis.errors import InputError
 
 UNITS = 1000  # of a weight on the page; the smallest above zero is one unit
+EVENTS = 500  # of a history on the page; no curve on a screen has more points
+NON_ZEROS = 1 << 24  # of the weights of all sentences on the page: some 20 megabytes of it
 VIEWS = ("overview", "heads", "sentences", "contrasts", "training", "outputs", "densities", "sweep")
 SCRIPTS = tuple(f"{name}.js" for name in ("dom", "data", "charts", "tree", "theme", *VIEWS))
 MAIN = "main.js"
@@ -48,7 +53,7 @@ def build_page(
     """Return the HTML of a report on runs, which needs no other file and no network.
 
     Args:
-        runs: summaries of the same sentences.
+        runs: summaries of the same sentences, of which the page holds the first `sentences_that_fit`.
         comparisons: of the first run with others.
         sweep: of the scores of runs; without `runs` the page shows it alone.
         densities: summaries of runs that answer with labels, of the same examples.
@@ -74,8 +79,15 @@ def build_page(
     template = folder.joinpath("page.html.jinja").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     program = f"'use strict';\n(() => {{\n{script}\n}})();\n"
-    parts = {"runs": [_run(run) for run in runs], "comparisons": list(comparisons), "sweep": sweep}
-    parts |= {"densities": list(densities), "signals": list(signals)}
+    count = sentences_that_fit(runs)
+    omitted = len(runs[0].sentences) - count if runs else 0
+    runs = [replace(run, sentences=run.sentences[:count]) for run in runs]
+    parts = {
+        "runs": [_run(run) for run in runs],
+        "comparisons": list(comparisons),
+        "sweep": sweep and _thin_sweep(sweep),
+    }
+    parts |= {"densities": list(densities), "signals": list(signals), "omitted_sentences": omitted}
     return environment.from_string(template).render(
         title=title or _title([*runs, *densities], sweep),
         note=note,
@@ -89,6 +101,20 @@ def build_page(
             for row, sentence in enumerate(run.sentences)
         ],
     )
+
+
+def sentences_that_fit(runs: Sequence[RunSummary]) -> int:
+    """Return how many of the sentences of runs a page holds, at least one: their weights have a limit together.
+
+    Args:
+        runs: summaries of the same sentences.
+    """
+    total = 0
+    for count, versions in enumerate(zip(*(run.sentences for run in runs), strict=True)):
+        total += sum(len(weights.values) for sentence in versions for weights in sentence.weights)
+        if count and total > NON_ZEROS:
+            return count
+    return len(runs[0].sentences) if runs else 0
 
 
 def _title(runs: Sequence[RunSummary | DensitySummary], sweep: Sweep | None) -> str:
@@ -162,10 +188,50 @@ def _compact(value: Any) -> Any:
     return _compact(value.to_dict()) if hasattr(value, "to_dict") else value
 
 
+def _thin(count: int) -> list[int]:
+    """Return the numbers of the events of a history that the page holds, the first and the last among them."""
+    return [int(number) for number in np.linspace(0, count - 1, min(count, EVENTS)).round()]
+
+
+def _thin_heads(history: HeadHistory | None) -> HeadHistory | None:
+    if history is None:
+        return None
+    events = _thin(len(history.steps))
+    values = {kind: np.asarray(array)[events] for kind, array in history.values.items()}
+    return HeadHistory(tuple(history.steps[i] for i in events), values)
+
+
+def _thin_values(history: ValueHistory | None) -> ValueHistory | None:
+    if history is None:
+        return None
+    events = _thin(len(history.steps))
+    return replace(
+        history,
+        steps=tuple(history.steps[i] for i in events),
+        values={name: tuple(numbers[i] for i in events) for name, numbers in history.values.items()},
+        seconds=history.seconds and tuple(history.seconds[i] for i in events),
+    )
+
+
+def _thin_sweep(sweep: Sweep) -> Sweep:
+    return replace(sweep, points=tuple(_thin_point(point) for point in sweep.points))
+
+
+def _thin_point(point: SweepPoint) -> SweepPoint:
+    events = [_thin(len(steps)) for steps in point.steps]
+
+    def thin(histories: Sequence[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
+        pairs = zip(histories, events, strict=True)
+        return tuple(tuple(history[i] for i in numbers) for history, numbers in pairs)
+
+    return replace(point, steps=thin(point.steps), curves={name: thin(runs) for name, runs in point.curves.items()})
+
+
 def _run(run: RunSummary) -> dict[str, Any]:
     fields = {name: getattr(run, name) for name in ("name", "task", "model", "arguments", "parameters", "step")}
-    fields |= {name: getattr(run, name) for name in ("metrics", "corpus", "diversity", "alphas", "densities", "values")}
-    fields |= {name: getattr(run, name) for name in ("empty", "training_pairs")}
+    fields |= {name: getattr(run, name) for name in ("metrics", "corpus", "diversity", "empty", "training_pairs")}
+    fields |= {name: _thin_heads(getattr(run, name)) for name in ("alphas", "densities")}
+    fields["values"] = _thin_values(run.values)
     layers = [{"kind": layer.kind, "layer": layer.layer, "heads": layer.heads} for layer in run.layers]
     return {
         **fields,

@@ -34,6 +34,7 @@ from tsallis.search.step import advance, evaluating
 from tsallis.serve.limits import Limits, Refusal
 from tsallis.serve.requests import (
     BUDGET,
+    CHOICES,
     AttentionRequest,
     OutputRequest,
     Request,
@@ -140,9 +141,18 @@ class ServedRun:
 
         Raises:
             InputError: one that is malformed, or has too many symbols.
+            Refusal: a language that the run does not know.
         """
-        values = self.task.check_options(self.run, {"language": request.language})
-        lines = self.task.read(sources, "sources", self.run, False, **values)
+        try:
+            values = self.task.check_options(self.run, {"language": request.language})
+            lines = self.task.read(sources, "sources", self.run, False, **values)
+        except InputError as error:
+            message = str(error)
+            if not message.startswith(start := f"{self.run.folder}: "):  # of a line
+                raise
+            # What is wrong with the only option is said in the words of the command, with a path of this machine.
+            message = message.removeprefix(start).replace(" (--language)", "").replace("--language", "language")
+            raise Refusal(400, f"language: {message}") from error
         refuse_long(lines.corpus, self.limits.symbols, lambda row, _: f"sources:{lines.numbers[row] + 1}")
         return lines
 
@@ -233,8 +243,12 @@ class ServedRun:
         """Answer a request by what may follow what is typed."""
         (request,) = requests
         run = replace(self.run, model=InterruptibleModel(self.run.model, check))
-        completer = Completer(run, self.task, request.nbest)
+        completer = Completer(run, self.task, self._choices(request))
         return [{"run": self.name, **completer.describe(self._source(request), request.typed)}]
+
+    def _choices(self, request: SuggestRequest | StepsRequest) -> int:
+        """Return how many continuations or symbols an answer lists."""
+        return request.nbest or min(CHOICES, self.limits.outputs)
 
     def _source(self, request: SuggestRequest | OutputRequest) -> Batch:
         """Return the source of a request as a batch.
@@ -284,7 +298,7 @@ class ServedRun:
             for token in [*tokens, EOS]:
                 read = torch.tensor([last], device=source.src.device)
                 log_probs, attention, state = advance(model, state, read, [0])
-                steps.append(self._step(token, log_probs[0], int((attention[0] > 0).sum()), request.nbest))
+                steps.append(self._step(token, log_probs[0], int((attention[0] > 0).sum()), self._choices(request)))
                 if steps[-1]["log_prob"] is None:
                     break
                 last = token
@@ -296,14 +310,14 @@ class ServedRun:
         """Describe a symbol among those that are possible, by log-probabilities [d_vocab]."""
         log_prob, support = float(log_probs[token]), int((log_probs > -torch.inf).sum())
         best = log_probs.topk(min(n_best, support))
-        words = zip(best.indices.tolist(), best.values.exp().tolist(), strict=True)
+        words = zip(best.indices.tolist(), best.values.exp().tolist(), best.values.tolist(), strict=True)
         return {
             "symbol": self._name(token),
             "prob": math.exp(log_prob),
             "log_prob": finite(log_prob),
             "support": support,
             "num_attended": num_attended,
-            "words": [{"symbol": self._name(number), "prob": prob} for number, prob in words],
+            "words": [{"symbol": self._name(number), "prob": prob, "log_prob": log} for number, prob, log in words],
         }
 
     def _name(self, token: int) -> str:

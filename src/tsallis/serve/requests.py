@@ -13,6 +13,7 @@ Positive = Annotated[int, Field(ge=1, le=2**31)]
 Length = Annotated[int, Field(ge=0, le=2**31)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 BUDGET = 10_000  # prefixes that a search without a beam expands, at most
+CHOICES = 10  # continuations, or symbols of a step, that are listed by default, as far as the server's limits allow
 
 # The searches that a value of a request is for.
 SEARCHES = {
@@ -108,7 +109,7 @@ class SuggestRequest(SourceRequest):
     """A request for the continuations of the beginning of an output."""
 
     typed: str = ""
-    nbest: Positive = 10
+    nbest: Positive | None = None  # CHOICES
 
     def check(self, limits: Limits) -> None:
         super().check(limits)
@@ -134,7 +135,7 @@ class OutputRequest(SourceRequest):
 class StepsRequest(OutputRequest):
     """The symbols that are possible at each step of an output."""
 
-    nbest: Positive = 10
+    nbest: Positive | None = None  # CHOICES
 
     def check(self, limits: Limits) -> None:
         super().check(limits)

@@ -86,12 +86,12 @@ def test_figures_are_drawn_in_three_formats(translator: Path, tmp_path: Path) ->
     assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".pdf", ".svg", ".png"}
 
 
-def test_text_without_outputs_takes_the_runs_own_answers(translator: Path, tmp_path: Path, capsys: Any) -> None:
+def test_text_without_outputs_takes_the_first_runs_answers(translator: Path, tmp_path: Path, capsys: Any) -> None:
     text = tmp_path / "text"
     text.write_text("zweiundzwanzig\n\nelf §\n", encoding="utf-8")
     analyze(translator, "-o", tmp_path / "page.html", "--text", text)
     (run,) = data_of(tmp_path / "page.html")["runs"]
-    assert run["corpus"]["name"] == f"{text} (the run's own answers)" and run["corpus"]["sentences"] == 2
+    assert run["corpus"]["name"] == f"{text} (targets: answers of run)" and run["corpus"]["sentences"] == 2
     warning = capsys.readouterr().err
     assert re.fullmatch(rf"tsallis: .*: \d+ symbols are unknown to {translator} and stand as <unk>\n", warning)
 

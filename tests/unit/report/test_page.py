@@ -7,11 +7,15 @@ import json
 import math
 import re
 import zlib
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tsallis.analysis import SweepRun, ValueHistory, sweep
+from tsallis.analysis.alphas import HeadHistory
 from tsallis.analysis.weights import SparseWeights
 from tsallis.report.page import build_page, embed_json, encode_weights
 
@@ -110,6 +114,38 @@ def test_numbers_are_short_and_finite() -> None:
 def test_a_page_needs_runs() -> None:
     with pytest.raises(ValueError, match="at least one run"):
         build_page([])
+
+
+def data_of(page: str) -> Any:
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)[1])
+
+
+@pytest.mark.parametrize("count", [1, 500, 2000])
+def test_of_a_long_history_the_page_holds_its_ends_and_what_is_between(count: int) -> None:
+    steps, losses = tuple(range(10, count + 10)), tuple(float(i) for i in range(count))
+    runs = [
+        SweepRun(
+            str(alpha), {"training.seed": 1, "model.output_alpha": alpha}, ValueHistory(steps, {"dev_loss": losses})
+        )
+        for alpha in (1.25, 1.5)
+    ]
+    (point, _) = data_of(build_page([], sweep=sweep(runs)))["sweep"]["points"]
+    assert len(point["steps"][0]) == len(point["curves"]["dev_loss"][0]) == min(count, 500)
+    assert (point["steps"][0][0], point["steps"][0][-1]) == (10, count + 9)
+    assert [step - 10 for step in point["steps"][0]] == point["curves"]["dev_loss"][0]
+
+
+def test_histories_of_runs_are_thinned_alike(summaries: Any) -> None:
+    count = 1001
+    values = ValueHistory(
+        tuple(range(count)), {"dev_loss": tuple(map(float, range(count)))}, tuple(map(float, range(count)))
+    )
+    heads = HeadHistory(tuple(range(count)), {"encoder": np.arange(2.0 * count).reshape(count, 1, 2)})
+    run = replace(summaries[0][0], values=values, alphas=heads, densities=None)
+    (content,) = data_of(build_page([run]))["runs"]
+    assert content["values"]["steps"] == content["alphas"]["steps"] == content["values"]["seconds"]
+    assert content["values"]["values"]["dev_loss"] == content["values"]["steps"] and content["densities"] is None
+    assert [event[0][0] / 2 for event in content["alphas"]["values"]["encoder"]] == content["alphas"]["steps"]
 
 
 def test_nothing_on_the_page_comes_from_elsewhere() -> None:

@@ -174,8 +174,35 @@ def test_bad_lines_are_refused_with_their_number(served: ServedRun) -> None:
         translate(served, {"sources": [LINES[0], "scan"]})
     with pytest.raises(InputError, match=r"sources:1: 6 symbols, at most 5 are read"):
         translate(replace(served, limits=Limits(symbols=5)), {"sources": ["scan\tV;PST"]})
-    with pytest.raises(InputError, match="knows no languages"):
-        translate(served, {"sources": [LINES[0]], "language": "x"})
+
+
+def test_a_language_is_refused_in_the_words_of_the_api(served: ServedRun) -> None:
+    named = replace(served, task=replace(served.task, languages=["deu", "eng"]))  # type: ignore[type-var]
+    cases = [
+        (served, {"language": "x"}, "language: the run knows no languages, 'x' was given"),
+        (named, {"language": "x"}, "language: the run knows the languages deu, eng; 'x' is not among them"),
+        (named, {}, "language: the run knows the languages deu, eng; "),
+    ]
+    for one, values, message in cases:
+        with pytest.raises(Refusal) as refusal:
+            translate(one, {"sources": [LINES[0]], **values})
+        assert refusal.value.status == 400 and refusal.value.message.startswith(message)
+        assert "--" not in refusal.value.message and str(served.run.folder) not in refusal.value.message
+
+
+def test_choices_are_as_many_as_the_server_allows(served: ServedRun) -> None:
+    for limit, count in ((4, 4), (100, 10)):
+        limited = replace(served, limits=Limits(outputs=limit))
+        (suggestion,) = limited.suggest([SuggestRequest(source=LINES[0])], no_check)
+        assert len(suggestion["next"]) == min(count, suggestion["support"])
+        (content,) = limited.steps([StepsRequest(source=LINES[0], output="s")], no_check)
+        assert len(content["steps"][0]["words"]) == min(count, content["steps"][0]["support"])
+
+
+def test_words_have_logarithms(served: ServedRun) -> None:
+    (content,) = served.steps([StepsRequest(source=LINES[0], output="s", nbest=3)], no_check)
+    for word in content["steps"][0]["words"]:
+        assert word["prob"] == pytest.approx(math.exp(word["log_prob"]))
 
 
 def test_facts_are_those_of_the_run(served: ServedRun) -> None:

@@ -71,6 +71,7 @@ def test_values_are_taken_as_they_are() -> None:
         ),
         (SuggestRequest, {"source": "a", "typed": "a" * 11}, "what is typed has at most 10 characters"),
         (SuggestRequest, {"source": "a", "nbest": 8}, "nbest: at most 7"),
+        (StepsRequest, {"source": "a", "nbest": 8}, "nbest: at most 7"),
         (SuggestRequest, {"source": ["a"]}, "source: input should be a valid string"),
         (StepsRequest, {"source": "a", "output": "a", "tokens": [4]}, "output: is the same as tokens"),
         (StepsRequest, {"source": "a", "output": "a" * 11}, "an output has at most 10 characters"),
@@ -83,6 +84,13 @@ def test_mistakes_are_refused(schema: type[Request], content: Any, message: str)
     with pytest.raises(Refusal, match=message.replace("[", r"\[").replace("]", r"\]")) as refusal:
         parse(schema, content)
     assert refusal.value.status == 400 and len(refusal.value.message) < 500 and "\n" not in refusal.value.message
+
+
+@pytest.mark.parametrize("outputs", [1, 4, 100])
+def test_requests_without_numbers_are_within_any_limit(outputs: int) -> None:
+    limits = Limits(outputs=outputs)
+    for schema in (SuggestRequest, StepsRequest):
+        assert parse_request(b'{"source": "a"}', schema, limits).nbest is None  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", SEARCHES)

@@ -38,6 +38,11 @@ function axes({ width = 340, height = 190, x, y, xName = "", yName = "", xTicks 
   return { svg, toX, toY, width, height, left, right, bottom, top };
 }
 
+// The least and the greatest of numbers, of which there may be more than a function takes arguments.
+function bounds(values) {
+  return values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
+}
+
 // Bounds with some room around values.
 function padded(low, high) {
   const room = (high - low) * 0.08 || Math.abs(high) * 0.08 || 1;
@@ -52,9 +57,8 @@ function shade(index, count) {
 function lineChart(steps, lines, options) {
   const points = lines.map((line) => (line.steps || steps).map((step, i) => [step, line.values[i]])
     .filter(([, value]) => value !== null && value !== undefined));
-  const [xs, ys] = [0, 1].map((axis) => points.flat().map((point) => point[axis]));
-  const chart = axes({ ...options, x: [Math.min(...xs), Math.max(...xs)],
-    y: [options.low ?? Math.min(...ys), options.high ?? Math.max(...ys)] });
+  const [x, y] = [0, 1].map((axis) => bounds(points.flat().map((point) => point[axis])));
+  const chart = axes({ ...options, x, y: [options.low ?? y[0], options.high ?? y[1]] });
   lines.forEach((line, i) => {
     const places = points[i].map(([step, value]) => [chart.toX(step), chart.toY(value)]);
     if (!places.length) return;
@@ -96,21 +100,22 @@ function headMap(run, measure) {
   const kinds = kindsOf(run);
   const blocks = kinds.map((kind) => layersOf(run, kind));
   const widths = blocks.map((layers, block) => Math.max(size * Math.max(...layers.map((layer) => layer.heads)),
-    KIND_NAMES[kinds[block]].length * 8));  // a single head is narrower than the name above it
+    measureText(KIND_NAMES[kinds[block]])));  // a single head is narrower than the name above it
   const rows = Math.max(...blocks.map((layers) => layers.length));
   const width = left + widths.reduce((sum, w) => sum + w, 0) + gap * (blocks.length - 1) + 6;
   const height = top + rows * size + 8;
   const svg = s("svg", { viewBox: `0 0 ${width} ${height}`, class: "map", role: "group",
     style: { maxWidth: `${width * 1.15}px`, minWidth: `${Math.min(width, 420)}px` } });
   const high = Math.max(...run.heads.map((head) => measure.value(head) ?? 0), 1e-9);
+  for (let row = 0; row < rows; row += 1) {
+    svg.append(s("text", { class: "tick", x: left - 8, y: top + (row + 0.5) * size + 4, "text-anchor": "end" },
+      `layer ${row + 1}`));
+  }
   let x = left;
   kinds.forEach((kind, block) => {
     svg.append(s("text", { class: "kind", x, y: 14 }, KIND_NAMES[kind]));
     blocks[block].forEach((layer, row) => {
       const y = top + row * size;
-      if (block === 0) {
-        svg.append(s("text", { class: "tick", x: left - 8, y: y + size / 2 + 4, "text-anchor": "end" }, `layer ${row + 1}`));
-      }
       for (let head = 0; head < layer.heads; head += 1) {
         if (row === 0) {
           svg.append(s("text", { class: "tick", x: x + (head + 0.5) * size - 1, y: top - 6, "text-anchor": "middle" },
@@ -128,11 +133,17 @@ function headMap(run, measure) {
 function headCell(head, measure, high, x, y, size) {
   const share = tone(measure, measure.value(head), high);
   const text = `${head.name}: ${measure.name.toLowerCase()} ${measure.show(measure.value(head))}; ${roleOf(head)}`;
-  return s("a", { href: `#head/${head.id}`, "aria-label": text, class: share > 0.55 ? "cell dark" : "cell" },
+  return s("a", { href: `#head/${head.id}`, "aria-label": text, class: signShade(share) },
     s("title", null, text),
     s("rect", { class: "paper", x, y, width: size, height: size, rx: 3 }),
     s("rect", { class: "tone", x, y, width: size, height: size, rx: 3, style: { fillOpacity: share } }),
     signOf(head) ? s("text", { x: x + size / 2, y: y + size / 2 + 4.5, "text-anchor": "middle" }, signOf(head)) : null);
+}
+
+// The sign on a cell is in the colour of text up to the share of the tone where that of paper is told apart better: it
+// differs in light and in dark colours.
+function signShade(share) {
+  return share > 0.75 ? "cell deep" : share > 0.62 ? "cell middling" : "cell";
 }
 
 function signOf(head) {
@@ -159,9 +170,75 @@ function opacity(value) {
   return (0.14 + 0.86 * Math.sqrt(Math.min(value, 1))).toFixed(3);
 }
 
-// The width of text in points, about: letters of the East are wide.
-function measureText(text) {
-  return [...text].reduce((sum, letter) => sum + (letter.codePointAt(0) > 0x2e7f ? 13 : 7.4), 0);
+const SHADES = 16; // of weights: a row is a path for each of them, however many weights it has
+const LONG = 100; // words from which on cells have no gaps, and lines would be a thicket
+
+// The weights of a row by their shade, as [the shade's weight, its keys].
+function byShade(cells) {
+  const groups = Array.from({ length: SHADES }, () => []);
+  for (const [key, value] of cells) groups[Math.round(Math.sqrt(Math.min(value, 1)) * (SHADES - 1))].push(key);
+  return groups.map((keys, i) => [(i / (SHADES - 1)) ** 2, keys]).filter(([, keys]) => keys.length);
+}
+
+function isLong(weights) {
+  return weights.queries * weights.keys > LONG * LONG;
+}
+
+// Squares of keys as one path; without gaps neighbours are one rectangle.
+function squares(keys, cell, gap) {
+  const parts = [];
+  for (let i = 0; i < keys.length; i += 1) {
+    const first = keys[i];
+    while (!gap && keys[i + 1] === keys[i] + 1) i += 1;
+    const width = (keys[i] - first + 1) * cell - gap;
+    parts.push(`M${first * cell + gap / 2} ${gap / 2}h${width}v${cell - gap}h${-width}z`);
+  }
+  return parts.join("");
+}
+
+// Tell what is under the pointer by the title of a drawing, which browsers show.
+function tooltip(svg, textAt) {
+  const title = s("title");
+  svg.prepend(title);
+  svg.addEventListener("pointermove", (event) => {
+    const box = svg.getBoundingClientRect();
+    const scale = svg.viewBox.baseVal.width / box.width;
+    const text = textAt((event.clientX - box.left) * scale, (event.clientY - box.top) * scale);
+    if (title.textContent !== text) title.textContent = text;
+  });
+}
+
+// Let the pointer and the arrow keys choose a query of a drawing, of which `chosen` returns the present one.
+function chooseRows(drawing, count, chosen, choose) {
+  drawing.setAttribute("tabindex", "0");
+  drawing.addEventListener("pointerover", (event) => {
+    const line = event.target.closest(".row");
+    if (line && Number(line.dataset.query) !== chosen()) choose(Number(line.dataset.query));
+  });
+  drawing.addEventListener("pointerleave", () => choose(null));
+  drawing.addEventListener("keydown", (event) => {
+    const move = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1 }[event.key];
+    if (!move) return;
+    event.preventDefault();
+    choose(clamp((chosen() ?? (move > 0 ? -1 : count)) + move, 0, count - 1));
+  });
+}
+
+let pen = null;
+const textWidths = new Map();
+
+// The width of a text in the letters of figures, and of those that stand out.
+function measureText(text, font = "600 12px") {
+  if (!pen) {
+    pen = document.createElement("canvas").getContext("2d");
+    pen.family = getComputedStyle(document.body).fontFamily;
+  }
+  const name = `${font} ${text}`;
+  if (!textWidths.has(name)) {
+    pen.font = `${font} ${pen.family}`;
+    textWidths.set(name, Math.ceil(pen.measureText(text).width));
+  }
+  return textWidths.get(name);
 }
 
 function widest(pieces) {
@@ -175,6 +252,7 @@ function wordLabel(piece) {
 // The weights of one head as cells: rows are queries, columns keys; what is exactly zero is blank.
 function matrix(weights, queries, keys, selected) {
   const cell = keys.length > 40 || queries.length > 40 ? 13 : 17;
+  const gap = isLong(weights) ? 0 : 1;
   const left = widest(queries) + 10;
   const top = widest(keys) + 8;
   const width = left + keys.length * cell + 4;
@@ -188,13 +266,14 @@ function matrix(weights, queries, keys, selected) {
     const row = s("g", { class: "row", "data-query": i });
     row.append(s("rect", { class: "band", x: 0, y: top + i * cell, width, height: cell }),
       s("text", { class: "word", x: left - 6, y: top + (i + 0.5) * cell + 3.8, "text-anchor": "end" }, wordLabel(query)));
-    for (const [key, value] of weights.rows[i]) {
-      row.append(s("rect", {
-        class: "tone", x: left + key * cell + 0.5, y: top + i * cell + 0.5, width: cell - 1, height: cell - 1,
-        style: { fillOpacity: opacity(value) },
-      }, s("title", null, `${spell(query)} → ${spell(keys[key])}: ${weight(value)}`)));
-    }
+    row.append(...byShade(weights.rows[i]).map(([value, list]) => s("path", { class: "tone", d: squares(list, cell, gap),
+      transform: `translate(${left} ${top + i * cell})`, style: { fillOpacity: opacity(value) } })));
     svg.append(row);
+  });
+  tooltip(svg, (x, y) => {
+    const [key, query] = [Math.floor((x - left) / cell), Math.floor((y - top) / cell)];
+    const pair = (weights.rows[query] || []).find(([number]) => number === key);
+    return pair ? `${spell(queries[query])} → ${spell(keys[key])}: ${weight(pair[1])}` : "";
   });
   select(svg, selected);
   return svg;
@@ -215,14 +294,15 @@ function lines(weights, queries, keys, selected) {
     const row = s("g", { class: "row", "data-query": i });
     row.append(s("rect", { class: "band", x: 0, y: i * step + 4, width: left, height: step }),
       s("text", { class: "word", x: left - 6, y: middle(i) + 4, "text-anchor": "end" }, wordLabel(query)));
-    for (const [key, value] of weights.rows[i]) {
-      const [y1, y2] = [middle(i), middle(key)];
-      row.append(s("path", {
-        class: "thread", d: `M${left} ${y1}C${left + gap * 0.45} ${y1} ${left + gap * 0.55} ${y2} ${left + gap} ${y2}`,
-        style: { strokeOpacity: opacity(value), strokeWidth: (0.7 + 2.6 * Math.min(value, 1)).toFixed(2) },
-      }, s("title", null, `${spell(query)} → ${spell(keys[key])}: ${weight(value)}`)));
-    }
+    const thread = (key) => `M${left} ${middle(i)}C${left + gap * 0.45} ${middle(i)} ${left + gap * 0.55} ${middle(key)} ${
+      left + gap} ${middle(key)}`;
+    row.append(...byShade(weights.rows[i]).map(([value, list]) => s("path", { class: "thread", d: list.map(thread).join(""),
+      style: { strokeOpacity: opacity(value), strokeWidth: (0.7 + 2.6 * value).toFixed(2) } })));
     svg.append(row);
+  });
+  tooltip(svg, (x, y) => {
+    const query = Math.floor((y - 4) / step);
+    return x < left && weights.rows[query] ? describeRow(weights, queries, keys, query) : "";
   });
   select(svg, selected);
   return svg;
@@ -230,10 +310,10 @@ function lines(weights, queries, keys, selected) {
 
 // Set one query off from the others, or none.
 function select(svg, query) {
-  svg.classList.toggle("chosen", query !== null && query !== undefined);
-  for (const row of svg.querySelectorAll(".row")) {
-    row.classList.toggle("on", query !== null && Number(row.dataset.query) === query);
-  }
+  const row = query === null || query === undefined ? null : svg.querySelector(`.row[data-query="${query}"]`);
+  for (const other of svg.querySelectorAll(".row.on")) if (other !== row) other.classList.remove("on");
+  if (row) row.classList.add("on");
+  svg.classList.toggle("chosen", row !== null);
 }
 
 function describeRow(weights, queries, keys, query) {

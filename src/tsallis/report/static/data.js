@@ -4,6 +4,7 @@ const DATA = JSON.parse(document.getElementById("data").textContent);
 const RUNS = DATA.runs;
 const OUTPUT_RUNS = RUNS.filter((run) => run.outputs); // of the others attention alone was analysed
 const TRAINED = RUNS.some((run) => run.step !== null); // not so where all are models without a run
+const TARGET_RUN = RUNS.length ? RUNS[0].corpus.target_run : null; // whose answers the targets are; null: references
 const KINDS = Object.keys(DATA.sides).filter((kind) => RUNS.some((run) => run.layers.some((l) => l.kind === kind)));
 const KIND_NAMES = { encoder: "Encoder", decoder: "Decoder", cross: "Cross-attention" };
 const KIND_NOTES = {
@@ -25,6 +26,12 @@ RUNS.forEach((run, number) => {
   });
 });
 const HEADS = new Map(RUNS.flatMap((run) => run.heads.map((head) => [head.id, head])));
+
+// What a target is called: a reference, or the answer of a run to a line without one.
+function targetName() {
+  if (TARGET_RUN) return RUNS.length > 1 ? `Answer of ${TARGET_RUN}, taken as target` : "Answer, taken as target";
+  return OUTPUT_RUNS.length ? "Reference" : "Target";
+}
 
 function kindsOf(run) {
   return KINDS.filter((kind) => run.layers.some((layer) => layer.kind === kind));
@@ -55,6 +62,12 @@ function nearness(head) {
   return head.tendency ? head.scores[head.tendency] / DATA.roles[head.tendency].threshold : 0;
 }
 
+// Whether a part of an address is the place of a sentence.
+function isSentence(text) {
+  return /^\d+$/.test(text) && Number(text) < RUNS[0].sentences.length;
+}
+
+// The weights of heads, for each shape a list; their rows are made where they are looked at, see `withRows`.
 async function unpack(text, shapes) {
   const packed = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
@@ -73,18 +86,29 @@ async function unpack(text, shapes) {
   let row = 0;
   let cell = 0;
   return shapes.map(([heads, queries, keys]) => Array.from({ length: heads }, () => {
-    const head = { queries, keys, rows: [] };
-    for (let query = 0; query < queries; query += 1, row += 1) {
-      const cells = [];
-      let key = -1;
-      for (const end = cell + support[row]; cell < end; cell += 1) {
-        key += gaps[cell] + 1;
-        cells.push([key, units[cell] / DATA.units]);
-      }
-      head.rows.push(cells);
-    }
+    const head = { queries, keys, support: support.subarray(row, row + queries) };
+    const size = head.support.reduce((sum, number) => sum + number, 0);
+    head.gaps = gaps.subarray(cell, cell + size);
+    head.units = units.subarray(cell, cell + size);
+    row += queries;
+    cell += size;
     return head;
   }));
+}
+
+// A head with its rows of [key, weight], one for each query. Those of all heads of a long sentence would fill the memory.
+function withRows({ queries, keys, support, gaps, units }) {
+  let cell = 0;
+  const rows = Array.from(support, (count) => {
+    let key = -1;
+    const cells = [];
+    for (const end = cell + count; cell < end; cell += 1) {
+      key += gaps[cell] + 1;
+      cells.push([key, units[cell] / DATA.units]);
+    }
+    return cells;
+  });
+  return { queries, keys, rows };
 }
 
 const unpacked = new Map();
@@ -99,12 +123,12 @@ async function weightsOf(head, position) {
   }
   const layers = await unpacked.get(name);
   const number = head.run.layers.findIndex((layer) => layer.kind === head.kind && layer.layer === head.layer);
-  return layers[number][head.head];
+  return withRows(layers[number][head.head]);
 }
 
 async function exampleWeights(head, example) {
   const shape = [1, ...sides(head.kind, example).map((side) => side.length)];
-  return (await unpack(example.weights, [shape]))[0][0];
+  return withRows((await unpack(example.weights, [shape]))[0][0]);
 }
 
 // What heads can be sorted and coloured by.

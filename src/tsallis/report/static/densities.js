@@ -49,7 +49,7 @@ function densityHistograms(run) {
   const name = DATA.densities.length > 1 ? `${run.name}: ` : "";
   const axis = run.centres.length > 1 ? ["across the image, from the left", "down the image, from the top"]
     : ["place in the text, 0 is its start"];
-  const bars = (title, histogram, xName) => figure(capital(name + title), barChart(histogram.edges, histogram.counts,
+  const bars = (title, histogram, xName) => figure(name ? name + title : capital(title), barChart(histogram.edges, histogram.counts,
     { xName, yName: "examples", left: 56, height: 170 }));
   return [...run.centres.map((histogram, i) => bars("centres of densities", histogram, axis[i])),
     run.sizes ? bars("sizes of supports", run.sizes, "part that the support covers") : null];
@@ -62,14 +62,14 @@ function exampleFigure(run, example) {
   const drawing = example.grid ? imageDrawing(example) : wordsDrawing(example);
   return h("div", { class: "density-example" },
     h("p", { class: "text", dir: "auto" }, example.title),
-    figure(capital(title), drawing, { scroll: true, note: supportNote(example), legend: densityLegend(example) }),
+    figure(title, drawing, { scroll: true, note: supportNote(example), legend: densityLegend(example) }),
     example.grid ? null : massTable(example));
 }
 
 function supportNote(example) {
   const { density } = example;
   if (!density) return "discrete attention";
-  if (!density.bounded) return "the density has no end: no word is excluded";
+  if (!density.bounded) return `the density has no end: no ${example.grid ? "region" : "word"} is excluded`;
   return `support: ${percent(density.size, 1)} of the ${example.grid ? "image" : "text"}`;
 }
 
@@ -92,7 +92,7 @@ function wordsDrawing(example) {
   const toX = (t) => left + t * count * step;
   const toY = (value) => top + height - (value / high) * (height - 6);
   const words = example.words.map((word) => wordLabel(word));
-  const below = Math.max(...words.map(measureText)) + 22;
+  const below = Math.max(...words.map((word) => measureText(word))) + 22;
   const width = left + count * step + 8;
   const svg = s("svg", { viewBox: `0 0 ${width} ${top + height + below}`, width, height: top + height + below });
   for (const mark of ticks(0, high, 3)) {

@@ -42,7 +42,10 @@ function plain(value, digits = 2) {
 function percent(value, digits = 0) {
   if (value === null || value === undefined) return "–";
   const text = (100 * value).toFixed(digits);
-  return (value > 0 && Number(text) === 0 ? "<" + (10 ** -digits).toFixed(digits) : text) + " %";
+  const step = 10 ** -digits;
+  if (value > 0 && Number(text) === 0) return `<${step.toFixed(digits)} %`;
+  if (value < 1 && Number(text) >= 100) return `>${(100 - step).toFixed(digits)} %`;
+  return `${text} %`;
 }
 
 function weight(value) {
@@ -50,11 +53,29 @@ function weight(value) {
   return value < 1.5 / DATA.units ? "<.002" : value.toFixed(3).replace(/^0/, "");
 }
 
-function probability(value) {
+// A probability, "0" where it is exactly zero: one that no number is small enough for is known by its logarithm.
+function probability(value, log = Math.log(value)) {
   if (value === null) return "–";
-  if (value === 0) return "0";
+  if (value === 0) return Number.isFinite(log) && log !== null ? smallProbability(log / Math.LN10) : "0";
   if (value >= 0.9995) return value > 1.0005 ? value.toFixed(3) : value >= 0.999995 ? "1" : ">.999";
-  return value < 0.001 ? value.toExponential(0).replace(/e-(\d+)/, (_, power) => `·10⁻${[...power].map((d) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[d]).join("")}`) : value.toFixed(3).replace(/^0/, "");
+  if (value >= 0.001) return value.toFixed(3).replace(/^0/, "");
+  const [digit, power] = value.toExponential(0).split("e-");
+  return powerOfTen(digit, power);
+}
+
+function smallProbability(log) {
+  const digit = Math.round(10 ** (log - Math.floor(log)));
+  return digit === 10 ? powerOfTen(1, -Math.floor(log) - 1) : powerOfTen(digit, -Math.floor(log));
+}
+
+function powerOfTen(digit, power) {
+  return `${digit}·10⁻${[...String(power)].map((d) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[d]).join("")}`;
+}
+
+// The logarithm of a sum, from those of its parts.
+function logSum(logs) {
+  const high = logs.reduce((one, other) => Math.max(one, other), -Infinity);
+  return Number.isFinite(high) ? high + Math.log(logs.reduce((sum, log) => sum + Math.exp(log - high), 0)) : high;
 }
 
 function whole(value) {
@@ -62,7 +83,7 @@ function whole(value) {
 }
 
 function capital(text) {
-  return text[0].toUpperCase() + text.slice(1);
+  return text === "" ? "" : text[0].toUpperCase() + text.slice(1);
 }
 
 // What a figure of a run is called: the run is named where there are several.
@@ -70,17 +91,26 @@ function titleOf(run, text) {
   return RUNS.length > 1 ? `${run.name}: ${text}` : capital(text);
 }
 
-// Pieces of a sentence, without the mark of a word's beginning.
+// Pieces of a sentence, without the mark of a word's beginning; what could not be seen has a name.
 
 function spell(piece) {
   const text = piece.startsWith("▁") ? piece.slice(1) : piece;
-  return text === "" ? "▁" : text;
+  if (text === "") return "▁";
+  if (/^[\t\n\r]+$/.test(text)) return text.replace(/./gs, (letter) => ({ "\t": "⇥", "\n": "⏎", "\r": "␍" })[letter]);
+  const name = visible(text);
+  return name.trim() === "" ? "␣" : name;
+}
+
+// Controls, and marks without a width such as those of a writing direction, are spelled by their numbers.
+function visible(text) {
+  return text.replace(/[\p{Cc}\p{Cs}\p{Zl}\p{Zp}\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff]/gu,
+    (letter) => `U+${letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`);
 }
 
 function sentenceText(pieces) {
   const words = pieces.some((piece) => piece.startsWith("▁"));
   return pieces.filter((piece) => piece !== "<s>" && piece !== "</s>")
-    .map((piece) => (words ? piece.replace("▁", " ") : piece.length > 1 ? ` ${piece} ` : piece)).join("").trim();
+    .map((piece) => (words ? piece.replace("▁", " ") : [...piece].length > 1 ? ` ${piece} ` : piece)).join("").trim();
 }
 
 function short(text, longest) {
@@ -120,6 +150,7 @@ function saveSvg(drawing, title) {
     node.removeAttribute("class");
     node.removeAttribute("style");
   });
+  copy.querySelector(":scope > title")?.remove(); // what the pointer was at
   copy.setAttribute("xmlns", SVG);
   const box = drawing.viewBox.baseVal;
   copy.setAttribute("width", box.width);
@@ -127,7 +158,9 @@ function saveSvg(drawing, title) {
   const paper = s("rect", { x: box.x, y: box.y, width: box.width, height: box.height,
     fill: getComputedStyle(document.body).backgroundColor });
   copy.prepend(paper);
-  const text = new XMLSerializer().serializeToString(copy);
+  // XML has no place for controls and halves of surrogate pairs.
+  const text = new XMLSerializer().serializeToString(copy)
+    .replace(/[^\t\n\r\u{20}-\u{d7ff}\u{e000}-\u{fffd}\u{10000}-\u{10ffff}]/gu, "\ufffd");
   const url = URL.createObjectURL(new Blob([text], { type: "image/svg+xml" }));
   const name = title.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "");
   h("a", { href: url, download: `${name}.svg` }).click();

@@ -153,7 +153,7 @@ function historyFigure(head) {
   const values = alphas.values[head.kind].map((layers) => layers[head.layer][head.head]);
   if (values.every((value) => value === values[0])) return null;
   return figure("Alpha over the training", lineChart(alphas.steps, [{ name: head.name, values, colour: "var(--accent)" }],
-    { height: 200, low: 1, high: Math.max(2, ...values), xName: "update", yName: "alpha" }));
+    { height: 200, low: 1, high: Math.max(2, bounds(values)[1]), xName: "update", yName: "alpha" }));
 }
 
 async function showExamples(head, place) {

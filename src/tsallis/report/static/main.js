@@ -13,16 +13,38 @@ const VIEWS = [...(RUNS.length ? RUN_VIEWS : []),
   ...(DATA.signals.length ? [["signals", "Time", viewSignals]] : []),
   ...(DATA.sweep ? [["sweep", "Sweep", viewSweep]] : [])];
 
+// The parts of the address; one that can't be decoded stands as it is.
+function addressParts() {
+  const address = location.hash.slice(1);
+  try {
+    return decodeURIComponent(address).split("/");
+  } catch {
+    return address.split("/");
+  }
+}
+
+function viewParts(view, rest) {
+  if (view === "head") return viewHead(rest.join("/"));
+  if (view === "sentence") return viewSentence(rest[0], rest.slice(1).join("/"));
+  if (view === "outputs") return viewOutputs(rest[0]);
+  return VIEWS.find(([key]) => key === view)[2]();
+}
+
 function show(focus) {
-  const [name, ...rest] = decodeURIComponent(location.hash.slice(1)).split("/");
+  const [name, ...rest] = addressParts();
   const main = document.getElementById("view");
-  const current = name === "head" ? "heads" : (VIEWS.find(([key]) => key === name) || VIEWS[0])[0];
+  const isView = name === "head" ? RUNS.length > 0 : VIEWS.some(([key]) => key === name);
+  const view = isView ? name : VIEWS[0][0];
+  const current = view === "head" ? "heads" : view;
   let parts;
-  if (name === "head") parts = viewHead(rest.join("/"));
-  else if (name === "sentence") parts = viewSentence(rest[0], rest.slice(1).join("/"));
-  else if (name === "outputs") parts = viewOutputs(rest[0]);
-  else parts = VIEWS.find(([key]) => key === current)[2]();
-  main.dataset.view = name === "head" ? "head" : current;
+  try {
+    parts = viewParts(view, rest);
+  } catch (error) { // in place of the view before, which would seem to be this one
+    console.error(error);
+    parts = [h("h1", { tabindex: "-1" }, "This view can’t be drawn"),
+      h("p", { class: "hint", role: "alert" }, String(error))];
+  }
+  main.dataset.view = view;
   main.replaceChildren(...parts.filter(Boolean));
   for (const link of document.querySelectorAll("nav a")) {
     if (link.hash === `#${current}`) {

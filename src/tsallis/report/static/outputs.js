@@ -1,9 +1,9 @@
-// What the output layer holds possible: over the corpus, at each step of a reference, and in the beam.
+// What the output layer holds possible: over the corpus, at each step of a target, and in the beam.
 
 let outputSentence = 0;
 
 function viewOutputs(number) {
-  if (number !== undefined && RUNS[0].sentences[number]) outputSentence = Number(number);
+  if (isSentence(number)) outputSentence = Number(number);
   const place = h("div");
   const draw = () => place.replaceChildren(...OUTPUT_RUNS.map((run) => h("section", null,
     h("h2", null, RUNS.length > 1 ? run.name : `Sentence ${run.sentences[outputSentence].index + 1}`),
@@ -11,7 +11,7 @@ function viewOutputs(number) {
   draw();
   return [
     h("h1", { tabindex: "-1" }, "Outputs"),
-    h("p", { class: "lead" }, "At each step of the reference: which symbols the model holds possible, the most "
+    h("p", { class: "lead" }, `At each step of the ${TARGET_RUN ? "target" : "reference"}: which symbols the model holds possible, the most `
       + "probable first, and how many. All others are excluded: their probability is exactly zero."),
     h("div", { class: "controls" }, choice("Sentence", RUNS[0].sentences.map((sentence, i) => [String(i),
       `${sentence.index + 1}: ${titleText(sentence, 60)}`]), String(outputSentence), (value) => {
@@ -25,23 +25,31 @@ function viewOutputs(number) {
 
 function outputsOf(run) {
   const sentence = run.sentences[outputSentence];
-  const excluded = sentence.steps.filter(([, prob]) => prob === 0).length;
   const source = h("p", { class: "text" }, h("b", null, "Source "),
     h("span", { dir: "auto" }, sentenceText(sentence.source)));
   return [
     sentence.source.length ? source : null,
-    h("h3", null, "The reference, step by step"),
-    h("p", { class: "hint" }, excluded ? `${excluded} of ${sentence.steps.length} steps exclude the reference’s symbol.`
-      : `No step excludes the reference’s symbol. ${sentence.steps.length} steps.`),
+    h("h3", null, TARGET_RUN ? `${targetName()}, step by step` : "The reference, step by step"),
+    h("p", { class: "hint" }, excludedSteps(run, sentence.steps)),
     stepTable(run, sentence),
     ...(sentence.tree ? [h("h3", null, "Outputs that the search found"), treePart(run, sentence)] : []),
   ];
 }
 
+// How many steps exclude the target's symbol. A run's own answer has none, which says nothing about the run.
+function excludedSteps(run, steps) {
+  const count = `${steps.length} ${steps.length === 1 ? "step" : "steps"}`;
+  if (run.name === TARGET_RUN) return `${count}.`;
+  const excluded = steps.filter(([, prob]) => prob === 0).length;
+  const target = TARGET_RUN ? "target" : "reference";
+  return excluded ? `${excluded} of ${count} ${excluded === 1 ? "excludes" : "exclude"} the ${target}’s symbol.`
+    : `No step excludes the ${target}’s symbol. ${count}.`;
+}
+
 function stepTable(run, sentence) {
-  return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Steps of the reference" },
+  return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `Steps of the ${TARGET_RUN ? "target" : "reference"}` },
     h("table", { class: "steps" },
-      h("thead", null, h("tr", null, ["Step", "Reference", "Probability", "Possible", "Excluded", "Symbols and shares"]
+      h("thead", null, h("tr", null, ["Step", TARGET_RUN ? "Target" : "Reference", "Probability", "Possible", "Excluded", "Symbols and shares"]
         .map((text) => h("th", { scope: "col" }, text)))),
       h("tbody", null, sentence.steps.map(([gold, prob, support, words], i) => h("tr", { class: prob === 0 ? "out" : null },
         h("td", { class: "number" }, i + 1),
@@ -55,10 +63,11 @@ function stepTable(run, sentence) {
 function treePart(run, sentence) {
   const { tree } = sentence;
   if (!tree.edges.length) return h("p", { class: "hint" }, "The search found no output.");
-  const bound = tree.bound === null ? "" : ` Bound: ${probability(Math.exp(tree.bound))}.`;
+  const bound = tree.bound === null ? "" : ` Bound: ${probability(Math.exp(tree.bound), tree.bound)}.`;
+  const ends = tree.edges.filter(([,,,,, end]) => end).map(([,,,, total]) => total);
   return figure(titleOf(run, `tree of outputs, sentence ${sentence.index + 1}`), treeDrawing(tree.edges), {
     scroll: true,
-    note: `probability of each branch; all outputs together ${probability(tree.mass)}`,
+    note: `probability of each branch; all outputs together ${probability(tree.mass, logSum(ends))}`,
     after: h("p", { class: `certificate ${tree.certificate}` }, `Certificate ${CERTIFICATES[tree.certificate]}.${bound}`),
   });
 }

@@ -5,6 +5,7 @@ let shownHeads = null;
 let shownForm = "both";
 let shownQuery = null;
 const PANELS = 6;
+const contents = new WeakMap(); // what a place shows last: weights that arrive after others were chosen are left out
 
 function firstHeads() {
   const run = RUNS[0];
@@ -16,21 +17,35 @@ function firstHeads() {
 }
 
 function viewSentence(number, id) {
-  if (number !== undefined && RUNS[0].sentences[number]) shownSentence = Number(number);
+  if (isSentence(number)) shownSentence = Number(number);
   if (id && HEADS.get(id)) {
     shownHeads = [HEADS.get(id), ...(shownHeads || firstHeads()).filter((head) => head.id !== id)].slice(0, 2);
   }
   shownHeads = shownHeads || firstHeads();
-  shownQuery = null;
   const panels = h("div", { class: "panels" });
-  const thumbs = h("section");
   const text = h("div", { class: "text" });
   const row = h("p", { class: "rowtext", "aria-live": "polite" });
+  // Panels are made anew where their number or order changes; their controls, which may have the focus, stay otherwise.
+  const drawPanels = () => {
+    panels.replaceChildren(...shownHeads.map((_, place) => panel(place, row, remove)));
+  };
+  const remove = (place) => {
+    shownHeads.splice(place, 1);
+    drawPanels();
+    focusPanel(panels, Math.min(place, shownHeads.length - 1));
+  };
+  const thumbs = allHeads((head) => {
+    shownHeads = [head, ...shownHeads.filter((other) => other !== head)].slice(0, Math.max(2, shownHeads.length));
+    drawPanels();
+    focusPanel(panels, 0);
+    panels.scrollIntoView({ block: "nearest" });
+  });
   const draw = () => {
+    shownQuery = null;
     text.replaceChildren(...sentenceLines());
-    panels.replaceChildren(...shownHeads.map((head, i) => panel(head, i, draw, row)));
-    thumbs.replaceChildren(...allHeads(draw));
     row.textContent = "Point at a word, or choose a figure and use the arrow keys, to read its weights.";
+    drawPanels();
+    thumbs.draw();
   };
   draw();
   return [
@@ -43,23 +58,34 @@ function viewSentence(number, id) {
       }),
       segments("Draw", [["both", "lines and matrix"], ["lines", "lines"], ["matrix", "matrix"]], shownForm, (value) => {
         shownForm = value;
-        draw();
+        drawPanels();
       }),
       h("button", { type: "button", onclick: () => {
         if (shownHeads.length >= PANELS) { say(`At most ${PANELS} heads`); return; }
         const { heads } = shownHeads[0].run;
         shownHeads.push(heads.find((head) => !shownHeads.includes(head)) || heads[0]);
-        draw();
+        drawPanels();
       } }, "Add a head")),
-    text, row, panels, thumbs,
+    omissionNote(),
+    text, row, panels, thumbs.node,
   ];
+}
+
+function focusPanel(panels, place) {
+  panels.children[place].querySelector("select").focus({ preventScroll: true });
+}
+
+function omissionNote() {
+  const count = DATA.omitted_sentences;
+  return count ? h("p", { class: "hint" }, `${whole(count)} more ${count === 1 ? "sentence is" : "sentences are"} left out: `
+    + "the page would be too large with all their weights.") : null;
 }
 
 function sentenceLines() {
   const sentence = RUNS[0].sentences[shownSentence];
-  const lines = [["Source", sentence.source], [OUTPUT_RUNS.length ? "Reference" : "Target", sentence.target]]
+  const lines = [["Source", sentence.source], [targetName(), sentence.target]]
     .filter(([, pieces]) => pieces.length || OUTPUT_RUNS.length).map(([name, pieces]) => [name, sentenceText(pieces)]);
-  for (const run of OUTPUT_RUNS) {
+  for (const run of OUTPUT_RUNS.filter((one) => one.name !== TARGET_RUN)) {
     const own = run.sentences[shownSentence];
     lines.push([RUNS.length > 1 ? `Answer of ${run.name}` : "Answer", own.answer === null ? "none" : own.answer]);
   }
@@ -76,57 +102,59 @@ function headChoice(head, change) {
   return choice("Head", groups, head.id, (id) => change(HEADS.get(id)));
 }
 
-function panel(head, place, draw, row) {
+function panel(place, row, remove) {
+  const hint = h("p", { class: "hint" });
   const body = h("div", { class: "body" });
-  const change = (other) => { shownHeads[place] = other; draw(); };
-  const node = h("div", { class: "panel" },
-    h("div", { class: "controls" },
-      RUNS.length > 1 ? choice("Run", RUNS.map((run) => [String(run.number), run.name]), String(head.run.number),
-        (number) => change(HEADS.get(`${number}/${head.kind}/${head.layer}/${head.head}`) || RUNS[number].heads[0])) : null,
-      headChoice(head, change),
-      shownHeads.length > 1 ? h("button", { type: "button", class: "quiet", "aria-label": `Remove ${head.name}`,
-        onclick: () => { shownHeads.splice(place, 1); draw(); } }, "Remove") : null),
-    h("p", { class: "hint" }, `Alpha ${plain(head.alpha)}, density ${percent(head.density)}, `, roleOf(head), ". ",
-      h("a", { href: `#head/${head.id}` }, "Card")),
-    body);
-  drawPanel(head, body, row);
-  return node;
+  const button = shownHeads.length > 1
+    ? h("button", { type: "button", class: "quiet", onclick: () => remove(place) }, "Remove") : null;
+  const draw = () => {
+    const head = shownHeads[place];
+    if (button) button.setAttribute("aria-label", `Remove ${head.name}`);
+    hint.replaceChildren(`Alpha ${plain(head.alpha)}, density ${percent(head.density)}, ${roleOf(head)}. `,
+      h("a", { href: `#head/${head.id}` }, "Card"));
+    drawPanel(head, body, row);
+  };
+  const change = (head) => { shownHeads[place] = head; draw(); };
+  let heads = headChoice(shownHeads[place], change);
+  const runs = RUNS.length > 1 ? choice("Run", RUNS.map((run) => [String(run.number), run.name]),
+    String(shownHeads[place].run.number), (number) => {
+      const { kind, layer, head } = shownHeads[place];
+      change(HEADS.get(`${number}/${kind}/${layer}/${head}`) || RUNS[number].heads[0]);
+      const others = headChoice(shownHeads[place], change);
+      heads.replaceWith(others);
+      heads = others;
+    }) : null;
+  draw();
+  return h("div", { class: "panel" }, h("div", { class: "controls" }, runs, heads, button), hint, body);
 }
 
 async function drawPanel(head, body, row) {
-  const text = head.run.sentences[shownSentence];
-  const weights = await weightsOf(head, shownSentence);
+  const position = shownSentence;
+  contents.set(body, head);
+  const text = head.run.sentences[position];
+  const weights = await weightsOf(head, position);
+  if (contents.get(body) !== head || position !== shownSentence) return;
   const [queries, keys] = sides(head.kind, text);
   const figures = [];
   const name = RUNS.length > 1 ? `${head.run.name}, ${head.name}` : head.name;
   const drawings = [];
   const kind = DATA.sides[head.kind];
-  if (shownForm !== "matrix") {
+  const matrixOnly = isLong(weights);
+  if (shownForm !== "matrix" && !matrixOnly) {
     drawings.push(["Lines", `${kind[0]} to ${kind[1]}`, lines(weights, queries, keys, shownQuery)]);
   }
-  if (shownForm !== "lines") {
-    drawings.push(["Matrix", "blank is exactly zero", matrix(weights, queries, keys, shownQuery)]);
+  if (shownForm !== "lines" || matrixOnly) {
+    drawings.push(["Matrix", `blank is exactly zero${matrixOnly ? "; too long for lines" : ""}`,
+      matrix(weights, queries, keys, shownQuery)]);
   }
+  const choose = (query) => {
+    shownQuery = query;
+    for (const other of document.querySelectorAll(".panels svg")) select(other, query);
+    row.textContent = query === null ? "" : describeRow(weights, queries, keys, query);
+  };
   for (const [form, note, drawing] of drawings) {
-    const title = `${form} of ${name}`;
-    drawing.setAttribute("tabindex", "0");
-    const choose = (query) => {
-      shownQuery = query;
-      for (const other of document.querySelectorAll(".panels svg")) select(other, query);
-      row.textContent = query === null ? "" : describeRow(weights, queries, keys, query);
-    };
-    drawing.addEventListener("pointerover", (event) => {
-      const line = event.target.closest(".row");
-      if (line) choose(Number(line.dataset.query));
-    });
-    drawing.addEventListener("pointerleave", () => choose(null));
-    drawing.addEventListener("keydown", (event) => {
-      const move = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1 }[event.key];
-      if (!move) return;
-      event.preventDefault();
-      choose(clamp((shownQuery ?? (move > 0 ? -1 : queries.length)) + move, 0, queries.length - 1));
-    });
-    figures.push(figure(title, drawing, { note, short: form, class: "attention" }));
+    chooseRows(drawing, queries.length, () => shownQuery, choose);
+    figures.push(figure(`${form} of ${name}`, drawing, { note, short: form, class: "attention" }));
   }
   body.replaceChildren(h("div", { class: "figures" }, figures), weightTable(name, weights, queries, keys));
 }
@@ -148,46 +176,72 @@ function weightTable(name, weights, queries, keys) {
 let thumbKind = null;
 let thumbRun = "0";
 
-function allHeads(draw) {
-  const run = RUNS[Number(thumbRun)];
-  const kind = kindsOf(run).includes(thumbKind) ? thumbKind : kindsOf(run)[kindsOf(run).length - 1];
+function allHeads(show) {
+  const hint = h("p", { class: "hint" });
   const grid = h("div", { class: "thumbs" });
-  drawThumbs(run, kind, grid, draw);
-  return [
-    h("div", { class: "head" }, h("h2", null, "All heads on this sentence"),
-      RUNS.length > 1 ? choice("Run", RUNS.map((r) => [String(r.number), r.name]), thumbRun, (value) => {
-        thumbRun = value;
-        draw();
-      }) : null,
-      choice("Attention", kindsOf(run).map((k) => [k, KIND_NAMES[k]]), kind, (value) => { thumbKind = value; draw(); })),
-    h("p", { class: "hint" }, `${KIND_NAMES[kind]}, ${KIND_NOTES[kind]}. Choose a head to put it first above.`),
-    grid,
-  ];
+  const draw = () => {
+    const run = RUNS[Number(thumbRun)];
+    const kind = kindOfThumbs(run);
+    hint.textContent = `${titleOf(run, `${KIND_NAMES[kind]}, ${KIND_NOTES[kind]}`)}. Choose a head to put it first above.`;
+    drawThumbs(run, kind, grid, show);
+  };
+  const kindChoice = () => {
+    const run = RUNS[Number(thumbRun)];
+    return choice("Attention", kindsOf(run).map((kind) => [kind, KIND_NAMES[kind]]), kindOfThumbs(run), (value) => {
+      thumbKind = value;
+      draw();
+    });
+  };
+  let kinds = kindChoice();
+  const runs = RUNS.length > 1 ? choice("Run", RUNS.map((run) => [String(run.number), run.name]), thumbRun, (value) => {
+    thumbRun = value;
+    const others = kindChoice();
+    kinds.replaceWith(others);
+    kinds = others;
+    draw();
+  }) : null;
+  const title = h("div", { class: "head" }, h("h2", null, "All heads on this sentence"), runs, kinds);
+  return { node: h("section", null, title, hint, grid), draw };
 }
 
-async function drawThumbs(run, kind, grid, draw) {
+function kindOfThumbs(run) {
+  return kindsOf(run).includes(thumbKind) ? thumbKind : kindsOf(run)[kindsOf(run).length - 1];
+}
+
+async function drawThumbs(run, kind, grid, show) {
   const nodes = [];
   const heads = run.heads.filter((head) => head.kind === kind);
+  const position = shownSentence;
+  contents.set(grid, heads[0]);
   for (const head of heads) {
-    const weights = await weightsOf(head, shownSentence);
+    const weights = await weightsOf(head, position);
     nodes.push(h("button", { type: "button", class: "thumb", "aria-label": `Show ${head.name}, ${roleOf(head)}`,
-      onclick: () => {
-        shownHeads = [head, ...shownHeads.filter((other) => other !== head)].slice(0, Math.max(2, shownHeads.length));
-        draw();
-        document.querySelector(".panels").scrollIntoView({ block: "nearest" });
-      } }, thumb(weights), h("span", null, head.short)));
+      onclick: () => show(head) }, thumb(weights), h("span", null, head.short)));
   }
+  if (contents.get(grid) !== heads[0] || position !== shownSentence) return;
   const perLayer = Math.max(...layersOf(run, kind).map((layer) => layer.heads));
   grid.style.setProperty("--heads", Math.min(perLayer, 8));
   grid.replaceChildren(...nodes);
 }
 
+const THUMB = 96; // cells of a side of a small matrix; of longer sentences one stands for the largest of several weights
+
 function thumb(weights) {
+  const [down, across] = [weights.queries, weights.keys].map((count) => Math.ceil(count / THUMB));
+  const [rows, columns] = [Math.ceil(weights.queries / down), Math.ceil(weights.keys / across)];
+  const largest = Array.from({ length: rows }, () => new Map());
+  weights.rows.forEach((cells, query) => {
+    const row = largest[Math.floor(query / down)];
+    for (const [key, value] of cells) {
+      const column = Math.floor(key / across);
+      row.set(column, Math.max(value, row.get(column) || 0));
+    }
+  });
   const bins = ["", "", "", ""];
-  weights.rows.forEach((cells, query) => cells.forEach(([key, value]) => {
-    bins[clamp(Math.floor(Number(opacity(value)) * bins.length), 0, bins.length - 1)] += `M${key} ${query}h1v1h-1z`;
+  largest.forEach((cells, row) => cells.forEach((value, column) => {
+    bins[clamp(Math.floor(Number(opacity(value)) * bins.length), 0, bins.length - 1)] += `M${column} ${row}h1v1h-1z`;
   }));
-  return s("svg", { viewBox: `0 0 ${weights.keys} ${weights.queries}`, class: "thumbnail", "aria-hidden": "true",
+  return s("svg", { viewBox: `0 0 ${columns} ${rows}`, class: "thumbnail", "aria-hidden": "true",
     preserveAspectRatio: "none" },
   bins.map((d, i) => (d ? s("path", { d, style: { fillOpacity: (i + 0.6) / bins.length } }) : null)));
 }

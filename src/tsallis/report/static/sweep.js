@@ -53,7 +53,7 @@ function sweepFigure(sweep, name) {
   const all = points.flatMap(ends);
   const values = points.map((point) => point.value);
   const title = SCORE_NAMES[name] || name;
-  const chart = axes({ x: padded(Math.min(...values), Math.max(...values)), y: padded(Math.min(...all), Math.max(...all)),
+  const chart = axes({ x: padded(...bounds(values)), y: padded(...bounds(all)),
     xName: settingName(sweep.setting), yName: "", left: 56, xMarks: values.length < 9 ? values : null });
   const toY = (point) => chart.toY(point.spread[name].mean);
   chart.svg.append(s("polyline", { class: "line", style: { stroke: "var(--accent)" },

@@ -69,7 +69,7 @@ function curveFigures(all, overTime) {
       constants.push(`${title}: ${label(values[0])} at every validation.`);
       return null;
     }
-    const [low, high] = padded(Math.min(...values), Math.max(...values));
+    const [low, high] = padded(...bounds(values));
     const xName = overTime ? "minutes of training" : "update";
     return figure(title, lineChart(null, lines, { xName, yName: axis, left: 52, low, high }));
   }).filter(Boolean);
@@ -86,11 +86,11 @@ function runLegend() {
     h("i", { class: "swatch", style: { background: runColour(run) } }), ` ${run.name}`)));
 }
 
-function history(run, record, title, bounds) {
+function history(run, record, title, range) {
   if (!record) return title === "Alpha" ? h("p", { class: "hint" }, `There is no log of the alphas of ${run.name}.`) : null;
   const kinds = KINDS.filter((kind) => record.values[kind]);
   const all = kinds.flatMap((kind) => record.values[kind].flat(2));
-  const high = Math.max(bounds.high, ...all);
+  const high = Math.max(range.high, bounds(all)[1]);
   if (all.every((value) => value === all[0])) {
     return h("p", { class: "hint" }, `${title} of each head: ${plain(all[0])} at every validation.`);
   }
@@ -102,7 +102,7 @@ function history(run, record, title, bounds) {
         values: record.values[kind].map((event) => event[layer][head]),
       })));
       return figure(titleOf(run, `${title.toLowerCase()}, ${kind}`), lineChart(record.steps, lines, {
-        low: bounds.low, high, xName: "update", yName: title.toLowerCase() }), { legend: layerLegend(layers) });
+        low: range.low, high, xName: "update", yName: title.toLowerCase() }), { legend: layerLegend(layers) });
     })));
 }
 

@@ -12,8 +12,8 @@ function shares(words, gold, support) {
   return h("div", { class: "shares" },
     h("div", { class: "stack", "aria-hidden": "true" }, words.map(([word, prob]) => h("span", {
       class: word === gold ? "gold" : null, style: { width: `${(100 * prob) / total}%` } }))),
-    h("div", { class: "words" }, words.slice(0, 6).map(([word, prob]) => h("span", { class: word === gold ? "gold" : null },
-      `${spell(word)} `, h("small", null, probability(prob)))), support > 6 ? h("small", null, `and ${whole(support - 6)} more`)
+    h("div", { class: "words" }, words.slice(0, 6).map(([word, prob, log]) => h("span",
+      { class: word === gold ? "gold" : null }, `${spell(word)} `, h("small", null, probability(prob, log)))), support > 6 ? h("small", null, `and ${whole(support - 6)} more`)
       : null));
 }
 
@@ -39,10 +39,10 @@ function treeDrawing(edges) {
     const last = chain[chain.length - 1];
     const branch = chain.length > 1 || last.end ? chain.map((e) => (e.end ? "" : spellTree(e.symbol))).join("")
       : spellTree(edge.symbol);
-    const text = branch.trim() || (last.end ? "(end)" : "␣");
+    const text = branch.trim() || (branch === "" && last.end ? "(end)" : "␣".repeat(Math.max(branch.length, 1)));
     const share = chain.reduce((sum, e) => sum + e.logProb, 0);
-    const probText = probability(Math.exp(share));
-    const width = Math.max(measureText(text), measureText(probText)) + 10;
+    const probText = probability(Math.exp(share), share);
+    const width = Math.max(measureText(text, "13px"), measureText(probText, "11px")) + 10;
     const branches = last.end ? [] : next;
     let y;
     if (branches.length) {
@@ -53,7 +53,7 @@ function treeDrawing(edges) {
       y = rows * line + 28;
       rows += 1;
       if (last.end) {
-        svg.append(s("text", { class: "value", x: x + gap + width + 6, y: y + 4 }, `= ${probability(Math.exp(last.total))}`));
+        svg.append(s("text", { class: "value", x: x + gap + width + 6, y: y + 4 }, `= ${probability(Math.exp(last.total), last.total)}`));
         right = Math.max(right, x + gap + width + 70);
       }
     }
@@ -73,7 +73,7 @@ function treeDrawing(edges) {
 }
 
 function spellTree(symbol) {
-  return symbol.startsWith("▁") ? ` ${symbol.slice(1)}` : symbol;
+  return symbol.startsWith("▁") ? ` ${visible(symbol.slice(1))}` : visible(symbol);
 }
 
 function curve(x1, y1, x2, y2) {

@@ -10,26 +10,38 @@ async function ask(kind, content) {
     const response = await fetch(`api/${kind}`, content === undefined ? { signal: control.signal } : {
       method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(content),
       signal: control.signal,
-    }).catch((error) => { throw error.name === "AbortError" ? error : new Error("the server does not answer"); });
-    const answer = await response.json();
-    if (!response.ok) throw new Error(answer.error);
+    }).catch((error) => { throw error.name === "AbortError" ? error : new Error("The server does not answer"); });
+    const answer = await response.json().catch((error) => {
+      if (error.name === "AbortError") throw error;
+      return null; // no JSON: the page of a proxy, say
+    });
+    if (!response.ok || answer === null) {
+      throw new Error((answer && answer.error) || `The server answers with status ${response.status} and no message`);
+    }
     return answer;
   } finally {
     if (pending.get(kind) === control) pending.delete(kind);
   }
 }
 
-// Show what `work` draws with an answer in `place`; errors are shown there, requests that were cancelled leave it alone.
+// Cancel what is asked of some kinds.
+function cancel(...kinds) {
+  for (const kind of kinds) if (pending.has(kind)) pending.get(kind).abort();
+}
+
+// Show what `work` draws with an answer in `place`, or an error: true if there was an answer, null if it was cancelled.
 async function show(place, request, work) {
   place.setAttribute("aria-busy", "true");
   let content;
+  let success = false;
   try {
-    const answer = await request;
-    content = () => work(answer);
+    content = work(await request);
+    success = true;
   } catch (error) {
-    if (error.name === "AbortError") return;
-    content = () => h("p", { class: "fault", role: "alert" }, `${capital(error.message)}.`);
+    if (error.name === "AbortError") return null;
+    content = h("p", { class: "fault", role: "alert" }, `${error.message}.`);
   }
   place.removeAttribute("aria-busy");
-  place.replaceChildren(...[content()].flat(Infinity).filter(Boolean));
+  place.replaceChildren(...[content].flat(Infinity).filter(Boolean));
+  return success;
 }

@@ -34,7 +34,7 @@ function completionField(noun, ask_, chosen) {
         event.preventDefault();
         take(i);
       },
-    }, h("span", { class: "words", dir: "auto" }, choice.text || "(empty)", choice.ends ? h("small", null, " end") : " …"),
+    }, h("span", { class: "words", dir: "auto" }, outputText(choice.text), choice.ends ? h("small", null, " end") : " …"),
     h("span", { class: "prob" }, probability(choice.prob)),
     h("span", { class: "share", "aria-hidden": "true", style: { width: `${100 * Math.min(choice.prob, 1)}%` } }))));
     mark();
@@ -68,6 +68,14 @@ function completionField(noun, ask_, chosen) {
   return {
     update,
     clear() { field.value = ""; },
+    reset() {
+      choices = [];
+      active = -1;
+      field.setAttribute("aria-expanded", "false");
+      state.textContent = "";
+      list.replaceChildren();
+      mark();
+    },
     node: h("div", { class: "completion" },
       h("label", { for: "typed" }, `The ${noun}, as far as you know it`), field,
       h("p", { class: "hint" }, "Arrows choose, Enter takes the choice, and shows the steps of what is typed."), state, list),

@@ -36,33 +36,58 @@ function numberField(label, value, most, change) {
   }));
 }
 
+// A language model goes on from nothing, too.
+function mayBeEmpty(run) {
+  return run.task === "language";
+}
+
+function missingText(columns) {
+  return `Type ${columns.join(" and ")}: nothing is searched without`;
+}
+
 function runPage(run, limits) {
-  const state = { search: "beam", count: 5, output: null, head: null };
+  // `query` is the source, with its language, that the outputs below are of: what is typed may be another one by now.
+  const state = { search: "beam", count: Math.min(5, limits.outputs), query: null, output: null, head: null };
   const [outputs, steps, weights] = ["Outputs", "Step by step", "Attention"].map(() => h("div"));
   const fields = run.columns.map((column, i) => field(`column-${i}`, column, () => changed()));
   const language = run.languages && run.languages.length > 1
     ? choice("Language", run.languages.map((name) => [name, name]), run.languages[0], () => changed()) : null;
   const note = h("p", { class: "hint" });
 
-  const source = () => fields.map((label) => label.querySelector("input").value).join("\t");
-  const complete = () => fields.every((label) => label.querySelector("input").value.trim() !== "");
-  const about = (content) => ({ run: run.name, ...content,
+  const values = () => fields.map((label) => label.querySelector("input").value);
+  const currentQuery = () => ({ source: values().join("\t"),
     language: language ? language.querySelector("select").value : null });
-  const ofSource = (content) => about({ source: source(), ...content });
-  const completion = completionField(run.noun, (typed) => ask("suggest", ofSource({ typed })), (text) => choose({ output: text }));
+  const missingColumns = () => run.columns.filter((_, i) => !mayBeEmpty(run) && values()[i].trim() === "");
+  const ofSource = (content) => ({ run: run.name, ...state.query, ...content });
+  const completion = completionField(run.noun, (beginning) => (missingColumns().length
+    ? Promise.reject(new Error(missingText(missingColumns())))
+    : ask("suggest", { run: run.name, ...currentQuery(), typed: beginning })), (text) => {
+    if (missingColumns().length) return;
+    state.query = currentQuery();
+    choose({ output: text });
+  });
 
-  function search() {
-    if (!complete()) return;
-    const counts = { beam: { nbest: state.count, beam: Math.max(state.count, run.beam) }, exact: { nbest: state.count }, all: {},
+  async function search() {
+    if (missingColumns().length) {
+      clear();
+      return;
+    }
+    const query = currentQuery();
+    const counts = { beam: { nbest: state.count }, exact: { nbest: state.count }, all: {},
       sample: { draws: state.count } }[state.search];
-    const content = { sources: [source()], search: state.search, ...counts };
+    const content = { run: run.name, sources: [query.source], language: query.language, search: state.search, ...counts };
     if (state.search !== "sample") content.tree = true;
-    show(outputs, ask("translate", about(content)), (answer) => searchResult(answer.answers[0], choose));
+    const success = await show(outputs, ask("translate", content), (answer) => {
+      state.query = query;
+      state.output = null;
+      return searchResult(answer.answers[0], choose);
+    });
+    if (success === false || (success && !state.output)) clearOutput();
   }
 
   function choose(output) {
     state.output = output.tokens ? { tokens: output.tokens } : { output: output.output };
-    show(steps, ask("steps", ofSource({ ...state.output, nbest: 6 })), stepsOf);
+    show(steps, ask("steps", ofSource({ ...state.output, nbest: Math.min(6, limits.outputs) })), stepsOf);
     attend();
   }
 
@@ -71,12 +96,32 @@ function runPage(run, limits) {
     show(weights, ask("attention", ofSource({ ...state.output, heads: [state.head] })), attentionOf);
   }
 
+  // What is shown of an output goes with it.
+  function clearOutput() {
+    cancel("steps", "attention");
+    state.output = null;
+    for (const place of [steps, weights]) {
+      place.removeAttribute("aria-busy");
+      place.replaceChildren();
+    }
+  }
+
+  function clear() {
+    cancel("translate", "suggest");
+    state.query = null;
+    outputs.removeAttribute("aria-busy");
+    outputs.replaceChildren(h("p", { class: "hint" }, `${missingText(missingColumns())}.`));
+    completion.reset();
+    clearOutput();
+  }
+
   const refresh = later(() => {
     search();
-    completion.update();
+    if (!missingColumns().length) completion.update();
   });
   function changed() {
-    if (complete()) refresh();
+    if (missingColumns().length) clear();
+    else refresh();
   }
   function setSearch(kind) {
     state.search = kind;
@@ -98,7 +143,7 @@ function runPage(run, limits) {
     h("form", { class: "source", onsubmit: (event) => {
       event.preventDefault();
       search();
-      completion.update();
+      if (!missingColumns().length) completion.update();
     } },
     h("div", { class: "fields" }, fields, h("button", { type: "submit", class: "main" }, "Search")),
     run.examples.length ? h("p", { class: "examples-row" }, h("span", null, "Try "), run.examples.map((line) => h("button", {
@@ -132,7 +177,8 @@ async function start() {
   const open = (run, limits) => {
     document.title = `${run.name} – tsallis`;
     view.replaceChildren(...runPage(run, limits).filter(Boolean));
-    const empty = h("p", { class: "hint" }, `Type a source above: ${run.columns.join(" and ")}.`);
+    const empty = h("p", { class: "hint" }, `Type a source above: ${run.columns.join(" and ")}.`,
+      mayBeEmpty(run) ? " It may be empty." : "");
     view.querySelector(".pair section div").replaceChildren(empty);
   };
   await show(view, ask("runs"), ({ runs, limits, version }) => {

@@ -9,23 +9,29 @@ const MEANINGS = {
 };
 
 function certificateOf(answer) {
-  const { certificate, bound, mass } = answer;
-  const limit = certificate === "bounded" ? ` ${probability(Math.exp(bound))}.` : "";
+  const { certificate, bound, mass, hypotheses } = answer;
+  const all = probability(mass, logSum(hypotheses.map((hypothesis) => hypothesis.log_prob)));
+  const limit = certificate === "bounded" ? ` ${probability(Math.exp(bound), bound)}.` : "";
   return h("div", { class: `proof ${certificate}` },
     h("p", null, h("strong", null, BADGES[certificate]), ` ${MEANINGS[certificate]}${limit}`),
-    h("p", { class: "hint" }, `Probability of all ${whole(answer.hypotheses.length)} together: ${probability(mass)}.`,
+    h("p", { class: "hint" }, `Probability of all ${whole(hypotheses.length)} together: ${all}.`,
       answer.stopped_by ? ` The search ended early (${answer.stopped_by}), after ${whole(answer.expanded)} prefixes.` : null));
 }
 
-// A list of [text, probability, choose] of which one is chosen.
+// A list of outputs of which one is chosen. Their logarithms tell those apart that are too improbable for a number.
 function outputList(outputs, name, choose) {
-  const most = Math.max(...outputs.map((output) => output.prob), 1e-300);
+  const most = outputs.reduce((high, output) => Math.max(high, output.log_prob), -Infinity);
   return h("fieldset", { class: "outputs" }, h("legend", { class: "unseen" }, name),
     outputs.map((output, i) => h("label", null,
       h("input", { type: "radio", name: "output", checked: i === 0, onchange: () => choose(output) }),
-      h("span", { class: "line" }, h("span", { class: "words", dir: "auto" }, (output.text || "(empty)") + (output.ended === false ? " …" : "")),
-        h("span", { class: "prob" }, probability(output.prob)),
-        h("span", { class: "share", "aria-hidden": "true", style: { width: `${(100 * output.prob) / most}%` } })))));
+      h("span", { class: "line" }, h("span", { class: "words", dir: "auto" }, outputText(output.text) + (output.ended === false ? " …" : "")),
+        h("span", { class: "prob" }, probability(output.prob, output.log_prob)),
+        h("span", { class: "share", "aria-hidden": "true", style: { width: `${100 * Math.exp(output.log_prob - most)}%` } })))));
+}
+
+// A text of white space alone is spelled, so that it can be seen.
+function outputText(text) {
+  return text.trim() === "" && text !== "" ? [...text].map(spell).join("") : text || "(empty)";
 }
 
 function drawsOf(draws) {
@@ -71,14 +77,15 @@ function stepsOf(answer) {
       h("table", { class: "steps" },
         h("thead", null, h("tr", null, ["Step", "Symbol", "Probability", "Possible", "Excluded", "Symbols and shares"]
           .map((text) => h("th", { scope: "col" }, text)))),
-        h("tbody", null, answer.steps.map((step, i) => h("tr", { class: step.prob === 0 ? "out" : null },
+        h("tbody", null, answer.steps.map((step, i) => h("tr", { class: step.log_prob === null ? "out" : null },
           h("td", { class: "number" }, i + 1),
           h("th", { scope: "row" }, spell(symbolName(step.symbol))),
-          h("td", { class: "number" }, step.prob === 0 ? "impossible" : probability(step.prob)),
+          h("td", { class: "number" }, step.log_prob === null ? "impossible"
+            : probability(step.prob, step.log_prob)),
           h("td", { class: "number" }, whole(step.support)),
           h("td", { class: "number" }, whole(answer.vocabulary - step.support)),
-          h("td", null, shares(step.words.map((word) => [symbolName(word.symbol), word.prob]), symbolName(step.symbol),
-            step.support))))))),
+          h("td", null, shares(step.words.map((word) => [symbolName(word.symbol), word.prob, word.log_prob]),
+            symbolName(step.symbol), step.support))))))),
   ];
 }
 
@@ -89,27 +96,16 @@ function attentionOf(answer) {
   const row = h("p", { class: "rowtext", "aria-live": "polite" },
     "Point at a symbol, or choose a figure and use the arrow keys, to read its weights.");
   let chosen = null;
-  const drawings = [["Matrix", "blank is exactly zero", matrix], ["Lines", "from symbol to symbol", lines]]
-    .map(([form, note, draw]) => [form, note, draw(weights, head.queries, head.keys, null)]);
+  const draw = (form) => form(weights, head.queries, head.keys, null);
+  const matrixOnly = isLong(weights);
+  const drawings = [["Matrix", `blank is exactly zero${matrixOnly ? "; too long for lines" : ""}`, draw(matrix)],
+    ...(matrixOnly ? [] : [["Lines", "from symbol to symbol", draw(lines)]])];
   const choose = (query) => {
     chosen = query;
     for (const [, , drawing] of drawings) select(drawing, query);
     if (query !== null) row.textContent = describeRow(weights, head.queries, head.keys, query);
   };
-  for (const [, , drawing] of drawings) {
-    drawing.setAttribute("tabindex", "0");
-    drawing.addEventListener("pointerover", (event) => {
-      const line = event.target.closest(".row");
-      if (line) choose(Number(line.dataset.query));
-    });
-    drawing.addEventListener("pointerleave", () => choose(null));
-    drawing.addEventListener("keydown", (event) => {
-      const move = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1 }[event.key];
-      if (!move) return;
-      event.preventDefault();
-      choose(clamp((chosen ?? (move > 0 ? -1 : head.queries.length)) + move, 0, head.queries.length - 1));
-    });
-  }
+  for (const [, , drawing] of drawings) chooseRows(drawing, head.queries.length, () => chosen, choose);
   return [
     h("p", { class: "hint" }, `Alpha ${plain(head.alpha)}; ${whole(cells)} of ${whole(weights.queries * weights.keys)} weights `
       + "are above zero."),

@@ -1,0 +1,355 @@
+"""The page of a report in a browser: what its controls do, and what its figures say."""
+
+from __future__ import annotations
+
+import math
+import xml.etree.ElementTree
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from analysis_samples import SRC, TGT, transformer
+from tsallis.analysis import DensityExample, DensitySummary, Histogram, draw_density, read_model, summarize_attention
+from tsallis.analysis.alphas import HeadHistory
+from tsallis.continuous import Gaussian
+from tsallis.data.corpus import Corpus
+from tsallis.data.vocabulary import Vocabulary
+from tsallis.models import TransformerSeq2Seq
+from tsallis.report.page import build_page
+
+from .conftest import Open
+
+Calculate = Callable[..., Any]
+
+
+@pytest.fixture
+def sentences(open_page: Open, summaries: Any) -> Any:
+    tab = open_page(build_page(*summaries), "sentence")
+    tab.wait_for_selector(".panel svg.lines")
+    tab.wait_for_selector(".thumb")
+    return tab
+
+
+def test_the_focus_stays_on_the_control_that_was_used(sentences: Any) -> None:
+    for selector in (".panel:first-child select", "section .head select"):
+        for place in (0, 1):  # of a run, of a head or a kind
+            control = sentences.locator(f"{selector} >> nth={place}")
+            control.focus()
+            control.select_option(index=1)
+            assert control.evaluate("node => node === document.activeElement"), (selector, place)
+    assert "other, encoder layer 1 head 2" in sentences.inner_text(".panel:first-child figure >> nth=0").lower()
+    heads = sentences.locator(".panel:first-child select >> nth=1").evaluate("node => node.value")
+    assert heads.startswith("1/")  # those of the other run
+
+
+def test_the_focus_goes_to_the_next_panel_where_one_is_removed(sentences: Any) -> None:
+    sentences.click("text=Add a head")
+    for left in (2, 1):
+        sentences.click(".panel:last-child >> text=Remove")
+        assert sentences.locator(".panel").count() == left
+        inside = "node => node.contains(document.activeElement)"
+        assert sentences.locator(f".panel >> nth={left - 1}").evaluate(inside)
+    sentences.click(".thumb >> nth=2")
+    assert sentences.locator(".panel >> nth=0").evaluate("node => node.contains(document.activeElement)")
+
+
+def test_the_sentence_that_is_chosen_last_is_drawn(sentences: Any, summaries: Any) -> None:
+    sentences.locator(".controls select >> nth=0").select_option(index=3)
+    sentences.locator(".controls select >> nth=0").select_option(index=1)
+    sentences.wait_for_timeout(200)
+    assert sentences.locator(".panel:first-child figure").count() == 2
+    head = summaries[0][0].sentences[1].text
+    assert sentences.locator(".panel:first-child .matrix .row").count() == len(head.target)
+
+
+@pytest.mark.parametrize(
+    ("value", "log", "text"),
+    [
+        (0.0, None, "0"),
+        (0.0, -912.0, "8·10⁻³⁹⁷"),
+        (0.0, math.log(9.7) - 400 * math.log(10), "1·10⁻³⁹⁹"),
+        (0.0, math.log(3) - 800 * math.log(10), "3·10⁻⁸⁰⁰"),
+        (2e-9, math.log(2e-9), "2·10⁻⁹"),
+        (0.25, math.log(0.25), ".250"),
+        (0.9999, math.log(0.9999), ">.999"),
+        (1.0, 0.0, "1"),
+    ],
+)
+def test_a_probability_is_zero_where_it_is_exactly_zero(
+    calculate: Calculate, value: float, log: float | None, text: str
+) -> None:
+    assert calculate("probability(it[0], it[1])", [value, log]) == text
+
+
+def test_the_tree_shows_probabilities_that_are_too_small_for_a_number(calculate: Calculate) -> None:
+    edges = [[0, 1, "a", -900.0, -900.0, True], [0, 2, "b", -0.1, -0.1, False], [2, 3, "c", -1000.0, -1000.1, True]]
+    text = calculate("treeDrawing(it).textContent", edges)
+    assert "= 1·10⁻³⁹¹" in text and "= 0" not in text
+    blank = [[0, 1, " ", -1.0, -1.0, False], [1, 2, "</s>", -1.0, -2.0, True], [0, 3, "</s>", -1.0, -1.0, True]]
+    labels = calculate("[...treeDrawing(it).querySelectorAll('.word')].map((one) => one.textContent)", blank)
+    assert sorted(labels) == ["(end)", "␣"]
+    assert calculate("logSum(it)", [-1000.0, -1000.0]) == pytest.approx(-1000 + math.log(2))
+
+
+@pytest.mark.parametrize(
+    ("piece", "text"),
+    [
+        ("▁word", "word"),
+        ("▁", "▁"),
+        (" ", "␣"),
+        ("\u00a0", "␣"),
+        ("▁ ", "␣"),
+        ("\t", "⇥"),
+        ("\ufeff", "U+FEFF"),
+        ("\n", "⏎"),
+        ("\u202e", "U+202E"),
+        ("a\u0001b", "aU+0001b"),
+        ("می\u200cخواهم", "می\u200cخواهم"),
+    ],
+)
+def test_every_symbol_has_a_name_that_can_be_seen(calculate: Calculate, piece: str, text: str) -> None:
+    assert calculate("spell(it)", piece) == text
+
+
+def test_numbers_do_not_reach_what_they_are_not(calculate: Calculate) -> None:
+    shares = [0, 1e-6, 0.5, 0.9996, 1, 1.2]
+    assert calculate("it.map((x) => percent(x, 1))", shares) == [
+        "0.0 %",
+        "<0.1 %",
+        "50.0 %",
+        ">99.9 %",
+        "100.0 %",
+        "120.0 %",
+    ]
+    assert calculate("it.map((x) => percent(x))", [0.994, 0.996]) == ["99 %", ">99 %"]
+
+
+def test_characters_are_counted_as_people_do(calculate: Calculate) -> None:
+    assert calculate("sentenceText(it)", ["𝒳", "𝒴", "z"]) == "𝒳𝒴z"
+    assert calculate("sentenceText(it)", ["V", "PST"]) == "V PST"
+
+
+def long_history(events: int) -> HeadHistory:
+    values = 1 + np.linspace(0, 1, events * 4).reshape(events, 2, 2) ** 2
+    return HeadHistory(tuple(range(events)), {"encoder": values, "decoder": values, "cross": values})
+
+
+def test_a_long_log_is_drawn_with_fewer_events(open_page: Open, summaries: Any) -> None:
+    run = replace(summaries[0][0], alphas=long_history(20_000), densities=long_history(3))
+    text = build_page([run])
+    assert len(text) < 4_000_000
+    tab = open_page(text, "training")
+    points = tab.locator("figure polyline >> nth=0").get_attribute("points").split()
+    assert len(points) == 500 and tab.inner_text("h1") == "Training"
+    title = tab.locator("figure polyline title >> nth=3").text_content()
+    assert title == "layer 2 head 2: 2.00"  # the last event is among them
+
+
+def test_a_chart_has_room_for_any_number_of_points(calculate: Calculate) -> None:
+    lines = "[{ name: 'a', values: Array.from({ length: 200000 }, (_, i) => i), colour: 'red' }]"
+    chart = (
+        f"lineChart(Array.from({{ length: 200000 }}, (_, i) => i), {lines}, {{}}).querySelectorAll('polyline').length"
+    )
+    assert calculate(chart) == 1
+
+
+def test_a_view_that_fails_says_so_in_place_of_the_last_one(browser: Any, summaries: Any, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(build_page(*summaries).replace('"contrasts":[', '"contrasts":null,"others":['), encoding="utf-8")
+    tab = browser.new_page()
+    tab.goto(path.as_uri())
+    tab.click("nav a >> text=Contrasts")
+    tab.wait_for_selector("text=This view can’t be drawn")
+    assert tab.inner_text("[role=alert]").startswith("TypeError")
+    tab.click("nav a >> text=Heads")
+    tab.wait_for_selector("table.heads")
+    tab.close()
+
+
+def test_odd_addresses_lead_to_a_view(open_page: Open, summaries: Any) -> None:
+    tab = open_page(build_page(*summaries))
+    addresses = {"head/%": "There is no such head", "sentence/length": "Sentences", "outputs/constructor": "Outputs"}
+    for address, title in {**addresses, "%E0": "Overview", "sentence/99": "Sentences"}.items():
+        tab.evaluate(f"location.hash = '#{address}'")
+        tab.wait_for_selector(f"main h1 >> text={title}")
+        if title == "Sentences":
+            tab.wait_for_selector(".panel figure")
+
+
+def dense(tokens: int, heads: int = 2) -> Any:
+    """A summary of softmax attention over a sentence of so many tokens, and a short one."""
+    torch.manual_seed(0)
+    model = TransformerSeq2Seq(len(SRC), len(TGT), d_model=8, heads=heads, layers=1, d_ff=8, attention="softmax")
+    row = [4 + i % (len(SRC) - 4) for i in range(tokens)]
+    batches = list(Corpus([row, [4, 5]], [[4, 5], [4]]).batches(2))
+    return summarize_attention(model, read_model(model, SRC, TGT), batches, name="dense", corpus="samples")
+
+
+def test_a_long_dense_sentence_is_drawn_with_few_elements(open_page: Open) -> None:
+    summary = dense(220)
+    tab = open_page(build_page([summary]), "sentence/0/0/encoder/0/0")
+    tab.wait_for_selector(".panel:first-child .matrix .tone")
+    panel = tab.locator(".panel:first-child")
+    assert panel.locator(".lines").count() == 0 and "too long for lines" in panel.inner_text()
+    assert panel.locator(".matrix .row").count() == 220 and panel.locator("*").count() < 6000
+    # Every weight is above zero: the cells of a row cover it.
+    widths = """paths => paths.map(path => [...path.getAttribute("d").matchAll(/h(\\d+)v/g)]
+      .reduce((sum, [, width]) => sum + Number(width), 0))"""
+    covered = panel.locator(".matrix .row >> nth=7").locator(".tone").evaluate_all(widths)
+    assert sum(covered) == 220 * 13
+    assert (
+        tab.locator(".thumb path").count() <= 8
+        and tab.locator(".thumb svg").first.get_attribute("viewBox") == "0 0 74 3"
+    )
+
+
+def test_a_weight_is_told_where_the_pointer_is(sentences: Any) -> None:
+    matrix = sentences.locator(".panel:first-child svg.matrix")
+    field = matrix.locator(".field").bounding_box()
+    matrix.hover(position={"x": 1, "y": 1})
+    assert matrix.locator("> title").text_content() == ""
+    sentences.mouse.move(field["x"] + 8, field["y"] + 8)
+    title = matrix.locator("> title").text_content() or "none"
+    assert " → " in title or title == "none"
+    assert matrix.locator(".row.on").count() == 1 and " keys: " in sentences.inner_text(".rowtext")
+    assert matrix.locator(".row.on").get_attribute("data-query") == "0"
+
+
+def test_sentences_beyond_a_budget_of_weights_are_left_out(
+    open_page: Open, summaries: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tsallis.report import page
+
+    runs = summaries[0]
+    sizes = [sum(len(w.values) for run in runs for w in run.sentences[i].weights) for i in range(5)]
+    for most, count in ((10**6, 5), (sum(sizes[:3]), 3), (sum(sizes[:3]) - 1, 2), (0, 1)):
+        monkeypatch.setattr(page, "NON_ZEROS", most)
+        assert page.sentences_that_fit(runs) == count
+    tab = open_page(build_page(*summaries), "sentence/4")
+    assert tab.locator(".controls select >> nth=0 >> option").count() == 1
+    assert "4 more sentences are left out" in tab.inner_text("main")
+
+
+def test_every_layer_is_labelled_where_the_first_block_has_fewer(open_page: Open) -> None:
+    torch.manual_seed(0)
+    model = transformer(encoder_layers=1, decoder_layers=3, layers=None)
+    batches = list(Corpus([[4, 5]], [[4]]).batches(1))
+    summary = summarize_attention(model, read_model(model, SRC, TGT), batches, name="deep", corpus="samples")
+    tab = open_page(build_page([summary]))
+    labels = tab.locator("svg.map .tick").all_text_contents()
+    assert [label for label in labels if label.startswith("layer")] == ["layer 1", "layer 2", "layer 3"]
+
+
+def test_no_label_is_cut_off(open_page: Open) -> None:
+    words = Vocabulary(["▁WWWWWWWWWW", "▁mmmmmmmmmmmm", "▁illi", "世界世界"])
+    torch.manual_seed(0)
+    model = TransformerSeq2Seq(len(words), len(words), d_model=8, heads=2, layers=1, d_ff=8, attention="softmax")
+    batches = list(Corpus([[4, 5, 6, 7]], [[5, 4, 7]]).batches(1))
+    summary = summarize_attention(model, read_model(model, words, words), batches, name="wide", corpus="samples")
+    tab = open_page(build_page([summary]), "sentence/0/0/encoder/0/0")
+    tab.wait_for_selector(".panel svg.matrix")
+    for drawing in tab.locator(".panel svg").all():
+        drawing.evaluate("svg => svg.querySelectorAll('.row').forEach(row => row.classList.add('on'))")
+        beyond = """svg => { const box = svg.getBoundingClientRect();
+          return [...svg.querySelectorAll('.word')].flatMap(word => { const one = word.getBoundingClientRect();
+            return [box.left - one.left, one.right - box.right, box.top - one.top, one.bottom - box.bottom]; }); }"""
+        assert max(drawing.evaluate(beyond)) <= 0.5
+
+
+@pytest.mark.parametrize(
+    ("scheme", "share", "white"),
+    [("light", 0.7, False), ("light", 0.8, True), ("dark", 0.6, False), ("dark", 0.65, True), ("light", 0.65, False)],
+)
+def test_signs_on_cells_have_the_colour_of_the_higher_contrast(
+    open_page: Open, summaries: Any, scheme: str, share: float, white: bool
+) -> None:
+    head = replace(summaries[0][0].heads[0], role="previous", confidence=share, density=share)
+    run = replace(summaries[0][0], heads=(head, *summaries[0][0].heads[1:]))
+    tab = open_page(build_page([run]), color_scheme=scheme)
+    colour = tab.locator("svg.map .cell text >> nth=0").evaluate("text => getComputedStyle(text).fill")
+    paper = {"light": "rgb(255, 255, 255)", "dark": "rgb(13, 20, 32)"}[scheme]
+    assert (colour == paper) == white
+
+
+def test_a_figure_of_odd_characters_is_saved_as_well_formed_svg(open_page: Open, tmp_path: Path) -> None:
+    words = ("a\u0001b", "c\ufffe", "d")
+    density = draw_density(Gaussian(torch.tensor(0.5), torch.tensor(0.01)))
+    example = DensityExample(
+        0, "a text", words, "neg", "neg", 0.75, (0.2, 0.3, 0.5), None, (0.1, 0.8, 0.1), density, None
+    )
+    tab = open_page(build_page([], densities=[labels_of(example)]), "densities")
+    tab.evaluate("document.querySelector('svg').append(document.createElementNS('http://www.w3.org/2000/svg', 'text'))")
+    tab.evaluate("document.querySelector('svg').lastChild.textContent = 'x\\u0001y'")
+    with tab.expect_download() as download:
+        tab.click(".save >> nth=0")
+    download.value.save_as(tmp_path / "figure.svg")
+    assert xml.etree.ElementTree.parse(tmp_path / "figure.svg").getroot() is not None
+
+
+def labels_of(*examples: DensityExample) -> DensitySummary:
+    histogram = Histogram.of([0.4, 0.5], 20)
+    return DensitySummary(
+        name="run",
+        task="classification",
+        model="classifier",
+        arguments={"attention": "combined"},
+        corpus="the dev split",
+        examples=len(examples),
+        accuracy=0.5,
+        zeros=0.9996,
+        zero_masses=0.0,
+        size=None,
+        centres=(histogram,),
+        sizes=None,
+        shown=examples,
+    )
+
+
+def test_labels_and_regions_are_called_what_they_are(open_page: Open) -> None:
+    plane = draw_density(Gaussian(torch.tensor([0.5, 0.4]), 0.01 * torch.eye(2), dims=2))
+    example = DensityExample(1, "where?", (), "neg", "neg", 1.0, (0.5, 0.0, 0.5, 0.0), (2, 2), (0.25,) * 4, plane, None)
+    text = open_page(build_page([], densities=[labels_of(example)]), "densities").inner_text("main")
+    assert "no region is excluded" in text and "neg (1), which is right" in text and "Neg" not in text
+    assert ">99.9 %" in text
+
+
+def test_answers_as_targets_are_no_references(open_page: Open, summaries: Any) -> None:
+    runs = [replace(run, corpus=replace(run.corpus, target_run="one")) for run in summaries[0]]
+    tab = open_page(build_page(runs, summaries[1]), "sentence")
+    names = tab.locator("dl.lines dt").all_text_contents()
+    assert names == ["Source", "Answer of one, taken as target", "Answer of other"]
+    tab = open_page(build_page(runs, summaries[1]), "outputs")
+    text = tab.inner_text("main")
+    assert "eference" not in text
+    hints = tab.locator("main section .hint").all_text_contents()
+    assert "exclude" not in hints[0] and "exclude" in hints[1] and "the target’s symbol" in hints[1]
+    tab = open_page(build_page(*summaries), "outputs")
+    assert "The reference, step by step" in tab.inner_text("main")
+
+
+def test_paper_has_all_that_the_screen_has(open_page: Open) -> None:
+    """A4 is about 700 points of the screen wide between its margins, and 1,040 in landscape."""
+    summary = dense(60, heads=4)
+    tab = open_page(build_page([summary]), "sentence/0/0/encoder/0/0", viewport={"width": 700, "height": 1000})
+    tab.wait_for_selector(".panel:first-child .matrix .tone")
+    tab.wait_for_selector(".thumb")
+    tab.emulate_media(media="print")
+    right = "all => Math.max(...all.map(one => one.getBoundingClientRect().right))"
+    assert tab.locator(".panel svg").evaluate_all(right) <= 700
+    assert tab.locator("select:visible").count() == tab.locator("button.save:visible").count() == 0
+    caption = tab.locator(".panel:first-child figcaption >> nth=0")
+    assert "of encoder layer 1 head 1" in caption.inner_text()
+    assert caption.locator(".unseen").bounding_box()["width"] > 50
+    lefts = tab.locator(".panel").evaluate_all("all => all.map(one => one.getBoundingClientRect().left)")
+    assert len(lefts) == 2 and lefts[0] == lefts[1]  # one below the other
+    pages = tab.pdf(format="A4", print_background=True).count(b"/Type /Page\n")
+    assert 0 < pages <= 6
+    tab.set_viewport_size({"width": 1040, "height": 700})
+    tab.evaluate("location.hash = '#heads'")
+    tab.wait_for_selector("table.heads")
+    assert tab.locator("table.heads").evaluate_all(right) <= 1040

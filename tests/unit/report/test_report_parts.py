@@ -1,0 +1,93 @@
+"""The parts of a report that the command puts together: several runs stand on the same targets."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from small_run import SRC, TGT
+from tsallis.analysis import Options
+from tsallis.cli.analyze import _write
+from tsallis.cli.report_parts import Report, summarize_all
+from tsallis.data import Vocabulary
+from tsallis.evaluation.search_results import search_corpus
+from tsallis.report import page
+from tsallis.report.page import build_page
+from tsallis.tasks.base import Task
+from tsallis.tasks.registry import task_of
+from tsallis.training.run_folder import Run, build_model
+
+TASK = {"task": "inflection", "languages": None}
+LINES = ["scan\tV;PST", "trap\tV;3;SG;PRS", "ape\tV.PTCP;PRS"]
+
+
+def untrained(folder: Path, seed: int, tgt: Vocabulary = TGT) -> tuple[Run, Task]:
+    """A run of other parameters for each seed, which answers with short outputs."""
+    folder.mkdir()
+    sizes = {"src_vocab": len(SRC), "tgt_vocab": len(tgt), "d_model": 8, "heads": 2, "layers": 1, "d_ff": 8}
+    description = {"class": "transformer", "arguments": sizes}
+    (folder / "model.json").write_text(json.dumps(description))
+    (folder / "config.yaml").write_text("version: 1\ndata: {task: inflection, train: none.tsv, dev: none.tsv}\n")
+    torch.manual_seed(seed)
+    return Run(folder, build_model(description).eval(), SRC, tgt, TASK, {}), task_of(TASK)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "lines"
+    path.write_text("".join(f"{line}\n" for line in LINES))
+    return path
+
+
+def answers_of(run: Run, task: Task) -> list[list[int]]:
+    corpus = task.read(LINES, "lines", run, False).corpus
+    results = search_corpus(run.model, corpus, 2)
+    return [list(result.best.tokens) if result.best else [] for result in results]
+
+
+def test_answers_of_the_first_run_are_the_targets_of_all(tmp_path: Path, text: Path) -> None:
+    runs = [untrained(tmp_path / name, seed) for seed, name in enumerate(("one", "other"))]
+    answers = [answers_of(*run) for run in runs]
+    assert answers[0] != answers[1]
+    summaries, comparisons = summarize_all(runs, "dev", text, None, Options(beam_size=2))
+    expected = [("<s>", *(TGT.name(token) for token in answer)) for answer in answers[0]]
+    for summary in summaries:
+        assert [sentence.text.target for sentence in summary.sentences] == expected
+        assert summary.corpus.target_run == "one"
+        assert summary.corpus.name == f"{text} (targets: answers of one)"
+    assert len(comparisons) == 1  # they spell the sentences alike
+    assert '"target_run":"one"' in build_page(summaries, comparisons)
+
+
+def test_answers_are_spelled_as_each_run_does(tmp_path: Path, text: Path) -> None:
+    symbols = [TGT.name(number) for number in range(4, len(TGT))]
+    runs = [untrained(tmp_path / "one", 0), untrained(tmp_path / "other", 1, Vocabulary(symbols[::-1]))]
+    summaries, _ = summarize_all(runs, "dev", text, None, Options(beam_size=2))
+    first, second = ([sentence.text.target for sentence in summary.sentences] for summary in summaries)
+    assert first == second
+
+
+def test_lines_with_outputs_are_references(tmp_path: Path, text: Path) -> None:
+    text.write_text("".join(f"{line}\tscan\n" for line in LINES))
+    run = untrained(tmp_path / "one", 0)
+    (summary,), _ = summarize_all([run], "dev", text, None, Options(beam_size=2))
+    assert summary.corpus.target_run is None and summary.corpus.name == str(text)
+    assert replace(summary.corpus, target_run="x").to_dict()["target_run"] == "x"
+
+
+def test_the_command_says_how_many_sentences_are_left_out(
+    tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text.write_text("".join(f"{line}\tscan\n" for line in LINES))
+    report = Report(*summarize_all([untrained(tmp_path / "one", 0)], "dev", text, None, Options(beam_size=2)))
+    out = tmp_path / "page.html"
+    capsys.readouterr()
+    for most, message in ((10**6, ""), (0, f"tsallis: {out}: holds 1 of 3 sentences: with all their weights it ")):
+        monkeypatch.setattr(page, "NON_ZEROS", most)
+        _write(report, out, None, None)
+        errors = capsys.readouterr().err
+        assert errors.startswith(message) and bool(errors) == bool(message)

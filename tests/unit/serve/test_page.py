@@ -1,0 +1,145 @@
+"""The served page in a browser: what it asks, and what it shows of answers and of mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from .conftest import Serve
+
+Visit = Callable[..., Any]
+STEPS = "section[aria-labelledby=steps] div"
+FAULT = ".pair section .fault"
+
+
+@pytest.fixture
+def visit(browser: Any, serve: Serve) -> Iterator[Visit]:
+    """Open the page of a server with some limits; `facts` are those of the run that are not its own."""
+    tabs = []
+
+    def start(facts: dict[str, Any] | None = None, **limits: Any) -> Any:
+        tab = browser.new_page()
+        tabs.append(tab)
+        url = f"http://127.0.0.1:{serve(**limits).port}/"
+
+        def change(route: Any) -> None:
+            content = route.fetch().json()
+            content["runs"] = [{**run, **(facts or {})} for run in content["runs"]]
+            route.fulfill(json=content)
+
+        tab.route("**/api/runs", change)
+        tab.goto(url)
+        tab.wait_for_selector("form input")
+        return tab
+
+    yield start
+    for tab in tabs:
+        tab.close()
+
+
+def ask(tab: Any, lemma: str = "scan", tags: str = "V;PST") -> None:
+    for number, text in enumerate((lemma, tags)):
+        tab.fill(f'input[name="column-{number}"]', text)
+    tab.wait_for_selector("table.steps")
+
+
+def answer(tab: Any, **content: Any) -> None:
+    """Let searches be answered in the server's stead."""
+    tab.route("**/api/translate", lambda route: route.fulfill(**content))
+
+
+@pytest.mark.parametrize("outputs", [1, 4])
+def test_the_page_asks_for_no_more_than_the_server_allows(visit: Visit, outputs: int) -> None:
+    tab = visit(outputs=outputs)
+    with tab.expect_request("**/api/translate") as request:
+        ask(tab)
+    assert request.value.post_data_json["nbest"] == outputs and "beam" not in request.value.post_data_json
+    tab.wait_for_selector("#choices li")
+    assert tab.locator(".fault").count() == 0
+    assert tab.locator("#choices li").count() <= outputs
+    assert "at most" not in tab.inner_text("main")
+
+
+def test_what_is_shown_goes_with_its_source(visit: Visit) -> None:
+    tab = visit()
+    ask(tab)
+    tab.wait_for_selector("svg.matrix")
+    tab.fill('input[name="column-1"]', "")
+    tab.wait_for_selector("text=Type tags: nothing is searched without.")
+    assert tab.inner_text(STEPS) == "" and tab.locator("svg.matrix").count() == 0
+    assert tab.locator(".proof").count() == 0 and tab.locator("#choices li").count() == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ({"status": 500, "json": {}}, "The server answers with status 500 and no message."),
+        ({"status": 502, "body": "<html>", "content_type": "text/html"}, "The server answers with status 502"),
+        ({"status": 200, "body": "<html>", "content_type": "text/html"}, "The server answers with status 200"),
+        ({"status": 400, "json": {"error": "nbest: at most 4"}}, "nbest: at most 4."),
+    ],
+)
+def test_a_search_that_fails_leaves_nothing_of_the_last_one(visit: Visit, content: dict[str, Any], text: str) -> None:
+    tab = visit()
+    ask(tab)
+    answer(tab, **content)
+    tab.click("text=Search >> nth=0")
+    tab.wait_for_selector(FAULT)
+    assert tab.inner_text(FAULT).startswith(text)
+    assert tab.inner_text(STEPS) == "" and tab.locator("svg.matrix").count() == 0
+
+
+def test_a_search_that_finds_nothing_leaves_nothing_of_the_last_one(visit: Visit) -> None:
+    tab = visit()
+    ask(tab)
+    nothing = {"certificate": "none", "bound": None, "mass": 0.0, "hypotheses": [], "tree": None}
+    answer(tab, json={"run": "verbs", "search": "beam", "answers": [nothing]})
+    tab.click("text=Search >> nth=0")
+    tab.wait_for_selector("text=The search found no output.")
+    assert tab.inner_text(STEPS) == "" and tab.locator("svg.matrix").count() == 0
+
+
+def test_an_output_is_looked_at_with_the_source_that_was_searched(visit: Visit) -> None:
+    tab = visit()
+    ask(tab)
+    tab.wait_for_selector("svg.matrix")
+    tab.evaluate("document.querySelector('[name=column-0]').value = 'trap'")
+    with tab.expect_request("**/api/attention") as attention, tab.expect_request("**/api/steps") as steps:
+        tab.check('.outputs input[type="radio"] >> nth=1', force=True)
+    for request in (attention, steps):
+        assert request.value.post_data_json["source"] == "scan\tV;PST"
+
+
+def test_a_prompt_may_be_empty(visit: Visit) -> None:
+    tab = visit({"task": "language", "columns": ["prompt"], "attention": []})
+    assert "It may be empty." in tab.inner_text("main")
+    with tab.expect_request("**/api/translate") as request:
+        tab.click("text=Search >> nth=0")
+    assert request.value.post_data_json["sources"] == [""]
+    tab = visit()
+    tab.click("text=Search >> nth=0")
+    tab.wait_for_selector("text=Type lemma and tags: nothing is searched without.")
+
+
+def test_outputs_that_are_possible_are_not_shown_as_impossible(visit: Visit) -> None:
+    tab = visit()
+    draws = [
+        {"text": text, "prob": 0.0, "log_prob": log, "support": [2], "num_attended": [1], "tokens": [4], "ended": True}
+        for text, log in (("one", -912.0), ("  ", -915.0))
+    ]
+    answer(tab, json={"run": "verbs", "search": "sample", "answers": [{"draws": draws}]})
+    ask(tab)
+    assert tab.locator(".outputs .prob").all_inner_texts() == ["8·10⁻³⁹⁷", "4·10⁻³⁹⁸"]
+    assert tab.locator(".outputs .words").all_inner_texts() == ["one", "␣␣"]
+    widths = tab.locator(".outputs .share").evaluate_all("all => all.map(one => parseFloat(one.style.width))")
+    assert widths == pytest.approx([100, 4.98], abs=0.01)
+
+
+def test_the_mistake_of_a_line_is_shown_as_it_is(visit: Visit) -> None:
+    tab = visit()
+    for number, text in enumerate(("scan", ";;")):
+        tab.fill(f'input[name="column-{number}"]', text)
+    tab.wait_for_selector(FAULT)
+    assert tab.inner_text(FAULT).startswith("sources:1: ")
