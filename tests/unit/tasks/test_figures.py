@@ -26,10 +26,10 @@ pytest.importorskip("matplotlib")
 
 
 def texts(figure: Any) -> set[str]:
-    """Everything that is written in a figure."""
+    """Everything that is written in a figure, each text on one line."""
     from matplotlib.text import Text
 
-    return {text.get_text() for text in figure.findobj(Text) if text.get_text()}
+    return {text.get_text().replace("\n", " ") for text in figure.findobj(Text) if text.get_text()}
 
 
 def run_of(folder: Path, data: dict[str, Any], model: dict[str, Any]) -> Run:
@@ -88,7 +88,7 @@ def test_pairs(tmp_path: Path, task: str) -> None:
     read = read_lines(run, lines, "in", gold=False)
     ((location, figure),) = figures(run, read, beam_size=3)
     assert location == len(lines) - 1 and "(end)" in texts(figure)
-    assert ({"a", "b", "c"} if task == "inflection" else {"ein", "▁Hut"}) <= texts(figure)
+    assert ({"a", "b", "c"} if task == "inflection" else {"ein", "Hut"}) <= texts(figure)
     save(figure, tmp_path / "figure.pdf")
 
 
@@ -173,7 +173,7 @@ def test_single_heads_are_drawn_with_their_own_weights(tmp_path: Path) -> None:
         run.model(batch.src, batch.src_lengths, tgt_in)
     ax = drawn["cross"].axes[0]
     alpha = attention.alphas()[1].item()
-    assert ax.get_title("left") == f"cross layer 1 head 2, alpha {alpha:.2f}"
+    assert ax.get_title("left").replace("\n", " ") == f"cross layer 1 head 2, alpha {alpha:.2f}"
     assert np.ma.filled(ax.images[0].get_array(), 0) == pytest.approx(record[0].numpy(), abs=1e-6)
     assert ax.get_yticklabels()[-1].get_text() == "(end)"
 

@@ -290,7 +290,7 @@ def test_values_above_zero_in_one_pass(monkeypatch: pytest.MonkeyPatch, tokens: 
     hidden, weight, bias, target = layer(tokens=tokens, d=33, classes=45)
     bias[3] = -torch.inf
     target = torch.where(target == 3, 4, target)
-    result = gpu_relu.relu_lists(hidden, weight, bias, target, alpha, 0.7, 1.0)
+    result = gpu_relu.alpha_relu_one_pass(hidden, weight, bias, target, alpha, 0.7, 1.0)
     assert result is not None
     loss, lists = result
     close(loss, exact(hidden, weight, bias, target, alpha, 0.7), 2e-6)
@@ -309,11 +309,11 @@ def test_too_many_values_and_broken_scores_are_noticed(monkeypatch: pytest.Monke
     count = int((F.linear(hidden, weight, bias)[target >= 0] * 0.5 > 0.7).sum())
     for room, fits in ((count, True), (count - 1, False), (0, False)):
         share = room / (TOKENS * CLASSES)
-        assert (gpu_relu.relu_lists(hidden, weight, bias, target, 1.5, 0.7, share) is not None) == fits
+        assert (gpu_relu.alpha_relu_one_pass(hidden, weight, bias, target, 1.5, 0.7, share) is not None) == fits
     for bad in (torch.nan, torch.inf):
         broken = bias.clone()
         broken[4] = bad
-        assert gpu_relu.relu_lists(hidden, weight, broken, target, 1.5, 0.7, 1.0) is None
+        assert gpu_relu.alpha_relu_one_pass(hidden, weight, broken, target, 1.5, 0.7, 1.0) is None
 
 
 @pytest.mark.usefixtures("triton", "small_chunks")
@@ -446,7 +446,7 @@ for dtype in (torch.bfloat16, torch.float32):
     for tokens, classes, entries in ((256, 1024, 4096), (1, 1000, 3001), (33, 1001, 2000)):
         hidden, weight = torch.zeros(tokens, 64, dtype=dtype), torch.zeros(classes, 64, dtype=dtype)
         target, scale = torch.zeros(tokens, dtype=torch.long), torch.zeros(tokens)
-        relu.relu_lists(hidden, weight, weight[:, 0].contiguous(), target, 1.25, 0.5, 1 / 128)
+        relu.alpha_relu_one_pass(hidden, weight, weight[:, 0].contiguous(), target, 1.25, 0.5, 1 / 128)
         zeros = torch.zeros(tokens + 1, dtype=torch.long), torch.zeros(entries).int(), torch.zeros(entries)
         some = lists.CsrRows(*zeros)
         lists.spmm(some, weight, scale=scale, minus=target, need_total=True, onto=hidden, factor=scale)
