@@ -51,17 +51,17 @@ def test_constants_are_those_of_the_header() -> None:
     assert re.search(r"constexpr int STATS = (\d+);", HEADER)[1] == str(structs.STATS)  # type: ignore[index]
     assert re.search(r"constexpr int PANEL_COLUMNS = (\d+);", HEADER)[1] == str(structs.PANEL_COLUMNS)  # type: ignore[index]
     columns = re.search(r"enum StateColumns {(.*?)}", HEADER)[1].replace(" ", "").split(",")  # type: ignore[index]
-    assert columns.index("PAST") == structs.PAST == len(columns) - 1
-    source, hand, past, values = (
+    assert columns.index("FIRST_ADDRESS") == structs.FIRST_ADDRESS == len(columns) - 1
+    source, prefixes, history, values = (
         re.search(rf"enum {name} {{(.*?)}}", HEADER)[1].lower().replace(" ", "").split(",")[:-1]  # type: ignore[index]
-        for name in ("BeamSource", "BeamHand", "BeamPast", "BeamValues")
+        for name in ("BeamSource", "PrefixColumns", "HistoryColumns", "HistoryValues")
     )
-    assert (tuple(source), tuple(hand), tuple(values)) == (
+    assert (tuple(source), tuple(prefixes), tuple(values)) == (
         structs.BEAM_SOURCE,
-        structs.BEAM_HAND,
-        structs.BEAM_VALUES,
+        structs.PREFIX_COLUMNS,
+        structs.HISTORY_VALUES,
     )
-    assert (*hand, past[0].removesuffix("=hand"), *past[1:]) == structs.BEAM_PAST
+    assert (*prefixes, history[0].removesuffix("=prefix_columns"), *history[1:]) == structs.HISTORY_COLUMNS
     names = re.search(r"enum Storage {(.*?)}", HEADER)[1].replace(" ", "").split(",")  # type: ignore[index]
     dtypes = {"F32": torch.float32, "F64": torch.float64, "BF16": torch.bfloat16, "F16": torch.float16}
     assert {dtypes[name.removeprefix("STORE_")]: number for number, name in enumerate(names)} == cpu.STORAGE

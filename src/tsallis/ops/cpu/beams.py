@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tsallis.ops.arguments import BeamLimits, BeamOptions, BeamOutcome, BestSymbols
 from tsallis.ops.cpu import call_beam, call_begin, point_to
-from tsallis.ops.cpu.structs import BEAM_HAND, BEAM_PAST, BEAM_SOURCE, BEAM_VALUES, NUMBER, Beam
+from tsallis.ops.cpu.structs import BEAM_SOURCE, HISTORY_COLUMNS, HISTORY_VALUES, NUMBER, PREFIX_COLUMNS, Beam
 
 STEPS_AT_ONCE = 16  # of full beams: memory for so many is allocated together
 
@@ -30,18 +30,18 @@ class Beams:
     def __init__(self, limits: Sequence[BeamLimits], options: BeamOptions, token: int) -> None:
         sources, longest = len(limits), max(len(own.prefix) for own in limits)
         self.size, self.steps = options.size, max(own.steps for own in limits)
-        self.capacity = sources * options.size  # of prefixes at hand
+        self.capacity = sources * options.size  # of current prefixes
         self._source_row = len(BEAM_SOURCE) + longest
         self._sources = array("q")
         for own in limits:
             self._sources.extend((own.steps, own.free_from, 0, 0, 0, *own.prefix))
             self._sources.extend([-1] * (longest - len(own.prefix)))
         self._score_row = 1 + max(options.wanted, options.noted)
-        # Columns of the hand, log-probabilities and scores. Most of a large beam is never written.
-        columns = len(BEAM_HAND) + 1
+        # Columns of prefixes, log-probabilities and scores. Most of a large beam is never written.
+        columns = len(PREFIX_COLUMNS) + 1
         self._memory = torch.empty(columns * self.capacity + sources * self._score_row, dtype=torch.int64, device="cpu")
-        hand = self._memory.data_ptr()
-        self._past: list[tuple[Tensor, int]] = []  # rows of earlier steps, by columns, and how many there is room for
+        prefixes = self._memory.data_ptr()
+        self._history: list[tuple[Tensor, int]] = []  # rows of earlier steps, by columns, and their room
         self._used: list[int] = []  # how many there were of each of these when the next was allocated
         self._first = 0  # the number of the first row of the step before
         self.call = Beam(
@@ -49,10 +49,10 @@ class Beams:
             **options._asdict(),
             source=self._sources.buffer_info()[0],
             source_row=self._source_row,
-            score=hand + columns * self.capacity * NUMBER,
+            score=prefixes + columns * self.capacity * NUMBER,
             capacity=self.capacity,
-            hand=hand,
-            log_prob=hand + len(BEAM_HAND) * self.capacity * NUMBER,
+            prefixes=prefixes,
+            log_prob=prefixes + len(PREFIX_COLUMNS) * self.capacity * NUMBER,
         )
         call_begin(self.call, token)
 
@@ -65,7 +65,7 @@ class Beams:
         return self._hand("parent") - self._first
 
     def _hand(self, column: str) -> Tensor:
-        first = BEAM_HAND.index(column) * self.capacity
+        first = PREFIX_COLUMNS.index(column) * self.capacity
         return self._memory[first : first + self.call.rows]
 
     def forced(self) -> Tensor | None:
@@ -99,21 +99,21 @@ class Beams:
         rows = int(call.rows)
         room = min(rows * self.size, self.capacity) * STEPS_AT_ONCE
         room = max(rows, room if most is None else min(room, most))
-        past = torch.empty((len(BEAM_PAST) + len(BEAM_VALUES)) * room, dtype=torch.int64, device="cpu")
+        history = torch.empty((len(HISTORY_COLUMNS) + len(HISTORY_VALUES)) * room, dtype=torch.int64, device="cpu")
         self._used.append(call.used)
-        self._past.append((past, room))
+        self._history.append((history, room))
         call.base, call.used, call.room = call.base + call.used, 0, room
-        call.past, call.past_value = past.data_ptr(), past.data_ptr() + len(BEAM_PAST) * room * NUMBER
+        call.history, call.history_value = history.data_ptr(), history.data_ptr() + len(HISTORY_COLUMNS) * room * NUMBER
         return room
 
     def outcome(self) -> BeamOutcome:
         """Return what the search has found so far."""
         call = self.call
-        rows: list[list[Any]] = [[] for _ in (*BEAM_PAST, *BEAM_VALUES)]
-        for (past, room), used in zip(self._past, (*self._used[1:], call.used), strict=True):
+        rows: list[list[Any]] = [[] for _ in (*HISTORY_COLUMNS, *HISTORY_VALUES)]
+        for (history, room), used in zip(self._history, (*self._used[1:], call.used), strict=True):
             for number, column in enumerate(rows):
-                kind = "q" if number < len(BEAM_PAST) else "d"
-                column += _read(past.data_ptr() + number * room * NUMBER, used, kind)
+                kind = "q" if number < len(HISTORY_COLUMNS) else "d"
+                column += _read(history.data_ptr() + number * room * NUMBER, used, kind)
         tokens, parents, owners, support, attended, _, totals = rows
         ends: list[list[tuple[float, int]]] = [[] for _ in range(call.sources)]
         for row, (total, owner) in enumerate(zip(totals, owners, strict=True)):

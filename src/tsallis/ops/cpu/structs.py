@@ -165,11 +165,11 @@ class Beam(ctypes.Structure):
         ("source_row", c_int64),
         ("score", c_void_p),
         *((name, c_int64) for name in ("length", "rows", "capacity")),
-        ("hand", c_void_p),
+        ("prefixes", c_void_p),
         ("log_prob", c_void_p),
         *((name, c_int64) for name in ("base", "used", "room")),
-        ("past", c_void_p),
-        ("past_value", c_void_p),
+        ("history", c_void_p),
+        ("history_value", c_void_p),
         ("nan_source", c_int64),
         ("rank", Rank),
         ("attended", c_void_p),
@@ -210,13 +210,13 @@ CALLS: dict[str, type[ctypes.Structure]] = {
 }
 
 PANEL_COLUMNS = 32  # of packed weights
-# The columns of a beam search's memory: of sources, of prefixes at hand, of rows of earlier steps, and these in double.
+# The columns of a beam search's memory: of sources, of current prefixes, of rows of earlier steps, and these in double.
 BEAM_SOURCE = ("steps", "free_from", "rows", "costs", "gave_up")  # and then the symbols that must come
-BEAM_HAND = ("token", "parent", "owner")
-BEAM_PAST = (*BEAM_HAND, "support", "attended")
-BEAM_VALUES = ("log_prob", "end")
+PREFIX_COLUMNS = ("token", "parent", "owner")
+HISTORY_COLUMNS = (*PREFIX_COLUMNS, "support", "attended")
+HISTORY_VALUES = ("log_prob", "end")
 NUMBER = 8  # bytes of a number in any of them
-PAST = 3  # columns of a row's decoder state before the addresses of what it has read
+FIRST_ADDRESS = 3  # columns of a row's decoder state before the addresses of what it has read
 STATS = 5  # numbers a row that a loss keeps: maximum, threshold (coarse and fine), 1 / mass, support size
 
 

@@ -18,7 +18,7 @@ from tsallis.ops.arguments import AttentionWeights, DecoderResult, LayerWeights,
 from tsallis.ops.cpu import allocate_best, call_decoder, call_encoder, call_project, call_search, point_to, rank_fields
 from tsallis.ops.cpu.beams import Beams
 from tsallis.ops.cpu.huge_pages import gather
-from tsallis.ops.cpu.structs import NUMBER, PANEL_COLUMNS, PAST, Decoder, Encoder, Project, Search
+from tsallis.ops.cpu.structs import FIRST_ADDRESS, NUMBER, PANEL_COLUMNS, Decoder, Encoder, Project, Search
 
 CACHE_NUMBERS = 1 << 23  # of the keys and values of a search that are allocated together, unless a step has more
 BEST_NUMBERS = 1 << 22  # the most best symbols of a step, and the most steps, of a search that is one call
@@ -116,7 +116,7 @@ class CompiledDecoder(_Stack):
         self._template = Decoder(**self._fields, rank=rank_fields(self.symbols, output.alpha, output.tau))
 
     def project(self, states: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a row's state for each source [sources, PAST], and the memory that it names.
+        """Return a row's state for each source [sources, FIRST_ADDRESS], and the memory that it names.
 
         Args:
             states: [sources, width, d]
@@ -125,7 +125,7 @@ class CompiledDecoder(_Stack):
         states, lengths = states.contiguous(), lengths.to(torch.int64).contiguous()
         sources, width, _ = states.shape
         memory = torch.empty(sources * width, self._source_columns, dtype=torch.float32, device="cpu")
-        rows = torch.empty(sources, PAST, dtype=torch.int64, device="cpu")
+        rows = torch.empty(sources, FIRST_ADDRESS, dtype=torch.int64, device="cpu")
         weights, bias = self._source_weights
         call = Project(
             *(sources, width, self.d, self._source_columns),

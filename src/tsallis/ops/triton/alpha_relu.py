@@ -67,7 +67,7 @@ def _append_positive(
     BIAS: tl.constexpr,
     MODE: tl.constexpr,
     PRECISION: tl.constexpr,
-    WIDEN: tl.constexpr,
+    UPCAST: tl.constexpr,
     EVEN: tl.constexpr,  # whether BLOCK_K divides the size
     BLOCK_T: tl.constexpr,
     BLOCK_C: tl.constexpr,
@@ -100,7 +100,7 @@ def _append_positive(
         else:
             h = tl.load(hidden, mask=(k + dims < size)[None, :], other=0.0)
             w = tl.load(weight, mask=(k + dims < size)[:, None], other=0.0)
-        if WIDEN:
+        if UPCAST:
             h = h.to(tl.float32)
             w = w.to(tl.float32)
         scores = tl.dot(h, w, scores, input_precision=PRECISION)
@@ -200,7 +200,7 @@ def alpha_relu_one_pass(
         tau=tau,
         BIAS=bias is not None,
         PRECISION=precision(hidden.dtype),
-        WIDEN=interpreted() and hidden.dtype != torch.float32,
+        UPCAST=interpreted() and hidden.dtype != torch.float32,
         EVEN=size % tile.sizes == 0,
         BLOCK_T=tile.tokens,
         BLOCK_C=tile.classes,

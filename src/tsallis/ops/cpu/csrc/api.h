@@ -205,7 +205,7 @@ struct DecoderCall {
 };
 // Of a row's source: the address of its first symbol, which the others follow, and how many it has;
 // how many symbols the row has read; where the addresses of these begin.
-enum StateColumns { SOURCE, SOURCE_LENGTH, READ, PAST };
+enum StateColumns { SOURCE, SOURCE_LENGTH, READ, FIRST_ADDRESS };
 // A Transformer's encoder of the same kind, over sources [batch, width] of so many symbols each.
 struct EncoderCall {
     int64_t batch, width, layers, d, hidden, heads;
@@ -227,7 +227,7 @@ struct ProjectCall {
     const void* states;                // [batch, width, d]
     const int64_t* lengths;            // [batch]
     void* source;                      // [symbols of all sources, columns]
-    int64_t* state;                    // [batch, PAST]: StateColumns
+    int64_t* state;                    // [batch, FIRST_ADDRESS]: StateColumns
 };
 constexpr int PANEL_COLUMNS = 32;
 
@@ -244,22 +244,23 @@ struct BeamCall {
     int64_t source_row;
     double* score;  // [sources, 1 + max(wanted, noted)]: the log-probability of the best prefix
                     // dropped, then the best outputs' scores, negative, in order
-    int64_t length, rows, capacity;  // of the prefixes at hand: tokens, number, most
-    int64_t* hand;                   // [HAND, capacity]: the prefixes at hand
+    int64_t length, rows, capacity;  // of current prefixes: tokens, number, most
+    int64_t* prefixes;               // [PREFIX_COLUMNS, capacity]: the current prefixes
     double* log_prob;                // [capacity]
     int64_t base, used, room;        // rows of earlier steps: before this memory, in it, its room
-    int64_t* past;                   // [PAST_ROWS, room]
-    double* past_value;              // [PAST_VALUES, room]
+    int64_t* history;                // [HISTORY_COLUMNS, room]
+    double* history_value;           // [HISTORY_VALUES, room]
     int64_t nan_source;              // the first source whose probabilities are NaN, or -1
     RankCall rank;                   // the results of a step
     const int64_t* attended;         // [rows], of the step
 };
-// Of a source: the steps of its longest output, the length that ends may follow; then its prefixes
-// at hand, outputs' scores, whether a prefix was dropped.
+// Of a source: the steps of its longest output, the length that ends may follow; then its current
+// prefixes, outputs' scores, whether a prefix was dropped.
 enum BeamSource { STEPS, FREE_FROM, ROWS, COSTS, GAVE_UP, FORCED };
-enum BeamHand { TOKEN, PARENT, OWNER, HAND };
-enum BeamPast { SUPPORT = HAND, ATTENDED, PAST_ROWS };  // behind the columns of the hand
-enum BeamValues { LOG_PROB, END, PAST_VALUES };         // END: -inf where no output is noted
+enum PrefixColumns { TOKEN, PARENT, OWNER, PREFIX_COLUMNS };
+// Of a row of an earlier step: its columns as a prefix, then these.
+enum HistoryColumns { SUPPORT = PREFIX_COLUMNS, ATTENDED, HISTORY_COLUMNS };
+enum HistoryValues { LOG_PROB, END, HISTORY_VALUES };  // END: -inf where no output is noted
 
 // A beam search by a Transformer's decoder: steps until no prefix is left, or no room.
 struct SearchCall {

@@ -29,10 +29,10 @@ class Beams {
     // Give every source its first prefix, a token.
     void begin(int64_t token) const {
         for (int64_t s = 0; s < call.sources; s++) {
-            int64_t *hand = call.hand + s, *source = source_of(s);
-            hand[TOKEN * call.capacity] = token;
-            hand[PARENT * call.capacity] = -1;
-            hand[OWNER * call.capacity] = s;
+            int64_t *prefix = call.prefixes + s, *source = source_of(s);
+            prefix[TOKEN * call.capacity] = token;
+            prefix[PARENT * call.capacity] = -1;
+            prefix[OWNER * call.capacity] = s;
             call.log_prob[s] = 0;
             source[ROWS] = 1, source[COSTS] = source[GAVE_UP] = 0;
             std::fill_n(&bound(s), 1 + most_costs, -INFINITY);
@@ -42,18 +42,18 @@ class Beams {
     }
 
     bool fit() const { return call.used + call.rows <= call.room; }
-    const int64_t* tokens() const { return call.hand; }
-    // Where the prefixes at hand come from, among the rows of the step before, the first of which
+    const int64_t* tokens() const { return call.prefixes; }
+    // Where the current prefixes come from, among the rows of the step before, the first of which
     // has this number.
     int64_t parent(int64_t row, int64_t first) const {
-        return call.hand[PARENT * call.capacity + row] - first;
+        return call.prefixes[PARENT * call.capacity + row] - first;
     }
 
     // Write the symbols that must follow the prefixes, -1 where any may; tell whether there are
     // any.
     bool write_forced(int64_t* only) const {
         if (FORCED + call.length >= call.source_row) return false;
-        const int64_t* owner = call.hand + OWNER * call.capacity;
+        const int64_t* owner = call.prefixes + OWNER * call.capacity;
         for (int64_t r = 0; r < call.rows; r++) only[r] = source_of(owner[r])[FORCED + call.length];
         return true;
     }
@@ -63,7 +63,7 @@ class Beams {
         call.nan_source = find_nan(step);
         if (call.nan_source >= 0) return;
         record(step, attended);
-        const int64_t* owner = past(OWNER);
+        const int64_t* owner = history(OWNER);
         const int64_t rows = call.rows;
         int64_t next = 0;
         for (int64_t row = 0, end; row < rows; row = end) {
@@ -83,8 +83,10 @@ class Beams {
     std::vector<Candidate> best;    // of a source, in order
     std::vector<double> best_ends;  // costs of a source's endings, in order
 
-    int64_t* past(int64_t column) const { return call.past + column * call.room + call.used; }
-    double* value(int64_t column) const { return call.past_value + column * call.room + call.used; }
+    int64_t* history(int64_t column) const { return call.history + column * call.room + call.used; }
+    double* value(int64_t column) const {
+        return call.history_value + column * call.room + call.used;
+    }
     int64_t* source_of(int64_t source) const { return call.source + source * call.source_row; }
     double& bound(int64_t source) const { return call.score[source * (1 + most_costs)]; }
     double* costs(int64_t source) const { return &bound(source) + 1; }
@@ -92,7 +94,7 @@ class Beams {
     int64_t find_nan(const RankCall& step) const {
         int64_t least = -1;
         for (int64_t r = 0; r < call.rows; r++) {
-            const int64_t source = call.hand[OWNER * call.capacity + r];
+            const int64_t source = call.prefixes[OWNER * call.capacity + r];
             if (std::isnan(((const double*)step.mass)[r]) && (least < 0 || source < least))
                 least = source;
         }
@@ -101,10 +103,10 @@ class Beams {
 
     void record(const RankCall& step, const int64_t* attended) const {
         const size_t bytes = (size_t)call.rows * 8;
-        for (int64_t column = 0; column < HAND; column++)
-            std::memcpy(past(column), call.hand + column * call.capacity, bytes);
-        std::memcpy(past(SUPPORT), step.support, bytes);
-        std::memcpy(past(ATTENDED), attended, bytes);
+        for (int64_t column = 0; column < PREFIX_COLUMNS; column++)
+            std::memcpy(history(column), call.prefixes + column * call.capacity, bytes);
+        std::memcpy(history(SUPPORT), step.support, bytes);
+        std::memcpy(history(ATTENDED), attended, bytes);
         std::memcpy(value(LOG_PROB), call.log_prob, bytes);
         std::memcpy(value(END), step.ends, bytes);
     }
@@ -168,10 +170,10 @@ class Beams {
         if (source_of(source)[GAVE_UP] && call.normalized) chosen = shrink(source, chosen);
         for (int64_t k = 0; k < chosen; k++) {
             const Candidate& one = best[(size_t)k];
-            int64_t* hand = call.hand + next + k;
-            hand[TOKEN * call.capacity] = one.symbol;
-            hand[PARENT * call.capacity] = call.base + call.used + one.row;
-            hand[OWNER * call.capacity] = source;
+            int64_t* prefix = call.prefixes + next + k;
+            prefix[TOKEN * call.capacity] = one.symbol;
+            prefix[PARENT * call.capacity] = call.base + call.used + one.row;
+            prefix[OWNER * call.capacity] = source;
             call.log_prob[next + k] = -one.cost;
         }
         source_of(source)[ROWS] = chosen;

@@ -57,7 +57,7 @@ class DecoderRows : TransformerRows {
             int64_t* next = call.next_state + (begin + r) * (call.state_row + 1);
             std::memcpy(next, state(r), (size_t)call.state_row * sizeof(int64_t));
             next[call.state_row] = 0;
-            next[PAST + next[READ]++] = (int64_t)cache(r);
+            next[FIRST_ADDRESS + next[READ]++] = (int64_t)cache(r);
         }
     }
 
@@ -70,7 +70,7 @@ class DecoderRows : TransformerRows {
             table, w.own_alphas, [&](int64_t r) { return state(r)[READ] + 1; },
             [&](int64_t r, int64_t keys, const float** to) {
                 for (int64_t j = 0; j < keys - 1; j++)
-                    to[j] = (const float*)state(r)[PAST + j] + n * symbol;
+                    to[j] = (const float*)state(r)[FIRST_ADDRESS + j] + n * symbol;
                 to[keys - 1] = cache(r) + n * symbol;
             },
             [](int64_t, int64_t, int64_t) {});

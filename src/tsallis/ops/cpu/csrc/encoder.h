@@ -95,7 +95,7 @@ void project_sources(const ProjectCall& call, int64_t first, int64_t last) {
     for (int64_t s = 0; s < first; s++) before += call.lengths[s];
     float* source = (float*)call.source + before * call.columns;
     for (int64_t s = first; s < last; rows += call.lengths[s++]) {
-        int64_t* state = call.state + s * PAST;
+        int64_t* state = call.state + s * FIRST_ADDRESS;
         state[SOURCE] = (int64_t)(source + rows * call.columns);
         state[SOURCE_LENGTH] = call.lengths[s], state[READ] = 0;
     }

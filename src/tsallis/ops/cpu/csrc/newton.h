@@ -358,10 +358,10 @@ INLINE Sums<T> approx_sums(const T* x, int64_t n, int64_t step, T t, const Alpha
         }
         return total;
     }
-    const T bend = f.fraction * (f.fraction - 1) / 2;
+    const T quadratic = f.fraction * (f.fraction - 1) / 2;
     for (int64_t i = 0; i < n; i += step) {
         Vec<T> u = positive_part(load(x + i * N) - (t - 1)), low = u - (T)1,
-               rest = (low * bend + f.fraction) * low + (T)1, q;
+               rest = (low * quadratic + f.fraction) * low + (T)1, q;
         if (f.n == 1) {
             q = u > 0 ? rest : Vec<T>{};
         } else {

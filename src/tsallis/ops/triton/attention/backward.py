@@ -75,7 +75,7 @@ def backward_query(
     LENGTHS: tl.constexpr,
     DROPOUT: tl.constexpr,
     PRECISION: tl.constexpr,
-    WIDEN: tl.constexpr,
+    UPCAST: tl.constexpr,
     TINY: tl.constexpr,
     HAS_LISTS: tl.constexpr,
     NEED_ALPHA: tl.constexpr,
@@ -125,14 +125,14 @@ def backward_query(
         columns = (j * BLOCK_K + lanes)[None, :]
         x, p, w, _, dp = recompute_tile(
             q, k, do, v, rows[:, None], columns, queries, key_end, top[:, None], threshold[:, None], eps, scale,
-            head_index, bias, random, MODE, MASK, CAUSAL, SLOPES, DROPOUT, PRECISION, WIDEN,
+            head_index, bias, random, MODE, MASK, CAUSAL, SLOPES, DROPOUT, PRECISION, UPCAST,
         )  # fmt: skip
         dp -= shift[:, None]
         w_dp = w * dp
         sum_w += tl.sum(w, 1)
         sum_w_dp += tl.sum(w_dp, 1)
-        sum_w_dp_k += dot(w_dp.to(k.dtype), k, PRECISION, WIDEN)
-        sum_w_k += dot(w.to(k.dtype), k, PRECISION, WIDEN)
+        sum_w_dp_k += dot(w_dp.to(k.dtype), k, PRECISION, UPCAST)
+        sum_w_k += dot(w.to(k.dtype), k, PRECISION, UPCAST)
         if NEED_ALPHA:
             psi = alpha_curvature(x, p, w, eps)
             sum_psi += tl.sum(psi, 1)
@@ -221,7 +221,7 @@ def backward_key(
     LENGTHS: tl.constexpr,
     DROPOUT: tl.constexpr,
     PRECISION: tl.constexpr,
-    WIDEN: tl.constexpr,
+    UPCAST: tl.constexpr,
     TINY: tl.constexpr,
     HAS_LISTS: tl.constexpr,
 ) -> None:
@@ -269,11 +269,11 @@ def backward_key(
             # All transposed [BLOCK_K, BLOCK_Q]: the products below need the weights in registers so.
             _, _, w, dropped, dp = recompute_tile(
                 k, q, v, do, rows[None, :], columns, queries, key_end, top[None, :], threshold[None, :], eps, scale,
-                head_index, bias, random, MODE, MASK, CAUSAL, SLOPES, DROPOUT, PRECISION, WIDEN,
+                head_index, bias, random, MODE, MASK, CAUSAL, SLOPES, DROPOUT, PRECISION, UPCAST,
             )  # fmt: skip
-            dv += dot(dropped.to(do.dtype), do, PRECISION, WIDEN)
+            dv += dot(dropped.to(do.dtype), do, PRECISION, UPCAST)
             ds = w * (dp - mean)
-            dk += dot(ds.to(q.dtype), q, PRECISION, WIDEN)
+            dk += dot(ds.to(q.dtype), q, PRECISION, UPCAST)
     head_index = batch.to(tl.int64) * key_heads + key_head
     store(key_grad + head_index * keys * SIZE, start, keys, dk * scale, BLOCK_K, SIZE, PADDED)
     store(value_grad + head_index * keys * VALUE_SIZE, start, keys, dv, BLOCK_K, VALUE_SIZE, VALUE_PADDED)
@@ -327,7 +327,7 @@ def backward_mask(
     LENGTHS: tl.constexpr,
     DROPOUT: tl.constexpr,
     PRECISION: tl.constexpr,
-    WIDEN: tl.constexpr,
+    UPCAST: tl.constexpr,
     TINY: tl.constexpr,
     HAS_LISTS: tl.constexpr,
     ONE_ROW: tl.constexpr,
@@ -367,7 +367,7 @@ def backward_mask(
         columns = j * BLOCK_K + lanes
         _, _, w, _, dp = recompute_tile(
             q, k, do, v, rows[:, None], columns[None, :], queries, key_end, top[:, None], threshold[:, None], eps,
-            scale, head_index, bias, random, MODE, MASK, CAUSAL, SLOPES, DROPOUT, PRECISION, WIDEN,
+            scale, head_index, bias, random, MODE, MASK, CAUSAL, SLOPES, DROPOUT, PRECISION, UPCAST,
         )  # fmt: skip
         ds = w * (dp - mean[:, None])
         row_at = mask_grad + rows.to(tl.int64) * mask_grad_strides[2]

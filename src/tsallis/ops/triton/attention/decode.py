@@ -74,7 +74,7 @@ def decode_scores(
     SLOPES: tl.constexpr,
     LENGTHS: tl.constexpr,
     PRECISION: tl.constexpr,
-    WIDEN: tl.constexpr,
+    UPCAST: tl.constexpr,
     TINY: tl.constexpr,
 ) -> None:
     splits, key_heads = tl.num_programs(0), tl.num_programs(1)
@@ -103,7 +103,7 @@ def decode_scores(
         start = first + number * BLOCK_K
         k = load(key, start, key_strides[2], key_end, BLOCK_K, SIZE, PADDED)
         columns = (start + lanes)[None, :]
-        s = score(q, k, rows[:, None], columns, queries, key_end, scale, bias, MASK, CAUSAL, SLOPES, PRECISION, WIDEN)
+        s = score(q, k, rows[:, None], columns, queries, key_end, scale, bias, MASK, CAUSAL, SLOPES, PRECISION, UPCAST)
         tl.store(scores + row_index[:, None] * keys + columns, s, mask=valid[:, None] & (columns < key_end))
         largest = tl.maximum(largest, s, propagate_nan=tl.PropagateNan.ALL)
     low = raise_lower_bound(largest, tl.full((ROWS,), float("-inf"), tl.float32), eps, eps[:, None], MODE)
@@ -223,7 +223,7 @@ def decode_output(
     MODE: tl.constexpr,
     LENGTHS: tl.constexpr,
     PRECISION: tl.constexpr,
-    WIDEN: tl.constexpr,
+    UPCAST: tl.constexpr,
     TINY: tl.constexpr,
 ) -> None:
     splits, key_heads = tl.num_programs(0), tl.num_programs(1)
@@ -251,7 +251,7 @@ def decode_output(
         p, _ = entmax_weights(s - top - threshold, eps[:, None], MODE)
         if tl.max(tl.where(p == 0.0, 0, 1)) > 0:  # NaN counts
             v = load(value, start, value_strides[2], key_end, BLOCK_K, VALUE_SIZE, VALUE_PADDED)
-            out += dot(p.to(v.dtype), v, PRECISION, WIDEN)
+            out += dot(p.to(v.dtype), v, PRECISION, UPCAST)
     sizes = tl.arange(0, VALUE_PADDED)
     at = partial + (row_index * splits + split)[:, None] * VALUE_SIZE + sizes[None, :]
     tl.store(at, (out / mass).to(partial.dtype.element_ty), mask=valid[:, None] & (sizes < VALUE_SIZE)[None, :])

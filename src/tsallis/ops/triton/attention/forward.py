@@ -69,7 +69,7 @@ def forward(
     LENGTHS: tl.constexpr,
     DROPOUT: tl.constexpr,
     PRECISION: tl.constexpr,
-    WIDEN: tl.constexpr,
+    UPCAST: tl.constexpr,
     TINY: tl.constexpr,
     LIMIT: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -113,7 +113,7 @@ def forward(
         j = end - 1 - number  # a causal row's nearest keys first
         k = load(key, j * BLOCK_K, key_strides[2], key_end, BLOCK_K, SIZE, PADDED)
         columns = (j * BLOCK_K + lanes)[None, :]
-        s = score(q, k, rows[:, None], columns, queries, key_end, scale, bias, MASK, CAUSAL, SLOPES, PRECISION, WIDEN)
+        s = score(q, k, rows[:, None], columns, queries, key_end, scale, bias, MASK, CAUSAL, SLOPES, PRECISION, UPCAST)
         largest = tl.maximum(largest, s, propagate_nan=tl.PropagateNan.ALL)
         tl.store(block_list + count, j)
         count += tl.max(tl.where(s <= bound[:, None], 0, 1))  # NaN counts
@@ -138,7 +138,7 @@ def forward(
             k = load(key, j * BLOCK_K, key_strides[2], key_end, BLOCK_K, SIZE, PADDED)
             columns = (j * BLOCK_K + lanes)[None, :]
             s = score(
-                q, k, rows[:, None], columns, queries, key_end, scale, bias, MASK, CAUSAL, SLOPES, PRECISION, WIDEN
+                q, k, rows[:, None], columns, queries, key_end, scale, bias, MASK, CAUSAL, SLOPES, PRECISION, UPCAST
             )
             x = s - top[:, None]
             p, w = entmax_weights(x - threshold[:, None], eps, MODE)
@@ -166,7 +166,7 @@ def forward(
         k = load(key, j * BLOCK_K, key_strides[2], key_end, BLOCK_K, SIZE, PADDED)
         v = load(value, j * BLOCK_K, value_strides[2], key_end, BLOCK_K, VALUE_SIZE, VALUE_PADDED)
         columns = (j * BLOCK_K + lanes)[None, :]
-        s = score(q, k, rows[:, None], columns, queries, key_end, scale, bias, MASK, CAUSAL, SLOPES, PRECISION, WIDEN)
+        s = score(q, k, rows[:, None], columns, queries, key_end, scale, bias, MASK, CAUSAL, SLOPES, PRECISION, UPCAST)
         p, w = entmax_weights(s - top[:, None] - threshold[:, None], eps, MODE)
         F += tl.sum(p, 1)
         G += tl.sum(w, 1)
@@ -177,7 +177,7 @@ def forward(
         remaining += has_support
         if DROPOUT:
             p *= dropout_factor(rows[:, None], columns, head_index, random)
-        out += dot(p.to(v.dtype), v, PRECISION, WIDEN)
+        out += dot(p.to(v.dtype), v, PRECISION, UPCAST)
     out /= tl.where(F > 0.0, F, 1.0)[:, None]
     out = tl.where(not_finite[:, None], float("nan"), out)
     store(output + head_index * queries * VALUE_SIZE, start, queries, out, BLOCK_Q, VALUE_SIZE, VALUE_PADDED)

@@ -66,7 +66,7 @@ def forward_short(
     LENGTHS: tl.constexpr,
     DROPOUT: tl.constexpr,
     PRECISION: tl.constexpr,
-    WIDEN: tl.constexpr,
+    UPCAST: tl.constexpr,
     TINY: tl.constexpr,
     LIMIT: tl.constexpr,
 ) -> None:
@@ -89,7 +89,7 @@ def forward_short(
         first = zero + part * BLOCK_K
         k = load(key, first, key_strides[2], end, BLOCK_K, SIZE, PADDED)
         columns = (first + lanes)[None, :]
-        s = score(q, k, rows[:, None], columns, queries, key_end, scale, bias, MASK, CAUSAL, SLOPES, PRECISION, WIDEN)
+        s = score(q, k, rows[:, None], columns, queries, key_end, scale, bias, MASK, CAUSAL, SLOPES, PRECISION, UPCAST)
         tiles = tiles + (s,)  # type: ignore[assignment]  # noqa: RUF005
         largest = tl.maximum(largest, s, propagate_nan=tl.PropagateNan.ALL)
     low = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
@@ -128,7 +128,7 @@ def forward_short(
         support_size += tl.sum(tl.where(p > 0.0, 1, 0), 1)
         if DROPOUT:
             p *= dropout_factor(rows[:, None], (first + lanes)[None, :], head_index, random)
-        out += dot(p.to(v.dtype), v, PRECISION, WIDEN)
+        out += dot(p.to(v.dtype), v, PRECISION, UPCAST)
     out /= tl.where(F > 0.0, F, 1.0)[:, None]
     out = tl.where(not_finite[:, None], float("nan"), out)
     store(output + head_index * queries * VALUE_SIZE, start, queries, out, BLOCK_Q, VALUE_SIZE, VALUE_PADDED)

@@ -205,7 +205,7 @@ class Launch:
             "LENGTHS": lengths is not None,
             "DROPOUT": args.dropout > 0,
             "PRECISION": precision(query.dtype),
-            "WIDEN": interpreted() and query.dtype != torch.float32,
+            "UPCAST": interpreted() and query.dtype != torch.float32,
             "TINY": TINY_EPS,
             **random_numbers(args),
         }

@@ -32,9 +32,9 @@ attention_kernel = kernel(
 
 
 @attention_kernel
-def dot(a: tl.tensor, b: tl.tensor, PRECISION: tl.constexpr, WIDEN: tl.constexpr) -> Any:
+def dot(a: tl.tensor, b: tl.tensor, PRECISION: tl.constexpr, UPCAST: tl.constexpr) -> Any:
     """Multiply matrices, with sums in float32."""
-    if WIDEN:  # the interpreter multiplies halves wrongly
+    if UPCAST:  # the interpreter multiplies halves wrongly
         a = a.to(tl.float32)
         b = b.to(tl.float32)
     return tl.dot(a, b, input_precision=PRECISION)
@@ -257,13 +257,13 @@ def score(
     CAUSAL: tl.constexpr,
     SLOPES: tl.constexpr,
     PRECISION: tl.constexpr,
-    WIDEN: tl.constexpr,
+    UPCAST: tl.constexpr,
 ) -> Any:
     """Score `a` [M, PADDED] against `b` [N, PADDED]: -inf where a query (of `rows`) doesn't see a key (of `columns`).
 
     Queries come first and rows are [M, 1], columns [1, N]; or keys come first, and all is transposed.
     """
-    scores = dot(a, tl.trans(b), PRECISION, WIDEN) * scale
+    scores = dot(a, tl.trans(b), PRECISION, UPCAST) * scale
     visible = (rows < queries) & (columns < key_end)
     if CAUSAL:
         visible = visible & (columns <= rows + bias[4])
@@ -301,17 +301,17 @@ def recompute_tile(
     SLOPES: tl.constexpr,
     DROPOUT: tl.constexpr,
     PRECISION: tl.constexpr,
-    WIDEN: tl.constexpr,
+    UPCAST: tl.constexpr,
 ) -> Any:
     """Return scores less their thresholds, weights, `p^(2 - alpha)`, weights after dropout, and the weights' gradients.
 
     `a` are queries, `b` keys, `c` gradients of the output, `d` values; or `a` keys, `b` queries, `c` values, `d`
     gradients, and all is transposed.
     """
-    s = score(a, b, rows, columns, queries, key_end, scale, bias, MASK, CAUSAL, SLOPES, PRECISION, WIDEN)
+    s = score(a, b, rows, columns, queries, key_end, scale, bias, MASK, CAUSAL, SLOPES, PRECISION, UPCAST)
     x = s - top - threshold
     p, w = entmax_weights(x, eps, MODE)
-    dp = dot(c, tl.trans(d), PRECISION, WIDEN)
+    dp = dot(c, tl.trans(d), PRECISION, UPCAST)
     dropped = p
     if DROPOUT:
         factor = dropout_factor(rows, columns, head_index, random)
