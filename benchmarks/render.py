@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = Path(__file__).with_name("pages")
 RESULTS = Path(__file__).with_name("results")
 FIGURE = re.compile(r"\{(?:(?P<of>mean|min|max|count) )?(?P<file>[\w./,-]+?\.(?:csv|jsonl|json))(?P<rest>[^{}]*)\}")
-SEVERAL = re.compile(r"(?P<stem>.*?)(?P<numbers>\d+(?:,\d+)+)(?P<end>\.json)")
+SEVERAL = re.compile(r"(?P<stem>.*?)(?P<numbers>\d+(?:,\d+)+)(?P<end>(?:-\w+)?\.json)")
 REST = re.compile(r"(?:\[(?P<where>[^\]]*)\])?(?:\.(?P<path>[\w.-]+))?(?: \| (?P<spec>[\w.,+%-]+))?")
 BLOCK = re.compile(r"<!-- table: (?P<name>[\w-]+) -->\n(?P<body>.*?)<!-- end -->", re.S)
 CODE = re.compile(r"```.*?```|`[^`\n]*`|\]\([^)]*\)|\$\$.*?\$\$|\$[^$\n]+\$|<!--.*?-->", re.S)
@@ -83,7 +83,11 @@ def find_figure(match: re.Match[str], results: Path = RESULTS) -> str:
 
 
 def _name_files(name: str) -> list[str]:
-    """Return the files that a name stands for: `runs/a-1,2.json` is `runs/a-1.json` and `runs/a-2.json`."""
+    """Return the files that a name stands for.
+
+    >>> _name_files("runs/a-1,2.json"), _name_files("runs/a-1,2-every.json")
+    (['runs/a-1.json', 'runs/a-2.json'], ['runs/a-1-every.json', 'runs/a-2-every.json'])
+    """
     several = SEVERAL.fullmatch(name)
     if several is None:
         return [name]
