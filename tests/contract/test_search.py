@@ -240,7 +240,7 @@ def test_a_beam_of_one_is_greedy(transform: str, alpha: float) -> None:
         table = random_table(transform, alpha, seed)
         (result,) = beam_search(table, *table_sources(0), beam_size=1, max_length=LONGEST)
         prefix: tuple[int, ...] = ()
-        greedy, total = {}, 0.0
+        greedy, total, dropped = {}, 0.0, False
         for _ in range(LONGEST + 1):
             row = table.row(0, prefix)
             if row[EOS] > 0:
@@ -248,7 +248,10 @@ def test_a_beam_of_one_is_greedy(transform: str, alpha: float) -> None:
             best = max((4, 5, 6), key=row.__getitem__)
             if row[best] == 0:
                 break
+            dropped |= sum(row[token] > 0 for token in (4, 5, 6)) > 1
             prefix, total = (*prefix, best), total + math.log(row[best])
+            if not table.output.normalized and dropped and total <= max(greedy.values(), default=-math.inf):
+                break  # though what follows may grow
         assert {h.tokens: h.log_prob for h in result.hypotheses}.items() <= {
             tokens: pytest.approx(log_prob) for tokens, log_prob in greedy.items()
         }.items()
@@ -257,9 +260,13 @@ def test_a_beam_of_one_is_greedy(transform: str, alpha: float) -> None:
 
 
 def textbook_beam(table: TableModel, size: int) -> dict[tuple[int, ...], float]:
-    """Every output that ends among the `size` best continuations of its step, beside as many prefixes that go on."""
+    """Every output that ends among the `size` best continuations of its step, beside as many prefixes that go on.
+
+    Of values that are not normalised prefixes go on while they are above the `size` best outputs, or none was dropped.
+    """
     prefixes: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
-    outputs = {}
+    outputs: dict[tuple[int, ...], float] = {}
+    dropped = False
     for length in range(LONGEST + 1):
         ranked = sorted(
             (-(total + math.log(prob)), i, token)
@@ -269,7 +276,12 @@ def textbook_beam(table: TableModel, size: int) -> dict[tuple[int, ...], float]:
         )
         ends = [c for rank, c in enumerate(ranked) if c[2] == EOS and (rank < size or length == LONGEST)]
         outputs.update({prefixes[i][0]: -cost for cost, i, _ in ends})
-        prefixes = [((*prefixes[i][0], token), -cost) for cost, i, token in ranked if token != EOS][:size]
+        longer = [((*prefixes[i][0], token), -cost) for cost, i, token in ranked if token != EOS]
+        prefixes = longer[:size]
+        dropped |= len(ends) + len(prefixes) < len(ranked)
+        if dropped and len(outputs) >= size and not table.output.normalized:
+            worst = sorted(outputs.values())[-size]
+            prefixes = [(prefix, total) for prefix, total in prefixes if total > worst]
     return outputs
 
 

@@ -73,7 +73,6 @@ class BeamOptions(NamedTuple):
     size: int  # prefixes of a source at most
     wanted: int  # outputs of a source that end its search once no prefix can beat them
     noted: int  # the best outputs of a source that are noted, and those that equal the last; 0: all
-    normalized: bool  # whether a longer prefix is never more probable
     penalty: float  # the exponent of the length in scores
     competing: bool = False  # whether an ending must be one of its step's `size` best continuations to be an output
 

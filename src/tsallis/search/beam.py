@@ -41,8 +41,9 @@ def beam_search(
     the list is the whole distribution (Peters et al. 2019, sec. 4.1).
 
     As long as nothing was dropped, the search goes on until no prefix is left, for that proves completeness. Once
-    something was, prefixes that can't beat the `n_best` (or `beam_size`) best outputs leave the beam. Values that are
-    not normalised (alpha-ReLU) may grow with length: none of their prefixes leaves before the length limit.
+    something was, prefixes that can't beat the `n_best` (or `beam_size`) best outputs leave the beam. So do those of
+    values that are not normalised (alpha-ReLU): some might still grow above these outputs, for a value may be larger
+    than 1, but to follow them all to the length limit takes several times as long, and proves nothing either.
 
     Args:
         model: anything with the decoder protocol of :mod:`tsallis.models.protocol`.
@@ -81,12 +82,10 @@ def beam_search(
     limits = make_limits(lengths, prefixes, min_length, max_length, length_penalty)
     if src.shape[0] == 0:
         return []
-    normalized = model.output.normalized
     options = BeamOptions(
         size=beam_size,
         wanted=n_best or beam_size,
         noted=0 if n_best is None else n_best + 1,  # one more than is returned: a list cut short is bounded by it
-        normalized=normalized,
         penalty=length_penalty,
         competing=competing_ends,
     )
@@ -102,7 +101,7 @@ def beam_search(
         finished = [_hypothesis(outcome, end, attention, length) for end in ends]
         search = Search(src_length=length, limits=own, finished=finished)
         search.bound, search.gave_up = outcome.bounds[source], outcome.gave_up[source]
-        results.append(search.result(normalized, n_best))
+        results.append(search.result(model.output.normalized, n_best))
     return results
 
 

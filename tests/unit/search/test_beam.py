@@ -121,11 +121,12 @@ def test_completeness_is_worth_going_on() -> None:
     assert math.exp(cut.certificate.bound) == pytest.approx(1e-4)
 
 
-def test_values_that_grow_are_followed_to_the_end() -> None:
+def test_values_that_grow_are_followed_until_enough_outputs_are_better() -> None:
     rows = {(): {A: 0.3, B: 0.1, EOS: 0.4}, (A,): {A: 2.0, EOS: 0.2}, (A, A): {EOS: 3.0, A: 0.1}}
-    result = search(trie(rows, normalized=False), beam_size=1, n_best=1, max_length=2)
-    assert result.best.tokens == (A, A) and result.best.prob == pytest.approx(1.8)
-    assert result.certificate.kind == "none" and result.proven == ()
+    for n_best, tokens, value in ((1, (), 0.4), (2, (A, A), 1.8)):
+        result = search(trie(rows, normalized=False), beam_size=1, n_best=n_best, max_length=2)
+        assert result.best.tokens == tokens and result.best.prob == pytest.approx(value)
+        assert result.certificate.kind == "none" and result.proven == ()
     everything = search(trie({**rows, (B,): {}, (A, A): {EOS: 3.0}}, normalized=False), beam_size=5)
     assert everything.certificate.kind == "complete" and everything.best.tokens == (A, A)
 

@@ -158,7 +158,7 @@ class Beam(ctypes.Structure):
 
     __slots__ = ()
     _fields_ = (
-        *((name, c_int64) for name in ("sources", "size", "wanted", "noted", "normalized")),
+        *((name, c_int64) for name in ("sources", "size", "wanted", "noted")),
         ("penalty", c_double),
         ("competing", c_int64),
         ("source", c_void_p),

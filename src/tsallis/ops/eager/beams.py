@@ -168,13 +168,13 @@ class _Beam:
         selection = [] if self._at_limit(length) else candidates[: self.options.size]
         if len(candidates) > len(selection):
             self.give_up(-candidates[len(selection)][0])
-        if self.gave_up and self.options.normalized:
+        if self.gave_up:
             selection = self._shrink(selection)
         self.log_probs = [-cost for cost, _, _ in selection]
         return selection
 
     def _shrink(self, selection: list[Candidate]) -> list[Candidate]:
-        """Let candidates go that can change neither the best outputs nor the certificate."""
+        """Let candidates go that can change neither the best outputs nor the certificate, where values are normalised."""
         if len(self.costs) < self.options.wanted:
             return selection
         worst, longest = -self.costs[self.options.wanted - 1], self.limits.steps**self.options.penalty

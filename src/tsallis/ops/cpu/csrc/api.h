@@ -237,7 +237,6 @@ struct BeamCall {
     int64_t sources, size;  // prefixes of a source at most
     int64_t wanted;         // outputs of a source that end its search once no prefix can beat them
     int64_t noted;          // the best outputs of a source that are noted; 0: all
-    int64_t normalized;     // whether a longer prefix is never more probable
     double penalty;         // the exponent of the length in scores
     int64_t competing;      // whether an ending must be one of its step's best continuations
     int64_t* source;        // [sources, source_row]: BeamSource, then symbols that must come and -1

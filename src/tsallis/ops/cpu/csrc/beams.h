@@ -167,7 +167,7 @@ class Beams {
         const int64_t candidates = (int64_t)best.size();
         int64_t chosen = at_limit(source) ? 0 : std::min(candidates, call.size);
         if (candidates > chosen) give_up(source, -best[(size_t)chosen].cost);
-        if (source_of(source)[GAVE_UP] && call.normalized) chosen = shrink(source, chosen);
+        if (source_of(source)[GAVE_UP]) chosen = shrink(source, chosen);
         for (int64_t k = 0; k < chosen; k++) {
             const Candidate& one = best[(size_t)k];
             int64_t* prefix = call.prefixes + next + k;
@@ -206,7 +206,7 @@ class Beams {
         source_of(source)[GAVE_UP] = 1;
     }
 
-    // Drop candidates that can change neither the best outputs nor the certificate: of a normalised
+    // Drop candidates that can change neither the best outputs nor the certificate of a normalised
     // model, with a list that is not the whole distribution.
     int64_t shrink(int64_t source, int64_t chosen) const {
         if (source_of(source)[COSTS] < call.wanted) return chosen;
