@@ -174,7 +174,7 @@ class _Beam:
         return selection
 
     def _shrink(self, selection: list[Candidate]) -> list[Candidate]:
-        """Let candidates go that can change neither the best outputs nor the certificate, where values are normalised."""
+        """Let candidates go that can change neither the best outputs nor the certificate of a normalised model."""
         if len(self.costs) < self.options.wanted:
             return selection
         worst, longest = -self.costs[self.options.wanted - 1], self.limits.steps**self.options.penalty
