@@ -35,8 +35,8 @@ class StoppingBeams(Beams):
     """A search that proves nothing: that of a source ends, as CTranslate2's does, once an end leads a step."""
 
     def __init__(self, limits: Any, options: Any, token: int) -> None:
-        # Nothing leaves beams of values that are not normalised, nor is anything proved of them.
-        super().__init__(limits, options._replace(normalized=False), token)
+        # No prefix leaves a beam that wants more outputs than there are.
+        super().__init__(limits, options._replace(wanted=sys.maxsize), token)
 
     def follow(self, best: BestSymbols, num_attended: Tensor) -> bool:
         ends, row, leads = best.ends.tolist(), 0, {}
