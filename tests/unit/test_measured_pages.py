@@ -297,6 +297,30 @@ def test_what_is_said_of_windows_is_in_the_rows() -> None:
     assert f"behind 65,536 keys whose norms are known takes {behind} as behind 1,024" in text
 
 
+def test_what_is_said_of_outputs_and_seeds_is_in_the_rows() -> None:
+    def metrics(output: str, ending: str) -> list[dict[str, Any]]:
+        paths = sorted((RESULTS / "runs").glob(f"multi30k-{output}-output-s?-{ending}.json"))
+        assert len(paths) == 3
+        return [json.loads(path.read_text(encoding="utf-8"))["metrics"] for path in paths]
+
+    names = ("softmax", "sparsemax", "entmax", "alpha_relu")
+    compete, every = ({name: metrics(name, ending) for name in names} for ending in ("competing", "every"))
+    scores = {name: [run["bleu"] for run in runs] for name, runs in compete.items()}
+    assert min(scores["entmax"]) > max(scores["softmax"])
+    means = {name: fmean(each) for name, each in scores.items()}
+    assert sorted(means, key=means.__getitem__) == ["sparsemax", "softmax", "alpha_relu", "entmax"]
+    assert round(1 / fmean(run["empty_rate"] for run in compete["softmax"])) == 81  # "one caption in eighty"
+    assert {run["empty_rate"] for runs in every.values() for run in runs} == {0}
+    sentences = [row for row in rows_of("documents-cpu.csv") if row["data"] == "sst2"]
+    models: dict[tuple[str, str], list[float]] = {}
+    for row in sentences:
+        models.setdefault((row["attention"], row["transform"]), []).append(100 * float(row["accuracy"]))
+    assert {len(seeds) for seeds in models.values()} == {3} and len(models) == 6
+    centres = [fmean(seeds) for seeds in models.values()]
+    assert 1 < max(centres) - min(centres) < 1.1  # "little more than a point"
+    assert 3 < max(max(seeds) - min(seeds) for seeds in models.values()) < 3.5  # "more than three"
+
+
 def enumerated(numbers: Iterable[int]) -> str:
     *first, last = map(str, numbers)
     return f"{', '.join(first)} and {last}"
