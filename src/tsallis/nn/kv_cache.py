@@ -121,7 +121,8 @@ class KeyValueCache:
         length, total = self._length, self._length + new.shape[2]
         if torch.is_grad_enabled():  # what went before may be needed as it was
             return torch.cat([memory[:, :, :length], new], 2)
-        if memory.shape[2] < total:
+        must_copy = memory.is_inference() and not torch.is_inference_mode_enabled()  # PyTorch refuses to write into it
+        if memory.shape[2] < total or must_copy:
             larger = memory.new_empty(*memory.shape[:2], max(total, 2 * length), memory.shape[3])
             larger[:, :, :length] = memory[:, :, :length]
             memory = larger

@@ -634,6 +634,21 @@ def test_a_cache_filled_without_gradients_serves_steps_with_them() -> None:
     torch.testing.assert_close(torch.cat(outs, 1), attention(x, x, x, is_causal=True)[0][:, 3:])
 
 
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_cache_filled_under_inference_mode_serves_other_steps(gradients: bool) -> None:
+    attention, x, cache = small(), steps(6), KeyValueCache()
+    expected = attention(x, x, x, is_causal=True)[0][:, 3:]
+    with torch.inference_mode():
+        for step in x[:, :3].split(1, 1):  # the third leaves a buffer with room for a fourth
+            attention(step, step, step, cache=cache)
+    with torch.set_grad_enabled(gradients):
+        outs = torch.cat([attention(s, s, s, cache=cache)[0] for s in x[:, 3:].split(1, 1)], 1)
+    torch.testing.assert_close(outs, expected)
+    if gradients:
+        outs.sum().backward()
+        assert attention.in_proj_weight.grad.isfinite().all()
+
+
 def test_alphas_alone_are_learned_through_a_cache() -> None:
     attention, x, cache = small("learned").requires_grad_(False), steps(6), KeyValueCache()
     bias = attention.alpha.bias.requires_grad_()
