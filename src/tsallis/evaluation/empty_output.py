@@ -48,5 +48,7 @@ def compare_empty(log_prob: float, result: Result) -> tuple[bool, str]:
         return beaten, "no"
     if best is not None and not best.tokens:
         return False, "yes" if certificate.proves_best else "unknown"
+    if result.scope == "limited":  # nothing is known of the outputs outside of it
+        return beaten, "unknown"
     proved = certificate.kind == "complete" or (certificate.kind != "none" and log_prob >= certificate.bound)
     return beaten, "yes" if proved else "unknown"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
+
+from tsallis.models.protocol import DecoderOutput
 
 ATTENDING = ("discrete", "continuous", "combined")
 
@@ -16,6 +20,26 @@ def check_counts(src_lengths: Tensor, width: int, shortest: int = 1) -> None:
     counts = src_lengths.tolist()
     if not shortest <= min(counts) <= max(counts) <= width:
         raise ValueError(f"src_lengths must be from {shortest} to {width}, the width of src, got {counts}")
+
+
+def check_last_pass(recorded: Sequence[int] | None, decoded: DecoderOutput) -> None:
+    """Refuse to speak of a pass by the record of another one.
+
+    Args:
+        recorded: rows and steps of the model's last pass; None: it was compiled, or there was none.
+        decoded: the result of the pass that is asked for.
+
+    Raises:
+        RuntimeError: there is no record, or one of another shape.
+    """
+    if recorded is None:
+        raise RuntimeError("attended positions are recorded by passes that are not compiled, and there was none")
+    rows, steps = decoded.hidden.shape[:2]
+    if tuple(recorded) != (rows, steps):
+        raise RuntimeError(
+            f"attended positions are those of the model's last pass, of {recorded[0]} rows and {recorded[1]} steps; "
+            f"asked for one of {rows} and {steps}"
+        )
 
 
 def check_attending(layers: int, dropout: float, attention: str, density: str | float | None) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from tsallis.models.checks import check_last_pass
 from tsallis.models.classifier import BiLSTMClassifier
 from tsallis.models.protocol import DecoderOutput, Memory, Step
 from tsallis.models.sharing import SymbolRows
@@ -263,9 +264,8 @@ class LabelDecoder(nn.Module):
         Raises:
             RuntimeError: if the last pass was another one, or was compiled.
         """
-        if self._attention is None:
-            raise RuntimeError("what was attended to is known of passes that are not compiled, and there was none")
-        masses, shape = self._attention.masses, decoded.hidden.shape[:2]
-        if len(masses) != shape[0]:
-            raise RuntimeError(f"the last pass had {len(masses)} rows, and not {shape[0]}: ask before the next one")
+        shape = decoded.hidden.shape[:2]
+        masses = None if self._attention is None else self._attention.masses  # of a row, the same at each step
+        check_last_pass(None if masses is None else (len(masses), shape[1]), decoded)
+        assert masses is not None
         return (masses > 0).sum(-1, keepdim=True).expand(shape).float()

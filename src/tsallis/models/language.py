@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tsallis.models.checks import check_counts
+from tsallis.models.checks import check_counts, check_last_pass
 from tsallis.models.protocol import DecoderOutput, Step
 from tsallis.models.row_texts import RowTexts, other_texts, split_rows
 from tsallis.models.sharing import SymbolRows, shared_parameters
@@ -209,6 +209,7 @@ class LanguageModel(nn.Module):
         self, tokens: Tensor, caches: Sequence[Cache] | None = None, need_weights: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Read tokens [batch, length] behind those in caches; return states, and weights of the last layer."""
+        self._texts = self._positions = None  # of the pass before this one
         x, weights = self.dropout(self.embedding(tokens)), None
         mask = texts = None
         if caches is None:
@@ -278,7 +279,6 @@ class LanguageModel(nn.Module):
         lengths, (batch, width), steps = src_lengths.to(src.device), src.shape, tgt_in.shape[1]
         if not width:
             hidden, _ = self._read(tgt_in, need_weights=need_attention)
-            self._positions = None
             return DecoderOutput(hidden, hidden.new_zeros(batch, steps, 0) if need_attention else None)
         text = src.new_full((batch, width + steps), PAD)
         text[:, : width + 1] = F.pad(src, (1, 0), value=BOS)
@@ -299,12 +299,16 @@ class LanguageModel(nn.Module):
         It is what the pass that made `decoded` recorded: to be asked before the next one.
 
         Raises:
-            RuntimeError: before the first pass, or if it was compiled.
+            RuntimeError: if the last pass was another one, or was compiled.
         """
-        counts = torch.stack([attention.support() for attention in self._attentions()])  # [layers, batch, heads, text]
+        attentions, positions = self._attentions(), self._positions
+        if any(not attention.recorded for attention in attentions):
+            check_last_pass(None, decoded)
+        counts = torch.stack([attention.support() for attention in attentions])  # [layers, batch, heads, text]
         mean = counts.double().mean((0, 2))
         mean = mean if self._texts is None else self._texts.join(mean)
-        return mean if self._positions is None else mean.gather(1, self._positions)
+        check_last_pass(mean.shape if positions is None else positions.shape, decoded)
+        return mean if positions is None else mean.gather(1, positions)
 
     def alphas(self) -> dict[str, Tensor]:
         """Return the alphas [layers, heads] of the one kind of attention, "decoder"."""

@@ -70,6 +70,17 @@ def split_lengths(lengths: Tensor, q: Tensor, keys: int, plain: bool) -> tuple[T
     return torch.zeros(hidden.shape, dtype=q.dtype, device=q.device).masked_fill_(hidden, -torch.inf), None
 
 
+def active_queries(lengths: Tensor | None, padding: Tensor | None, queries: int, device: torch.device) -> Tensor | None:
+    """Return which queries of self-attention are no padding [batch or 1, 1, queries]: its keys' lengths or padding say
+    so; None where all are."""
+    if lengths is not None:
+        return length_mask(lengths, queries, device)
+    if padding is None:
+        return None
+    active = ~padding if padding.dtype == torch.bool else padding > -torch.inf
+    return active.view(-1, 1, queries)
+
+
 def combine_masks(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     """Combine two masks, each boolean (True takes part) or additive."""
     if one is None or other is None:
@@ -107,3 +118,18 @@ def count_visible(
     if causal:
         active = active & ~future_mask(queries, keys, device, offset)
     return active.sum(-1)
+
+
+def sum_support(support: Tensor, visible: Tensor, active: Tensor | None) -> Tensor:
+    """Sum over a batch and its queries: keys attended to, keys that could be, and queries that see any [3, heads].
+
+    Args:
+        support: [batch, heads, queries]: keys with a weight above zero.
+        visible: broadcastable to it: keys that could be attended to.
+        active: broadcastable to it: the queries that count; None: all.
+    """
+    support = support.double()
+    visible = visible.to(support).expand_as(support)
+    if active is not None:
+        support, visible = support * active, visible * active
+    return torch.stack([x.sum((0, 2)) for x in (support, visible, (visible > 0).double())])

@@ -11,11 +11,18 @@ from torch import Tensor, nn
 from tsallis.functional.attention import attend, count_support
 from tsallis.functional.rows import alpha_number
 from tsallis.nn.alpha import PerHeadAlpha
-from tsallis.nn.attention_masks import combine_masks, convert_mask, count_visible, split_lengths, split_padding
+from tsallis.nn.attention_masks import (
+    active_queries,
+    combine_masks,
+    convert_mask,
+    count_visible,
+    split_lengths,
+    split_padding,
+    sum_support,
+)
 from tsallis.nn.kv_cache import Cache
 from tsallis.nn.length_scale import LengthScale, LengthScaleKind
 from tsallis.nn.positions import AttentionPositions, RotaryPositions, check_positions, head_slopes
-from tsallis.ops.eager.attention import length_mask
 from tsallis.ops.transforms import traced
 
 Alpha = float | Tensor | Literal["learned"]
@@ -52,7 +59,8 @@ class _PassRecord(NamedTuple):
     queries: int
     keys: int
     alpha: Tensor  # [heads]
-    query_lengths: Tensor | None  # [batch]: how many of the queries are no padding, in self-attention
+    query_lengths: Tensor | None  # [batch]: how many of the queries are no padding, in self-attention; or
+    query_padding: Tensor | None  # [batch, queries] or [queries]: which are
     offset: int  # the position of the first query among the keys
 
 
@@ -317,9 +325,9 @@ class MultiheadAttention(nn.Module):
         if not traced():
             heads = self._expand_alpha(alpha).detach().clone()  # an optimiser's step changes parameters
             mask = None if mask is None else mask.detach()
-            query_lengths = key_lengths if key is query and cache is None else None
+            of_queries = (key_lengths, key_padding_mask) if key is query and cache is None else (None, None)
             self._last = _PassRecord(
-                result.support, mask, lengths, causal, queries, k.shape[2], heads, query_lengths, offset
+                result.support, mask, lengths, causal, queries, k.shape[2], heads, *of_queries, offset
             )
         elif self._last is not None:  # of a pass before this one
             self._last = None
@@ -335,20 +343,21 @@ class MultiheadAttention(nn.Module):
     def stats(self) -> AttentionStats:
         """Measure the sparsity of the last forward pass; no weights are computed for it.
 
+        In self-attention, queries that are padding do not count.
+
         Raises:
             RuntimeError: before the first one.
         """
-        support, mask, lengths, causal, queries, keys, alpha, query_lengths, offset = self._last_pass()
-        support = count_support(support).double()
-        visible = count_visible(mask, lengths, causal, queries, keys, offset, support.device)
-        visible = visible.to(support).expand_as(support)
-        if query_lengths is not None:
-            active = length_mask(query_lengths, queries, support.device)  # [batch, 1, queries]
-            support, visible = support * active, visible * active
-        count = (visible > 0).sum((0, 2)).clamp(min=1)
-        total = visible.sum((0, 2))
-        density = support.sum((0, 2)) / total.clamp(min=1)
-        return AttentionStats(density.float(), (support.sum((0, 2)) / count).float(), alpha)
+        last = self._last_pass()
+        support = count_support(last.support)
+        visible = count_visible(
+            last.mask, last.lengths, last.causal, last.queries, last.keys, last.offset, support.device
+        )
+        active = active_queries(last.query_lengths, last.query_padding, last.queries, support.device)
+        attended, seen, queries = sum_support(support, visible, active)
+        return AttentionStats(
+            (attended / seen.clamp(min=1)).float(), (attended / queries.clamp(min=1)).float(), last.alpha
+        )
 
     @property
     def recorded(self) -> bool:

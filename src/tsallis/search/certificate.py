@@ -12,6 +12,7 @@ from torch import Tensor
 
 Kind = Literal["complete", "optimal", "bounded", "none"]
 Stop = Literal["budget", "time", "mass", "length"]
+Scope = Literal["all", "limited"]
 ROUNDING = 1e-9  # of log-probabilities summed in float64 over as many steps as there may be
 LARGEST_LOG = math.log(sys.float_info.max)
 
@@ -99,6 +100,8 @@ class Result:
         stopped_by: why a search ended that has not proved what it was asked for: "budget", "time", "mass" or "length";
             None: it has, or it was no exhaustive one.
         expanded: the prefixes that an exhaustive search expanded.
+        scope: what the certificate speaks of: "all": of every output with a symbol; "limited": of those that begin with
+            a prefix or have at least a length of two symbols or more.
 
     Example:
         >>> drew = Hypothesis((7, 8), -0.105, (2, 1, 1), (1, 1, 1))
@@ -115,6 +118,7 @@ class Result:
     length_penalty: float = 0.0
     stopped_by: Stop | None = field(default=None, compare=False)
     expanded: int = field(default=0, compare=False)
+    scope: Scope = field(default="all", compare=False)
 
     @property
     def best(self) -> Hypothesis | None:
@@ -144,7 +148,12 @@ class Result:
 
 
 def certify(
-    hypotheses: Sequence[Hypothesis], bound: float, gave_up: bool, normalized: bool, length_penalty: float = 0.0
+    hypotheses: Sequence[Hypothesis],
+    bound: float,
+    gave_up: bool,
+    normalized: bool,
+    length_penalty: float = 0.0,
+    scope: Scope = "all",
 ) -> Result:
     """Sort what was finished and state what is proved.
 
@@ -154,6 +163,7 @@ def certify(
         gave_up: whether there was any such prefix.
         normalized: whether a longer hypothesis is never more probable.
         length_penalty: of the scores that rank hypotheses.
+        scope: of the search, see :class:`Result`.
     """
     ranked = tuple(sorted(hypotheses, key=lambda h: (-h.score(length_penalty), h.tokens)))
     if not gave_up:
@@ -163,4 +173,4 @@ def certify(
     else:
         # Sums of the same logarithms differ by their rounding: a tie with a prefix is no doubt about the best.
         kind = "optimal" if ranked[0].score(length_penalty) >= bound - ROUNDING else "bounded"
-    return Result(ranked, Certificate(kind, bound), length_penalty)
+    return Result(ranked, Certificate(kind, bound), length_penalty, scope=scope)

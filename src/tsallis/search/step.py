@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tsallis.models.protocol import Decoder
-from tsallis.search.certificate import Hypothesis, Result, certify
+from tsallis.search.certificate import Hypothesis, Result, Scope, certify
 from tsallis.special_symbols import BOS, EOS, PAD
 
 
@@ -60,6 +60,11 @@ class Limits:
         """The length of the prefixes that may be followed by anything."""
         return max(len(self.prefix), self.min_length)
 
+    @property
+    def scope(self) -> Scope:
+        """What a certificate of the search speaks of, see :class:`Result`."""
+        return "limited" if self.prefix or self.min_length > 1 else "all"
+
     def ceiling(self, log_prob: Any) -> Any:
         """Return the best score of any output that begins with a prefix of this log-probability, as a normalised model
         holds it: as long as there may be, and no less probable."""
@@ -99,7 +104,7 @@ class Search:
 
     def result(self, normalized: bool, n_best: int | None) -> Result:
         bound, penalty = min(self.limits.ceiling(self.bound), self.known_bound), self.limits.length_penalty
-        return certify(self.finished, bound, self.gave_up, normalized, penalty).truncated(n_best)
+        return certify(self.finished, bound, self.gave_up, normalized, penalty, self.limits.scope).truncated(n_best)
 
 
 class Expansion:

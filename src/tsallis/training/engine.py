@@ -54,7 +54,6 @@ class BatchStats(NamedTuple):
     accuracy: Tensor  # symbols that are the most probable
     supported: Tensor  # symbols with a probability
     num_attended: Tensor  # positions with a weight
-    logit_norm: Tensor
     symbols: Tensor
 
 
@@ -84,12 +83,10 @@ def batch_stats(model: Any, decoded: Any, tgt_out: Tensor) -> BatchStats:
     mask = has_loss(tgt_out)
     scores = model.output.scores(decoded.hidden[mask]).float()  # [symbols, d_vocab]
     probs = model.output.probs(scores)
-    finite_scores = scores.masked_fill(scores == -torch.inf, 0)
     return BatchStats(
         (probs.argmax(-1) == tgt_out[mask]).sum().double(),
         (probs > 0).sum().double(),
         model.num_attended(decoded)[mask].double().sum(),
-        finite_scores.norm(dim=-1).double().sum(),
         mask.sum().double(),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -45,6 +46,21 @@ def test_an_exact_search_leaves_no_doubt() -> None:
         truth = table.enumerate(0, LONGEST)
         _, best = compare_empty(truth.get((), -math.inf), result)
         assert best != "unknown" or not result.certificate.proves_best
+
+
+@pytest.mark.parametrize("limits", [{"min_length": 1}, {"min_length": 2}, {"prefixes": [(A,)]}])
+def test_a_limited_search_proves_nothing_of_the_outputs_outside_of_it(limits: dict[str, Any]) -> None:
+    verdicts = set()
+    for seed in range(150):
+        table = random_table("entmax", 1.5, seed, sharpness=2.0)
+        truth = table.enumerate(0, LONGEST)
+        empty = truth.get((), -math.inf)
+        (result,) = beam_search(table, *sources(0), beam_size=40, max_length=LONGEST, **limits)
+        _, best = compare_empty(empty, result)
+        if best != "unknown":
+            assert (best == "yes") == (empty == max(truth.values(), default=-math.inf) and empty > -math.inf)
+        verdicts.add(best)
+    assert ("yes" in verdicts) == (limits == {"min_length": 1}) and {"no", "unknown"} <= verdicts
 
 
 def test_the_empty_output_is_not_more_probable_than_itself() -> None:

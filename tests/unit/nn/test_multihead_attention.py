@@ -470,10 +470,27 @@ def test_statistics_are_those_of_the_weights(
         request.getfixturevalue("tiny_tiles")
     attention(x, x, x, need_weights=False, **options)
     density, support, alpha = attention.stats()
-    chosen, visible = (weights > 0).sum((0, 2, 3)), ~hidden
+    chosen, visible = weights > 0, ~hidden
+    if pad is not None:  # as keys, so as queries
+        padded = pad if pad.dtype == torch.bool else pad == -torch.inf
+        chosen, visible = (x & ~padded.view(BATCH, 1, KEYS, 1) for x in (chosen, visible))
+    chosen = chosen.sum((0, 2, 3))
     torch.testing.assert_close(density, chosen / visible.sum((0, 2, 3)))
     torch.testing.assert_close(support, chosen / visible.any(-1).sum((0, 2)))
     assert density[0] == 1 and density[1] < 1 and alpha.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("extra", [{}, {"add_bias_kv": True, "add_zero_attn": True}])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float])
+def test_statistics_are_the_same_for_lengths_and_for_padding(dtype: torch.dtype, extra: dict[str, bool]) -> None:
+    attention, x, lengths = small(**extra), steps(6), torch.tensor([6, 3, 4][:BATCH])
+    padding = torch.arange(6) >= lengths.unsqueeze(1)
+    if dtype != torch.bool:
+        padding = torch.zeros(padding.shape).masked_fill(padding, -torch.inf)
+    attention(x, x, x, key_lengths=lengths)
+    expected = attention.stats()
+    attention(x, x, x, key_padding_mask=padding)
+    torch.testing.assert_close(attention.stats(), expected)
 
 
 def test_statistics_count_the_added_keys() -> None:

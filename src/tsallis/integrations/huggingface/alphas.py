@@ -141,9 +141,9 @@ def alpha_parameters(model: nn.Module) -> list[nn.Parameter]:
 def parameter_groups(
     model: nn.Module, lr: float, *, alpha_lr_scale: float = 20.0, weight_decay: float = 0.0
 ) -> list[dict[str, Any]]:
-    """Return a model's trainable parameters in two groups for an optimizer: alphas, and all others.
+    """Return a model's trainable parameters in three groups for an optimizer: matrices, vectors and alphas.
 
-    Alphas follow a higher rate than pretrained weights, and no weight decay.
+    Matrices alone decay; alphas follow a higher rate than pretrained weights.
 
     Args:
         model: sparsified by :func:`sparsify`.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tsallis.functional.attention import count_support
 from tsallis.integrations.huggingface.alphas import alpha_modules
 from tsallis.integrations.huggingface.modules import Kind, attention_kind
-from tsallis.nn.attention_masks import count_visible
+from tsallis.nn.attention_masks import count_visible, sum_support
 
 
 class DensityMeter:
@@ -80,14 +80,13 @@ class _Counts:
 
     def add(self, record: Tensor, mask: Tensor | None, causal: bool, queries: int, keys: int) -> None:
         """Count a pass; `record` holds the supports [batch, heads, queries], or all weights."""
-        support = count_support(record).double()
+        support = count_support(record)
         visible = count_visible(mask, None, causal, queries, keys, 0, support.device)
-        visible = visible.to(support).expand_as(support)
+        active = None
         if self.kind == "self" and mask is not None and queries == keys and queries > 1:
             allowed = mask if mask.dtype == torch.bool else mask > -torch.inf
             active = allowed.any(-2).expand(-1, -1, queries)  # a key that no query sees is padding, as a query too
-            support, visible = support * active, visible * active
-        sums = torch.stack([x.sum((0, 2)) for x in (support, visible, (visible > 0).double())])
+        sums = sum_support(support, visible, active)
         self._sums = self._sums.to(sums.device) + sums
         self.passes += 1
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tsallis.models.checks import check_counts
+from tsallis.models.checks import check_counts, check_last_pass
 from tsallis.models.protocol import BestStep, DecoderOutput, Memory, Step, best_of_step, source_mask
 from tsallis.models.sharing import SEQUENCE_ROWS, SHARES, SymbolRows, share_embeddings, shared_parameters
 from tsallis.models.transformer.compiled import CompiledState, encode_compiled, start_compiled
@@ -366,15 +366,11 @@ class TransformerSeq2Seq(nn.Module):
         """
         attentions = self._attentions("cross")
         if any(not attention.recorded for attention in attentions):
-            raise RuntimeError("attended positions are recorded by passes that are not compiled, and there was none")
+            check_last_pass(None, decoded)
         counts = torch.stack([attention.support() for attention in attentions])  # [layers, batch, heads, tgt]
-        shape, expected = (counts.shape[1], counts.shape[3]), tuple(decoded.hidden.shape[:2])
-        if shape != expected:
-            raise RuntimeError(
-                f"attended positions are those of the model's last pass, of {shape[0]} rows and {shape[1]} steps; "
-                f"asked for one of {expected[0]} and {expected[1]}"
-            )
-        return counts.float().mean((0, 2))
+        mean = counts.float().mean((0, 2))
+        check_last_pass(mean.shape, decoded)
+        return mean
 
     @property
     def attention_label(self) -> str:
