@@ -11,8 +11,8 @@ from tsallis.analysis.curves import SCORES, ValueHistory
 from tsallis.analysis.tables import Record
 from tsallis.errors import InputError
 from tsallis.evaluation.score_names import rank_score
+from tsallis.nn.output import MAP_ALPHAS
 
-ALPHAS = {"softmax": 1.0, "sparsemax": 2.0}  # of maps that have an alpha of their own
 SEEDS = ("training.seed", "run_dir")  # settings in which the runs of one point may differ
 OUTPUT, ATTENTION = "model.output", "model.attention"
 BOTH = "model.attention_alpha and model.output_alpha"
@@ -158,8 +158,8 @@ def _effective(run: SweepRun) -> dict[str, Any]:
     settings = {name: value for name, value in run.settings.items() if name not in SEEDS}
     for part in (OUTPUT, ATTENTION):
         name = settings.get(part)
-        if name in ALPHAS:
-            settings |= {part: "entmax", f"{part}_alpha": ALPHAS[name]}
+        if name in MAP_ALPHAS:
+            settings |= {part: "entmax", f"{part}_alpha": MAP_ALPHAS[name]}
     if settings.get(OUTPUT) == "alpha_relu" and settings.get("model.tau") is None:
         settings["model.tau"] = run.history.last("tau")
     if settings.get(OUTPUT) != "alpha_relu":

@@ -13,6 +13,7 @@ from tsallis import functional
 from tsallis.continuous import Density, Elliptical, Interval, cell_masses
 from tsallis.continuous.moments import Matching
 from tsallis.models.checks import check_attending, check_counts
+from tsallis.models.protocol import source_mask
 from tsallis.models.recurrence import CELLS, check_cell, open_forget_gates
 from tsallis.nn import ContinuousAttention1d, OutputLayer
 from tsallis.nn.continuous_attention.core import cell_edges, map_alpha
@@ -243,7 +244,7 @@ class BiLSTMClassifier(nn.Module):
         lengths = self._check(src, src_lengths)
         states, last = self._states(src, lengths)
         context, density, weights = self._attend(states, last, lengths)
-        return self.drop(context), self._attention_map(density, weights, _mask(src, lengths))
+        return self.drop(context), self._attention_map(density, weights, source_mask(lengths, src))
 
     @torch.no_grad()
     def _attention_map(self, density: Density | None, weights: Tensor | None, mask: Tensor) -> AttentionMap:
@@ -269,7 +270,7 @@ class BiLSTMClassifier(nn.Module):
         for layer in self.layers:
             x, last = layer(self.drop(x), lengths)
         assert last is not None
-        return torch.where(_mask(src, lengths).unsqueeze(-1), x, 0), last
+        return torch.where(source_mask(lengths, src).unsqueeze(-1), x, 0), last
 
     def _attend(self, states: Tensor, last: Tensor, lengths: Tensor) -> tuple[Tensor, Density | None, Tensor | None]:
         """Return context [batch, d_model], density of batch shape [batch, 1, 1] and discrete weights [batch, src]."""
@@ -281,10 +282,5 @@ class BiLSTMClassifier(nn.Module):
         if self.continuous is not None:
             context, density, weights = self.continuous.attend(scores, states, lengths=lengths)
             return context, density, None if weights is None else weights.squeeze((1, 2))
-        weights = functional.entmax(scores, self.alpha, mask=_mask(states, lengths))
+        weights = functional.entmax(scores, self.alpha, mask=source_mask(lengths, states))
         return (weights.to(states.dtype).unsqueeze(1) @ states).squeeze(1), None, weights
-
-
-def _mask(x: Tensor, lengths: Tensor) -> Tensor:
-    """Return a mask [batch, src], True where there is a symbol."""
-    return torch.arange(x.shape[1], device=x.device) < lengths.unsqueeze(1)

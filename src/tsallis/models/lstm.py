@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from tsallis.continuous import Density, translation_basis
 from tsallis.continuous.moments import Matching
 from tsallis.models.checks import check_counts
-from tsallis.models.protocol import DecoderOutput, Memory, Step
+from tsallis.models.protocol import DecoderOutput, Memory, Step, source_mask
 from tsallis.models.recurrence import CELLS, Layer, check_cell, open_forget_gates, read_layers, read_rows
 from tsallis.models.sharing import SEQUENCE_ROWS, SHARES, SymbolRows, share_embeddings, shared_parameters
 from tsallis.nn import ContinuousGlobalAttention, GlobalAttention, OutputLayer
@@ -193,7 +193,7 @@ class RNNSeq2Seq(nn.Module):
         counts, width = src_lengths.cpu(), src.shape[1]
         check_counts(counts, width)
         embedded = self._drop(self.src_embedding(src))  # [batch, src, d_embedding]
-        mask = torch.arange(width, device=src.device) < src_lengths.to(src.device).unsqueeze(1)
+        mask = source_mask(src_lengths, src)
         if isinstance(self.encoder, nn.LSTM) and _can_fuse(embedded, self.encoder):
             states, last = read_rows(self.encoder, embedded, counts, self.dropout if self.training else 0.0)
             states = torch.where(mask.unsqueeze(-1), states, 0)

@@ -15,6 +15,7 @@ from tsallis.continuous import Density, Elliptical, grid_masses, image_basis
 from tsallis.continuous.moments import Matching
 from tsallis.models.checks import check_attending, check_counts
 from tsallis.models.image_encoder import ImageGrid
+from tsallis.models.protocol import source_mask
 from tsallis.nn import ContinuousAttention2d, OutputLayer, TransformerDecoderLayer, TransformerEncoderLayer
 from tsallis.nn.continuous_attention.core import map_alpha
 from tsallis.nn.dropout import Dropout
@@ -299,7 +300,7 @@ class VisualAnswerer(nn.Module):
         return (weights.to(cells.dtype).unsqueeze(1) @ cells).squeeze(1), None, weights
 
     def _fuse(self, words: Tensor, lengths: Tensor, context: Tensor) -> Tensor:
-        mask = torch.arange(words.shape[1], device=words.device) < lengths.unsqueeze(1)
+        mask = source_mask(lengths, words)
         weights = functional.entmax(upcast(self.question_flat.scores(words)), 1.0, mask=mask)
         summary = (weights.to(words.dtype).unsqueeze(1) @ torch.where(mask.unsqueeze(-1), words, 0)).squeeze(1)
         fused: Tensor = self.norm(self.question_flat(summary) + self.image_flat(context))

@@ -18,13 +18,14 @@ from tsallis.ops.transforms import traced
 
 MANY_SCORES = 1 << 21  # from here the output layer and its loss are computed together
 TRANSFORMS = ("softmax", "sparsemax", "entmax", "alpha_relu")
+MAP_ALPHAS = {"softmax": 1.0, "sparsemax": 2.0}  # of the maps that have an alpha of their own
 
 
 def transform_alpha(transform: str, alpha: float) -> float:
     """Return the alpha a transform stands for; `alpha` counts for "entmax" and "alpha_relu" alone."""
     if transform not in TRANSFORMS:
         raise ValueError(f"transform must be one of {', '.join(TRANSFORMS)}, got {transform!r}")
-    alpha = alpha_number({"softmax": 1.0, "sparsemax": 2.0}.get(transform, alpha))
+    alpha = alpha_number(MAP_ALPHAS.get(transform, alpha))
     if transform == "alpha_relu" and alpha == 1:
         raise ValueError("alpha of alpha_relu must be above 1, got 1")
     return alpha

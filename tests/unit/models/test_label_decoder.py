@@ -78,7 +78,8 @@ def test_the_engine_trains_it(attention: str) -> None:
     results = search_corpus(model, corpus, beam_size=1)
     right = sum(r.best.tokens[0] - 4 == label for r, label in zip(results, labels, strict=True))
     result = evaluate(model, corpus, results, 1.0)
-    assert right >= 27 and result.complete == pytest.approx(1, abs=0.5) and result.empty == 0
+    complete = sum(r.certificate.kind == "complete" for r in results) / len(results)
+    assert right >= 27 and result.complete == complete >= 0.5 and result.empty == 0
     assert result.loss == pytest.approx(teacher_forced_scores(model, corpus).loss) and result.empty_rate == 0
     other = LabelDecoder(**model.arguments).eval()
     other.load_state_dict(model.state_dict())

@@ -26,6 +26,7 @@ from tsallis.nn import (
 )
 from tsallis.nn.dropout import Dropout
 from tsallis.nn.length_scale import LengthScaleKind
+from tsallis.nn.output import MAP_ALPHAS
 from tsallis.nn.positions import SinusoidalPositions, check_positions
 from tsallis.ops.transforms import traced
 from tsallis.special_symbols import BOS, PAD, UNK
@@ -412,7 +413,7 @@ def _alphas(arguments: dict[str, Any]) -> Callable[[str], float | PerHeadAlpha]:
     def alpha(kind: str) -> float | PerHeadAlpha:
         attention = arguments[f"{kind}_attention"]
         if attention != "learned":
-            return {"softmax": 1.0, "sparsemax": 2.0}.get(attention, arguments["attention_alpha"])
+            return MAP_ALPHAS.get(attention, arguments["attention_alpha"])
         if tie in ("none", "layer"):
             return PerHeadAlpha(arguments["heads"] if tie == "none" else 1)
         name = kind if tie == "kind" else "all"
