@@ -16,7 +16,6 @@ from tsallis.data.batching import IGNORE_INDEX, Batch
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
 from tsallis.evaluation.empty_output import compare_empty, empty_log_probs
-from tsallis.evaluation.teacher_forcing import output_thresholds
 from tsallis.nn import OutputLayer
 from tsallis.search import Result
 from tsallis.search.step import at_least_one, evaluating
@@ -83,7 +82,7 @@ class OutputStatistics(Record):
 def output_steps(output: OutputLayer, scores: Tensor) -> Steps:
     """Compute support, sum, norm and threshold of an output layer's values.
 
-    The threshold is that of :func:`tsallis.evaluation.teacher_forcing.output_thresholds`.
+    The threshold is that of :meth:`tsallis.nn.OutputLayer.thresholds`.
 
     Args:
         output: the layer that made the scores.
@@ -101,8 +100,7 @@ def output_steps(output: OutputLayer, scores: Tensor) -> Steps:
     z = scores.double()
     values = output.probs(scores).double()  # in the model's precision, in which it decides what is zero
     norm = z.masked_fill(z == -torch.inf, 0).norm(dim=-1)
-    threshold = output_thresholds(output, z, values)
-    return Steps((values > 0).sum(-1), values.sum(-1), norm, threshold)
+    return Steps((values > 0).sum(-1), values.sum(-1), norm, output.thresholds(z, values))
 
 
 def output_statistics(model: Any, batches: Iterable[Batch]) -> OutputStatistics:

@@ -34,7 +34,8 @@ class TeacherForcedScores:
         output_support: symbols with a probability, mean over steps.
         output_sum: sum of a step's probabilities, mean over steps: 1 but for alpha-ReLU.
         logit_norm: Euclidean norm of the scores, mean over steps.
-        threshold: of the map, mean over steps, see :func:`output_thresholds`; NaN for softmax, which has none.
+        threshold: of the map, mean over steps, see :meth:`tsallis.nn.OutputLayer.thresholds`; NaN for softmax, which
+            has none.
         smoothed_loss: :math:`-\\log` of smoothed probabilities, see `epsilon_perplexity`.
         sparsemax_score: mean of :math:`p_y + (1 - \\|p\\|^2) / 2` (Martins et al. 2020, *Sparse Text Generation*).
         attention_support: positions with a weight, mean over steps (and heads).
@@ -151,7 +152,7 @@ def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> Tensor:
     scores = output.scores(hidden)  # [symbols, d_vocab]
     probs = output.probs(scores)
     of_gold = _gold_values(probs, gold, known)
-    thresholds = output_thresholds(output, scores, probs) if hasattr(output, "alpha") else None
+    thresholds = output.thresholds(scores, probs) if hasattr(output, "thresholds") else None
     # What is not normalised is no distribution, as the two scores of Martins et al. need it.
     shares = probs if output.normalized else probs / probs.sum(-1, keepdim=True).clamp(min=1e-30)
     of_gold_share = _gold_values(shares, gold, known)
@@ -175,31 +176,3 @@ def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> Tensor:
 def _gold_values(values: Tensor, gold: Tensor, known: Tensor) -> Tensor:
     """Return the values [symbols] of gold symbols among those of all [symbols, d_vocab]; 0 of an unknown one."""
     return values.gather(-1, gold.unsqueeze(-1)).squeeze(-1).masked_fill(~known, 0)
-
-
-def output_thresholds(output: Any, scores: Tensor, probs: Tensor) -> Tensor | None:
-    r"""Return the threshold of an output layer's map at each step, in float64.
-
-    .. math:: \tau(z) = (\alpha-1) \max z - (\max p)^{\alpha-1}
-
-    of :math:`p_i = [(\alpha-1) z_i - \tau(z)]_+^{1/(\alpha-1)}` (Peters et al. 2019, eq. 13; Tezekbayev et al. 2022,
-    sec. 2 and fig. 7); alpha-ReLU has the layer's own, the same at every step.
-
-    Args:
-        output: the layer.
-        scores: [steps, symbols].
-        probs: their values, [steps, symbols].
-
-    Returns:
-        Thresholds [steps]; None for softmax, which has none.
-
-    Example:
-        >>> from tsallis.nn import OutputLayer
-        >>> layer, scores = OutputLayer(2, 3, "sparsemax"), torch.tensor([[1.0, 0.5, -2.0]])
-        >>> output_thresholds(layer, scores, layer.probs(scores)).tolist()
-        [0.25]
-    """
-    if not output.normalized:
-        return torch.full(scores.shape[:-1], output.tau, dtype=torch.float64, device=scores.device)
-    eps = output.alpha - 1
-    return None if eps == 0 else eps * scores.amax(-1).double() - probs.amax(-1).double() ** eps

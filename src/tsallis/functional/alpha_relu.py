@@ -185,14 +185,23 @@ def estimate_tau_from_scores(scores: Tensor, alpha: float = 1.5) -> float:
         >>> round(estimate_tau_from_scores(torch.zeros(2, 4)), 4)  # p = 1/4 = (0 - tau)^2
         -0.5
     """
-    eps = _eps(alpha)
-    rows = as_rows(scores.detach(), 1 + eps).scores.double()
-    top = rows.amax(-1)
-    finite = top.abs() < torch.inf
-    if not finite.any():
+    alpha = 1 + _eps(alpha)
+    rows = as_rows(scores.detach(), alpha).scores.double()
+    finite = rows[rows.amax(-1).abs() < torch.inf]
+    if not len(finite):
         raise ValueError(f"scores of shape {tuple(scores.shape)} hold no row with finite scores")
-    probs = entmax(rows[finite], eps + 1)
-    return float((eps * top[finite] - probs.amax(-1) ** eps).mean())
+    return float(thresholds_of_probs(finite, entmax(finite, alpha), alpha).mean())
+
+
+def thresholds_of_probs(scores: Tensor, probs: Tensor, alpha: float) -> Tensor:
+    r"""Return the thresholds of entmax [...] in float64, from scores and probabilities [..., classes].
+
+    .. math:: \tau(z) = (\alpha-1) \max z - (\max p)^{\alpha-1}
+
+    of :math:`p_i = [(\alpha-1) z_i - \tau(z)]_+^{1/(\alpha-1)}` (Peters et al. 2019, eq. 13).
+    """
+    eps = alpha - 1
+    return eps * scores.amax(-1).double() - probs.amax(-1).double() ** eps
 
 
 def _eps(alpha: float) -> float:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from tsallis import functional
+from tsallis.functional.alpha_relu import thresholds_of_probs
 from tsallis.functional.losses import reduce
 from tsallis.functional.rows import alpha_number
 from tsallis.ops.arguments import BestSymbols
@@ -147,6 +148,30 @@ class OutputLayer(nn.Module):
         if self.alpha == 1:
             return scores.double().log_softmax(-1)
         return self.probs(upcast(scores)).double().log()  # half precision has too few numbers near 0
+
+    def thresholds(self, scores: Tensor, probs: Tensor) -> Tensor | None:
+        r"""Return the threshold of the map at each step, in float64.
+
+        .. math:: \tau(z) = (\alpha-1) \max z - (\max p)^{\alpha-1}
+
+        of :math:`p_i = [(\alpha-1) z_i - \tau(z)]_+^{1/(\alpha-1)}` (Peters et al. 2019, eq. 13; Tezekbayev et al.
+        2022, sec. 2 and fig. 7); alpha-ReLU has the layer's own, the same at every step.
+
+        Args:
+            scores: [..., d_vocab]
+            probs: their probabilities, [..., d_vocab].
+
+        Returns:
+            Thresholds [...]; None for softmax, which has none.
+
+        Example:
+            >>> layer, scores = OutputLayer(2, 3, "sparsemax"), torch.tensor([[1.0, 0.5, -2.0]])
+            >>> layer.thresholds(scores, layer.probs(scores)).tolist()
+            [0.25]
+        """
+        if self.transform == "alpha_relu":
+            return torch.full(scores.shape[:-1], self.tau, dtype=torch.float64, device=scores.device)
+        return None if self.alpha == 1 else thresholds_of_probs(scores, probs, self.alpha)
 
     def best_symbols(self, scores: Tensor, count: int, end: int, only: Tensor | None = None) -> BestSymbols:
         """Return the most probable symbols of rows of scores, their log-probabilities, and that of the end.

@@ -172,18 +172,13 @@ def score_tokens(
 def _gap(model: Any, scores: Tensor, token: int) -> float | None:
     """Return by how much a token's score is below the threshold of a step's scores [d_vocab].
 
-    The threshold of entmax follows from its largest probability: :math:`\\tau = (\\alpha - 1) z - p^{\\alpha - 1}`; in
-    units of scores it is :math:`\\tau / (\\alpha - 1)`.
+    In units of scores the threshold is :math:`\\tau / (\\alpha - 1)`.
     """
     output = model.output
-    alpha = getattr(output, "alpha", None)
-    z = scores.double()
-    if alpha is None:
+    if not hasattr(output, "thresholds"):
         return None
-    if z[token] == -torch.inf or alpha == 1:
+    threshold = output.thresholds(scores, output.log_probs(scores).exp())
+    if scores[token] == -torch.inf or threshold is None:
         return math.inf
-    if not output.normalized:
-        threshold = output.tau / (alpha - 1)
-    else:
-        threshold = float(z.max() - output.log_probs(scores).max().mul(alpha - 1).exp() / (alpha - 1))
-    return max(threshold - float(z[token]), 0.0)  # where a score is the threshold, but for rounding
+    # Zero where a score is the threshold, but for rounding.
+    return max(float(threshold) / (output.alpha - 1) - float(scores[token]), 0.0)
