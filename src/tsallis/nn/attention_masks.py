@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -93,31 +95,33 @@ def combine_masks(one: Tensor | None, other: Tensor | None) -> Tensor | None:
     return one + other
 
 
-def count_visible(
-    mask: Tensor | None,
-    lengths: Tensor | None,
-    causal: bool,
-    queries: int,
-    keys: int,
-    offset: int,
-    device: torch.device,
-) -> Tensor:
-    """Count the keys that each query may attend to, broadcastable to [batch, heads, queries]."""
-    position = torch.arange(offset, offset + queries, device=device)
-    if mask is None:
-        ends = position.new_full((1,), keys) if lengths is None else lengths.to(device)
-        ends = ends.view(-1, 1, 1)
-        return torch.minimum(ends, position + 1) if causal else ends
-    active = mask if mask.dtype == torch.bool else mask > -torch.inf
-    active = active[(None,) * (4 - active.dim())]
-    active = active.expand(*active.shape[:3], keys)
-    if lengths is not None:
-        active = active & length_mask(lengths, keys, device).unsqueeze(1)
-    if causal and active.shape[2] == 1:
-        return active.squeeze(2).cumsum(-1)[..., position.clamp(max=keys - 1)]
-    if causal:
-        active = active & ~future_mask(queries, keys, device, offset)
-    return active.sum(-1)
+class VisibleKeys(NamedTuple):
+    """The keys that each query may attend to, as the kernels take it."""
+
+    mask: Tensor | None  # broadcastable to [batch, heads, queries, keys]: True takes part, or added to the scores
+    lengths: Tensor | None  # [batch]: the first keys that are no padding
+    causal: bool
+    queries: int
+    keys: int
+    offset: int = 0  # the position of the first query among the keys
+
+    def count_keys(self, device: torch.device) -> Tensor:
+        """Count the keys that each query may attend to, broadcastable to [batch, heads, queries]."""
+        position = torch.arange(self.offset, self.offset + self.queries, device=device)
+        if self.mask is None:
+            ends = position.new_full((1,), self.keys) if self.lengths is None else self.lengths.to(device)
+            ends = ends.view(-1, 1, 1)
+            return torch.minimum(ends, position + 1) if self.causal else ends
+        active = self.mask if self.mask.dtype == torch.bool else self.mask > -torch.inf
+        active = active[(None,) * (4 - active.dim())]
+        active = active.expand(*active.shape[:3], self.keys)
+        if self.lengths is not None:
+            active = active & length_mask(self.lengths, self.keys, device).unsqueeze(1)
+        if self.causal and active.shape[2] == 1:
+            return active.squeeze(2).cumsum(-1)[..., position.clamp(max=self.keys - 1)]
+        if self.causal:
+            active = active & ~future_mask(self.queries, self.keys, device, self.offset)
+        return active.sum(-1)
 
 
 def sum_support(support: Tensor, visible: Tensor, active: Tensor | None) -> Tensor:

@@ -12,10 +12,10 @@ from tsallis.functional.attention import attend, count_support
 from tsallis.functional.rows import alpha_number
 from tsallis.nn.alpha import PerHeadAlpha
 from tsallis.nn.attention_masks import (
+    VisibleKeys,
     active_queries,
     combine_masks,
     convert_mask,
-    count_visible,
     split_lengths,
     split_padding,
     sum_support,
@@ -53,15 +53,10 @@ class _PassRecord(NamedTuple):
     """The record of a forward pass, for the statistics."""
 
     support: Tensor  # [batch, heads, queries]: how many keys each query attends to; or all weights
-    mask: Tensor | None
-    lengths: Tensor | None
-    causal: bool
-    queries: int
-    keys: int
+    visible: VisibleKeys
     alpha: Tensor  # [heads]
     query_lengths: Tensor | None  # [batch]: how many of the queries are no padding, in self-attention; or
     query_padding: Tensor | None  # [batch, queries] or [queries]: which are
-    offset: int  # the position of the first query among the keys
 
 
 class MultiheadAttention(nn.Module):
@@ -263,9 +258,50 @@ class MultiheadAttention(nn.Module):
             ValueError: shapes that don't fit, arguments that exclude each other.
             TypeError: a mask that is neither boolean nor floating point.
         """
+        self._check_inputs(query, key, value, cache)
+        if key_lengths is not None and key_padding_mask is not None:
+            raise ValueError("key_lengths and key_padding_mask say the same: give one of them")
+        q, k, v = self._queries_keys_values(query, key, value, cache)
+        visible = self._visible_keys(q, k, attn_mask, key_padding_mask, key_lengths, is_causal, cache is not None)
+        if not self._plain:
+            k, v, mask = self._append_extra_keys(k, v, visible.mask)
+            visible = visible._replace(mask=mask, keys=k.shape[2])
+        if self.length_scale is not None:
+            q = self._scale(q, query, visible.count_keys(q.device))
+        alpha = self._alpha()
+        result = attend(
+            q,
+            k,
+            v,
+            alpha,
+            attn_mask=visible.mask,
+            key_lengths=visible.lengths,
+            is_causal=visible.causal,
+            dropout_p=self.dropout if self.training else 0.0,
+            enable_gqa=self.num_kv_heads != self.num_heads,
+            need_weights=need_weights,
+            slopes=self.slopes,
+            query_offset=visible.offset,
+            key_norms=None if cache is None or self.slopes is None else cache.key_norms,
+        )
+        if not traced():
+            heads = self._expand_alpha(alpha).detach().clone()  # an optimiser's step changes parameters
+            mask = None if visible.mask is None else visible.mask.detach()
+            of_queries = (key_lengths, key_padding_mask) if key is query and cache is None else (None, None)
+            self._last = _PassRecord(result.support, visible._replace(mask=mask), heads, *of_queries)
+        elif self._last is not None:  # of a pass before this one
+            self._last = None
+        out = self.out_proj(result.output.transpose(1, 2).flatten(2))  # [batch, queries, size]
+        weights = result.weights
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(1)
+        if query.dim() == 2:
+            return out.squeeze(0), None if weights is None else weights.squeeze(0)
+        return out if self.batch_first else out.transpose(0, 1), weights
+
+    def _check_inputs(self, query: Tensor, key: Tensor | None, value: Tensor | None, cache: Cache | None) -> None:
         if query.is_nested:
             raise ValueError("query must not be a nested tensor: pad it, and give a key_padding_mask")
-        batched = query.dim() == 3
         if query.dim() not in (2, 3):
             raise ValueError(f"query must have 2 or 3 dimensions, got shape {tuple(query.shape)}")
         if (key is None) != (value is None) or (key is None and cache is None):
@@ -275,8 +311,17 @@ class MultiheadAttention(nn.Module):
         for name, x, size in (("key", key, self.kdim), ("value", value, self.vdim)):
             if x is not None and x.shape[-1] != size:
                 raise ValueError(f"{name} must have the size {size}, got {x.shape[-1]}")
-        if key_lengths is not None and key_padding_mask is not None:
-            raise ValueError("key_lengths and key_padding_mask say the same: give one of them")
+
+    @property
+    def _plain(self) -> bool:
+        """Tell whether all keys are those of the sequence; keys added behind them are seen by every query, and no
+        length and no causal order then tells who sees what."""
+        return self.bias_k is None and not self.add_zero_attn
+
+    def _queries_keys_values(
+        self, query: Tensor, key: Tensor | None, value: Tensor | None, cache: Cache | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Project the inputs to heads, turn them by their positions, and add the keys and values of a cache."""
         q, k, v = self._project(query, key, value)
         if self.rotary is not None:
             if k is None:
@@ -285,14 +330,22 @@ class MultiheadAttention(nn.Module):
             q, k = self.rotary(q, first), self.rotary(k, first)
         if k is None or v is None:
             assert cache is not None
-            k, v = cache.read()
-        elif cache is not None:
-            k, v = cache.append(k, v)
-        queries, keys = q.shape[2], k.shape[2]
-        past = keys - queries if cache is not None else 0  # negative: queries of another sequence
-        offset = max(past, 0)
-        # Keys that every query sees come behind the others: no length and no causal order then tells who sees what.
-        plain = self.bias_k is None and not self.add_zero_attn
+            return q, *cache.read()
+        return (q, k, v) if cache is None else (q, *cache.append(k, v))
+
+    def _visible_keys(
+        self,
+        q: Tensor,
+        k: Tensor,
+        attn_mask: Tensor | None,
+        key_padding_mask: Tensor | None,
+        key_lengths: Tensor | None,
+        is_causal: bool,
+        cached: bool,
+    ) -> VisibleKeys:
+        """Convert PyTorch's masks, padding and causal order to those of the kernels."""
+        queries, keys, plain = q.shape[2], k.shape[2], self._plain
+        past = keys - queries if cached else 0  # negative: queries of another sequence
         if key_lengths is not None:
             padding, lengths = split_lengths(key_lengths, q, keys, plain)
         else:
@@ -301,44 +354,7 @@ class MultiheadAttention(nn.Module):
         mask = combine_masks(convert_mask(attn_mask, q.shape[0], self.num_heads), padding)
         if is_causal and not causal and (queries > 1 or not plain):
             mask = combine_masks(mask, torch.ones(queries, keys, dtype=torch.bool, device=q.device).tril(past))
-        if not plain:
-            k, v, mask = self._append_extra_keys(k, v, mask)
-        if self.length_scale is not None:
-            visible = count_visible(mask, lengths, causal, queries, k.shape[2], offset, q.device)
-            q = self._scale(q, query, visible)
-        alpha = self._alpha()
-        result = attend(
-            q,
-            k,
-            v,
-            alpha,
-            attn_mask=mask,
-            key_lengths=lengths,
-            is_causal=causal,
-            dropout_p=self.dropout if self.training else 0.0,
-            enable_gqa=self.num_kv_heads != self.num_heads,
-            need_weights=need_weights,
-            slopes=self.slopes,
-            query_offset=offset,
-            key_norms=None if cache is None or self.slopes is None else cache.key_norms,
-        )
-        if not traced():
-            heads = self._expand_alpha(alpha).detach().clone()  # an optimiser's step changes parameters
-            mask = None if mask is None else mask.detach()
-            of_queries = (key_lengths, key_padding_mask) if key is query and cache is None else (None, None)
-            self._last = _PassRecord(
-                result.support, mask, lengths, causal, queries, k.shape[2], heads, *of_queries, offset
-            )
-        elif self._last is not None:  # of a pass before this one
-            self._last = None
-        out = self.out_proj(result.output.transpose(1, 2).flatten(2))  # [batch, queries, size]
-        weights = result.weights
-        if weights is not None:
-            weights = weights.mean(1) if average_attn_weights else weights
-            weights = weights if batched else weights.squeeze(0)
-        if not batched:
-            return out.squeeze(0), weights
-        return out if self.batch_first else out.transpose(0, 1), weights
+        return VisibleKeys(mask, lengths, causal, queries, keys, max(past, 0))
 
     def stats(self) -> AttentionStats:
         """Measure the sparsity of the last forward pass; no weights are computed for it.
@@ -350,10 +366,8 @@ class MultiheadAttention(nn.Module):
         """
         last = self._last_pass()
         support = count_support(last.support)
-        visible = count_visible(
-            last.mask, last.lengths, last.causal, last.queries, last.keys, last.offset, support.device
-        )
-        active = active_queries(last.query_lengths, last.query_padding, last.queries, support.device)
+        visible = last.visible.count_keys(support.device)
+        active = active_queries(last.query_lengths, last.query_padding, last.visible.queries, support.device)
         attended, seen, queries = sum_support(support, visible, active)
         return AttentionStats(
             (attended / seen.clamp(min=1)).float(), (attended / queries.clamp(min=1)).float(), last.alpha

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tsallis.functional.attention import count_support
 from tsallis.integrations.huggingface.alphas import alpha_modules
 from tsallis.integrations.huggingface.modules import Kind, attention_kind
-from tsallis.nn.attention_masks import count_visible, sum_support
+from tsallis.nn.attention_masks import VisibleKeys, sum_support
 
 
 class DensityMeter:
@@ -81,7 +81,7 @@ class _Counts:
     def add(self, record: Tensor, mask: Tensor | None, causal: bool, queries: int, keys: int) -> None:
         """Count a pass; `record` holds the supports [batch, heads, queries], or all weights."""
         support = count_support(record)
-        visible = count_visible(mask, None, causal, queries, keys, 0, support.device)
+        visible = VisibleKeys(mask, None, causal, queries, keys).count_keys(support.device)
         active = None
         if self.kind == "self" and mask is not None and queries == keys and queries > 1:
             allowed = mask if mask.dtype == torch.bool else mask > -torch.inf
