@@ -65,7 +65,8 @@ PUBLIC = {
     "tsallis.nn": """
         AlphaReLULoss AttentionStats ContinuousAttention1d ContinuousAttention2d ContinuousGlobalAttention Entmax
         EntmaxLoss GlobalAttention KeyValueCache LengthScale MultiheadAttention OutputLayer PerHeadAlpha Sparsemax
-        TransformerDecoderLayer TransformerEncoderLayer densify_module sparsify_module
+        TransformerDecoderLayer TransformerEncoderLayer attention_stats densify_module
+        parameter_groups sparsify_module
     """,
     "tsallis.report": """
         View attention_matrix image_attention image_panels learned_alphas matrix_panels output_steps output_tree save

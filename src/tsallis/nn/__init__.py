@@ -10,8 +10,9 @@ from tsallis.nn.global_attention import GlobalAttention
 from tsallis.nn.kv_cache import KeyValueCache
 from tsallis.nn.length_scale import LengthScale
 from tsallis.nn.maps import AlphaReLULoss, Entmax, EntmaxLoss, Sparsemax
-from tsallis.nn.multihead_attention import AttentionStats, MultiheadAttention
+from tsallis.nn.multihead_attention import AttentionStats, MultiheadAttention, attention_stats
 from tsallis.nn.output import OutputLayer
+from tsallis.nn.parameter_groups import parameter_groups
 from tsallis.nn.replacement import densify_module, sparsify_module
 from tsallis.nn.transformer_layers import TransformerDecoderLayer, TransformerEncoderLayer
 
@@ -32,6 +33,8 @@ __all__ = [
     "Sparsemax",
     "TransformerDecoderLayer",
     "TransformerEncoderLayer",
+    "attention_stats",
     "densify_module",
+    "parameter_groups",
     "sparsify_module",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ class PerHeadAlpha(nn.Module):
 
     (Correia et al. 2019, sec. 4, with bounds 1 and 2: from softmax to sparsemax). The parameter :math:`a` is called
     `bias`: optimisers that leave biases without weight decay leave it, too. A state dict without it, such as one of
-    PyTorch's attention, can be loaded; the parameter then stays as it is.
+    PyTorch's attention, can be loaded; the parameter then stays as it is. In a model that is
+    cast to half precision, where a step of an optimizer would be lost to rounding, it is in float32.
 
     Args:
         num_heads: the number of heads.
@@ -50,7 +52,7 @@ class PerHeadAlpha(nn.Module):
         if not self.low < self.high:
             raise ValueError(f"low must be below high, got {low:g} and {high:g}")
         if initial is not None and not self.low < initial < self.high:
-            raise ValueError(f"initial must lie between {low:g} and {high:g}, got {initial:g}")
+            raise ValueError(f"initial must lie strictly between {low:g} and {high:g}, got {initial:g}")
         self.initial = initial
         self.bias = nn.Parameter(torch.empty(num_heads, device=device, dtype=dtype))
         self.reset_parameters()
@@ -71,6 +73,15 @@ class PerHeadAlpha(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{len(self.bias)}, low={self.low:g}, high={self.high:g}"
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PerHeadAlpha:
+        def keep_precision(x: Tensor) -> Tensor:
+            moved = fn(x)
+            half = moved.dtype.itemsize < 4 <= x.dtype.itemsize
+            return x.to(moved.device, torch.float32) if half else moved
+
+        super()._apply(keep_precision, recurse)
+        return self
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
         if f"{prefix}bias" not in state_dict:

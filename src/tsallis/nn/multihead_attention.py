@@ -151,27 +151,48 @@ class MultiheadAttention(nn.Module):
         for name in ("bias_k", "bias_v"):
             extra = nn.Parameter(torch.empty(1, 1, kv_dim, **factory_kwargs)) if add_bias_kv else None
             self.register_parameter(name, extra)
-        self._set_alpha(alpha, factory_kwargs)
+        self._assign_alpha(alpha, device, dtype)
         self._set_positions(positions, length_scale, factory_kwargs)
         self._last: _PassRecord | None = None
         self._reset_parameters()
 
-    def _set_alpha(self, alpha: Alpha | nn.Module, factory_kwargs: dict[str, Any]) -> None:
+    def set_alpha(self, alpha: Alpha | nn.Module) -> None:
+        """Give the heads another alpha; one that was learned is dropped.
+
+        Args:
+            alpha: as at the start.
+
+        Raises:
+            ValueError: a bad alpha; the one of before then stays.
+
+        Example:
+            >>> attention = MultiheadAttention(8, 2, alpha="learned")
+            >>> attention.set_alpha(2.0)
+            >>> attention.alphas(), [name for name, _ in attention.named_parameters() if "alpha" in name]
+            (tensor([2., 2.]), [])
+        """
+        weight = self.out_proj.weight
+        self._assign_alpha(alpha, weight.device, weight.dtype)
+
+    def _assign_alpha(self, alpha: Alpha | nn.Module, device: Any, dtype: torch.dtype | None) -> None:
         if isinstance(alpha, str):
             if alpha != "learned":
                 raise ValueError(f"alpha must be a number, 'learned', a tensor or a module, got {alpha!r}")
-            self.alpha = PerHeadAlpha(self.num_heads, **factory_kwargs)
+            half = dtype is not None and dtype.itemsize < 4  # in which steps of an optimizer are lost to rounding
+            alpha = PerHeadAlpha(self.num_heads, device=device, dtype=torch.float32 if half else dtype)
         elif isinstance(alpha, Tensor):
             if alpha.shape != (self.num_heads,):
                 raise ValueError(
                     f"alpha must have shape ({self.num_heads},), one for each head, got {tuple(alpha.shape)}"
                 )
-            if isinstance(alpha, nn.Parameter):
-                self.alpha = alpha
-            else:
-                self.register_buffer("alpha", alpha.detach().to(device=factory_kwargs["device"]))
+        elif not isinstance(alpha, nn.Module):
+            alpha = alpha_number(alpha)
+        for names in (self.__dict__, self._parameters, self._buffers, self._modules):
+            names.pop("alpha", None)
+        if isinstance(alpha, Tensor) and not isinstance(alpha, nn.Parameter):
+            self.register_buffer("alpha", alpha.detach().to(device=device))
         else:
-            self.alpha = alpha if isinstance(alpha, nn.Module) else alpha_number(alpha)
+            self.alpha = alpha
 
     def _set_positions(
         self,
@@ -454,3 +475,20 @@ class MultiheadAttention(nn.Module):
         suffix = f", alpha={alpha:g}" if isinstance(alpha, float) else ""
         suffix += f", num_kv_heads={self.num_kv_heads}" if self.num_kv_heads != self.num_heads else ""
         return f"{self.embed_dim}, {self.num_heads}, dropout={self.dropout:g}{suffix}"
+
+
+def attention_stats(module: nn.Module) -> dict[str, AttentionStats]:
+    """Return the sparsity of the last pass of every :class:`MultiheadAttention` inside a module, by its name.
+
+    Attentions without a pass, or whose last one was compiled, are left out.
+
+    Example:
+        >>> layer = nn.ModuleDict({"attention": MultiheadAttention(8, 2, alpha=1.0)})
+        >>> attention_stats(layer)
+        {}
+        >>> _ = layer["attention"](*[torch.randn(5, 3, 8)] * 3)
+        >>> attention_stats(layer)["attention"].density
+        tensor([1., 1.])
+    """
+    parts = ((name, part) for name, part in module.named_modules() if isinstance(part, MultiheadAttention))
+    return {name: part.stats() for name, part in parts if part.recorded}

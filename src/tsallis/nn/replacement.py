@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from tsallis.functional.rows import alpha_number
 from tsallis.nn.alpha import PerHeadAlpha
 from tsallis.nn.multihead_attention import MultiheadAttention
 from tsallis.nn.transformer_layers import TransformerDecoderLayer, TransformerEncoderLayer
@@ -41,7 +42,7 @@ def sparsify_module(
     around it, but for the fast path of PyTorch's encoder, which computes softmax by itself and is left out. At alpha 1
     the outputs are those of before, except where PyTorch gives NaN because a query has no key, and at padding, where
     the fast path gives zeros. Hooks, and attributes and parts that were added to an attention, go with it.
-    :func:`densify_module` undoes it.
+    :func:`densify_module` undoes it. An attention that is sparse already gets the new alpha.
 
     Args:
         module: changed in place, unless it is an attention itself.
@@ -67,18 +68,22 @@ def sparsify_module(
     """
     if isinstance(alpha, str) and alpha != "learned":
         raise ValueError(f"alpha must be a number or 'learned', got {alpha!r}")
-    patterns = [names] if isinstance(names, str) else names if names is None else list(names)
+    patterns = _patterns(names)
     attentions = dict(_attentions(module, patterns))
     if not attentions:
-        among = "" if patterns is None else f" whose name matches {', '.join(patterns)}"
-        raise ValueError(f"{type(module).__name__} has no torch.nn.MultiheadAttention{among}")
-    return cast(
-        Module | MultiheadAttention,
-        _swap(module, {old: _sparse(old, alpha, initial, name) for name, old in attentions.items()}),
-    )
+        raise ValueError(f"{type(module).__name__} has no torch.nn.MultiheadAttention{_among(patterns)}")
+    replacements: dict[nn.Module, nn.Module] = {
+        old: _sparse(old, _alpha(alpha, initial, old), name)
+        for name, old in attentions.items()
+        if isinstance(old, nn.MultiheadAttention)
+    }
+    for old in attentions.values():
+        if isinstance(old, MultiheadAttention):
+            old.set_alpha(_alpha(alpha, initial, old))
+    return cast(Module | MultiheadAttention, _swap(module, replacements))
 
 
-def densify_module(module: Module) -> Module | nn.MultiheadAttention:
+def densify_module(module: Module, *, names: str | Iterable[str] | None = None) -> Module | nn.MultiheadAttention:
     r"""Give every sparse attention inside a module softmax back: undo :func:`sparsify_module`.
 
     Each :class:`MultiheadAttention` becomes a `torch.nn.MultiheadAttention` with the same parameters; learned alphas
@@ -86,6 +91,7 @@ def densify_module(module: Module) -> Module | nn.MultiheadAttention:
 
     Args:
         module: changed in place, unless it is an attention itself.
+        names: patterns of attentions' names, such as "encoder.*"; None: all.
 
     Returns:
         The module; for an attention itself the one that takes its place.
@@ -100,10 +106,29 @@ def densify_module(module: Module) -> Module | nn.MultiheadAttention:
         <class 'torch.nn.modules.activation.MultiheadAttention'>
     """
     own = {part for layer in module.modules() if isinstance(layer, LAYERS) for part in layer.children()}
-    attentions = {n: x for n, x in module.named_modules() if type(x) is MultiheadAttention and x not in own}
+    patterns = _patterns(names)
+    attentions = {
+        name: part
+        for name, part in module.named_modules()
+        if type(part) is MultiheadAttention and part not in own and _matches(name, patterns)
+    }
     if not attentions:
-        raise ValueError(f"{type(module).__name__} has no sparse attention that PyTorch's could replace")
+        raise ValueError(
+            f"{type(module).__name__} has no sparse attention that PyTorch's could replace{_among(patterns)}"
+        )
     return cast(Module | nn.MultiheadAttention, _swap(module, {old: _dense(old, n) for n, old in attentions.items()}))
+
+
+def _patterns(names: str | Iterable[str] | None) -> list[str] | None:
+    return [names] if isinstance(names, str) else names if names is None else list(names)
+
+
+def _matches(name: str, patterns: list[str] | None) -> bool:
+    return patterns is None or any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _among(patterns: list[str] | None) -> str:
+    return "" if patterns is None else f" whose name matches {', '.join(patterns)}"
 
 
 def _swap(module: nn.Module, replacements: dict[nn.Module, nn.Module]) -> nn.Module:
@@ -134,12 +159,13 @@ def _set_nested(encoder: Any) -> None:
         encoder.use_nested_tensor, encoder.nested_when_dense = True, False
 
 
-def _attentions(module: nn.Module, patterns: list[str] | None) -> Iterator[tuple[str, nn.MultiheadAttention]]:
+def _attentions(module: nn.Module, patterns: list[str] | None) -> Iterator[tuple[str, Attention]]:
     """Yield the attentions that a pattern names, and their names; those that can't be replaced are errors."""
     for name, part in module.named_modules():
-        if not isinstance(part, nn.MultiheadAttention):
+        if not isinstance(part, Attention) or not _matches(name, patterns):
             continue
-        if patterns is not None and not any(fnmatchcase(name, pattern) for pattern in patterns):
+        if isinstance(part, MultiheadAttention):
+            yield name, part
             continue
         if is_parametrized(part):
             tensors = ", ".join(part.parametrizations)  # type: ignore[arg-type]
@@ -152,11 +178,16 @@ def _attentions(module: nn.Module, patterns: list[str] | None) -> Iterator[tuple
         yield name, part
 
 
-def _sparse(old: nn.MultiheadAttention, alpha: Any, initial: float | None, name: str) -> MultiheadAttention:
+def _alpha(alpha: float | str, initial: float | None, attention: Attention) -> float | PerHeadAlpha:
+    """Return what an attention gets: a number, or an alpha of its own for each head."""
+    if not isinstance(alpha, str):
+        return alpha_number(alpha)
+    device = attention.out_proj.weight.device
+    return PerHeadAlpha(attention.num_heads, initial=initial, device=device, dtype=torch.float32)
+
+
+def _sparse(old: nn.MultiheadAttention, alpha: float | PerHeadAlpha, name: str) -> MultiheadAttention:
     """Return a sparse attention with the same parameters."""
-    if isinstance(alpha, str):
-        device = old.out_proj.weight.device
-        alpha = PerHeadAlpha(old.num_heads, initial=initial, device=device, dtype=torch.float32)
     return _with_parts(MultiheadAttention(**_arguments(old), alpha=alpha), old, name)
 
 

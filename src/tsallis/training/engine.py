@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict import (
 from tsallis.data.batching import IGNORE_INDEX, Batch, has_loss
 from tsallis.errors import InputError
 from tsallis.models.sharing import aliases_of
-from tsallis.nn import PerHeadAlpha
+from tsallis.nn.parameter_groups import split_parameters
 from tsallis.training.distributed import World
 
 STRATEGIES = ("ddp", "fsdp")
@@ -147,16 +147,12 @@ class Engine:
 
         Biases and the weights of norms are vectors.
         """
-        decay, parameters = self.settings.weight_decay, [p for p in self.model.parameters() if p.requires_grad]
-        alphas = {id(p) for m in self.model.modules() if isinstance(m, PerHeadAlpha) for p in m.parameters()}
-        own = [p for p in parameters if id(p) in alphas]
-        rest = [p for p in parameters if id(p) not in alphas]
-        vectors = [p for p in rest if p.dim() < 2] if decay else []
-        matrices = [p for p in rest if not decay or p.dim() >= 2]
+        decay, (matrices, vectors, alphas) = self.settings.weight_decay, split_parameters(self.model)
+        rest = [p for p in self.model.parameters() if p.requires_grad and all(p is not own for own in alphas)]
         groups: list[dict[str, Any]] = [
-            {"params": matrices, "factor": 1.0, "weight_decay": decay},
-            {"params": vectors, "factor": 1.0},
-            {"params": own, "factor": self.settings.alpha_lr_scale},
+            {"params": matrices if decay else rest, "factor": 1.0, "weight_decay": decay},
+            {"params": vectors if decay else [], "factor": 1.0},
+            {"params": alphas, "factor": self.settings.alpha_lr_scale},
         ]
         return [group for group in groups if group["params"]]
 
@@ -184,7 +180,7 @@ class Engine:
         for index in range(count):
             counts = index < own
             self.objective.collect_stats = collect_stats and index == 0
-            with self._syncing(last=index == count - 1):
+            with self._gradient_sync(last=index == count - 1):
                 loss = self._loss(batches[index if counts else 0])
                 # Gradients are averaged over processes: times their number, the loss is divided by symbols alone.
                 (loss * (self.world.size / max(symbols, 1) if counts else 0.0)).backward()
@@ -209,7 +205,7 @@ class Engine:
         return loss
 
     @contextlib.contextmanager
-    def _syncing(self, last: bool) -> Iterator[None]:
+    def _gradient_sync(self, last: bool) -> Iterator[None]:
         """Exchange gradients once an update, with its last pass."""
         if self.sharded:
             cast(Any, self.module).set_requires_gradient_sync(last)
@@ -219,7 +215,7 @@ class Engine:
             return
         yield
 
-    def plain(self) -> nn.Module:
+    def unsharded_model(self) -> nn.Module:
         """Return the model for search and evaluation in one process: itself, or a whole copy of a sharded one."""
         if not self.sharded:
             return self.model

@@ -352,6 +352,36 @@ def test_learned_alphas_start_where_they_are_told_to() -> None:
     assert repr(PerHeadAlpha(3, 1.0, 2.5)) == "PerHeadAlpha(3, low=1, high=2.5)"
 
 
+@pytest.mark.parametrize("cast", [torch.float16, torch.bfloat16, torch.float64])
+def test_learned_alphas_lose_no_precision_when_a_model_is_cast(cast: torch.dtype) -> None:
+    attention = small("learned").to(cast)
+    alpha = attention.alpha.bias
+    assert alpha.dtype == torch.promote_types(cast, torch.float32) and attention.out_proj.weight.dtype == cast
+    before, x = alpha.detach().clone(), steps().to(cast)
+    optimizer = torch.optim.SGD([alpha], lr=1e-4)
+    for _ in range(5):
+        optimizer.zero_grad()
+        attention(x, x, x)[0].float().square().sum().backward()
+        optimizer.step()
+    assert (alpha != before).all()
+    half = MultiheadAttention(EMBED, HEADS, alpha="learned", dtype=torch.bfloat16)
+    assert half.alpha.bias.dtype == torch.float32 and half.in_proj_weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("start", [1.5, "learned", torch.tensor([1.2, 1.8]), nn.Parameter(torch.tensor([1.2, 1.8]))])
+def test_another_alpha_takes_the_place_of_any(start: Any) -> None:
+    attention, x = small(start), steps()
+    for alpha in (2.0, "learned", torch.tensor([1.0, 2.0]), nn.Parameter(torch.tensor([1.3, 1.4])), Fixed(), 1.0):
+        attention.set_alpha(alpha)
+        expected = small(alpha)
+        expected.load_state_dict(attention.state_dict())
+        assert expected.state_dict().keys() == attention.state_dict().keys()
+        torch.testing.assert_close(attention(x, x, x)[0], expected(x, x, x)[0])
+    with pytest.raises(ValueError, match="at least 1"):
+        attention.set_alpha(0.5)
+    assert attention.alpha == 1.0
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -359,8 +389,8 @@ def test_learned_alphas_start_where_they_are_told_to() -> None:
         ({"high": math.inf}, "got inf"),
         ({"low": 2.0, "high": 1.5}, "low must be below high, got 2 and 1.5"),
         ({"low": 1.5, "high": 1.5}, "low must be below high, got 1.5 and 1.5"),
-        ({"initial": 1.0}, "initial must lie between 1 and 2, got 1"),
-        ({"initial": 2.5}, "initial must lie between 1 and 2, got 2.5"),
+        ({"initial": 1.0}, "initial must lie strictly between 1 and 2, got 1"),
+        ({"initial": 2.5}, "initial must lie strictly between 1 and 2, got 2.5"),
         ({"initial": math.nan}, "got nan"),
     ],
     ids=str,
@@ -506,6 +536,13 @@ def test_statistics_report_the_alphas_of_the_pass() -> None:
     with torch.no_grad():
         own.fill_(2.0)
     assert attention.stats().alpha.tolist() == [1.25, 1.75]
+
+
+def test_statistics_of_a_module_are_those_of_its_attentions() -> None:
+    module, x = nn.ModuleDict({"one": small(1.5), "other": small(2.0), "linear": nn.Linear(2, 2)}), steps()
+    module["one"](x, x, x)
+    stats = tsallis.nn.attention_stats(module)
+    assert list(stats) == ["one"] and stats["one"].density.equal(module["one"].stats().density)
 
 
 def test_a_module_gives_its_alphas_once_in_a_pass() -> None:
@@ -752,7 +789,9 @@ def test_dtypes(dtype: torch.dtype, alpha: Any) -> None:
     torch.testing.assert_close(result[0].double(), expected, **tolerance)
     torch.testing.assert_close(result[1].double(), weights, atol=tolerance["atol"] / 5, rtol=0.1)
     result[0].square().sum().backward()
-    assert all(p.grad.isfinite().all() and p.grad.dtype == dtype for p in attention.parameters())
+    for name, parameter in attention.named_parameters():
+        own = torch.float32 if name == "alpha.bias" and dtype == torch.bfloat16 else dtype
+        assert parameter.grad.isfinite().all() and parameter.grad.dtype == own
 
 
 @pytest.mark.parametrize("variant", [{}, {"add_zero_attn": True}, {"add_bias_kv": True}, {"alpha": "learned"}], ids=str)

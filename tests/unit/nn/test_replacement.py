@@ -183,6 +183,30 @@ def test_names_choose() -> None:
     assert {name for name, kind in kinds.items() if kind is nn.MultiheadAttention} == {"decoder.layers.0.self_attn"}
 
 
+def test_a_second_call_changes_the_alpha_of_those_it_names() -> None:
+    model = sparsify_module(transformer(), 1.5)
+    attention = model.encoder.layers[0].self_attn
+    sparsify_module(model, 2.0, names="encoder.*")
+    assert model.encoder.layers[0].self_attn is attention and attention.alpha == 2.0
+    assert model.decoder.layers[0].self_attn.alpha == 1.5
+    sparsify_module(model, "learned", names="encoder.*", initial=1.3)
+    torch.testing.assert_close(attention.alphas(), torch.full((4,), 1.3))
+    with pytest.raises(ValueError, match="at least 1"):
+        sparsify_module(model, 0.5)
+    assert model.decoder.layers[0].self_attn.alpha == 1.5
+    layer = sparsify_module(TransformerDecoderLayer(16, 4), 2.0)
+    assert layer.self_attn.alpha == layer.multihead_attn.alpha == 2.0
+
+
+def test_names_choose_what_becomes_dense() -> None:
+    model = sparsify_module(transformer(), 1.5)
+    densify_module(model, names="encoder.*")
+    assert type(model.encoder.layers[0].self_attn) is nn.MultiheadAttention
+    assert isinstance(model.decoder.layers[0].self_attn, MultiheadAttention)
+    with pytest.raises(ValueError, match=r"that PyTorch's could replace whose name matches encoder\.\*"):
+        densify_module(model, names="encoder.*")
+
+
 def test_an_attention_that_is_there_twice_stays_one() -> None:
     attention = nn.MultiheadAttention(16, 4)
     model = sparsify_module(nn.ModuleDict({"one": attention, "other": attention}), 1.5)

@@ -1,0 +1,69 @@
+"""Groups of parameters for an optimizer: alphas follow a learning rate of their own."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from tsallis.nn.alpha import PerHeadAlpha
+
+
+class ParameterKinds(NamedTuple):
+    """The trainable parameters of a module."""
+
+    matrices: list[nn.Parameter]
+    vectors: list[nn.Parameter]  # biases and the weights of norms
+    alphas: list[nn.Parameter]
+
+
+def split_parameters(module: nn.Module) -> ParameterKinds:
+    """Return the trainable parameters of a module by kind."""
+    own = {id(p) for part in module.modules() if isinstance(part, PerHeadAlpha) for p in part.parameters()}
+    kinds = ParameterKinds([], [], [])
+    for parameter in module.parameters():
+        if not parameter.requires_grad:
+            continue
+        if id(parameter) in own:
+            kinds.alphas.append(parameter)
+        else:
+            (kinds.matrices if parameter.dim() > 1 else kinds.vectors).append(parameter)
+    return kinds
+
+
+def parameter_groups(
+    module: nn.Module, lr: float, *, alpha_lr_scale: float, weight_decay: float = 0.0
+) -> list[dict[str, Any]]:
+    """Return a module's trainable parameters in three groups for an optimizer: matrices, vectors and learned alphas.
+
+    Matrices alone decay. Alphas are few and their gradients small: how many times the weights' rate they need depends
+    on the length of the training (:doc:`/how-to/learned-alphas`).
+
+    Args:
+        module: with a :class:`PerHeadAlpha` somewhere inside, or none.
+        lr: the learning rate of all but the alphas.
+        alpha_lr_scale: the alphas' learning rate, as a multiple of `lr`.
+        weight_decay: of matrices.
+
+    Returns:
+        Groups as `torch.optim` takes them; without an empty one.
+
+    Raises:
+        ValueError: a scale that is negative or not finite.
+
+    Example:
+        >>> from tsallis.nn import MultiheadAttention
+        >>> attention = MultiheadAttention(8, 2, alpha="learned")
+        >>> groups = parameter_groups(attention, 0.1, alpha_lr_scale=5, weight_decay=0.01)
+        >>> [(len(group["params"]), group["lr"], group["weight_decay"]) for group in groups]
+        [(2, 0.1, 0.01), (2, 0.1, 0.0), (1, 0.5, 0.0)]
+    """
+    if not 0 <= alpha_lr_scale < float("inf"):
+        raise ValueError(f"alpha_lr_scale must be finite and at least 0, got {alpha_lr_scale}")
+    matrices, vectors, alphas = split_parameters(module)
+    groups: list[dict[str, Any]] = [
+        {"params": matrices, "lr": lr, "weight_decay": weight_decay},
+        {"params": vectors, "lr": lr, "weight_decay": 0.0},
+        {"params": alphas, "lr": lr * alpha_lr_scale, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]

@@ -1,0 +1,28 @@
+"""Groups for an optimizer: every trainable parameter is in one, alphas in one of their own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tsallis.nn import TransformerEncoderLayer, parameter_groups
+
+
+def test_every_trainable_parameter_is_in_one_group() -> None:
+    shared = TransformerEncoderLayer(8, 2, 12, alpha="learned")
+    model = nn.ModuleList([shared, shared, nn.Linear(3, 3).requires_grad_(False)])
+    matrices, vectors, alphas = parameter_groups(model, 0.1, alpha_lr_scale=3, weight_decay=0.01)
+    assert all(p.dim() > 1 for p in matrices["params"]) and all(p.dim() == 1 for p in vectors["params"])
+    assert [p.shape for p in alphas["params"]] == [(2,)] and alphas["lr"] == pytest.approx(0.3)
+    assert (matrices["weight_decay"], vectors["weight_decay"], alphas["weight_decay"]) == (0.01, 0.0, 0.0)
+    together = [p for group in (matrices, vectors, alphas) for p in group["params"]]
+    assert {id(p) for p in together} == {id(p) for p in shared.parameters()} and len(together) == 13
+    torch.optim.AdamW([matrices, vectors, alphas]).step()
+
+
+def test_a_group_without_parameters_is_left_out() -> None:
+    (group,) = parameter_groups(nn.Linear(2, 2, bias=False), 0.1, alpha_lr_scale=1)
+    assert group["weight_decay"] == 0 and len(group["params"]) == 1
+    with pytest.raises(ValueError, match="alpha_lr_scale must be finite and at least 0, got -1"):
+        parameter_groups(nn.Linear(2, 2), 0.1, alpha_lr_scale=-1)
