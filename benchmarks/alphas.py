@@ -24,6 +24,7 @@ from tsallis.analysis import alpha_history, density, density_history, read_model
 from tsallis.config import Config
 from tsallis.tasks.registry import load_config, task_of
 from tsallis.training import Run, load_run
+from tsallis.training.file_names import CONFIG
 
 SETTINGS = ("attention", "alpha_lr_scale", "dropout", "updates", "seed")  # which of the recipe's a run is known by
 KINDS = ("encoder", "decoder", "cross")
@@ -69,7 +70,7 @@ def heads_of(run: Run, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def measure(folder: Path, data: str, commit: str) -> Row:
     """Return the row of one run."""
-    config = load_config(folder / "config.yaml", [f"data.folder={data}"])
+    config = load_config(folder / CONFIG, [f"data.folder={data}"])
     run = load_run(folder)
     task, beam = task_of(run.task), config.search.beam()
     dev, test = (
@@ -101,7 +102,7 @@ def measure(folder: Path, data: str, commit: str) -> Row:
 
 def history(folder: Path) -> list[Row]:
     """Return a row for each validation of a run, from its log."""
-    known = settings_of(load_config(folder / "config.yaml"))
+    known = settings_of(load_config(folder / CONFIG))
     values, alphas, densities = value_history(folder), alpha_history(folder), density_history(folder)
     rows = []
     for step in alphas.steps:  # the first are those before the first update

@@ -23,6 +23,7 @@ from tsallis.ops.eager.beams import Beams
 from tsallis.search import Result, beam_search
 from tsallis.tasks.registry import load_config, task_of
 from tsallis.training import load_run
+from tsallis.training.file_names import CONFIG
 
 BATCH = 64
 PRINTED = (
@@ -49,7 +50,7 @@ def adds_up(result: Result, digits: int) -> bool:
 
 def measure(folder: Path, options: argparse.Namespace) -> Row:
     """Return the row of one run."""
-    config = load_config(folder / "config.yaml", [f"data.folder={options.folder}"])
+    config = load_config(folder / CONFIG, [f"data.folder={options.folder}"])
     run = load_run(folder)
     corpus = task_of(run.task).split(run, config.data, options.split).corpus
     by_row: dict[int, Result] = {}

@@ -32,6 +32,7 @@ from tsallis.search import generate
 from tsallis.tasks.registry import load_config, task_of
 from tsallis.training.distributed import World
 from tsallis.training.engine import Engine, EngineSettings
+from tsallis.training.file_names import CONFIG
 from tsallis.training.run_folder import load_run
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -164,7 +165,7 @@ def named_runs(folders: Sequence[Path]) -> tuple[dict[str, Any], Callable[[int],
             raise SystemExit(f"{run.folder}: other symbols than those of {runs[0].folder}")
         arguments = run.model.arguments
         models[f"{arguments['alpha']} attention, {arguments['output']} output"] = run.model.requires_grad_()
-    data, task = load_config(runs[0].folder / "config.yaml").data, task_of(runs[0].task)
+    data, task = load_config(runs[0].folder / CONFIG).data, task_of(runs[0].task)
     return models, lambda length: task.split(runs[0], data, "test", length=length).corpus
 
 

@@ -26,6 +26,7 @@ from tsallis.models import TransformerSeq2Seq
 from tsallis.ops import backend
 from tsallis.report.page import build_page, encode_weights
 from tsallis.training import Run
+from tsallis.training.file_names import MODEL
 
 SYMBOLS = 8000
 SHARPNESS = 3.0  # of the projections to queries and keys, so that heads are as sparse as trained ones
@@ -41,7 +42,7 @@ def untrained_run(folder: Path, attention: str) -> Run:
             if name.endswith("in_proj_weight"):
                 parameter[: 2 * 512].mul_(SHARPNESS)
     record = {"class": "transformer", "arguments": {"src_vocab": SYMBOLS, "tgt_vocab": SYMBOLS, **arguments}}
-    (folder / "model.json").write_text(json.dumps(record))
+    (folder / MODEL).write_text(json.dumps(record))
     return Run(folder, model, symbols, symbols, {"task": "translation"}, {})
 
 

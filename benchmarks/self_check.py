@@ -50,8 +50,8 @@ def row(group: str, name: str, seconds: float, without: float | None, rounds: in
 
 def guarded(enabled: bool) -> None:
     """Let tensors on the CPU be computed after a check, or at once."""
-    backend._AT_ONCE["cpu"] = () if enabled else ("cpu",)
-    backend._AFTER_CHECK["cpu"] = ("cpu",) if enabled else ()
+    backend._UNCHECKED["cpu"] = () if enabled else ("cpu",)
+    backend._SELF_CHECKED["cpu"] = ("cpu",) if enabled else ()
     backend._CHECK_FIRST = frozenset({"cpu"} if enabled else ())
 
 

@@ -53,7 +53,7 @@ PUBLIC = {
     """,
     "tsallis.integrations.huggingface": """
         AnnealAlpha AttentionLog DensityMeter EntmaxLogitsProcessor FixedAlpha LearnedAlpha alpha_parameters alphas
-        causal_lm_loss densify from_pretrained parameter_groups set_alpha sparsify trainer_loss
+        densify find_obstacles from_pretrained lm_loss parameter_groups set_alpha sparsify trainer_loss
     """,
     "tsallis.integrations.huggingface.recording": """
         TransformersReader summarize_texts

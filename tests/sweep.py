@@ -19,10 +19,10 @@ PATHS_AND_ALPHAS = [("short", 1.0), ("short", 2.0), ("lists", 1.0), ("lists", 2.
 PATHS_AND_ALPHAS += [(path, alpha) for path in PATHS for alpha in (1.25, 1.5)]
 
 
-def tiling(path: str) -> Callable[[int, int, int, int], maps.Short | maps.Long]:
+def tiling(path: str) -> Callable[..., maps.Short | maps.Long]:
     """What takes the place of a `tiling` of the kernels."""
 
-    def cut(rows: int, d: int, powers: int, processors: int) -> maps.Short | maps.Long:
+    def cut(rows: int, d: int, *_: int) -> maps.Short | maps.Long:
         width = maps.pad_size(d)
         return PATHS[path] or maps.Short(2, width, width // 4 if width >= 8 else width, 1)
 

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from tsallis import functional
-from tsallis.functional.losses import class_rows
+from tsallis.functional.losses import class_rows, reduce
 from tsallis.functional.rows import result_dtype
 from tsallis.ops.alphas import Alpha
 from tsallis.ops.dtypes import compute_dtype, upcast
@@ -532,7 +532,7 @@ class _Loss(_Map):
         if self.reduction != "none":
             loss = loss.sum(dtype=compute_dtype(dtype))  # of half precision a sum overflows where its mean does not
         if self.reduction in ("elementwise_mean", "mean"):
-            loss = loss / count
+            loss = reduce(loss, count, "mean")
         loss = loss.to(dtype)
         return (loss, _size(functional.entmax(X, self.alpha), -1)) if self.return_support_size else loss
 

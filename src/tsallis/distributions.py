@@ -10,8 +10,8 @@ from torch.distributions import Categorical, Distribution, constraints, kl_diver
 from torch.distributions.utils import lazy_property
 
 from tsallis import functional
-from tsallis.functional.rows import alpha_number, check_floating, number
-from tsallis.ops.alphas import Alpha
+from tsallis.functional.rows import alpha_number, check_floating, log_softmax, number
+from tsallis.ops.alphas import Alpha, check_alpha
 from tsallis.ops.dtypes import compute_dtype
 from tsallis.ops.transforms import traced, without_numbers
 
@@ -110,8 +110,8 @@ class EntmaxCategorical(Categorical):
         # A softmax probability can be too small for a number; its logarithm is not.
         if isinstance(self.alpha, Tensor):
             ones = self.alpha.unsqueeze(-1) == 1
-            return torch.where(ones, self.scores.log_softmax(-1), log_p) if bool(ones.any()) else log_p
-        return self.scores.log_softmax(-1) if self.alpha == 1 else log_p
+            return torch.where(ones, log_softmax(self.scores), log_p) if traced() or bool(ones.any()) else log_p
+        return log_softmax(self.scores) if self.alpha == 1 else log_p
 
     @property
     def support(self) -> Support:
@@ -314,6 +314,8 @@ def _check_scores(scores: Tensor) -> None:
 def _checked_alpha(alpha: Alpha, shape: torch.Size) -> Alpha:
     if not isinstance(alpha, Tensor):
         return alpha_number(alpha, positive=True)
+    if not (traced() or without_numbers(alpha)):
+        check_alpha(alpha, positive=True)
     return _expand("alpha", alpha, shape)
 
 
@@ -355,5 +357,7 @@ def _align(value: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 def _kl(p: EntmaxCategorical | Categorical, q: EntmaxCategorical | Categorical) -> Tensor:
     """Return the divergence: infinite where p has a probability and q has none."""
     inside = p.probs > 0
-    difference = torch.where(inside, p.logits, 0) - torch.where(inside, q.logits, 0)
+    # The logits of a Categorical are finite where its probability is zero.
+    of_q = q.logits if isinstance(q, EntmaxCategorical) else q.logits.masked_fill(q.probs == 0, -torch.inf)
+    difference = torch.where(inside, p.logits, 0) - torch.where(inside, of_q, 0)
     return (p.probs * difference).sum(-1)

@@ -225,6 +225,14 @@ def test_compiled_and_transformed(function: str) -> None:
         torch.testing.assert_close(other, right)
 
 
+@pytest.mark.parametrize("wrong", [5, 10**6])
+def test_compiled_it_refuses_a_class_out_of_range(wrong: int) -> None:
+    compiled = torch.compile(tsallis.linear_entmax_loss, backend="aot_eager")
+    hidden, weight = torch.randn(3, 4), torch.randn(5, 4, requires_grad=True)
+    with pytest.raises(ValueError, match=f"target must hold classes from 0 to 4, got {wrong}"):
+        compiled(hidden, weight, torch.tensor([0, wrong, 1]))
+
+
 def test_an_alpha_tensor_is_compiled_with_its_gradient() -> None:
     hidden, weight, _, target = layer()
     alpha = torch.tensor(1.4, dtype=torch.float64, requires_grad=True)

@@ -136,6 +136,24 @@ def test_the_margin_makes_it_exactly_zero(alpha: float) -> None:
     assert tsallis.entmax_loss(z, torch.tensor([1]), alpha).item() > 1
 
 
+@every_pair(indirect=["computed_by"], broken=[torch.nan, torch.inf], alpha=ALPHAS, computed_by=ALL_BACKENDS)
+def test_a_broken_row_has_a_broken_gradient_in_alpha(broken: float, alpha: float) -> None:
+    z, y = problem(3, 5)
+    z[1, 2] = broken
+    alphas = torch.full((3, 1), alpha, dtype=z.dtype, requires_grad=True)
+    (result,) = torch.autograd.grad(tsallis.entmax_loss(z, y, alphas, reduction="sum"), alphas)
+    assert result[1].isnan() and result[[0, 2]].isfinite().all()
+
+
+def test_alpha_one_among_others_is_exactly_cross_entropy() -> None:
+    z, y = problem(4, 400)
+    alpha = torch.tensor([[1.0], [1.0], [2.5], [1.0]], dtype=z.dtype)
+    with tsallis.backend("eager"):
+        result = tsallis.entmax_loss(z, y, alpha, reduction="none")
+    expected = F.cross_entropy(z, y, reduction="none")
+    torch.testing.assert_close(result[[0, 1, 3]], expected[[0, 1, 3]], atol=1e-14, rtol=1e-14)
+
+
 @every_pair(
     indirect=["computed_by"], alpha=[1.0, 1.1, 1.5, 2.0, 3.0], offset=[1e6, -1e6, 1e20], computed_by=ALL_BACKENDS
 )

@@ -322,6 +322,13 @@ def test_a_mean_of_many_losses_does_not_overflow(dtype: torch.dtype) -> None:
         assert module(z, y).dtype == dtype and 0 < module(z, y) < 10
 
 
+def test_a_batch_of_ignored_targets_has_no_gradient() -> None:
+    alpha, scores = nn.Parameter(torch.tensor(1.3)), torch.randn(3, 4, requires_grad=True)
+    loss = compat.EntmaxBisectLoss(alpha)(scores, torch.full((3,), -100))
+    loss.backward()
+    assert loss.isnan() and alpha.grad == 0 and (scores.grad == 0).all()
+
+
 def test_what_has_no_gradient_is_not_learned() -> None:
     z, y = problem(dtype=torch.float32)
     alpha, budget = nn.Parameter(torch.tensor(2.5)), nn.Parameter(torch.tensor(2.0))

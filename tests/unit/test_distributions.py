@@ -104,6 +104,28 @@ def test_kl_is_infinite_where_the_other_has_no_probability() -> None:
     assert kl_divergence(p, p) == 0
 
 
+def test_kl_is_infinite_where_a_categorical_has_no_probability() -> None:
+    p, q = EntmaxCategorical(torch.tensor([1.0, 0.5, -3.0])), Categorical(probs=torch.tensor([1.0, 0.0, 0.0]))
+    assert kl_divergence(p, q) == torch.inf and kl_divergence(q, p).isfinite()
+
+
+def test_a_row_without_classes_has_no_log_probability() -> None:
+    scores = torch.tensor([[-torch.inf] * 3, [0.0, 1.0, 2.0]], requires_grad=True)
+    for alpha in (1.0, 1.5, torch.tensor([1.0, 1.5])):
+        logits = EntmaxCategorical(scores, alpha, validate_args=False).logits
+        assert (logits[0] == -torch.inf).all() and logits[1].amax() > -1
+        (grad,) = torch.autograd.grad(logits[1].amax() + logits[0].clamp(min=-1).sum(), scores)
+        assert grad.isfinite().all()
+
+
+def test_log_probabilities_under_vmap() -> None:
+    scores, alphas = torch.randn(5, 4), torch.tensor([1.0, 1.2, 1.5, 2.0, 1.0])
+    result = torch.vmap(lambda z, a: EntmaxCategorical(z, a, validate_args=False).log_prob(torch.tensor(2)))(
+        scores, alphas
+    )
+    torch.testing.assert_close(result, EntmaxCategorical(scores, alphas).log_prob(torch.tensor(2)))
+
+
 def test_the_loss_is_finite_where_the_log_probability_is_not(scores: torch.Tensor) -> None:
     value = torch.tensor([3, 0, 1])
     for alpha in (1.5, torch.tensor([1.0, 1.5, 2.0], dtype=torch.float64)):
@@ -145,6 +167,8 @@ def test_bad_input_is_refused(scores: torch.Tensor) -> None:
             EntmaxCategorical(torch.tensor([[1.0, broken], [0.0, 0.0]]), validate_args=False).sample()
     with pytest.raises(ValueError, match="a row has no support, every one of its scores is -inf"):
         EntmaxCategorical(torch.tensor([[-torch.inf] * 2, [0.0, 0.0]])).sample()
+    with pytest.raises(ValueError, match="alpha must be positive and finite, got a tensor with -1"):
+        EntmaxCategorical(torch.zeros(3, 4), torch.tensor([1.5, -1.0, 2.0]))
     with pytest.raises(ValueError, match=r"\(3, 1\) .* batch shape \(3,\); .* alpha.squeeze\(-1\)"):
         EntmaxCategorical(torch.zeros(3, 4), torch.ones(3, 1))
     with pytest.raises(TypeError, match=r"alpha .* 'learned'"):

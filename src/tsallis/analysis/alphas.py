@@ -14,8 +14,8 @@ from tsallis.analysis.tables import Histogram, Record
 from tsallis.analysis.weights import Floats
 from tsallis.data.io import read_bytes
 from tsallis.errors import InputError
+from tsallis.training.file_names import LOG
 
-LOG, TIMING = "log.jsonl", "timing.jsonl"
 BINS = 20
 
 

@@ -70,17 +70,17 @@ def summarize_attention(
         (6, 2, None)
     """
     options = options or Options()
-    one = AttentionPass(reader, batches, options.examples, counts)
-    texts = [sentence.text for batch in one for sentence in batch]
+    attention_pass = AttentionPass(reader, batches, options.examples, counts)
+    texts = [sentence.text for batch in attention_pass for sentence in batch]
     if not texts:
         raise InputError(f"{corpus}: there are no sentences to analyse")
     missing = set(range(len(texts))).difference(text.index for text in texts)
     if missing:
         raise ValueError(f"{len(texts)} sentences must be numbered from 0, each once: none has number {min(missing)}")
     symbols = sum(len(text.source) for text in texts), sum(len(text.target) for text in texts)
-    roles, contrasts = one.roles.result(), one.contrasts.result()
-    rows, examples = one.choose(options.sentences), head_examples(roles, contrasts)
-    shown = ReportWeights(reader, list(_batches_of(reader, batches, {*rows, *examples})), rows, examples)
+    roles, contrasts = attention_pass.roles.result(), attention_pass.contrasts.result()
+    rows, examples = attention_pass.choose(options.sentences), head_examples(roles, contrasts)
+    report_weights = ReportWeights(reader, list(_batches_of(reader, batches, {*rows, *examples})), rows, examples)
     return RunSummary(
         name=name,
         task="",
@@ -91,18 +91,19 @@ def summarize_attention(
         metrics={},
         corpus=CorpusSummary(corpus, len(texts), len(texts), *symbols, unknown=0),
         layers=tuple(reader.layers),
-        heads=summarize_heads(roles, one.densities.result(), shown),
-        diversity=one.diversity.result().layers,
+        heads=summarize_heads(roles, attention_pass.densities.result(), report_weights),
+        diversity=attention_pass.diversity.result().layers,
         outputs=None,
         empty=None,
         training_pairs=None,
-        contrasts=summarize_contrasts(contrasts, shown),
+        contrasts=summarize_contrasts(contrasts, report_weights),
         values=None,
         alphas=None,
         densities=None,
         importance=None,
         sentences=tuple(
-            SentenceSummary(shown.sentences[row].text, shown.sentences[row].weights, (), None, None) for row in rows
+            SentenceSummary(report_weights.sentences[row].text, report_weights.sentences[row].weights, (), None, None)
+            for row in rows
         ),
     )
 
@@ -127,7 +128,7 @@ def head_examples(roles: HeadRoles, contrasts: Sequence[DensityContrast]) -> dic
 
 
 def summarize_heads(
-    roles: HeadRoles, densities: Densities, shown: ReportWeights, importance: HeadImportance | None = None
+    roles: HeadRoles, densities: Densities, report_weights: ReportWeights, importance: HeadImportance | None = None
 ) -> tuple[HeadSummary, ...]:
     """Return all that is known of each head, with the weights on the sentences that show its role."""
     cards = describe_heads(roles.heads, densities.heads)
@@ -149,21 +150,23 @@ def summarize_heads(
                 uniform=role.uniform,
                 counts=role.counts,
                 increase=increases.get(key),
-                examples=tuple(_example(example, key, shown) for example in card.examples),
+                examples=tuple(_example(example, key, report_weights) for example in card.examples),
             )
         )
     return tuple(heads)
 
 
-def summarize_contrasts(contrasts: Sequence[DensityContrast], shown: ReportWeights) -> tuple[ContrastSummary, ...]:
+def summarize_contrasts(
+    contrasts: Sequence[DensityContrast], report_weights: ReportWeights
+) -> tuple[ContrastSummary, ...]:
     """Return pairs of sentences on which a head is sparse and dense, with its weights on both."""
     summaries = []
     for contrast in contrasts:
         key = (contrast.kind, contrast.layer, contrast.head)
-        sparse, dense = (_example(example, key, shown) for example in (contrast.sparse, contrast.dense))
+        sparse, dense = (_example(example, key, report_weights) for example in (contrast.sparse, contrast.dense))
         summaries.append(ContrastSummary(*key, contrast.alpha, sparse, dense))
     return tuple(summaries)
 
 
-def _example(example: Example, key: HeadKey, shown: ReportWeights) -> HeadExample:
-    return HeadExample(example.text, example.score, shown.head(key, example.text.index))
+def _example(example: Example, key: HeadKey, report_weights: ReportWeights) -> HeadExample:
+    return HeadExample(example.text, example.score, report_weights.head(key, example.text.index))

@@ -93,14 +93,14 @@ def describe_heads(roles: Sequence[HeadRole], densities: Sequence[HeadDensity]) 
 def _card(role: HeadRole, density: HeadDensity) -> HeadCard:
     confidence = role.scores[role.role] if role.role else None
     title = (
-        f"{role.kind} layer {role.layer + 1} head {role.head + 1} {_deed(role, density.density)}, "
+        f"{role.kind} layer {role.layer + 1} head {role.head + 1} {_describe_role(role, density.density)}, "
         f"alpha {role.alpha:.2f}, density {100 * density.density:.0f} %"
     )
     key = (role.kind, role.layer, role.head, role.alpha)
     return HeadCard(title, *key, density.density, role.role, role.tendency, confidence, role.examples)
 
 
-def _deed(role: HeadRole, density: float) -> str:
+def _describe_role(role: HeadRole, density: float) -> str:
     if role.role:
         return f"{ROLES[role.role].phrase} with confidence {role.scores[role.role]:.2f}"
     if role.tendency:

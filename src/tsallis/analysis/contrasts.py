@@ -17,7 +17,7 @@ from tsallis.analysis.statistics import Statistic, collect
 from tsallis.analysis.tables import Record
 from tsallis.analysis.weights import SIDES, AttentionLayer, Floats, Sentence
 from tsallis.errors import InputError
-from tsallis.search.step import at_least_one
+from tsallis.search.step import check_at_least_one
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -80,7 +80,7 @@ class Contrasts(Statistic[tuple[DensityContrast, ...]]):
 
     def __init__(self, layers: Sequence[AttentionLayer], count: int = EXAMPLES, shortest: int = SHORTEST) -> None:
         super().__init__(layers)
-        at_least_one(count=count, shortest=shortest)
+        check_at_least_one(count=count, shortest=shortest)
         self.count, self.shortest = count, shortest
         self._ends: dict[tuple[int, int, int], tuple[Example, Example]] = {}  # by layer, head and keys
 
@@ -223,7 +223,7 @@ class Comparison:
         count: int = EXAMPLES,
         kinds: Sequence[str] | None = None,
     ) -> None:
-        at_least_one(count=count)
+        check_at_least_one(count=count)
         self.layers = tuple(first), tuple(second)
         shared = [kind for kind in SIDES if all(kind in {layer.kind for layer in layers} for layers in self.layers)]
         self.kinds = tuple(shared if kinds is None else kinds)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tsallis.analysis.alphas import LOG, TIMING, read_log
+from tsallis.analysis.alphas import read_log
 from tsallis.analysis.tables import Record
 from tsallis.errors import InputError
+from tsallis.training.file_names import LOG, TIMING
 from tsallis.training.log import totals
 
 VALUES = ("logit_norm", "output_threshold", "tau", "output_support", "attention_support")

@@ -26,8 +26,9 @@ from tsallis.models.label_decoder import LabelDecoder
 from tsallis.models.protocol import device_of
 from tsallis.models.vqa import GridAttention
 from tsallis.search import beam_search
-from tsallis.search.step import evaluating
-from tsallis.training.run_folder import MODEL, Run
+from tsallis.search.step import eval_mode
+from tsallis.training.file_names import MODEL
+from tsallis.training.run_folder import Run
 from tsallis.training.schema import ModelRecord, read_record
 
 BATCH = 32  # examples that are read together
@@ -169,7 +170,8 @@ def summarize_densities(
         >>> description = {"class": "classifier", "arguments": {**sizes, "kind": "documents"}}
         >>> folder, words = Path(tempfile.mkdtemp()), Vocabulary(["fine", "bad"])
         >>> _ = (folder / "model.json").write_text(json.dumps(description))
-        >>> run = Run(folder, LabelDecoder(**sizes).eval(), words, Vocabulary(["neg", "pos"]), {}, {})
+        >>> model, labels = LabelDecoder(**sizes).eval(), Vocabulary(["neg", "pos"])
+        >>> run = Run(folder, model, words, labels, {"task": "classification"}, {})
         >>> summary = summarize_densities(run, Corpus([[4, 5, 4]], [[5]]), "a document", ["fine bad fine"])
         >>> summary.examples, summary.shown[0].gold, summary.shown[0].density.bounded
         (1, 'pos', True)
@@ -179,7 +181,7 @@ def summarize_densities(
     if count == 0:
         raise InputError(f"{name}: there are no examples to analyse")
     if not is_label_run(run):
-        raise InputError(f"{run.folder}: has no densities over words or images: {run.task.get('task', 'its task')}")
+        raise InputError(f"{run.folder}: has no densities over words or images: {run.task['task']}")
     sums, answers = _Sums(), {}
     for batch_rows, attention, results in _batches(run, corpus, count):
         for row, index in enumerate(batch_rows):
@@ -193,7 +195,7 @@ def summarize_densities(
     dims = len(sums.means[0]) if sums.means else 0
     return DensitySummary(
         name=run.folder.name or str(run.folder),
-        task=run.task.get("task", ""),
+        task=run.task["task"],
         model=model.name,
         arguments=model.arguments,
         corpus=name,
@@ -224,7 +226,7 @@ def _batches(run: Run, corpus: Corpus, count: int) -> Iterator[tuple[Sequence[in
 @torch.no_grad()
 def _attention(run: Run, src: Tensor, lengths: Tensor) -> AttentionMap | GridAttention:
     """Return the attention of a classifier to a batch."""
-    with evaluating(run.model):
+    with eval_mode(run.model):
         device = device_of(run.model)
         _, attention = run.model.classifier.read(src.to(device), lengths.to(device))
     whole: AttentionMap | GridAttention = getattr(attention, "grid", attention)

@@ -77,8 +77,8 @@ def area_of(density: Density) -> float:
     """Return the part of the unit square that a support covers, by a grid of cells."""
     if not isinstance(density, Elliptical) or not isinstance(density.support, Ellipse):
         return 1.0
-    places = (torch.arange(200, dtype=torch.float64) + 0.5) / 200
-    grid = torch.cartesian_prod(places, places)
+    centres = (torch.arange(200, dtype=torch.float64) + 0.5) / 200
+    grid = torch.cartesian_prod(centres, centres)
     return float(density.support.check(grid).double().mean())
 
 

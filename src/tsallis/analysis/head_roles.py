@@ -24,7 +24,7 @@ from tsallis.analysis.words import (
     word_clusters,
     word_of,
 )
-from tsallis.search.step import at_least_one
+from tsallis.search.step import check_at_least_one
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -210,7 +210,7 @@ class Roles(Statistic[HeadRoles]):
         examples: int = EXAMPLES,
     ) -> None:
         super().__init__(layers)
-        at_least_one(examples=examples)
+        check_at_least_one(examples=examples)
         self._piece_counts, self._interrogatives = counts, frozenset(interrogatives)
         names = (*ROLES, *MEASURES)
         self._totals = [{name: _Total(layer.heads, examples) for name in names} for layer in self.layers]

@@ -16,7 +16,7 @@ from tsallis.data.batching import Batch, has_loss
 from tsallis.errors import InputError
 from tsallis.models import LanguageModel, TransformerSeq2Seq
 from tsallis.nn import MultiheadAttention
-from tsallis.search.step import evaluating
+from tsallis.search.step import eval_mode
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,8 @@ def head_importance(model: TransformerSeq2Seq | LanguageModel, batches: Iterable
         for layer, attention in enumerate(attentions):
             for head, alpha in enumerate(attention.alphas().tolist()):
                 with mask_head(attention, head):
-                    without, _ = _loss(model, batches)
-                heads.append(HeadLoss(kind, layer, head, alpha, without, without - loss))
+                    masked_loss, _ = _loss(model, batches)
+                heads.append(HeadLoss(kind, layer, head, alpha, masked_loss, masked_loss - loss))
     return HeadImportance(loss, symbols, tuple(sorted(heads, key=lambda head: -head.increase)))
 
 
@@ -137,7 +137,7 @@ def _loss(model: TransformerSeq2Seq | LanguageModel, batches: Iterable[Batch]) -
     """Return the loss a symbol, and the number of symbols."""
     device = model.output.weight.device
     total, symbols = 0.0, 0
-    with evaluating(model):
+    with eval_mode(model):
         for batch in batches:
             target = batch.tgt_out.to(device)
             decoded = model(batch.src.to(device), batch.src_lengths.to(device), batch.tgt_in.to(device))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tsallis.search.step import at_least_one
+from tsallis.search.step import check_at_least_one
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Options:
     competing_ends: bool = False
 
     def __post_init__(self) -> None:
-        at_least_one(limit=self.limit, sentences=self.sentences, examples=self.examples, beam_size=self.beam_size)
+        check_at_least_one(limit=self.limit, sentences=self.sentences, examples=self.examples, beam_size=self.beam_size)
         for name in ("importance", "searched"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")

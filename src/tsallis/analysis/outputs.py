@@ -18,7 +18,7 @@ from tsallis.errors import InputError
 from tsallis.evaluation.empty_output import compare_empty, empty_log_probs
 from tsallis.nn import OutputLayer
 from tsallis.search import Result
-from tsallis.search.step import at_least_one, evaluating
+from tsallis.search.step import check_at_least_one, eval_mode
 
 AT_ONCE = 1 << 22  # scores that are held together
 WIDTHS = {"total": 0.05, "norm": 1.0, "threshold": 0.1}  # of the histograms' bins
@@ -246,7 +246,7 @@ def teacher_forced_supports(
         >>> index, [step.gold for step in steps], steps[0].support == len(steps[0].words)
         (0, ['b', '</s>'], True)
     """
-    at_least_one(words=words)
+    check_at_least_one(words=words)
     for decoded, batch in _decode(model, batches):
         yield from describe_steps(model, decoded, batch, tgt_vocab, words)
 
@@ -283,7 +283,7 @@ def _teacher_forced_step(probs: Tensor, gold: int, vocab: Symbols, words: int) -
 @torch.no_grad()
 def _forward(model: Any, batch: Batch) -> Any:
     device = model.output.weight.device
-    with evaluating(model):
+    with eval_mode(model):
         return model(batch.src.to(device), batch.src_lengths.to(device), batch.tgt_in.to(device))
 
 

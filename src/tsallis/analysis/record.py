@@ -15,7 +15,7 @@ from tsallis.analysis.weights import AttentionLayer, Sentence, SparseWeights, Te
 from tsallis.data.batching import IGNORE_INDEX, Batch
 from tsallis.models import LanguageModel, RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.nn import ContinuousGlobalAttention, GlobalAttention, MultiheadAttention
-from tsallis.search.step import evaluating
+from tsallis.search.step import eval_mode
 
 Receive = Callable[[int, Tensor], None]
 DENSITY_ALPHAS = {"gaussian": 1.0, "laplace": 1.0, "truncated_parabola": 2.0, "triangular": 2.0}
@@ -292,7 +292,7 @@ class _Reader:
     @torch.no_grad()
     def _forward(self, batch: Batch) -> Any:
         device = next(self.model.parameters()).device
-        with evaluating(self.model):
+        with eval_mode(self.model):
             inputs = (x.to(device) for x in (batch.src, batch.src_lengths, batch.tgt_in))
             return self.model(*inputs, need_attention=True)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
-from tsallis.analysis.alphas import LOG, alpha_history, density_history
+from tsallis.analysis.alphas import alpha_history, density_history
 from tsallis.analysis.attention_summary import head_examples, summarize_contrasts, summarize_heads
 from tsallis.analysis.contrasts import Comparison
 from tsallis.analysis.curves import value_history
@@ -32,7 +32,8 @@ from tsallis.models import LanguageModel, TransformerSeq2Seq
 from tsallis.models.protocol import device_of
 from tsallis.search import Result, beam_search
 from tsallis.special_symbols import UNK
-from tsallis.training.run_folder import MODEL, Run
+from tsallis.training.file_names import LOG, MODEL
+from tsallis.training.run_folder import Run
 from tsallis.training.schema import ModelRecord, read_record
 
 SEARCH_BATCH = 8  # sentences that are translated together
@@ -150,8 +151,8 @@ def summarize_runs(
     words = chain.from_iterable(kind.differ for contrast in contrasts for kind in contrast.kinds)
     rows = passes[0].choose(options.sentences, (word.sentence for word in words))
     summaries = [
-        _summary(one, own, options, rows, count, lambda *work, number=number: advance(number, *work))
-        for number, (one, own) in enumerate(zip(inputs, passes, strict=True))
+        _summary(run_input, corpus_pass, options, rows, count, lambda *work, number=number: advance(number, *work))
+        for number, (run_input, corpus_pass) in enumerate(zip(inputs, passes, strict=True))
     ]
     names = distinct_names([one.run.folder for one in inputs])
     return [replace(summary, name=name) for summary, name in zip(summaries, names, strict=True)], contrasts
@@ -193,36 +194,41 @@ def _same_texts(one: RunInput, other: RunInput, count: int) -> bool:
 
 
 def _summary(
-    one: RunInput, own: CorpusPass, options: Options, rows: Sequence[int], count: int, advance: Callable[..., None]
+    run_input: RunInput,
+    corpus_pass: CorpusPass,
+    options: Options,
+    rows: Sequence[int],
+    count: int,
+    advance: Callable[..., None],
 ) -> RunSummary:
-    run, corpus, reader = one.run, one.corpus, own.reader
-    roles, densities, diversities = own.roles.result(), own.densities.result(), own.diversity.result()
-    contrasts = own.contrasts.result()
+    run, corpus, reader = run_input.run, run_input.corpus, corpus_pass.reader
+    roles, densities = corpus_pass.roles.result(), corpus_pass.densities.result()
+    diversities, contrasts = corpus_pass.diversity.result(), corpus_pass.contrasts.result()
     importance = _importance(run, reader, corpus, min(options.importance, count), advance)
-    shown = ShownSentences(own, rows, head_examples(roles, contrasts))
+    shown_sentences = ShownSentences(corpus_pass, rows, head_examples(roles, contrasts))
     results = _search(run, corpus, sorted({*rows, *range(min(options.searched, count))}), options, advance)
     model = read_record(run.folder / MODEL, ModelRecord)
     return RunSummary(
         name=run.folder.name or str(run.folder),
-        task=run.task.get("task", "inflection"),
+        task=run.task["task"],
         model=model.name,
         arguments=model.arguments,
         parameters=sum(parameter.numel() for parameter in run.model.parameters()),
         step=int(run.facts.get("step", 0)),
         metrics={key: value for key, value in run.facts.get("metrics", {}).items() if isinstance(value, int | float)},
-        corpus=_describe_corpus(one, count),
+        corpus=_describe_corpus(run_input, count),
         layers=reader.layers,
-        heads=summarize_heads(roles, densities, shown, importance),
+        heads=summarize_heads(roles, densities, shown_sentences, importance),
         diversity=diversities.layers,
-        outputs=own.outputs.result(),
+        outputs=corpus_pass.outputs.result(),
         empty=_empty(run, corpus, results),
-        training_pairs=one.counts.pairs if one.counts else None,
-        contrasts=summarize_contrasts(contrasts, shown),
+        training_pairs=run_input.counts.pairs if run_input.counts else None,
+        contrasts=summarize_contrasts(contrasts, shown_sentences),
         values=_history(run, value_history),
         alphas=_history(run, alpha_history),
         densities=_history(run, density_history),
         importance=(importance.symbols, importance.loss) if importance else None,
-        sentences=tuple(_sentences(run, corpus, rows, shown, results, advance)),
+        sentences=tuple(_sentences(run, corpus, rows, shown_sentences, results, advance)),
     )
 
 
@@ -239,10 +245,11 @@ class _CountingIterable:
             self.advance(self.stage, self.done, self.total)
 
 
-def _describe_corpus(one: RunInput, rows: int) -> CorpusSummary:
-    sides = [[number for row in range(rows) for number in side[row]] for side in (one.corpus.src, one.corpus.tgt)]
+def _describe_corpus(run_input: RunInput, rows: int) -> CorpusSummary:
+    corpus, target_run = run_input.corpus, run_input.target_run
+    sides = [[number for row in range(rows) for number in side[row]] for side in (corpus.src, corpus.tgt)]
     unknown = sum(int(number) == UNK for side in sides for number in side)
-    return CorpusSummary(one.name, rows, len(one.corpus), len(sides[0]), len(sides[1]), unknown, one.target_run)
+    return CorpusSummary(run_input.name, rows, len(corpus), len(sides[0]), len(sides[1]), unknown, target_run)
 
 
 def _importance(
@@ -295,17 +302,17 @@ def _sentences(
     run: Run,
     corpus: Corpus,
     rows: Sequence[int],
-    shown: ShownSentences,
+    shown_sentences: ShownSentences,
     results: dict[int, Result],
     advance: Callable[..., None],
 ) -> Iterator[SentenceSummary]:
     for number, row in enumerate(rows, 1):
-        sentence, result = shown.sentences[row], results.get(row)
+        sentence, result = shown_sentences.sentences[row], results.get(row)
         src = corpus.batch([row]).src.to(device_of(run.model))
         yield SentenceSummary(
             text=sentence.text,
             weights=sentence.weights,
-            steps=shown.steps[row],
+            steps=shown_sentences.steps[row],
             answer=run.tgt_vocab.text(result.best.tokens) if result and result.best else None,
             tree=beam_tree(run.model, src, result, run.tgt_vocab) if result else None,
         )

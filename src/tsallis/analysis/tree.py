@@ -15,7 +15,7 @@ from tsallis.analysis.tables import Record
 from tsallis.models.protocol import Decoder
 from tsallis.search import Result
 from tsallis.search.certificate import Kind
-from tsallis.search.step import advance, evaluating
+from tsallis.search.step import advance, eval_mode
 from tsallis.special_symbols import BOS, EOS
 
 
@@ -144,7 +144,7 @@ def beam_tree(model: Decoder, src: Tensor, result: Result, tgt_vocab: Symbols) -
     src = src.reshape(1, -1)
     outputs = [(*hypothesis.tokens, EOS) for hypothesis in result.hypotheses]
     edges: list[Edge] = []
-    with evaluating(model):
+    with eval_mode(model):
         state: Any = model.start(model.encode(src, torch.tensor([src.shape[1]], device=src.device)))
         level = _Level([()], [0], [0], [0.0])
         while outputs:

@@ -18,12 +18,13 @@ def average(
     """Average the parameters of the last validated checkpoints, of which training.keep are kept."""
     from tsallis.errors import InputError
     from tsallis.training.checkpoint import Checkpoints
+    from tsallis.training.file_names import CHECKPOINTS, MODEL
     from tsallis.training.run_folder import locked
 
-    if not (run / "model.json").exists():
-        raise InputError(f"{run}: not a run folder (it has no model.json)")
+    if not (run / MODEL).exists():
+        raise InputError(f"{run}: not a run folder (it has no {MODEL})")
     with locked(run):  # a training would write its index over ours
-        names = Checkpoints(run / "checkpoints").average(last)
+        names = Checkpoints(run / CHECKPOINTS).average(last)
     if as_json:
         print_json({"checkpoint": "average", "of": names})
     else:

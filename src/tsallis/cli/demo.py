@@ -16,7 +16,7 @@ import typer
 from tsallis.cli.drawing import attention_lines
 from tsallis.cli.input import open_run
 from tsallis.cli.options import Device
-from tsallis.cli.output import ROWS, check_folder
+from tsallis.cli.output import check_folder
 from tsallis.cli.train import run_training
 
 if TYPE_CHECKING:
@@ -122,10 +122,12 @@ def _training_beside(arguments: list[str]) -> Iterator[None]:
 
 def _print_scores(sparse: dict[str, Any], softmax: dict[str, Any]) -> None:
     """Print a table with a column for each model."""
+    from tsallis.evaluation.score_names import SCORES
+
     print(f"  {'':<30}{'1.5-entmax':>12}{'softmax':>10}")
     for key in COMPARISON:
-        title, how = ROWS[key]
-        print(f"  {title:<30}{format(sparse[key], how):>12}{format(softmax[key], how):>10}")
+        row = SCORES[key]
+        print(f"  {row.title:<30}{format(sparse[key], row.format):>12}{format(softmax[key], row.format):>10}")
 
 
 def _answer(run: Run, task: Any) -> list[Result]:

@@ -25,7 +25,8 @@ from tsallis.cli.options import (
     With,
 )
 from tsallis.cli.output import check_writable, score_table
-from tsallis.cli.search_options import BUDGET
+from tsallis.cli.search_options import SearchOptions
+from tsallis.search_budget import EXPANSIONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,7 +48,7 @@ def evaluate(
     ] = False,
     budget: Annotated[
         int | None,
-        typer.Option(min=1, max=MOST_EXPANSIONS, help=f"Prefixes that --exact expands a line; default: {BUDGET}."),
+        typer.Option(min=1, max=MOST_EXPANSIONS, help=f"Prefixes that --exact expands a line; default: {EXPANSIONS}."),
     ] = None,
     length_penalty: LengthPenalty = None,
     competing_ends: CompetingEnds = None,
@@ -84,15 +85,14 @@ def evaluate(
     from tsallis.data.io import check_file
     from tsallis.errors import InputError
     from tsallis.tasks.registry import load_config
+    from tsallis.training.file_names import CONFIG
 
     if file and split is not None:
         raise InputError(f"--split is for the config's own data: {file} was given, too")
-    if budget is not None and not exact:
-        raise InputError("--budget is for --exact")
-    if beam is not None and exact:
-        raise InputError("--beam is for beam search: --exact answers the same for every beam (--budget limits it)")
-    if competing_ends and exact:
-        raise InputError("--competing-ends is for beam search: --exact proves the best of all outputs")
+    search_options = SearchOptions(
+        beam=beam, exact=exact, budget=budget, length_penalty=length_penalty, competing_ends=competing_ends
+    )
+    search_options.check(without=["--all"])
     if file and length is not None:
         raise InputError(f"--length is for the config's own data: of {file} each line is a text")
     check_writable(out, manifest)
@@ -105,13 +105,13 @@ def evaluate(
     }
     if not task.searched and (names := [name for name, value in of_search.items() if value is not None]):
         raise InputError(f"{run}: a run of the task {task.name} is not searched and takes no {', '.join(names)}")
-    config = load_config(loaded.folder / "config.yaml")
+    config = load_config(loaded.folder / CONFIG)
     options = {"language": language, "images": images, "length": length}
     if file:
         lines = read_all(loaded, task, file, gold=True, **options)
     else:
         lines = task.split(loaded, config.data, split or "test", **options)
-    expansions = (budget or BUDGET) if exact else None
+    expansions = (budget or EXPANSIONS) if exact else None
     search = {**config.search.beam(beam, competing_ends), "length_penalty": length_penalty or 0.0}
     if exact:
         del search["competing_ends"]

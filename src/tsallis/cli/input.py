@@ -46,7 +46,7 @@ def open_run(
         member = load_run(other, checkpoint)
         task_of_run(member)
         same = {
-            "task": run.task.get("task") == member.task.get("task"),
+            "task": run.task["task"] == member.task["task"],
             "source vocabulary": run.src_vocab == member.src_vocab,
             "target vocabulary": run.tgt_vocab == member.tgt_vocab,
             "grid of images": _grid(run.model) == _grid(member.model),
@@ -78,8 +78,9 @@ def check_command(task: Task, folder: Path, command: str) -> None:
 def search_of(run: Run) -> SearchConfig:
     """Return what a run's configuration says of searches."""
     from tsallis.tasks.registry import load_config
+    from tsallis.training.file_names import CONFIG
 
-    return load_config(run.folder / "config.yaml").search
+    return load_config(run.folder / CONFIG).search
 
 
 class Block(NamedTuple):

@@ -6,40 +6,11 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-ROWS = {
-    "samples": ("samples", "d"),
-    "bleu": ("BLEU", ".2f"),
-    "chrf": ("chrF", ".2f"),
-    "ter": ("TER", ".2f"),
-    "exact": ("exactly the reference", ".2%"),
-    "length_ratio": ("words, outputs / references", ".3f"),
-    "macro_accuracy": ("accuracy, mean of languages", ".2%"),
-    "macro_levenshtein": ("Levenshtein, of languages", ".3f"),
-    "accuracy": ("accuracy", ".2%"),
-    "levenshtein": ("mean Levenshtein", ".3f"),
-    "loss": ("loss a symbol", ".4f"),
-    "epsilon_perplexity": ("epsilon-perplexity", ".2f"),
-    "sparsemax_score": ("sparsemax score", ".4f"),
-    "symbol_accuracy": ("symbols right, gold before", ".2%"),
-    "gold_in_support": ("gold symbols in support", ".2%"),
-    "unknown_symbols": ("gold symbols unknown", "d"),
-    "single": ("all mass on one hypothesis", ".1%"),
-    "complete": ("certificate complete", ".1%"),
-    "optimal": ("certificate optimal", ".1%"),
-    "bounded": ("certificate bounded", ".1%"),
-    "none": ("no certificate", ".1%"),
-    "output_support": ("symbols in support a step", ".2f"),
-    "output_sum": ("sum of outputs a step", ".4f"),
-    "attention_support": ("attended positions a step", ".2f"),
-    "attention_support_teacher_forced": ("the same, mean of heads", ".2f"),
-    "empty": ("without any hypothesis", "d"),
-    "empty_rate": ("empty output more probable", ".2%"),
-    "empty_best": ("empty output best of all", ".2%"),
-    "empty_possible": ("empty output possible", ".2%"),
-    "speed": ("symbols a second", ".0f"),
-}
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 WHERE_ANY = ("unknown_symbols",)  # rows that are left out where the number is 0
 RATES = {
     "tokens": ("tokens", ".1f"),
@@ -97,19 +68,18 @@ def print_json(content: Any) -> None:
 
 
 def score_table(report: dict[str, Any]) -> str:
-    """Return a table of an evaluation: numbers of `ROWS` under their titles, after scores that have none there."""
+    """Return a table of an evaluation: numbers of `SCORES` under their titles, after scores that have none there."""
     from tsallis.evaluation.metrics import Evaluation
+    from tsallis.evaluation.score_names import SCORES
 
-    known = {*ROWS, *Evaluation.__dataclass_fields__}
+    known = {*SCORES, *Evaluation.__dataclass_fields__}
     others = {key: value for key, value in report.items() if isinstance(value, float) and key not in known}
     lines = [f"{key:<28}{value:>10.4f}" for key, value in others.items()]
-    rows = {key: row for key, row in ROWS.items() if key in report and (report[key] or key not in WHERE_ANY)}
-    lines += [f"{title:<28}{format(report[key], how):>10}" for key, (title, how) in rows.items()]
+    rows = {key: row for key, row in SCORES.items() if key in report and (report[key] or key not in WHERE_ANY)}
+    lines += [f"{row.title:<28}{format(report[key], row.format):>10}" for key, row in rows.items()]
     lines += [f"{name}: {text}" for name, text in report.get("signatures", {}).items()]
-    if "languages" in report:
-        lines += ["", f"{'language':<28}{'samples':>10}{'accuracy':>10}{'Levenshtein':>13}"]
-    for name, scores in report.get("languages", {}).items():
-        lines.append(f"{name:<28}{scores['samples']:>10}{scores['accuracy']:>10.2%}{scores['levenshtein']:>13.3f}")
+    if report.get("languages"):
+        lines += ["", *_language_table(report["languages"])]
     if "lengths" in report:
         lines += ["", f"{'length':<28}{'samples':>10}{'accuracy':>10}{'all right':>13}"]
     for name, scores in report.get("lengths", {}).items():
@@ -120,3 +90,18 @@ def score_table(report: dict[str, Any]) -> str:
         for name, (title, how) in RATES.items():
             lines.append(f"{title:<28}{format(drawn[name], how):>10}{format(text[name], how):>10}")
     return "\n".join(lines)
+
+
+def _language_table(languages: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Return the lines of a table with a row for each language, and a column for each of its scores."""
+    from tsallis.evaluation.score_names import ScoreFormat, find_score
+
+    names = next(iter(languages.values()))
+    columns = {name: find_score(name) or ScoreFormat(name, ".4f") for name in names}
+    titles = {name: column.title.removeprefix("mean ") for name, column in columns.items()}
+    widths = {name: max(10, len(title) + 2) for name, title in titles.items()}
+    lines = [f"{'language':<28}" + "".join(f"{titles[name]:>{widths[name]}}" for name in names)]
+    for language, scores in languages.items():
+        cells = (f"{format(scores[name], columns[name].format):>{widths[name]}}" for name in names)
+        lines.append(f"{language:<28}{''.join(cells)}")
+    return lines

@@ -32,6 +32,7 @@ from tsallis.evaluation.search_results import search_corpus
 from tsallis.tasks.base import Lines, Task
 from tsallis.tasks.registry import load_config
 from tsallis.training import Run
+from tsallis.training.file_names import CONFIG
 
 COUNT_LIMIT = 200_000  # training examples, at most, whose pieces are counted
 Runs = Sequence[tuple[Run, Task]]
@@ -63,7 +64,7 @@ def read_sweep(runs: Sequence[Path]) -> Sweep:
     names = io.distinct_names(runs)
     return sweep(
         [
-            SweepRun(name, _settings(load_config(run / "config.yaml")), value_history(run))
+            SweepRun(name, _settings(load_config(run / CONFIG)), value_history(run))
             for name, run in zip(names, runs, strict=True)
         ]
     )
@@ -146,7 +147,7 @@ def describe_labels(
 
 def _label_lines(run: Run, task: Task, first: Run, split: str, text: Path | None, limit: int) -> Lines:
     if text is None:
-        return task.split(run, load_config(first.folder / "config.yaml").data, split)
+        return task.split(run, load_config(first.folder / CONFIG).data, split)
     lines = list(io.read_lines(text))[:limit]
     return task.read(lines, str(text), run, _has_outputs(task, lines))
 
@@ -173,7 +174,7 @@ def _progress(runs: Sequence[Run]) -> Iterator[Callable[[int, str, int, int], No
 def _count_training(run: Run, task: Task) -> TrainingCounts | None:
     """Count the pieces of a run's training data, if that is at hand."""
     try:
-        examples = task.read_split(load_config(run.folder / "config.yaml").data, "train")[:COUNT_LIMIT]
+        examples = task.read_split(load_config(run.folder / CONFIG).data, "train")[:COUNT_LIMIT]
     except InputError as error:
         print(f"tsallis: no score for rare tokens, which needs the training data: {error}", file=sys.stderr)
         return None
@@ -187,7 +188,7 @@ def _read(
     """Return sentences as the run numbers them, their name, and whether they have all the targets that they need."""
     if text is not None:
         return _read_text(run, task, text, language, options)
-    data = load_config(first.folder / "config.yaml").data
+    data = load_config(first.folder / CONFIG).data
     return task.sentences(run, data, split, language=language), f"the {split} split", True
 
 

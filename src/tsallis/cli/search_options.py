@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tsallis.search_budget import EXPANSIONS
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
     from tsallis.tasks.base import Task
     from tsallis.training import Run
 
-BUDGET = 10_000  # prefixes that an exhaustive search may expand a line
 NEEDS = {
     "--budget": ("--all", "--exact"),
     "--time": ("--all", "--exact"),
@@ -72,8 +73,11 @@ class SearchOptions:
     length_penalty: float | None = None
     competing_ends: bool | None = None
 
-    def check(self) -> None:
+    def check(self, without: Sequence[str] = ()) -> None:
         """Refuse options that say nothing beside each other.
+
+        Args:
+            without: options that the command doesn't have, which messages leave out.
 
         Raises:
             InputError: the first such pair.
@@ -88,7 +92,7 @@ class SearchOptions:
                 raise InputError(message)
         for name, others in NEEDS.items():
             if name in active and not active.intersection(others):
-                raise InputError(f"{name} is for {' and '.join(others)}")
+                raise InputError(f"{name} is for {' and '.join(other for other in others if other not in without)}")
         for name in ("--time", "--mass", "--length-penalty"):
             if not math.isfinite(names[name] or 0):
                 raise InputError(f"{name} must be finite, got {names[name]}")
@@ -187,7 +191,7 @@ class SearchOptions:
 
         n_best = self.nbest or 1
         common: dict[str, Any] = {"prefixes": prefixes, **self.limits}
-        budgets: dict[str, Any] = {"budget": self.budget or BUDGET, "seconds": self.time, "mass": self.mass}
+        budgets: dict[str, Any] = {"budget": self.budget or EXPANSIONS, "seconds": self.time, "mass": self.mass}
         beam = defaults.beam(self.beam, self.competing_ends, n_best)
         model, src, lengths = run.model, batch.src, batch.src_lengths
         if self.every:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -37,6 +37,15 @@ def train(
         run_training(loaded, run_dir or (Path(loaded.run_dir) if loaded.run_dir else Path("runs") / config.stem), world)
 
 
+class TrainingStart(NamedTuple):
+    """What a training begins or goes on with, once its folder is there."""
+
+    run: PreparedRun
+    parameters: Start
+    lock: Lock | None  # of the first process
+    resumed: bool
+
+
 def run_training(loaded: Config, folder: Path, world: World) -> None:
     from tsallis.tasks.registry import task_type
     from tsallis.training import Trainer
@@ -45,21 +54,39 @@ def run_training(loaded: Config, folder: Path, world: World) -> None:
 
     with contextlib.ExitStack() as stack:
 
-        def start() -> tuple[PreparedRun, Start, Lock | None, bool]:
+        def prepare() -> TrainingStart:
             lock = stack.enter_context(locked(folder)) if world.main else None
-            prepared = task_type(loaded).prepare(loaded, folder)
-            parameters, symbols = prepared.initialize(prepared.build()), prepared.data.vocabularies
-            arguments = (prepared.description, prepared.task.facts(), symbols.src, symbols.tgt, lock)
-            blob = parameters.blob() if world.main else None
-            return prepared, parameters, lock, world.main and start_run(folder, prepared.text, *arguments, blob)
+            run = task_type(loaded).prepare(loaded, folder)
+            parameters, symbols = run.initialize(run.build()), run.data.vocabularies
+            resumed = world.main and start_run(
+                folder,
+                config=run.text,
+                description=run.description,
+                task=run.task.facts(),
+                src_vocab=symbols.src,
+                tgt_vocab=symbols.tgt,
+                lock=lock,
+                start=parameters.blob(),
+            )
+            return TrainingStart(run, parameters, lock, resumed)
 
-        prepared, parameters, lock, resumed = world.run_on_all(start)
-        data, settings = prepared.data, prepared.settings
+        start = world.run_on_all(prepare)
+        data, settings = start.run.data, start.run.settings
         counts, quiet = data.train.counts, not world.main
-        display = stack.enter_context(TrainingDisplay(folder, resumed, settings.epochs, counts, quiet))
-        display.print_lines(parameters.lines)
-        model, train, dev = parameters.model, data.train, data.dev.corpus
-        where = (folder, settings, display.update, prepared.measure(), world, lock, parameters.facts)
-        searched = prepared.task.searched
-        del prepared  # with the run that this one starts from
-        Trainer(model, train, dev, *where, search=searched).run()
+        display = stack.enter_context(TrainingDisplay(folder, start.resumed, settings.epochs, counts, quiet))
+        display.print_lines(start.parameters.lines)
+        trainer = Trainer(
+            start.parameters.model,
+            data.train,
+            data.dev.corpus,
+            folder,
+            settings,
+            watch=display.update,
+            measure=start.run.measure(),
+            world=world,
+            lock=start.lock,
+            init=start.parameters.facts,
+            search=start.run.task.searched,
+        )
+        del start  # with the run that this one starts from
+        trainer.run()

@@ -24,7 +24,8 @@ from tsallis.cli.options import (
     With,
 )
 from tsallis.cli.output import print_fields, print_json
-from tsallis.cli.search_options import BUDGET, Answer, SearchOptions
+from tsallis.cli.search_options import Answer, SearchOptions
+from tsallis.search_budget import EXPANSIONS
 
 if TYPE_CHECKING:
     from tsallis.search import Hypothesis, Result
@@ -50,7 +51,9 @@ def translate(
     ] = False,
     budget: Annotated[
         int | None,
-        typer.Option(min=1, max=MOST_EXPANSIONS, help=f"Prefixes --all and --exact expand a line; default: {BUDGET}."),
+        typer.Option(
+            min=1, max=MOST_EXPANSIONS, help=f"Prefixes --all and --exact expand a line; default: {EXPANSIONS}."
+        ),
     ] = None,
     time: Annotated[float | None, typer.Option(min=0, help="Seconds that --all and --exact have for a line.")] = None,
     mass: Annotated[

@@ -14,7 +14,7 @@ from tsallis.data.batching import IGNORE_INDEX, Batch, has_loss
 from tsallis.data.corpus import Corpus
 from tsallis.evaluation.language import smoothed_losses, sparsemax_scores
 from tsallis.models.protocol import device_of
-from tsallis.search.step import evaluating
+from tsallis.search.step import eval_mode
 
 AT_ONCE = 1 << 24  # scores computed together
 OF_OUTPUT = 9  # numbers that are of the output layer
@@ -104,7 +104,7 @@ def teacher_forced_sums(
     """
     totals = torch.zeros(len(fields(TeacherForcedScores)) + 1, dtype=torch.float64)
     device = device_of(model)
-    with evaluating(model):
+    with eval_mode(model):
         for batch in batches:
             tgt_out = batch.tgt_out.to(device)
             decoded = model(batch.src.to(device), batch.src_lengths.to(device), batch.tgt_in.to(device))
@@ -134,7 +134,7 @@ def row_hits(model: Any, batches: Iterable[Batch]) -> dict[int, tuple[int, int]]
         [2, 3]
     """
     device, hits = device_of(model), {}
-    with evaluating(model):
+    with eval_mode(model):
         for batch in batches:
             tgt_out = batch.tgt_out.to(device)
             hidden = model(batch.src.to(device), batch.src_lengths.to(device), batch.tgt_in.to(device)).hidden

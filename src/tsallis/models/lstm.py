@@ -15,7 +15,7 @@ from tsallis.continuous import Density, translation_basis
 from tsallis.continuous.moments import Matching
 from tsallis.models.checks import check_counts
 from tsallis.models.protocol import DecoderOutput, Memory, Step, source_mask
-from tsallis.models.recurrence import CELLS, Layer, check_cell, open_forget_gates, read_layers, read_rows
+from tsallis.models.recurrence import CELLS, CellWeights, check_cell, open_forget_gates, read_layers, read_rows
 from tsallis.models.sharing import SEQUENCE_ROWS, SHARES, SymbolRows, share_embeddings, shared_parameters
 from tsallis.nn import ContinuousGlobalAttention, GlobalAttention, OutputLayer
 from tsallis.nn.dropout import dropout_mask
@@ -286,16 +286,21 @@ class RNNSeq2Seq(nn.Module):
         """Return the names in the state dict that repeat another one's parameter, each with that other one."""
         return shared_parameters(self)
 
-    def _decoder_weights(self) -> tuple[Tensor, list[Layer]]:
+    def _decoder_weights(self) -> tuple[Tensor, list[CellWeights]]:
         """Return the weight that reads the token [gates * d_model, d_embedding], and the layers."""
         return read_layers(self.decoder, self.tgt_embedding.embedding_dim)
 
-    def _token_gates(self, token: Tensor, weight: Tensor, first: Layer) -> Tensor:
+    def _token_gates(self, token: Tensor, weight: Tensor, first: CellWeights) -> Tensor:
         # [...] to [..., gates * d_model]
         return linear(self._drop(self.tgt_embedding(token)), weight, first.bias)
 
     def _as_lstm_steps(
-        self, state: RNNState, token_gates: Tensor, layers: list[Layer], between: Tensor | None, out: Tensor | None
+        self,
+        state: RNNState,
+        token_gates: Tensor,
+        layers: list[CellWeights],
+        between: Tensor | None,
+        out: Tensor | None,
     ) -> LSTMSteps | None:
         """Return all steps as one operation takes them; None for cells and attentions that it does not know."""
         attention = self.attention
@@ -323,7 +328,7 @@ class RNNSeq2Seq(nn.Module):
         )
 
     def _advance(
-        self, state: RNNState, gates: Tensor, layers: list[Layer], between: Tensor | None, out: Tensor | None
+        self, state: RNNState, gates: Tensor, layers: list[CellWeights], between: Tensor | None, out: Tensor | None
     ) -> tuple[RNNState, Tensor]:
         """Make one step from the token's gates [batch, gates * d_model].
 

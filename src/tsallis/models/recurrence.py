@@ -21,7 +21,7 @@ def check_cell(cell: str) -> None:
         raise ValueError(f"cell must be one of {', '.join(CELLS)}, got {cell!r}")
 
 
-class Layer(NamedTuple):
+class CellWeights(NamedTuple):
     """A layer's parameters, made ready once for all steps; an LSTM has four gates, a GRU three."""
 
     weight: Tensor | None  # [d_below, gates * d_model]; None where what is below comes as gates already
@@ -29,7 +29,7 @@ class Layer(NamedTuple):
     bias: Tensor  # [gates * d_model]
     recurrent_bias: Tensor | None = None  # [3 * d_model] of a GRU: one gate is applied to the state's part alone
 
-    def step(self, gates: Tensor | None, below: Tensor | None, hidden: Tensor, cell: Tensor | None) -> Step:
+    def step(self, gates: Tensor | None, below: Tensor | None, hidden: Tensor, cell: Tensor | None) -> CellState:
         """Make a step from gates [batch, gates * d_model] that are computed already, from `below`, or from both."""
         if self.weight is not None and below is not None:
             gates = torch.addmm(self.bias if gates is None else gates, below, self.weight)
@@ -40,10 +40,10 @@ class Layer(NamedTuple):
         return _gru(gates, torch.addmm(self.recurrent_bias, hidden, self.recurrent), hidden)
 
 
-Step = tuple[Tensor, Tensor | None]  # hidden state and cell [batch, d_model]; a GRU has no cell
+CellState = tuple[Tensor, Tensor | None]  # hidden state and cell [batch, d_model]; a GRU has no cell
 
 
-def read_layers(module: nn.LSTM | nn.GRU, d_first: int) -> tuple[Tensor, list[Layer]]:
+def read_layers(module: nn.LSTM | nn.GRU, d_first: int) -> tuple[Tensor, list[CellWeights]]:
     """Return the part of the first layer's weight that reads the first `d_first` numbers of the input, and the layers.
 
     It is kept apart because it can be applied to all steps at once.
@@ -58,9 +58,9 @@ def read_layers(module: nn.LSTM | nn.GRU, d_first: int) -> tuple[Tensor, list[La
             below = rest if rest.shape[1] else None
         by_input = None if below is None else below.t()
         if isinstance(module, nn.LSTM):
-            layers.append(Layer(by_input, recurrent.t(), bias + more))
+            layers.append(CellWeights(by_input, recurrent.t(), bias + more))
         else:
-            layers.append(Layer(by_input, recurrent.t(), bias, more))
+            layers.append(CellWeights(by_input, recurrent.t(), bias, more))
     assert first is not None
     return first, layers
 
@@ -73,10 +73,10 @@ def read_rows(module: nn.LSTM, x: Tensor, lengths: Tensor, dropout: float) -> tu
         cells [layers * 2, batch, size].
     """
     last = lengths - 1
-    place = torch.arange(x.shape[1], device=last.device).unsqueeze(1)  # [src, 1]
+    position = torch.arange(x.shape[1], device=last.device).unsqueeze(1)  # [src, 1]
     row = torch.arange(len(last), device=last.device)
     # Each row is turned round within its length for the second direction; turning twice changes nothing.
-    turn = torch.where(place <= last, last - place, place) * len(last) + row  # [src, batch]
+    turn = torch.where(position <= last, last - position, position) * len(last) + row  # [src, batch]
     steps = x.transpose(0, 1)  # [src, batch, size]
     hidden, cells = [], []
     for i in range(module.num_layers):
@@ -88,7 +88,7 @@ def read_rows(module: nn.LSTM, x: Tensor, lengths: Tensor, dropout: float) -> tu
         weight, recurrent, bias = (torch.stack(both) for both in zip(*parts, strict=True))
         both = torch.stack([steps, _turn(steps, turn)]).flatten(1, 2)  # [2, src * batch, size]
         gates = torch.baddbmm(bias.unsqueeze(1), both, weight.mT)
-        states, ends = fused_layer(gates.unflatten(1, (len(place), -1)), recurrent, last)
+        states, ends = fused_layer(gates.unflatten(1, (len(position), -1)), recurrent, last)
         hidden.append(states[:, last, row])
         cells.append(ends)
         steps = torch.cat([states[0], _turn(states[1], turn)], -1)
@@ -108,7 +108,7 @@ def open_forget_gates(module: nn.LSTM | nn.GRU) -> None:
                 parameter.chunk(4)[1].add_(1)
 
 
-def _gru(by_input: Tensor, by_state: Tensor, hidden: Tensor) -> Step:
+def _gru(by_input: Tensor, by_state: Tensor, hidden: Tensor) -> CellState:
     d_model = hidden.shape[-1]
     reset, update = (by_input[:, : 2 * d_model] + by_state[:, : 2 * d_model]).sigmoid().chunk(2, -1)
     candidate = torch.tanh(torch.addcmul(by_input[:, 2 * d_model :], reset, by_state[:, 2 * d_model :]))

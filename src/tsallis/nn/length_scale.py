@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tsallis.ops.dtypes import compute_dtype
+
 LengthScaleKind = Literal["input", "head", "ssmax"]
 
 
@@ -80,14 +82,14 @@ class LengthScale(nn.Module):
             x: their inputs [batch, queries, embed_dim].
             visible: how many keys each may see, broadcastable to [batch, heads, queries].
         """
-        count = visible.clamp(min=1).to(self.beta.dtype)
+        count, dtype = visible.clamp(min=1).to(compute_dtype(self.beta.dtype)), self.beta.dtype
         if self.gamma is None:
-            return (self.beta.unsqueeze(1) * count.log()).expand(len(x), -1, x.shape[1]).unsqueeze(-1)
+            return (self.beta.unsqueeze(1) * count.log().to(dtype)).expand(len(x), -1, x.shape[1]).unsqueeze(-1)
         if self.kind == "head":
             beta, gamma = self.beta.unsqueeze(1), self.gamma.unsqueeze(1)  # [heads, 1]
         else:
             beta, gamma = (F.linear(x, weight).transpose(1, 2) for weight in (self.beta, self.gamma))
-        factor = 1 + F.softplus(beta) * (count + 1).log() ** (self.LARGEST_POWER * gamma.tanh())
+        factor = 1 + F.softplus(beta) * (count + 1).log().to(dtype) ** (self.LARGEST_POWER * gamma.tanh())
         return factor.expand(len(x), -1, x.shape[1]).unsqueeze(-1)
 
     def extra_repr(self) -> str:

@@ -480,7 +480,11 @@ class MultiheadAttention(nn.Module):
 def attention_stats(module: nn.Module) -> dict[str, AttentionStats]:
     """Return the sparsity of the last pass of every :class:`MultiheadAttention` inside a module, by its name.
 
-    Attentions without a pass, or whose last one was compiled, are left out.
+    Args:
+        module: whose attentions report.
+
+    Returns:
+        Statistics by name; attentions without a pass, or whose last one was compiled, are left out.
 
     Example:
         >>> layer = nn.ModuleDict({"attention": MultiheadAttention(8, 2, alpha=1.0)})

@@ -11,7 +11,7 @@ from torch.nn.functional import embedding
 from tsallis import functional
 from tsallis.functional.alpha_relu import thresholds_of_probs
 from tsallis.functional.losses import reduce
-from tsallis.functional.rows import alpha_number
+from tsallis.functional.rows import alpha_number, log_softmax
 from tsallis.ops.arguments import BestSymbols
 from tsallis.ops.backend import choose
 from tsallis.ops.dtypes import upcast
@@ -146,7 +146,7 @@ class OutputLayer(nn.Module):
     def log_probs(self, scores: Tensor) -> Tensor:
         """Return the logarithms of the probabilities in float64; -inf where the probability is zero, and only there."""
         if self.alpha == 1:
-            return scores.double().log_softmax(-1)
+            return log_softmax(scores.double())
         return self.probs(upcast(scores)).double().log()  # half precision has too few numbers near 0
 
     def thresholds(self, scores: Tensor, probs: Tensor) -> Tensor | None:

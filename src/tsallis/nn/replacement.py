@@ -98,6 +98,7 @@ def densify_module(module: Module, *, names: str | Iterable[str] | None = None) 
 
     Raises:
         ValueError: no attention to replace.
+        TypeError: one with positions, a length scale or shared heads of keys, which PyTorch's does not have.
 
     Example:
         >>> import torch
@@ -193,6 +194,14 @@ def _sparse(old: nn.MultiheadAttention, alpha: float | PerHeadAlpha, name: str) 
 
 def _dense(old: MultiheadAttention, name: str) -> nn.MultiheadAttention:
     """Return an attention of PyTorch with the same parameters."""
+    settings = {
+        f"positions {old.positions!r}": old.positions != "none",
+        "a length scale": old.length_scale is not None,
+        f"{old.num_kv_heads} heads of keys for {old.num_heads} of queries": old.num_kv_heads != old.num_heads,
+    }
+    for setting, lost in settings.items():
+        if lost:
+            raise TypeError(f"{name or 'module'} has {setting}, which PyTorch's attention can't have")
     return _with_parts(nn.MultiheadAttention(**_arguments(old)), old, name)
 
 

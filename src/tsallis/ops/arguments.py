@@ -71,10 +71,10 @@ class BeamOptions(NamedTuple):
     """The numbers that rule a beam search, the same for all sources."""
 
     size: int  # prefixes of a source at most
-    wanted: int  # outputs of a source that end its search once no prefix can beat them
-    noted: int  # the best outputs of a source that are noted, and those that equal the last; 0: all
-    penalty: float  # the exponent of the length in scores
-    competing: bool = False  # whether an ending must be one of its step's `size` best continuations to be an output
+    n_best: int  # outputs of a source that end its search once no prefix can beat them
+    num_recorded: int  # the best outputs of a source that are recorded, and those that equal the last; 0: all
+    length_penalty: float  # the exponent of the length in scores
+    competing_ends: bool = False  # whether an output's end must be one of its step's `size` best continuations
 
 
 class BeamOutcome(NamedTuple):

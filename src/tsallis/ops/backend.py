@@ -230,7 +230,7 @@ def _by_device(self_check: bool) -> dict[str, tuple[str, ...]]:
     return {kind: tuple(name for name, entry in entries.items() if kind in entry.devices) for kind in kinds}
 
 
-_AT_ONCE, _AFTER_CHECK = _by_device(False), _by_device(True)
+_UNCHECKED, _SELF_CHECKED = _by_device(False), _by_device(True)
 _CHECK_FIRST = frozenset(name for name, entry in BACKENDS.items() if entry.self_check)
 _request: ContextVar[str | None] = ContextVar("tsallis_backend", default=None)
 
@@ -301,11 +301,11 @@ def load_transformer(kind: str) -> TransformerKernels | None:
 def load_beams(prefixes: int) -> BeamKernels:
     """Return the bookkeeping of beams of so many prefixes, which is done on the CPU wherever the model is."""
     # A backend that was asked for by name may have no beams, and need not compute on a CPU at all.
-    asked = request()
-    names = _AT_ONCE.get("cpu", ()) if asked == "auto" else (asked,)
-    for name in names if prefixes <= LARGEST_BEAMS else ():
-        if load(name).CAPABILITIES.beams and _usable(name):
-            return cast(BeamKernels, importlib.import_module(f"{BACKENDS[name].module}.beams"))
+    name = request()
+    names = _UNCHECKED.get("cpu", ()) if name == "auto" else (name,)
+    for candidate in names if prefixes <= LARGEST_BEAMS else ():
+        if load(candidate).CAPABILITIES.beams and _usable(candidate):
+            return cast(BeamKernels, importlib.import_module(f"{BACKENDS[candidate].module}.beams"))
     return cast(BeamKernels, importlib.import_module("tsallis.ops.eager.beams"))
 
 
@@ -326,11 +326,11 @@ def choose(alpha: Alpha, *tensors: Tensor) -> Backend:
     """
     name, kind = request(), tensors[0].device.type
     auto = name == "auto"
-    for candidate in _AT_ONCE.get(kind, ()) if auto else (name,):
+    for candidate in _UNCHECKED.get(kind, ()) if auto else (name,):
         choice = load(candidate)
         if (auto or choice.on_device(kind)) and _suits(choice.CAPABILITIES, alpha, tensors) and choice.usable():
             return choice
-    for candidate in _AFTER_CHECK.get(kind, ()) if auto else ():
+    for candidate in _SELF_CHECKED.get(kind, ()) if auto else ():
         choice = load(candidate)
         if _suits(choice.CAPABILITIES, alpha, tensors) and choice.usable():
             return cast(Backend, _guard().backend_for(candidate, tensors[0]))
@@ -411,7 +411,7 @@ def _readable(*tensors: Tensor) -> bool:
 def _candidates(kind: str) -> tuple[str, ...]:
     """Return the names of backends for a type of devices, before anything else is known."""
     name = request()
-    names = _AT_ONCE.get(kind, ()) + _AFTER_CHECK.get(kind, ()) if name == "auto" else (name,)
+    names = _UNCHECKED.get(kind, ()) + _SELF_CHECKED.get(kind, ()) if name == "auto" else (name,)
     return tuple(name for name in names if load(name).on_device(kind))
 
 
@@ -445,7 +445,7 @@ def _explain(kind: str) -> str:
     name = request()
     if name == "eager":
         return "eager (asked for)"
-    for candidate in _AT_ONCE[kind] + _AFTER_CHECK[kind] if name == "auto" else (name,):
+    for candidate in _UNCHECKED[kind] + _SELF_CHECKED[kind] if name == "auto" else (name,):
         status = load(candidate).status()
         try:
             if status.available and load(candidate).on_device(kind):

@@ -33,6 +33,7 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
 
 def contiguous(x: Tensor) -> Tensor:
     """Return a tensor as a kernel reads it by its pointer: its numbers in order, with the signs they stand for."""
+    x = x.clone() if x._is_zerotensor() else x  # zeros of forward mode have no memory
     return x.resolve_neg().contiguous()
 
 

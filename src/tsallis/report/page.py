@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tsallis.analysis.alphas import HeadHistory
-from tsallis.analysis.curves import ValueHistory
+from tsallis.analysis.curves import SCORES as ON_DEV
+from tsallis.analysis.curves import VALUES, ValueHistory
 from tsallis.analysis.densities import DensitySummary
 from tsallis.analysis.density_shapes import SignalDensity
 from tsallis.analysis.head_roles import ROLES
@@ -32,6 +33,7 @@ from tsallis.analysis.sweep import Sweep, SweepPoint
 from tsallis.analysis.tree import BeamTree
 from tsallis.analysis.weights import SIDES, SparseWeights
 from tsallis.errors import InputError
+from tsallis.evaluation.score_names import SCORES, ScoreFormat
 
 UNITS = 1000  # of a weight on the page; the smallest above zero is one unit
 EVENTS = 500  # of a history on the page; no curve on a screen has more points
@@ -129,9 +131,23 @@ def _digest(script: str) -> str:
 
 
 def _tables() -> dict[str, Any]:
-    """Return what the page has to know of kinds and roles."""
+    """Return what the page has to know of kinds, roles and scores; scores by their names in logs."""
     roles = {name: {"threshold": role.threshold, "phrase": role.phrase} for name, role in ROLES.items()}
-    return {"sides": SIDES, "roles": roles}
+    scores = {name if name in VALUES else f"{ON_DEV}{name}": _score(score) for name, score in SCORES.items()}
+    return {"sides": SIDES, "roles": roles, "scores": scores}
+
+
+def _score(score: ScoreFormat) -> dict[str, str]:
+    """Return how the page shows a score: in a table, and as the heading and the axis of a figure."""
+    subject, comma, rest = score.title.partition(",")
+    title = score.title[0].upper() + score.title[1:] if subject.split()[0].islower() else score.title
+    heading = f"{title[: len(subject)]} on the development set{comma}{rest}"
+    return {
+        "title": title,
+        "format": score.brief or score.format,
+        "heading": score.heading or heading,
+        "axis": score.axis or subject,
+    }
 
 
 def encode_weights(weights: Sequence[SparseWeights]) -> str:

@@ -10,6 +10,7 @@ from tsallis.analysis.alphas import HeadHistory
 from tsallis.analysis.curves import SCORES, ValueHistory
 from tsallis.analysis.summary_records import RunSummary
 from tsallis.analysis.sweep import Sweep
+from tsallis.evaluation.score_names import find_score
 from tsallis.report import style
 from tsallis.report.panels import COLUMN, Panel, file_endings, grid, label, row, stack
 
@@ -19,9 +20,8 @@ if TYPE_CHECKING:
 
 LOSS = f"{SCORES}loss"
 SHARES = f"{SCORES}symbol_accuracy"
-# What the axes of values say; other scores have their own names.
+# What the axes of values say; those of other scores have their titles.
 AXES = {
-    LOSS: "loss a symbol",
     SHARES: "symbols that are right",
     "logit_norm": "norm of the scores",
     "output_threshold": "threshold",
@@ -142,4 +142,5 @@ def _sweep_curves(swept: Sweep, ax: Axes) -> None:
 
 
 def _axis(name: str) -> str:
-    return AXES.get(name, name.removeprefix(SCORES).replace("_", " "))
+    score = find_score(name.removeprefix(SCORES))
+    return AXES.get(name) or (score.title if score else name.removeprefix(SCORES).replace("_", " "))

@@ -13,7 +13,7 @@ from tsallis.models.protocol import BestStep, Decoder, best_of_step
 from tsallis.ops.arguments import BeamLimits, BeamOptions, BeamOutcome, BestSymbols
 from tsallis.ops.backend import load_beams
 from tsallis.search.certificate import Hypothesis, Result
-from tsallis.search.step import Search, at_least_one, evaluating, make_limits, refuse_nan
+from tsallis.search.step import Search, check_at_least_one, eval_mode, make_limits, refuse_nan
 from tsallis.special_symbols import BOS, EOS
 
 
@@ -77,22 +77,22 @@ def beam_search(
         >>> results[0].certificate.kind in ("optimal", "bounded")  # softmax leaves no output impossible
         True
     """
-    at_least_one(beam_size=beam_size, n_best=n_best)
+    check_at_least_one(beam_size=beam_size, n_best=n_best)
     lengths = src_lengths.tolist()
     limits = make_limits(lengths, prefixes, min_length, max_length, length_penalty)
     if src.shape[0] == 0:
         return []
     options = BeamOptions(
         size=beam_size,
-        wanted=n_best or beam_size,
-        noted=0 if n_best is None else n_best + 1,  # one more than is returned: a list cut short is bounded by it
-        penalty=length_penalty,
-        competing=competing_ends,
+        n_best=n_best or beam_size,
+        num_recorded=0 if n_best is None else n_best + 1,  # one more than is returned: it bounds a list cut short
+        length_penalty=length_penalty,
+        competing_ends=competing_ends,
     )
     beams = load_beams(beam_size * len(lengths)).Beams(
         [BeamLimits(own.steps, own.free_from, own.prefix) for own in limits], options, BOS
     )
-    with evaluating(model):
+    with eval_mode(model):
         attention = _search(model, model.start(model.encode(src, src_lengths)), beams, keep_attention, src.device)
     outcome = beams.outcome()
     results = []

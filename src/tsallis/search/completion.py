@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from tsallis.models.protocol import Decoder, join
-from tsallis.search.step import advance, at_least_one, check_prefix, evaluating
+from tsallis.search.step import advance, check_at_least_one, check_prefix, eval_mode
 from tsallis.special_symbols import BOS, EOS
 
-BUDGET = 256  # ways to spell what is typed of a symbol that are followed
+MOST_SPELLINGS = 256  # ways to spell what is typed of a symbol that are followed
 
 
 @dataclass(frozen=True)
@@ -124,14 +124,14 @@ def complete(
         >>> completions.support, round(completions.mass, 6)  # a, b and the end
         (3, 1.0)
     """
-    at_least_one(n_best=n_best, longest=longest)
+    check_at_least_one(n_best=n_best, longest=longest)
     if len(src) != 1:
         raise ValueError(f"completions are of one source, got {len(src)}")
     check_prefix(tokens, "what is typed")
     if (largest := max(tokens, default=0)) >= len(names):
         raise ValueError(f"what is typed holds the symbol {largest}, there are names of {len(names)}")
     numbers = itertools.count()
-    with evaluating(model):
+    with eval_mode(model):
         state, last, log_prob = model.start(model.encode(src, src_lengths)), BOS, 0.0
         for token in tokens:
             each, state = _step(model, state, [last], src.device)
@@ -162,7 +162,7 @@ def _choices(
     """Return the beginnings that spell the rest of a node and more, or end there, and the probability of those that
     were not looked for."""
     heap, choices = [node], list[_Node]()
-    for _ in range(BUDGET):
+    for _ in range(MOST_SPELLINGS):
         if not heap:
             break
         cost, _, tokens, rest, state, last = heapq.heappop(heap)

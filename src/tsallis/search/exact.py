@@ -13,7 +13,8 @@ from tsallis.models.protocol import Decoder
 from tsallis.search.beam import beam_search
 from tsallis.search.certificate import Result
 from tsallis.search.exhaustive import check_goal, exhaustive
-from tsallis.search.step import at_least_one
+from tsallis.search.step import check_at_least_one
+from tsallis.search_budget import EXPANSIONS
 
 
 @torch.no_grad()
@@ -24,7 +25,7 @@ def exact_search(
     *,
     n_best: int = 1,
     beam_size: int = 5,
-    budget: int = 10_000,
+    budget: int = EXPANSIONS,
     seconds: float | None = None,
     mass: float | None = None,
     prefixes: Sequence[Sequence[int]] | None = None,
@@ -67,7 +68,7 @@ def exact_search(
         >>> [result.certificate.kind for result in exact_search(model, src, lengths, max_length=2)]
         ['optimal', 'optimal']
     """
-    at_least_one(n_best=n_best, beam_size=beam_size, budget=budget)
+    check_at_least_one(n_best=n_best, beam_size=beam_size, budget=budget)
     check_goal(seconds, mass, model.output.normalized)
     results: list[Result] = []
     width = len(src) if seconds is None else 1  # each source has a clock of its own

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from tsallis.models.protocol import Decoder, join
 from tsallis.search.certificate import Hypothesis, Result, Stop
-from tsallis.search.step import Expansion, Limits, Prefix, Search, advance, at_least_one, evaluating, make_limits
+from tsallis.search.step import Expansion, Limits, Prefix, Search, advance, check_at_least_one, eval_mode, make_limits
+from tsallis.search_budget import EXPANSIONS
 
 CHUNK = 16  # prefixes of a source expanded together; whatever the batch, so that results don't depend on it
 WINDOW = 16  # sources searched together: each may have to hold the states of `budget` prefixes
@@ -40,7 +41,7 @@ class Goal:
     n_best: int | None
 
 
-class _Open(NamedTuple):
+class _QueueEntry(NamedTuple):
     """A prefix in a queue, and its row in a decoder state. Queues compare the first two fields alone."""
 
     cost: float
@@ -57,7 +58,7 @@ class _Queue(Search):
     source: int
     goal: Goal
     budget: int  # expansions left
-    heap: list[_Open]
+    heap: list[_QueueEntry]
     known: set[tuple[int, ...]]  # the outputs that were finished before
     mass: float  # of what is finished
     reason: Stop = "length"  # why prefixes with a chance were given up last
@@ -83,17 +84,17 @@ class _Queue(Search):
             return "mass"
         return "time" if self.goal.deadline is not None and time.monotonic() >= self.goal.deadline else None
 
-    def pop(self) -> list[_Open]:
+    def pop(self) -> list[_QueueEntry]:
         """Remove and return the best prefixes, as many as are expanded at once; none if this search is over."""
         threshold = self.threshold()
-        if not self.heap or self.limits.ceiling(-self.heap[0].cost) <= threshold:
+        if not self.heap or self.limits.score_bound(-self.heap[0].cost) <= threshold:
             return []
         if stop := self.stop():
             self.reason = stop
             return []
-        chunk: list[_Open] = []
+        chunk: list[_QueueEntry] = []
         while self.heap and self.budget and len(chunk) < CHUNK:
-            if self.limits.ceiling(-self.heap[0].cost) <= threshold:
+            if self.limits.score_bound(-self.heap[0].cost) <= threshold:
                 break
             chunk.append(heapq.heappop(self.heap))
             self.budget -= 1
@@ -104,7 +105,7 @@ class _Queue(Search):
             self.finished.append(hypothesis)
             self.mass += hypothesis.prob if self.goal.normalized else 0  # other values may be too large to add up
 
-    def push(self, item: _Open) -> None:
+    def push(self, item: _QueueEntry) -> None:
         heapq.heappush(self.heap, item)
         if len(self.heap) > 2 * (self.budget + CHUNK):
             # Those behind more others than can be expanded never will be.
@@ -123,7 +124,7 @@ def exhaustive(
     src: Tensor,
     src_lengths: Tensor,
     *,
-    budget: int = 10_000,
+    budget: int = EXPANSIONS,
     seconds: float | None = None,
     mass: float | None = None,
     n_best: int | None = None,
@@ -177,13 +178,13 @@ def exhaustive(
         >>> len(result.proven), result.certificate.proves_best
         (3, True)
     """
-    at_least_one(budget=budget, n_best=n_best)
+    check_at_least_one(budget=budget, n_best=n_best)
     normalized = model.output.normalized
     check_goal(seconds, mass, normalized)
     lengths = src_lengths.tolist()
     limits = make_limits(lengths, prefixes, min_length, max_length, length_penalty)
     width = WINDOW if seconds is None else 1
-    with evaluating(model):
+    with eval_mode(model):
         queues: list[_Queue] = []
         for first in range(0, src.shape[0], width):
             window = slice(first, first + width)
@@ -219,7 +220,7 @@ def _open_queue(
         limits=limits,
         goal=goal,
         budget=goal.budget,
-        heap=[_Open(0.0, 0, Prefix(), start, row)],
+        heap=[_QueueEntry(0.0, 0, Prefix(), start, row)],
         finished=list(hypotheses),
         known={hypothesis.tokens for hypothesis in hypotheses},
         known_bound=known.certificate.bound if known and goal.normalized else math.inf,
@@ -268,7 +269,7 @@ def _push(
             queue.give_up(float(totals[parent].max()))  # one token longer it could not even end
             totals[parent] = -torch.inf
     flat, width = totals.flatten(), totals.shape[-1]
-    chance = queue.limits.ceiling(flat) > queue.threshold()
+    chance = queue.limits.score_bound(flat) > queue.threshold()
     hopeless = float(flat.masked_fill(chance, -torch.inf).max())
     if hopeless > -math.inf:
         queue.give_up(hopeless)
@@ -286,18 +287,18 @@ def _push(
     for i, total in children:
         parent, token = divmod(i, width)
         longer = expansion.extend(prefixes[parent], first + parent, token, total)
-        queue.push(_Open(-total, next(numbers), longer, state, rows[parent]))
+        queue.push(_QueueEntry(-total, next(numbers), longer, state, rows[parent]))
 
 
-def _by_state(chunk: list[_Open]) -> list[_Open]:
+def _by_state(chunk: list[_QueueEntry]) -> list[_QueueEntry]:
     """Sort prefixes so that those of one state stand next to each other."""
-    groups: dict[int, list[_Open]] = {}
+    groups: dict[int, list[_QueueEntry]] = {}
     for item in chunk:
         groups.setdefault(id(item.state), []).append(item)
     return [item for group in groups.values() for item in group]
 
 
-def _states(rows: list[_Open], device: torch.device) -> Any:
+def _states(rows: list[_QueueEntry], device: torch.device) -> Any:
     """Gather rows that lie in several states into one state."""
     groups = [list(group) for _, group in itertools.groupby(rows, key=lambda item: id(item.state))]
     return join([group[0].state.select(torch.tensor([i.row for i in group], device=device)) for group in groups])

@@ -12,7 +12,7 @@ from torch import Tensor
 from tsallis.models.protocol import Decoder
 from tsallis.search.certificate import LARGEST_LOG
 from tsallis.search.sampling import draw_tokens, draw_uniform, make_generators
-from tsallis.search.step import advance, at_least_one, evaluating
+from tsallis.search.step import advance, check_at_least_one, eval_mode
 from tsallis.special_symbols import BOS, EOS
 
 
@@ -77,14 +77,14 @@ def generate(
         >>> len(text.tokens) <= 10
         True
     """
-    at_least_one(n=n, length=length)
+    check_at_least_one(n=n, length=length)
     batch = len(prompts)
     generators = make_generators(batch, seeds)
     if not batch:
         return []
     texts = [_Text() for _ in range(batch * n)]
     active = list(range(len(texts)))
-    with evaluating(model):
+    with eval_mode(model):
         state = model.start(model.encode(prompts, prompt_lengths))
         state = state.select(torch.arange(batch, device=prompts.device).repeat_interleave(n))
         for last in [False] * length + [True]:

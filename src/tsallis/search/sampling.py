@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tsallis.models.protocol import Decoder
 from tsallis.search.certificate import Hypothesis
-from tsallis.search.step import Expansion, Prefix, advance, at_least_one, evaluating, make_limits
+from tsallis.search.step import Expansion, Prefix, advance, check_at_least_one, eval_mode, make_limits
 from tsallis.special_symbols import EOS
 
 
@@ -53,7 +53,7 @@ def sample(
         >>> [len(outputs) for outputs in draws]
         [4, 4]
     """
-    at_least_one(n=n)
+    check_at_least_one(n=n)
     lengths = src_lengths.tolist()
     limits = [limit for limit in make_limits(lengths, prefixes, max_length=max_length) for _ in range(n)]
     generators = make_generators(len(lengths), seeds)
@@ -61,7 +61,7 @@ def sample(
     if not lengths:
         return []
     rows, prefix_of = list(range(len(outputs))), [Prefix()] * len(outputs)
-    with evaluating(model):
+    with eval_mode(model):
         state = model.start(model.encode(src, src_lengths))
         state = state.select(torch.arange(len(lengths), device=src.device).repeat_interleave(n))
         while rows:

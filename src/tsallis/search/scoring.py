@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tsallis.data.batching import IGNORE_INDEX
 from tsallis.models.protocol import Decoder
-from tsallis.search.step import advance, at_least_one, checked_log_probs, evaluating
+from tsallis.search.step import advance, check_at_least_one, checked_log_probs, eval_mode
 
 
 @torch.no_grad()
@@ -44,7 +44,7 @@ def score(model: Decoder, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_
     total = torch.zeros(len(src), dtype=torch.float64, device=src.device)
     if len(src) == 0:
         return total
-    with evaluating(model):
+    with eval_mode(model):
         state = model.start(model.encode(src, src_lengths))
         for token, gold in zip(tgt_in.unbind(1), tgt_out.unbind(1), strict=True):
             log_probs, _, state = advance(model, state, token, range(len(src)))  # [batch, d_vocab]
@@ -140,14 +140,14 @@ def score_tokens(
         (1, 9, 14)
     """
     _check_targets(src, tgt_in, tgt_out)
-    at_least_one(alternatives=alternatives)
+    check_at_least_one(alternatives=alternatives)
     tokens: list[list[int]] = [[] for _ in range(len(src))]
     log_probs: list[list[float]] = [[] for _ in tokens]
     support: list[list[int]] = [[] for _ in tokens]
     exclusions: dict[int, Exclusion] = {}
     if not tokens:
         return []
-    with evaluating(model):
+    with eval_mode(model):
         state = model.start(model.encode(src, src_lengths))
         for step, (token, gold) in enumerate(zip(tgt_in.unbind(1), tgt_out.unbind(1), strict=True)):
             scores, _, state = model.step(state, token)

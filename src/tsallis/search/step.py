@@ -65,7 +65,7 @@ class Limits:
         """What a certificate of the search speaks of, see :class:`Result`."""
         return "limited" if self.prefix or self.min_length > 1 else "all"
 
-    def ceiling(self, log_prob: Any) -> Any:
+    def score_bound(self, log_prob: Any) -> Any:
         """Return the best score of any output that begins with a prefix of this log-probability, as a normalised model
         holds it: as long as there may be, and no less probable."""
         return log_prob / self.steps**self.length_penalty
@@ -103,7 +103,7 @@ class Search:
         return heapq.nlargest(n, (h.score(self.limits.length_penalty) for h in self.finished))[-1]
 
     def result(self, normalized: bool, n_best: int | None) -> Result:
-        bound, penalty = min(self.limits.ceiling(self.bound), self.known_bound), self.limits.length_penalty
+        bound, penalty = min(self.limits.score_bound(self.bound), self.known_bound), self.limits.length_penalty
         return certify(self.finished, bound, self.gave_up, normalized, penalty, self.limits.scope).truncated(n_best)
 
 
@@ -188,7 +188,7 @@ def make_limits(
         ValueError: numbers that can't be, or of which none is between them; not one prefix a source, and one that ends
             or is too long.
     """
-    at_least_one(max_length=max_length)
+    check_at_least_one(max_length=max_length)
     if min_length < 0 or (max_length is not None and min_length > max_length):
         most = "" if max_length is None else f" and at most max_length {max_length}"
         raise ValueError(f"min_length must be at least 0{most}, got {min_length}")
@@ -219,7 +219,7 @@ def check_prefix(tokens: Sequence[int], name: str) -> None:
         raise ValueError(f"{name} holds {smallest}, symbols are counted from 0")
 
 
-def at_least_one(**sizes: int | None) -> None:
+def check_at_least_one(**sizes: int | None) -> None:
     """Refuse sizes below 1; None stands for a default."""
     for name, value in sizes.items():
         if value is not None and value < 1:
@@ -237,7 +237,7 @@ def _parts(model: Any) -> list[Any]:
 
 
 @contextlib.contextmanager
-def evaluating(model: Any) -> Iterator[None]:
+def eval_mode(model: Any) -> Iterator[None]:
     """Turn off the model's dropout while the context lasts, and leave every part of it as it was."""
     training = [m for m in _parts(model) if m.training]
     if training:

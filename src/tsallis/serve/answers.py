@@ -30,10 +30,10 @@ from tsallis.search import (
     sample,
 )
 from tsallis.search.sampling import line_seed
-from tsallis.search.step import advance, evaluating
-from tsallis.serve.limits import Limits, Refusal
+from tsallis.search.step import advance, eval_mode
+from tsallis.search_budget import EXPANSIONS
+from tsallis.serve.limits import MOST_HEADS, Limits, Refusal
 from tsallis.serve.requests import (
-    BUDGET,
     CHOICES,
     AttentionRequest,
     OutputRequest,
@@ -47,10 +47,9 @@ from tsallis.special_symbols import BOS, EOS, UNK
 from tsallis.tasks.base import Lines, Task, refuse_long
 from tsallis.tasks.completer import Completer
 from tsallis.training import Run
-from tsallis.training.run_folder import MODEL
+from tsallis.training.file_names import MODEL
 from tsallis.training.schema import ModelRecord, read_record
 
-MOST_HEADS = 16  # of an answer
 ROWS = 512  # prefixes that a model reads together
 TIME_SHARE = 0.8  # of the time for a request: searches that can end early do so before it is over
 NOTHING = Result((), Certificate("none", -math.inf))  # of a source without symbols
@@ -197,7 +196,7 @@ class ServedRun:
             count = request.nbest or (beam["beam_size"] if request.tree else 1)
             return beam_search(model, src, lengths, n_best=count, **beam, **common)
         seconds = min(math.inf if request.time is None else request.time, TIME_SHARE * self.limits.seconds / len(src))
-        budgets: Content = {"budget": request.budget or BUDGET, "seconds": seconds, "mass": request.mass}
+        budgets: Content = {"budget": request.budget or EXPANSIONS, "seconds": seconds, "mass": request.mass}
         if request.search == "exact":
             return exact_search(model, src, lengths, n_best=n_best, beam_size=beam["beam_size"], **budgets, **common)
         results = exhaustive(model, src, lengths, n_best=request.nbest, **budgets, **common)
@@ -293,7 +292,7 @@ class ServedRun:
         source = self._source(request)
         tokens = self._output(request, source, model)
         steps: list[Content] = []
-        with evaluating(self.run.model):
+        with eval_mode(self.run.model):
             state, last = model.start(model.encode(source.src, source.src_lengths)), BOS
             for token in [*tokens, EOS]:
                 read = torch.tensor([last], device=source.src.device)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+MOST_HEADS = 16  # whose weights a request may ask for, and an answer holds
+
 
 @dataclass(frozen=True)
 class Limits:

@@ -6,13 +6,13 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tsallis.serve.limits import Limits, Refusal
+from tsallis.search_budget import EXPANSIONS
+from tsallis.serve.limits import MOST_HEADS, Limits, Refusal
 from tsallis.training.schema import explain
 
 Positive = Annotated[int, Field(ge=1, le=2**31)]
 Length = Annotated[int, Field(ge=0, le=2**31)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-BUDGET = 10_000  # prefixes that a search without a beam expands, at most
 CHOICES = 10  # continuations, or symbols of a step, that are listed by default, as far as the server's limits allow
 
 # The searches that a value of a request is for.
@@ -69,7 +69,7 @@ class TranslateRequest(Request):
     nbest: Positive | None = None
     beam: Positive | None = None
     competing_ends: bool | None = None
-    budget: Annotated[int, Field(ge=1, le=BUDGET)] | None = None
+    budget: Annotated[int, Field(ge=1, le=EXPANSIONS)] | None = None
     time: Annotated[Finite, Field(ge=0)] | None = None
     mass: Annotated[Finite, Field(gt=0, lt=1)] | None = None
     draws: Positive | None = None
@@ -145,7 +145,7 @@ class StepsRequest(OutputRequest):
 class AttentionRequest(OutputRequest):
     """The weights of heads over a source and an output."""
 
-    heads: Annotated[list[str], Field(min_length=1, max_length=16)] | None = None
+    heads: Annotated[list[str], Field(min_length=1, max_length=MOST_HEADS)] | None = None
 
 
 # By the end of their address, which is also the method of a run that answers them.

@@ -33,7 +33,8 @@ from tsallis.models.registry import MODELS
 from tsallis.search import Result, beam_search
 from tsallis.tasks.prepared import PreparedRun, check_rows, check_select, read_source, text_of_run
 from tsallis.tasks.scoring import best_texts, language_scores, score_values
-from tsallis.training.run_folder import CONFIG, MODEL, TASK, Run, read_stored
+from tsallis.training.file_names import CONFIG, MODEL, TASK
+from tsallis.training.run_folder import Run, read_stored
 from tsallis.training.schema import explain
 from tsallis.training.settings import Settings
 from tsallis.training.tensorboard import require_tensorboard

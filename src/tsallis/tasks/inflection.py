@@ -20,7 +20,8 @@ from tsallis.evaluation.text_scores import CorpusScore, form_scores, levenshtein
 from tsallis.special_symbols import FIRST
 from tsallis.tasks.base import LONGEST, Data, Lines, Task, Vocabularies, refuse_long, split_name
 from tsallis.tasks.sequences import SequenceTask, check_source
-from tsallis.training.run_folder import TASK, Run
+from tsallis.training.file_names import TASK
+from tsallis.training.run_folder import Run
 
 COLUMNS = "lemma<TAB>form<TAB>tags"
 LANGUAGE = "<lang:"  # that the symbols of languages begin with
@@ -41,11 +42,11 @@ class InflectionData(Section):
 
     @field_validator("languages", mode="before")
     @classmethod
-    def _one_language(cls, value: Any) -> Any:
+    def _wrap_language(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) and value != "all" else value
 
     @model_validator(mode="after")
-    def _one_source(self) -> InflectionData:
+    def _check_source(self) -> InflectionData:
         check_source(self, ("train", "dev", "test", "languages"), "english-verbs")
         return self
 

@@ -30,7 +30,7 @@ class LabelModel(ModelSection):
     output_alpha: Alpha = 1.5
 
     @model_validator(mode="after")
-    def _density_of_something(self) -> LabelModel:
+    def _check_density(self) -> LabelModel:
         if self.density is not None and self.attention == "discrete":
             raise ValueError("density is for continuous and combined attention")
         return self

@@ -53,7 +53,7 @@ class SyntheticConfig(Section):
     seed: int = Field(1, ge=0, lt=DEV_SEED)
 
     @model_validator(mode="after")
-    def _of_a_length(self) -> SyntheticConfig:
+    def _check_lengths(self) -> SyntheticConfig:
         synthetic_corpus(self.name, 1, [(self.least, self.most), *self.tests])
         return self
 
@@ -86,7 +86,7 @@ class LanguageData(Section):
     cache: FileName | None = None  # of subwords; default: tsallis in the user's cache folder
 
     @model_validator(mode="after")
-    def _one_source(self) -> LanguageData:
+    def _check_combinations(self) -> LanguageData:
         files = [name for name in ("train", "dev", "test") if getattr(self, name) is not None]
         sources = [name for name in ("embedded", "synthetic") if getattr(self, name) is not None]
         if sources and files:

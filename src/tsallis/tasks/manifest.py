@@ -14,8 +14,9 @@ from tsallis.errors import InputError
 from tsallis.evaluation.provenance import command_line, digest_files, environment, shorten_path
 from tsallis.tasks.base import SPLITS
 from tsallis.tasks.registry import load_config, task_type
+from tsallis.training.file_names import CONFIG, TIMING
 from tsallis.training.log import Log, totals
-from tsallis.training.run_folder import CONFIG, Run
+from tsallis.training.run_folder import Run
 
 FORMAT = 1  # of manifests
 PLACES = ("event", "epoch", "step", "seconds", "symbols")  # keys of an event of timing.jsonl that are not its origin
@@ -80,7 +81,7 @@ def _digest(config: Config, split: str) -> dict[str, Any] | None:
 
 def _describe_training(folder: Path) -> dict[str, Any]:
     """Return seed, seconds, updates and origins of a training, by the files of its folder."""
-    config, timing = load_config(folder / CONFIG), folder / "timing.jsonl"
+    config, timing = load_config(folder / CONFIG), folder / TIMING
     events = Log(timing).events() if timing.exists() else []
     origins: list[dict[str, Any]] = []
     for event in events:

@@ -20,6 +20,7 @@ from tsallis.errors import InputError, describe, memory_for
 from tsallis.evaluation.score_names import TEACHER_FORCED
 from tsallis.tasks.scoring import best_texts, language_scores, score_values
 from tsallis.training.checkpoint import Checkpoints
+from tsallis.training.file_names import CHECKPOINTS, CONFIG
 from tsallis.training.initial import (
     Start,
     describe_start,
@@ -30,7 +31,7 @@ from tsallis.training.initial import (
     symbol_numbers,
     take_parameters,
 )
-from tsallis.training.run_folder import CONFIG, Run, build_model, load_run
+from tsallis.training.run_folder import Run, build_model, load_run
 from tsallis.training.settings import Settings
 from tsallis.training.trainer import Measure
 
@@ -73,7 +74,7 @@ class PreparedRun:
         sides = {side: section for side in ("src", "tgt") if (section := getattr(self.training, f"{side}_embeddings"))}
         start = Start(model)
         if self.folder is not None:
-            if (sides or self.training.init_from) and Checkpoints(self.folder / "checkpoints").index().last is None:
+            if (sides or self.training.init_from) and Checkpoints(self.folder / CHECKPOINTS).index().last is None:
                 start.facts = load_start(model, self.folder)
         else:
             if self.source is not None:

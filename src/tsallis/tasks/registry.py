@@ -15,7 +15,8 @@ from tsallis.tasks.inflection import Inflection
 from tsallis.tasks.language import Language
 from tsallis.tasks.translation import Translation
 from tsallis.tasks.vqa import Visual
-from tsallis.training.run_folder import CONFIG, TASK, Run
+from tsallis.training.file_names import CONFIG, TASK
+from tsallis.training.run_folder import Run
 
 DEFAULT = Inflection.name  # of a configuration that names none
 TASKS: dict[str, type[Task]] = {task.name: task for task in (Inflection, Translation, Classification, Visual, Language)}
@@ -65,7 +66,7 @@ def task_type(config: Config) -> type[Task]:
     return TASKS[config.data.task]
 
 
-def task_of(facts: Mapping[str, Any], path: Path | str = "task.json") -> Task:
+def task_of(facts: Mapping[str, Any], path: Path | str = TASK) -> Task:
     """Return the task that a run folder's `task.json` describes; errors name `path`."""
     return _find(facts, str(path)).restore(facts, path)
 

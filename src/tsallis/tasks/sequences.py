@@ -88,7 +88,7 @@ class RNNConfig(SequenceModel):
     matching: Literal["scale", "covariance"] = "covariance"
 
     @model_validator(mode="after")
-    def _one_matrix(self) -> RNNConfig:
+    def _check_shared_sizes(self) -> RNNConfig:
         if self.share != "none" and self.d_embedding not in (None, self.d_model):
             raise ValueError(f"share: {self.share} needs d_embedding {self.d_model}, found {self.d_embedding}")
         return self

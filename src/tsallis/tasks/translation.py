@@ -47,7 +47,7 @@ class SubwordsConfig(LearningConfig):
         return None if self.src_model is None or self.tgt_model is None else (self.src_model, self.tgt_model)
 
     @model_validator(mode="after")
-    def _learned_or_not(self) -> SubwordsConfig:
+    def _check_models(self) -> SubwordsConfig:
         sides = (self.src_model is None) + (self.tgt_model is None)
         if sides == 1 or (self.model is not None and sides == 0):
             raise ValueError("expected model, or both src_model and tgt_model")
@@ -81,7 +81,7 @@ class TranslationData(Section):
     cache: FileName | None = None  # of subwords and encoded text; default: tsallis in the user's cache folder
 
     @model_validator(mode="after")
-    def _one_source(self) -> TranslationData:
+    def _check_combinations(self) -> TranslationData:
         check_source(self, ("train", "dev", "test"), "german-english-numbers")
         if self.lowercase and self.subwords.models is not None:
             raise ValueError("lowercase: an existing model has a rule of its own (spm_train's normalization_rule_name)")

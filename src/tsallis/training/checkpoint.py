@@ -32,12 +32,12 @@ from tsallis.data.io import is_folder, is_leftover, is_regular, read_bytes, remo
 from tsallis.errors import InputError
 from tsallis.evaluation.score_names import rank_score
 from tsallis.models.sharing import aliases_of
+from tsallis.training.file_names import INDEX, MANIFEST, PARAMETERS, TRAINING
 from tsallis.training.lock import Lock, writing
 from tsallis.training.schema import Index, Manifest, as_json, check_record, read_record
 
 NAMES = ("last", "best", "average")
-MODEL, TRAINING, MANIFEST, INDEX = "model.safetensors", "training.pt", "manifest.json", "index.json"
-FILES = (MANIFEST, MODEL, TRAINING)  # in the order in which they are removed: without a manifest nothing is whole
+FILES = (MANIFEST, PARAMETERS, TRAINING)  # in the order in which they are removed: without a manifest nothing is whole
 FOLDER = re.compile(r"(step-[0-9]{8,18}|average-[0-9]{8,18}-[0-9]{8,18})")
 
 
@@ -83,11 +83,11 @@ class Checkpoints:
             InputError: names in the index that are not there, or later checkpoints that it doesn't name.
         """
         with writing(self.folder, self.lock):
-            index = self._in_order()
+            index = self._checked_index()
             last = -1 if index.last is None else _step(index.last)
             for path in self._folders():
                 unnamed = path.name not in index.names | set(index.discard)
-                if unnamed and path.name.startswith("step-") and _step(path.name) > last and not self._is_part(path):
+                if unnamed and path.name.startswith("step-") and _step(path.name) > last and not self._is_partial(path):
                     raise self._unnamed_error(path)
             if self.written is None:
                 self.folder.mkdir(parents=self.lock is None, exist_ok=True)
@@ -95,7 +95,7 @@ class Checkpoints:
             self.sweep()
         return index
 
-    def _in_order(self) -> Index:
+    def _checked_index(self) -> Index:
         """Return the index, compared with the folders it names and with what this process wrote last."""
         path = self.folder / INDEX
         if self.written is not None and not is_regular(path):
@@ -132,9 +132,12 @@ class Checkpoints:
         stream = io.BytesIO()
         torch.save(_canonical(training), stream)
         with writing(self.folder, self.lock):
-            index = self.open() if self.written is None else self._in_order()
+            index = self.open() if self.written is None else self._checked_index()
             before = self._write(
-                index, name, {MODEL: safetensors.torch.save(_once(model)), TRAINING: stream.getvalue()}, facts
+                index,
+                name,
+                {PARAMETERS: safetensors.torch.save(_drop_aliases(model)), TRAINING: stream.getvalue()},
+                facts,
             )
             history = (*index.validated, name) if validated else index.validated
             changes = {
@@ -149,7 +152,9 @@ class Checkpoints:
     def _write(self, index: Index, name: str, blobs: dict[str, bytes], facts: dict[str, Any]) -> Index:
         """Write a folder that no index names yet; return the index that says so."""
         target = self.folder / name
-        if name in index.names or (os.path.lexists(target) and name not in index.discard and not self._is_part(target)):
+        if name in index.names or (
+            os.path.lexists(target) and name not in index.discard and not self._is_partial(target)
+        ):
             raise self._unnamed_error(target)
         index = self._replace(index, index.model_copy(update={"discard": (*index.discard, name)}))
         sums = {file: {"bytes": len(b), "sha256": hashlib.sha256(b).hexdigest()} for file, b in blobs.items()}
@@ -194,7 +199,7 @@ class Checkpoints:
             folder = f"average-{names[0].removeprefix('step-')}-{names[-1].removeprefix('step-')}"
             if index.average == folder:  # of the same checkpoints: it is made anew
                 index = self._replace(index, index.model_copy(update={"average": None}))
-            index = self._write(index, folder, {MODEL: safetensors.torch.save(mean)}, facts)
+            index = self._write(index, folder, {PARAMETERS: safetensors.torch.save(mean)}, facts)
             self._replace(index, index.model_copy(update={"average": folder}))
             self.sweep()
         return names
@@ -204,18 +209,18 @@ class Checkpoints:
         for name in names:
             parameters = self._load(name)
             if total and {k: v.shape for k, v in parameters.items()} != {k: v.shape for k, v in total.items()}:
-                raise InputError(f"{self.folder / name / MODEL}: other parameters than in {names[0]}")
+                raise InputError(f"{self.folder / name / PARAMETERS}: other parameters than in {names[0]}")
             total = {key: total[key] + v.double() if total else v.double() for key, v in parameters.items()}
         return {key: (total[key] / len(names)).to(value.dtype) for key, value in parameters.items()}
 
     def sweep(self) -> None:
         """Remove what the index says is superseded or was never whole, and what kills left of single files."""
-        index = self._in_order()
+        index = self._checked_index()
         with writing(self.folder, self.lock):
             for path in self._folders():
                 last = -1 if index.last is None else _step(index.last)
                 if path.name in index.discard or (
-                    path.name.startswith("step-") and _step(path.name) > last and self._is_part(path)
+                    path.name.startswith("step-") and _step(path.name) > last and self._is_partial(path)
                 ):
                     self._remove(path)
             if self.folder.is_dir():
@@ -227,10 +232,10 @@ class Checkpoints:
             return []
         return sorted(p for p in self.folder.iterdir() if FOLDER.fullmatch(p.name) and is_folder(p))
 
-    def _is_part(self, path: Path) -> bool:
+    def _is_partial(self, path: Path) -> bool:
         """Tell whether a folder is what a kill leaves of a checkpoint: nothing but our files, and no manifest."""
         return is_folder(path) and all(
-            (p.name in (MODEL, TRAINING) and is_regular(p)) or is_leftover(p, FILES) for p in path.iterdir()
+            (p.name in (PARAMETERS, TRAINING) and is_regular(p)) or is_leftover(p, FILES) for p in path.iterdir()
         )
 
     def _remove(self, path: Path) -> None:
@@ -257,7 +262,7 @@ class Checkpoints:
         if not steps:
             return ""
         validated = [name for name, manifest in steps.items() if manifest.metrics]
-        best = max(validated or steps, key=lambda name: _worth(steps[name].metrics))
+        best = max(validated or steps, key=lambda name: _rank(steps[name].metrics))
         index = {"last": max(steps, key=_step), "best": best, "kept": validated, "finished": False}
         return f", or put this there: {json.dumps(index)}"
 
@@ -285,12 +290,12 @@ class Checkpoints:
         return {**parameters, **{alias: parameters[key] for alias, key in shared.items() if key in parameters}}
 
     def _load(self, name: str) -> dict[str, Tensor]:
-        path, blob = self.folder / name / MODEL, self._read(name, MODEL)
+        path, blob = self.folder / name / PARAMETERS, self._read(name, PARAMETERS)
         try:
             parameters: dict[str, Tensor] = safetensors.torch.load(blob)
         except Exception as error:
             raise InputError(f"{path}: not a safetensors file: {' '.join(str(error).split())}") from error
-        if (key := not_finite(parameters)) is not None:
+        if (key := find_nonfinite(parameters)) is not None:
             raise InputError(f"{path}: the model's weights are not finite: {key}")
         return parameters
 
@@ -340,7 +345,7 @@ class Checkpoints:
         return blob
 
 
-def not_finite(parameters: Mapping[str, Tensor]) -> str | None:
+def find_nonfinite(parameters: Mapping[str, Tensor]) -> str | None:
     """Return the name of a tensor with NaN or an infinity in it."""
     return next((name for name, value in parameters.items() if not value.isfinite().all()), None)
 
@@ -349,7 +354,7 @@ def _step(name: str) -> int:
     return int(name.removeprefix("step-"))
 
 
-def _worth(metrics: Mapping[str, Any]) -> tuple[float, float]:
+def _rank(metrics: Mapping[str, Any]) -> tuple[float, float]:
     """Return the sort key of a checkpoint: the score that decides, or else the first one, then its negative loss."""
     numbers = {k: v for k, v in metrics.items() if k.startswith("dev_") and isinstance(v, (int, float))}
     loss = numbers.get("dev_loss", 0.0)
@@ -366,7 +371,7 @@ def _canonical(value: Any) -> Any:
     return sys.intern(value) if type(value) is str else value
 
 
-def _once(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+def _drop_aliases(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
     """Drop all names but the first of a tensor that has several."""
     names: dict[tuple[int, tuple[int, ...]], str] = {}
     for name, value in parameters.items():

@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 
 from tsallis.errors import InputError
-from tsallis.training.lock import LOCK, writing
+from tsallis.training.file_names import LOCK
+from tsallis.training.lock import writing
 
 T = TypeVar("T")
 DEVICES = ("cpu", "cuda", "auto")

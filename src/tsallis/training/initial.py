@@ -18,8 +18,9 @@ from tsallis.data.word_vectors import WordVectors
 from tsallis.errors import InputError
 from tsallis.models.sharing import SymbolRows, aliases_of
 from tsallis.special_symbols import FIRST, SPECIALS
-from tsallis.training.checkpoint import not_finite
-from tsallis.training.run_folder import START, Run
+from tsallis.training.checkpoint import find_nonfinite
+from tsallis.training.file_names import START
+from tsallis.training.run_folder import Run
 
 MOST_NAMES = 4  # names in a line
 
@@ -165,7 +166,7 @@ def load_start(model: Any, folder: Path) -> dict[str, Any]:
     shapes = {name: value.shape for name, value in own.items() if name not in shared}
     if {name: value.shape for name, value in parameters.items()} != shapes or not isinstance(facts, dict):
         raise InputError(f"{path}: not of this run's model; restore the file")
-    if (name := not_finite(parameters)) is not None:
+    if (name := find_nonfinite(parameters)) is not None:
         raise InputError(f"{path}: {name} is not finite; restore the file")
     for name, value in parameters.items():
         own[name].copy_(value)

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from tsallis.data.io import NONBLOCK, check_file, lock_file
 from tsallis.errors import InputError
-
-LOCK = ".lock"
+from tsallis.training.file_names import LOCK
 
 
 @dataclass(frozen=True)

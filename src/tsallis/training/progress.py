@@ -12,10 +12,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from tsallis.data.corpus import Counts
 from tsallis.errors import without_controls
-from tsallis.evaluation.score_names import OF_TEXT
+from tsallis.evaluation.score_names import OF_TEXT, find_score
 from tsallis.training.trainer import Progress as State
 
-SCORES = ("bleu", "macro_accuracy", "accuracy", "exact", *OF_TEXT)
+LINE = ("bleu", "macro_accuracy", "accuracy", "exact", *OF_TEXT)  # scores of a validation's line, with what decides
 
 
 class TrainingDisplay:
@@ -84,7 +84,7 @@ class TrainingDisplay:
         self.progress.update(self.task, total=state.updates, completed=state.position.update, **fields)
         if state.validation is not None:
             v = state.validation
-            names = dict.fromkeys((*SCORES, v.get("select", "loss")))
+            names = dict.fromkeys((*LINE, v.get("select", "loss")))
             scores = "  ".join(
                 f"dev {n.replace('_', ' ')} {_format(n, v[f'dev_{n}'])}"
                 for n in names
@@ -100,6 +100,5 @@ class TrainingDisplay:
 
 
 def _format(name: str, value: float) -> str:
-    if name.endswith("levenshtein"):
-        return f"{value:.3f}"
-    return f"{value:.2f}" if name in ("bleu", "chrf", "ter", "epsilon_perplexity") else f"{value:.2%}"
+    score = find_score(name)
+    return format(value, score.format if score else ".2%")

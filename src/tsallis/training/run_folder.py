@@ -29,15 +29,13 @@ from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError, describe
 from tsallis.models.registry import MODELS
 from tsallis.models.sharing import aliases_of
-from tsallis.training.checkpoint import MODEL as PARAMETERS
 from tsallis.training.checkpoint import Checkpoints
-from tsallis.training.lock import LOCK, Lock, locked, writing
+from tsallis.training.file_names import CHECKPOINTS, CONFIG, LOCK, MODEL, PARAMETERS, START, TASK
+from tsallis.training.lock import Lock, locked, writing
 from tsallis.training.schema import LAYERS, ModelRecord, TaskRecord, as_json, check_record, parse_record, read_record
 
 __all__ = ["Run", "build_model", "load_run", "locked", "start_run"]
 
-CONFIG, MODEL, TASK = "config.yaml", "model.json", "task.json"
-START = "start.safetensors"  # the parameters that a run began with, if they were not drawn at random
 Symbols = Vocabulary | Subwords
 SYMBOLS: dict[str, type[Vocabulary] | type[Subwords]] = {"vocab.json": Vocabulary, "model": Subwords}  # by file ending
 ESTIMATES = ("tau",)  # arguments worked out from the data, which another machine rounds differently
@@ -98,7 +96,7 @@ def load_run(folder: Path | str, which: str = "best") -> Run:
     if os.path.lexists(folder / CONFIG):
         check_file(folder / CONFIG)  # who reads it need not wait for a fifo
     vocabularies = _vocabularies(folder, record)
-    checkpoint, parameters, facts = Checkpoints(folder / "checkpoints").load(which)
+    checkpoint, parameters, facts = Checkpoints(folder / CHECKPOINTS).load(which)
     misfit = f"{checkpoint / PARAMETERS}: the checkpoint does not fit {MODEL}"
     model = _model_of(folder / MODEL, record, parameters, misfit)
     return Run(folder, model, *vocabularies, task.model_dump(), facts)
@@ -251,7 +249,7 @@ def start_run(
         else:
             texts = {MODEL: json.dumps(as_json(record), indent=1).encode(), TASK: reading.encode()}
             texts.update({START: start} if start is not None else {})
-            if any(not _left_by_a_start(p, texts, vocabularies, names) for p in folder.iterdir()):
+            if any(not _is_start_leftover(p, texts, vocabularies, names) for p in folder.iterdir()):
                 raise InputError(f"{folder}: the folder is not empty and holds no run; choose another one")
             for name, text in texts.items():
                 write_atomic(folder / name, text)
@@ -286,7 +284,7 @@ def _check_same(
         raise InputError(f"{folder / TASK}: not the task of {CONFIG}; restore the file")
 
 
-def _left_by_a_start(
+def _is_start_leftover(
     path: Path, texts: Mapping[str, bytes], vocabularies: Mapping[Path, Symbols], names: tuple[str, ...]
 ) -> bool:
     """Tell whether a file was left by a start of this very run, killed before it wrote the configuration."""

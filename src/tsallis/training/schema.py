@@ -19,6 +19,7 @@ from pydantic import (
 
 from tsallis.data.io import read_bytes
 from tsallis.errors import InputError, describe, truncate
+from tsallis.training.file_names import CONFIG
 
 LARGEST = 1 << 26  # bytes of a JSON file; those of runs have some kB
 MOST_MISTAKES = 3  # mistakes of one file that an error lists
@@ -62,7 +63,7 @@ class Index(Record):
     discard: tuple[Step | Average, ...] = ()  # superseded, or not yet whole: the only ones that may be removed
 
     @model_validator(mode="after")
-    def _in_order(self) -> Index:
+    def _check_names(self) -> Index:
         if (self.last is None) != (self.best is None) or (self.last is None and (self.validated or self.average)):
             raise ValueError("last and best must both name a checkpoint, or none may be named at all")
         if len(set(self.validated)) != len(self.validated):
@@ -111,10 +112,10 @@ class ModelRecord(Record):
 
     @field_validator("arguments")
     @classmethod
-    def _plain(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _check_arguments(cls, arguments: dict[str, Any]) -> dict[str, Any]:
         for key, value in arguments.items():
             if key in NEW_NAMES:
-                raise ValueError(f"{key} is now called {NEW_NAMES[key]}: rename it in this file and in config.yaml")
+                raise ValueError(f"{key} is now called {NEW_NAMES[key]}: rename it in this file and in {CONFIG}")
             if key in SIZES and type(value) is not int:
                 raise ValueError(f"{key} must be a whole number, found {describe(value)}")
             for part in value if isinstance(value, list) else [value]:

@@ -8,8 +8,6 @@ from typing import Any
 
 from tsallis.errors import InputError
 
-BOARD = "tensorboard"  # folder in the run folder
-
 
 class Board:
     """The files that TensorBoard reads, in a folder; of a run that is resumed, what came later is drawn no more.

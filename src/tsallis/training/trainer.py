@@ -21,14 +21,15 @@ from tsallis.evaluation.score_names import OF_TEXT, TEACHER_FORCED, rank_score
 from tsallis.evaluation.search_results import accuracy, search_batches
 from tsallis.evaluation.teacher_forcing import TeacherForcedScores, teacher_forced_sums
 from tsallis.search import Result
-from tsallis.training.checkpoint import INDEX, TRAINING, Checkpoints, not_finite
+from tsallis.training.checkpoint import Checkpoints, find_nonfinite
 from tsallis.training.distributed import CommonError, World
 from tsallis.training.engine import BatchStats, Engine
-from tsallis.training.lock import LOCK, Lock, writing
+from tsallis.training.file_names import BOARD, CHECKPOINTS, INDEX, LOCK, LOG, TIMING, TRAINING
+from tsallis.training.lock import Lock, writing
 from tsallis.training.log import Log
 from tsallis.training.schema import TrainingRecord, check_record
 from tsallis.training.settings import Settings
-from tsallis.training.tensorboard import BOARD, Board
+from tsallis.training.tensorboard import Board
 
 WATCH_EVERY = 25  # updates between two records of supports for the progress display
 VALIDATION_BATCH = 128  # rows of a batch of the development set
@@ -130,8 +131,8 @@ class Trainer:
         self.schedule = settings.make_schedule()
         self.measure = measure or (lambda results: {"accuracy": accuracy(results, dev)})
         self.folder, self.lock, self.init = folder, lock, init
-        self.checkpoints = Checkpoints(folder / "checkpoints", settings.keep, lock)
-        self.log, self.timing = Log(folder / "log.jsonl", lock), Log(folder / "timing.jsonl", lock)
+        self.checkpoints = Checkpoints(folder / CHECKPOINTS, settings.keep, lock)
+        self.log, self.timing = Log(folder / LOG, lock), Log(folder / TIMING, lock)
         self.board: Board | None = None  # of the first process, where the settings ask for one
         self.position = Position()
         self.data = f"{train.digest()} {dev.digest()}"
@@ -167,7 +168,7 @@ class Trainer:
         self.world.on_main(self._open)
         self.world.check_folder(self.folder)
         if self.world.broadcast(self.checkpoints.index().last if self.world.main else None) is None:
-            start = _of_model(self.engine.plain())
+            start = _of_model(self.engine.unsharded_model())
             self.world.on_main(lambda: self._start_log(start))
             self.world.on_main(self._open_board)
             return
@@ -230,7 +231,7 @@ class Trainer:
         self.world.on_main(lambda: self._write(model, optimizer, metrics))
 
     def _write(self, model: dict[str, Tensor], optimizer: dict[str, Any], metrics: dict[str, Any] | None) -> None:
-        if (name := not_finite(model)) is not None:  # it would take the place of one that is
+        if (name := find_nonfinite(model)) is not None:  # it would take the place of one that is
             raise InputError(f"the weights {name} are not finite after update {self._describe_divergence()}")
         training: dict[str, Any] = {
             "optimizer": optimizer,
@@ -266,7 +267,7 @@ class Trainer:
             if position.update == len(windows):
                 self._end_of_epoch(len(windows))
                 return
-            if self._due(position.step, settings.validate_updates) or self._at_limit():
+            if self._is_due(position.step, settings.validate_updates) or self._at_limit():
                 self._validate_if_due("validation", len(windows))
                 if self._is_finished():
                     return
@@ -283,7 +284,7 @@ class Trainer:
             self.board.write(self.position.step, {f"batch_{name}": value for name, value in values.items()})
 
     @staticmethod
-    def _due(count: int, every: int | None) -> bool:
+    def _is_due(count: int, every: int | None) -> bool:
         return every is not None and count % every == 0
 
     def _at_limit(self) -> bool:
@@ -342,7 +343,8 @@ class Trainer:
         position.epoch += 1
         last = position.epoch == settings.epochs or self._at_limit()
         every_epochs = settings.validate_every if settings.validate_updates is None else None
-        due = last or self._due(position.epoch, every_epochs) or self._due(position.step, settings.validate_updates)
+        due = last or self._is_due(position.epoch, every_epochs)
+        due = due or self._is_due(position.step, settings.validate_updates)
         self._validate_if_due("epoch", updates, due)
 
     def _validate_if_due(self, event: str, updates: int, due: bool = True) -> None:
@@ -377,7 +379,7 @@ class Trainer:
 
     def _validate(self) -> dict[str, Any]:
         """Compute loss and scores of the development set, shared among the processes; all of them return the same."""
-        model: Any = self.engine.plain()
+        model: Any = self.engine.unsharded_model()
         world, settings = self.world, self.settings
         batches = self.dev.batches(VALIDATION_BATCH)
         alphas = model.alphas() if hasattr(model, "alphas") else {}
@@ -390,7 +392,7 @@ class Trainer:
         scores = self._measure(model) if self.search else {n: getattr(teacher_forced, n) for n in OF_TEXT}
         own = {name: getattr(teacher_forced, name) for name in TEACHER_FORCED}
         select = settings.select or (next(iter(scores)) if self.search else "loss")
-        self._judge(rank_score(select, _find_score(select, {**own, **scores})), teacher_forced.loss)
+        self._update_best(rank_score(select, _find_score(select, {**own, **scores})), teacher_forced.loss)
         return {
             "dev_loss": teacher_forced.loss,
             **{f"dev_{name}": value for name, value in {**scores, **own}.items()},
@@ -414,7 +416,7 @@ class Trainer:
         scores: dict[str, float] = world.broadcast(self.measure(results) if world.main else None)
         return scores
 
-    def _judge(self, score: float, loss: float) -> None:
+    def _update_best(self, score: float, loss: float) -> None:
         """Compare a score, the larger the better, with the best one so far; of two equal ones the loss decides."""
         position = self.position
         best = (score, -loss) > (position.best_score, -position.best_loss)

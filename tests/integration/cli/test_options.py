@@ -224,7 +224,7 @@ def say(
         (vqa, "image_panels", draw),
         (head_panels, "matrix_panels", draw),
         (report, "save", save),
-        (search_options, "BUDGET", 150),
+        (search_options, "EXPANSIONS", 150),
     ):
         monkeypatch.setattr(module, name, stand_in)
 

@@ -225,6 +225,7 @@ def test_evaluate_writes_outputs_beside_references(tsallis, trained: Path, small
         ("translate", ("--all", "--mass", 1), "--mass must be above 0 and below 1, got 1"),
         ("translate", ("--min-length", 5, "--max-length", 4), "--min-length 5 is above --max-length 4"),
         ("translate", ("--device", "tpu"), "device must be"),
+        ("translate", ("--budget", 5), "--budget is for --all and --exact"),
         ("evaluate", ("--budget", 5), "--budget is for --exact"),
         ("evaluate", ("--exact", "--beam", 2), "--beam is for beam search"),
         ("evaluate", ("--exact", "--competing-ends"), "--competing-ends is for beam search"),

@@ -32,7 +32,7 @@ def alone() -> dict[str, Any]:
         engine = Engine(model(kind), SETTINGS.of_engine(), World())
         sums = updated(engine, World())
         parameters, optimizer = plain(engine.state()[0]), plain(engine.state()[1])
-        metrics = asdict(teacher_forced_scores(engine.plain(), DEV, 4))
+        metrics = asdict(teacher_forced_scores(engine.unsharded_model(), DEV, 4))
         updated(engine, World())
         result = {"sums": sums, "model": parameters, "optimizer": optimizer, "forced": metrics}
         actual[kind] = {**result, "later": plain(engine.state()[0])}

@@ -35,7 +35,7 @@ def main() -> None:
                 sums = updated(engine, world)
                 parameters, optimizer = engine.state()
                 batches = DEV.batches(4)[world.rank :: world.size]
-                scores = TeacherForcedScores.of(world.sum(*teacher_forced_sums(engine.plain(), batches)))
+                scores = TeacherForcedScores.of(world.sum(*teacher_forced_sums(engine.unsharded_model(), batches)))
                 result = {"sums": sums, "model": parameters, "optimizer": optimizer, "forced": asdict(scores)}
                 actual[f"{kind}, {strategy}"] = plain(result)
             # What one process stored goes on with several.

@@ -21,6 +21,21 @@ def test_entropy_is_the_reference(alpha: float) -> None:
     )
 
 
+@pytest.mark.parametrize(("dtype", "least"), [(torch.float64, 1e-60), (torch.float32, 1e-36)])
+def test_entropy_of_tiny_probabilities(dtype: torch.dtype, least: float) -> None:
+    """With an alpha near 0 the entropy counts the support, however little its probabilities are."""
+    p = torch.tensor([1.0, least], dtype=dtype, requires_grad=True)
+    alpha = torch.tensor(0.01, dtype=dtype, requires_grad=True)
+    result = tsallis.tsallis_entropy(p, alpha)
+    q, a = math.exp(0.01 * math.log(p[1].item())), 0.01  # q = p^alpha
+    expected = (q - p[1].item()) / (a * (1 - a))
+    assert result.item() == pytest.approx(expected, rel=1e-5)
+    of_p, of_alpha = torch.autograd.grad(result, [p, alpha])
+    assert of_p[1].item() == pytest.approx((a * q / p[1].item() - 1) / (a * (1 - a)), rel=1e-4)
+    slope = math.log(p[1].item()) * q / (a * (1 - a)) - expected * (1 - 2 * a) / (a * (1 - a))
+    assert of_alpha.item() == pytest.approx(slope, rel=1e-4)
+
+
 def test_entropy_of_the_uniform_distribution() -> None:
     p = torch.full((8,), 1 / 8, dtype=torch.float64)
     assert tsallis.tsallis_entropy(p, 1.0).item() == pytest.approx(math.log(8))

@@ -136,6 +136,13 @@ def test_layers_scale_their_self_attention(layer: type[nn.Module]) -> None:
     assert cross is None or (cross.length_scale is None and cross.positions == "none")
 
 
+@pytest.mark.parametrize("kind", ["input", "head", "ssmax"])
+def test_half_precision_counts_more_keys_than_it_has_numbers(kind: str) -> None:
+    scale, x, visible = LengthScale(8, 2, kind), torch.randn(2, 3, 8), torch.tensor(70_000)
+    expected, half = scale(x, visible), scale.half()(x.half(), visible)
+    torch.testing.assert_close(half.float(), expected, rtol=0.02, atol=0.02)
+
+
 def test_another_kind_is_an_error() -> None:
     with pytest.raises(ValueError, match="length_scale must be one of input, head, ssmax, got 'log'"):
         LengthScale(EMBED, HEADS, "log")  # type: ignore[arg-type]

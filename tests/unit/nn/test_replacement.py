@@ -170,6 +170,21 @@ def test_densify_an_attention_itself(options: dict[str, Any]) -> None:
     torch.testing.assert_close(dense(query, key, value)[0], sparse(query, key, value)[0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"positions": "alibi"}, "positions 'alibi'"),
+        ({"length_scale": "ssmax"}, "a length scale"),
+        ({"num_kv_heads": 2}, "2 heads of keys for 4 of queries"),
+    ],
+)
+def test_densify_refuses_what_would_be_lost(options: dict[str, Any], words: str) -> None:
+    module = nn.ModuleDict({"own": MultiheadAttention(16, 4, **options)})
+    with pytest.raises(TypeError, match=f"own has {words}, which PyTorch's attention can't have"):
+        densify_module(module)
+    assert type(module["own"]) is MultiheadAttention
+
+
 def test_densify_leaves_layers_of_this_package() -> None:
     with pytest.raises(ValueError, match="ModuleList has no sparse attention that PyTorch's could replace"):
         densify_module(nn.ModuleList([TransformerDecoderLayer(16, 4)]))

@@ -23,10 +23,10 @@ def random_options(chance: random.Random) -> BeamOptions:
     n_best = chance.choice((None, 1, 2, 4))
     return BeamOptions(
         size=size,
-        wanted=n_best or size,
-        noted=0 if n_best is None else n_best + 1,
-        penalty=chance.choice((0.0, 0.0, 0.6, 1.0)),
-        competing=chance.random() < 0.4,
+        n_best=n_best or size,
+        num_recorded=0 if n_best is None else n_best + 1,
+        length_penalty=chance.choice((0.0, 0.0, 0.6, 1.0)),
+        competing_ends=chance.random() < 0.4,
     )
 
 
@@ -96,7 +96,7 @@ def test_searches_are_those_of_the_reference(seed: int) -> None:
 
 
 def test_the_first_source_with_nan_is_told() -> None:
-    options = BeamOptions(size=2, wanted=2, noted=0, penalty=0.0)
+    options = BeamOptions(size=2, n_best=2, num_recorded=0, length_penalty=0.0)
     for wrong, source in (((4, 3), 1), ((0,), 0), ((), None)):
         for beams in both_kinds([BeamLimits(5, 0, ())] * 3, options):
             step = random_step(random.Random(0), 3, 3, ties=False)._replace(
@@ -112,7 +112,7 @@ def test_the_first_source_with_nan_is_told() -> None:
 
 def test_searches_go_on_when_their_memory_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tsallis.ops.cpu.beams.STEPS_AT_ONCE", 1)
-    options = BeamOptions(size=3, wanted=3, noted=0, penalty=0.0)
+    options = BeamOptions(size=3, n_best=3, num_recorded=0, length_penalty=0.0)
     ours, reference = both_kinds([BeamLimits(9, 0, ())] * 2, options)
     chance, searching, steps = random.Random(3), True, 0
     while searching:

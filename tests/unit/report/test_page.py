@@ -16,7 +16,9 @@ import pytest
 
 from tsallis.analysis import SweepRun, ValueHistory, sweep
 from tsallis.analysis.alphas import HeadHistory
+from tsallis.analysis.curves import VALUES
 from tsallis.analysis.weights import SparseWeights
+from tsallis.evaluation.score_names import SCORES
 from tsallis.report.page import build_page, embed_json, encode_weights
 
 
@@ -118,6 +120,16 @@ def test_a_page_needs_runs() -> None:
 
 def data_of(page: str) -> Any:
     return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)[1])
+
+
+def test_the_page_holds_the_table_of_scores_by_the_names_of_logs() -> None:
+    runs = [SweepRun(f"{a}", {"model.output_alpha": a}, ValueHistory((1,), {"dev_loss": (a,)})) for a in (1.0, 2.0)]
+    scores = data_of(build_page([], sweep=sweep(runs)))["scores"]
+    assert {name.removeprefix("dev_") for name in scores} == set(SCORES)
+    assert {name for name in scores if not name.startswith("dev_")} == set(VALUES) - {"tau"}
+    for name, score in scores.items():
+        assert score["title"].lower() == SCORES[name.removeprefix("dev_")].title.lower()
+        assert score["heading"] and score["axis"] and re.fullmatch(r"d|\.\d[f%]", score["format"])
 
 
 @pytest.mark.parametrize("count", [1, 500, 2000])

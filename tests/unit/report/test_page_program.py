@@ -14,7 +14,17 @@ import pytest
 import torch
 
 from analysis_samples import SRC, TGT, transformer
-from tsallis.analysis import DensityExample, DensitySummary, Histogram, draw_density, read_model, summarize_attention
+from tsallis.analysis import (
+    DensityExample,
+    DensitySummary,
+    Histogram,
+    SweepRun,
+    ValueHistory,
+    draw_density,
+    read_model,
+    summarize_attention,
+    sweep,
+)
 from tsallis.analysis.alphas import HeadHistory
 from tsallis.continuous import Gaussian
 from tsallis.data.corpus import Corpus
@@ -156,6 +166,71 @@ def test_a_chart_has_room_for_any_number_of_points(calculate: Calculate) -> None
         f"lineChart(Array.from({{ length: 200000 }}, (_, i) => i), {lines}, {{}}).querySelectorAll('polyline').length"
     )
     assert calculate(chart) == 1
+
+
+# Two validations, the first title of a fact, its value, and what a figure and its axis are called.
+SCORES = {
+    "dev_loss": ((5.0, 1.98765), "Loss a symbol", "1.988", "Loss on the development set", "loss a symbol"),
+    "dev_bleu": ((9.0, 34.5678), "BLEU", "34.57", "BLEU on the development set", "BLEU"),
+    "dev_chrf": ((9.0, 55.4321), "chrF", "55.43", "chrF on the development set", "chrF"),
+    "dev_exact": ((0.01, 0.0876), "Exactly the reference", "8.8 %", "Outputs that are the reference", "share"),
+    "dev_macro_accuracy": (
+        (0.2, 0.81234),
+        "Accuracy, mean of languages",
+        "81.2 %",
+        "Accuracy on the development set, mean of languages",
+        "accuracy",
+    ),
+    "dev_levenshtein": ((1.1, 0.31234), "Mean Levenshtein", "0.312", "Distance to the reference", "mean Levenshtein"),
+    "dev_epsilon_perplexity": (
+        (200.0, 123.456),
+        "Epsilon-perplexity",
+        "123.5",
+        "Epsilon-perplexity on the development set",
+        "epsilon-perplexity",
+    ),
+}
+OTHERS = {
+    "logit_norm": ("Norm of the output’s scores ‖z‖", "mean norm"),
+    "output_threshold": ("Threshold of the output τ(z)", "mean threshold"),
+    "output_support": ("Symbols possible a step", "symbols"),
+    "attention_support": ("Source positions attended to a step", "positions"),
+}
+
+
+def test_scores_have_the_titles_and_formats_of_the_table(open_page: Open, summaries: Any) -> None:
+    values = {name: score[0] for name, score in SCORES.items()} | dict.fromkeys(OTHERS, (2.0, 3.0)) | {"dev_f1": (0, 1)}
+    metrics = {name: history[-1] for name, history in values.items()}
+    run = replace(summaries[0][0], values=ValueHistory((1, 2), values), metrics=metrics, step=2)
+    swept = [
+        SweepRun(
+            f"{alpha}",
+            {"model.output_alpha": alpha},
+            ValueHistory((1,), {name: (history[-1] * alpha,) for name, history in values.items()}, None, "chrf"),
+        )
+        for alpha in (1.0, 1.5)
+    ]
+    tab = open_page(build_page([run], sweep=sweep(swept)), "overview")
+    cells = tab.eval_on_selector_all(
+        "table.facts tbody tr", "rows => rows.map(r => [...r.cells].map(c => c.innerText))"
+    )
+    facts = [(title, value) for title, value in cells if title.endswith(", development set")]
+    assert sorted(facts) == sorted((f"{title}, development set", value) for _, title, value, *_ in SCORES.values())
+
+    tab.click("nav a >> text=Training")
+    names = "figure => [figure.querySelector('figcaption span'), ...figure.querySelectorAll('text.name')]"
+    figures = tab.eval_on_selector_all("figure", f"all => all.map({names}).map(part => part.map(x => x.textContent))")
+    curves = [(title, axis) for title, _, axis in figures[: len(SCORES) + len(OTHERS)]]
+    assert curves[0] == SCORES["dev_loss"][3:] and curves[-len(OTHERS) :] == list(OTHERS.values())
+    assert sorted(curves) == sorted([*(score[3:] for score in SCORES.values()), *OTHERS.values()])
+
+    tab.click("nav a >> text=Sweep")
+    assert "by chrF on the development set." in tab.inner_text("p.lead")
+    headings = tab.eval_on_selector_all("thead th", "cells => cells.map(cell => cell.innerText)")
+    titles = {*(score[3] for score in SCORES.values()), *(title for title, _ in OTHERS.values()), "dev_f1"}
+    assert headings[2] == "chrF on the development set" and set(headings[2:]) == titles
+    captions = tab.eval_on_selector_all("figcaption span", "names => names.map(name => name.innerText)")
+    assert set(captions) == titles
 
 
 def test_a_view_that_fails_says_so_in_place_of_the_last_one(browser: Any, summaries: Any, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_scores_are_drawn_over_updates_and_over_time() -> None:
         ("minutes of training", "loss a symbol"),
     ]
     assert lines(loss) == [([10, 20], [3.0, 2.0])] and lines(loss_timed) == [([1.0, 2.5], [3.0, 2.0])]
-    assert names(bleu) == ("update", "bleu")
+    assert names(bleu) == ("update", "BLEU")
     threshold, _ = figures["outputs-over-training"].axes  # the norm stays the same, and is left out
     assert names(threshold) == ("update", "threshold") and lines(threshold) == [([10, 20], [0.5, 0.75])]
 
@@ -78,7 +78,7 @@ def test_a_sweep_is_drawn_against_its_setting_and_over_updates() -> None:
     ]
     figures = dict(sweep_figures(sweep(runs)))
     (ax,), (curves,) = (figures[name].axes for name in ("sweep", "sweep-over-training"))
-    assert names(ax) == ("output alpha", "bleu") and lines(ax)[0] == ([1.0, 1.5], [20.5, 25.0])
+    assert names(ax) == ("output alpha", "BLEU") and lines(ax)[0] == ([1.0, 1.5], [20.5, 25.0])
     assert ax.collections[-1].get_offsets().tolist() == [[1.0, 20.0], [1.0, 21.0], [1.5, 25.0]]
     assert lines(curves) == [([10, 20], [10.0, score]) for score in (20.0, 21.0, 25.0)]
     assert [text.get_text() for text in curves.get_legend().get_texts()] == ["1", "1.5"]

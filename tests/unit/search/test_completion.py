@@ -94,7 +94,7 @@ def test_a_part_of_a_symbol_is_spelt_in_every_way() -> None:
 def test_too_many_ways_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib
 
-    monkeypatch.setattr(importlib.import_module("tsallis.search.completion"), "BUDGET", 2)
+    monkeypatch.setattr(importlib.import_module("tsallis.search.completion"), "MOST_SPELLINGS", 2)
     rows = {(): {A: 0.5, B: 0.5}, (A,): {A: 0.5, B: 0.5}, (A, A): {EOS: 1.0}, (B,): {EOS: 1.0}, (A, B): {EOS: 1.0}}
     result = complete(trie(rows), *sources(0), [*NAMES[:4], "x", "xx", "c"], rest="xx")
     assert result.missing > 0 and result.mass + result.missing == pytest.approx(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from tsallis.search.step import evaluating
+from tsallis.search.step import eval_mode
 
 
 def test_every_part_of_a_model_is_as_it_was() -> None:
@@ -14,7 +14,7 @@ def test_every_part_of_a_model_is_as_it_was() -> None:
     model[1][0].eval()  # as a frozen part is
     before = [part.training for part in model.modules()]
     assert before.count(True) == 4
-    with pytest.raises(KeyError), evaluating(model):
+    with pytest.raises(KeyError), eval_mode(model):
         assert not any(part.training for part in model.modules())
         raise KeyError
     assert [part.training for part in model.modules()] == before
@@ -31,6 +31,6 @@ def test_an_ensemble_is_its_models() -> None:
             for model in models:
                 model.eval()
 
-    with evaluating(Both()):
+    with eval_mode(Both()):
         assert not any(part.training for part in Both().modules())
     assert all(part.training for part in Both().modules())

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from inspect import signature
 from typing import Any
 
 import pytest
 
-from tsallis.serve.limits import Limits, Refusal
+from tsallis.search import exact_search, exhaustive
+from tsallis.search_budget import EXPANSIONS
+from tsallis.serve.limits import MOST_HEADS, Limits, Refusal
 from tsallis.serve.requests import (
     SEARCHES,
     AttentionRequest,
@@ -84,6 +87,22 @@ def test_mistakes_are_refused(schema: type[Request], content: Any, message: str)
     with pytest.raises(Refusal, match=message.replace("[", r"\[").replace("]", r"\]")) as refusal:
         parse(schema, content)
     assert refusal.value.status == 400 and len(refusal.value.message) < 500 and "\n" not in refusal.value.message
+
+
+def test_a_request_expands_as_many_prefixes_as_a_search_by_itself_goes_to() -> None:
+    defaults = {signature(search).parameters["budget"].default for search in (exact_search, exhaustive)}
+    assert defaults == {EXPANSIONS}
+    content = {"sources": ["a"], "search": "exact", "budget": EXPANSIONS}
+    assert parse(TranslateRequest, content).model_dump()["budget"] == EXPANSIONS
+    with pytest.raises(Refusal):
+        parse(TranslateRequest, content | {"budget": EXPANSIONS + 1})
+
+
+def test_as_many_heads_as_an_answer_holds_may_be_asked_for() -> None:
+    heads = ["cross.1.1"] * MOST_HEADS
+    assert parse(AttentionRequest, {"source": "a", "heads": heads}).model_dump()["heads"] == heads
+    with pytest.raises(Refusal):
+        parse(AttentionRequest, {"source": "a", "heads": [*heads, "cross.1.1"]})
 
 
 @pytest.mark.parametrize("outputs", [1, 4, 100])

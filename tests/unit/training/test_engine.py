@@ -185,7 +185,7 @@ def test_state_goes_into_another_engine(kind: str) -> None:
         each.update([batch(1, 2)], 1, 1, 0.01)
     for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True):
         assert a.equal(b)
-    assert first.plain() is first.model
+    assert first.unsharded_model() is first.model
 
 
 @pytest.mark.parametrize(

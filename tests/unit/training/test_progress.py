@@ -48,10 +48,18 @@ def test_what_is_left_out_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("select", "words"),
-    [("levenshtein", "levenshtein 1.500"), ("chrf", "chrf 41.25"), ("symbol_accuracy", "symbol accuracy 50")],
+    [
+        ("levenshtein", "levenshtein 1.500"),
+        ("macro_levenshtein", "macro levenshtein 2.500"),
+        ("chrf", "chrf 41.25"),
+        ("symbol_accuracy", "symbol accuracy 50.00%"),
+        ("sparsemax_score", "sparsemax score 0.7500"),
+        ("f1", "f1 12.50%"),
+    ],
 )
 def test_the_score_that_decides_is_shown(select: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    validation = {**VALIDATION, "dev_levenshtein": 1.5, "dev_chrf": 41.25, "dev_symbol_accuracy": 0.5, "select": select}
+    scores = {"dev_levenshtein": 1.5, "dev_macro_levenshtein": 2.5, "dev_chrf": 41.25, "dev_symbol_accuracy": 0.5}
+    validation = {**VALIDATION, **scores, "dev_sparsemax_score": 0.75, "dev_f1": 0.125, "select": select}
     with TrainingDisplay(Path("run"), resumed=False, epochs=1) as display:
         display.update(Progress(Position(epoch=1, step=9), 9, 1.0, 1.0, validation=validation))
     line = capsys.readouterr().out.split("\n")[1]

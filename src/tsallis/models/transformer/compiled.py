@@ -87,11 +87,11 @@ class CompiledState(NamedTuple):
             check_symbols(torch.tensor([unknown], device="cpu"), self.decoder.symbols)
         return weights
 
-    def _read(self, token: Tensor, **wishes: Any) -> tuple[DecoderResult, CompiledState]:
+    def _read(self, token: Tensor, **options: Any) -> tuple[DecoderResult, CompiledState]:
         """Make a step and return its results and the state after it."""
         if self.steps >= len(self.table):
-            return self._replace(table=self.positions.first(2 * self.steps))._read(token, **wishes)
-        result: DecoderResult = self.decoder.step(self.rows, token, self.table, **wishes)
+            return self._replace(table=self.positions.first(2 * self.steps))._read(token, **options)
+        result: DecoderResult = self.decoder.step(self.rows, token, self.table, **options)
         return result, self._with(result.state, self.steps + 1, (*self.memory, result.cache))
 
 
@@ -108,7 +108,7 @@ SETTINGS: dict[type[nn.Module], tuple[str, ...]] = {
 MODES = ("training", "_forward_hooks", "_forward_pre_hooks")
 
 
-class _Watch:
+class _ModelSnapshot:
     """A model as it was: its modules, what they are set to, and the versions of their tensors.
 
     It holds the modules' own dictionaries, because it is asked at every search whether one of them has changed.
@@ -133,7 +133,7 @@ class _Watch:
         self.counted = [x for x in self.tensors.values if not x.is_inference()]  # those that have versions
         self.memory = self._read_memory()
 
-    def unchanged(self) -> bool:
+    def matches(self) -> bool:
         """Tell whether the model is what it was."""
         return (
             self.parts.are_the_same()
@@ -198,7 +198,7 @@ class _Positions:
 class _PackedWeights(NamedTuple):
     """A model's packed weights, and what it was like when they were packed."""
 
-    watch: _Watch
+    snapshot: _ModelSnapshot
     kernels: Any
     encoder: Any  # None: the kernels don't know it
     decoder: Any
@@ -258,11 +258,11 @@ def _pack(model: Any, like: Tensor, known: _PackedWeights | None = None) -> _Pac
     if known is not None and known.kernels is kernels:
         return known
     known = _packs.get(model)
-    if known is None or known.kernels is not kernels or not known.watch.unchanged():
+    if known is None or known.kernels is not kernels or not known.snapshot.matches():
         _count_fused_updates()
         encoder, decoder, output = _encoder_weights(model), _decoder_weights(model), _output_weights(model.output)
         known = _PackedWeights(
-            _Watch(model),
+            _ModelSnapshot(model),
             kernels,
             None if encoder is None or not kernels.computes(encoder) else kernels.CompiledEncoder(encoder),
             None

@@ -57,20 +57,20 @@ class LinearLoss(Function):
     ) -> Tensor:
         check_alpha(alpha)
         needs = ctx.needs_input_grad
-        layer = Layer(hidden, weight, bias, target, alpha, tau).plain()
+        layer = Layer(hidden, weight, bias, target, alpha, tau).contiguous()
         loss, alpha_grad, saved = losses(layer, any(needs), needs[:3] if total else None)
         ctx.tau, ctx.alpha = tau, None if isinstance(alpha, Tensor) else alpha
         ctx.total = total
         if saved is not None:
-            ctx.backend, ctx.dense, ctx.products = saved.backend, saved.dense, saved.products
-            many = alpha if isinstance(alpha, Tensor) else None
-            ctx.save_for_backward(hidden, weight, bias, target, many, alpha_grad, *saved.lists)
+            ctx.backend, ctx.dense_chunks, ctx.products = saved.backend, saved.dense_chunks, saved.products
+            alphas = alpha if isinstance(alpha, Tensor) else None
+            ctx.save_for_backward(hidden, weight, bias, target, alphas, alpha_grad, *saved.supports)
         return loss.sum() if total else loss
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        hidden, weight, bias, target, many, alpha_grad, *lists = ctx.saved_tensors
-        layer = Layer(hidden, weight, bias, target, ctx.alpha if many is None else many, ctx.tau)
+        hidden, weight, bias, target, alphas, alpha_grad, *csr = ctx.saved_tensors
+        layer = Layer(hidden, weight, bias, target, ctx.alpha if alphas is None else alphas, ctx.tau)
         if differentiable(grad):
 
             def compute(*inputs: Any) -> Tensor:
@@ -81,8 +81,8 @@ class LinearLoss(Function):
             return *recompute_input_gradients(ctx, compute, layer[:5], grad), None, None
         grad = grad.expand(len(hidden))
         products, ctx.products = ctx.products, None
-        saved = SavedForBackward(ctx.backend, CsrRows(*lists), ctx.dense, products)
-        dh, dw, db = gradients(layer.plain(), saved, grad, ctx.needs_input_grad[:3])
+        saved = SavedForBackward(ctx.backend, CsrRows(*csr), ctx.dense_chunks, products)
+        dh, dw, db = gradients(layer.contiguous(), saved, grad, ctx.needs_input_grad[:3])
         da = alpha_grad * grad.unsqueeze(-1) if ctx.needs_input_grad[4] else None
         return dh, dw, db, None, da, None, None
 
@@ -114,13 +114,25 @@ def _layer(
     alphas: Tensor | None,
     tau: float | None,
 ) -> Layer:
-    return Layer(hidden, weight, bias, target, alpha if alphas is None else alphas, tau).plain()
+    return Layer(hidden, weight, bias, target, alpha if alphas is None else alphas, tau).contiguous()
 
 
 def _compute(*arguments: Any) -> Tensor:
     layer = _layer(*arguments)
     check_alpha(layer.alpha)
+    _check_target(layer)
     return losses(layer, keep=False)[0]
+
+
+def _check_target(layer: Layer) -> None:
+    """Refuse targets that no class has: a kernel would read beyond its rows. Calls without a trace check them before.
+
+    Raises:
+        ValueError: a target of at least as much as there are classes.
+    """
+    target, classes = layer.target, len(layer.weight)
+    if target.numel() and int(target.max()) >= classes:
+        raise ValueError(f"target must hold classes from 0 to {classes - 1}, got {int(target.max())}")
 
 
 def _fake(hidden: Tensor, *_: Any) -> Tensor:
@@ -130,6 +142,7 @@ def _fake(hidden: Tensor, *_: Any) -> Tensor:
 def _compute_backward(grad: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return all gradients; lists whose lengths the numbers decide can't be kept by a tracer, and are made again."""
     layer = _layer(*arguments)
+    _check_target(layer)
     _, alpha_grad, saved = losses(layer, keep=True)
     assert saved is not None
     dh, dw, db = gradients(layer, saved, grad, (True, True, True))
@@ -156,14 +169,14 @@ _backward_operator = operator(
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     hidden, weight, bias, target, ctx.alpha, alphas, ctx.tau = inputs
-    ctx.biased, ctx.many = bias is not None, alphas is not None
+    ctx.has_bias, ctx.has_alphas = bias is not None, alphas is not None
     ctx.save_for_backward(hidden, weight, target, *(x for x in (bias, alphas) if x is not None))
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     hidden, weight, target, *rest = ctx.saved_tensors
-    bias = rest[0] if ctx.biased else None
-    alphas = rest[-1] if ctx.many else None
+    bias = rest[0] if ctx.has_bias else None
+    alphas = rest[-1] if ctx.has_alphas else None
     inputs = (hidden, weight, bias, target, ctx.alpha, alphas)
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():
 

@@ -56,7 +56,7 @@ class Layer(NamedTuple):
     alpha: Alpha  # a number, or [rows, 1]
     tau: float | None  # the constant threshold of alpha-ReLU; None: entmax
 
-    def plain(self) -> Layer:
+    def contiguous(self) -> Layer:
         """Return the layer with tensors that kernels can read by pointer."""
         alpha = contiguous_alpha(self.alpha)
         bias = None if self.bias is None else contiguous(self.bias)
@@ -79,11 +79,11 @@ class Plan(NamedTuple):
     backend: Backend
     sizes: Sizes
     chunks: list[slice]
-    few: bool  # all scores may be there at once, and stay
+    keeps_scores: bool  # all scores may be there at once, and stay
 
     @property
     def prefetches(self) -> bool:
-        """True if the next chunk's scores are launched before this chunk is settled."""
+        """True if the next chunk's scores are launched before this chunk is finished."""
         return self.backend.CAPABILITIES.asynchronous and len(self.chunks) > 1
 
     @property
@@ -96,16 +96,16 @@ def make_plan(layer: Layer) -> Plan:
     backend = choose(layer.alpha, layer.hidden, layer.weight)
     sizes = GPU if backend.CAPABILITIES.asynchronous else CPU
     tokens, classes = len(layer.hidden), len(layer.weight)
-    few = tokens * classes <= sizes.whole
-    rows = tokens if few else max(1, sizes.chunk // classes)
-    if not few and sizes.chunks is not None:
+    keeps_scores = tokens * classes <= sizes.whole
+    rows = tokens if keeps_scores else max(1, sizes.chunk // classes)
+    if not keeps_scores and sizes.chunks is not None:
         step = sizes.tokens
         rows = max(rows // step, -(-tokens // (sizes.chunks * step)), 1) * step
-    return Plan(backend, sizes, [slice(i, min(i + rows, tokens)) for i in range(0, tokens, rows)], few)
+    return Plan(backend, sizes, [slice(i, min(i + rows, tokens)) for i in range(0, tokens, rows)], keeps_scores)
 
 
 @dataclass
-class Dense:
+class DenseChunk:
     """A chunk whose rows have no lists."""
 
     rows: slice
@@ -136,8 +136,8 @@ class SavedForBackward:
     """The supports of all rows as lists; rows of dense chunks have none, and are listed by chunk."""
 
     backend: Backend  # that computed them
-    lists: CsrRows
-    dense: list[Dense]
+    supports: CsrRows
+    dense_chunks: list[DenseChunk]
     products: Sums | None = None  # products of the dense chunks for losses of weight 1; gone once they are used
 
 
@@ -151,7 +151,7 @@ class ChunkSolution(NamedTuple):
     entries: Callable[[int], tuple[Tensor, Tensor]] | None  # classes and values, of so many
 
 
-class Numbers:
+class DeferredNumbers:
     """Two numbers on their way from the device: it goes on computing, and is waited for when they are read."""
 
     def __init__(self, first: Tensor, second: Tensor) -> None:
@@ -174,14 +174,14 @@ class ChunkedForward:
         in_forward = plan.multiplies_in_forward and layer.hidden.dtype != torch.float16
         self.requires_grad = requires_grad if in_forward else None  # None: gradients are made in the backward pass
         self.wide = compute_dtype(layer.hidden.dtype)
-        self.each: list[Tensor] = []
+        self.losses: list[Tensor] = []
         self.slopes: list[Tensor] = []
         self.counts: list[Tensor] = []
         self.columns: list[Tensor] = []
         self.values: list[Tensor] = []
-        self.dense: list[Dense] = []
+        self.dense_chunks: list[DenseChunk] = []
         self.products: Sums | None = None
-        self.waiting: tuple[slice, Tensor, ChunkSolution, Numbers] | None = None
+        self.open_chunk: tuple[slice, Tensor, ChunkSolution, DeferredNumbers] | None = None
 
     def run(self) -> None:
         rows = self.plan.chunks[0].stop
@@ -189,30 +189,30 @@ class ChunkedForward:
         buffers = [self.layer.hidden.new_empty(rows, len(self.layer.weight)) for _ in range(1 + prefetch)]
         for number, part in enumerate(self.plan.chunks):
             if not prefetch:
-                self.settle()
+                self.finish_chunk()
             scores = self.layer.rows(part).scores(buffers[number % len(buffers)][: part.stop - part.start])
-            self.settle()
-            self.begin(part, scores)
-        self.settle()
+            self.finish_chunk()
+            self.start_chunk(part, scores)
+        self.finish_chunk()
 
-    def begin(self, part: slice, scores: Tensor) -> None:
+    def start_chunk(self, part: slice, scores: Tensor) -> None:
         """Find the losses of a chunk, and ask how long its lists are."""
         solved = _solve(self.layer.rows(part), scores, self.plan.backend, self.keep)
-        self.each.append(solved.loss)
+        self.losses.append(solved.loss)
         if solved.slope is not None:
             self.slopes.append(solved.slope)
         if solved.counts is not None:
-            self.waiting = part, scores, solved, Numbers(solved.counts.sum(), solved.loss.isnan().any())
+            self.open_chunk = part, scores, solved, DeferredNumbers(solved.counts.sum(), solved.loss.isnan().any())
 
-    def settle(self) -> None:
-        """Keep of the chunk begun last what the backward pass needs, before its scores are overwritten."""
-        if self.waiting is None:
+    def finish_chunk(self) -> None:
+        """Keep of the open chunk what the backward pass needs, before its scores are overwritten."""
+        if self.open_chunk is None:
             return
-        part, scores, solved, numbers = self.waiting
-        self.waiting = None
+        part, scores, solved, numbers = self.open_chunk
+        self.open_chunk = None
         assert solved.counts is not None and solved.entries is not None
-        size, broken = numbers.read()
-        if size <= self.plan.sizes.share * scores.numel() and not broken:
+        size, has_nan = numbers.read()
+        if size <= self.plan.sizes.share * scores.numel() and not has_nan:
             column, value = solved.entries(size)
             self.counts.append(solved.counts)
             self.columns.append(column)
@@ -220,12 +220,12 @@ class ChunkedForward:
             return
         self.counts.append(torch.zeros_like(solved.counts))
         stats = solved.stats if self.plan.backend.CAPABILITIES.row_statistics else None
-        dense = Dense(part, stats, scores if self.plan.few or self.requires_grad else None)
-        self.dense.append(dense)
+        dense = DenseChunk(part, stats, scores if self.plan.keeps_scores or self.requires_grad else None)
+        self.dense_chunks.append(dense)
         if self.requires_grad is not None:
             self.multiply(dense, self.requires_grad)
 
-    def multiply(self, dense: Dense, requires_grad: RequiresGrad) -> None:
+    def multiply(self, dense: DenseChunk, requires_grad: RequiresGrad) -> None:
         """Make the products of a chunk now, as if every loss had the weight 1."""
         if self.products is None:
             self.products = zero_sums(self.layer, requires_grad, self.wide)
@@ -235,12 +235,12 @@ class ChunkedForward:
 
     def saved(self) -> SavedForBackward:
         nothing = self.layer.hidden.new_empty(0)
-        lists = CsrRows(
+        supports = CsrRows(
             F.pad(torch.cat(self.counts).cumsum(0), (1, 0)),
             torch.cat([*self.columns, nothing.to(torch.int32)]),
             torch.cat([*self.values, nothing.to(self.wide)]),
         )
-        return SavedForBackward(self.plan.backend, lists, self.dense, self.products)
+        return SavedForBackward(self.plan.backend, supports, self.dense_chunks, self.products)
 
 
 def zero_sums(layer: Layer, requires_grad: RequiresGrad, wide: torch.dtype) -> Sums:
@@ -265,7 +265,7 @@ def losses(
     chunks = ChunkedForward(layer, plan, keep, requires_grad)
     chunks.run()
     slope = torch.cat(chunks.slopes) if isinstance(layer.alpha, Tensor) else None
-    return torch.cat(chunks.each), slope, chunks.saved() if keep else None
+    return torch.cat(chunks.losses), slope, chunks.saved() if keep else None
 
 
 def _solve(chunk: Layer, scores: Tensor, backend: Backend, keep: bool) -> ChunkSolution:
@@ -296,23 +296,23 @@ def gradients(layer: Layer, saved: SavedForBackward, weights: Tensor, requires_g
     Products that were made in the forward pass are for weights that are one number: that of the first row.
     """
     backend, products = saved.backend, saved.products or Sums()
-    dense = saved.dense if saved.products is None else []
+    dense_chunks = saved.dense_chunks if saved.products is None else []
     saved.products = None
-    wide = contiguous(weights.to(saved.lists.value.dtype))  # the kernels read it: a sum's is one number, seen often
+    wide = contiguous(weights.to(saved.supports.value.dtype))  # the kernels read it: a sum's is one number, seen often
     target = _list_targets(layer, saved)
     sums = Sums()
     if requires_grad[0]:  # dH[r] = w_r (sum_c p_rc W[c] - W[y_r]), and what was made before
         onto = _onto(products.hidden, wide)
-        sums.hidden, _ = backend.spmm(saved.lists, layer.weight, scale=wide, minus=target, **onto)
+        sums.hidden, _ = backend.spmm(saved.supports, layer.weight, scale=wide, minus=target, **onto)
     # dW[c] = sum_r w_r (p_rc - [y_r = c]) H[r], and the same without H for the bias
     if requires_grad[1] or requires_grad[2]:
-        transposed = backend.transpose(saved.lists, len(layer.weight), wide, target)
+        transposed = backend.transpose(saved.supports, len(layer.weight), wide, target)
         onto = _onto(products.weight, wide)
         weight_grad, total = backend.spmm(transposed, layer.hidden, need_total=True, **onto)
         assert total is not None
         sums.weight = weight_grad if requires_grad[1] else None
         sums.bias = total if products.bias is None else total.add_(products.bias * wide[0])
-    for chunk in dense:
+    for chunk in dense_chunks:
         part = layer.rows(chunk.rows)
         sums.add(part, chunk.rows, score_gradient(part, chunk, wide[chunk.rows], backend))
     bias = sums.bias.to(layer.hidden.dtype) if requires_grad[2] and sums.bias is not None else None
@@ -325,9 +325,9 @@ def _list_targets(layer: Layer, saved: SavedForBackward) -> Tensor:
     A row of entmax without support is none: no class takes part in it, or its chunk is dense.
     """
     if layer.tau is None:
-        return torch.where(saved.lists.offsets.diff() > 0, layer.target, -1)
+        return torch.where(saved.supports.offsets.diff() > 0, layer.target, -1)
     target = layer.target.clone()
-    for chunk in saved.dense:
+    for chunk in saved.dense_chunks:
         target[chunk.rows] = -1
     return target
 
@@ -337,7 +337,7 @@ def _onto(products: Tensor | None, weights: Tensor) -> dict[str, Any]:
     return {} if products is None else {"onto": products, "factor": weights}
 
 
-def score_gradient(chunk: Layer, dense: Dense, weights: Tensor, backend: Backend) -> Tensor:
+def score_gradient(chunk: Layer, dense: DenseChunk, weights: Tensor, backend: Backend) -> Tensor:
     """Return the gradient of a dense chunk's scores [rows, classes], in their place if the backend can.
 
     Scores that were not kept come again, as do statistics.

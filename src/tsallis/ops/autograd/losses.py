@@ -127,24 +127,24 @@ def _fake(scores: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     scores, target, ctx.alpha, alphas = inputs
-    ctx.many = alphas is not None
+    ctx.has_alphas = alphas is not None
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(scores, target, output[1], *(() if alphas is None else (alphas,)))
 
 
-def _backward(ctx: Any, grad: Tensor | None, of_probs: Tensor | None) -> tuple[Tensor | None, None, None, Any]:
+def _backward(ctx: Any, grad: Tensor | None, probs_grad: Tensor | None) -> tuple[Tensor | None, None, None, Any]:
     """Return gradients from that of the losses and, for derivatives of a second order, that of the probabilities."""
     scores, target, probs = ctx.saved_tensors[:3]
-    alpha = ctx.saved_tensors[3] if ctx.many else ctx.alpha
+    alpha = ctx.saved_tensors[3] if ctx.has_alphas else ctx.alpha
     need_alpha = ctx.needs_input_grad[3]
     dz: Tensor | None = None
     da: Tensor | None = None
     if grad is not None:
         dz, da = eager.pullback(scores, target, alpha, probs, grad, need_alpha)
-    if of_probs is not None:
-        more, more_alpha = map_pullback(probs, of_probs, alpha, need_alpha)
-        dz = more if dz is None else dz + more
-        da = more_alpha if da is None or more_alpha is None else da + more_alpha
+    if probs_grad is not None:
+        probs_dz, probs_da = map_pullback(probs, probs_grad, alpha, need_alpha)
+        dz = probs_dz if dz is None else dz + probs_dz
+        da = probs_da if da is None or probs_da is None else da + probs_da
     return dz, None, None, da
 
 

@@ -93,20 +93,20 @@ class _Layer(Function):
             return recompute_saved_gradients(plain_layer, ctx, (grad, grad_ends))
         record: _SavedForBackward = ctx.record
         directions, src, batch, size = record.tanh_cells.shape
-        of_gates = torch.empty_like(record.gates)
-        of_cells = None
+        gates_grad = torch.empty_like(record.gates)
+        cells_grad = None
         if grad_ends is not None:
-            of_cells = torch.zeros_like(record.tanh_cells)
-            of_cells[:, last, torch.arange(batch, device=last.device)] = grad_ends.to(of_cells.dtype)
+            cells_grad = torch.zeros_like(record.tanh_cells)
+            cells_grad[:, last, torch.arange(batch, device=last.device)] = grad_ends.to(cells_grad.dtype)
         with torch.autocast(some.device.type, enabled=False):
             weight = recurrent.to(record.hidden.dtype)
-            of_state = of_cell = torch.zeros_like(record.tanh_cells[:, 0])
+            state_grad = cell_grad = torch.zeros_like(record.tanh_cells[:, 0])
             for t in reversed(range(src)):
-                of_state = of_state if grad is None else of_state + grad[:, t]
-                of_cell = of_cell if of_cells is None else of_cell + of_cells[:, t]
+                state_grad = state_grad if grad is None else state_grad + grad[:, t]
+                cell_grad = cell_grad if cells_grad is None else cell_grad + cells_grad[:, t]
                 own = record.gates[:, t], record.cells[:, t], record.tanh_cells[:, t]
-                of_cell = cell_backward(*own, of_state, of_cell, of_gates[:, t])
-                of_state = (of_gates[:, t].to(weight.dtype) @ weight).to(of_cell.dtype) if t else of_state
-            flat = of_gates.flatten(1, 2).to(weight.dtype)  # [directions, src * batch, 4 * size]
-            of_weight = flat.mT @ record.hidden[:, :-1].reshape(directions, src * batch, size)
-        return of_gates.to(gates.dtype), of_weight.to(recurrent.dtype), None
+                cell_grad = cell_backward(*own, state_grad, cell_grad, gates_grad[:, t])
+                state_grad = (gates_grad[:, t].to(weight.dtype) @ weight).to(cell_grad.dtype) if t else state_grad
+            flat = gates_grad.flatten(1, 2).to(weight.dtype)  # [directions, src * batch, 4 * size]
+            weight_grad = flat.mT @ record.hidden[:, :-1].reshape(directions, src * batch, size)
+        return gates_grad.to(gates.dtype), weight_grad.to(recurrent.dtype), None

@@ -209,53 +209,53 @@ def _backward(
     backend = choose_direct(steps.alpha, record.probs)
     assert backend is not None  # no one follows the operations
     # The gradients of all steps, of which those of weights, memory and keys are products.
-    of_gates = [torch.empty_like(x) for x in record.gates]
-    of_mixed = torch.empty_like(record.feeds, dtype=dtype)  # before tanh
-    of_context, of_scores = torch.empty_like(record.feeds), torch.empty_like(record.probs)
-    of_hidden, of_cell, of_feed = [zeros] * len(weights), [zeros] * len(weights), zeros
+    gates_grad = [torch.empty_like(x) for x in record.gates]
+    mixed_grad = torch.empty_like(record.feeds, dtype=dtype)  # before tanh
+    context_grad, scores_grad = torch.empty_like(record.feeds), torch.empty_like(record.probs)
+    hidden_grad, cell_grad, feed_grad = [zeros] * len(weights), [zeros] * len(weights), zeros
     for t in reversed(range(tgt)):
-        of_feed = of_feed if grad is None else of_feed + grad[:, t]
-        of_feed = of_feed if steps.out is None else of_feed * steps.out[t]
-        of_mixed[t] = torch.ops.aten.tanh_backward(of_feed, record.feeds[t])
-        of_both = (of_mixed[t] @ combine).to(exact)  # [batch, 2 * d_model]
-        of_context[t] = of_both[:, :d_model]
-        of_probs = torch.bmm(of_context[t].unsqueeze(1), memory.mT).squeeze(1)
-        of_probs = of_probs if grad_weights is None else of_probs + grad_weights[:, t]
-        of_scores[t] = backend.entmax_gradient(record.probs[t], of_probs, steps.alpha, False)[0]
-        above = of_both[:, d_model:] + torch.bmm(of_scores[t].unsqueeze(1), keys).squeeze(1)
+        feed_grad = feed_grad if grad is None else feed_grad + grad[:, t]
+        feed_grad = feed_grad if steps.out is None else feed_grad * steps.out[t]
+        mixed_grad[t] = torch.ops.aten.tanh_backward(feed_grad, record.feeds[t])
+        both_grad = (mixed_grad[t] @ combine).to(exact)  # [batch, 2 * d_model]
+        context_grad[t] = both_grad[:, :d_model]
+        probs_grad = torch.bmm(context_grad[t].unsqueeze(1), memory.mT).squeeze(1)
+        probs_grad = probs_grad if grad_weights is None else probs_grad + grad_weights[:, t]
+        scores_grad[t] = backend.entmax_gradient(record.probs[t], probs_grad, steps.alpha, False)[0]
+        above = both_grad[:, d_model:] + torch.bmm(scores_grad[t].unsqueeze(1), keys).squeeze(1)
         for i in reversed(range(len(weights))):
             saved = record.gates[i][t], record.cells[i][t], record.tanh_cells[i][t]
-            of_cell[i] = cell_backward(*saved, of_hidden[i] + above, of_cell[i], of_gates[i][t])
-            of_inputs = (of_gates[i][t].to(dtype) @ weights[i]).to(exact)  # [batch, d_below + d_model]
-            above, of_hidden[i] = of_inputs[:, :-d_model], of_inputs[:, -d_model:]
+            cell_grad[i] = cell_backward(*saved, hidden_grad[i] + above, cell_grad[i], gates_grad[i][t])
+            inputs_grad = (gates_grad[i][t].to(dtype) @ weights[i]).to(exact)  # [batch, d_below + d_model]
+            above, hidden_grad[i] = inputs_grad[:, :-d_model], inputs_grad[:, -d_model:]
             if i and steps.between is not None:
                 above = above * steps.between[t, i - 1]
-        of_feed = above
+        feed_grad = above
     states, mixed = record.mixed[:, :, d_model:], record.mixed.flatten(0, 1).to(dtype)
     gradients = (
-        of_gates[0],
-        torch.bmm(record.probs.permute(1, 2, 0), of_context.transpose(0, 1)),  # of the memory
-        torch.bmm(of_scores.permute(1, 2, 0), states.transpose(0, 1)),  # of the keys
+        gates_grad[0],
+        torch.bmm(record.probs.permute(1, 2, 0), context_grad.transpose(0, 1)),  # of the memory
+        torch.bmm(scores_grad.permute(1, 2, 0), states.transpose(0, 1)),  # of the keys
         None,
-        of_feed,
-        of_mixed.flatten(0, 1).t() @ mixed,  # of what mixes context and state
+        feed_grad,
+        mixed_grad.flatten(0, 1).t() @ mixed,  # of what mixes context and state
         None,
         None,
-        *_layer_gradients(steps, record, of_gates),
-        *of_hidden,
-        *of_cell,
+        *_layer_gradients(steps, record, gates_grad),
+        *hidden_grad,
+        *cell_grad,
     )
     return tuple(
         x if x is None or own is None else x.to(own.dtype) for x, own in zip(gradients, _tensors(steps), strict=True)
     )
 
 
-def _layer_gradients(steps: LSTMSteps, record: _SavedForBackward, of_gates: list[Tensor]) -> list[Tensor | None]:
+def _layer_gradients(steps: LSTMSteps, record: _SavedForBackward, gates_grad: list[Tensor]) -> list[Tensor | None]:
     """Return the gradients of each layer's weights and bias."""
     gradients: list[Tensor | None] = []
-    for layer, inputs, own in zip(steps.layers, record.inputs, of_gates, strict=True):
+    for layer, inputs, own in zip(steps.layers, record.inputs, gates_grad, strict=True):
         flat = own.flatten(0, 1)  # [tgt * batch, 4 * d_model]
-        of_weight = flat.to(inputs.dtype).t() @ inputs.flatten(0, 1)
+        weight_grad = flat.to(inputs.dtype).t() @ inputs.flatten(0, 1)
         d_below = layer.weight.shape[1]
-        gradients += [of_weight[:, :d_below], of_weight[:, d_below:], None if layer.bias is None else flat.sum(0)]
+        gradients += [weight_grad[:, :d_below], weight_grad[:, d_below:], None if layer.bias is None else flat.sum(0)]
     return gradients

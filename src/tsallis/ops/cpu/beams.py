@@ -36,7 +36,7 @@ class Beams:
         for own in limits:
             self._sources.extend((own.steps, own.free_from, 0, 0, 0, *own.prefix))
             self._sources.extend([-1] * (longest - len(own.prefix)))
-        self._score_row = 1 + max(options.wanted, options.noted)
+        self._score_row = 1 + max(options.n_best, options.num_recorded)
         # Columns of prefixes, log-probabilities and scores. Most of a large beam is never written.
         columns = len(PREFIX_COLUMNS) + 1
         self._memory = torch.empty(columns * self.capacity + sources * self._score_row, dtype=torch.int64, device="cpu")
@@ -58,13 +58,13 @@ class Beams:
 
     def tokens(self) -> Tensor:
         """Return the last token of each prefix [rows]."""
-        return self._hand("token").clone()  # a model may hold it
+        return self._prefix_column("token").clone()  # a model may hold it
 
     def parents(self) -> Tensor:
         """Return the rows of the step before that the prefixes continue [rows]."""
-        return self._hand("parent") - self._first
+        return self._prefix_column("parent") - self._first
 
-    def _hand(self, column: str) -> Tensor:
+    def _prefix_column(self, column: str) -> Tensor:
         first = PREFIX_COLUMNS.index(column) * self.capacity
         return self._memory[first : first + self.call.rows]
 
@@ -74,7 +74,7 @@ class Beams:
         if column >= self._source_row:
             return None
         symbols = torch.tensor(self._sources[column :: self._source_row], device="cpu")  # [sources]
-        return symbols[self._hand("owner")]
+        return symbols[self._prefix_column("owner")]
 
     def follow(self, best: BestSymbols, num_attended: Tensor) -> bool:
         """Choose the next prefixes by the results of a step, and tell whether the search goes on."""

@@ -158,9 +158,9 @@ class Beam(ctypes.Structure):
 
     __slots__ = ()
     _fields_ = (
-        *((name, c_int64) for name in ("sources", "size", "wanted", "noted")),
-        ("penalty", c_double),
-        ("competing", c_int64),
+        *((name, c_int64) for name in ("sources", "size", "n_best", "num_recorded")),
+        ("length_penalty", c_double),
+        ("competing_ends", c_int64),
         ("source", c_void_p),
         ("source_row", c_int64),
         ("score", c_void_p),

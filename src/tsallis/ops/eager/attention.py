@@ -61,29 +61,29 @@ def attention_gradient(
     dk, dv = torch.zeros_like(key), torch.zeros_like(value)
     da = query.new_zeros(*query.shape[:-1], 1) if need_alphas else None
     dm = torch.zeros_like(mask) if need_mask and mask is not None else None
-    dm_slopes = query.new_zeros(query.shape[:2]) if need_slopes else None
+    slope_grad = query.new_zeros(query.shape[:2]) if need_slopes else None
     for number, tile, k, v, buffer in work.tiles():
         q, do = work.rows(query, tile), work.rows(grad, tile)
         weights = work.solve(work.scores(q, k, tile, buffer), tile)
         dropped = work.drop(weights, number, copy=True)
         work.add(dv, tile, torch.bmm(dropped.transpose(1, 2), do))
-        dp = torch.bmm(do, v.transpose(1, 2), out=work.second(weights))
+        dp = torch.bmm(do, v.transpose(1, 2), out=work.second_buffer(weights))
         if args.dropout:
             work.drop(dp, number)
-        ds, slope = work.pull(weights, dp, tile, need_alphas)
-        if da is not None and slope is not None:
-            work.write(da, tile, slope)
+        ds, alpha_grad = work.pullback(weights, dp, tile, need_alphas)
+        if da is not None and alpha_grad is not None:
+            work.write(da, tile, alpha_grad)
         if dm is not None:
             work.add_mask(dm, tile, ds)
-        if dm_slopes is not None:
-            work.add_slopes(dm_slopes, tile, ds)
+        if slope_grad is not None:
+            work.add_slopes(slope_grad, tile, ds)
         work.write(dq, tile, torch.bmm(ds, k).mul_(args.scale))
         work.add(dk, tile, torch.bmm(ds.transpose(1, 2), q).mul_(args.scale))
     if da is not None and alphas is not None:
         da = da.sum((2, 3)).sum_to_size(alphas.shape)
-    if dm_slopes is not None and slopes is not None:
-        dm_slopes = dm_slopes.sum_to_size(slopes.shape)
-    return AttentionGradients(dq, dk, dv, da, dm, dm_slopes)
+    if slope_grad is not None and slopes is not None:
+        slope_grad = slope_grad.sum_to_size(slopes.shape)
+    return AttentionGradients(dq, dk, dv, da, dm, slope_grad)
 
 
 def drop_factors(args: AttentionArgs) -> Tensor:
@@ -189,7 +189,7 @@ class _TiledAttention:
             self.buffers[name] = self.args.key.new_empty(size)
         return self.buffers[name][:size].view(shape)
 
-    def second(self, like: Tensor) -> Tensor:
+    def second_buffer(self, like: Tensor) -> Tensor:
         """Return more memory of a tile's size."""
         n, rows, keys = like.shape
         return self._buffer("second", (n, rows, keys))
@@ -275,11 +275,11 @@ class _TiledAttention:
         flat.copy_(maps.solve(flat, self._alphas(tile))[0])
         return scores
 
-    def pull(self, weights: Tensor, grad: Tensor, tile: Tile, need_alphas: bool) -> tuple[Tensor, Tensor | None]:
+    def pullback(self, weights: Tensor, grad: Tensor, tile: Tile, need_alphas: bool) -> tuple[Tensor, Tensor | None]:
         """Return gradients of the scores, and of alpha [rows, 1]."""
         p, g = (x.view(-1, x.shape[-1]) for x in (weights, grad))
-        ds, slope = maps.pullback(p, g, self._alphas(tile), need_alphas)
-        return ds.view(weights.shape), slope
+        ds, alpha_grad = maps.pullback(p, g, self._alphas(tile), need_alphas)
+        return ds.view(weights.shape), alpha_grad
 
     def drop(self, weights: Tensor, number: int, copy: bool = False) -> Tensor:
         """Apply a tile's dropout, the same in both passes; in place, or to a copy."""

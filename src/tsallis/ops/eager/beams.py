@@ -111,14 +111,14 @@ class _Beam:
         """Note the outputs that the prefixes of a length are, from their ends' log-probabilities."""
         if length < self.limits.free_from:
             return
-        penalty = self.options.penalty
+        penalty = self.options.length_penalty
         totals = [before + log_prob for before, log_prob in zip(self.log_probs, log_probs, strict=True)]
-        if self.options.competing and not self._at_limit(length):
+        if self.options.competing_ends and not self._at_limit(length):
             totals = self._compete(totals, candidates)
         for i, total in enumerate(totals):
             if total > -math.inf:
                 score = total / (length + 1) ** penalty if penalty else total
-                if self._add_cost(-score) or not self.options.noted:
+                if self._add_cost(-score) or not self.options.num_recorded:
                     self.ends.append((total, row + i))
 
     def _compete(self, totals: list[float], candidates: list[Candidate]) -> list[float]:
@@ -139,7 +139,7 @@ class _Beam:
 
     def _add_cost(self, cost: float) -> bool:
         """Tell whether a score is among the best; one that equals the last of them is, too."""
-        costs, room = self.costs, max(self.options.wanted, self.options.noted)
+        costs, room = self.costs, max(self.options.n_best, self.options.num_recorded)
         if len(costs) == room and cost >= costs[-1]:
             return cost == costs[-1]
         insort(costs, cost)
@@ -175,9 +175,9 @@ class _Beam:
 
     def _shrink(self, selection: list[Candidate]) -> list[Candidate]:
         """Let candidates go that can change neither the best outputs nor the certificate of a normalised model."""
-        if len(self.costs) < self.options.wanted:
+        if len(self.costs) < self.options.n_best:
             return selection
-        worst, longest = -self.costs[self.options.wanted - 1], self.limits.steps**self.options.penalty
+        worst, longest = -self.costs[self.options.n_best - 1], self.limits.steps**self.options.length_penalty
         survivors = [candidate for candidate in selection if -candidate[0] / longest > worst]
         if len(survivors) < len(selection):
             self.give_up(-selection[len(survivors)][0])

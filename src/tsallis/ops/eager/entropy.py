@@ -12,7 +12,8 @@ from tsallis.ops.alphas import Alpha
 
 SERIES_BELOW = 0.5  # |eps log p| below which second-order terms are summed as a series, of so many terms:
 SERIES_TERMS = {torch.float64: 15, torch.float32: 9}
-LARGEST = 80.0  # for e^x in float32: an x above it comes of probabilities below any normal number
+# Of x = eps log p, by dtype: a larger one comes of probabilities below any normal number.
+LARGEST = {torch.float64: 708.0, torch.float32: 87.0}
 
 
 def entropy(probs: Tensor, alpha: Alpha) -> Tensor:
@@ -20,20 +21,22 @@ def entropy(probs: Tensor, alpha: Alpha) -> Tensor:
 
     `-(1/alpha) sum p log(p) (e^x - 1)/x` with `x = eps log p`.
     """
-    inside = probs != 0
-    log_p = torch.where(inside, probs, 1).log()
-    x = ((alpha - 1) * log_p).clamp(max=LARGEST)
-    return -(probs * log_p * _expm1_over(x)).sum(-1, keepdim=True) / alpha
+    log_p, x = _logarithms(probs, alpha)
+    return -(log_p * _scaled_expm1_over(probs, log_p, x)).sum(-1, keepdim=True) / alpha
 
 
 def entropy_alpha_gradient(probs: Tensor, alpha: Alpha) -> Tensor:
     r"""Return `dH_alpha(p)/d alpha` at fixed p [rows, 1], without a singularity at alpha = 1."""
-    inside = probs != 0
-    log_p = torch.where(inside, probs, 1).log()
-    x = ((alpha - 1) * log_p).clamp(max=LARGEST)
-    first = (probs * log_p * _expm1_over(x)).sum(-1, keepdim=True)
-    second = (probs * log_p * log_p * expm1_over_slope(x)).sum(-1, keepdim=True)
+    log_p, x = _logarithms(probs, alpha)
+    first = (log_p * _scaled_expm1_over(probs, log_p, x)).sum(-1, keepdim=True)
+    second = (log_p * log_p * _scaled_slope(probs, log_p, x)).sum(-1, keepdim=True)
     return first / (alpha * alpha) - second / alpha
+
+
+def _logarithms(probs: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor]:
+    """Return log p, 0 where p is, and x = eps log p."""
+    log_p = torch.where(probs != 0, probs, 1).log()
+    return log_p, ((alpha - 1) * log_p).clamp(max=LARGEST.get(probs.dtype, 87.0))
 
 
 def expm1_over_slope(x: Tensor) -> Tensor:
@@ -55,10 +58,23 @@ def series(x: Tensor, coefficient: Callable[[int], float]) -> Tensor:
     return total
 
 
-def _expm1_over(x: Tensor) -> Tensor:
-    """Return `(e^x - 1) / x`, 1 at 0, differentiable there."""
+def _scaled_expm1_over(probs: Tensor, log_p: Tensor, x: Tensor) -> Tensor:
+    """Return `p (e^x - 1) / x`, p where x is 0, differentiable there; p e^x is p^alpha, however large e^x is."""
     near_zero = x.abs() < SERIES_BELOW
     far = torch.where(near_zero, 1, x)
+    sums = series(torch.where(near_zero, x, 0), lambda n: 1 / math.factorial(n + 1))
+    return torch.where(near_zero, probs * sums, (_scaled_exp(probs, log_p, far) - probs) / far)
+
+
+def _scaled_slope(probs: Tensor, log_p: Tensor, x: Tensor) -> Tensor:
+    """Return p times the derivative of `(e^x - 1) / x`: p / 2 where x is 0, differentiable there."""
+    near_zero = x.abs() < SERIES_BELOW
+    far = torch.where(near_zero, 1, x)
+    power = _scaled_exp(probs, log_p, far)
     return torch.where(
-        near_zero, series(torch.where(near_zero, x, 0), lambda n: 1 / math.factorial(n + 1)), torch.expm1(far) / far
+        near_zero, probs * expm1_over_slope(torch.where(near_zero, x, 0)), ((far - 1) * power + probs) / (far * far)
     )
+
+
+def _scaled_exp(probs: Tensor, log_p: Tensor, x: Tensor) -> Tensor:
+    return torch.where(probs != 0, (log_p + x).exp(), 0)

@@ -77,15 +77,15 @@ def _steep(scores: Tensor, top: Tensor, eps: float | Tensor) -> Tensor:
     inside = _steep_power(scores - between, eps).sum(-1, keepdim=True) < 1
     least = torch.where(inside, between, least)
     above, ties = scores > least, scores == least
-    same = ties.to(scores.dtype).sum(-1, keepdim=True).clamp(min=1)
+    num_ties = ties.to(scores.dtype).sum(-1, keepdim=True).clamp(min=1)
     x = torch.where(above, eps * (scores - least), 1)
     tiny = torch.finfo(scores.dtype).tiny
-    q = (1 - torch.where(above, x ** (1 / eps), 0).sum(-1, keepdim=True)).clamp(min=tiny) / same
+    q = (1 - torch.where(above, x ** (1 / eps), 0).sum(-1, keepdim=True)).clamp(min=tiny) / num_ties
     for _ in range(NEWTON_STEPS):
         power = q**eps
         p = torch.where(above, (x + power) ** (1 / eps), 0)
-        excess = p.sum(-1, keepdim=True) + same * q - 1
-        slope = (p / q * (power / (x + power))).sum(-1, keepdim=True) + same
+        excess = p.sum(-1, keepdim=True) + num_ties * q - 1
+        slope = (p / q * (power / (x + power))).sum(-1, keepdim=True) + num_ties
         q = (q - excess / slope).clamp(min=tiny)
     return _normalise(torch.where(above, (x + q**eps) ** (1 / eps), torch.where(ties, q, 0)))
 
@@ -100,25 +100,25 @@ def budgeted_entmax(scores: Tensor, alpha: Alpha, budget: float) -> Tensor:
     In float64: no division by the total takes errors away. The k-th largest score, k = ceil(budget), has a bracket of
     the threshold on its two sides.
     """
-    broken = scores.isnan().any(-1, keepdim=True)
+    nan_rows = scores.isnan().any(-1, keepdim=True)
     if budget == 0:
-        return torch.zeros_like(scores).masked_fill(broken, torch.nan)
+        return torch.zeros_like(scores).masked_fill(nan_rows, torch.nan)
     z = scores.double()
     pivot = z.topk(min(math.ceil(budget), z.shape[-1]), -1).values[..., -1:]
-    few = pivot == -torch.inf  # no more scores take part than the budget fills
-    pivot = pivot.masked_fill(few, 0)
+    filled = pivot == -torch.inf  # no more scores take part than the budget fills
+    pivot = pivot.masked_fill(filled, 0)
     eps = alpha.to(z.dtype) - 1 if isinstance(alpha, Tensor) else alpha - 1
     if not isinstance(eps, Tensor):
-        probs = (_steep_budget if eps > 1 else _cap)(z, pivot, eps if eps > 1 else max(eps, LEAST_EPS), budget)
+        probs = (_steep_budget if eps > 1 else _solve_budget)(z, pivot, eps if eps > 1 else max(eps, LEAST_EPS), budget)
     else:
         steep = eps > 1
-        flat = _cap(z, pivot, eps.clamp(min=LEAST_EPS, max=1), budget)
+        flat = _solve_budget(z, pivot, eps.clamp(min=LEAST_EPS, max=1), budget)
         probs = torch.where(steep, _steep_budget(z, pivot, torch.where(steep, eps, 2), budget), flat)
-    probs = torch.where(few, (z > -torch.inf).to(z.dtype), probs)
-    return probs.masked_fill(broken, torch.nan).to(scores.dtype)
+    probs = torch.where(filled, (z > -torch.inf).to(z.dtype), probs)
+    return probs.masked_fill(nan_rows, torch.nan).to(scores.dtype)
 
 
-def _cap(z: Tensor, pivot: Tensor, eps: float | Tensor, budget: float) -> Tensor:
+def _solve_budget(z: Tensor, pivot: Tensor, eps: float | Tensor, budget: float) -> Tensor:
     low = torch.zeros_like(pivot)
     high = torch.clamp(low + 1 / eps, max=WIDEST)
     low, high = _bisect(

@@ -48,9 +48,9 @@ def entmax_loss_gradient(
     has_loss = _has_loss(scores, target).unsqueeze(-1)
     weight = torch.where(has_loss, grad.unsqueeze(-1), 0)
     dz = LossStats(stats.probs * weight, *stats[1:]).rows(upcast(scores))
-    broken = stats.probs[:, :1].isnan()  # all of such a row is NaN
-    if broken.any():
-        dz.masked_fill_(broken & has_loss, torch.nan).masked_fill_(broken & ~has_loss, 0)
+    nan_rows = stats.probs[:, :1].isnan()  # all of such a row is NaN
+    if nan_rows.any():
+        dz.masked_fill_(nan_rows & has_loss, torch.nan).masked_fill_(nan_rows & ~has_loss, 0)
     return dz.scatter_add_(-1, target.clamp(min=0).unsqueeze(-1), -weight).to(scores.dtype)
 
 
@@ -92,12 +92,15 @@ def solve_loss(scores: Tensor, target: Tensor, alpha: Alpha) -> tuple[Tensor, Te
     else:
         values, top, packed, start, table = candidates(scores, alpha)
         probs, c = threshold(values, alpha, start, table)
+        ones = (alpha == 1).squeeze(-1) if isinstance(alpha, Tensor) and packed is None else None
+        if ones is not None and ones.any():  # exactly softmax
+            probs[ones], c[ones] = solve(scores[ones], 1.0)[0], values[ones].logsumexp(-1, keepdim=True)
     # L = sum p (z - z_y) + sum p (c - z) / alpha, both terms taken from the row's maximum: offsets cancel exactly.
     mean = (probs * values.clamp_(min=torch.finfo(values.dtype).min)).sum(-1, keepdim=True)  # 0 * -inf would be NaN
     gold = scores.gather(-1, target.clamp(min=0).unsqueeze(-1))
     loss = ((c - mean) / alpha + mean).clamp(min=0) + (top - gold)
     loss = torch.where((top == -torch.inf) | (target < 0).unsqueeze(-1), 0, loss)
-    broken = ~(top < torch.inf)
-    if packed is not None and broken.any():
-        probs.masked_fill_(broken, torch.nan)
-    return loss.masked_fill_(broken & (target >= 0).unsqueeze(-1), torch.nan).squeeze(-1), probs, packed
+    nan_rows = ~(top < torch.inf)
+    if packed is not None and nan_rows.any():
+        probs.masked_fill_(nan_rows, torch.nan)
+    return loss.masked_fill_(nan_rows & (target >= 0).unsqueeze(-1), torch.nan).squeeze(-1), probs, packed

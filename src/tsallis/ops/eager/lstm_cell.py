@@ -35,7 +35,7 @@ def cell_forward(gates: Tensor, cell: Tensor, new_cell: Tensor, tanh_cell: Tenso
 
 
 def cell_backward(
-    gates: Tensor, cell: Tensor, tanh_cell: Tensor, of_hidden: Tensor, of_cell: Tensor, of_gates: Tensor
+    gates: Tensor, cell: Tensor, tanh_cell: Tensor, hidden_grad: Tensor, cell_grad: Tensor, gates_grad: Tensor
 ) -> Tensor:
     """Return the gradient [..., size] of the cell before a step.
 
@@ -43,20 +43,20 @@ def cell_backward(
         gates: [..., 4 * size], the values of their functions.
         cell: [..., size] before the step.
         tanh_cell: [..., size] of the cell after it.
-        of_hidden: [..., size], the gradient of the hidden state.
-        of_cell: [..., size], that of the cell after the step, apart from what comes by the hidden state.
-        of_gates: [..., 4 * size], written: that of the gates before their functions.
+        hidden_grad: [..., size], the gradient of the hidden state.
+        cell_grad: [..., size], that of the cell after the step, apart from what comes by the hidden state.
+        gates_grad: [..., 4 * size], written: that of the gates before their functions.
     """
     size = cell.shape[-1]
     into, forget, candidate, out = gates.chunk(4, -1)
-    of_cell = _OPS.tanh_backward(of_hidden * out, tanh_cell).add_(of_cell)
-    of_into, of_forget, of_candidate, of_out = of_gates.chunk(4, -1)
-    torch.mul(of_cell, candidate, out=of_into)
-    torch.mul(of_cell, cell, out=of_forget)
-    torch.mul(of_cell, into, out=of_candidate)
-    torch.mul(of_hidden, tanh_cell, out=of_out)
-    both, own = of_gates[..., : 2 * size], gates[..., : 2 * size]
+    cell_grad = _OPS.tanh_backward(hidden_grad * out, tanh_cell).add_(cell_grad)
+    into_grad, forget_grad, candidate_grad, out_grad = gates_grad.chunk(4, -1)
+    torch.mul(cell_grad, candidate, out=into_grad)
+    torch.mul(cell_grad, cell, out=forget_grad)
+    torch.mul(cell_grad, into, out=candidate_grad)
+    torch.mul(hidden_grad, tanh_cell, out=out_grad)
+    both, own = gates_grad[..., : 2 * size], gates[..., : 2 * size]
     _OPS.sigmoid_backward.grad_input(both, own, grad_input=both)
-    _OPS.tanh_backward.grad_input(of_candidate, candidate, grad_input=of_candidate)
-    _OPS.sigmoid_backward.grad_input(of_out, out, grad_input=of_out)
-    return of_cell * forget
+    _OPS.tanh_backward.grad_input(candidate_grad, candidate, grad_input=candidate_grad)
+    _OPS.sigmoid_backward.grad_input(out_grad, out, grad_input=out_grad)
+    return cell_grad * forget

@@ -118,9 +118,9 @@ def solve(scores: Tensor, alpha: Alpha) -> tuple[Tensor, CompactIndex | None]:
     if packed is None:
         return _exactly_softmax_at_one(probs, scores, alpha), None
     probs = packed.scatter(probs, scores)
-    broken = ~(top < torch.inf)
-    if broken.any():  # a NaN is all over its row, and over that row's gradients
-        return probs.masked_fill_(broken, torch.nan), None
+    nan_rows = ~(top < torch.inf)
+    if nan_rows.any():  # a NaN is all over its row, and over that row's gradients
+        return probs.masked_fill_(nan_rows, torch.nan), None
     return probs, packed
 
 
@@ -146,7 +146,7 @@ def pullback(
     centred = grad - delta
     if not need_alpha:
         return s * centred, None
-    return s * centred, -(curvature(probs, inside, alpha) * centred).sum(-1, keepdim=True)
+    return s * centred, -(alpha_curvature(probs, inside, alpha) * centred).sum(-1, keepdim=True)
 
 
 def pullback_in_place(probs: Tensor, grad: Tensor, alpha: Alpha) -> Tensor:
@@ -179,8 +179,8 @@ def pushforward(
     if tangent is not None:
         result = result + s * (tangent - (share * tangent).sum(-1, keepdim=True))
     if alpha_tangent is not None:
-        bend = curvature(probs, inside, alpha)
-        result = result + (share * bend.sum(-1, keepdim=True) - bend) * alpha_tangent
+        curvatures = alpha_curvature(probs, inside, alpha)
+        result = result + (share * curvatures.sum(-1, keepdim=True) - curvatures) * alpha_tangent
     return result
 
 
@@ -189,11 +189,12 @@ def slope(probs: Tensor, inside: Tensor, alpha: Alpha) -> Tensor:
     if isinstance(alpha, float) and alpha == 2.0:
         return torch.where(inside, probs.ceil(), 0)
     safe = torch.where(inside, probs, 1)
-    power = safe.sqrt() if isinstance(alpha, float) and alpha == 1.5 else safe ** (2 - alpha)
+    # NaN ** 0 is 1: a NaN is added to its power.
+    power = safe.sqrt() if isinstance(alpha, float) and alpha == 1.5 else safe ** (2 - alpha) + 0 * safe
     return torch.where(inside, power, 0)
 
 
-def curvature(probs: Tensor, inside: Tensor, alpha: Alpha) -> Tensor:
+def alpha_curvature(probs: Tensor, inside: Tensor, alpha: Alpha) -> Tensor:
     r"""Return `p log^2 p phi(eps log p)` with `phi(x) = (e^-x - 1 + x) / x^2`: -dp/d alpha at a fixed threshold."""
     eps = alpha - 1
     log_p = torch.where(inside, probs, 1).log()
@@ -231,11 +232,12 @@ def budgeted_entmax(scores: Tensor, alpha: Alpha, budget: float) -> Tensor:
 def _solve_budget(scores: Tensor, alpha: Alpha, budget: float, pivot: Tensor) -> Tensor:
     count, d = min(math.ceil(budget), scores.shape[-1]), scores.shape[-1]
     values = scores - torch.where(pivot == -torch.inf, 0, pivot)
-    eps = torch.as_tensor(alpha, dtype=scores.dtype, device=scores.device).sub(1).clamp(min=TINY_EPS)
+    eps = torch.as_tensor(alpha, dtype=scores.dtype, device=scores.device).sub(1)
+    eps = torch.where(eps == 0, eps, eps.clamp(min=TINY_EPS))
     # exp_alpha(u) <= exp(u): at log(d / (budget - k + 1)) the d - k + 1 entries below the k-th can't make up the rest.
     far = math.log(d) - math.log(budget - count + 1) if budget < d else 1.0
     low = torch.zeros_like(pivot)
-    high = (1 / eps).clamp(max=far).expand_as(low)
+    high = (1 / eps.clamp(min=TINY_EPS)).clamp(max=far).expand_as(low)
     for _ in range(64):
         middle = (low + high) / 2
         above = _exp_alpha(values - middle, eps).clamp_(max=1).sum(-1, keepdim=True) > budget
@@ -244,7 +246,9 @@ def _solve_budget(scores: Tensor, alpha: Alpha, budget: float, pivot: Tensor) ->
 
 
 def _exp_alpha(u: Tensor, eps: Tensor) -> Tensor:
-    return (u * eps).clamp_(min=-1).log1p_().div_(eps).exp_()
+    """Return `[1 + eps u]_+^{1/eps}`, and `e^u` where eps is 0."""
+    logarithm = (u * eps).clamp_(min=-1).log1p_().div_(eps.clamp(min=TINY_EPS))
+    return torch.where(eps == 0, u, logarithm).exp_()
 
 
 def candidates(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor, CompactIndex | None, Tensor | None, Tensor]:

@@ -33,16 +33,16 @@ def solve_steep(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor]:
     finite = scores.clamp(min=torch.finfo(scores.dtype).min)
     least, mass = _least_of_support(_best(finite, top, eps), eps, 1.0)
     x, above, ties = _split(finite, least, eps)
-    same = ties.sum(-1, keepdim=True).to(x.dtype)
-    # The mass is convex in q and at least `mass + same q`: Newton's steps from above fall to the root.
-    q = ((1 - mass) / same).minimum(1 / (above.sum(-1, keepdim=True) + same))
+    num_ties = ties.sum(-1, keepdim=True).to(x.dtype)
+    # The mass is convex in q and at least `mass + num_ties q`: Newton's steps from above fall to the root.
+    q = ((1 - mass) / num_ties).minimum(1 / (above.sum(-1, keepdim=True) + num_ties))
     tolerance, tiny = 4 * torch.finfo(x.dtype).eps, torch.finfo(x.dtype).tiny
     for _ in range(STEPS):
         power = q**eps
         u = x + power
         p = (u ** (1 / eps)).mul_(above)
-        excess = p.sum(-1, keepdim=True) + same * q - 1
-        slope = p.mul_(power / u).sum(-1, keepdim=True) / q + same
+        excess = p.sum(-1, keepdim=True) + num_ties * q - 1
+        slope = p.mul_(power / u).sum(-1, keepdim=True) / q + num_ties
         q = (q - (excess / slope).clamp_(min=0)).clamp_(min=tiny)
         if not bool((excess > tolerance).any()):
             break

@@ -6,6 +6,7 @@ A threshold is written relative to the row's largest score: `p = exp_alpha(score
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,7 @@ __all__ = [  # `tl` among them: no other file imports Triton
     "newton_step",
     "plain",
     "precision",
+    "processors",
     "run",
     "tl",
     "version",
@@ -104,6 +106,12 @@ def run(kernel: Any, grid: tuple[int, ...], where: Tensor, **arguments: Any) -> 
     """Launch a kernel on the device of `where`."""
     with torch.cuda.device_of(where):
         kernel[grid](**arguments)
+
+
+@functools.cache
+def processors(device: torch.device) -> int:
+    """Return the number of multiprocessors of a GPU; for another device 2, which stand for them in the interpreter."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 def mode(alpha: Alpha) -> int:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tsallis.ops.alphas import Alpha
 from tsallis.ops.triton import maps
-from tsallis.ops.triton.language import ANY_ALPHA, entmax_weights, entropy_slope, kernel, plain, run, tl
-from tsallis.ops.triton.maps import Short, alphas, pad_size, processors, scan_arguments
+from tsallis.ops.triton.language import ANY_ALPHA, entmax_weights, entropy_slope, kernel, plain, processors, run, tl
+from tsallis.ops.triton.maps import Short, alphas, pad_size, scan_arguments
 from tsallis.ops.triton.scan import initial_threshold, merge_parts, scan_row, solve
 from tsallis.ops.triton.short_rows import NEWTON_LIMIT, block_eps, row_eps, short_solve
 
@@ -395,7 +395,7 @@ def entmax_loss(
         "STATS": STATS,
         "NEED_ALPHA": need_alpha,
     }
-    tiles = tiling(rows, d, alpha_arguments["MODE"], processors(scores))
+    tiles = tiling(rows, d, alpha_arguments["MODE"], processors(scores.device))
     if isinstance(tiles, Short):
         sizes = {"ROWS": tiles.rows, "WIDTH": tiles.width, "LANES": tiles.lanes, "LIMIT": NEWTON_LIMIT}
         grid = (-(-rows // tiles.rows),)

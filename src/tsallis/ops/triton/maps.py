@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from tsallis.ops.alphas import Alpha
 from tsallis.ops.triton import long_rows
-from tsallis.ops.triton.language import ANY_ALPHA, TINY_EPS, mode, plain, run
+from tsallis.ops.triton.language import ANY_ALPHA, TINY_EPS, mode, plain, processors, run
 from tsallis.ops.triton.short_rows import NEWTON_LIMIT, short_gradient, short_map
 
 MOST_PARTS = 64  # programs that share a row
@@ -43,7 +42,7 @@ def tiling(rows: int, d: int, powers: int, processors: int) -> Short | Long:
     return short(d) if d <= (1024 if powers == plain(ANY_ALPHA) else 8192) else long(rows, d, processors)
 
 
-def gradient_tiling(rows: int, d: int, powers: int, processors: int) -> Short | Long:
+def gradient_tiling(rows: int, d: int, processors: int) -> Short | Long:
     """Return the tiling of the rows of a map's gradient."""
     return short(d) if d <= 8192 else long(rows, d, processors)
 
@@ -69,16 +68,6 @@ def long(rows: int, d: int, processors: int) -> Long:
 def pad_size(d: int) -> int:
     """Return the next power of two."""
     return 1 << max(d - 1, 0).bit_length()
-
-
-@cache
-def _processors(index: int) -> int:
-    return torch.cuda.get_device_properties(index).multi_processor_count
-
-
-def processors(x: Tensor) -> int:
-    """Return the multiprocessors of the GPU that holds a tensor; what stands for them in the interpreter."""
-    return _processors(x.get_device()) if x.is_cuda else 2
 
 
 def powers_of(alpha: Alpha) -> int:
@@ -181,7 +170,7 @@ def entmax(scores: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
     alpha_arguments = alphas(alpha, scores)
     flat = scores.view(-1, scores.shape[-1])
     rows, d = flat.shape
-    tiles = tiling(rows, d, alpha_arguments["MODE"], processors(scores))
+    tiles = tiling(rows, d, alpha_arguments["MODE"], processors(scores.device))
     if isinstance(tiles, Short):
         run(
             short_map,
@@ -218,7 +207,7 @@ def entmax_gradient(
     d = probs.shape[-1]
     rows = probs.numel() // d
     alpha_grad = probs.new_empty(rows, 1, dtype=torch.float32) if need_alpha else None
-    tiles = gradient_tiling(rows, d, alpha_arguments["MODE"], processors(probs))
+    tiles = gradient_tiling(rows, d, processors(probs.device))
     shared = {
         "probs": probs,
         "grad": grad,

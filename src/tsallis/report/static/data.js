@@ -131,6 +131,19 @@ async function exampleWeights(head, example) {
   return withRows((await unpack(example.weights, [shape]))[0][0]);
 }
 
+// The names of the scores of validations, and a number as the table of scores has it.
+const DEV_SCORES = Object.keys(DATA.scores).filter((name) => name.startsWith("dev_"));
+
+function showScore(name, value) {
+  const [, digits, kind] = DATA.scores[name].format.match(/^\.?(\d*)(.)$/);
+  return (kind === "%" ? percent : plain)(value, Number(digits));
+}
+
+// What a figure of a score is called; a score that has no row there has its own name.
+function headingOf(name) {
+  return name in DATA.scores ? DATA.scores[name].heading : name;
+}
+
 // What heads can be sorted and coloured by.
 const MEASURES = [
   { key: "density", name: "Density", value: (head) => head.density, show: (v) => percent(v), low: 0, high: 1 },

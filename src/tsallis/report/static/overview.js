@@ -16,20 +16,12 @@ function mapOf(run) {
   return given === "entmax" ? `${run.arguments.output_alpha ?? 1.5}-entmax` : given;
 }
 
-const METRICS = {
-  dev_bleu: ["BLEU", (v) => plain(v)], dev_exact: ["Exactly the reference", (v) => percent(v, 1)],
-  dev_macro_accuracy: ["Accuracy, mean of languages", (v) => percent(v, 1)],
-  dev_epsilon_perplexity: ["Epsilon-perplexity", (v) => plain(v, 1)],
-  dev_gold_in_support: ["Tokens that are possible", (v) => percent(v, 1)],
-  dev_accuracy: ["Accuracy", (v) => percent(v, 1)], dev_loss: ["Loss a symbol", (v) => plain(v, 3)],
-};
-
 function factRows() {
   const rows = [
     ["Model", (run) => `${run.model}, ${whole(run.parameters)} parameters`],
     ["Trained for", (run) => run.step !== null && `${whole(run.step)} updates`],
-    ...Object.entries(METRICS).map(([key, [name, show]]) => [`${name}, development set`, (run) => (key in run.metrics
-      ? show(run.metrics[key]) : null)]),
+    ...DEV_SCORES.map((key) => [`${DATA.scores[key].title}, development set`, (run) => (key in run.metrics
+      ? showScore(key, run.metrics[key]) : null)]),
     ["Attention map", (run) => attentionMap(run)],
     ...KINDS.map((kind) => [`Alpha, ${kind}`, (run) => range(run, kind, (head) => head.alpha, plain)]),
     ...KINDS.map((kind) => [`Density, ${kind}`, (run) => range(run, kind, (head) => head.density, percent)]),

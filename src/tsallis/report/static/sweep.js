@@ -1,14 +1,5 @@
 // Scores of runs against the one setting in which they differ; the spread is that of their seeds.
 
-const SCORE_NAMES = {
-  dev_loss: "Loss on the development set", dev_bleu: "BLEU on the development set",
-  dev_exact: "Outputs that are the reference", dev_macro_accuracy: "Accuracy on the development set, mean of languages",
-  dev_accuracy: "Accuracy on the development set", dev_levenshtein: "Distance to the reference",
-  dev_gold_in_support: "References’ symbols that are possible", dev_symbol_accuracy: "Most probable symbols that are right",
-  output_support: "Symbols possible a step", attention_support: "Source positions attended to a step",
-  logit_norm: "Norm of the output’s scores ‖z‖", output_threshold: "Threshold of the output τ(z)",
-};
-
 function settingName(setting) {
   return setting.replace(/model\./g, "").replace("output_alpha", "alpha of the output")
     .replace("attention_alpha", "alpha of the attention").replace(/_/g, " ");
@@ -23,7 +14,7 @@ function viewSweep() {
   return [
     h("h1", { tabindex: "-1" }, "Sweep"),
     h("p", { class: "lead" }, `${whole(runs)} runs that differ in one setting, the ${settingName(sweep.setting)}. Each run `
-      + `stands for its best validation, by ${SCORE_NAMES[sweep.score] || sweep.score}. A dot is a run, the line joins the `
+      + `stands for its best validation, by ${headingOf(sweep.score)}. A dot is a run, the line joins the `
       + "means, a bar is one standard deviation over seeds."),
     /alpha/.test(sweep.setting) ? h("p", { class: "hint" }, "Each alpha has a loss of its own: losses are not on one scale.")
       : null,
@@ -52,7 +43,7 @@ function sweepFigure(sweep, name) {
   };
   const all = points.flatMap(ends);
   const values = points.map((point) => point.value);
-  const title = SCORE_NAMES[name] || name;
+  const title = headingOf(name);
   const chart = axes({ x: padded(...bounds(values)), y: padded(...bounds(all)),
     xName: settingName(sweep.setting), yName: "", left: 56, xMarks: values.length < 9 ? values : null });
   const toY = (point) => chart.toY(point.spread[name].mean);
@@ -77,7 +68,7 @@ function sweepFigure(sweep, name) {
 function sweepCurves(sweep, name) {
   const lines = sweep.points.flatMap((point, i) => (point.curves[name] || []).map((values, j) => ({
     name: point.runs[j], steps: point.steps[j], values, colour: shade(i, sweep.points.length) })));
-  return figure(SCORE_NAMES[name] || name, lineChart(null, lines, { xName: "update", yName: "", left: 56 }));
+  return figure(headingOf(name), lineChart(null, lines, { xName: "update", yName: "", left: 56 }));
 }
 
 function sweepTable(sweep, names) {
@@ -88,8 +79,8 @@ function sweepTable(sweep, names) {
   };
   return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Means and deviations" },
     h("table", { class: "contrasts" }, h("caption", { class: "unseen" }, "Means and deviations"),
-      h("thead", null, h("tr", null, [capital(settingName(sweep.setting)), "Runs", ...names.map((name) => SCORE_NAMES[name]
-        || name)].map((text) => h("th", { scope: "col" }, text)))),
+      h("thead", null, h("tr", null, [capital(settingName(sweep.setting)), "Runs", ...names.map(headingOf)]
+        .map((text) => h("th", { scope: "col" }, text)))),
       h("tbody", null, sweep.points.map((point) => h("tr", null, h("th", { scope: "row" }, label(point.value)),
         h("td", { class: "number" }, point.runs.length),
         names.map((name) => h("td", { class: "number" }, cell(point, name))))))));

@@ -18,18 +18,8 @@ function viewTraining() {
   ];
 }
 
-// What logs hold of each validation: its name, and that of the axis.
-const CURVES = [
-  ["dev_loss", "Loss on the development set", "loss a symbol"],
-  ["dev_bleu", "BLEU on the development set", "BLEU"],
-  ["dev_macro_accuracy", "Accuracy on the development set, mean of languages", "accuracy"],
-  ["dev_accuracy", "Accuracy on the development set", "accuracy"],
-  ["dev_symbol_accuracy", "Most probable symbols that are right, development set", "share"],
-  ["logit_norm", "Norm of the output’s scores ‖z‖", "mean norm"],
-  ["output_threshold", "Threshold of the output τ(z)", "mean threshold"],
-  ["output_support", "Symbols possible a step", "symbols"],
-  ["attention_support", "Source positions attended to a step", "positions"],
-];
+// What logs hold of each validation, the loss first.
+const CURVES = [...new Set(["dev_loss", ...Object.keys(DATA.scores)])];
 
 function valuesOf(run, name) {
   const values = run.values ? run.values.values : {};
@@ -59,19 +49,20 @@ function curves() {
 
 function curveFigures(all, overTime) {
   const constants = [];
-  const figures = CURVES.map(([key, title, axis]) => {
+  const figures = CURVES.map((key) => {
+    const { heading, axis } = DATA.scores[key];
     const runs = all.filter((run) => (valuesOf(run, key) || []).some((value) => value !== null));
     if (!runs.length) return null;
     const lines = runs.map((run) => ({ name: run.name, values: valuesOf(run, key), colour: runColour(run),
       steps: overTime ? run.values.seconds.map((seconds) => seconds / 60) : run.values.steps }));
     const values = lines.flatMap((line) => line.values).filter((value) => value !== null);
     if (values.every((value) => value === values[0])) {
-      constants.push(`${title}: ${label(values[0])} at every validation.`);
+      constants.push(`${heading}: ${label(values[0])} at every validation.`);
       return null;
     }
     const [low, high] = padded(...bounds(values));
     const xName = overTime ? "minutes of training" : "update";
-    return figure(title, lineChart(null, lines, { xName, yName: axis, left: 52, low, high }));
+    return figure(heading, lineChart(null, lines, { xName, yName: axis, left: 52, low, high }));
   }).filter(Boolean);
   return [h("div", { class: "columns" }, figures), ...constants.map((text) => h("p", { class: "hint" }, text))];
 }

@@ -39,6 +39,6 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors on the CPU are those of the stand-in's device."""
     entry = backend.Entry("stand_in", ("cpu",), self_check=True)
     monkeypatch.setitem(backend.BACKENDS, "stand-in", entry)
-    monkeypatch.setattr(backend, "_AT_ONCE", {"cpu": ()})
-    monkeypatch.setattr(backend, "_AFTER_CHECK", {"cpu": ("stand-in",)})
+    monkeypatch.setattr(backend, "_UNCHECKED", {"cpu": ()})
+    monkeypatch.setattr(backend, "_SELF_CHECKED", {"cpu": ("stand-in",)})
     monkeypatch.setattr(backend, "_CHECK_FIRST", frozenset({"stand-in"}))

@@ -397,7 +397,7 @@ def test_chunks_fit_the_buffer_and_are_few(monkeypatch: pytest.MonkeyPatch) -> N
     for tokens, rows in ((8192, 1024), (16_384, 1024), (65_536, 4096), (1025, 1024), (512, 512), (17_000, 1152)):
         made = linear_chunks.make_plan(Layer(torch.empty(tokens, 0), weight, None, torch.empty(0), 1.5, None))
         assert made.chunks[0] == slice(0, rows) and made.chunks[-1].stop == tokens
-        assert len(made.chunks) <= 16 and made.few == (tokens == 512)
+        assert len(made.chunks) <= 16 and made.keeps_scores == (tokens == 512)
 
 
 needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs gpu: the interpreter is too slow")

@@ -37,8 +37,8 @@ def first_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(backend.VARIABLE, raising=False)
     monkeypatch.delenv(guard.VARIABLE, raising=False)
-    monkeypatch.setattr(backend, "_AT_ONCE", {DEVICE: ()})
-    monkeypatch.setattr(backend, "_AFTER_CHECK", {DEVICE: ("triton",)})
+    monkeypatch.setattr(backend, "_UNCHECKED", {DEVICE: ()})
+    monkeypatch.setattr(backend, "_SELF_CHECKED", {DEVICE: ("triton",)})
     for name in ("_results", "_verdicts", "_backends"):
         monkeypatch.setattr(guard, name, {})
 

@@ -234,15 +234,15 @@ constexpr int PANEL_COLUMNS = 32;
 // The bookkeeping of a beam search, see beams.h. A row is a prefix; those of one source stand
 // together, the best first. Columns of numbers are [columns, room] each.
 struct BeamCall {
-    int64_t sources, size;  // prefixes of a source at most
-    int64_t wanted;         // outputs of a source that end its search once no prefix can beat them
-    int64_t noted;          // the best outputs of a source that are noted; 0: all
-    double penalty;         // the exponent of the length in scores
-    int64_t competing;      // whether an ending must be one of its step's best continuations
-    int64_t* source;        // [sources, source_row]: BeamSource, then symbols that must come and -1
+    int64_t sources, size;   // prefixes of a source at most
+    int64_t n_best;          // outputs of a source that end its search once no prefix can beat them
+    int64_t num_recorded;    // the best outputs of a source that are recorded; 0: all
+    double length_penalty;   // the exponent of the length in scores
+    int64_t competing_ends;  // whether an ending must be one of its step's best continuations
+    int64_t* source;  // [sources, source_row]: BeamSource, then symbols that must come and -1
     int64_t source_row;
-    double* score;  // [sources, 1 + max(wanted, noted)]: the log-probability of the best prefix
-                    // dropped, then the best outputs' scores, negative, in order
+    double* score;  // [sources, 1 + max(n_best, num_recorded)]: the log-probability of the best
+                    // prefix dropped, then the best outputs' scores, negative, in order
     int64_t length, rows, capacity;  // of current prefixes: tokens, number, most
     int64_t* prefixes;               // [PREFIX_COLUMNS, capacity]: the current prefixes
     double* log_prob;                // [capacity]
@@ -259,7 +259,7 @@ enum BeamSource { STEPS, FREE_FROM, ROWS, COSTS, GAVE_UP, FORCED };
 enum PrefixColumns { TOKEN, PARENT, OWNER, PREFIX_COLUMNS };
 // Of a row of an earlier step: its columns as a prefix, then these.
 enum HistoryColumns { SUPPORT = PREFIX_COLUMNS, ATTENDED, HISTORY_COLUMNS };
-enum HistoryValues { LOG_PROB, END, HISTORY_VALUES };  // END: -inf where no output is noted
+enum HistoryValues { LOG_PROB, END, HISTORY_VALUES };  // END: -inf where no output is recorded
 
 // A beam search by a Transformer's decoder: steps until no prefix is left, or no room.
 struct SearchCall {

@@ -24,7 +24,8 @@ struct Candidate {
 
 class Beams {
   public:
-    explicit Beams(BeamCall& call) : call(call), most_costs(std::max(call.wanted, call.noted)) {}
+    explicit Beams(BeamCall& call)
+        : call(call), most_costs(std::max(call.n_best, call.num_recorded)) {}
 
     // Give every source its first prefix, a token.
     void begin(int64_t token) const {
@@ -70,7 +71,7 @@ class Beams {
             const int64_t source = owner[row];
             end = row + source_of(source)[ROWS];
             find_best(step, row, end);
-            if (call.competing) compete(source, row, end);
+            if (call.competing_ends) compete(source, row, end);
             finish(source, row, end);
             next = choose(source, next);
         }
@@ -143,10 +144,11 @@ class Beams {
             if (!may_end) ends[r] = -INFINITY;
             if (!(ends[r] > -INFINITY)) continue;
             ends[r] += before[r];
-            const double score = call.penalty == 0
-                                     ? ends[r]
-                                     : ends[r] / std::pow((double)(call.length + 1), call.penalty);
-            if (!add_cost(source, -score) && call.noted) ends[r] = -INFINITY;
+            const double score =
+                call.length_penalty == 0
+                    ? ends[r]
+                    : ends[r] / std::pow((double)(call.length + 1), call.length_penalty);
+            if (!add_cost(source, -score) && call.num_recorded) ends[r] = -INFINITY;
         }
     }
 
@@ -209,9 +211,9 @@ class Beams {
     // Drop candidates that can change neither the best outputs nor the certificate of a normalised
     // model, with a list that is not the whole distribution.
     int64_t shrink(int64_t source, int64_t chosen) const {
-        if (source_of(source)[COSTS] < call.wanted) return chosen;
-        const double worst = -costs(source)[call.wanted - 1];
-        const double by = std::pow((double)source_of(source)[STEPS], call.penalty);
+        if (source_of(source)[COSTS] < call.n_best) return chosen;
+        const double worst = -costs(source)[call.n_best - 1];
+        const double by = std::pow((double)source_of(source)[STEPS], call.length_penalty);
         int64_t rest = 0;
         while (rest < chosen && -best[(size_t)rest].cost / by > worst) rest++;
         if (rest < chosen) give_up(source, -best[(size_t)rest].cost);

@@ -134,9 +134,9 @@ template <class T, class S> void loss_range(const LossCall& call, int64_t first,
             const bool counts =
                 y >= 0 && !(s.top[row] == (T)-INFINITY && s.count[row] == 0 && kind != SOFTMAX) &&
                 !(kind == SOFTMAX && s.top[row] == (T)-INFINITY && result.scale == (T)INFINITY);
-            ((T*)call.loss)[r] =
-                counts ? result.loss * (result.scale == result.scale ? 1 : (T)NAN) : 0;
-            if (call.alpha_grad) ((T*)call.alpha_grad)[r] = counts ? result.dalpha : 0;
+            const T number = result.scale == result.scale ? 1 : (T)NAN;
+            ((T*)call.loss)[r] = counts ? result.loss * number : 0;
+            if (call.alpha_grad) ((T*)call.alpha_grad)[r] = counts ? result.dalpha * number : 0;
             if (!counts) stats[3] = 0, stats[4] = 0;
         }
     };

@@ -97,7 +97,8 @@ struct RankedRow {
     template <class LogProb>
     INLINE void write_only(const RankCall& call, const float* z, LogProb&& log_prob) const {
         if (only < 0) return;
-        const double own = z[only] > -INFINITY ? log_prob(z[only]) : -INFINITY;
+        const bool possible = z[only] > -INFINITY && only != call.end;  // the end is told apart
+        const double own = possible ? log_prob(z[only]) : -INFINITY;
         for (int64_t k = 0; k < call.count; k++) best[k] = k ? -INFINITY : own, symbols[k] = only;
     }
     INLINE void write_nan(int64_t count) const {

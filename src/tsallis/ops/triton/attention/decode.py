@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tsallis.ops.triton.attention.launch import LIMITS, Launch, decode_tiling, processors
+from tsallis.ops.triton.attention.launch import LIMITS, Launch, decode_tiling
 from tsallis.ops.triton.attention.tiles import (
     ROUNDING,
     ROUNDING_RELATIVE,
@@ -22,7 +22,7 @@ from tsallis.ops.triton.attention.tiles import (
     raise_lower_bound,
     score,
 )
-from tsallis.ops.triton.language import entmax_weights, newton_step, tl
+from tsallis.ops.triton.language import entmax_weights, newton_step, processors, tl
 
 
 @attention_kernel

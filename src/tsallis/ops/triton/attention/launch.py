@@ -76,7 +76,7 @@ def tilings(size: int, value_size: int, dtype: torch.dtype, memory: int = H200) 
     Raises:
         NotImplementedError: there are none, see `largest_head`.
     """
-    widest = max(pad_size(size), pad_size(value_size))
+    widest = max(pad_head_size(size), pad_head_size(value_size))
     for head, least, result in FLOAT32 if dtype == torch.float32 else HALF:
         if widest <= head and memory >= least:
             return result
@@ -102,7 +102,7 @@ class ShortTiling(NamedTuple):
 
 def short_tiling(size: int, value_size: int, dtype: torch.dtype, keys: int, memory: int = H200) -> ShortTiling | None:
     """Return the tiling of the kernel that holds all scores of a block of queries; None if there are too many."""
-    widest = max(pad_size(size), pad_size(value_size))
+    widest = max(pad_head_size(size), pad_head_size(value_size))
     if keys > SHORT_KEYS or widest > 128:
         return None
     if dtype == torch.float32 and (keys > 256 or widest > 64):  # spills
@@ -116,7 +116,7 @@ def short_tiling(size: int, value_size: int, dtype: torch.dtype, keys: int, memo
 def decode_tiling(size: int, value_size: int, dtype: torch.dtype, rows: int, memory: int = H200) -> Tiling | None:
     """Return the tiling of the kernels that split the keys; `rows` queries read the same ones. None: nothing fits."""
     rows = max(16, 1 << (rows - 1).bit_length())
-    widest, products = max(pad_size(size), pad_size(value_size)), 2 if dtype == torch.float32 else 1
+    widest, products = max(pad_head_size(size), pad_head_size(value_size)), 2 if dtype == torch.float32 else 1
     wide = widest * products > 256
     # Fewer stages or keys than on an H200 where there is less memory.
     for stages in range(2 if wide else 3, 0, -1):
@@ -127,11 +127,6 @@ def decode_tiling(size: int, value_size: int, dtype: torch.dtype, rows: int, mem
             if max(scores, (rows + keys) * widest * 4) <= memory:
                 return Tiling(rows, keys, 4, stages)
     return None
-
-
-def processors(device: torch.device) -> int:
-    """Return the number of multiprocessors of a GPU, 1 for another device."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 @functools.cache
@@ -149,7 +144,7 @@ def least_shared_memory() -> int:
     return min((shared_memory(torch.device("cuda", index)) for index in range(count)), default=H200)
 
 
-def pad_size(size: int) -> int:
+def pad_head_size(size: int) -> int:
     """Return the size of a block that holds a head."""
     return max(16, 1 << (size - 1).bit_length())
 
@@ -196,8 +191,8 @@ class Launch:
             "scale": args.scale,
             "SIZE": size,
             "VALUE_SIZE": self.value_size,
-            "PADDED": pad_size(size),
-            "VALUE_PADDED": pad_size(self.value_size),
+            "PADDED": pad_head_size(size),
+            "VALUE_PADDED": pad_head_size(self.value_size),
             "MODE": plain(ANY_ALPHA) if args.alpha_value is None else mode(args.alpha_value),
             "MASK": plain(kind),
             "CAUSAL": args.causal,

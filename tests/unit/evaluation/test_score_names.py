@@ -1,0 +1,36 @@
+"""The table of scores: every score that is reported has a row, and the best one is told by it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tsallis.evaluation.score_names import OF_TEXT, SCORES, TEACHER_FORCED, find_score, rank_score
+from tsallis.tasks.registry import TASKS
+
+BY_NAME = sorted({*OF_TEXT, *TEACHER_FORCED, *(name for task in TASKS.values() for name in task.scores)})
+LOWER = {"loss", "levenshtein", "ter", "epsilon_perplexity"}
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_scores_of_tasks_have_a_row_that_says_which_is_better(name: str) -> None:
+    assert SCORES[name].lower_is_better == (name in LOWER)
+    sign = -1 if name in LOWER else 1
+    assert rank_score(name, 2.0) == rank_score(f"macro_{name}", 2.0) == sign * 2.0
+
+
+def test_titles_fit_their_column_and_formats_are_formats() -> None:
+    assert all(0 < len(score.title) < 28 for score in SCORES.values())
+    assert len({score.title for score in SCORES.values()}) == len(SCORES)
+    for score in SCORES.values():
+        assert all(format(1, how) for how in (score.format, score.brief or score.format))
+
+
+def test_means_of_languages_are_shown_like_the_score() -> None:
+    assert find_score("macro_accuracy") == SCORES["macro_accuracy"]
+    mean = find_score("macro_exact")
+    assert mean is not None and mean.title == "exactly the reference, mean of languages" and mean.heading == ""
+    assert mean.format == SCORES["exact"].format
+
+
+def test_a_score_that_is_not_in_the_table_is_better_where_it_is_higher() -> None:
+    assert find_score("f1") is None and rank_score("f1", 0.5) == 0.5
