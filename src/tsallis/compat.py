@@ -3,27 +3,7 @@ r"""The names, arguments and defaults of the PyPI package `entmax` 1.3: changing
     import tsallis.compat as entmax                          # was: import entmax
     from tsallis.compat import entmax15, EntmaxBisectLoss    # was: from entmax import ...
 
-Accepted, and without any effect, because the solver here is exact and its cost does not depend on them:
-
-- ``k`` (entries to sort first): the support is found without a sort, whatever its size;
-- ``n_iter`` (bisection steps): the threshold is exact to the last bits of the dtype, as after the most steps;
-- ``ensure_sum_one``: results sum to one up to rounding in any case.
-
-``return_support_size`` (of the package's development version) gives ``(result, size)``: how many entries are
-positive, with size 1 along ``dim``.
-
-Where the results differ from that package's, on purpose:
-
-- ``alpha=1`` is softmax (and its loss cross-entropy), not the uniform distribution; alphas near 1 are right, and so are
-  their gradients. An alpha that is not positive is an error, and so are integer scores.
-- The losses have second derivatives, accept scores of -inf and are never negative; ``entmax_bisect_loss`` has a
-  gradient in alpha. Alpha may be a tensor [n, 1] with one value a row.
-- ``ignore_index`` is honoured for every value, -100 among them: such targets add nothing, and ``elementwise_mean``
-  divides by the number of the others. Loss functions take scores [..., classes] and classes [...], not two dimensions
-  alone, and ignore -100. ``reduction="mean"`` is another name of ``"elementwise_mean"``.
-- A row of nothing but -inf is all zeros, a NaN stays in its row, and half precision is computed in float32.
-- ``EntmaxBisect`` and ``EntmaxBisectLoss`` may hold alpha as an ``nn.Parameter``, which is learned. Every module may
-  hold it as a tensor, which moves with the module. A norm or a budget has no gradient: one to be learned is refused.
+The page :doc:`/compat` says which arguments have no effect here, and where results differ on purpose.
 """
 
 from __future__ import annotations
