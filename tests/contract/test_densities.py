@@ -625,3 +625,74 @@ def test_arguments_are_checked_under_vmap() -> None:
     with pytest.raises(ValueError, match="must be symmetric"):
         skew = torch.tensor([[1.0, 0.2], [0.3, 1.0]])
         torch.func.vmap(lambda m: TruncatedParaboloid(m, skew * m[0].cos()).mean)(torch.zeros(3, 2))
+
+
+@pytest.mark.parametrize("name", [*ALL, "stacked", "several", "nested", "stacked-2d", "several-2d"])
+def test_nan_in_gives_nan_out(name: str) -> None:
+    """Of the point alone that has it: and what is infinitely far is outside."""
+    d = build(name) if name in LINE | PLANE else mixtures()[name]
+    first = (0,) * len(d.batch_shape)
+    t = d.mean.clone()
+    whole = d.pdf(t), d.log_prob(t)
+    t[(*first, *(0 for _ in d.event_shape))] = torch.nan  # one coordinate
+    t[1] = torch.inf
+    for value, before, outside in zip((d.pdf(t), d.log_prob(t)), whole, (0.0, -torch.inf), strict=True):
+        assert value[first].isnan() and value.isnan().sum() == 1
+        assert (value[1] == outside).all()
+        torch.testing.assert_close(value[0].flatten()[1:], before[0].flatten()[1:])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_outside_the_support_there_is_no_gradient(name: str) -> None:
+    """Also infinitely far away, of the density and of its logarithm."""
+    mean, cov = (x.requires_grad_() for x in moments_for(name))
+    d = (LINE | PLANE)[name](mean, cov)
+    far = 30.0 if d.support.bounded else torch.inf
+    for t in (torch.full_like(mean, far), torch.full_like(mean, -torch.inf)):
+        for value in (d.pdf(t), d.log_prob(t)):
+            outside = d.pdf(t) == 0  # an alpha of exactly 1 has no end
+            assert outside.all() and (value == value[0, 0]).all()
+            for grad in torch.autograd.grad(value.sum(), (mean, cov), retain_graph=True):
+                assert (grad == 0).all()
+
+
+def test_a_row_that_is_nan_has_no_density() -> None:
+    Distribution.set_default_validate_args(False)
+    for name in ALL:
+        mean, cov = moments_for(name)
+        mean[0, 1] = torch.nan
+        d = (LINE | PLANE)[name](mean, cov)
+        t = torch.zeros(2, 3, *d.event_shape, dtype=torch.float64)
+        for value in (d.pdf(t), d.log_prob(t)):
+            assert value.isnan().sum() == 1 and value[0, 1].isnan()
+
+
+@pytest.mark.parametrize("name", ["gaussian", "beta-4", "triangular"])
+def test_the_logarithm_of_a_mixture_has_gradients_in_weights_of_zero(name: str) -> None:
+    mean, variance = torch.tensor([0.5, 0.6], dtype=torch.float64), torch.tensor([0.02, 0.01], dtype=torch.float64)
+    t = torch.tensor(0.55, dtype=torch.float64)
+    parts = [LINE[name](m, v).pdf(t) for m, v in zip(mean, variance, strict=True)]
+    weights = torch.tensor([1.0, 0.0], dtype=torch.float64, requires_grad=True)
+    value = Mixture(weights, LINE[name](mean, variance)).log_prob(t)
+    torch.testing.assert_close(value, parts[0].log())
+    (grad,) = torch.autograd.grad(value, weights, create_graph=True)
+    torch.testing.assert_close(grad, torch.stack([torch.ones_like(parts[0]), parts[1] / parts[0]]))
+    (second,) = torch.autograd.grad(grad[1], weights)
+    torch.testing.assert_close(second, -grad[1].detach() * grad.detach())
+    # However much larger a component of weight 0 is, nothing overflows.
+    weights = torch.tensor([1.0, 0.0], requires_grad=True)
+    far = Mixture(weights, Gaussian(torch.tensor([0.0, 30.0]), 0.01)).log_prob(torch.tensor(30.0))
+    assert far.isfinite() and torch.autograd.grad(far, weights)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0, 3.0])
+def test_the_entropy_of_equal_components(alpha: float) -> None:
+    """That of one; its slope in a component's mean is zero, and in its variance the component's share of the whole."""
+    weights = torch.tensor([0.4, 0.6], dtype=torch.float64)
+    mean = torch.full((2,), 0.5, dtype=torch.float64, requires_grad=True)
+    variance = torch.full((2,), 0.02, dtype=torch.float64, requires_grad=True)
+    d = Mixture(weights, BetaGaussian(mean, variance, alpha))
+    to_mean, to_variance = torch.autograd.grad(d.entropy(), (mean, variance))
+    torch.testing.assert_close(d.entropy(), BetaGaussian(mean[0], variance[0], alpha).entropy())
+    torch.testing.assert_close(to_mean, torch.zeros_like(to_mean), atol=1e-5, rtol=0)
+    torch.testing.assert_close(to_variance, weights / 0.04, rtol=1e-6, atol=0)

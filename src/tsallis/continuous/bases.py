@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tsallis.continuous.densities.base import check_symmetric
 from tsallis.continuous.gaussian_products import bells, peaks, plane_sum
-from tsallis.ops.transforms import traced
+from tsallis.ops.transforms import forward_mode, traced, without_numbers
 
 
 class Basis(nn.Module):
@@ -88,11 +87,6 @@ class Basis(nn.Module):
         return False
 
 
-def _measure_again(basis: Any, _: Any) -> None:
-    """Read off again how narrow the functions are, once others have been loaded."""
-    basis._measure_scales()
-
-
 class GaussianBasis(Basis):
     r"""Normal densities :math:`\psi_j(t) = N(t; \mu_j, \Sigma_j)`, on the line or in the plane.
 
@@ -140,13 +134,26 @@ class GaussianBasis(Basis):
             raise ValueError(f"variance must be positive (definite), got {least.min().item():g}")
         self.register_buffer("centres", centres.detach())
         self.register_buffer("covs", covs.clone())
-        self._measure_scales()
-        self.register_load_state_dict_post_hook(_measure_again)
+        self._measured: tuple[tuple[int, int], float] = (0, 0), self._measure_width()
 
-    def _measure_scales(self) -> None:
-        """Read off how narrow the functions are."""
-        least = self.covs if self.dims == 1 else torch.linalg.eigvalsh(self.covs.double())
-        self.width = round(math.sqrt(least.min().item()), 7 if self.covs.dtype == torch.float32 else 15)
+    @property
+    def width(self) -> float:  # type: ignore[override]
+        """The standard deviation of the narrowest function, measured anew where the variances have changed."""
+        if traced() or without_numbers(self.covs) or self.covs.is_inference():  # a change can't be seen
+            return self._measured[1]
+        version = self.covs.data_ptr(), self.covs._version
+        if self._measured[0] != version:
+            self._measured = version, self._measure_width()
+        return self._measured[1]
+
+    def _measure_width(self) -> float:
+        """Return the width; NaN, for not known, where variances are no longer what they were checked to be."""
+        covs = self.covs.detach().double()
+        if not bool(covs.isfinite().all()):
+            return math.nan
+        least = covs if self.dims == 1 else torch.linalg.eigvalsh(covs)
+        digits = 6 if self.covs.dtype == torch.float32 else 15
+        return float(f"{least.min().sqrt().item():.{digits}g}")
 
     @property
     def size(self) -> int:
@@ -229,7 +236,8 @@ class ProductBasis(Basis):
         x, y = coordinates
         if isinstance(self.first, GaussianBasis) and isinstance(self.second, GaussianBasis):
             a, b = ((basis.centres.to(x), basis.covs.to(x)) for basis in (self.first, self.second))
-            if weights.dim() == 1 and not traced():
+            fixed = weights.dim() == 1 and not weights.requires_grad and self.fixed_gaussians
+            if fixed and not traced() and not forward_mode():
                 sums = plane_sum(weights, x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1]), bells(*a), bells(*b))
                 return (sums * torch.outer(peaks(a[1]), peaks(b[1]))).reshape(*x.shape[:-1], self.size)
         left = self.first.at(x) * weights.unsqueeze(-1)  # [..., points, first]

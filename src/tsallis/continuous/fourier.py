@@ -125,7 +125,7 @@ _caches: WeakKeyDictionary[Basis, _BasisCache] = WeakKeyDictionary()
 
 
 def _knowledge(basis: Basis, like: Tensor) -> _BasisCache:
-    buffers = list(basis.buffers())
+    buffers = [*basis.parameters(), *basis.buffers()]
     if any(b.is_inference() for b in buffers):  # whether those change can't be seen
         return _BasisCache(basis, [], like)
     versions = [(b, b._version) for b in buffers]

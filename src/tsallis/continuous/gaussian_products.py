@@ -40,17 +40,20 @@ def peaks(variance: Tensor) -> Tensor:
 
 
 def plane_sum(weights: Tensor, x: Tensor, y: Tensor, first: Bells, second: Bells) -> Tensor:
-    """Return sums of the products at weighted points.
+    """Return sums of the products at weighted points, differentiable to any order in the points alone.
 
     Args:
-        weights: [points]
+        weights: [points], without a gradient.
         x: [rows, points]
         y: [rows, points]
-        first: of x.
-        second: of y.
+        first: of x, without gradients.
+        second: of y, without gradients.
 
     Returns:
         [rows, first, second]
+
+    Raises:
+        NotImplementedError: weights or Gaussians that require a gradient.
 
     Example:
         >>> one = bells(torch.zeros(1), torch.tensor([0.5]))
@@ -65,6 +68,8 @@ class _PlaneSum(Function):
 
     @staticmethod
     def forward(ctx: Any, weights: Tensor, x: Tensor, y: Tensor, *shapes: Tensor) -> Tensor:
+        if ctx.needs_input_grad[0] or any(ctx.needs_input_grad[3:]):
+            raise NotImplementedError("plane_sum has gradients in its points only: its weights and Gaussians need some")
         ctx.save_for_backward(weights, x, y, *shapes)
         first, second = Bells(*shapes[:2]), Bells(*shapes[2:])
         sums = x.new_empty(len(x), len(first.shift), len(second.shift))

@@ -88,7 +88,9 @@ def _grid_masses(density: Elliptical, height: int, width: int) -> Tensor:
             mass_below[some] += _mass_across(of_some, *bounds, *coordinates)
         else:
             mass_below[some] += _marginal_masses(of_some, *bounds)
-    return mass_below.diff(dim=1).clamp(min=0).transpose(0, 1).movedim((0, 1), (-2, -1))
+    masses = mass_below.diff(dim=1).clamp(min=0).transpose(0, 1).movedim((0, 1), (-2, -1))
+    unknown = mean.isnan().any(-1) | factor.isnan().flatten(-2).any(-1)
+    return masses.masked_fill(unknown[..., None, None], math.nan)
 
 
 def _marginal_masses(family: BetaGaussian, low: Tensor, high: Tensor) -> Tensor:

@@ -90,15 +90,21 @@ def standard_masses(family: Family, low: Tensor, high: Tensor) -> Tensor:
     if isinstance(family, Laplace):
         return _in_a_tail(low, high, _laplace_below)
     if isinstance(family, Triangular):
-        left, right = ([x.div(family.end).clamp(*ends) for x in (low, high)] for ends in ((-1, 0), (0, 1)))
-        left_mass = (left[1] - left[0]) * (2 + left[0] + left[1])
-        return (left_mass + (right[1] - right[0]) * (2 - right[0] - right[1])) / 2
+        (a, c), (b, d) = (_split(x.div(family.end).clamp(-1, 1)) for x in (low, high))
+        return ((b - a) * (2 + a + b) + (d - c) * (2 - c - d)) / 2
     if isinstance(family, BetaGaussian):
         return _integrate(family, low, high)
-    # Not smooth at the mean.
-    return _integrate(family, low.clamp(max=0), high.clamp(max=0)) + _integrate(
-        family, low.clamp(min=0), high.clamp(min=0)
-    )
+    (a, c), (b, d) = _split(low), _split(high)
+    return _integrate(family, a, b) + _integrate(family, c, d)
+
+
+def _split(u: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what of a bound lies below the mean and what above, where a density is not smooth.
+
+    The gradient at the mean goes one way: two clamps would both let it pass.
+    """
+    below = u < 0
+    return torch.where(below, u, 0), torch.where(below, 0, u)
 
 
 def _in_a_tail(low: Tensor, high: Tensor, cdf: Callable[[Tensor], Tensor]) -> Tensor:
@@ -190,6 +196,6 @@ def substitution(
 
 
 def _angle(x: Tensor) -> Tensor:
-    """Compute arcsin, constant outside [-1, 1]; where it is steep its gradient is none."""
-    inside = x.abs() < 1
-    return torch.where(inside, torch.asin(torch.where(inside, x, 0)), torch.sign(x) * (math.pi / 2))
+    """Compute arcsin, constant outside [-1, 1]; where it is steep its gradient is none. NaN stays NaN."""
+    outside = x.abs() >= 1
+    return torch.where(outside, torch.sign(x) * (math.pi / 2), torch.asin(torch.where(outside, 0, x)))

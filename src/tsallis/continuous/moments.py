@@ -23,7 +23,8 @@ def moments(weights: Tensor, positions: Tensor, dims: int = 1) -> tuple[Tensor, 
     (Martins et al. 2020, sec. 4.)
 
     Args:
-        weights: [..., length], summing to 1; positions of weight 0 have no effect, NaN neither.
+        weights: [..., length], summing to 1; positions of weight 0 have no effect but on the gradient in that weight,
+            NaN and infinite ones none at all.
         positions: [length] or [..., length]; with `dims` above 1 one more dimension of that size.
         dims: the number of dimensions of the space.
 
@@ -48,12 +49,13 @@ def moments(weights: Tensor, positions: Tensor, dims: int = 1) -> tuple[Tensor, 
         raise ValueError(
             f"with dims={dims} positions must be {target} for weights of shape {tuple(w.shape)}, got {tuple(t.shape)}"
         )
+    limit = torch.finfo(t.dtype).max ** 0.25  # a larger number may be anything, and its square would be infinite
     if dims == 1:
-        t = torch.where(w == 0, 0, t)
+        t = torch.where((w == 0) & ~(t.abs() < limit), 0, t)
         mean = (w * t).sum(-1)
         return mean, (w * (t - mean.unsqueeze(-1)).square()).sum(-1)
     w = w.unsqueeze(-1)
-    t = torch.where(w == 0, 0, t)  # [..., length, dims]
+    t = torch.where((w == 0) & ~(t.abs() < limit), 0, t)  # [..., length, dims]
     mean = (w * t).sum(-2)
     apart = t - mean.unsqueeze(-2)
     return mean, (w * apart).mT @ apart

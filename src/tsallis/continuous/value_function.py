@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -194,6 +196,36 @@ class _RegressionSignal(Signal):
         return context
 
 
+class _BasisState(NamedTuple):
+    """What tells a basis from another one, and from itself before a change."""
+
+    objects: list[object]  # modules and tensors, which are held so that no other object gets their place in memory
+    values: list[object]
+
+    def is_same(self, other: _BasisState) -> bool:
+        """Tell whether the objects are the same ones, and the values equal."""
+        objects = len(self.objects) == len(other.objects) and all(map(operator.is_, self.objects, other.objects))
+        return objects and self.values == other.values
+
+
+def _state(basis: Basis) -> _BasisState | None:
+    """Return the state of a basis; None if it may change unseen or has gradients, which a cache would lose."""
+    objects: list[object] = []
+    values: list[object] = []
+    for module in basis.modules():
+        objects.append(module)
+        values.append(module.extra_repr())
+        for name, x in {**module._parameters, **module._buffers, **vars(module)}.items():
+            if isinstance(x, Tensor):
+                if x.is_inference() or x.requires_grad:
+                    return None
+                objects.append(x)
+                values += [name, x.data_ptr(), x._version]
+            elif isinstance(x, (int, float, str)) and name != "training":
+                values += [name, x]
+    return _BasisState(objects, values)
+
+
 def _parts(x: Tensor, count: int) -> Tensor:
     """Turn [..., rows, d] into [..., count, rows, d / count]."""
     if count < 1 or x.shape[-1] % count:
@@ -207,7 +239,9 @@ class ValueFunction(nn.Module):
 
     .. math:: \min_B \lVert B F - H \rVert_F^2 + \lambda \lVert B \rVert_F^2
 
-    (Martins et al. 2020, eq. 16.) Solved in float64; what depends on positions alone is computed once for each length.
+    (Martins et al. 2020, eq. 16.) Solved in float64; what depends on positions alone is computed once for each length,
+    as long as the basis stays what it is. It is computed anew each time, with gradients, for a basis whose tensors
+    require some, and for one that was made in inference mode, whose changes can't be seen.
 
     Args:
         basis: of the signals.
@@ -231,6 +265,7 @@ class ValueFunction(nn.Module):
             raise ValueError(f"ridge must be positive and finite, got {ridge:g}")
         self.basis, self.ridge = basis, float(ridge)
         self._solvers: OrderedDict[object, Tensor] = OrderedDict()
+        self._solved_for = _BasisState([], [])
 
     def forward(
         self,
@@ -301,36 +336,43 @@ class ValueFunction(nn.Module):
         size, dims = values.shape[-2], self.basis.dims
         if positions is not None:
             return self._at_positions(values, positions, keep)
+        remember = not traced() and self._may_remember()
         if dims == 2:
             if grid is None or grid[0] * grid[1] != size or lengths is not None:
                 raise ValueError(
                     f"in the plane give positions, or a grid of height and width for {size} values, got {grid}"
                 )
-            solver = self._cell_solver(("grid", *grid), values)
+            solver = self._cell_solver(("grid", *grid), values, remember)
             return solver if keep is None else self._at_positions(values, grid_centres(*grid), keep)
         if lengths is None:
-            return self._cell_solver(("line", size), values)
+            return self._cell_solver(("line", size), values, remember)
         each = torch.as_tensor(lengths)
         if traced() or not each.numel():
             return self._in_cells(each.to(values.device), size, keep)
         distinct, index = each.unique(return_inverse=True)
-        padded = [self._pad(int(length), size, values) for length in distinct.tolist()]
+        solvers = (self._cell_solver(("line", length), values, remember) for length in distinct.tolist())
+        padded = [nn.functional.pad(solver, (0, 0, 0, size - len(solver))) for solver in solvers]
         return torch.stack(padded)[index.to(values.device)]
 
-    def _pad(self, length: int, size: int, like: Tensor) -> Tensor:
-        return nn.functional.pad(self._cell_solver(("line", length), like), (0, 0, 0, size - length))
+    def _may_remember(self) -> bool:
+        """Tell whether a change of the basis would be seen, and forget what was solved for another one."""
+        state = _state(self.basis)
+        if state is None:
+            return False
+        if not self._solved_for.is_same(state):
+            self._solvers.clear()
+            self._solved_for = state
+        return True
 
-    def _cell_solver(self, layout: tuple[object, ...], like: Tensor) -> Tensor:
+    def _cell_solver(self, layout: tuple[object, ...], like: Tensor, remember: bool) -> Tensor:
         """Return the solver [length, functions] of equal cells, remembered as long as the basis stays what it is.
 
         A tracer solves it in its graph: it can't see whether the basis stays.
         """
         dtype = upcast(like).dtype
-        if traced():
-            with torch.no_grad():
-                return self._solve(layout, like.device).to(dtype)
-        versions = tuple((b.data_ptr(), b._version) for b in self.basis.buffers())
-        key = (layout, like.device, dtype, self.ridge, versions)
+        if not remember:
+            return self._solve(layout, like.device).to(dtype)
+        key = (layout, like.device, dtype, self.ridge)
         if key in self._solvers:
             self._solvers.move_to_end(key)
             return self._solvers[key]
@@ -349,10 +391,9 @@ class ValueFunction(nn.Module):
 
     def _in_cells(self, lengths: Tensor, size: int, keep: Tensor | None) -> Tensor:
         """Solve the regressions of lengths [...] anew, all at once [..., size, functions], in float64."""
-        with torch.no_grad():
-            t = (torch.arange(size, dtype=torch.float64, device=lengths.device) + 0.5) / lengths.unsqueeze(-1)
-            assert keep is not None
-            return ridge_regression(self.basis(torch.where(keep, t, 0)), self.ridge, keep)
+        t = (torch.arange(size, dtype=torch.float64, device=lengths.device) + 0.5) / lengths.unsqueeze(-1)
+        assert keep is not None
+        return ridge_regression(self.basis(torch.where(keep, t, 0)), self.ridge, keep)
 
     def _at_positions(self, values: Tensor, positions: Tensor, keep: Tensor | None) -> Tensor:
         dims = self.basis.dims

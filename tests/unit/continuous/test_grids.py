@@ -68,3 +68,11 @@ def test_masses_of_what_has_no_grid() -> None:
         grid_masses(Gaussian(torch.tensor(0.5), torch.tensor(0.1)), 2, 2)
     with pytest.raises(ValueError, match="rows and columns, got 0 and 2"):
         grid_masses(TruncatedParaboloid.from_mean_cov(torch.zeros(2), torch.eye(2)), 0, 2)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0])
+def test_nan_stays_in_its_row(alpha: float) -> None:
+    mean = torch.tensor([[0.4, 0.5], [torch.nan, 0.5]])
+    masses = grid_masses(BetaGaussian(mean, 0.01 * torch.eye(2), alpha, 2, validate_args=False), 2, 3)
+    assert masses[1].isnan().all()
+    torch.testing.assert_close(masses[0], grid_masses(BetaGaussian(mean[0], 0.01 * torch.eye(2), alpha, 2), 2, 3))

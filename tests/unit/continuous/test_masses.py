@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -130,3 +131,73 @@ def test_bad_arguments() -> None:
         cell_masses(density, EDGES.expand(4, 2, 10))
     with pytest.raises(TypeError, match="edges must be floating point"):
         cell_masses(density, torch.arange(3))
+
+
+def triangle_below(t: float, mean: float, variance: float) -> float:
+    u = max(-1.0, min(1.0, (t - mean) / math.sqrt(6 * variance)))
+    return (1 + u) ** 2 / 2 if u < 0 else 1 - (1 - u) ** 2 / 2
+
+
+def test_gradients_of_a_triangle_with_an_edge_at_its_mean() -> None:
+    edges, step = [0.0, 0.25, 0.5, 0.75, 1.0], 1e-7
+
+    def masses(mean: float) -> Tensor:
+        below = [triangle_below(t, mean, 0.0225) for t in edges]
+        return torch.tensor([high - low for low, high in itertools.pairwise(below)], dtype=torch.float64)
+
+    expected = (masses(0.5 + step) - masses(0.5 - step)) / (2 * step)
+    variance = torch.tensor(0.0225, dtype=torch.float64)
+    slopes = torch.autograd.functional.jacobian(
+        lambda mean: cell_masses(Triangular(mean, variance), torch.tensor(edges, dtype=torch.float64)),
+        torch.tensor(0.5, dtype=torch.float64),
+    )
+    torch.testing.assert_close(slopes, expected, rtol=1e-5, atol=1e-6)
+
+
+def slopes_at_edges(density: Density, edges: Tensor) -> tuple[Tensor, Tensor]:
+    """Derivatives of the masses in the mean and, where an edge times them counts, in the standard deviation: what flows
+    over the edges, of a density shifted and stretched."""
+    p = torch.stack([density.pdf(edge) for edge in edges])
+    u = torch.where(edges.isfinite(), (edges - density.mean) / density.variance.sqrt(), 0)
+    return -p.diff(), -(p * u).diff()
+
+
+@every_kind
+@pytest.mark.parametrize("at", ["mean", "ends", "equal"])
+def test_gradients_with_edges_at_degenerate_places(name: str, at: str) -> None:
+    """Edges at the mean, where a support ends, and two in one place."""
+    mean, std = (torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (0.5, 0.15))
+    alphas = {"alphas": lambda m, v: BetaGaussian(m, v, torch.tensor(1.3, dtype=torch.float64))}
+    density: Density = (KINDS | alphas)[name](mean, std.square())
+    end = density.support.upper if density.support.bounded else torch.tensor(0.9, dtype=torch.float64)
+    edges = {
+        "mean": torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0], dtype=torch.float64),
+        "ends": torch.stack([1 - end, mean.detach(), end, end + 1]),
+        "equal": torch.tensor([0.2, 0.5, 0.5, 0.8], dtype=torch.float64),
+    }[at].requires_grad_()
+    weights = torch.linspace(-1, 2, len(edges) - 1, dtype=torch.float64)
+    loss = (cell_masses(density, edges) * weights).sum()
+    slopes = torch.autograd.grad(loss, (mean, std, edges))
+    with torch.no_grad():
+        in_mean, in_std = slopes_at_edges(density, edges)
+        padded = torch.nn.functional.pad(weights, (1, 1))
+        in_edges = -padded.diff() * torch.stack([density.pdf(edge) for edge in edges])
+    torch.testing.assert_close(slopes[0], (weights * in_mean).sum(), rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(slopes[1], (weights * in_std).sum(), rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(slopes[2], in_edges, rtol=1e-6, atol=1e-5)
+
+
+@every_kind
+def test_nan_stays_in_its_row(name: str) -> None:
+    mean = MEAN.clone()
+    mean[1] = torch.nan
+    density: Density = KINDS[name](MEAN, VARIANCE)
+    spoilt: Density = density.expand((3, 2))
+    spoilt._mean = mean.expand(3, 2)
+    masses = cell_masses(spoilt, EDGES)
+    assert masses[1].isnan().all()
+    keep = [0, 2]
+    torch.testing.assert_close(masses[keep], cell_masses(density, EDGES)[keep])
+    edges = EDGES.clone()
+    edges[3] = torch.nan
+    assert cell_masses(density, edges).isnan().any(0).any(0).tolist() == [i in (2, 3) for i in range(9)]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd import forward_ad
 
 from tsallis.continuous import (
     BetaGaussian,
@@ -237,3 +240,132 @@ def test_bases_move_with_the_module_that_holds_them() -> None:
     model.add_module("basis", gaussian_grid(4, 0.1))
     assert model.double().basis.centres.dtype == D
     assert {"basis.centres", "basis.covs"} <= set(model.state_dict())
+
+
+def disk_expectation(alpha: float, basis: Sequence[tuple[float, float, float, float]]) -> list[float]:
+    """Expectations of products of Gaussians (centre and variance in x, in y) by numpy: of mean (.4, .5), covariance .03
+    and this alpha above 1."""
+    power, reach = 1 / (alpha - 1), math.sqrt(0.03 * (2 + 2 * alpha / (alpha - 1)))
+    t, w = np.polynomial.legendre.leggauss(120)
+    squared = (t + 1) / 2  # of the radius, by the reach
+    angle = np.arange(240) * (2 * math.pi / 240)
+    density = w * (1 - squared) ** power
+    density = np.repeat((density / density.sum())[:, None], 240, 1) / 240
+    x = 0.4 + reach * np.sqrt(squared)[:, None] * np.cos(angle)
+    y = 0.5 + reach * np.sqrt(squared)[:, None] * np.sin(angle)
+
+    def normal(at: Any, centre: float, variance: float) -> Any:
+        return np.exp(-((at - centre) ** 2) / (2 * variance)) / math.sqrt(2 * math.pi * variance)
+
+    return [float((density * normal(x, a, b) * normal(y, c, d)).sum()) for a, b, c, d in basis]
+
+
+def slope_of(function: Callable[[float], Sequence[float]], x: float, step: float = 1e-5) -> Tensor:
+    above, below = (torch.tensor(function(x + s), dtype=D) for s in (step, -step))
+    return (above - below) / (2 * step)
+
+
+def pair(centre: Tensor, variance: Tensor) -> ProductBasis:
+    """Two functions of which the first is given, in x, times one in y."""
+    line, other = GaussianBasis(torch.zeros(2, dtype=D), 1.0), GaussianBasis(torch.tensor([0.7], dtype=D), 0.05)
+    line.centres = torch.stack([centre, torch.tensor(0.8, dtype=D)])
+    line.covs = torch.stack([variance, torch.tensor(0.04, dtype=D)])
+    return ProductBasis(line, other)
+
+
+@pytest.mark.parametrize("alpha", [1.1, 1.5, 1.9])
+@pytest.mark.parametrize("points", [None, (40, 80)])
+def test_products_have_gradients_in_all_they_depend_on(alpha: float, points: tuple[int, int] | None) -> None:
+    """A learned alpha that all densities share, and the tensors of the basis; first derivatives and second ones."""
+    values = torch.tensor([alpha, 0.2, 0.02], dtype=D, requires_grad=True)
+    mean, cov = torch.tensor([0.4, 0.5], dtype=D), 0.03 * torch.eye(2, dtype=D)
+
+    def expect(alpha: Tensor | float, centre: Tensor, variance: Tensor) -> Tensor:
+        return BetaGaussian(mean, cov, alpha, 2).expect(pair(centre, variance), points)
+
+    def exact(alpha: float, centre: float, variance: float) -> list[float]:
+        return disk_expectation(alpha, [(centre, variance, 0.7, 0.05), (0.8, 0.04, 0.7, 0.05)])
+
+    learned = torch.autograd.functional.jacobian(lambda v: expect(*v.unbind()), values)
+    fixed = torch.autograd.functional.jacobian(lambda v: expect(alpha, *v.unbind()), values[1:].detach())
+    at = [alpha, 0.2, 0.02]
+    for i in range(3):
+        expected = slope_of(lambda x, i=i: exact(*at[:i], x, *at[i + 1 :]), at[i])
+        torch.testing.assert_close(learned[:, i], expected, rtol=1e-5, atol=1e-7)
+        if i:
+            torch.testing.assert_close(fixed[:, i - 1], expected, rtol=1e-5, atol=1e-7)
+    assert torch.autograd.gradgradcheck(lambda v: expect(*v.unbind()), values, atol=1e-4)
+
+
+def test_sums_of_products_are_quick_where_only_points_have_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tsallis.continuous import bases, fourier
+    from tsallis.continuous.densities import elliptical
+    from tsallis.nn import ContinuousAttention2d
+
+    calls: list[str] = []
+
+    def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            calls.append(name)
+            return function(*arguments)
+
+        return call
+
+    monkeypatch.setattr(bases, "plane_sum", counted("sum", plane_sum))
+    monkeypatch.setattr(elliptical.fourier, "wave_expectation", counted("waves", fourier.wave_expectation))
+    basis = image_basis(3).double()
+    mean, cov = torch.rand(4, 2, dtype=D, requires_grad=True), (0.02 * torch.eye(2, dtype=D)).requires_grad_()
+    for alpha, points, path in ((2.0, (8, 16), ["sum"]), (1.5, None, ["waves"]), (1.01, None, ["sum"])):
+        calls.clear()
+        BetaGaussian(mean, cov, alpha, 2).expect(basis, points).sum().backward()
+        assert calls == path
+    calls.clear()
+    BetaGaussian(mean, cov, torch.tensor(1.5, dtype=D), 2).expect(basis)  # a tensor, which does not learn
+    with torch.no_grad():
+        BetaGaussian(mean, cov, torch.tensor(1.5, dtype=D, requires_grad=True), 2).expect(basis)
+    assert calls == ["sum", "sum"]
+    for points, path in (((8, 16), ["sum"]), (None, ["waves"])):
+        calls.clear()
+        attention = ContinuousAttention2d(8, 2, density=2.0, basis=image_basis(3), points=points)
+        attention(torch.randn(2, 3, 8), torch.randn(2, 6, 8), grid=(2, 3))[0].sum().backward()
+        assert calls == path
+    one = bells(torch.zeros(1, dtype=D), torch.ones(1, dtype=D))
+    with pytest.raises(NotImplementedError, match="gradients in its points only"):
+        plane_sum(torch.ones(2, dtype=D, requires_grad=True), *torch.zeros(2, 1, 2, dtype=D), one, one)
+
+
+def test_forward_mode_in_the_plane() -> None:
+    cov, basis, step = 0.03 * torch.eye(2, dtype=D), image_basis(3).double(), torch.tensor([1.0, 0.3], dtype=D)
+    for alpha in (1.01, 1.5):
+
+        def expect(mean: Tensor, alpha: float = alpha) -> Tensor:
+            return BetaGaussian(mean, cov, alpha, 2).expect(basis)
+
+        mean = torch.tensor([0.4, 0.5], dtype=D)
+        with forward_ad.dual_level():
+            tangent = forward_ad.unpack_dual(expect(forward_ad.make_dual(mean, step))).tangent
+        expected = (expect(mean + 1e-6 * step) - expect(mean - 1e-6 * step)) / 2e-6
+        torch.testing.assert_close(tangent, expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, D])
+@pytest.mark.parametrize("width", [1e-3, 3.14159e-8, 1e-12])
+def test_functions_however_narrow_have_a_width(width: float, dtype: torch.dtype) -> None:
+    basis = GaussianBasis(torch.linspace(0, 1, 3, dtype=dtype), width**2)
+    assert basis.width == pytest.approx(width, rel=1e-5)
+    values = TruncatedParabola(torch.tensor(0.5, dtype=dtype), torch.tensor(0.01, dtype=dtype)).expect(basis)
+    assert values.isfinite().all()
+
+
+def test_the_width_follows_the_variances() -> None:
+    """A rule made for wider functions would miss these by far."""
+    for shape in ((3,), (3, 2)):
+        basis = GaussianBasis(torch.rand(shape, dtype=D), 0.01)
+        basis.covs.mul_(1e-3)
+        assert basis.width == pytest.approx(math.sqrt(1e-5))
+    density = BetaGaussian(torch.tensor(0.5, dtype=D), torch.tensor(0.03, dtype=D), 1.5)
+    line = GaussianBasis(torch.linspace(0, 1, 3, dtype=D), 0.01)
+    line.covs.mul_(1e-3)
+    torch.testing.assert_close(density.expect(line), density.expect(line, 1000))
+    line.covs[0] = torch.nan
+    assert math.isnan(line.width)

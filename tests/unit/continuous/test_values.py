@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import pickle
 
 import pytest
@@ -10,8 +12,12 @@ from torch import Tensor
 
 from tsallis.continuous import (
     Basis,
+    FourierBasis,
     Gaussian,
     GaussianBasis,
+    PolynomialBasis,
+    PowerBasis,
+    ProductBasis,
     TruncatedParabola,
     TruncatedParaboloid,
     ValueFunction,
@@ -257,3 +263,132 @@ def test_a_basis_is_pickled(basis: Basis) -> None:
     coordinates = [torch.rand(5) for _ in range(basis.dims)]
     torch.testing.assert_close(copy.at(*coordinates), basis.at(*coordinates))
     copy.load_state_dict(basis.state_dict())
+
+
+class Tilted(Basis):
+    """A line and its slope, a number; and a tensor that is no buffer."""
+
+    size = 2
+
+    def __init__(self, slope: float) -> None:
+        super().__init__()
+        self.slope, self.offset = slope, torch.zeros(())
+
+    def at(self, *coordinates: Tensor) -> Tensor:
+        (t,) = coordinates
+        return torch.stack([torch.ones_like(t), self.slope * t + self.offset], -1)
+
+
+def test_what_is_remembered_follows_a_basis_without_buffers() -> None:
+    values = torch.randn(9, 3, dtype=torch.float64)
+    bases: list[Basis] = [
+        FourierBasis(2),
+        FourierBasis(2, period=1.0),
+        FourierBasis(2, period=1.0 + 1e-9),
+        PolynomialBasis(4),
+        PolynomialBasis(4, -1.0, 1.0),
+        PowerBasis(4),
+        Tilted(1.0),
+        Tilted(2.0),
+    ]
+    fit = ValueFunction(bases[0])
+    for basis in bases:
+        fit.basis = basis
+        assert torch.equal(fit(values).coefficients, ValueFunction(basis)(values).coefficients)
+    basis.slope = 3.0
+    assert torch.equal(fit(values).coefficients, ValueFunction(basis)(values).coefficients)
+    basis.offset += 1
+    assert torch.equal(fit(values).coefficients, ValueFunction(basis)(values).coefficients)
+    polynomials = PolynomialBasis(4)
+    fit.basis = ProductBasis(polynomials, FourierBasis(1))
+    fit(values, grid=(3, 3))
+    polynomials.low = -1.0
+    torch.testing.assert_close(
+        fit(values, grid=(3, 3)).coefficients, ValueFunction(fit.basis)(values, grid=(3, 3)).coefficients
+    )
+
+
+def test_new_buffers_in_the_place_of_old_ones_are_seen() -> None:
+    """Memory that is freed is given to the next tensor of the size."""
+    fit, values = ValueFunction(text_basis(32)), torch.randn(9, 3)
+    for step in range(20):
+        fit.basis.centres = text_basis(32).centres + 0.01 * step
+        expected = ValueFunction(text_basis(32))
+        expected.basis.centres += 0.01 * step
+        assert torch.equal(fit(values).coefficients, expected(values).coefficients)
+
+
+def test_what_is_remembered_survives_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    fit, values = ValueFunction(text_basis(32)), torch.randn(9, 3)
+    fit(values)
+    (solver,) = fit._solvers.values()
+    fit.eval()(values)
+    fit.train()(values)
+    assert list(fit._solvers.values()) == [solver]
+    assert [name for name, _ in fit.named_modules()] == ["", "basis"]
+    again = pickle.loads(pickle.dumps(copy.deepcopy(fit)))
+    assert torch.equal(again(values).coefficients, fit(values).coefficients)
+
+
+@pytest.mark.parametrize("lengths", [None, [9, 4]])
+def test_made_in_inference_mode(lengths: list[int] | None) -> None:
+    from tsallis.nn import ContinuousAttention1d, ContinuousAttention2d
+
+    values = torch.randn(2, 9, 4)
+    expected = ValueFunction(text_basis(32))(values, lengths=lengths).coefficients
+    with torch.inference_mode():
+        fit = ValueFunction(text_basis(32))
+        torch.testing.assert_close(fit(values, lengths=lengths).coefficients, expected)
+        fit.basis.centres += 0.1
+        moved = fit(values, lengths=lengths).coefficients
+        line, plane = ContinuousAttention1d(4, basis=text_basis(32)), ContinuousAttention2d(4, basis=image_basis(3))
+        assert line(torch.randn(2, 4), values, lengths=lengths)[0].isfinite().all()
+        assert plane(torch.randn(2, 4), values, grid=(3, 3))[0].isfinite().all()
+    assert not torch.allclose(moved, expected, atol=1e-3)
+    torch.testing.assert_close(fit(values, lengths=lengths).coefficients, moved)
+
+
+@pytest.mark.parametrize("lengths", [None, [5]])
+def test_a_basis_that_learns_has_gradients_by_the_regression_too(lengths: list[int] | None) -> None:
+    values = torch.sin(torch.arange(12, dtype=torch.float64)).view(1, 6, 2)
+    t, at = torch.linspace(0.2, 0.9, 4, dtype=torch.float64), torch.tensor([[0.3, 0.8]], dtype=torch.float64)
+    count = 6 if lengths is None else lengths[0]
+
+    def functions(t: Tensor, centres: Tensor) -> Tensor:
+        return torch.exp(-((t.unsqueeze(-1) - centres) ** 2) / 0.04) / math.sqrt(math.pi * 0.04)
+
+    def expected(centres: Tensor) -> Tensor:
+        f = functions((torch.arange(count, dtype=torch.float64) + 0.5) / count, centres)
+        coefficients = torch.linalg.solve(f.T @ f + 0.1 * torch.eye(4, dtype=torch.float64), f.T @ values[0, :count])
+        return (functions(at[0], centres) @ coefficients).square().sum()
+
+    numeric = torch.stack([(expected(t + e) - expected(t - e)) / 2e-6 for e in 1e-6 * torch.eye(4, dtype=t.dtype)])
+    basis = GaussianBasis(t.clone(), 0.02)
+    fit = ValueFunction(basis)
+    fit(values, lengths=lengths)
+    basis.centres.requires_grad_()
+    for _ in range(2):
+        (grad,) = torch.autograd.grad(fit(values, lengths=lengths)(at).square().sum(), basis.centres)
+        torch.testing.assert_close(grad, numeric, rtol=1e-6, atol=1e-7)
+    with torch.no_grad():
+        basis.centres.data.add_(0.05)  # which leaves no trace
+        assert float(fit(values, lengths=lengths)(at).square().sum()) == pytest.approx(float(expected(t + 0.05)))
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+def test_moments_have_gradients_in_weights_of_zero(dims: int) -> None:
+    weights = torch.tensor([0.5, 0.5, 0.0, 0.0, 0.0], dtype=torch.float64, requires_grad=True)
+    t = torch.rand(5, dims, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    finite, t[3], t[4] = t[:3].clone(), torch.nan, torch.finfo(torch.float64).max
+    mean, cov = moments(weights, t if dims > 1 else t[:, 0], dims)
+    (grad,) = torch.autograd.grad(mean.sum() + cov.sum(), weights)
+
+    def value(w: Tensor) -> Tensor:
+        mean = w @ finite
+        return mean.sum() + ((finite - mean).T @ (w[:, None] * (finite - mean))).sum()
+
+    start = weights.detach()[:3]
+    steps = 1e-6 * torch.eye(3, dtype=torch.float64)
+    numeric = torch.stack([(value(start + e) - value(start - e)) / 2e-6 for e in steps])
+    torch.testing.assert_close(grad[:3], numeric, rtol=1e-6, atol=1e-8)
+    assert grad.isfinite().all()

@@ -107,23 +107,30 @@ class BetaGaussian:
         return root.square() if n == 1 else root @ root.mT
 
     def _argument(self, squared: Tensor) -> tuple[Constants, Tensor, Tensor]:
-        """Return the constants, `-|u|²/c²` inside the support and 0 elsewhere, and the mask of the inside."""
+        """Return the constants, `-|u|²/c²` inside the support and 0 outside, and the mask of the outside.
+
+        NaN is not outside, and stays NaN.
+        """
         c = Constants(*(x.to(squared) for x in self.constants(squared)))
         x = -squared * (c.eps / c.bend)
-        inside = x > -1
-        return c, torch.where(inside, x, 0), inside
+        outside = (x <= -1) | (squared == math.inf)  # at alpha 1 only what is infinite
+        return c, torch.where(outside, 0, x), outside
+
+    def _log_inside(self, squared: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the log-density, any number outside the support, and the mask of the outside."""
+        c, x, outside = self._argument(squared)
+        return c.peak - torch.where(outside, 0, squared) / c.bend * log1p_ratio(x), outside
 
     def log_density(self, squared: Tensor) -> Tensor:
-        c, x, inside = self._argument(squared)
-        value = c.peak - squared / c.bend * log1p_ratio(x)
-        return torch.where(inside, value, -math.inf).where(inside | ~squared.isnan(), squared)
+        value, outside = self._log_inside(squared)
+        return torch.where(outside, -math.inf, value)
 
     def density(self, squared: Tensor) -> Tensor:
         if self.number == 2:
             peak, bend = _beta_numbers(2.0, self.dims)
             return math.exp(peak) * (1 - squared / bend).clamp(min=0)
-        c, x, inside = self._argument(squared)
-        return torch.where(inside, torch.exp(c.peak - torch.where(inside, squared, 0) / c.bend * log1p_ratio(x)), 0)
+        value, outside = self._log_inside(squared)
+        return torch.where(outside, 0, torch.exp(value))
 
     def tsallis_entropy(self, log_det: Tensor) -> Tensor:
         c, n = self.constants(log_det), self.dims

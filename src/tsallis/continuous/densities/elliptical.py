@@ -20,7 +20,7 @@ from tsallis.continuous.quadrature_sizes import Growth
 from tsallis.continuous.supports import Ellipse, Interval, WholeSpace
 from tsallis.functional.rows import check_floating, result_dtype
 from tsallis.ops.dtypes import upcast
-from tsallis.ops.transforms import outside_tracers, physical, traced
+from tsallis.ops.transforms import forward_mode, outside_tracers, physical, traced
 
 Points = int | tuple[int, int] | None
 Function = Basis | Callable[[Tensor], Tensor]
@@ -251,13 +251,19 @@ class Elliptical(Density):
         return Ellipse(self._mean.detach(), factor.detach())
 
     def _squared_distance(self, t: Tensor) -> Tensor:
-        """Return the squared distance from the mean in standard deviations [*sample, ...]."""
+        """Return the squared distance from the mean in standard deviations [*sample, ...].
+
+        An infinite one has no gradient.
+        """
         apart = t.to(self._mean.dtype) - self._mean
+        infinite = apart.isinf()
         if self.dims == 1:
-            return (apart / self._factor).square()
+            return torch.where(infinite, math.inf, (torch.where(infinite, 0, apart) / self._factor).square())
+        infinite = infinite.any(-1) & ~apart.isnan().any(-1)
+        apart = torch.where(infinite.unsqueeze(-1), 0, apart)
         factor = self._factor.expand(*apart.shape, self.dims)
         u: Tensor = torch.linalg.solve_triangular(factor, apart.unsqueeze(-1), upper=False).squeeze(-1)
-        return u.square().sum(-1)
+        return torch.where(infinite, math.inf, u.square().sum(-1))
 
     def _volume(self) -> Tensor:
         return self._factor if self.dims == 1 else self._factor.diagonal(dim1=-2, dim2=-1).prod(-1)
@@ -269,7 +275,8 @@ class Elliptical(Density):
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the logarithm of the density; -inf, with gradient zero, outside the support."""
         log_q = self.family.log_density(self._squared_distance(value))
-        return (log_q - log_det(self._factor, self.dims).to(log_q)).to(self.dtype)
+        inside = log_q != -math.inf
+        return torch.where(inside, log_q - log_det(self._factor, self.dims).to(log_q), log_q).to(self.dtype)
 
     def tsallis_entropy(self) -> Tensor:
         r"""Return :math:`(1 - \int p^\alpha) / (\alpha(\alpha-1))` of the density's own alpha [...]; Shannon's at 1."""
@@ -389,7 +396,9 @@ class Elliptical(Density):
     def _by_waves(self, basis: Basis) -> Tensor | None:
         """Return expectations of Gaussians in the plane by their Fourier transforms, where values can be read."""
         family = self.family
-        if self.dims != 2 or not isinstance(family, BetaGaussian) or traced() or not self._mean.numel():
+        if self.dims != 2 or not isinstance(family, BetaGaussian) or not self._mean.numel():
+            return None
+        if traced() or forward_mode():
             return None
         if family.number is None or family.number < NEARLY_GAUSSIAN or not basis.fixed_gaussians:
             return None

@@ -165,12 +165,13 @@ class LocationScale:
         distance = _root(squared) * self.std
         inside = distance < self.end
         profile = self._profile(torch.where(inside, distance, 0))
-        return torch.where(inside, profile * self.std, 0)
+        return torch.where(inside, profile * self.std, 0).where(~squared.isnan(), squared)
 
     def log_density(self, squared: Tensor) -> Tensor:
         density = self.density(squared)
         inside = density > 0
-        return torch.where(inside, torch.where(inside, density, 1).log(), -math.inf)
+        value = torch.where(inside, torch.where(inside, density, 1).log(), -math.inf)
+        return value.where(~squared.isnan(), squared)
 
     def tsallis_entropy(self, log_det: Tensor) -> Tensor:
         return (1 - self.squared_mass * self.std * torch.exp(-log_det)) / 2

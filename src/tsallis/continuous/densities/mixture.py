@@ -136,10 +136,14 @@ class Mixture(Density):
         """Return the logarithm of the density; -inf, with gradient zero, outside the support."""
         points = self._spread_out(value)
         logs = self._gather([part.log_prob(points) for part in self.parts], 0)
-        weights = self.weights
-        logs = logs + torch.where(weights > 0, torch.where(weights > 0, weights, 1).log(), -torch.inf)
-        inside = logs.amax(-1) > -torch.inf
-        return torch.where(inside, torch.where(inside.unsqueeze(-1), logs, 0).logsumexp(-1), -torch.inf).to(self.dtype)
+        weights, positive = self.weights, self.weights > 0
+        weighted = logs + torch.where(positive, torch.where(positive, weights, 1).log(), -torch.inf)
+        inside = weighted.amax(-1) != -torch.inf  # NaN is, and stays NaN
+        value = torch.where(inside.unsqueeze(-1), weighted, 0).logsumexp(-1)
+        # A weight of 0 adds nothing, but has a gradient as any other.
+        ratio = (logs - value.unsqueeze(-1)).clamp(max=math.log(torch.finfo(logs.dtype).max) / 2).exp()
+        value = value + (torch.where(positive, 0, weights) * ratio).sum(-1).log1p()
+        return torch.where(inside, value, -torch.inf).to(self.dtype)
 
     def expect(self, function: Function, points: Points = None) -> Tensor:
         """Return expectations as every density does; each component by a rule of its own."""
@@ -192,11 +196,12 @@ class Mixture(Density):
             raise NotImplementedError("the entropy of a mixture is computed on the line only")
         breaks = self._breaks().sort(-1).values
         x, weights = gauss_legendre(PANEL).to(breaks)
-        # After x -> sin, points crowd at the ends of a panel, where some power of the distance vanishes.
-        nodes, steps = (
-            (1 + torch.sin(x * (torch.pi / 2))) / 2,
-            weights * torch.cos(x * (torch.pi / 2)) * (torch.pi / 2),
-        )
+        # Points crowd at the ends of a panel, where some power of the distance vanishes. Twice, as the slope of one
+        # component there, times the logarithm of another, may have no bound where both end.
+        for _ in range(2):
+            turn = x * (torch.pi / 2)
+            x, weights = torch.sin(turn), weights * torch.cos(turn) * (torch.pi / 2)
+        nodes, steps = (1 + x) / 2, weights
         low, width = breaks[..., :-1].unsqueeze(-1), breaks.diff(dim=-1).unsqueeze(-1)
         return (low + width * nodes).flatten(-2).movedim(-1, 0), (width * steps).flatten(-2).movedim(-1, 0)
 
