@@ -11,8 +11,10 @@ from tsallis.integrations.huggingface.attention import register
 from tsallis.integrations.huggingface.callbacks import AnnealAlpha, AttentionLog
 from tsallis.integrations.huggingface.density import DensityMeter
 from tsallis.integrations.huggingface.generation import EntmaxLogitsProcessor
-from tsallis.integrations.huggingface.losses import causal_lm_loss, trainer_loss
-from tsallis.integrations.huggingface.sparsify import densify, from_pretrained, set_alpha, sparsify
+from tsallis.integrations.huggingface.loading import from_pretrained
+from tsallis.integrations.huggingface.losses import lm_loss, trainer_loss
+from tsallis.integrations.huggingface.obstacles import find_obstacles
+from tsallis.integrations.huggingface.sparsify import densify, set_alpha, sparsify
 
 register()  # now: a model that is unpickled in another process needs it, and imports this package
 
@@ -25,9 +27,10 @@ __all__ = [
     "LearnedAlpha",
     "alpha_parameters",
     "alphas",
-    "causal_lm_loss",
     "densify",
+    "find_obstacles",
     "from_pretrained",
+    "lm_loss",
     "parameter_groups",
     "set_alpha",
     "sparsify",

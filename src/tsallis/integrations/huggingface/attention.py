@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-import re
-import sys
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
-from transformers.modeling_utils import AttentionInterface, PreTrainedModel
+from transformers.modeling_utils import AttentionInterface
 from transformers.utils import output_capturing
 
 from tsallis.functional.attention import attend
@@ -40,28 +36,6 @@ def register() -> None:
     AttentionMaskInterface.register(FULL_MASKS, eager_mask)
 
 
-def implementation_name(model: nn.Module) -> str:
-    """Return the name of the implementation whose masks fit a model.
-
-    `sdpa_mask` leaves a causal mask out where attentions that say `is_causal` need none. That holds in models that
-    support PyTorch's scaled dot-product attention. Others (NLLB-MoE, PEGASUS-X) may have decoders that do not say it,
-    or attentions of their own that the same mask is handed to (Informer, BigBird-Pegasus), and some that do support it
-    treat it specially by its name (Gemma 4, which drops queries): these get the masks of eager attention.
-    """
-    models = [x for x in model.modules() if isinstance(x, PreTrainedModel)]
-    return NAME if all(x._supports_sdpa and not _mentions_sdpa(type(x).__module__) for x in models) else FULL_MASKS
-
-
-@functools.cache
-def _mentions_sdpa(module_name: str) -> bool:
-    """Tell whether a model's Python module treats the name "sdpa" differently from others."""
-    try:
-        source = inspect.getsource(sys.modules[module_name])
-    except (KeyError, OSError, TypeError):  # a notebook's
-        return False
-    return re.search(r"""_attn_implementation\s*==\s*["']sdpa["']""", source) is not None
-
-
 def full_mask_forward(
     module: nn.Module,
     query: Tensor,
@@ -74,15 +48,12 @@ def full_mask_forward(
 
     Args:
         module, query, key, value: as in :func:`attention_forward`.
-        attention_mask: [batch, 1 or heads, queries, keys], boolean or added; its dtype's lowest number hides a key.
+        attention_mask: [batch, 1 or heads, queries, keys], boolean or added to the scores.
         kwargs: the further arguments of :func:`attention_forward`; `is_causal` makes no difference.
 
     Returns:
         What :func:`attention_forward` does.
     """
-    if attention_mask is not None and attention_mask.is_floating_point():
-        lowest = torch.finfo(attention_mask.dtype).min
-        attention_mask = attention_mask.masked_fill(attention_mask < lowest / 2, -torch.inf)
     return attention_forward(module, query, key, value, attention_mask, **{**kwargs, "is_causal": False})
 
 
@@ -104,8 +75,9 @@ def attention_forward(
         module: the attention that calls; what it holds under `tsallis_alpha` gives its alphas.
         query: [batch, heads, queries, size].
         key, value: [batch, key heads, keys, size], not repeated for grouped queries.
-        attention_mask: [batch, 1 or heads, queries, keys], boolean (True takes part) or added to the scores. None means
-            causal where the module is, by the upper left corner, unless there is one query alone.
+        attention_mask: [batch, 1 or heads, queries, keys], boolean (True takes part) or added to the scores, where the
+            lowest numbers of its dtype hide a key as -inf does. None means causal where the module is, by the upper
+            left corner, unless there is one query alone.
         dropout: the share of weights that is dropped, 0 outside training.
         scaling: the factor of the scores.
         is_causal: overrides the module's own.
@@ -131,7 +103,7 @@ def attention_forward(
         return dense
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     causal = bool(query.shape[2] > 1 and attention_mask is None and causal)
-    mask = _add_bias(attention_mask, position_bias)
+    mask = _add_bias(_hide_lowest(attention_mask), position_bias)
     if not query.dtype == key.dtype == value.dtype:  # norms of queries and keys answer in float32 under autocast
         query, key = query.to(value.dtype), key.to(value.dtype)
     result = attend(
@@ -152,6 +124,13 @@ def attention_forward(
     if receive is not None:
         receive(result.weights)
     return result.output.transpose(1, 2).contiguous(), result.weights
+
+
+def _hide_lowest(mask: Tensor | None) -> Tensor | None:
+    """Return a mask with -inf where its numbers are near the lowest of its dtype, as Transformers' masks hide keys."""
+    if mask is None or not mask.is_floating_point():
+        return mask
+    return mask.masked_fill(mask < torch.finfo(mask.dtype).min / 2, -torch.inf)
 
 
 def _add_bias(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:

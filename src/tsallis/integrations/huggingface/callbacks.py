@@ -20,13 +20,13 @@ class AnnealAlpha(TrainerCallback):
     .. math:: \alpha_t = \mathrm{start} + (\mathrm{target} - \mathrm{start}) \, \min(1, t / (\mathrm{share} \cdot T))
 
     at step :math:`t` of :math:`T`. A training that is resumed goes on where it was; a checkpoint has the alpha of its
-    step.
+    step, and so has the best model if Trainer loads it at the end.
 
     Args:
         target: the alpha at the end.
         start: the alpha at the first step.
         share: the share of all steps after which the target is reached.
-        every: alphas change every so many steps; a compiled model is compiled again at each change.
+        every: alphas change every so many steps.
 
     Raises:
         ValueError: an alpha below 1, a share that is not above 0 and at most 1, fewer than one step between changes.
@@ -57,7 +57,9 @@ class AnnealAlpha(TrainerCallback):
         set_alpha(kwargs["model"], self.alpha(state.global_step, state.max_steps))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Set the alpha of the last step."""
+        """Set the alpha of the last step, unless the best model was loaded with its own."""
+        if args.load_best_model_at_end and state.best_model_checkpoint is not None:
+            return
         set_alpha(kwargs["model"], self.alpha(state.global_step, state.max_steps))
 
 

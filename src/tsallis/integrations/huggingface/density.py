@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from types import TracebackType
 from typing import Any
 
@@ -18,7 +19,8 @@ from tsallis.nn.attention_masks import VisibleKeys, sum_support
 class DensityMeter:
     """The densities of a sparsified model over the forward passes inside a `with` block; no weights are held for them.
 
-    In self-attention, queries that are padding do not count. What is compiled runs uncompiled inside the block.
+    In self-attention, queries that are padding do not count. What is compiled runs uncompiled inside the block. A
+    warning tells if no sparse attention ran in it.
 
     Args:
         model: sparsified by :func:`sparsify`.
@@ -60,6 +62,12 @@ class DensityMeter:
         if self._stance is not None:
             self._stance.__exit__(kind, error, trace)
             self._stance = None
+        if error is None and not any(counts.passes for counts in self._counts.values()):
+            warnings.warn(
+                "no sparse attention ran in the block: the model was not called, or another attention function was set "
+                "since sparsify, which is to be called again",
+                stacklevel=2,
+            )
 
     def densities(self) -> dict[str, Tensor]:
         """Return of every attention that ran the share of visible keys with a weight above zero [heads]."""

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from tsallis.functional import entmax_loss, linear_entmax_loss
+from tsallis.integrations.huggingface.alphas import COMPILED
+from tsallis.integrations.huggingface.decoder_inputs import decoder_inputs
 from tsallis.ops.tracing import untraced
 
 # Settings by which models change their logits after the projection, and the value that does nothing.
 SCALINGS = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0, "mup_width_multiplier": None}
+# Transformers' names of the losses that shift labels; None, as of GPT2LMHeadModel, is the first.
+CAUSAL = ("ForCausalLM", "ForConditionalGeneration", None)
+DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds")
 
 
 def trainer_loss(alpha: float = 1.5, *, shift: bool = False, label_smoothing: float = 0.0) -> Callable[..., Tensor]:
@@ -50,19 +57,28 @@ def trainer_loss(alpha: float = 1.5, *, shift: bool = False, label_smoothing: fl
     return compute
 
 
-def causal_lm_loss(
-    model: Any, inputs: Mapping[str, Any], alpha: float = 1.5, *, num_items_in_batch: Tensor | int | None = None
+def lm_loss(
+    model: Any,
+    inputs: Mapping[str, Any],
+    alpha: float = 1.5,
+    *,
+    shift: bool | None = None,
+    num_items_in_batch: Tensor | int | None = None,
 ) -> Tensor:
-    """Compute the entmax loss of a causal language model; its logits are never held.
+    """Compute the entmax loss of a language model; its logits are never held.
 
     The model's head projects the first position alone, and :func:`tsallis.linear_entmax_loss` does what the projection
     and the loss would, with all that the model does before the projection. With large vocabularies logits are most of
-    the memory of a training.
+    the memory of a training. At alpha 1 it is the loss that the model itself returns.
 
     Args:
-        model: a Transformers model with a language modelling head, such as `LlamaForCausalLM`.
-        inputs: what it is called with, and `labels` [batch, length]: -100 where there is none.
+        model: a Transformers model with a language modelling head, such as `LlamaForCausalLM`, `BertForMaskedLM` or
+            `T5ForConditionalGeneration`.
+        inputs: what it is called with, and `labels` [batch, length]: -100 where there is none. What the decoder of an
+            encoder-decoder reads is made from the labels, if it is not among the inputs.
         alpha: at least 1; 1 is cross-entropy.
+        shift: compare a position with the label of the next one; None: as the model does, for causal models yes, for
+            masked ones and encoder-decoders no.
         num_items_in_batch: what the sum is divided by; None: the number of labels.
 
     Returns:
@@ -70,7 +86,9 @@ def causal_lm_loss(
 
     Raises:
         ValueError: inputs without labels, a model without a linear head, one that changes its logits after the
-            projection, or one whose head does not get as many positions as there are labels.
+            projection, one whose head does not get as many positions as there are labels, or one of which it is not
+            known whether it shifts labels.
+        TypeError: what is no Transformers model.
 
     Example:
         >>> import torch
@@ -78,27 +96,49 @@ def causal_lm_loss(
         >>> config = GPT2Config(vocab_size=9, n_embd=8, n_head=2, n_layer=1, bos_token_id=1, eos_token_id=2)
         >>> model = GPT2LMHeadModel(config)
         >>> ids = torch.tensor([[5, 6, 7, 2]])
-        >>> causal_lm_loss(model, {"input_ids": ids, "labels": ids}).shape
+        >>> lm_loss(model, {"input_ids": ids, "labels": ids}).shape
         torch.Size([])
     """
     if inputs.get("labels") is None:
         raise ValueError(f"inputs must have labels, got {', '.join(inputs)}")
     lm = model.get_base_model() if hasattr(model, "get_base_model") else model  # of PEFT
-    lm = getattr(lm, "_orig_mod", lm)  # of torch.compile
+    lm = getattr(lm, COMPILED, lm)
+    if not isinstance(lm, PreTrainedModel):  # such as DistributedDataParallel, which must be called itself
+        raise TypeError(f"model must be a Transformers model, got {type(lm).__name__}")
     head = lm.get_output_embeddings()
     if not isinstance(head, nn.Linear):
         raise ValueError(f"{type(lm).__name__} has no linear head")
-    hidden = _run_to_head(lm, head, {name: x for name, x in inputs.items() if name != "labels"})
-    if hidden.shape[:-1] != inputs["labels"].shape:
+    shift = _shifts(lm) if shift is None else shift
+    rest = {name: x for name, x in inputs.items() if name != "labels"}
+    labels: Tensor = inputs["labels"]
+    if lm.config.is_encoder_decoder and all(rest.get(name) is None for name in DECODER_INPUTS):
+        rest["decoder_input_ids"] = decoder_inputs(lm, labels)
+    hidden = _run_to_head(lm, head, rest)
+    if hidden.shape[:-1] != labels.shape:
         raise ValueError(
             f"labels must have a position for each that {type(lm).__name__} projects, {list(hidden.shape[:-1])}, "
-            f"got {list(inputs['labels'].shape)}"
+            f"got {list(labels.shape)}"
         )
-    labels = torch.nn.functional.pad(inputs["labels"], (0, 1), value=-100)[..., 1:].to(hidden.device)
+    labels = (torch.nn.functional.pad(labels, (0, 1), value=-100)[..., 1:] if shift else labels).to(hidden.device)
     weight = head.weight.to(hidden.dtype)
     if num_items_in_batch is None:
         return linear_entmax_loss(hidden, weight, labels, alpha, bias=head.bias)
     return linear_entmax_loss(hidden, weight, labels, alpha, bias=head.bias, reduction="sum") / num_items_in_batch
+
+
+def _shifts(lm: Any) -> bool:
+    """Tell whether a model compares a position with the label of the next one.
+
+    Raises:
+        ValueError: that is not known.
+    """
+    if lm.config.is_encoder_decoder or lm.loss_type == "ForMaskedLM":
+        return False
+    methods = [inspect.unwrap(vars(cls)["forward"]) for cls in type(lm).__mro__ if "forward" in vars(cls)]
+    names = {name for method in methods for name in getattr(getattr(method, "__code__", None), "co_names", ())}
+    if "loss_function" in names and lm.loss_type in CAUSAL:
+        return True
+    raise ValueError(f"{type(lm).__name__} does not tell whether it shifts labels: give shift=True or shift=False")
 
 
 @untraced  # hooks that come and go are not noticed by compiled code

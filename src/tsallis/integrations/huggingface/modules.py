@@ -11,6 +11,8 @@ from typing import Literal
 
 from torch import nn
 
+from tsallis.nn import MultiheadAttention
+
 Kind = Literal["self", "cross"]
 Layer = int | str
 CROSS = re.compile(r"cross|encoder_attn|encdec", re.IGNORECASE)  # names of attentions to an encoder's output
@@ -29,8 +31,10 @@ def other_attentions(model: nn.Module) -> Iterator[str]:
     """Yield the names of modules that are attentions by their classes' names, but don't ask Transformers' interface.
 
     Of modules inside one another the innermost is named: LongT5's local attention, not the part of a layer around it.
+    Those that `nn.sparsify_module` made sparse are left out.
     """
     own = [name for name, _ in attention_modules(model)]
+    own += [name for name, x in model.named_modules() if isinstance(x, MultiheadAttention)]
     candidates = [name for name, x in model.named_modules() if name and "Attention" in type(x).__name__]
     for name in candidates:
         around = any(other.startswith(f"{name}.") for other in (*own, *candidates))
@@ -62,14 +66,15 @@ def choose_attentions(
 
     Args:
         model: a Transformers model.
-        layers: numbers of layers from 0, or patterns of attentions' names such as "*.decoder.*"; None: all.
+        layers: numbers of layers from 0, or patterns of attentions' names such as "*.decoder.*"; None: all. An empty
+            list is an error.
         kind: "self", or "cross" for attention to an encoder's output; None: both.
 
     Returns:
         Attentions by their names.
 
     Raises:
-        ValueError: a layer or pattern that no attention has, an unknown kind, no attention at all.
+        ValueError: a layer or pattern that no attention has, no layers, an unknown kind, no attention at all.
     """
     if kind not in (None, "self", "cross"):
         raise ValueError(f"kind must be 'self', 'cross' or None, got {kind!r}")
@@ -80,6 +85,8 @@ def choose_attentions(
             "computes it: its attention cannot be replaced"
         )
     if layers is not None:
+        if not isinstance(layers, int | str) and not (layers := list(layers)):
+            raise ValueError(f"layers names none of the attentions {', '.join(attentions)}")
         requests = [layers] if isinstance(layers, int | str) else list(layers)
         for request in requests:
             if not any(_matches(name, request) for name in attentions):
@@ -122,11 +129,19 @@ def count_heads(module: nn.Module) -> int:
     raise ValueError(f"{type(module).__name__} does not tell its number of heads: none of {', '.join(HEAD_COUNTS)}")
 
 
-def check_scores(name: str, module: nn.Module) -> None:
-    """Raise a ValueError where an attention does to its scores what entmax attention cannot."""
+def score_obstacle(module: nn.Module) -> str:
+    """Tell what an attention does to its scores that entmax attention cannot; "" where there is nothing."""
     config = getattr(module, "config", None)
     cap = getattr(module, "attn_logit_softcapping", None) or getattr(config, "attn_logit_softcapping", None)
     if cap is not None:
-        raise ValueError(f"{name} caps its scores softly (at {cap}), which entmax attention does not support")
+        return f"caps its scores softly (at {cap}), which entmax attention does not support"
     if getattr(module, "sinks", None) is not None:
-        raise ValueError(f"{name} has attention sinks, which entmax attention does not support")
+        return "has attention sinks, which entmax attention does not support"
+    return ""
+
+
+def check_scores(name: str, module: nn.Module) -> None:
+    """Raise a ValueError where an attention does to its scores what entmax attention cannot."""
+    obstacle = score_obstacle(module)
+    if obstacle:
+        raise ValueError(f"{name} {obstacle}")

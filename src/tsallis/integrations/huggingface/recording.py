@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,16 +14,16 @@ from tsallis.analysis.attention_summary import summarize_attention
 from tsallis.errors import InputError
 from tsallis.integrations.huggingface.alphas import alpha_modules
 from tsallis.integrations.huggingface.modules import attention_kind, count_heads, layer_number
+from tsallis.integrations.huggingface.spelling import Spelling
+from tsallis.integrations.huggingface.text_batches import text_batches
 
 __all__ = ["TransformersReader", "summarize_texts"]
-
-BATCH = 32  # texts that are read together
 
 
 def summarize_texts(
     model: Any,
     tokenizer: Any,
-    texts: Sequence[str],
+    texts: Sequence[str | tuple[str, str]],
     targets: Sequence[str] | None = None,
     *,
     name: str = "",
@@ -35,7 +35,7 @@ def summarize_texts(
     Args:
         model: sparsified by :func:`sparsify`.
         tokenizer: of the model.
-        texts: to read.
+        texts: to read, or pairs of them.
         targets: of an encoder-decoder, what it is to answer to each text; of other models None.
         name: of the model, in the report; by default that of its class.
         corpus: the name of the texts.
@@ -45,7 +45,8 @@ def summarize_texts(
         The summary, for `tsallis.report.page.build_page`.
 
     Raises:
-        InputError: no texts, targets that are not as many, an encoder-decoder without targets.
+        InputError: no texts, targets that are not as many, an encoder-decoder without targets, a model that reads no
+            texts.
         ValueError: a model without sparse attention.
 
     Example:
@@ -58,26 +59,9 @@ def summarize_texts(
     if reader.seq2seq != (targets is not None) or len(texts) != len(texts if targets is None else targets):
         needs = f"{len(texts)} targets" if reader.seq2seq else "no targets"
         raise InputError(f"{type(model).__name__} needs {needs} for {len(texts)} texts, got {targets and len(targets)}")
-    batches = list(_batches(reader, texts[: options.limit], targets))
+    batches = list(text_batches(model, tokenizer, texts[: options.limit], targets))
     name = name or type(model).__name__
     return summarize_attention(model, reader, batches, name=name, corpus=corpus, options=options)
-
-
-def _batches(
-    reader: TransformersReader, texts: Sequence[str], targets: Sequence[str] | None
-) -> Iterator[dict[str, Any]]:
-    """Yield what the model is called with, texts and targets cut at the length that the tokenizer knows."""
-    options = {"padding": True, "padding_side": "right", "truncation": True, "return_tensors": "pt"}
-    for start in range(0, len(texts), BATCH):
-        rows = range(start, min(start + BATCH, len(texts)))
-        batch = reader.tokenizer([texts[row] for row in rows], **options)
-        inputs = {"index": rows, **{key: batch[key] for key in ("input_ids", "attention_mask")}}
-        if targets is not None:
-            answers = reader.tokenizer(text_target=[targets[row] for row in rows], **options)
-            labels = answers["input_ids"].masked_fill(answers["attention_mask"] == 0, -100)
-            inputs["decoder_input_ids"] = reader.model.prepare_decoder_input_ids_from_labels(labels=labels)
-            inputs["decoder_attention_mask"] = answers["attention_mask"]
-        yield inputs
 
 
 class TransformersReader:
@@ -103,6 +87,7 @@ class TransformersReader:
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self.model, self.tokenizer = model, tokenizer
+        self._spelling = Spelling(tokenizer)
         self._modules = dict(alpha_modules(model))
         if not self._modules:
             raise ValueError(f"{type(model).__name__} has no sparse attention: call sparsify first")
@@ -122,8 +107,10 @@ class TransformersReader:
         """Return the pieces of each sentence.
 
         Raises:
-            ValueError: padding before a sentence.
+            ValueError: a batch of no texts, padding before a sentence.
         """
+        if "input_ids" not in batch:
+            raise ValueError(f"a batch must have input_ids, got {', '.join(batch)}: records are of texts")
         own = self._pieces(batch["input_ids"], batch.get("attention_mask"))
         nothing: list[tuple[str, ...]] = [()] * len(own)
         sources, targets = own, nothing
@@ -139,23 +126,7 @@ class TransformersReader:
         if mask is not None and not torch.equal(mask, mask.sort(1, descending=True).values):
             raise ValueError("padding must lie behind the sentences: tokenize with padding_side='right'")
         rows = zip(ids.tolist(), lengths, strict=True)
-        return [tuple(map(self._spell, self.tokenizer.convert_ids_to_tokens(row[:length]))) for row, length in rows]
-
-    def _spell(self, token: str) -> str:
-        """Return a piece that begins with `▁` if it begins a word, in whichever way the tokenizer marks words."""
-        if token in self._special:
-            return token
-        if self._marks_continuations:
-            return token.removeprefix("##") if token.startswith("##") else f"▁{token}"
-        return f"▁{token[1:]}" if token.startswith("Ġ") else token
-
-    @functools.cached_property
-    def _marks_continuations(self) -> bool:
-        return any(token.startswith("##") for token in self.tokenizer.get_vocab())
-
-    @functools.cached_property
-    def _special(self) -> frozenset[str]:
-        return frozenset(getattr(self.tokenizer, "all_special_tokens", ()))
+        return [self._spelling.spell(row[:length]) for row, length in rows]
 
     @torch.no_grad()
     def run(self, batch: Mapping[str, Any], receive: Callable[[int, Tensor], None]) -> None:

@@ -52,6 +52,17 @@ def test_masks_and_biases_add_up(kind: str, causal: bool) -> None:
     assert output.is_contiguous()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_lowest_numbers_hide_keys(dtype: torch.dtype) -> None:
+    q, k, v = torch.randn(3, 2, 4, 5, 8, dtype=dtype).unbind()
+    visible = torch.rand(2, 1, 5, 5) > 0.3
+    visible[0, :, 2] = False  # a query that sees no key
+    lowest = torch.full(visible.shape, torch.finfo(dtype).min, dtype=dtype).masked_fill(visible, 0)
+    expected = attention_forward(module(), q, k, v, visible, output_attentions=True)
+    for mask in (lowest, 0.9 * lowest, lowest + lowest):
+        assert all(map(torch.equal, attention_forward(module(), q, k, v, mask, output_attentions=True), expected))
+
+
 @pytest.mark.parametrize(
     ("argument", "message"),
     [

@@ -22,6 +22,7 @@ from tsallis.integrations.huggingface import (
     alphas,
     from_pretrained,
     parameter_groups,
+    set_alpha,
     sparsify,
     trainer_loss,
 )
@@ -64,6 +65,24 @@ def test_alphas_are_annealed_saved_and_resumed(tmp_path: Path) -> None:
     assert values(resumed) == {2.0}
     for name, parameter in resumed.named_parameters():
         assert torch.equal(parameter, model.get_parameter(name)), name
+
+
+def test_the_best_model_has_its_own_alpha(tmp_path: Path) -> None:
+    arguments = {
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "eval_loss",
+        "greater_is_better": True,  # the first
+    }
+    model = sparsify(build("bert"), 1.0)
+    run = trainer(model, tmp_path, AnnealAlpha(2.0, share=1.0), arguments=arguments, eval_dataset=ROWS)
+    run.train()
+    best = Path(run.state.best_model_checkpoint)
+    losses = {entry["step"]: entry["eval_loss"] for entry in run.state.log_history if "eval_loss" in entry}
+    assert best.name == "checkpoint-2" and {float(x) for x in alphas(model).values()} == {1.25}
+    assert run.evaluate()["eval_loss"] == pytest.approx(losses[2])
+    assert alphas(from_pretrained(tf.BertForMaskedLM, best)) == alphas(model)
 
 
 def test_learned_alphas_train_and_are_logged(tmp_path: Path) -> None:
@@ -171,3 +190,14 @@ def test_adapters_of_peft_learn_and_keep_alphas(tmp_path: Path) -> None:
         merged = loaded.merge_and_unload()
         torch.testing.assert_close(merged(**batch).logits, model(**batch).logits)
     assert all(torch.equal(one, other) for one, other in zip(alphas(merged).values(), learned, strict=True))
+
+
+def test_fixed_alphas_travel_with_adapters_that_name_them(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    for folder, modules, expected in (("without", None, 1.5), ("with", ["tsallis_alpha"], 1.75)):
+        config = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=modules)
+        model = peft.get_peft_model(sparsify(build("llama"), 1.25), config)
+        set_alpha(model, 1.75)
+        model.save_pretrained(tmp_path / folder)
+        loaded = peft.PeftModel.from_pretrained(sparsify(build("llama"), 1.5), tmp_path / folder)
+        assert {float(x) for x in alphas(loaded).values()} == {expected}

@@ -7,9 +7,10 @@ import pytest
 pytest.importorskip("transformers")  # before what imports it
 
 import torch
+import transformers as tf
 from torch import nn
 
-from tiny_transformers import BY_NAME, build, inputs
+from tiny_transformers import BY_NAME, SMALL, TEXT, build, fill, inputs
 from tsallis.integrations.huggingface import DensityMeter, sparsify
 
 
@@ -46,6 +47,35 @@ def test_every_query_of_cross_attention_counts(name: str, length: int) -> None:
         attended = (weight > 0).sum((0, 2, 3))
         torch.testing.assert_close(density, attended / visible.sum((0, 2, 3)))
         torch.testing.assert_close(support, attended / (2 * length))
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_keys_that_an_additive_mask_hides_are_not_visible(name: str) -> None:
+    batch, model = inputs(BY_NAME[name]), sparsify(build(name), 1.5)
+    visible = torch.ones(2, 1, 7, 7).tril().bool()
+    visible[1, ..., 3] = False
+    visible[1, :, 3, 3] = True
+    added = torch.zeros(visible.shape).masked_fill(~visible, torch.finfo(torch.float32).min)
+    densities = []
+    for mask in (visible, added):
+        with torch.no_grad(), DensityMeter(model) as meter:
+            model(batch["input_ids"], attention_mask=mask)
+        densities.append(meter.densities())
+    assert all(torch.equal(x, densities[1][name]) for name, x in densities[0].items())
+    with torch.no_grad(), DensityMeter(sparsify(model, 1.0)) as meter:
+        model(batch["input_ids"], attention_mask=added)
+    assert all((x == 1).all() for x in meter.densities().values())
+
+
+def test_padding_of_a_model_that_adds_its_mask_does_not_count() -> None:
+    sizes = {**SMALL, **TEXT, "max_2d_position_embeddings": 8}
+    model = sparsify(fill(lambda: tf.LayoutLMModel(tf.LayoutLMConfig(**sizes))), 1.0)
+    batch = {**inputs(BY_NAME["bert"]), "bbox": torch.zeros(2, 7, 4, dtype=torch.long)}
+    with torch.no_grad(), DensityMeter(model) as meter:
+        model(**batch)
+    assert all((x == 1).all() for x in meter.densities().values())
+    mean = (7 * 7 + 4 * 4) / (7 + 4)
+    assert all(torch.allclose(x, torch.tensor(mean)) for x in meter.supports().values())
 
 
 def test_passes_add_up_and_end_with_the_block() -> None:

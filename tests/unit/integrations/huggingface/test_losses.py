@@ -14,8 +14,8 @@ import transformers as tf
 from torch import Tensor
 
 import tsallis
-from tiny_transformers import BY_NAME, GROUPED, SMALL, TEXT, build, fill, inputs
-from tsallis.integrations.huggingface import causal_lm_loss, trainer_loss
+from tiny_transformers import BY_NAME, GROUPED, SEQ2SEQ, SMALL, TEXT, build, fill, inputs
+from tsallis.integrations.huggingface import lm_loss, trainer_loss
 
 BERT = {**SMALL, **TEXT, "is_decoder": True}
 MODELS = {
@@ -57,10 +57,11 @@ class ChangedAfter(tf.LlamaForCausalLM):
 def test_the_loss_without_logits_is_that_of_the_logits(name: str, alpha: float) -> None:
     batch, model = inputs(BY_NAME["llama"]), fill(MODELS[name])
     labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+    shift = True if name == "modernbert" else None  # which does so by itself in Transformers 5.4
     results = []
     for loss in (
         lambda: trainer_loss(alpha, shift=True)(model(**batch), labels),
-        lambda: causal_lm_loss(model, {**batch, "labels": labels}, alpha),
+        lambda: lm_loss(model, {**batch, "labels": labels}, alpha, shift=shift),
     ):
         model.zero_grad()
         value = loss()
@@ -72,12 +73,57 @@ def test_the_loss_without_logits_is_that_of_the_logits(name: str, alpha: float) 
         torch.testing.assert_close(results[0][0], model(**batch, labels=labels).loss.detach(), rtol=1e-5, atol=1e-5)
 
 
+UNSHIFTED = {
+    "bert": lambda: build("bert"),
+    "roberta": lambda: build("roberta"),
+    "bart": lambda: build("bart"),
+    "marian": lambda: build("marian"),
+    "t5": lambda: build("t5"),
+    "m2m": lambda: fill(lambda: tf.M2M100ForConditionalGeneration(tf.M2M100Config(**SEQ2SEQ, **TEXT))),
+}
+
+
+@pytest.mark.parametrize("name", UNSHIFTED)
+def test_masked_models_and_encoder_decoders_do_not_shift_labels(name: str) -> None:
+    batch, model = inputs(BY_NAME["bert"]), UNSHIFTED[name]()
+    labels = batch["input_ids"].flip(1).masked_fill(batch["attention_mask"] == 0, -100)
+    output = model(**batch, labels=labels)
+    torch.testing.assert_close(lm_loss(model, {**batch, "labels": labels}, 1.0), output.loss, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        lm_loss(model, {**batch, "labels": labels}, 1.5),
+        tsallis.entmax_loss(output.logits, labels, 1.5),
+        rtol=1e-5,
+        atol=1e-5,
+    )
+
+
+def test_decoder_inputs_of_the_users_own_count() -> None:
+    batch, model = inputs(BY_NAME["t5"]), build("t5")
+    items = {**batch, "labels": batch["decoder_input_ids"]}
+    torch.testing.assert_close(lm_loss(model, items, 1.0), model(**items).loss)
+
+
+def test_labels_are_shifted_as_the_user_says() -> None:
+    """The decoder of BART alone has a loss of its own, which does not shift them."""
+    batch = inputs(BY_NAME["llama"])
+    model = fill(lambda: tf.BartForCausalLM(tf.BartConfig(**SEQ2SEQ, **TEXT)))
+    items = {**batch, "labels": batch["input_ids"]}
+    with pytest.raises(ValueError, match="BartForCausalLM does not tell whether it shifts labels: give shift="):
+        lm_loss(model, items)
+    output = model(**items)
+    torch.testing.assert_close(lm_loss(model, items, 1.0, shift=False), output.loss, rtol=1e-5, atol=1e-5)
+    shifted = trainer_loss(1.0, shift=True)(output, items["labels"])
+    torch.testing.assert_close(lm_loss(model, items, 1.0, shift=True), shifted, rtol=1e-5, atol=1e-5)
+    with pytest.raises(TypeError, match="model must be a Transformers model, got Linear"):
+        lm_loss(torch.nn.Linear(2, 2), items)
+
+
 def test_a_sum_is_divided_by_the_number_of_items() -> None:
     batch, model = inputs(BY_NAME["llama"]), build("llama")
     labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
     count = int((labels[:, 1:] != -100).sum())
     items = {**batch, "labels": labels}
-    torch.testing.assert_close(causal_lm_loss(model, items, num_items_in_batch=count), causal_lm_loss(model, items))
+    torch.testing.assert_close(lm_loss(model, items, num_items_in_batch=count), lm_loss(model, items))
     loss, outputs = trainer_loss(1.5, shift=True), model(**batch)
     torch.testing.assert_close(loss(outputs, labels, num_items_in_batch=2 * count) * 2, loss(outputs, labels))
 
@@ -92,21 +138,21 @@ def test_the_head_projects_one_position() -> None:
     batch, model = inputs(BY_NAME["llama"]), build("llama")
     shapes = []
     model.lm_head.register_forward_hook(lambda _, args, output: shapes.append((args[0].shape, output.shape)))
-    causal_lm_loss(model, {**batch, "labels": batch["input_ids"]}).backward()
+    lm_loss(model, {**batch, "labels": batch["input_ids"]}).backward()
     assert shapes == [((2, 1, 16), (2, 1, 40))]
 
 
 def test_a_compiled_model_is_the_same() -> None:
     batch, model = inputs(BY_NAME["llama"]), build("llama")
     items = {**batch, "labels": batch["input_ids"]}
-    reference, logits = causal_lm_loss(model, items), model(**batch).logits
+    reference, logits = lm_loss(model, items), model(**batch).logits
     compiled = torch.compile(model, backend="eager")
     for forward in (compiled, model):
-        assert torch.equal(causal_lm_loss(forward, items), reference)
+        assert torch.equal(lm_loss(forward, items), reference)
         torch.testing.assert_close(forward(**batch).logits, logits)
-        assert torch.equal(causal_lm_loss(forward, items), reference)
+        assert torch.equal(lm_loss(forward, items), reference)
         model.compile(backend="eager")
-    step = torch.compile(lambda: causal_lm_loss(model, items), backend="eager")
+    step = torch.compile(lambda: lm_loss(model, items), backend="eager")
     assert torch.equal(step(), reference) and torch.equal(step(), reference)
 
 
@@ -114,9 +160,9 @@ def test_a_failure_leaves_no_hooks() -> None:
     batch, model = inputs(BY_NAME["llama"]), build("llama")
     logits = model(**batch).logits
     with pytest.raises(ValueError, match=r"for each that LlamaForCausalLM projects, \[2, 3\], got \[2, 7\]"):
-        causal_lm_loss(model, {**batch, "labels": batch["input_ids"], "logits_to_keep": 3})
+        lm_loss(model, {**batch, "labels": batch["input_ids"], "logits_to_keep": 3})
     with pytest.raises(TypeError):
-        causal_lm_loss(model, {"input_ids": 3, "labels": batch["input_ids"]})
+        lm_loss(model, {"input_ids": 3, "labels": batch["input_ids"]})
     assert torch.equal(model(**batch).logits, logits)
 
 
@@ -128,7 +174,7 @@ def test_a_failure_leaves_no_hooks() -> None:
 def test_what_changes_logits_is_refused(change: Callable[[Tensor], Tensor]) -> None:
     batch, model = inputs(BY_NAME["llama"]), ChangedAfter(tf.LlamaConfig(**GROUPED), change)
     with pytest.raises(ValueError, match="ChangedAfter changes its logits after the projection"):
-        causal_lm_loss(model, {**batch, "labels": batch["input_ids"]})
+        lm_loss(model, {**batch, "labels": batch["input_ids"]})
 
 
 @pytest.mark.parametrize(
@@ -146,4 +192,4 @@ def test_what_changes_logits_is_refused(change: Callable[[Tensor], Tensor]) -> N
 def test_what_has_no_such_loss_is_refused(model: Any, labels: bool | None, message: str) -> None:
     batch = inputs(BY_NAME["llama"])
     with pytest.raises(ValueError, match=message):
-        causal_lm_loss(model(), {**batch, "labels": batch["input_ids"]} if labels else batch)
+        lm_loss(model(), {**batch, "labels": batch["input_ids"]} if labels else batch)

@@ -1,9 +1,8 @@
-"""Attentions made sparse, changed and made dense again; what a saved model says of them."""
+"""Attentions made sparse, changed and made dense again."""
 
 from __future__ import annotations
 
 import copy
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -19,8 +18,7 @@ from torch import nn
 
 from tiny_transformers import BY_NAME, SMALL, TEXT, build, inputs
 from tsallis.integrations.huggingface import (
-    FixedAlpha,
-    LearnedAlpha,
+    alpha_parameters,
     alphas,
     densify,
     from_pretrained,
@@ -45,7 +43,7 @@ def test_a_second_call_changes_what_it_chooses() -> None:
     sparsify(model, {"*.layer.1.*": "learned"}, initial=1.25)
     assert torch.equal(alphas(model)[FIRST], torch.tensor(1.5))
     torch.testing.assert_close(alphas(model)[SECOND], torch.full((4,), 1.25))
-    assert model.config.tsallis == {"encoder.layer.0.attention.self": 1.5, "encoder.layer.1.attention.self": [1.0, 2.0]}
+    assert list(model.config.tsallis.values()) == ["fixed", [1.0, 2.0]]
 
 
 @pytest.mark.parametrize(
@@ -53,9 +51,14 @@ def test_a_second_call_changes_what_it_chooses() -> None:
     [
         (0.5, {}, "alpha must be finite and at least 1, got 0.5"),
         ("learnt", {}, "alpha must be a number or 'learned', got 'learnt'"),
-        ("learned", {"initial": 1.0}, "initial must lie between 1 and 2, got 1"),
+        ("learned", {"initial": 1.0}, "initial must lie strictly between 1 and 2, got 1"),
         ({0: 1.5}, {"layers": 0}, "alpha names the layers itself"),
         ({5: 1.5}, {}, "no attention matches 5"),
+        ({}, {}, "alpha names no layers: {}"),
+        (1.5, {"layers": []}, f"layers names none of the attentions {FIRST}, {SECOND}"),
+        ([1.5, 2.0], {}, f"alpha has 2 numbers, but {FIRST} has 4 heads"),
+        ([], {}, "alpha must have a number for each head, got none"),
+        ([1.0, 1.5, 2.0, 0.5], {}, "alpha must be finite and at least 1, got 0.5"),
     ],
 )
 def test_a_bad_alpha_changes_nothing(alpha: Any, options: dict[str, Any], message: str) -> None:
@@ -65,11 +68,34 @@ def test_a_bad_alpha_changes_nothing(alpha: Any, options: dict[str, Any], messag
     assert model.config._attn_implementation == "sdpa" and not alphas(model)
 
 
+def test_heads_have_alphas_of_their_own() -> None:
+    batch, model = inputs(BY_NAME["bert"]), build("bert")
+    for alpha in ([1.0, 1.25, 1.5, 2.0], torch.tensor([1.0, 1.25, 1.5, 2.0]), {FIRST: [1.0, 1.25, 1.5, 2.0]}):
+        weights = sparsify(model, alpha)(**batch, output_attentions=True).attentions[0]
+        for head, number in enumerate((1.0, 1.25, 1.5, 2.0)):
+            alone = sparsify(build("bert"), number)(**batch, output_attentions=True).attentions[0]
+            torch.testing.assert_close(weights[:, head], alone[:, head])
+
+
+def test_what_was_learned_can_be_fixed() -> None:
+    batch, model = inputs(BY_NAME["bert"]), sparsify(build("bert"), {0: "learned", 1: 1.25}, initial=1.5)
+    with torch.no_grad():
+        alpha_parameters(model)[0].normal_()
+        before, values = model(**batch).logits, alphas(model)
+        sparsify(model, values)
+        assert not alpha_parameters(model) and torch.equal(model(**batch).logits, before)
+    assert all(torch.equal(values[name], x) for name, x in alphas(model).items())
+    set_alpha(model, 2.0)
+    assert torch.equal(alphas(model)[FIRST], torch.full((4,), 2.0)) and alphas(model)[SECOND] == 2
+
+
 def test_other_modules_are_refused() -> None:
     with pytest.raises(TypeError, match="model must be a Transformers model, got Linear"):
         sparsify(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="BertForMaskedLM is not sparsified"):
         densify(build("bert"))
+    with pytest.raises(ValueError, match="Linear has no attention with a fixed alpha"):
+        set_alpha(nn.Linear(2, 2), 1.5)
 
 
 def test_densify_restores_the_implementation() -> None:
@@ -92,51 +118,14 @@ def test_models_of_two_configurations() -> None:
     assert torch.equal(densify(model)(**batch).logits_per_image, before)
 
 
-def test_set_alpha_reaches_what_is_saved(tmp_path: Path) -> None:
-    model = sparsify(build("bert"), {0: 1.0, 1: "learned"})
-    set_alpha(model, 1.75)
-    model.save_pretrained(tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text())["tsallis"]["encoder.layer.0.attention.self"] == 1.75
-    loaded = from_pretrained(tf.BertForMaskedLM, tmp_path)
-    modules = [loaded.get_submodule(f"{name}.tsallis_alpha") for name in (FIRST, SECOND)]
-    assert [type(x) for x in modules] == [FixedAlpha, LearnedAlpha] and modules[0].value == 1.75
-    with pytest.raises(ValueError, match="Linear has no attention with a fixed alpha"):
-        set_alpha(nn.Linear(2, 2), 1.5)
-
-
 def test_a_copy_is_its_own() -> None:
     model = sparsify(build("bert"), 1.5)
     other = copy.deepcopy(model)
     set_alpha(other, 2.0)
     assert all(x == 1.5 for x in alphas(model).values())
-    assert model.config.tsallis != other.config.tsallis
-
-
-def test_a_dense_model_is_not_loaded_as_sparse(tmp_path: Path) -> None:
-    build("bert").save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="was not sparsified when it was saved"):
-        from_pretrained(tf.AutoModel, tmp_path)
-
-
-def test_alphas_that_are_not_there_are_named(tmp_path: Path) -> None:
-    model = sparsify(build("bert"), "learned")
-    weights = {name: x for name, x in model.state_dict().items() if f"{SECOND}.tsallis_alpha" not in name}
-    model.save_pretrained(tmp_path, state_dict=weights)
-    with pytest.raises(ValueError, match=rf"has no weights for {SECOND}\.tsallis_alpha\.bias"):
-        from_pretrained(tf.BertForMaskedLM, tmp_path)
-
-
-def test_shards_and_other_heads(tmp_path: Path) -> None:
-    model = sparsify(build("bert"), "learned", initial=1.4, high=1.6)
-    model.save_pretrained(tmp_path, max_shard_size="5KB")
-    assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    loaded, info = from_pretrained(
-        tf.AutoModelForSequenceClassification, tmp_path, num_labels=3, output_loading_info=True
-    )
-    assert type(loaded) is tf.BertForSequenceClassification and loaded.config.num_labels == 3
-    assert not [name for name in info["missing_keys"] if "alpha" in name]
-    torch.testing.assert_close(alphas(loaded)[FIRST], torch.full((4,), 1.4))
-    assert type(copy.deepcopy(loaded)) is tf.BertForSequenceClassification
+    assert model.config is not other.config
+    sparsify(other, "learned")
+    assert list(model.config.tsallis.values()) == ["fixed"] * 2
 
 
 class Wrapper(nn.Module):
@@ -165,14 +154,6 @@ def test_alphas_of_a_compiled_part_are_saved_by_their_own_names(tmp_path: Path) 
     model.bert.encoder = torch.compile(model.bert.encoder, backend="eager")
     set_alpha(model, 1.25)
     assert list(model.config.tsallis) == ["encoder.layer.0.attention.self", "encoder.layer.1.attention.self"]
-
-
-def test_settings_of_no_attention_are_not_passed_over(tmp_path: Path) -> None:
-    model = sparsify(build("bert"), 1.5)
-    model.config.tsallis = {"elsewhere": 1.5}
-    model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="BertForMaskedLM has none of the sparse attentions elsewhere"):
-        from_pretrained(tf.BertForMaskedLM, tmp_path)
 
 
 def test_a_pickled_model_runs_in_another_process(tmp_path: Path) -> None:
