@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args
 
 import yaml
 from pydantic import (
@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from tsallis.data.io import read_text
+from tsallis.data.yaml_text import LARGEST_FILE, LONGEST_KEY, parse_yaml
 from tsallis.errors import InputError, describe, truncate
 from tsallis.training.schema import NEW_NAMES
 
@@ -37,13 +38,16 @@ def _check_name(name: str) -> str:
     return name
 
 
-LARGEST_FILE = 1 << 18  # bytes
-LARGEST_TREE = 20_000  # keys and values, each as often as aliases repeat it
+# Settings that have an effect with some values of another one of their section alone.
+NEEDS = {
+    "training.warmup": ("schedule", ("inverse-square-root", "linear")),
+    "training.plateau_patience": ("schedule", ("plateau",)),
+    "training.plateau_factor": ("schedule", ("plateau",)),
+    "training.lowest_learning_rate": ("schedule", ("plateau",)),
+    "model.output_alpha": ("output", ("entmax", "alpha_relu")),
+}
 MOST_BEAMS = 1_000
-LONGEST_KEY = 60  # characters of a key in a message
 MOST_MISTAKES = 20  # in one message
-# What constructing values raises besides: impossible dates, numbers that are none, a depth without end.
-NOT_YAML = (yaml.YAMLError, ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError)
 
 FileName = Annotated[str, AfterValidator(_check_name)]
 # What no machine has room for, and no kernel's indices reach, is a mistake.
@@ -72,7 +76,7 @@ class EmbeddingsConfig(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _name_alone(cls, value: Any) -> Any:
+    def _wrap_file_name(cls, value: Any) -> Any:
         return {"file": value} if isinstance(value, str) else value
 
 
@@ -119,7 +123,7 @@ class TrainingConfig(Section):
     seed: int = Field(1, ge=0, lt=2**63)
 
     @model_validator(mode="after")
-    def _known_end(self) -> TrainingConfig:
+    def _check_combinations(self) -> TrainingConfig:
         if self.sort_by == "target" and self.max_tokens is not None:
             raise ValueError("sort_by: target is for batches of batch_size rows, without max_tokens")
         if self.lowest_learning_rate > self.learning_rate:
@@ -202,92 +206,179 @@ def read_config(path: Path | str, overrides: Sequence[str], choose_schema: Choos
     """Read a YAML file and apply `key=value` overrides such as `model.output=sparsemax`.
 
     Raises:
-        InputError: with every mistake of the file in one message, each with its path.
+        InputError: with every mistake in one message, each with its path and the file or the override it stands in.
     """
     content = parse_yaml(read_text(path, LARGEST_FILE), str(path))
     if content is None:
         raise InputError(f"{path}: the file is empty, expected a configuration (version: 1, data: ...)")
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected keys and values (version: 1, data: ...)")
-    for override in overrides:
-        _apply(content, override)
-    return check_content(content, str(path), choose_schema)
+    return check_content(content, str(path), choose_schema, _apply_overrides(content, overrides))
 
 
-def parse_yaml(text: str, name: str) -> Any:
-    """Return the value that a YAML text stands for.
+def refuse_idle(config: Config, overrides: Sequence[str] = ()) -> None:
+    """Refuse a setting with a value of its own that has no effect, because of another setting of its section.
+
+    That of a file may stay where an override changes the other setting.
 
     Raises:
-        InputError: what is not YAML, or holds more than a configuration can; `name` is what it is called.
+        InputError: with the setting, and what would give it an effect.
     """
-    try:
-        loader = yaml.SafeLoader(text)
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        if _weight(node, {}) > LARGEST_TREE:
-            raise InputError(f"{name}: not a configuration: more than {LARGEST_TREE} keys and values, aliases resolved")
-        return loader.construct_document(node)
-    except InputError:
-        raise
-    except RecursionError as error:
-        raise InputError(f"{name}: not a configuration: nested too deeply") from error
-    except NOT_YAML as error:
-        detail = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"{name}: not YAML: {detail}") from error
+    keys = [override.partition("=")[0] for override in overrides]
+
+    def is_overridden(path: str) -> bool:
+        return any(f"{path}.".startswith(f"{key}.") for key in keys)
+
+    for path, (switch, values) in NEEDS.items():
+        name, key = path.split(".")
+        section = getattr(config, name)
+        if key not in section.model_fields_set or getattr(section, switch) in values:
+            continue
+        value = getattr(section, key)
+        if value == type(section).model_fields[key].default:
+            continue
+        if is_overridden(path) or not is_overridden(f"{name}.{switch}"):
+            raise InputError(
+                f"{path}: {value} has no effect with {switch}: {getattr(section, switch)}; "
+                f"leave it out, or set {name}.{switch} to {' or '.join(values)}"
+            )
 
 
-def _weight(node: yaml.Node, weights: dict[int, int]) -> int:
-    """Count a tree's nodes with every alias expanded to a copy; more than LARGEST_TREE where a node holds itself."""
-    if isinstance(node, yaml.ScalarNode):
-        return 1
-    if id(node) not in weights:
-        weights[id(node)] = LARGEST_TREE + 1  # until it is known: inside of itself
-        parts = [part for pair in node.value for part in (pair if isinstance(pair, tuple) else (pair,))]
-        weights[id(node)] = 1 + sum(_weight(part, weights) for part in parts)
-    return weights[id(node)]
+class Override(NamedTuple):
+    """A `key=value` that changes a setting."""
+
+    whole: str
+    key: str
+    text: str  # of the value
+    value: Any  # of the text as YAML, or a :class:`_NotYaml`
+
+    @property
+    def name(self) -> str:
+        """What a message calls it."""
+        return f"override {describe(self.whole)}"
 
 
-def check_content(content: dict[str, Any], name: str, choose_schema: ChooseSchema) -> Config:
+class _NotYaml:
+    """A value that is not YAML, which only a setting that is a text can have."""
+
+    def __init__(self, text: str, mistake: str) -> None:
+        self.text, self.mistake = text, mistake
+
+    def __repr__(self) -> str:
+        return repr(self.text)
+
+
+def check_content(
+    content: dict[str, Any], name: str, choose_schema: ChooseSchema, overrides: Sequence[Override] = ()
+) -> Config:
     """Return a configuration from its content; its task, which `choose_schema` finds in it, says which keys there are.
 
+    Args:
+        content: of a file, with overrides applied to it.
+        name: of the file.
+        choose_schema: finds the schema.
+        overrides: those that were applied.
+
     Raises:
-        InputError: with every mistake in one message that begins with `name`, each with its path.
+        InputError: with every mistake in one message, each with its path, behind `name` or the override it stands in.
     """
     schema = choose_schema(content, name)
     try:
         return schema.model_validate(content)
     except ValidationError as error:
-        raise InputError(f"{name}: {_explain(error, schema)}") from error
+        mistakes, texts = _find_mistakes(error, schema)
+        plain = [override for override in overrides if override.key in texts and not isinstance(override.value, str)]
+        if not plain:
+            raise InputError(_explain(mistakes, name, overrides)) from error
+    for override in plain:  # a text that YAML takes for something else, such as {language}-train
+        _set(content, override.key, override.text)
+    changed = [override._replace(value=override.text) if override in plain else override for override in overrides]
+    return check_content(content, name, choose_schema, changed)
 
 
-def _apply(content: dict[str, Any], override: str) -> None:
-    key, equals, value = override.partition("=")
-    name = f"override {describe(override)}"
+def _apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> list[Override]:
+    """Apply overrides to the content of a file, and return them.
+
+    Raises:
+        InputError: what is no override, or sets what another one has set.
+    """
+    applied: list[Override] = []
+    for whole in overrides:
+        override = _parse_override(whole)
+        for other in applied:
+            inner = override.key.removeprefix(f"{other.key}.")
+            replaced = f"{other.key}.".startswith(f"{override.key}.")
+            if replaced or (inner != override.key and _holds(other.value, inner.split("."))):
+                raise InputError(f"{override.name}: {describe(other.whole)} sets that, too; leave one of them")
+        _set(content, override.key, override.value, override.name)
+        applied.append(override)
+    return applied
+
+
+def _parse_override(whole: str) -> Override:
+    key, equals, text = whole.partition("=")
+    override = Override(whole, key, text, None)
     if not equals or not key:
-        raise InputError(f"{name}: expected key=value, such as training.epochs=5")
-    parts = key.split(".")
-    for part in parts[:-1]:
-        if content.get(part) is None:  # not there, or a section without keys
-            content[part] = {}
-        content = content[part]
+        raise InputError(f"{override.name}: expected key=value, such as training.epochs=5")
+    if len(text) > LARGEST_FILE:
+        raise InputError(f"{override.name}: expected at most {LARGEST_FILE} characters, found {len(text)}")
+    try:
+        return override._replace(value=parse_yaml(text, override.name))
+    except InputError as error:
+        return override._replace(value=_NotYaml(text, str(error)))
+
+
+def _holds(value: Any, keys: Sequence[str]) -> bool:
+    """Tell whether nested sections have a key."""
+    for key in keys:
+        if not isinstance(value, dict) or key not in value:
+            return False
+        value = value[key]
+    return True
+
+
+def _set(content: dict[str, Any], key: str, value: Any, name: str = "") -> None:
+    """Give a setting a value; errors begin with `name`."""
+    *sections, last = key.split(".")
+    for section in sections:
+        if content.get(section) is None:  # not there, or a section without keys
+            content[section] = {}
+        content = content[section]
         if not isinstance(content, dict):
-            raise InputError(f"{name}: {describe(part)[1:-1]} is no section")
-    if len(value) > LARGEST_FILE:
-        raise InputError(f"{name}: expected at most {LARGEST_FILE} characters, found {len(value)}")
-    content[parts[-1]] = parse_yaml(value, name)
+            raise InputError(f"{name}: {describe(section)[1:-1]} is no section")
+    content[last] = value
 
 
-def _explain(error: ValidationError, schema: type[Section]) -> str:
-    """Return every mistake with its path; where a setting may be of several types, all of them in one."""
+def _explain(mistakes: Mapping[str, str], name: str, overrides: Sequence[Override]) -> str:
+    """Return every mistake with its path, behind the file or the override that it stands in."""
+    texts: dict[str, list[str]] = {}
+    for key, mistake in mistakes.items():
+        own = next((o for o in overrides if f"{key}.".startswith(f"{o.key}.")), None)
+        if own is not None and isinstance(own.value, _NotYaml):
+            texts[own.value.mistake] = []
+            continue
+        inner = [o.name for o in overrides if o.key.startswith(f"{key}.")]  # where settings don't go together
+        origin = own.name if own is not None else " with ".join([name, ", ".join(inner)] if inner else [name])
+        texts.setdefault(origin, []).append(f"{truncate(key, LONGEST_KEY)}: {mistake}")
+    return "; ".join(f"{origin}: {'; '.join(lines)}" if lines else origin for origin, lines in texts.items())
+
+
+def _find_mistakes(error: ValidationError, schema: type[Section]) -> tuple[dict[str, str], set[str]]:
+    """Return every mistake by its path, and the paths where a text was expected.
+
+    Where a setting may be of several types, they are one mistake.
+    """
     inputs: dict[str, str] = {}
     expected: dict[str, list[str]] = {}
+    texts: set[str] = set()
     for detail in error.errors(include_url=False, include_context=False):
         key, section = _find_section(detail["loc"], schema)
         if key not in expected and len(expected) == MOST_MISTAKES:
             expected["and more"] = [f"these are the first {MOST_MISTAKES} mistakes"]
             break
         message = detail["msg"].removeprefix("Value error, ")
+        if detail["type"] == "string_type":
+            texts.add(key)
         if detail["type"] == "extra_forbidden":
             close = difflib.get_close_matches(str(detail["loc"][-1])[:LONGEST_KEY], section.model_fields, 1)
             message = "unknown key" + (f" (did you mean {close[0]}?)" if close else "")
@@ -300,9 +391,8 @@ def _explain(error: ValidationError, schema: type[Section]) -> str:
         message = message[:1].lower() + message[1:]
         others = expected.setdefault(key, [])
         others.append(message.removeprefix("input should be ") if others else message)
-    return "; ".join(
-        f"{truncate(key, LONGEST_KEY)}: {' or '.join(texts)}{inputs.get(key, '')}" for key, texts in expected.items()
-    )
+    nested = {key for key in texts if any(other.startswith(f"{key}.") for other in expected)}  # a section is possible
+    return {key: " or ".join(lines) + inputs.get(key, "") for key, lines in expected.items()}, texts - nested
 
 
 def _find_section(loc: Sequence[int | str], section: type[Section]) -> tuple[str, type[Section]]:

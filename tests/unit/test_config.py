@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import asdict, fields
 from inspect import signature
 from pathlib import Path
@@ -105,6 +106,7 @@ def test_every_mistake_is_in_one_line(tmp_path: Path) -> None:
         (TRANSFORMER + "{attention: softest}\n", "model.attention: .*found 'softest'"),
         (TRANSFORMER + "{tie_alphas: all}\n", "model.tie_alphas: .*found 'all'"),
         (TRANSFORMER + "{layers: 2}\n", "model.layers: unknown key"),
+        (TRANSFORMER + "{heads: 3}\n", "model: d_model must be a multiple of heads, found d_model 512 and heads 3"),
         (
             TRANSFORMER + "{context_attention: entmax}\n",
             "model.context_attention: now called cross_attention: rename it",
@@ -184,6 +186,83 @@ def test_overrides(tmp_path: Path) -> None:
     assert config(tmp_path, files_of, "data.languages=spanish").data.languages == ["spanish"]
     assert config(tmp_path, files_of, "data.languages=[a, b]").data.languages == ["a", "b"]
     assert config(tmp_path, files_of, "data.languages=all").data.languages == "all"
+
+
+def test_overrides_of_texts_are_taken_as_they_are(tmp_path: Path) -> None:
+    """What YAML takes for a mapping, a number or no value at all is a file's name where a name is expected."""
+    loaded = config(tmp_path, "version: 1\n", "data.train={language}-train-low", "data.dev={language}")
+    assert (loaded.data.train, loaded.data.dev) == ("{language}-train-low", "{language}")
+    loaded = config(tmp_path, "version: 1\n", "data={train: a, dev: b}", "data.folder=2018", "data.test=null")
+    assert loaded.data.folder == "2018" and loaded.data.test is None
+    for override, words in (
+        ("training.epochs={language}-x", r"override 'training.epochs=\{language\}-x': not YAML: "),
+        ("training.src_embeddings={fiel: x}", "src_embeddings.file: missing"),
+        ("training={epochs: 1, epochs: 2}", "override 'training={epochs: 1, epochs: 2}': epochs: stands twice;"),
+    ):
+        with pytest.raises(InputError, match=words):
+            config(tmp_path, BASE, override)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("training: {epochs: 4, epochs: 5}\n", "config.yaml: training.epochs: stands twice; leave one of them"),
+        ("training:\n  epochs: 4\n  epochs: 5\n", "training.epochs: stands twice, on lines 4 and 5; leave one of them"),
+        ("model: {d_model: 8}\nmodel: {layers: 1}\n", "config.yaml: model: stands twice, on lines 3 and 4"),
+        ("model: {'layers': 1, layers: 1}\n", "model.layers: stands twice"),
+        ("x: [{a: 1, a: 1}]\n", "x.a: stands twice"),
+        ("training: &a {epochs: 4, epochs: 5}\nx: *a\n", "training.epochs: stands twice"),
+    ],
+)
+def test_a_key_that_stands_twice(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        config(tmp_path, BASE + text)
+
+
+def test_merged_keys_may_be_set_again(tmp_path: Path) -> None:
+    text = "version: 1\ndata: &d {train: t, dev: d}\n"
+    assert config(tmp_path, text + "training: {epochs: 2}\n").training.epochs == 2
+    with pytest.raises(InputError, match="other: unknown key") as caught:
+        config(tmp_path, text + "other: {<<: *d, train: x}\n")
+    assert "twice" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("training.epochs=2", "training.epochs=3"),
+        ("training.epochs=2", "training.epochs=2"),
+        ("training.epochs=2", "training={seed: 3}"),
+        ("training={epochs: 2}", "training.epochs=3"),
+    ],
+)
+def test_two_overrides_of_one_setting(tmp_path: Path, first: str, second: str) -> None:
+    with pytest.raises(InputError, match=re.escape(f"override '{second}': '{first}' sets that, too; leave one")):
+        config(tmp_path, BASE, first, second)
+
+
+def test_an_override_goes_on_with_a_section(tmp_path: Path) -> None:
+    loaded = config(tmp_path, BASE, "training={epochs: 2}", "training.seed=3", "training.src_embeddings.file=x")
+    assert (loaded.training.epochs, loaded.training.seed, loaded.training.src_embeddings.file) == (2, 3, "x")
+
+
+def test_mistakes_are_told_where_they_stand(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        config(
+            tmp_path, BASE + "model: {layers: 0}\ntraining: {clip: 0}\n", "training.epochs=-1", "training.patience=0"
+        )
+    assert str(caught.value) == (
+        f"{tmp_path}/config.yaml: model.layers: input should be greater than or equal to 1, found 0; "
+        "training.clip: input should be greater than 0, found 0; "
+        "override 'training.epochs=-1': training.epochs: input should be greater than or equal to 1, found -1; "
+        "override 'training.patience=0': training.patience: input should be greater than or equal to 1, found 0"
+    )
+    with pytest.raises(InputError) as caught:
+        config(tmp_path, BASE, "training.schedule=linear", "search.beam_size=3")
+    assert str(caught.value) == (
+        f"{tmp_path}/config.yaml with override 'training.schedule=linear': training: schedule linear needs updates, "
+        "and more of them than of warmup"
+    )
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ class HeadCard(Record):
         layer: its number.
         head: its number.
         alpha: of the head.
-        density: mean share of keys with a weight above zero.
+        density: share of keys with a weight above zero in a sentence, mean over the sentences.
         role: its name in :data:`ROLES`; None without one.
         tendency: the role that a head without one comes nearest to; None where it comes near none.
         confidence: the score of the role; None without one.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from io import TextIOWrapper
@@ -76,11 +75,20 @@ UsageError: Any = typer.BadParameter.__mro__[1]  # which typer doesn't export
 
 def main(command: Callable[[], object] = app) -> None:
     """Run a command; a mistake in its input is one line on standard error and exit status 2."""
-    from tsallis.errors import InputError, memory_for, one_line
+    from tsallis.optional_output import optional_stderr
 
     if sys.stderr is None:
         # Whatever is opened next must not take its place.
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    with optional_stderr():
+        status = _status(command)
+    raise SystemExit(status)
+
+
+def _status(command: Callable[[], object]) -> object:
+    """Run a command, say what went wrong, and return its exit status."""
+    from tsallis.errors import InputError, memory_for, one_line
+
     status: object = 0
     try:
         if sys.stdout is None:
@@ -91,16 +99,15 @@ def main(command: Callable[[], object] = app) -> None:
             status = _run(command)
         sys.stdout.flush()
     except BrokenPipeError:
-        _discard_output()  # its reader has seen enough
+        _discard_output()  # its reader has seen enough; whatever else a command makes was made before
     except (InputError, OSError) as error:
         _discard_output()
         if os.environ.get("LOCAL_RANK", "0") == "0" or not _known_to_all(error):
             rank = os.environ.get("RANK", "0")
             process = f" (process {rank})" if rank != "0" else ""
-            with contextlib.suppress(OSError):
-                print(one_line(f"tsallis{process}: {_explain(error)}"), file=sys.stderr, flush=True)
+            print(one_line(f"tsallis{process}: {_explain(error)}"), file=sys.stderr, flush=True)
         status = 2
-    raise SystemExit(status)
+    return status
 
 
 def _run(command: Callable[[], object]) -> object:
@@ -153,11 +160,13 @@ def _explain(error: Exception) -> str:
 
 def _discard_output() -> None:
     """Write what is left of the output; where that fails, let it go nowhere, or Python would complain at exit."""
+    from tsallis.optional_output import discard
+
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout)
 
 
 def _known_to_all(error: Exception) -> bool:

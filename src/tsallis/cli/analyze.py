@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tsallis.cli.input import check_command, open_run, search_of
+from tsallis.cli.input import check_command, input_name, open_run, search_of
 from tsallis.cli.options import Beam, Device, TextLanguage, Which
 from tsallis.cli.output import check_folder, check_writable, print_fields
 
@@ -30,7 +29,7 @@ def analyze(
     text: Annotated[
         Path | None,
         typer.Option(
-            help="Lines in place of a split; where they have no outputs, the first run's answers are the targets."
+            help="Lines in place of a split (-: standard input); without outputs, the first run's answers are targets."
         ),
     ] = None,
     figures: Annotated[Path | None, typer.Option(help="A folder for the same figures as SVG, PDF and PNG.")] = None,
@@ -57,11 +56,11 @@ def analyze(
     """
     from tsallis.analysis import Options
     from tsallis.analysis.densities import is_label_run
-    from tsallis.cli.report_parts import Report, describe_labels, read_sweep, summarize_all, sweep_if_any
+    from tsallis.cli.report_parts import Report, Text, describe_labels, read_sweep, summarize_all, sweep_if_any
     from tsallis.errors import InputError
 
     if text and split is not None:
-        raise InputError(f"--split is for the config's own data: {text} was given, too")
+        raise InputError(f"--split is for the config's own data: {input_name(text)} was given, too")
     check_writable(out, records)
     if figures is not None:
         check_folder(figures)
@@ -78,6 +77,7 @@ def analyze(
     loaded = [open_run(run, checkpoint, device) for run in runs]
     for run, task in loaded:
         check_command(task, run.folder, "analyze")
+    lines = None if text is None else Text.read(text)
     options = Options(limit, sentences, importance, searched, **search_of(loaded[0][0]).beam(beam))
     try:
         if any(is_label_run(run) for run, _ in loaded):
@@ -86,9 +86,9 @@ def analyze(
                     f"{runs[0]}: a run of the task {loaded[0][1].name} answers with labels: "
                     "what describes its attention is no search and takes no --beam"
                 )
-            report = Report(densities=describe_labels(loaded, split or "dev", text, language, options))
+            report = Report(densities=describe_labels(loaded, split or "dev", lines, language, options))
         else:
-            report = Report(*summarize_all(loaded, split or "dev", text, language, options))
+            report = Report(*summarize_all(loaded, split or "dev", lines, language, options))
         _write(report._replace(sweep=sweep_if_any(runs)), out, figures, records)
     except KeyboardInterrupt:
         print("tsallis: interrupted, nothing was written", file=sys.stderr)
@@ -114,8 +114,10 @@ def _write(report: Report, out: Path, figures: Path | None, records: Path | None
     if (most := sentences_that_fit(report.runs)) < count:
         message = f"holds {most} of {count} sentences: with all their weights it would be too large for a browser"
         print(f"tsallis: {out}: {message}", file=sys.stderr)
-    for path, blob in chain(files.items(), [(out, page)]):
+    files[out] = page
+    for path, blob in files.items():
         write_output(path, blob)
+    for path in files:  # printed last: nothing is lost where standard output can't be written to
         print_fields(str(path))
 
 

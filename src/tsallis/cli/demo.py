@@ -57,6 +57,13 @@ def demo(
     device: Device = "auto",
 ) -> None:
     """Train on the embedded English verbs, and show every answer that the model holds possible, with the proof."""
+    from tsallis.optional_output import optional_stdout
+
+    with optional_stdout("the demo goes on, and writes its page"):
+        _show(run_dir, updates, device)
+
+
+def _show(run_dir: Path, updates: int | None, device: str) -> None:
     from importlib.resources import as_file, files
 
     import torch

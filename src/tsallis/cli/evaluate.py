@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tsallis.cli.input import open_run, read_all
+from tsallis.cli.input import input_name, is_stdin, open_run, read_all
 from tsallis.cli.options import (
     LENGTH,
     MOST,
@@ -16,6 +16,7 @@ from tsallis.cli.options import (
     Beam,
     CompetingEnds,
     Device,
+    EveryEnd,
     Json,
     LengthPenalty,
     RunArgument,
@@ -24,7 +25,7 @@ from tsallis.cli.options import (
     Which,
     With,
 )
-from tsallis.cli.output import check_writable, score_table
+from tsallis.cli.output import check_writable, print_fields, score_table
 from tsallis.cli.search_options import SearchOptions
 from tsallis.search_budget import EXPANSIONS
 
@@ -38,7 +39,9 @@ if TYPE_CHECKING:
 
 def evaluate(
     run: RunArgument,
-    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Default: the config's split.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="-: standard input; default: the config's split.")
+    ] = None,
     split: Annotated[
         str | None, typer.Option(help="train, dev or test of the config, in place of FILE; default: test.")
     ] = None,
@@ -51,7 +54,8 @@ def evaluate(
         typer.Option(min=1, max=MOST_EXPANSIONS, help=f"Prefixes that --exact expands a line; default: {EXPANSIONS}."),
     ] = None,
     length_penalty: LengthPenalty = None,
-    competing_ends: CompetingEnds = None,
+    competing_ends: CompetingEnds = False,
+    every_end: EveryEnd = False,
     out: Annotated[
         Path | None, typer.Option(help="A file for outputs beside references, one JSON object a line.")
     ] = None,
@@ -88,20 +92,27 @@ def evaluate(
     from tsallis.training.file_names import CONFIG
 
     if file and split is not None:
-        raise InputError(f"--split is for the config's own data: {file} was given, too")
+        raise InputError(f"--split is for the config's own data: {input_name(file)} was given, too")
     search_options = SearchOptions(
-        beam=beam, exact=exact, budget=budget, length_penalty=length_penalty, competing_ends=competing_ends
+        beam=beam,
+        exact=exact,
+        budget=budget,
+        length_penalty=length_penalty,
+        competing_ends=competing_ends,
+        every_end=every_end,
     )
     search_options.check(without=["--all"])
     if file and length is not None:
-        raise InputError(f"--length is for the config's own data: of {file} each line is a text")
+        raise InputError(f"--length is for the config's own data: of {input_name(file)} each line is a text")
     check_writable(out, manifest)
     if file is not None and manifest is not None:
-        check_file(file)  # its digest is a part of the manifest: what can be read once alone has none
+        if is_stdin(file):
+            raise InputError("--manifest has a digest of what is scored: expected a file, found standard input")
+        check_file(file)  # what can be read once alone has no digest, either
     loaded, task = open_run(run, checkpoint, device, others)
     of_search = {
         **{"--beam": beam, "--exact": exact or None, "--length-penalty": length_penalty},
-        **{"--competing-ends": competing_ends, "--out": out},
+        **{"--competing-ends": competing_ends or None, "--every-end": every_end or None, "--out": out},
     }
     if not task.searched and (names := [name for name, value in of_search.items() if value is not None]):
         raise InputError(f"{run}: a run of the task {task.name} is not searched and takes no {', '.join(names)}")
@@ -112,18 +123,13 @@ def evaluate(
     else:
         lines = task.split(loaded, config.data, split or "test", **options)
     expansions = (budget or EXPANSIONS) if exact else None
-    search = {**config.search.beam(beam, competing_ends), "length_penalty": length_penalty or 0.0}
+    search = {**config.search.beam(beam, search_options.ends), "length_penalty": length_penalty or 0.0}
     if exact:
         del search["competing_ends"]
     report, results = task.evaluate_outputs(loaded, lines, budget=expansions, **search)
     if continuations is not None:
         report["continuations"] = task.continue_texts(loaded, lines, continuations)
-    if as_json:
-        labels = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-        labels = {name: value for name, value in labels.items() if value is not None}
-        print(json.dumps({"run": str(run), "on": str(file) if file else split or "test", **labels, **report}))
-    else:
-        print(score_table(report))
+    # Files first: they are written where standard output is closed, too.
     if out is not None:
         _write(out, loaded, lines, results)
     if manifest is not None:
@@ -135,6 +141,21 @@ def evaluate(
             evaluation |= {"length_penalty": length_penalty, "competing_ends": search.get("competing_ends") or None}
         evaluation["continuations"] = continuations
         write_manifest(manifest, describe_result(loaded, config, report, evaluation, others or (), file))
+    if as_json:
+        labels = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+        labels = {name: value for name, value in labels.items() if value is not None}
+        print(json.dumps({"run": str(run), "on": input_name(file) if file else split or "test", **labels, **report}))
+    else:
+        unit = "lines" if file or task.searched else "rows"
+        print_fields(f"on: {_describe_data(file, split, language)} ({lines.count} {unit})")
+        print(score_table(report))
+
+
+def _describe_data(file: Path | None, split: str | None, language: str | None) -> str:
+    """Return what is scored, in words."""
+    if file is not None:
+        return input_name(file)
+    return f"{split or 'test'} split" + (f" of {language}" if language is not None else "")
 
 
 def _write(path: Path, run: Run, lines: Lines, results: Sequence[Result]) -> None:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tsallis.cli.input import Block, check_command, line_blocks, one_batch, open_run, search_of
-from tsallis.cli.options import LENGTH, MOST, CompetingEnds, Device, FileArgument, Json, RunArgument, Which
+from tsallis.cli.input import Block, check_command, input_name, line_blocks, one_batch, open_run, search_of
+from tsallis.cli.options import LENGTH, MOST, CompetingEnds, Device, EveryEnd, FileArgument, Json, RunArgument, Which
 from tsallis.cli.output import print_fields, print_json
+from tsallis.cli.search_options import SearchOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,33 +36,39 @@ def generate(
         int | None,
         typer.Option(min=1, max=MOST, help="Search for the most probable text by a beam of this size; draw nothing."),
     ] = None,
-    competing_ends: CompetingEnds = None,
+    competing_ends: CompetingEnds = False,
+    every_end: EveryEnd = False,
     checkpoint: Which = "best",
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
     """Texts of a language model: drawn token by token from the whole support, or the most probable one of a beam.
 
-    Lines are beginnings, which texts repeat; an empty line is the start of a text. A drawn text that is longer than
-    --length is cut. With --beam: the text, its probability and the certificate, separated by tabs, among all texts that
-    end within --length; an empty line where the beam found none.
+    Lines are beginnings, with which texts are printed; an empty line is the start of a text. A drawn text that is
+    longer than --length is cut. With --samples above 1 the number of the line comes first, but for --prefix. With
+    --beam: the text, its probability and the certificate, separated by tabs, among all texts that end within --length;
+    an empty text where the beam found none.
     """
     from tsallis.errors import InputError
 
     if prefix is not None and file is not None:
-        raise InputError(f"--prefix stands in place of lines: {file} was given, too")
+        raise InputError(f"--prefix stands in place of lines: {input_name(file)} was given, too")
     if beam is not None and (samples is not None or seed is not None):
         raise InputError("--beam searches, --samples and --seed are for draws: one of the two")
-    if beam is None and competing_ends is not None:
-        raise InputError("--competing-ends is for --beam: draws end as the model has it")
+    options = SearchOptions(beam=beam, competing_ends=competing_ends, every_end=every_end)
+    options.check()
+    if beam is None and options.ends is not None:
+        name = "--competing-ends" if competing_ends else "--every-end"
+        raise InputError(f"{name} is for --beam: draws end as the model has it")
     loaded, task = open_run(run, checkpoint, device)
     check_command(task, run, "generate")
-    search = search_of(loaded).beam(beam, competing_ends)
+    search = search_of(loaded).beam(beam, options.ends)
+    numbered = prefix is None and (samples or 1) > 1
     blocks = line_blocks(loaded, task, file, False) if prefix is None else _one_block(loaded, task, prefix)
     for block in blocks:
         for batch in one_batch(block.lines.corpus, loaded.model):
             if beam is None:
-                _draw(loaded, block, batch, samples or 1, seed or 0, length, as_json)
+                _draw(loaded, block, batch, samples or 1, seed or 0, length, as_json, numbered)
             else:
                 _search(loaded, block, batch, length, search, as_json)
         sys.stdout.flush()
@@ -71,7 +78,9 @@ def _one_block(run: Run, task: Task, prefix: str) -> Iterator[Block]:
     yield Block(0, task.read([prefix], "--prefix", run, False), [""])
 
 
-def _draw(run: Run, block: Block, batch: Batch, samples: int, seed: int, length: int, as_json: bool) -> None:
+def _draw(
+    run: Run, block: Block, batch: Batch, samples: int, seed: int, length: int, as_json: bool, numbered: bool
+) -> None:
     from tsallis.search import generate as draw
     from tsallis.search.sampling import line_seed
 
@@ -83,7 +92,7 @@ def _draw(run: Run, block: Block, batch: Batch, samples: int, seed: int, length:
             print_json({"line": line, "texts": [_describe(run, block, row, text) for text in texts]})
         else:
             for text in texts:
-                print_fields(_text(run, block, row, text.tokens))
+                print_fields(*([str(line)] if numbered else []), _text(run, block, row, text.tokens))
 
 
 def _search(run: Run, block: Block, batch: Batch, length: int, search: dict[str, Any], as_json: bool) -> None:
@@ -96,7 +105,7 @@ def _search(run: Run, block: Block, batch: Batch, length: int, search: dict[str,
         if as_json:
             print_json({"line": block.line(row), "text": text, **_proof(result)})
         else:
-            print_fields(*((text, f"{best.prob:.6g}", certificate) if best else ("",)))
+            print_fields(text, f"{best.prob:.6g}" if best else "0", certificate)
 
 
 def _proof(result: Result) -> dict[str, Any]:
@@ -114,5 +123,10 @@ def _describe(run: Run, block: Block, row: int, text: GeneratedText) -> dict[str
 
 
 def _text(run: Run, block: Block, row: int, tokens: tuple[int, ...]) -> str:
-    """Return a beginning with what follows it."""
-    return str(run.tgt_vocab.text([*map(int, block.lines.corpus.src[row]), *tokens]))
+    """Return a beginning, as it was given, with what follows it."""
+    prompt, symbols = block.lines.titles[row], [*map(int, block.lines.corpus.src[row])]
+    before, whole = (str(run.tgt_vocab.text(part)) for part in (symbols, [*symbols, *tokens]))
+    following = whole.removeprefix(before)
+    if before[-1:] != " " == prompt[-1:]:  # subwords hold no space behind a word: the next one begins with it
+        following = following.removeprefix(" ")
+    return prompt + following

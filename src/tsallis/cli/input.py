@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tsallis.training import Run
 
 BLOCK = 64  # lines that are answered together
+STDIN = "standard input"  # as messages call it
 
 
 def open_run(
@@ -83,12 +84,23 @@ def search_of(run: Run) -> SearchConfig:
     return load_config(run.folder / CONFIG).search
 
 
+def input_name(file: Path | None) -> str:
+    """Return what messages call a file of input; None and `-` stand for standard input."""
+    return STDIN if is_stdin(file) else str(file)
+
+
+def is_stdin(file: Path | None) -> bool:
+    """Tell whether lines come from standard input."""
+    return file is None or str(file) == "-"
+
+
 class Block(NamedTuple):
     """Lines of input that are answered together."""
 
     first: int  # the number of the first line, from 0
     lines: Lines
     beginnings: list[str]  # of each row's output, where lines have a column for it
+    unknown: Sequence[int] = ()  # of each row's source, the number of symbols that the run doesn't know
 
     def line(self, row: int) -> int:
         """Return the number of a row's line, from 1."""
@@ -101,16 +113,38 @@ def read_all(run: Run, task: Task, file: Path | None, gold: bool, **options: Any
         return task.read(list(lines), name, run, gold, **task.check_options(run, options))
 
 
+def read_text_lines(file: Path, expected: str = "text") -> list[str]:
+    """Read all lines of a file, or of standard input, as text."""
+    with _open_lines(expected, file) as (lines, _, _):
+        return list(lines)
+
+
 def line_blocks(
-    run: Run, task: Task, file: Path | None, gold: bool, beginnings: bool | None = False, **options: Any
+    run: Run,
+    task: Task,
+    file: Path | None,
+    gold: bool,
+    beginnings: bool | None = False,
+    empty_outputs: bool = False,
+    **options: Any,
 ) -> Iterator[Block]:
     """Read lines in blocks: 64 of a file; of standard input those that are there, so that each is answered at once.
 
-    With `beginnings` the last column of a line is the beginning of its output; with None, a column more than the task's
-    own is.
+    At the end a line on standard error says how many symbols of the sources the run doesn't know, if there are any.
+
+    Args:
+        run: that reads.
+        task: of the run.
+        file: None and `-` for standard input.
+        gold: whether lines hold the right output.
+        beginnings: whether the last column of a line is the beginning of its output; None: a column more than the
+            task's own is.
+        empty_outputs: whether the right output may be empty, where the task has empty ones.
+        options: of the task.
     """
     expected = task.columns[gold] + ("<TAB>beginning" if beginnings else "")
-    values = task.check_options(run, options)
+    values = task.check_options(run, options) | ({"empty": True} if empty_outputs and task.empty_outputs else {})
+    total, first_unknown = 0, 0
     with _open_lines(expected, file) as (lines, name, ready):
         first = 0
         for block in _blocks(lines, ready):
@@ -120,8 +154,22 @@ def line_blocks(
                 split = _split(block, columns, f"{name}:{{}}: expected {expected}", first, beginnings is None)
                 block, texts = (list(column) for column in zip(*split, strict=True))
             read = task.read(block, name, run, gold, first, **values)
-            yield Block(first, read, [texts[number] for number in read.numbers])
+            unknown = _count_unknown(task, read)
+            answered = Block(first, read, [texts[number] for number in read.numbers], unknown)
+            if any(unknown):
+                total += sum(unknown)
+                first_unknown = first_unknown or answered.line(next(row for row, count in enumerate(unknown) if count))
+            yield answered
             first += len(block)
+    if total:
+        message = f"{total} symbols of sources are unknown to {run.folder}, the first on line {first_unknown}"
+        print(f"tsallis: {name}: {message}: read as <unk>", file=sys.stderr)
+
+
+def _count_unknown(task: Task, lines: Lines) -> list[int]:
+    """Return how many symbols of each row's source the run doesn't know; nothing of an empty line is one."""
+    sources = lines.corpus.src
+    return [task.count_unknown(sources[row]) if title.strip() else 0 for row, title in enumerate(lines.titles)]
 
 
 def _split(block: list[str], columns: int, message: str, first: int, optional: bool) -> Iterator[tuple[str, str]]:
@@ -200,13 +248,13 @@ def _open_lines(expected: str, file: Path | None) -> Iterator[tuple[Iterator[str
     from tsallis.data.io import decode_lines, decompress, input_errors, open_file
     from tsallis.errors import InputError
 
-    if file is not None:
+    if file is not None and not is_stdin(file):
         with open_file(file) as stream, input_errors(file), _progress(stream, file.name) as advance:
             yield map(advance, decode_lines(decompress(stream, file), str(file), expected)), str(file), lambda: True
         return
     if sys.stdin is None:
         raise InputError("standard input is closed")
-    name = "standard input"
+    name = STDIN
     try:
         reader = LineReader(sys.stdin.buffer.fileno())
     except OSError:  # a stream that is no file of the system's is all there

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from tsallis.cli.input import check_command, line_blocks, open_run, search_of
 from tsallis.cli.options import Beam, Device, FileArgument, Images, Json, Language, RunArgument, Which
-from tsallis.cli.output import print_fields, print_json
+from tsallis.cli.output import check_folder, print_fields, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from matplotlib.figure import Figure
+
+    from tsallis.cli.input import Block
+    from tsallis.tasks.base import Task
+    from tsallis.training import Run
 
 
 def look(
@@ -37,22 +42,37 @@ def look(
 
     With --heads each head is a panel of its own; heads of several kinds of attention are a figure for each kind.
     """
-    from tsallis.report import save
+    from tsallis.optional_output import optional_stdout
 
+    check_folder(out)
     loaded, task = open_run(run, checkpoint, device)
     check_command(task, run, "look")
     search = search_of(loaded).beam(beam)
     out.mkdir(parents=True, exist_ok=True)
-    for first, lines, _ in line_blocks(loaded, task, file, gold=False, language=language, images=images):
-        numbered: Iterator[tuple[int, str | None, Figure]]
-        if heads is None:
-            numbered = ((number, None, figure) for number, figure in task.figures(loaded, lines, **search))
+    with optional_stdout() as shown:  # all figures are drawn, whether their names are read or not
+        for block in line_blocks(loaded, task, file, gold=False, language=language, images=images):
+            _draw(loaded, task, block, out, kind, heads, search, as_json)
+            sys.stdout.flush()
+    if shown.error is not None:
+        raise shown.error
+
+
+def _draw(
+    run: Run, task: Task, block: Block, out: Path, kind: str, heads: str | None, search: dict[str, Any], as_json: bool
+) -> None:
+    """Write the figures of a block of lines, and print their paths."""
+    from tsallis.report import save
+
+    numbered: Iterator[tuple[int, str | None, Figure]]
+    if heads is None:
+        numbered = ((number, None, figure) for number, figure in task.figures(run, block.lines, **search))
+    else:
+        numbered = task.head_figures(run, block.lines, heads, **search)
+    for number, part, figure in numbered:
+        line = block.first + number + 1
+        path = out / f"{line}{f'-{part}' if part else ''}.{kind}"
+        save(figure, path)
+        if as_json:
+            print_json({"line": line, "part": part, "path": str(path)})
         else:
-            numbered = task.head_figures(loaded, lines, heads, **search)
-        for number, part, figure in numbered:
-            path = out / f"{first + number + 1}{f'-{part}' if part else ''}.{kind}"
-            save(figure, path)
-            if as_json:
-                print_json({"line": first + number + 1, "part": part, "path": str(path)})
-            else:
-                print_fields(str(path))
+            print_fields(str(path))

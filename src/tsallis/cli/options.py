@@ -12,18 +12,24 @@ MOST_EXPANSIONS = 1_000_000
 LENGTH = 100_000  # symbols of an output that may be asked for
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
-FileArgument = Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Input file; default: standard input.")]
+FileArgument = Annotated[
+    Path | None, typer.Argument(metavar="[FILE]", help="Input file; default, and -: standard input.")
+]
 Beam = Annotated[int | None, typer.Option(min=1, max=MOST, help="Beam size; default: the run's.")]
 LengthPenalty = Annotated[
     float | None,
     typer.Option(min=0, max=100, help="Rank by log-probability over this power of the length; default: 0."),
 ]
 CompetingEnds = Annotated[
-    bool | None,
+    bool,
     typer.Option(
-        "--competing-ends/--every-end",
-        help="Whether outputs must end among the beam's best continuations, as in other toolkits; default: the run's.",
+        "--competing-ends",
+        help="Outputs must end among the beam's best continuations, as in other toolkits; default: as the run says.",
     ),
+]
+EveryEnd = Annotated[
+    bool,
+    typer.Option("--every-end", help="Every ending of a prefix in the beam is an output; default: as the run says."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 Language = Annotated[str | None, typer.Option(help="The lines' language, for a run of several.")]

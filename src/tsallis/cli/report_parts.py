@@ -24,6 +24,7 @@ from tsallis.analysis import (
     sweep,
     value_history,
 )
+from tsallis.cli.input import input_name, read_text_lines
 from tsallis.config import Config
 from tsallis.data import io
 from tsallis.data.corpus import Corpus
@@ -44,6 +45,18 @@ class _Answers(NamedTuple):
     run: Run
     name: str  # of the run, in the report
     rows: list[list[int]]  # symbols, as the run numbers them
+
+
+class Text(NamedTuple):
+    """Lines in place of a split, which all runs read."""
+
+    name: str  # of their file
+    lines: list[str]
+
+    @classmethod
+    def read(cls, file: Path) -> Text:
+        """Read a file, or standard input, once for all runs."""
+        return cls(input_name(file), read_text_lines(file))
 
 
 class Report(NamedTuple):
@@ -93,7 +106,7 @@ def _settings(config: Config) -> dict[str, Any]:
 
 
 def summarize_all(
-    runs: Runs, split: str, text: Path | None, language: str | None, options: Options
+    runs: Runs, split: str, text: Text | None, language: str | None, options: Options
 ) -> tuple[list[RunSummary], list[ComparisonSummary]]:
     """Summarize runs that answer with sequences on the first one's data, or on a text, behind a progress bar."""
     _check_one_task(runs)
@@ -125,7 +138,7 @@ def _check_one_task(runs: Runs) -> None:
 
 
 def describe_labels(
-    runs: Runs, split: str, text: Path | None, language: str | None, options: Options
+    runs: Runs, split: str, text: Text | None, language: str | None, options: Options
 ) -> list[DensitySummary]:
     """Describe the attention of runs that answer with labels, all of them of one task and on the same examples."""
     _check_one_task(runs)
@@ -135,7 +148,7 @@ def describe_labels(
     for (run, task), own_name in zip(runs, names, strict=True):
         task.check_options(run, {"language": language})
         lines = _label_lines(run, task, first, split, text, options.limit)
-        name = f"the {split} split" if text is None else str(text)
+        name = f"the {split} split" if text is None else text.name
         if rows is not None and rows[-1] >= len(lines.corpus):
             raise InputError(f"{run.folder}: reads {len(lines.corpus)} examples of {name}, {first.folder} reads more")
         with _progress([run]) as advance:
@@ -145,11 +158,11 @@ def describe_labels(
     return summaries
 
 
-def _label_lines(run: Run, task: Task, first: Run, split: str, text: Path | None, limit: int) -> Lines:
+def _label_lines(run: Run, task: Task, first: Run, split: str, text: Text | None, limit: int) -> Lines:
     if text is None:
         return task.split(run, load_config(first.folder / CONFIG).data, split)
-    lines = list(io.read_lines(text))[:limit]
-    return task.read(lines, str(text), run, _has_outputs(task, lines))
+    lines = text.lines[:limit]
+    return task.read(lines, text.name, run, _has_outputs(task, lines))
 
 
 @contextlib.contextmanager
@@ -183,7 +196,7 @@ def _count_training(run: Run, task: Task) -> TrainingCounts | None:
 
 
 def _read(
-    run: Run, task: Task, first: Run, split: str, text: Path | None, language: str | None, options: Options
+    run: Run, task: Task, first: Run, split: str, text: Text | None, language: str | None, options: Options
 ) -> tuple[Corpus, str, bool]:
     """Return sentences as the run numbers them, their name, and whether they have all the targets that they need."""
     if text is not None:
@@ -192,14 +205,13 @@ def _read(
     return task.sentences(run, data, split, language=language), f"the {split} split", True
 
 
-def _read_text(run: Run, task: Task, path: Path, language: str | None, options: Options) -> tuple[Corpus, str, bool]:
+def _read_text(run: Run, task: Task, text: Text, language: str | None, options: Options) -> tuple[Corpus, str, bool]:
     """Read lines with outputs, or without, as `_read` returns them."""
-    lines = list(io.read_lines(path))
-    has_outputs = _has_outputs(task, lines)
+    has_outputs = _has_outputs(task, text.lines)
     values = task.check_options(run, {"language": language})
-    read = task.read(lines[: options.limit], str(path), run, has_outputs, **values)
+    read = task.read(text.lines[: options.limit], text.name, run, has_outputs, **values)
     plain, with_outputs = (columns.count("<TAB>") for columns in task.columns)
-    return read.corpus, str(path), has_outputs or with_outputs == plain
+    return read.corpus, text.name, has_outputs or with_outputs == plain
 
 
 def _search_answers(run: Run, name: str, corpus: Corpus, options: Options) -> _Answers:

@@ -32,8 +32,9 @@ def score(
     """Log-probabilities of known outputs; -inf where the model excludes one.
 
     Lines are `lemma<TAB>form<TAB>tags`, `source<TAB>target` for translations, `label<TAB>text` for documents, or
-    `image<TAB>question<TAB>answer`. With --tokens or --json also those of every symbol, and of an output that is
-    impossible the first symbol that is, what was possible in its place, and how far its score is below the threshold.
+    `image<TAB>question<TAB>answer`; a form or a target may be empty. With --tokens or --json also those of every
+    symbol, and of an output that is impossible the first symbol that is, what was possible in its place, and how far
+    its score is below the threshold.
     """
     from tsallis.errors import InputError
     from tsallis.evaluation.outputs import describe_tokens
@@ -42,7 +43,7 @@ def score(
     if tokens and as_json:
         raise InputError("--tokens is for text: --json has every symbol anyway")
     loaded, task = open_run(run, checkpoint, device, others)
-    for block in line_blocks(loaded, task, file, True, language=language, images=images):
+    for block in line_blocks(loaded, task, file, True, empty_outputs=True, language=language, images=images):
         for batch in one_batch(block.lines.corpus, loaded.model):
             sources = batch.src, batch.src_lengths
             for row, scores in enumerate(score_tokens(loaded.model, *sources, batch.tgt_in, batch.tgt_out)):

@@ -39,6 +39,10 @@ REFUSALS = {
     ("--competing-ends", "--all"): "--competing-ends is for beam search: --all lists every output",
     ("--competing-ends", "--exact"): "--competing-ends is for beam search: --exact proves the best of all outputs",
     ("--competing-ends", "--sample"): "--competing-ends is for beam search: --sample draws as the model has it",
+    ("--every-end", "--all"): "--every-end is for beam search: --all lists every output",
+    ("--every-end", "--exact"): "--every-end is for beam search: --exact proves the best of all outputs",
+    ("--every-end", "--sample"): "--every-end is for beam search: --sample draws as the model has it",
+    ("--competing-ends", "--every-end"): "--competing-ends leaves endings out, --every-end none: one of the two",
     ("--prefix", "--prefix-column"): "--prefix is for all lines, --prefix-column for each its own: one of the two",
 }
 
@@ -71,7 +75,8 @@ class SearchOptions:
     min_length: int | None = None
     max_length: int | None = None
     length_penalty: float | None = None
-    competing_ends: bool | None = None
+    competing_ends: bool = False
+    every_end: bool = False
 
     def check(self, without: Sequence[str] = ()) -> None:
         """Refuse options that say nothing beside each other.
@@ -98,6 +103,8 @@ class SearchOptions:
                 raise InputError(f"{name} must be finite, got {names[name]}")
         if self.mass is not None and not 0 < self.mass < 1:
             raise InputError(f"--mass must be above 0 and below 1, got {self.mass:g}")
+        if self.mass is not None and self.exact and (self.nbest or 1) == 1:
+            raise InputError("--mass is for lists: --exact ends once its output is proved (--all, --nbest)")
         if self.min_length is not None and self.max_length is not None and self.min_length > self.max_length:
             raise InputError(f"--min-length {self.min_length} is above --max-length {self.max_length}")
 
@@ -113,6 +120,11 @@ class SearchOptions:
             raise InputError(
                 f"--mass is for outputs that sum to 1: {run.folder} has an alpha-ReLU, whose values do not"
             )
+
+    @property
+    def ends(self) -> bool | None:
+        """Whether endings compete; None: as the run has it."""
+        return True if self.competing_ends else False if self.every_end else None
 
     @property
     def many(self) -> bool:
@@ -192,7 +204,7 @@ class SearchOptions:
         n_best = self.nbest or 1
         common: dict[str, Any] = {"prefixes": prefixes, **self.limits}
         budgets: dict[str, Any] = {"budget": self.budget or EXPANSIONS, "seconds": self.time, "mass": self.mass}
-        beam = defaults.beam(self.beam, self.competing_ends, n_best)
+        beam = defaults.beam(self.beam, self.ends, n_best)
         model, src, lengths = run.model, batch.src, batch.src_lengths
         if self.every:
             return exhaustive(model, src, lengths, n_best=self.nbest, **budgets, **common)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tsallis.cli.input import check_command, open_run, search_of
+from tsallis.cli.input import check_command, input_name, open_run, read_text_lines, search_of
 from tsallis.cli.options import MOST, Device, Which
 from tsallis.cli.output import print_fields
 
@@ -30,7 +30,9 @@ def serve(
     allow_host: Annotated[
         list[str] | None, typer.Option(help="A name by which the server is asked for, besides localhost and addresses.")
     ] = None,
-    examples: Annotated[Path | None, typer.Option(help="A file with sources that the page offers, one a line.")] = None,
+    examples: Annotated[
+        Path | None, typer.Option(help="A file with sources that the page offers, one a line; -: standard input.")
+    ] = None,
     body: Annotated[int, typer.Option(min=100, max=1 << 30, help="Bytes of a request, at most.")] = 1 << 16,
     characters: Annotated[int, typer.Option(min=1, max=1 << 20, help="Characters of a source or output.")] = 2000,
     symbols: Annotated[int, typer.Option(min=1, max=100_000, help="Symbols of a source.")] = 256,
@@ -66,19 +68,21 @@ def serve(
             print(f"tsallis: warning: {message}", file=sys.stderr)
 
         def started() -> None:
-            print_fields(f"{', '.join(run.name for run in served)}: {url_of(opened)} (Ctrl-C ends)")
-            sys.stdout.flush()
+            try:
+                print_fields(f"{', '.join(run.name for run in served)}: {url_of(opened)} (Ctrl-C ends)")
+                sys.stdout.flush()
+            except BrokenPipeError as error:  # no end of its own: nobody has read the address
+                raise InputError("standard output is closed: nobody would learn the server's address") from error
 
         Server(app, started).answer(opened)
 
 
 def _load(folders: list[Path], checkpoint: str, device: str, limits: Limits, examples: Path | None) -> list[ServedRun]:
     """Load runs, by the shortest ends of their paths that tell them apart, with the examples that they can read."""
-    from tsallis.data.io import read_lines
     from tsallis.errors import InputError
     from tsallis.serve.answers import ServedRun
 
-    lines = list(read_lines(examples)) if examples else []
+    lines = read_text_lines(examples) if examples else []
 
     served = []
     for name, folder in zip(_names(folders), folders, strict=True):
@@ -89,7 +93,9 @@ def _load(folders: list[Path], checkpoint: str, device: str, limits: Limits, exa
         _ = one.facts  # read now: a mistake in the folder is one of the command's
         served.append(one)
     if lines and not any(one.examples for one in served):
-        raise InputError(f"{examples}: no run can read any of these lines, expected {served[0].task.columns[0]}")
+        raise InputError(
+            f"{input_name(examples)}: no run can read any of these lines, expected {served[0].task.columns[0]}"
+        )
     return served
 
 

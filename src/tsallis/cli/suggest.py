@@ -38,11 +38,10 @@ def suggest(
 
     loaded, task = open_run(run, checkpoint, device, others)
     completer = Completer(loaded, task, nbest)
-    options = {"language": language, "images": images}
     if file is None and not as_json and sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty():
-        _converse(completer, task.check_options(loaded, options))
+        _converse(completer, task.check_options(loaded, {"language": language, "images": images}))
         return
-    for block in line_blocks(loaded, task, file, False, None, **options):
+    for block in line_blocks(loaded, task, file, False, None, language=language, images=images):
         for row, typed in enumerate(block.beginnings):
             content = completer.describe(block.lines.corpus.batch([row]), typed)
             if as_json:

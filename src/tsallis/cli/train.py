@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -13,28 +14,41 @@ from tsallis.cli.options import Device
 if TYPE_CHECKING:
     from tsallis.config import Config
     from tsallis.tasks.prepared import PreparedRun
+    from tsallis.training import Checkpoints
     from tsallis.training.distributed import World
     from tsallis.training.initial import Start
     from tsallis.training.lock import Lock
+    from tsallis.training.schema import Index
 
 
 def train(
     config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file, see recipes/.")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="The run folder; default: run_dir of the config.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check configuration and data, print sizes and all settings, and end.")
+    ] = False,
     device: Device = "auto",
 ) -> None:
     """Train a model, or go on with a training that was interrupted.
 
     On several processes: torchrun --nproc-per-node N -m tsallis train CONFIG
     """
+    from tsallis.config import refuse_idle
     from tsallis.tasks.registry import load_config
     from tsallis.training.distributed import init_distributed
+    from tsallis.training.file_names import CONFIG
 
     with init_distributed(device) as world:
         with world.share_mistakes():
             loaded = load_config(config, overrides or [])
-        run_training(loaded, run_dir or (Path(loaded.run_dir) if loaded.run_dir else Path("runs") / config.stem), world)
+            folder = run_dir or (Path(loaded.run_dir) if loaded.run_dir else Path("runs") / config.stem)
+            if not (folder / CONFIG).exists():  # a run that was started goes on as it is
+                refuse_idle(loaded, overrides or [])
+        if dry_run:
+            print_plan(loaded, folder, world)
+        else:
+            run_training(loaded, folder, world)
 
 
 class TrainingStart(NamedTuple):
@@ -46,35 +60,54 @@ class TrainingStart(NamedTuple):
     resumed: bool
 
 
-def run_training(loaded: Config, folder: Path, world: World) -> None:
+def _start(loaded: Config, folder: Path, world: World, lock: Lock | None, dry: bool = False) -> TrainingStart:
+    """Prepare a run, and make its folder or check it; of a dry run nothing is written."""
     from tsallis.tasks.registry import task_type
-    from tsallis.training import Trainer
+    from tsallis.training.run_folder import start_run
+
+    run = task_type(loaded).prepare(loaded, folder)
+    parameters, symbols = run.initialize(run.build()), run.data.vocabularies
+    resumed = world.main and start_run(
+        folder,
+        config=run.text,
+        description=run.description,
+        task=run.task.facts(),
+        src_vocab=symbols.src,
+        tgt_vocab=symbols.tgt,
+        lock=lock,
+        start=parameters.blob(),
+        changes=run.changes,
+        dry=dry,
+    )
+    return TrainingStart(run, parameters, lock, resumed)
+
+
+def run_training(loaded: Config, folder: Path, world: World) -> None:
+    """Train a run to its end, or to the end of the update in which SIGTERM comes.
+
+    Raises:
+        typer.Exit: after SIGTERM.
+    """
+    from tsallis.training import Checkpoints, Trainer
+    from tsallis.training.file_names import CHECKPOINTS
     from tsallis.training.progress import TrainingDisplay
-    from tsallis.training.run_folder import locked, start_run
+    from tsallis.training.run_folder import locked
+    from tsallis.training.termination import STATUS, note_termination
 
     with contextlib.ExitStack() as stack:
 
         def prepare() -> TrainingStart:
             lock = stack.enter_context(locked(folder)) if world.main else None
-            run = task_type(loaded).prepare(loaded, folder)
-            parameters, symbols = run.initialize(run.build()), run.data.vocabularies
-            resumed = world.main and start_run(
-                folder,
-                config=run.text,
-                description=run.description,
-                task=run.task.facts(),
-                src_vocab=symbols.src,
-                tgt_vocab=symbols.tgt,
-                lock=lock,
-                start=parameters.blob(),
-            )
-            return TrainingStart(run, parameters, lock, resumed)
+            return _start(loaded, folder, world, lock)
 
         start = world.run_on_all(prepare)
         data, settings = start.run.data, start.run.settings
         counts, quiet = data.train.counts, not world.main
         display = stack.enter_context(TrainingDisplay(folder, start.resumed, settings.epochs, counts, quiet))
         display.print_lines(start.parameters.lines)
+        display.print_lines(start.run.changes.lines if start.run.changes else ())
+        checkpoints = Checkpoints(folder / CHECKPOINTS)
+        before = checkpoints.index() if start.resumed else None
         trainer = Trainer(
             start.parameters.model,
             data.train,
@@ -87,6 +120,54 @@ def run_training(loaded: Config, folder: Path, world: World) -> None:
             lock=start.lock,
             init=start.parameters.facts,
             search=start.run.task.searched,
+            stop=stack.enter_context(note_termination()),
         )
         del start  # with the run that this one starts from
         trainer.run()
+        if trainer.stopped:
+            display.print_lines([f"Ended by SIGTERM after update {trainer.position.step}: the same command goes on"])
+            raise typer.Exit(STATUS)
+        if before is not None and before.finished and checkpoints.index() == before:
+            display.print_lines([_describe_finished(checkpoints, before)])
+
+
+def _describe_finished(checkpoints: Checkpoints, index: Index) -> str:
+    """Return a line on a run that has nothing left to do: its updates, and its best score."""
+    from tsallis.evaluation.score_names import find_score
+
+    last, best = checkpoints.facts("last"), checkpoints.facts("best")
+    metrics = best["metrics"]
+    select = metrics.get("select") or next((key.removeprefix("dev_") for key in metrics if key != "dev_loss"), "loss")
+    value, score = metrics.get(f"dev_{select}"), find_score(select)
+    number = (
+        "" if value is None else f", best dev {select.replace('_', ' ')} {value:{score.format if score else '.2%'}}"
+    )
+    return (
+        f"The run is finished: {last['epoch']} epochs, {last['step']} updates{number} after {best['step']}; "
+        "more training.epochs, updates or patience make it go on"
+    )
+
+
+def print_plan(loaded: Config, folder: Path, world: World) -> None:
+    """Print the sizes of data and model as comments, and the whole configuration."""
+    start = world.run_on_all(lambda: _start(loaded, folder, world, None, dry=True))
+    if world.main:
+        for line in _describe_plan(start, folder, world):
+            print(f"# {line}")
+        print(start.run.text, end="")
+
+
+def _describe_plan(start: TrainingStart, folder: Path, world: World) -> Iterator[str]:
+    run, data, settings = start.run, start.run.data, start.run.settings
+    counts, symbols = data.train.counts, data.vocabularies
+    yield f"{len(data.train)} examples to train on, {len(data.dev.corpus)} to validate on"
+    if counts is not None and counts.rows < counts.read:
+        yield f"left out of {counts.read}: {counts.long} longer than data.max_length, {counts.empty} with an empty side"
+    yield f"{len(symbols.src)} source symbols, {len(symbols.tgt)} target symbols"
+    yield f"{run.description['class']}: {sum(p.numel() for p in start.parameters.model.parameters())} parameters"
+    updates = len(settings.plan(data.train.lengths()).updates(0, settings.accumulate, world.size))
+    most = min(settings.epochs * updates, settings.updates or settings.epochs * updates)
+    yield f"{updates} updates in the first epoch, about {most} in all"
+    yield from start.parameters.lines
+    yield f"{folder}: {'holds this run, which goes on' if start.resumed else 'a new run'}"
+    yield from run.changes.lines if run.changes else ()

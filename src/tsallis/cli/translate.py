@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tsallis.cli.input import Block, check_command, line_blocks, one_batch, open_run, search_of
+from tsallis.cli.input import Block, check_command, input_name, line_blocks, one_batch, open_run, search_of
 from tsallis.cli.options import (
     LENGTH,
     MOST,
     MOST_EXPANSIONS,
     CompetingEnds,
     Device,
+    EveryEnd,
     FileArgument,
     Images,
     Json,
@@ -76,7 +77,8 @@ def translate(
         typer.Option(min=1, max=LENGTH, help="Symbols of an output, at most; default: twice the source's and 20."),
     ] = None,
     length_penalty: LengthPenalty = None,
-    competing_ends: CompetingEnds = None,
+    competing_ends: CompetingEnds = False,
+    every_end: EveryEnd = False,
     others: With = None,
     language: Language = None,
     images: Images = None,
@@ -88,8 +90,9 @@ def translate(
     `image<TAB>question`.
 
     Prints the best output a line. With --nbest above 1, --exact or --all: the number of the line, the output, its
-    probability and the certificate, separated by tabs. With --sample: number, output and probability, in the order of
-    the draws. --all --nbest N, as --exact --nbest N, ends when the N most probable outputs of all are proved.
+    probability and the certificate, separated by tabs; where there is no output, a line with an empty one. With
+    --sample: number, output and probability, in the order of the draws. --all --nbest N, as --exact --nbest N, ends
+    when the N most probable outputs of all are proved.
     """
     options = SearchOptions(
         nbest=nbest,
@@ -108,12 +111,13 @@ def translate(
         max_length=max_length,
         length_penalty=length_penalty,
         competing_ends=competing_ends,
+        every_end=every_end,
     )
     options.check()
     loaded, task = open_run(run, checkpoint, device, others)
     check_command(task, run, "translate")
     options.check_run(loaded)
-    defaults, name = search_of(loaded), str(file) if file else "standard input"
+    defaults, name = search_of(loaded), input_name(file)
     writer = Writer(loaded, task.noun, options, as_json)
     for block in line_blocks(loaded, task, file, False, prefix_column, language=language, images=images):
         lines = [block.line(row) for row in range(len(block.lines.numbers))]
@@ -134,19 +138,24 @@ class Writer:
     def write(self, block: Block, lines: list[int], answers: list[Answer]) -> None:
         """Print the answers of a block, and what lines without symbols have in their place."""
         by_line = dict(zip(lines, zip(answers, block.beginnings, strict=True), strict=True))
+        unknown = dict(zip(lines, block.unknown, strict=False))
         for line in range(block.first + 1, block.first + block.lines.count + 1):
             answer, beginning = by_line.get(line, (None, ""))
             if self.as_json:
-                print_json({"line": line, **self._content(answer, beginning)})
+                print_json({"line": line, "unknown": unknown.get(line, 0), **self._content(answer, beginning)})
             elif answer is None:
-                self._print_nothing()
+                self._print_nothing(line)
             else:
                 self._print(line, answer)
 
-    def _print_nothing(self) -> None:
-        """Print an empty output, and nothing in a list of outputs."""
+    def _print_nothing(self, line: int, certificate: str = "none") -> None:
+        """Print an empty output; in a list of outputs beside the line's number, with what is proved of it."""
         if not self.options.many:
             print()
+        elif self.options.sample is not None:
+            print_fields(str(line), "", "")
+        else:
+            print_fields(str(line), "", "0", certificate)
 
     def _print(self, line: int, answer: Answer) -> None:
         if self.options.mbr:
@@ -157,11 +166,13 @@ class Writer:
         else:
             assert answer.result is not None
             certificate = answer.result.certificate.kind
-            if self.options.many:
+            if answer.result.best is None:
+                self._print_nothing(line, certificate)
+            elif self.options.many:
                 for h in answer.result.hypotheses:
                     print_fields(str(line), self._text(h), f"{h.prob:.6g}", certificate)
             else:
-                print_fields(self._text(answer.result.best) if answer.result.best else "")
+                print_fields(self._text(answer.result.best))
 
     def _content(self, answer: Answer | None, beginning: str) -> dict[str, Any]:
         """Return what a line's JSON object holds besides its number."""

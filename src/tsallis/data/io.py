@@ -272,6 +272,8 @@ def stream_lines(path: Path | str, expected: str = "text") -> Iterator[str]:
 def decode_lines(stream: Stream, name: str, expected: str = "text") -> Iterator[str]:
     """Yield the lines of UTF-8 bytes, split at line feeds alone: fields may hold any other separator.
 
+    A carriage return right before a line feed, or at the very end, is a part of the line's end.
+
     Args:
         stream: read one line after the other.
         name: what an error calls it.
@@ -293,7 +295,7 @@ def decode_lines(stream: Stream, name: str, expected: str = "text") -> Iterator[
         except UnicodeDecodeError as error:
             culprit = f"byte 0x{line[error.start]:02x} at byte {error.start} of the line"
             raise InputError(f"{name}:{number}: expected UTF-8 text, found {culprit}") from error
-        yield text.removesuffix("\n")
+        yield text.removesuffix("\n").removesuffix("\r")
     if number == 0:
         raise InputError(f"{name}: the file is empty, expected lines of {expected}")
 

@@ -188,8 +188,10 @@ class SyntheticStream:
         if name not in SYNTHETIC_TASKS:
             raise ValueError(f"the task must be one of {', '.join(SYNTHETIC_TASKS)}, got {name!r}")
         self.task = SYNTHETIC_TASKS[name]
-        if not self.task.shortest <= least <= most:
-            raise ValueError(f"lengths of {name} must be at least {self.task.shortest}, got {least} to {most}")
+        if least < self.task.shortest:
+            raise ValueError(f"examples of {name} have at least {self.task.shortest} tokens, got a length of {least}")
+        if most < least:
+            raise ValueError(f"most must not be below least, got least {least} and most {most}")
         self.batch_size, self.least, self.most = batch_size, least, most
         self.seed, self.position = seed, position
 

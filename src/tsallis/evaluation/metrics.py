@@ -9,9 +9,11 @@ from typing import Any
 
 from tsallis.data.corpus import Corpus
 from tsallis.evaluation.empty_output import compare_empty, empty_log_probs
-from tsallis.evaluation.teacher_forcing import teacher_forced_scores
+from tsallis.evaluation.teacher_forcing import TeacherForcedScores, teacher_forced_sums
+from tsallis.models.label_decoder import ends_are_certain
 from tsallis.search import Result
 
+BATCH = 128  # rows computed together
 WHOLE = 1 - 1e-6  # a hypothesis with at least this much probability has all of it, up to rounding
 
 
@@ -26,7 +28,8 @@ class Evaluation:
             none.
         symbol_accuracy: share of symbols that are the most probable, with teacher forcing.
         unknown_symbols: the number of gold symbols that the vocabulary lacks.
-        gold_possible: share of samples whose gold output is among the hypotheses.
+        gold_possible: share of samples whose gold output has a probability, whatever the search lists.
+        gold_listed: share of samples whose gold output is among the hypotheses.
         single: share of samples whose whole mass is on one hypothesis.
         complete, optimal, bounded, none: shares of the kinds of certificates.
         output_support: symbols with a probability, mean over the best hypotheses' steps.
@@ -55,6 +58,7 @@ class Evaluation:
     symbol_accuracy: float
     unknown_symbols: int
     gold_possible: float
+    gold_listed: float
     single: float
     complete: float
     optimal: float
@@ -101,11 +105,13 @@ def evaluate(model: Any, corpus: Corpus, results: Sequence[Result], seconds: flo
     count = len(corpus)
     if not count or len(results) != count:
         raise ValueError(f"there must be one result a sample, and a sample at least: got {len(results)} for {count}")
-    scores = teacher_forced_scores(model, corpus)
+    possible: dict[int, bool] = {}
+    scores = TeacherForcedScores.of(teacher_forced_sums(model, corpus.batches(BATCH), possible=possible))
     kinds = [r.certificate.kind for r in results]
     best = [r.best for r in results if r.best is not None]
-    steps = [n for h in best for n in h.support]
-    counts = [n for h in best for n in h.num_attended]
+    last = -1 if ends_are_certain(model) else None  # the step of the end, of which there is nothing to say
+    steps = [n for h in best for n in h.support[:last]]
+    counts = [n for h in best for n in h.num_attended[:last]]
     single = sum(h.prob >= WHOLE for h in best) if model.output.normalized else 0
     hits = sum(
         any(list(h.tokens) == list(corpus.tgt[i]) for h in result.hypotheses) for i, result in enumerate(results)
@@ -118,7 +124,8 @@ def evaluate(model: Any, corpus: Corpus, results: Sequence[Result], seconds: flo
         gold_in_support=scores.gold_in_support,
         symbol_accuracy=scores.symbol_accuracy,
         unknown_symbols=scores.unknown_symbols,
-        gold_possible=hits / count,
+        gold_possible=sum(possible.values()) / count,
+        gold_listed=hits / count,
         single=single / count,
         complete=kinds.count("complete") / count,
         optimal=kinds.count("optimal") / count,

@@ -13,11 +13,12 @@ from torch import Tensor
 from tsallis.data.batching import IGNORE_INDEX, Batch, has_loss
 from tsallis.data.corpus import Corpus
 from tsallis.evaluation.language import smoothed_losses, sparsemax_scores
+from tsallis.models.label_decoder import ends_are_certain
 from tsallis.models.protocol import device_of
 from tsallis.search.step import eval_mode
+from tsallis.special_symbols import EOS
 
 AT_ONCE = 1 << 24  # scores computed together
-OF_OUTPUT = 9  # numbers that are of the output layer
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class TeacherForcedScores:
     """Loss and sparsity of a model with teacher forcing.
 
     A symbol that the vocabulary lacks has probability zero, as in :func:`~tsallis.search.score`: it is wrong, and out
-    of the support. The loss alone leaves it out, for it would be infinite.
+    of the support. The loss alone leaves it out, for it would be infinite. Of a classifier the symbols are the labels.
 
     Args:
         loss: the map's own loss, a symbol of the vocabulary.
@@ -93,14 +94,29 @@ def teacher_forced_scores(model: Any, corpus: Corpus, batch_size: int = 128) -> 
     return TeacherForcedScores.of(teacher_forced_sums(model, corpus.batches(batch_size)))
 
 
+def counted_symbols(model: Any, tgt_out: Tensor) -> Tensor:
+    """Tell which target symbols count: all but padding, and of a classifier the labels alone, for its ends are certain.
+
+    >>> from tsallis.models import RNNSeq2Seq
+    >>> counted_symbols(RNNSeq2Seq(6, 6, d_model=8), torch.tensor([[5, 2, IGNORE_INDEX]])).tolist()
+    [[True, True, False]]
+    """
+    symbols = tgt_out != IGNORE_INDEX
+    return symbols & (tgt_out != EOS) if ends_are_certain(model) else symbols
+
+
 @torch.no_grad()
 def teacher_forced_sums(
-    model: Any, batches: Iterable[Batch], densities: dict[str, Tensor] | None = None
+    model: Any,
+    batches: Iterable[Batch],
+    densities: dict[str, Tensor] | None = None,
+    possible: dict[int, bool] | None = None,
 ) -> list[float]:
     """Return the numbers of :class:`TeacherForcedScores` summed over symbols, and how many there were.
 
     To `densities`, a float64 tensor [layers, heads] for each kind of attention, each head's density in a batch is
-    added, times the batch's symbols.
+    added, times the batch's symbols. In `possible` it is noted by the rows' numbers whether all symbols of a row have a
+    probability.
     """
     totals = torch.zeros(len(fields(TeacherForcedScores)) + 1, dtype=torch.float64)
     device = device_of(model)
@@ -108,11 +124,15 @@ def teacher_forced_sums(
         for batch in batches:
             tgt_out = batch.tgt_out.to(device)
             decoded = model(batch.src.to(device), batch.src_lengths.to(device), batch.tgt_in.to(device))
-            mask = tgt_out != IGNORE_INDEX
+            mask = counted_symbols(model, tgt_out)
             hidden, gold = decoded.hidden[mask], tgt_out[mask]  # [symbols, d_model], [symbols]
             width = max(1, AT_ONCE // model.output.scores(hidden[:1]).shape[-1])
             parts = zip(hidden.split(width), gold.split(width), strict=True)
-            of_output = sum((_output_sums(model.output, h, y) for h, y in parts), torch.zeros(OF_OUTPUT).double())
+            sums_of_parts, supports = zip(*(_output_sums(model.output, h, y) for h, y in parts), strict=True)
+            if possible is not None:
+                missing = torch.zeros_like(mask).masked_scatter(mask, ~torch.cat(supports)).any(1)  # [batch]
+                possible.update(zip(batch.index, (~missing).tolist(), strict=True))
+            of_output = torch.stack(sums_of_parts).sum(0)
             unknown = (~has_loss(gold)).sum().double()
             rest = [model.num_attended(decoded)[mask].double().sum(), unknown, mask.sum().double()]
             totals += torch.cat([of_output, torch.stack(rest).cpu()])
@@ -138,7 +158,8 @@ def row_hits(model: Any, batches: Iterable[Batch]) -> dict[int, tuple[int, int]]
         for batch in batches:
             tgt_out = batch.tgt_out.to(device)
             hidden = model(batch.src.to(device), batch.src_lengths.to(device), batch.tgt_in.to(device)).hidden
-            mask, known = tgt_out != IGNORE_INDEX, has_loss(tgt_out)
+            mask = counted_symbols(model, tgt_out)
+            known = has_loss(tgt_out) & mask
             right = torch.zeros_like(known)
             right[known] = model.output.scores(hidden[known]).argmax(-1) == tgt_out[known]
             counts = zip(right.sum(1).tolist(), mask.sum(1).tolist(), strict=True)
@@ -146,8 +167,11 @@ def row_hits(model: Any, batches: Iterable[Batch]) -> dict[int, tuple[int, int]]
     return hits
 
 
-def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> Tensor:
-    """Return the sums over symbols of what :class:`TeacherForcedScores` says of the output layer [OF_OUTPUT]."""
+def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what :class:`TeacherForcedScores` says of the output layer, and which symbols have a probability.
+
+    The first is summed over symbols [9], the second is [symbols].
+    """
     known = has_loss(gold)  # [symbols]
     scores = output.scores(hidden)  # [symbols, d_vocab]
     probs = output.probs(scores)
@@ -170,7 +194,7 @@ def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> Tensor:
         smoothed_losses(of_gold_share, shares.shape[-1]).sum(),
         sparsemax_scores(shares, of_gold_share).sum(),
     ]
-    return torch.stack([x.double() for x in sums]).cpu()
+    return torch.stack([x.double() for x in sums]).cpu(), of_gold > 0
 
 
 def _gold_values(values: Tensor, gold: Tensor, known: Tensor) -> Tensor:

@@ -112,8 +112,19 @@ class LabelOutput(nn.Module):
     def loss_of_scores(
         self, scores: Tensor, target: Tensor, ignore_index: int = -100, reduction: str = "mean"
     ) -> Tensor:
-        """Return the loss of the labels from scores; a mean is taken over ends, too."""
+        """Return the loss of the labels among the symbols [...] from scores; all others have none."""
+        target = torch.where(target < FIRST, ignore_index, target)
         return self.layer.loss_of_scores(scores, target, ignore_index, reduction)
+
+
+def ends_are_certain(model: Any) -> bool:
+    """Tell whether a model, or each of an ensemble, gives one label and then the end, of which there is nothing to say.
+
+    >>> ends_are_certain(LabelDecoder(20, 6, d_model=8))
+    True
+    """
+    members = getattr(model, "models", None)
+    return isinstance(model, LabelDecoder) if members is None else all(map(ends_are_certain, members))
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def exact_search(
         beam_size: of the beam search, at least `n_best`.
         budget: prefixes that the second search expands a source, at most.
         seconds: time a source, at most; the beam search is part of it and ends by itself.
-        mass: the probability of all outputs together that is enough, above 0 and below 1.
+        mass: the probability that is enough, of all outputs together that nothing left can beat; above 0 and below 1.
         prefixes: the tokens that all outputs of a source begin with.
         limits: `min_length`, `max_length` and `length_penalty`, see :func:`beam_search`.
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tsallis.models.protocol import Decoder, join
-from tsallis.search.certificate import Hypothesis, Result, Stop
+from tsallis.search.certificate import ROUNDING, Hypothesis, Result, Stop
 from tsallis.search.step import Expansion, Limits, Prefix, Search, advance, check_at_least_one, eval_mode, make_limits
 from tsallis.search_budget import EXPANSIONS
 
@@ -30,7 +30,7 @@ class Goal:
         normalized: whether a longer hypothesis is never more probable.
         budget: prefixes that may be expanded.
         deadline: of the monotonic clock; None: no time is too long.
-        mass: the probability of all outputs together that is enough; None: none is.
+        mass: the probability that is enough, of all outputs together that no open prefix can beat; None: none is.
         n_best: outputs that are wanted; None: all.
     """
 
@@ -80,9 +80,21 @@ class _Queue(Search):
         """Return why nothing more is expanded, whatever is left in the queue."""
         if not self.budget:
             return "budget"
-        if self.goal.mass is not None and self.mass >= self.goal.mass:
+        if self.has_mass():
             return "mass"
         return "time" if self.goal.deadline is not None and time.monotonic() >= self.goal.deadline else None
+
+    def has_mass(self) -> bool:
+        """Tell whether the outputs that no open prefix can beat have the probability that is enough."""
+        if self.goal.mass is None or self.mass < self.goal.mass:
+            return False
+        least = min(self.limits.score_bound(-self.heap[0].cost), self.known_bound) - ROUNDING
+        ahead = [h.prob for h in self.finished if h.score(self.limits.length_penalty) >= least]
+        return math.fsum(ahead) >= self.goal.mass
+
+    def cut(self, log_prob: float) -> None:
+        """Note that a prefix is as long as there may be: scores are compared among the outputs that are no longer."""
+        self.give_up(-math.inf if self.limits.length_penalty else log_prob)
 
     def pop(self) -> list[_QueueEntry]:
         """Remove and return the best prefixes, as many as are expanded at once; none if this search is over."""
@@ -150,7 +162,7 @@ def exhaustive(
         src_lengths: [batch] their counts.
         budget: prefixes expanded a source, at most.
         seconds: time a source, at most, looked at between expansions; sources are then searched one after the other.
-        mass: the probability of all outputs together that is enough, above 0 and below 1.
+        mass: the probability that is enough, of all outputs together that nothing left can beat; above 0 and below 1.
         n_best: outputs returned a source; None: all.
         known: results of another search for the same outputs: theirs count as if they were found here, with `n_best` no
             prefix is followed that can't beat the best of them, and no bound is above theirs.
@@ -266,7 +278,7 @@ def _push(
     """Queue the prefixes of one token more, with totals [prefixes, d_vocab] from row `first` of the expansion on."""
     for parent, prefix in enumerate(prefixes):
         if prefix.length + 2 > queue.limits.steps and totals[parent].max() > -math.inf:
-            queue.give_up(float(totals[parent].max()))  # one token longer it could not even end
+            queue.cut(float(totals[parent].max()))  # one token longer it could not even end
             totals[parent] = -torch.inf
     flat, width = totals.flatten(), totals.shape[-1]
     chance = queue.limits.score_bound(flat) > queue.threshold()

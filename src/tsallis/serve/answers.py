@@ -130,9 +130,10 @@ class ServedRun:
         answers = iter(self._search(first, rows, check))
         contents = []
         for request, part in zip(requests, lines, strict=True):
-            by_line = {number: next(answers) for number in part.numbers}
+            unknown = (self.task.count_unknown(part.corpus.src[row]) for row in range(len(part.numbers)))
+            by_line = {number: {"unknown": next(unknown), **next(answers)} for number in part.numbers}
             nothing = {"draws": []} if request.search == "sample" else describe_result(NOTHING, self.run.tgt_vocab)
-            contents.append([by_line.get(number, nothing) for number in range(part.count)])
+            contents.append([by_line.get(number, {"unknown": 0, **nothing}) for number in range(part.count)])
         return [{"run": self.name, "search": first.search, "answers": part} for part in contents]
 
     def _read(self, sources: Sequence[str], request: Request) -> Lines:

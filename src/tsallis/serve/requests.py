@@ -6,12 +6,13 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tsallis.errors import describe
 from tsallis.search_budget import EXPANSIONS
 from tsallis.serve.limits import MOST_HEADS, Limits, Refusal
 from tsallis.training.schema import explain
 
-Positive = Annotated[int, Field(ge=1, le=2**31)]
-Length = Annotated[int, Field(ge=0, le=2**31)]
+Positive = Annotated[int, Field(ge=1)]  # how many at most, the server's limits say
+Length = Annotated[int, Field(ge=0)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 CHOICES = 10  # continuations, or symbols of a step, that are listed by default, as far as the server's limits allow
 
@@ -91,6 +92,8 @@ class TranslateRequest(Request):
             unset = type(self).model_fields[name].default
             if getattr(self, name) != unset and self.search not in searches:
                 raise Refusal(400, f"{name}: is for the search {' or '.join(searches)}, not for {self.search}")
+        if self.mass is not None and self.search == "exact" and (self.nbest or 1) == 1:
+            raise Refusal(400, "mass: is for lists: exact ends once its output is proved (nbest, or the search all)")
         for name in ("nbest", "beam", "draws"):
             check_most(name, getattr(self, name), limits.outputs)
         for name in ("min_length", "max_length"):
@@ -196,4 +199,4 @@ def check_most(name: str, value: int | None, most: int) -> None:
         Refusal: such a number.
     """
     if value is not None and value > most:
-        raise Refusal(400, f"{name}: at most {most}, found {value}")
+        raise Refusal(400, f"{name}: at most {most}, found {describe(value)}")

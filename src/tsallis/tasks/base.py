@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from numpy.typing import NDArray
+from pydantic import ConfigDict, TypeAdapter, ValidationError, model_validator
 
 from tsallis.config import Config as RunConfig
 from tsallis.config import Section
@@ -31,6 +32,7 @@ from tsallis.evaluation.text_scores import CorpusScore
 from tsallis.models.protocol import device_of
 from tsallis.models.registry import MODELS
 from tsallis.search import Result, beam_search
+from tsallis.special_symbols import UNK
 from tsallis.tasks.prepared import PreparedRun, check_rows, check_select, read_source, text_of_run
 from tsallis.tasks.scoring import best_texts, language_scores, score_values
 from tsallis.training.file_names import CONFIG, MODEL, TASK
@@ -97,6 +99,13 @@ class ModelSection(Section):
     Its key `architecture` is the class's name there.
     """
 
+    @model_validator(mode="after")
+    def _check_heads(self) -> ModelSection:
+        d_model, heads = getattr(self, "d_model", 0), getattr(self, "heads", 1)
+        if d_model % heads:
+            raise ValueError(f"d_model must be a multiple of heads, found d_model {d_model} and heads {heads}")
+        return self
+
     def check(self) -> None:
         """Refuse settings that don't go together, before any data is read.
 
@@ -132,6 +141,7 @@ class Task(ABC):
         searched: whether an example has a right output that is searched for: of a text nothing is.
         competing_ends: whether outputs of beam searches must end among the beam's best continuations, where a
             configuration does not say it, see :func:`tsallis.search.beam_search`.
+        empty_outputs: whether a line's right output may be empty where `read` is told so, by the keyword `empty`.
         refusals: why some commands can't run this task, by their names.
     """
 
@@ -145,6 +155,7 @@ class Task(ABC):
     options: ClassVar[tuple[str, ...]] = ()
     searched: ClassVar[bool] = True
     competing_ends: ClassVar[bool] = False
+    empty_outputs: ClassVar[bool] = False
     refusals: ClassVar[Mapping[str, str]] = {"generate": "tsallis generate is for language models"}
 
     @classmethod
@@ -203,6 +214,10 @@ class Task(ABC):
         """Return the whole symbols of what is typed of an output, and the rest: the beginning of the next symbol."""
         vocabulary = run.tgt_vocab
         return vocabulary.split_typed(text) if isinstance(vocabulary, Subwords) else (self.spell(text, run), "")
+
+    def count_unknown(self, source: Sequence[int] | NDArray[Any]) -> int:
+        """Return how many symbols of a source the run doesn't know."""
+        return sum(int(symbol) == UNK for symbol in source)
 
     def utility(self, text: str, reference: str) -> float:
         """Return how good an output is where another one is right, from 0 to 1: for choices of least risk."""
@@ -308,8 +323,9 @@ class Task(ABC):
             InputError: settings of the model that don't go together, and what reading the data finds.
         """
         described = config.model.model_dump(mode="json", exclude={"architecture", "tau"})
-        text = config.text() if folder is None else text_of_run(config, folder)
-        stored = None if folder is None else read_stored(folder, text, described)
+        text, changes = (config.text(), None) if folder is None else text_of_run(config, folder)
+        texts = [text] if changes is None else [text, changes.before]
+        stored = None if folder is None else read_stored(folder, texts, described)
         if stored is None or folder is None:
             config.model.check()
         else:
@@ -324,7 +340,9 @@ class Task(ABC):
         check_rows(settings, data)
         check_select(settings.select, task, data)
         if stored is not None:
-            return PreparedRun(task, data, stored.description, settings, text, config.training, started)
+            return PreparedRun(
+                task, data, stored.description, settings, text, config.training, started, changes=changes
+            )
         arguments = config.model.arguments(data, settings, source)
         description = {"class": config.model.architecture, "arguments": arguments}
         return PreparedRun(task, data, description, settings, text, config.training, source=source)

@@ -13,7 +13,7 @@ from pydantic import Field
 from tsallis.config import Alpha, Basis, Count, Density, Depth, FileName, Section, Size
 from tsallis.data.batching import Batch
 from tsallis.data.corpus import Corpus
-from tsallis.data.io import find_packed, stream_lines
+from tsallis.data.io import find_packed, read_lines
 from tsallis.data.ragged import RaggedRows, type_for
 from tsallis.data.splits import hold_out
 from tsallis.data.vocabulary import Vocabulary
@@ -139,7 +139,7 @@ def read_labelled(path: Path | str) -> list[LabelledText]:
     Raises:
         InputError: a file that is missing, empty or damaged, or a malformed line, each with its place.
     """
-    lines = enumerate(stream_lines(path, LINE_FORMAT), start=1)
+    lines = enumerate(read_lines(path, LINE_FORMAT), start=1)
     return [parse_labelled(line, f"{path}:{number}") for number, line in lines]
 
 

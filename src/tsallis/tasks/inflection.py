@@ -64,6 +64,7 @@ class Inflection(SequenceTask):
     columns = ("lemma<TAB>tags", COLUMNS)
     scores = ("accuracy", "levenshtein")
     options = ("language",)
+    empty_outputs = True
 
     @classmethod
     def load(cls, config: InflectionData) -> tuple[Task, Data]:
@@ -132,8 +133,10 @@ class Inflection(SequenceTask):
         self.check_language(run, language)
         return super().read(lines, name, run, gold, first, language=language, **options)
 
-    def parse(self, line: str, origin: str, gold: bool, language: str | None = None) -> InflectionExample:
-        return parse_line(line, origin, language, gold)
+    def parse(
+        self, line: str, origin: str, gold: bool, language: str | None = None, empty: bool = False
+    ) -> InflectionExample:
+        return parse_line(line, origin, language, gold, empty)
 
     def split(self, run: Run, config: InflectionData, split: str, **options: Any) -> Lines:
         if options.get("language") is not None:
@@ -304,19 +307,27 @@ def read_languages(pattern: str, languages: Sequence[str], need_form: bool = Tru
     ]
 
 
-def parse_line(line: str, origin: str, language: str | None = None, need_form: bool = True) -> InflectionExample:
-    """Return the example on a line; without `need_form` that may be `lemma<TAB>tags`, too."""
+def parse_line(
+    line: str, origin: str, language: str | None = None, need_form: bool = True, empty: bool = False
+) -> InflectionExample:
+    """Return the example on a line.
+
+    Args:
+        line: of a file.
+        origin: its file and number.
+        language: of the example.
+        need_form: whether the line must have a form; without, it may be `lemma<TAB>tags`, too.
+        empty: whether the form may be empty.
+    """
+    line = line.removesuffix("\r")  # it would make the last tag another tag
     fields = line.split("\t")
     expected = COLUMNS if need_form else f"lemma<TAB>tags or {COLUMNS}"
     if len(fields) not in ((3,) if need_form else (2, 3)):
         count = f"{len(fields)} column" + ("s" if len(fields) != 1 else "")
         raise InputError(f"{origin}: expected {expected}, found {count}: {shorten(line)}")
-    if fields[-1].endswith("\r"):
-        # It would make the last tag another tag.
-        raise InputError(f"{origin}: expected a line that ends in LF, found CR LF")
     lemma, tags = fields[0], tuple(fields[-1].split(";"))
     form = fields[1] if len(fields) == 3 else None
-    if not lemma or form == "":
+    if not lemma or (form == "" and not empty):
         raise InputError(f"{origin}: expected {expected}, found an empty {'lemma' if not lemma else 'form'}")
     if not all(tags):
         raise InputError(f"{origin}: expected tags separated by single semicolons, found {describe(fields[-1])}")

@@ -11,14 +11,16 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 
-from tsallis.config import LARGEST_FILE, EmbeddingsConfig, TrainingConfig, parse_yaml
 from tsallis.config import Config as RunConfig
+from tsallis.config import EmbeddingsConfig, TrainingConfig
 from tsallis.data.io import read_text
 from tsallis.data.ragged import RaggedRows, Rows
 from tsallis.data.word_vectors import read_word_vectors
+from tsallis.data.yaml_text import LARGEST_FILE, parse_yaml
 from tsallis.errors import InputError, describe, memory_for
 from tsallis.evaluation.score_names import TEACHER_FORCED
 from tsallis.tasks.scoring import best_texts, language_scores, score_values
+from tsallis.training.changes import Changes, find_changes
 from tsallis.training.checkpoint import Checkpoints
 from tsallis.training.file_names import CHECKPOINTS, CONFIG
 from tsallis.training.initial import (
@@ -53,6 +55,7 @@ class PreparedRun:
     training: TrainingConfig
     folder: Path | None = None  # of the run, if it was started before
     source: Run | None = None  # that it starts from, if it was not
+    changes: Changes | None = None  # of its settings since it was started
 
     def build(self) -> Any:
         """Return the model, as the seed makes it."""
@@ -123,20 +126,24 @@ class PreparedRun:
         return measure
 
 
-def text_of_run(config: RunConfig, folder: Path) -> str:
-    """Return the configuration as YAML; if the folder holds a run of the same one, as it stands there.
+def text_of_run(config: RunConfig, folder: Path) -> tuple[str, Changes | None]:
+    """Return the configuration as YAML, and the settings that are others in the folder, where its run can change them.
 
-    A run that an earlier version started lacks settings that came later: with their defaults it goes on as before.
+    If the folder holds a run of the same configuration, it is the text that stands there: a run that an earlier version
+    started lacks settings that came later, and goes on with their defaults.
     """
     text = config.text()
     if not (folder / CONFIG).exists():
-        return text
+        return text, None
     stored = read_text(folder / CONFIG, LARGEST_FILE)
     try:
-        same = type(config).model_validate(parse_yaml(stored, CONFIG)).text() == text
+        before = type(config).model_validate(parse_yaml(stored, CONFIG))
     except (InputError, ValidationError):
-        return text
-    return stored if same else text
+        return text, None
+    if before.text() == text:
+        return stored, None
+    first, second = (content.model_dump(exclude={"run_dir"}) for content in (before, config))
+    return text, find_changes(stored, first, second, Settings(**config.training.settings()))
 
 
 def read_source(config: RunConfig) -> Run | None:

@@ -19,7 +19,7 @@ from tsallis.data.ragged import RaggedRows
 from tsallis.data.subword_numbers import load_subwords
 from tsallis.data.subwords import Subwords
 from tsallis.datasets.number_names import german_english_numbers
-from tsallis.errors import InputError
+from tsallis.errors import InputError, shorten
 from tsallis.evaluation.text_scores import CorpusScore, exact_match, length_ratio, sentence_chrf, translation_scores
 from tsallis.tasks.base import LONGEST, Data, Lines, Task, Vocabularies, refuse_long, split_name
 from tsallis.tasks.sequences import SequenceTask, check_source
@@ -112,6 +112,7 @@ class Translation(SequenceTask):
     scores = ("bleu", "chrf", "ter", "exact")
     costly_scores = ("ter",)
     competing_ends = True
+    empty_outputs = True
 
     @classmethod
     def load(cls, config: TranslationData) -> tuple[Task, Data]:
@@ -135,12 +136,17 @@ class Translation(SequenceTask):
     def limit(self) -> int:
         return max(LONGEST, self.max_length or 0)
 
-    def parse(self, line: str, origin: str, gold: bool) -> Pair:
+    def parse(self, line: str, origin: str, gold: bool, empty: bool = False) -> Pair:
+        line = line.removesuffix("\r")  # as the readers of texts do
         fields = line.split("\t")
         if not gold:
             return line, ""
-        if len(fields) != 2 or not all(field.strip() for field in fields):
-            raise InputError(f"{origin}: expected source<TAB>target, found {len(fields)} columns or an empty one")
+        if len(fields) != 2:
+            count = f"{len(fields)} column" + ("s" if len(fields) != 1 else "")
+            raise InputError(f"{origin}: expected {self.columns[1]}, found {count}: {shorten(line)}")
+        sides = zip(("source", "target"), fields, (False, empty), strict=True)
+        if missing := [side for side, field, may_be_empty in sides if not field.strip() and not may_be_empty]:
+            raise InputError(f"{origin}: expected {self.columns[1]}, found an empty {missing[0]}")
         return fields[0], fields[1]
 
     def read(self, lines: Sequence[str], name: str, run: Run, gold: bool, first: int = 0, **options: Any) -> Lines:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
@@ -196,6 +197,9 @@ class Visual(LabelTask):
         titles = [f"{e.question.image}: {e.question.question}" for e in examples]
         corpus = Corpus(RaggedRows.of(rows, type_for(max(len(src), len(store)))), targets)
         return Lines(corpus, answers, titles, list(range(count)), count)
+
+    def count_unknown(self, source: Sequence[int] | NDArray[Any]) -> int:
+        return super().count_unknown(source[1:])  # without the image's number
 
     def plot(self, run: Run, batch: Batch, result: Result, title: str) -> Figure:
         images = run.model.image_store(batch.src[:, 0])

@@ -113,6 +113,13 @@ class Checkpoints:
             self.written = index
         return index
 
+    def reopen(self) -> None:
+        """Say that the run is not finished: it goes on from its last checkpoint."""
+        with writing(self.folder, self.lock):
+            index = self._checked_index()
+            if index.finished:
+                self._replace(index, index.model_copy(update={"finished": False}))
+
     def save(
         self,
         model: dict[str, Tensor],

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from tsallis.data.batching import IGNORE_INDEX, Batch, has_loss
 from tsallis.errors import InputError
+from tsallis.evaluation.teacher_forcing import counted_symbols
 from tsallis.models.sharing import aliases_of
 from tsallis.nn.parameter_groups import split_parameters
 from tsallis.training.distributed import World
@@ -80,7 +81,7 @@ class Objective(nn.Module):
 @torch.no_grad()
 def batch_stats(model: Any, decoded: Any, tgt_out: Tensor) -> BatchStats:
     """Compute accuracy and sparsity with teacher forcing."""
-    mask = has_loss(tgt_out)
+    mask = has_loss(tgt_out) & counted_symbols(model, tgt_out)
     scores = model.output.scores(decoded.hidden[mask]).float()  # [symbols, d_vocab]
     probs = model.output.probs(scores)
     return BatchStats(
@@ -111,6 +112,7 @@ class Engine:
         if settings.optimizer not in OPTIMIZERS:
             raise InputError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {settings.optimizer!r}")
         self.world, self.settings = world, settings
+        self.stop = False  # whether a process was to stop after the last update
         self.model = model.to(world.device)
         self.objective = Objective(self.model, settings.label_smoothing)
         self.sharded = world.size > 1 and settings.strategy == "fsdp"
@@ -157,7 +159,13 @@ class Engine:
         return [group for group in groups if group["params"]]
 
     def update(
-        self, batches: Sequence[Batch], own: int, count: int, rate: float, collect_stats: bool = False
+        self,
+        batches: Sequence[Batch],
+        own: int,
+        count: int,
+        rate: float,
+        collect_stats: bool = False,
+        stop: bool = False,
     ) -> tuple[int, Tensor]:
         """Make one step of the optimizer.
 
@@ -168,11 +176,17 @@ class Engine:
             count: passes of each process.
             rate: the learning rate.
             collect_stats: leave a :class:`BatchStats` at the first of them in :attr:`batch_stats`.
+            stop: whether this process is to stop after the update; :attr:`stop` is then True in all of them.
 
         Returns:
-            Symbols of all processes, and this process's part of their summed loss, not yet read from the device.
+            Symbols of all processes, and this process's part of their summed loss, not yet read from the device. Of a
+            classifier the symbols are labels: its ends are certain.
         """
-        (symbols,) = self.world.sum(sum(int(has_loss(batch.tgt_out).sum()) for batch in batches[:own]))
+        known = [has_loss(batch.tgt_out) for batch in batches[:own]]
+        counted = [counted_symbols(self.model, batch.tgt_out) for batch in batches[:own]]
+        both = [int((a & b).sum()) for a, b in zip(known, counted, strict=True)]
+        symbols, reported, stops = self.world.sum(sum(int(mask.sum()) for mask in known), sum(both), stop)
+        self.stop = stops > 0
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["factor"]
         self.optimizer.zero_grad()
@@ -187,7 +201,7 @@ class Engine:
             total += loss.detach() if counts else 0
         nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
         self.optimizer.step()
-        return int(symbols), total
+        return int(reported), total
 
     @property
     def batch_stats(self) -> BatchStats | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -13,19 +14,24 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from tsallis.data.corpus import Counts
 from tsallis.errors import without_controls
 from tsallis.evaluation.score_names import OF_TEXT, find_score
+from tsallis.optional_output import OptionalOutput
 from tsallis.training.trainer import Progress as State
 
 LINE = ("bleu", "macro_accuracy", "accuracy", "exact", *OF_TEXT)  # scores of a validation's line, with what decides
 
 
 class TrainingDisplay:
-    """Bars on a terminal, plain lines elsewhere."""
+    """Bars on a terminal, plain lines elsewhere.
+
+    A training goes on when its display can no longer be written to: `log.jsonl` has everything.
+    """
 
     def __init__(
         self, folder: Path, resumed: bool, epochs: int, counts: Counts | None = None, quiet: bool = False
     ) -> None:
         self.epochs = epochs
-        self.console = Console(quiet=quiet)
+        note = "the training goes on without a display"
+        self.console = Console(file=cast("IO[str]", OptionalOutput(sys.stdout, note)), quiet=quiet)
         self.progress = Progress(
             TextColumn("epoch {task.fields[epoch]}"),
             BarColumn(),

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError, describe
 from tsallis.models.registry import MODELS
 from tsallis.models.sharing import aliases_of
+from tsallis.training.changes import Changes
 from tsallis.training.checkpoint import Checkpoints
 from tsallis.training.file_names import CHECKPOINTS, CONFIG, LOCK, MODEL, PARAMETERS, START, TASK
 from tsallis.training.lock import Lock, locked, writing
@@ -185,14 +186,14 @@ class StoredRun(NamedTuple):
     task: dict[str, Any]
 
 
-def read_stored(folder: Path, config: str, arguments: Mapping[str, Any]) -> StoredRun | None:
+def read_stored(folder: Path, configs: Sequence[str], arguments: Mapping[str, Any]) -> StoredRun | None:
     """Read how a run was started with this configuration; None where there is none, or one of another configuration.
 
     What is estimated, the threshold of alpha-ReLU, is estimated once: another machine would find a slightly other one.
 
     Args:
         folder: of the run.
-        config: the text of its configuration.
+        configs: the text of its configuration; several where settings are changed that it may go on with.
         arguments: those that the configuration determines.
 
     Raises:
@@ -201,7 +202,7 @@ def read_stored(folder: Path, config: str, arguments: Mapping[str, Any]) -> Stor
     if not (folder / CONFIG).exists():
         return None
     record, task = _read_records(folder)
-    if read_bytes(folder / CONFIG) != config.encode():
+    if read_bytes(folder / CONFIG) not in [config.encode() for config in configs]:
         return None
     for key, value in arguments.items():
         if record.arguments.get(key, value) != value:  # it would be built before anything else is compared
@@ -225,10 +226,13 @@ def start_run(
     tgt_vocab: Symbols,
     lock: Lock | None = None,
     start: bytes | None = None,
+    changes: Changes | None = None,
+    dry: bool = False,
 ) -> bool:
     """Write what the folder holds besides checkpoints, or check that it is the same run; tell whether it was there.
 
-    `start` is the content of the file of parameters that the run begins with, where they are not drawn at random.
+    `start` is the content of the file of parameters that the run begins with, where they are not drawn at random. With
+    `changes` the run goes on with other settings, and its configuration is written anew. A `dry` start writes nothing.
 
     Raises:
         InputError: a folder with something else in it, another configuration, or other data; a file that can't be
@@ -245,18 +249,27 @@ def start_run(
     with writing(folder, lock):
         resumed = os.path.lexists(path)
         if resumed:
-            _check_same(folder, config, record, task_record, vocabularies)
+            same = config if changes is None or read_text(path) == config else changes.before
+            _check_same(folder, same, record, task_record, vocabularies)
+            if changes is not None and same != config:
+                changes.check(folder)
+                if not dry:
+                    write_atomic(path, config)
         else:
             texts = {MODEL: json.dumps(as_json(record), indent=1).encode(), TASK: reading.encode()}
             texts.update({START: start} if start is not None else {})
-            if any(not _is_start_leftover(p, texts, vocabularies, names) for p in folder.iterdir()):
+            there = folder.iterdir() if os.path.lexists(folder) or not dry else ()
+            if any(not _is_start_leftover(p, texts, vocabularies, names) for p in there):
                 raise InputError(f"{folder}: the folder is not empty and holds no run; choose another one")
+            if dry:
+                return False
             for name, text in texts.items():
                 write_atomic(folder / name, text)
             for target, symbols in vocabularies.items():
                 write_atomic(target, symbols.model if isinstance(symbols, Subwords) else symbols.to_json())
             write_atomic(path, config)  # last: with it the folder is a run
-        remove_leftovers(folder, names)
+        if not dry:
+            remove_leftovers(folder, names)
     return resumed
 
 
@@ -301,7 +314,21 @@ def _is_start_leftover(
 
 
 def _difference(old: str, new: str) -> str:
-    before, after = set(old.split("\n")), set(new.split("\n"))
-    lines = [f"now {line.strip()}" for line in new.split("\n") if line not in before]
-    lines += [f"then {line.strip()}" for line in old.split("\n") if line not in after]
+    """Name the settings that differ, with their paths."""
+    before, after = _settings(old), _settings(new)
+    lines = [f"now {line}" for line in after if line not in before]
+    lines += [f"then {line}" for line in before if line not in after]
     return "; ".join(lines[:4])
+
+
+def _settings(text: str) -> list[str]:
+    """Return the lines of a configuration, each behind the path of the section that it stands in."""
+    settings, sections = [], list[tuple[int, str]]()
+    for line in text.split("\n"):
+        indent, words = len(line) - len(line.lstrip(" ")), line.strip()
+        while sections and sections[-1][0] >= indent + words.startswith("- "):
+            sections.pop()
+        settings.append(".".join([*(key for _, key in sections), words]))
+        if words.endswith(":"):
+            sections.append((indent, words[:-1]))
+    return settings

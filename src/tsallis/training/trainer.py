@@ -96,6 +96,8 @@ class Trainer:
         world: this process among those that train.
         lock: on the folder, where the first process holds one: before every write it is seen to be the same folder.
         init: where the model's parameters are from, for the log.
+        stop: tells whether this process is to stop. All of them then do, after the update under way and a validation
+            that is due with it; there is a checkpoint, and :attr:`stopped` is True.
 
     Example:
         >>> import tempfile
@@ -122,8 +124,9 @@ class Trainer:
         lock: Lock | None = None,
         init: Mapping[str, Any] | None = None,
         search: bool = True,
+        stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.search = search
+        self.search, self.stop, self.stopped = search, stop, False
         self.model, self.train, self.dev, self.settings, self.watch = model, train, dev, settings, watch
         self.world = world or World()
         self.engine = Engine(model, settings.of_engine(), self.world)
@@ -150,7 +153,7 @@ class Trainer:
         """
         self._resume()
         try:
-            while not self._is_finished():
+            while not (self._is_finished() or self.stopped):
                 self._epoch()
         finally:
             if self.board is not None:
@@ -179,6 +182,7 @@ class Trainer:
         # Other processes make other updates: go on at the first batch that may not have been seen.
         self.position.update = self.position.update * state.processes // self.world.size
         self.world.on_main(lambda: self._rewind(state.log))
+        self.world.on_main(lambda: None if self._is_finished() else self.checkpoints.reopen())
         self.world.on_main(self._open_board)
 
     def _open(self) -> None:
@@ -269,13 +273,17 @@ class Trainer:
                 return
             if self._is_due(position.step, settings.validate_updates) or self._at_limit():
                 self._validate_if_due("validation", len(windows))
-                if self._is_finished():
+                if self._is_finished() or self.stopped:
                     return
-            elif position.step % settings.checkpoint_every == 0:
+                continue
+            self.stopped = self.engine.stop
+            if self.stopped or position.step % settings.checkpoint_every == 0:
                 self._flush()
                 self.world.on_main(lambda: self._write_timing("checkpoint"))
                 self._save()
                 self._start_clock()
+            if self.stopped:
+                return
 
     def _show(self, progress: Progress) -> None:
         self.watch(progress)
@@ -301,7 +309,7 @@ class Trainer:
         self.model.train()
         rate = self.schedule.rate(position.step)
         own = len(window[self.world.rank])
-        symbols, loss = self.engine.update(batches, own, count, rate, collect_stats)
+        symbols, loss = self.engine.update(batches, own, count, rate, collect_stats, self.stop())
         if collect_stats:
             self.batch_stats = self.engine.batch_stats
         self.pending += loss
@@ -370,6 +378,8 @@ class Trainer:
         self._save(metrics)
         if self.world.main:
             self.watch(progress)
+        # It took its time: a signal may have come since the update.
+        self.stopped = (self.engine.stop or self.world.sum(self.stop())[0] > 0) and not self._is_finished()
         self._start_clock()
 
     def _write_timing(self, event: str) -> None:

@@ -86,8 +86,8 @@ def test_a_folder_of_another_run_is_left_alone(tsallis, trained: Path, small_dat
     copy = tmp_path / "run"
     shutil.copytree(trained, copy)
     before = {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()}
-    done = tsallis("train", small_data / "config.yaml", "training.epochs=9", "--run-dir", copy, status=2)
-    refused(done, "another configuration", "epochs: 9", "epochs: 4")
+    done = tsallis("train", small_data / "config.yaml", "training.batch_size=9", "--run-dir", copy, status=2)
+    refused(done, "another configuration", "now training.batch_size: 9", "then training.batch_size: 16")
     assert {p: p.read_bytes() for p in copy.rglob("*") if p.is_file()} == before
     busy = tmp_path / "mine"
     busy.mkdir()

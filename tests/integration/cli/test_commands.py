@@ -173,6 +173,12 @@ def test_data_list(tsallis) -> None:
     assert "sigmorphon2018" in text and "458 files" in text
 
 
+def test_look_names_a_folder_that_is_a_file(tsallis, trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "looks").write_text("a file")
+    done = tsallis("look", trained, "--out", tmp_path / "looks", stdin="walk\tV;PST\n", status=2)
+    assert done.stderr == f"tsallis: {tmp_path / 'looks'}: expected a folder, found a file\n"
+
+
 def test_look_draws_a_figure_a_line(tsallis, trained: Path, tmp_path: Path) -> None:
     done = tsallis("look", trained, "--out", tmp_path / "looks", "--format", "svg", stdin="walk\tV;PST\nrebel\tV;PST\n")
     assert done.stdout.split() == [str(tmp_path / "looks" / f"{n}.svg") for n in (1, 2)]

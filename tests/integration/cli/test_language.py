@@ -75,15 +75,35 @@ def test_evaluate_compares_continuations_with_the_texts_own(tsallis, speaker: Pa
 def test_texts_are_drawn_behind_prompts(tsallis, speaker: Path) -> None:
     options = ("--samples", 3, "--length", 12)
     drawn = tsallis("generate", speaker, *options, stdin="am\n\nder\n").stdout.split("\n")[:-1]
-    assert len(drawn) == 9 and all(text.startswith("am") for text in drawn[:3])
-    assert all(text.startswith("der") for text in drawn[6:])
+    assert len(drawn) == 9
+    numbers, drawn = ([line.split("\t")[column] for line in drawn] for column in range(2))
+    assert numbers == [number for number in "123" for _ in range(3)]
+    assert all(text.startswith("am") for text in drawn[:3]) and all(text.startswith("der") for text in drawn[6:])
     assert drawn[:3] == tsallis("generate", speaker, *options, "--prefix", "am").stdout.split("\n")[:-1]
-    assert drawn != tsallis("generate", speaker, *options, "--seed", 1, stdin="am\n\nder\n").stdout.split("\n")[:-1]
+    others = tsallis("generate", speaker, *options, "--seed", 1, stdin="am\n\nder\n").stdout.split("\n")[:-1]
+    assert drawn != [line.split("\t")[1] for line in others]
     (line,) = tsallis("generate", speaker, *options, "--prefix", "am", "--json").stdout.splitlines()
     content = json.loads(line)
     assert content["line"] == 1 and [text["text"] for text in content["texts"]] == drawn[:3]
     for text in content["texts"]:
         assert len(text["support"]) == len(text["text"]) - 2 + text["ended"] and text["log_prob"] <= 0
+
+
+def test_a_prompt_is_printed_as_it_was_given(tsallis, speaker: Path, tmp_path: Path) -> None:
+    for run in (speaker, with_subwords(tmp_path)):
+        for prompt in ("am", "am @ zw", "@", "am  zw", "am ", " am", "ab\u2028c"):
+            for options in (("--length", 3), ("--beam", 2, "--length", 3)):
+                (line, _) = tsallis("generate", run, *options, "--prefix", prompt, "--json").stdout.split("\n")
+                content = json.loads(line)
+                text = content["text"] if "text" in content else content["texts"][0]["text"]
+                assert text.startswith(prompt) or not text, (prompt, text)
+                assert "<unk>" not in text and "\u2047" not in text and "am  " not in text.replace("am  zw", "")
+    done = tsallis("generate", speaker, stdin="am\n@@\n")
+    assert done.stderr.endswith(f"2 symbols of sources are unknown to {speaker}, the first on line 2: read as <unk>\n")
+
+
+def test_a_beam_that_finds_nothing_says_so(tsallis, speaker: Path) -> None:
+    assert tsallis("generate", speaker, "--prefix", "am", "--beam", 1, "--length", 1).stdout == "\t0\tnone\n"
 
 
 def test_a_beam_proves_what_it_finds_and_score_agrees(tsallis, speaker: Path) -> None:
@@ -122,10 +142,15 @@ def test_suggest_lists_what_may_follow(tsallis, speaker: Path) -> None:
     assert 1 <= len(lines) <= 3 and all(line.startswith("1\tm") for line in lines)
 
 
-def test_suggest_completes_a_word_in_every_way_that_subwords_spell_it(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text(CONFIG)
+def with_subwords(folder: Path) -> Path:
+    """A run that reads subwords, hardly trained."""
+    (folder / "config.yaml").write_text(CONFIG)
     overrides = "data.subwords.size=120", "training.updates=1", "model.output=softmax"
-    run = load_run(train_here(tmp_path / "config.yaml", tmp_path / "run", *overrides))
+    return train_here(folder / "config.yaml", folder / "run", *overrides)
+
+
+def test_suggest_completes_a_word_in_every_way_that_subwords_spell_it(tmp_path: Path) -> None:
+    run = load_run(with_subwords(tmp_path))
     task = task_of(run.task)
     batch = task.read(["am"], "here", run, False).corpus.batch([0])
     completer = Completer(run, task, 1000)

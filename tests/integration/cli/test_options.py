@@ -48,12 +48,12 @@ SINGLE = {
         *("--out", "--split", "--text", "--figures", "--json", "--limit", "--sentences", "--importance"),
         *("--beam", "--language", "--checkpoint", "--device", "--searched", "--sweep"),
     },
-    "train": {"--run-dir", "--device"},
+    "train": {"--run-dir", "--device", "--dry-run"},
     "average": {"--last", "--json"},
     "suggest": {FILE, "--nbest", "--with", "--language", "--images", "--checkpoint", "--device", "--json"},
     "generate": {
-        *(FILE, "--prefix", "--samples", "--seed", "--length", "--beam", "--competing-ends", "--checkpoint"),
-        *("--device", "--json"),
+        *(FILE, "--prefix", "--samples", "--seed", "--length", "--beam", "--competing-ends", "--every-end"),
+        *("--checkpoint", "--device", "--json"),
     },
     "demo": {"--run-dir", "--updates", "--device"},
     "serve": {
@@ -68,11 +68,11 @@ SINGLE = {
 ELSEWHERE = {
     "translate": {
         *("--exact", "--time", "--mass", "--sample", "--seed", "--mbr", "--prefix", "--prefix-column"),
-        *("--min-length", "--max-length", "--length-penalty", "--competing-ends", "--with", "--device"),
+        *("--min-length", "--max-length", "--length-penalty", "--competing-ends", "--every-end", "--with", "--device"),
     },
     "evaluate": {
         *("--exact", "--budget", "--length-penalty", "--out", "--manifest", "--with", "--length", "--continuations"),
-        *("--competing-ends", "--device"),
+        *("--competing-ends", "--every-end", "--device"),
     },
     "score": {"--tokens", "--with", "--device"},
     "look": {"--device", "--json"},

@@ -214,6 +214,42 @@ def test_a_process_of_its_own_is_killed(whole: Whole, tmp_path: Path) -> None:
     assert trained(config, run) == expected
 
 
+def test_a_training_that_is_terminated_saves_its_last_update(whole: Whole, tmp_path: Path) -> None:
+    """As a batch system does it: what was trained since the last checkpoint is not lost."""
+    config = tmp_path / "config.yaml"
+    config.write_text(whole[0].read_text().replace("checkpoint_every: 2", "checkpoint_every: 500"))
+    expected = trained(config, tmp_path / "whole")
+    run = tmp_path / "run"
+    child = Child(terminated(command("train", config, "--run-dir", run), update=3))
+    done = child.ended()
+    assert done.status == 128 + signal.SIGTERM, done.text
+    assert "Ended by SIGTERM after update 3: the same command goes on" in done.text
+    index = json.loads((run / "checkpoints" / "index.json").read_text())
+    assert (index["last"], index["finished"]) == ("step-00000003", False)
+    result = trained(config, run)
+    steps = [event["step"] for event in result.pop("timing.jsonl")]  # type: ignore[attr-defined]
+    assert steps == [3, 4, 8] and expected.pop("timing.jsonl") and result == expected
+
+
+def terminated(work: Callable[[], None], update: int) -> Callable[[], None]:
+    """A training that a signal comes to in one of its updates."""
+
+    def working() -> None:
+        from tsallis.training.engine import Engine
+
+        original, count = Engine.update, iter(range(1, 100))
+
+        def updating(self: Engine, *arguments: object, **more: object) -> object:
+            if next(count) == update - 1:
+                signal.raise_signal(signal.SIGTERM)  # noted by the next update
+            return original(self, *arguments, **more)  # type: ignore[arg-type]
+
+        Engine.update = updating  # type: ignore[assignment, method-assign]
+        work()
+
+    return working
+
+
 def test_two_processes_cannot_train_in_one_folder(whole: Whole, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with locked(run):

@@ -232,6 +232,13 @@ def test_evaluate_writes_outputs_beside_references(tsallis, trained: Path, small
         ("evaluate", ("--out", "/"), "expected a file to write"),
         ("score", ("--tokens", "--json"), "--tokens is for text"),
         ("generate", ("--competing-ends",), "--competing-ends is for --beam"),
+        ("generate", ("--every-end",), "--every-end is for --beam"),
+        ("generate", ("--beam", 2, "--competing-ends", "--every-end"), "one of the two"),
+        ("translate", ("--every-end", "--competing-ends"), "--competing-ends leaves endings out, --every-end none"),
+        ("translate", ("--every-end", "--all"), "--every-end is for beam search: --all lists every output"),
+        ("evaluate", ("--competing-ends", "--every-end"), "one of the two"),
+        ("evaluate", ("--exact", "--every-end"), "--every-end is for beam search"),
+        ("translate", ("--exact", "--mass", 0.5), "--mass is for lists: --exact ends once its output is proved"),
     ],
 )
 def test_mistakes(tsallis, trained: Path, command_name: str, options: tuple[object, ...], words: str) -> None:
@@ -241,7 +248,7 @@ def test_mistakes(tsallis, trained: Path, command_name: str, options: tuple[obje
 
 def active(name: str) -> dict[str, Any]:
     """The argument that an option is."""
-    flags = dict.fromkeys(("--all", "--exact", "--mbr", "--prefix-column", "--competing-ends"), True)
+    flags = dict.fromkeys(("--all", "--exact", "--mbr", "--prefix-column", "--competing-ends", "--every-end"), True)
     values = {**flags, "--prefix": "a", "--mass": 0.5}
     key = "every" if name == "--all" else name[2:].replace("-", "_")
     return {key: values.get(name, 1)}
@@ -254,13 +261,55 @@ def test_every_pair_is_taken_or_refused_by_name() -> None:
     for one, other in itertools.combinations(names, 2):
         options = active(one) | active(other)
         pair = {one, other}
-        refused = any(pair == set(p) for p in REFUSALS)
+        refused = any(pair == set(p) for p in REFUSALS) or pair == {"--exact", "--mass"}
         lonely = [name for name in pair if name in NEEDS and not pair & set(NEEDS[name])]
         if refused or lonely:
             with pytest.raises(InputError, match=f"{one}|{other}"):
                 SearchOptions(**options).check()
         else:
             SearchOptions(**options).check()
+
+
+@pytest.mark.parametrize(
+    ("options", "certificate"),
+    [
+        (("--all", "--budget", 1, "--min-length", 3), "none"),
+        (("--all", "--time", 0), "none"),
+        (("--nbest", 3, "--max-length", 3, "--min-length", 3), "none"),
+        (("--all", "--prefix", "zzzz"), "complete"),
+        (("--exact", "--prefix", "zzzz"), "complete"),
+    ],
+)
+def test_a_line_without_an_output_has_a_line_that_says_so(
+    tsallis, second: Path, trained: Path, options: tuple[object, ...], certificate: str
+) -> None:
+    run = trained if certificate == "complete" or "--nbest" in options else second
+    objects = tsallis("translate", run, *options, "--json", stdin=ASKED).stdout.splitlines()
+    lines = tsallis("translate", run, *options, stdin=ASKED).stdout.splitlines()
+    answers = [json.loads(line) for line in objects]
+    assert len(answers) == 3 and any(not answer["hypotheses"] for answer in answers)
+    for answer in answers:
+        own = [line for line in lines if line.startswith(f"{answer['line']}\t")]
+        assert len(own) == max(1, len(answer["hypotheses"]))
+        if not answer["hypotheses"]:
+            assert own == [f"{answer['line']}\t\t0\t{certificate}"]
+
+
+def test_symbols_that_a_run_does_not_know_are_counted(tsallis, trained: Path, answers: Answers) -> None:
+    lines = "rebel\tV;PST\nrebel\tV;FOO\ncafé\tV;PST;BAR\n"
+    done = tsallis("translate", trained, stdin=lines)
+    message = f"3 symbols of sources are unknown to {trained}, the first on line 2"
+    assert done.stderr == f"tsallis: standard input: {message}: read as <unk>\n"
+    assert [answer["unknown"] for answer in answers(stdin=lines)] == [0, 1, 2]
+    assert tsallis("translate", trained, stdin="rebel\tV;PST\n").stderr == ""
+
+
+def test_an_empty_output_has_a_score(tsallis, trained: Path) -> None:
+    lines = "walk\t\tV;PST\nwalk\twalked\tV;PST\n"
+    empty, form = (json.loads(x) for x in tsallis("score", trained, "--json", stdin=lines).stdout.splitlines())
+    assert [token["symbol"] for token in empty["tokens"]] == ["</s>"] or empty["impossible"]["step"] == 1
+    assert form["tokens"]
+    assert "found an empty form" in tsallis("evaluate", trained, "-", stdin=lines, status=2).stderr
 
 
 def test_numbers_that_are_none_are_refused() -> None:

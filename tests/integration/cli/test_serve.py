@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import shlex
 import shutil
@@ -149,6 +150,18 @@ def test_an_output_that_is_full_ends_it_with_one_line(trained: Path) -> None:
             command("serve", trained, "--port", 0), stdout=full, stderr=subprocess.PIPE, text=True, env=environment()
         )
     assert ended.returncode == 2 and ended.stderr == "tsallis: standard output: No space left on device\n"
+
+
+@pytest.mark.process
+def test_an_output_that_nobody_reads_ends_it_with_one_line(trained: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = subprocess.run(
+        command("serve", trained, "--port", 0), stdout=writing, stderr=subprocess.PIPE, text=True, env=environment()
+    )
+    os.close(writing)
+    message = "tsallis: standard output is closed: nobody would learn the server's address\n"
+    assert (ended.returncode, ended.stderr) == (2, message)
 
 
 @pytest.mark.process

@@ -12,7 +12,9 @@ import yaml
 
 from integration.cli.conftest import Run
 from integration.cli.runs import contents, inflection, translation
+from tsallis.config import refuse_idle
 from tsallis.data.subwords import Subwords
+from tsallis.errors import InputError
 from tsallis.tasks.registry import load_config, task_type
 from tsallis.training.run_folder import start_run
 
@@ -39,8 +41,10 @@ def test_optimizer_schedule_and_curves(tsallis: Run, tmp_path: Path) -> None:
     event = last_line(run / "log.jsonl")
     assert event["select"] == "levenshtein" and "dev levenshtein" in text
     assert list((run / "tensorboard").glob("events.out.tfevents.*"))
-    assert "Going on" in tsallis("train", config, *overrides, "--run-dir", run).stdout
-    assert last_line(run / "log.jsonl") == event
+    text = tsallis("train", config, *overrides, "--run-dir", run).stdout
+    assert "Going on" in text and last_line(run / "log.jsonl") == event
+    best = min(json.loads(line)["dev_levenshtein"] for line in (run / "log.jsonl").read_text().splitlines()[1:])
+    assert f"The run is finished: 3 epochs, 12 updates, best dev levenshtein {best:.3f} after " in text
 
 
 def test_a_run_that_starts_from_another_one(tsallis: Run, inflector: Path, tmp_path: Path) -> None:
@@ -124,6 +128,97 @@ def test_a_recurrent_model_as_martins_have_it(tsallis: Run, tmp_path: Path) -> N
     tsallis("train", config, *settings, "model.attention=softmax", "model.num_basis=6", "--run-dir", run)
     assert json.loads((run / "model.json").read_text())["arguments"]["scorer"] == "additive"
     assert tsallis("translate", run, stdin="walk\tV;PST\n").stdout.count("\n") == 1
+
+
+def test_a_run_is_made_longer(tsallis: Run, tmp_path: Path) -> None:
+    """It ends as the longer one, with the other settings that may change; what would change its updates is refused."""
+    config, run, long = inflection(tmp_path / "data"), tmp_path / "run", tmp_path / "long"
+    more = ["training.epochs=4", "training.checkpoint_every=3", "training.keep=1", "search.beam_size=2"]
+    tsallis("train", config, *more, "--run-dir", long)
+    tsallis("train", config, "--run-dir", run)
+    before = contents(run)
+    for change, words in (
+        ("training.epochs=1", f"{run}: training.epochs: 2 are made already: expected more, found 1; or choose another"),
+        ("training.patience=3", "training.patience: expected None as before, or more, found 3"),
+        ("training.learning_rate=0.5", r"another configuration (now training.learning_rate: 0.5; then training.lea"),
+    ):
+        for dry in ([], ["--dry-run"]):
+            assert words in tsallis("train", config, change, "--run-dir", run, *dry, status=2).stderr
+    assert contents(run) == before
+    assert "training.epochs: 4, 2 until now" in tsallis("train", config, *more, "--run-dir", run, "--dry-run").stdout
+    assert contents(run) == before
+    text = tsallis("train", config, *more, "--run-dir", run).stdout
+    assert "\ntraining.epochs: 4, 2 until now\n" in text and "\nsearch.beam_size: 2, 5 until now\n" in text
+    result, expected = contents(run), contents(long)
+    assert result.pop("timing.jsonl") and expected.pop("timing.jsonl") and result == expected
+    assert "The run is finished: 4 epochs, 16 updates" in tsallis("train", config, *more, "--run-dir", run).stdout
+
+
+def test_a_dry_run_writes_nothing(tsallis: Run, tmp_path: Path) -> None:
+    config, run = inflection(tmp_path / "data"), tmp_path / "run"
+    text = tsallis("train", config, "training.seed=7", "--run-dir", run, "--dry-run").stdout
+    assert text.startswith(
+        "# 32 examples to train on, 6 to validate on\n# 24 source symbols, 20 target symbols\n# rnn: "
+    ), text
+    assert "# 4 updates in the first epoch, about 8 in all\n" in text and f"# {run}: a new run\n" in text
+    assert yaml.safe_load(text)["training"]["seed"] == 7 and not run.exists()
+    (tmp_path / "whole.yaml").write_text(text)
+    assert tsallis("train", tmp_path / "whole.yaml", "--run-dir", run, "--dry-run").stdout == text
+    tsallis("train", tmp_path / "whole.yaml", "--run-dir", run)
+    assert (run / "config.yaml").read_text() == "".join(
+        line for line in text.splitlines(keepends=True) if not line.startswith("#")
+    )
+    before = contents(run)
+    assert f"# {run}: holds this run" in tsallis("train", tmp_path / "whole.yaml", "--run-dir", run, "--dry-run").stdout
+    assert contents(run) == before
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes").write_text("x")
+    done = tsallis("train", config, "--run-dir", tmp_path / "other", "--dry-run", status=2)
+    assert "the folder is not empty and holds no run" in done.stderr
+    done = tsallis("train", config, "data.max_length=11", "--run-dir", tmp_path / "short", "--dry-run")
+    assert re.search("# left out of 32: [1-9] longer than data.max_length, 0 with an empty side\n", done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (
+            ["training.warmup=50"],
+            "training.warmup: 50 has no effect with schedule: halve-on-worse; leave it out, or set",
+        ),
+        (
+            ["training.plateau_patience=5", "training.schedule=constant"],
+            "training.plateau_patience: 5 has no effect with schedule: constant; leave it out, or set "
+            "training.schedule to plateau",
+        ),
+        (["training.lowest_learning_rate=1e-5"], "training.lowest_learning_rate: 1e-05 has no effect with schedule: "),
+        (["model={output: softmax, output_alpha: 1.3}"], "model.output_alpha: 1.3 has no effect with output: softmax"),
+    ],
+)
+def test_settings_without_effect_are_refused(tsallis: Run, tmp_path: Path, overrides: list[str], words: str) -> None:
+    config = inflection(tmp_path / "data")
+    done = tsallis("train", config, *overrides, "--run-dir", tmp_path / "run", status=2)
+    assert words in done.stderr and done.stderr.count("\n") == 1 and not (tmp_path / "run").exists()
+
+
+def test_an_override_may_leave_a_setting_of_the_file_without_effect(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("version: 1\ndata: {embedded: english-verbs}\ntraining: {schedule: plateau, plateau_patience: 5}\n")
+    for overrides in ([], ["training.schedule=constant"], ["training={schedule: constant}"]):
+        refuse_idle(load_config(path, overrides), overrides)
+    overrides = ["training.schedule=constant", "training.plateau_patience=4"]
+    with pytest.raises(InputError, match=r"training.plateau_patience: 4 has no effect"):
+        refuse_idle(load_config(path, overrides), overrides)
+    path.write_text(path.read_text().replace("plateau,", "constant,"))
+    with pytest.raises(InputError, match=r"training.plateau_patience: 5 has no effect"):
+        refuse_idle(load_config(path))
+
+
+def test_recipes_set_nothing_without_effect() -> None:
+    recipes = sorted((Path(__file__).resolve().parents[3] / "recipes").rglob("*.yaml"))
+    assert len(recipes) > 20
+    for path in recipes:
+        refuse_idle(load_config(path))
 
 
 @pytest.mark.parametrize(

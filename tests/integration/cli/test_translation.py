@@ -76,7 +76,12 @@ def test_empty_lines_keep_their_place(tsallis, trained: Path) -> None:
     results = [json.loads(x) for x in tsallis("translate", trained, "--json", stdin=source).stdout.splitlines()]
     assert [r["line"] for r in results] == [1, 2, 3, 4, 5, 6]
     assert [len(r["hypotheses"]) for r in results] == [0, 1, 0, 0, 1, 0]
-    assert results[0] == {"line": 1, "certificate": "none", "bound": None, "mass": 0.0, "hypotheses": []}
+    nothing = {"certificate": "none", "bound": None, "mass": 0.0, "hypotheses": []}
+    assert results[0] == {"line": 1, "unknown": 0, **nothing}
+    listed = tsallis("translate", trained, "--nbest", 2, stdin=source).stdout.splitlines()
+    assert [line for line in listed if line[0] in "1346"] == [f"{number}\t\t0\tnone" for number in (1, 3, 4, 6)]
+    drawn = tsallis("translate", trained, "--sample", 2, stdin=source).stdout.splitlines()
+    assert [line.split("\t")[0] for line in drawn] == ["1", "2", "2", "3", "4", "5", "5", "6"]
     assert [results[i]["hypotheses"][0]["translation"] for i in (1, 4)] == [lines[1], lines[4]]
 
 
@@ -113,7 +118,17 @@ def test_evaluation(tsallis, trained: Path, known: Path) -> None:
             "gold_in_support",
         ),
         *("symbol_accuracy", "unknown_symbols"),
-        *("gold_possible", "single", "complete", "optimal", "bounded", "none", "output_support", "output_sum"),
+        *(
+            "gold_possible",
+            "gold_listed",
+            "single",
+            "complete",
+            "optimal",
+            "bounded",
+            "none",
+            "output_support",
+            "output_sum",
+        ),
         *(
             "attention_support",
             "attention_support_teacher_forced",
@@ -142,5 +157,7 @@ def test_a_model_that_cannot_be_is_refused_before_there_is_a_run(tsallis, tmp_pa
     config = tmp_path / "config.yaml"
     config.write_text(CONFIG)
     error = tsallis("train", config, "model.heads=3", "--run-dir", tmp_path / "run", status=2).stderr
-    assert "d_model must be even and a multiple of heads, got 16 and 3 heads" in error and error.count("\n") == 1
+    assert (
+        "model: d_model must be a multiple of heads, found d_model 16 and heads 3" in error and error.count("\n") == 1
+    )
     assert not (tmp_path / "run" / "config.yaml").exists()

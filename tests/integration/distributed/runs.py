@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ from process_fork import CALLS, Faults
 from tsallis.errors import InputError
 from tsallis.training import Trainer
 from tsallis.training.distributed import CommonError, World, init_distributed
+from tsallis.training.termination import STATUS, note_termination
 
 
 class Stopped(Trainer):
-    """Ends itself by a signal before an update, or has no more room on its disk from then on."""
+    """Gets a signal before an update, which ends it at once or after that, or has no more room on its disk."""
 
     at: int
     how: str
@@ -27,18 +29,20 @@ class Stopped(Trainer):
     def _update(self, window: list[list[list[int]]]) -> None:
         if self.position.step == self.at and self.how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.position.step == self.at and self.how == "term":
+            os.kill(os.getpid(), signal.SIGTERM)
         if self.position.step == self.at and self.how == "full":
             Faults(self.folder, 1, "full").install()
         super()._update(window)
 
 
-def trainer(request: dict[str, Any], world: World) -> Trainer:
+def trainer(request: dict[str, Any], world: World, is_stopped: Callable[[], bool] = lambda: False) -> Trainer:
     settings = replace(SETTINGS, strategy=request["strategy"])
-    stop = next(((how, request[how]) for how in ("kill", "full") if how in request), None)
+    stop = next(((how, request[how]) for how in ("kill", "term", "full") if how in request), None)
     kind = Stopped if stop and stop[1]["rank"] == world.rank else Trainer
     net = model(dropout=request.get("dropout", 0.0))
     folder = Path(request.get("folders", {}).get(str(world.rank), request["folder"]))
-    made = kind(net, TRAIN, DEV, folder, settings, lambda _: None, world=world)
+    made = kind(net, TRAIN, DEV, folder, settings, lambda _: None, world=world, stop=is_stopped)
     if isinstance(made, Stopped) and stop:
         made.how, made.at = stop[0], stop[1]["step"]
     return made
@@ -50,14 +54,21 @@ def say(error: InputError) -> None:
         print(f"tsallis (process {os.environ['RANK']}): {error}", file=sys.stderr)
 
 
+def run(made: Trainer) -> int:
+    """Train, and return the exit status of a command that does."""
+    made.run()
+    return STATUS if made.stopped else 0
+
+
 def main() -> None:
     torch.set_num_threads(1)
     calls = {name: getattr(os, name) for name in (*CALLS, "close")}
+    status = 0
     try:
-        with init_distributed("cpu") as world:
+        with init_distributed("cpu") as world, note_termination() as is_terminated:
             for request in arguments():
                 try:
-                    trainer(request, world).run()
+                    status = run(trainer(request, world, is_terminated))
                 except CommonError as error:
                     if not request.get("stops"):
                         raise
@@ -67,6 +78,7 @@ def main() -> None:
     except InputError as error:
         say(error)
         raise SystemExit(2) from None
+    raise SystemExit(status)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def test_training_with_images(launch: Launch, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("model.d_modle=9", "config.yaml: model.d_modle: unknown key (did you mean d_model?)"),
+        ("model.d_modle=9", "override 'model.d_modle=9': model.d_modle: unknown key (did you mean d_model?)"),
         ("training.max_tokens=2", "more than max_tokens: 2"),
     ],
 )

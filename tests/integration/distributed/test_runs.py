@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -60,15 +61,19 @@ def folders(launch: Launch, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(base / "one to ddp", base / "one to fsdp")
     first = settings(base / "killed", "ddp", dropout=0.2, kill={"rank": 1, "step": KILL_AT})
     second = settings(base / "fsdp to one", "fsdp", kill={"rank": 0, "step": KILL_AT})
-    for name, expected in (("first", first), ("second", second)):
+    third = settings(base / "terminated", "fsdp", dropout=0.2, term={"rank": 1, "step": KILL_AT - 1})
+    for name, expected in (("first", first), ("second", second), ("third", third)):
         done = run(launch, base / name, expected, status=1)
         (base / f"{name}.err").write_text(done.stderr)
+    shutil.copytree(base / "terminated", base / "third checkpoint")
     shutil.copytree(base / "fsdp to one", base / "fsdp")
     run(
         launch,
         base / "others",
         settings(base / "whole", "ddp", dropout=0.2),
         settings(base / "killed", "ddp", dropout=0.2),  # the same command again
+        settings(base / "terminated", "fsdp", dropout=0.2),
+        settings(base / "whole fsdp", "fsdp", dropout=0.2),
         settings(base / "fsdp", "fsdp"),
         settings(base / "one to ddp", "ddp"),
         settings(base / "one to fsdp", "fsdp"),
@@ -106,6 +111,22 @@ def test_a_killed_run_goes_on_to_the_bit(folders: Path) -> None:
         for kind, value in moments.items():
             assert value.equal(states[1]["optimizer"]["state"][name][kind]), name
     assert states[0]["position"] == states[1]["position"]
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_process_ends_all_with_a_checkpoint(folders: Path) -> None:
+    """After the update that it comes in, of which there was to be no checkpoint, and the run goes on to the bit."""
+    index = checkpoints(folders / "third checkpoint").index()
+    assert (index.last, index.finished) == (f"step-{KILL_AT:08d}", False)
+    text = (folders / "third.err").read_text()
+    # Where one has ended, torchrun may be quicker to end the other one, which has no more to do.
+    assert {"143"} <= set(re.findall(r"exitcode *: (-?[0-9]+)", text)) <= {"143", "-15"}, text
+    one, other = folders / "terminated", folders / "whole fsdp"
+    assert checkpoints(one).index() == checkpoints(other).index()
+    assert (one / "log.jsonl").read_bytes() == (other / "log.jsonl").read_bytes()
+    states = [checkpoints(folder).load_training("last") for folder in (one, other)]
+    assert states[0]["position"] == states[1]["position"]
+    assert all(value.equal(last(other)[name]) for name, value in last(one).items())
 
 
 @pytest.mark.slow

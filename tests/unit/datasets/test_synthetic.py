@@ -108,7 +108,9 @@ def test_a_stream_goes_on_where_another_stood(name: str) -> None:
 def test_bad_arguments_are_errors() -> None:
     with pytest.raises(ValueError, match=r"one of recall, copy, .*got 'count'"):
         SyntheticStream("count", 1, 8, 8)
-    with pytest.raises(ValueError, match="at least 8, got 4 to 9"):
+    with pytest.raises(ValueError, match="at least 8 tokens, got a length of 4"):
         SyntheticStream("recall", 1, 4, 9)
+    with pytest.raises(ValueError, match="most must not be below least, got least 64 and most 16"):
+        SyntheticStream("copy", 1, 64, 16)
     with pytest.raises(ValueError, match="at least 3 tokens, got a length of 2"):
         SYNTHETIC_TASKS["two-back"].example(2, 0, 0)

@@ -56,10 +56,21 @@ def test_a_complete_list_is_not_searched_again_for_more() -> None:
 
 
 def test_what_is_not_proved_is_called_bounded() -> None:
-    for options, reason in (({"budget": 1}, "budget"), ({"seconds": 0.0}, "time"), ({"mass": 0.1}, "mass")):
+    for options, reason in (({"budget": 1}, "budget"), ({"seconds": 0.0}, "time")):
         (result,) = exact_search(trie(TRAP), *sources(0), beam_size=1, **options)
         assert result.stopped_by == reason and result.certificate.kind == "bounded"
         assert result.best.tokens == (A,) and math.exp(result.certificate.bound) == pytest.approx(0.4)
+
+
+def test_a_mass_ends_a_list_behind_outputs_that_are_proved() -> None:
+    (one,) = exact_search(trie(TRAP), *sources(0), beam_size=1, mass=0.1)
+    assert one.best.tokens == (B,) and one.certificate.kind == "optimal" and one.stopped_by is None
+    halves = {A: 0.5, B: 0.5}
+    rows = {(): {A: 0.5, B: 0.26, C: 0.24}, (A,): {EOS: 1.0}, (B,): halves, (C,): {EOS: 1.0}}
+    model = trie(rows | {(B, A): {EOS: 1.0}, (B, B): {EOS: 1.0}})
+    two, some = (exact_search(model, *sources(0), n_best=2, beam_size=2, mass=mass)[0] for mass in (None, 0.4))
+    assert [h.tokens for h in two.hypotheses] == [(A,), (C,)] and two.stopped_by is None
+    assert some.stopped_by == "mass" and [h.tokens for h in some.proven] == [(A,)] and some.expanded == 0
 
 
 def test_values_that_grow_need_all_of_them() -> None:

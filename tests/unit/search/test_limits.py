@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from contract.tables import EOS, A, B, C, sources, trie
-from tsallis.search import beam_search, exhaustive
+from tsallis.search import beam_search, exact_search, exhaustive
 from tsallis.search.step import make_limits
 
 ROWS = {
@@ -122,6 +122,30 @@ def test_time_and_mass_end_a_listing() -> None:
             exhaustive(model, *sources(0), **options)
     with pytest.raises(ValueError, match="mass is for models whose outputs sum to 1"):
         exhaustive(trie(ROWS, normalized=False), *sources(0), mass=0.5)
+
+
+def test_a_mass_ends_no_listing_while_something_open_is_more_probable() -> None:
+    """B is over at once and has mass enough; A, of which a symbol is missing, is more probable."""
+    rows = {(): {A: 0.7, B: 0.3}, (A,): {A: 1.0}, (A, A): {EOS: 0.9, B: 0.1}, (B,): {EOS: 1.0}, (A, A, B): {EOS: 1.0}}
+    (result,) = exhaustive(trie(rows), *sources(0), mass=0.2)
+    assert [h.tokens for h in result.hypotheses] == [(A, A), (B,)]
+    assert result.stopped_by == "mass" and result.certificate.kind == "optimal"
+    assert len(result.proven) == 2
+
+
+@pytest.mark.parametrize("penalty", [0.5, 1.0])
+def test_scores_are_compared_among_outputs_that_are_no_longer(penalty: float) -> None:
+    """What the greatest length cuts off is no output that a score is compared with; the list is not complete."""
+    rows = {(A,) * n: {A: 0.9, EOS: 0.1} for n in range(9)}
+    (plain,) = exhaustive(trie(rows), *sources(0), max_length=3)
+    assert plain.certificate.kind == "bounded" and len(plain.hypotheses) == 4
+    for n_best in (None, 1):
+        options = {"max_length": 3, "length_penalty": penalty, "n_best": n_best}
+        (result,) = exhaustive(trie(rows), *sources(0), **options)
+        assert result.certificate.kind == "optimal" and result.best.tokens == (A,) * 3
+        assert result.stopped_by == (None if n_best else "length")
+    (exact,) = exact_search(trie(rows), *sources(0), max_length=3, length_penalty=penalty)
+    assert exact.certificate.kind == "optimal" and exact.best.tokens == (A,) * 3 and exact.stopped_by is None
 
 
 def test_known_outputs_need_not_be_found_again() -> None:

@@ -62,6 +62,10 @@ def test_values_are_taken_as_they_are() -> None:
         (TranslateRequest, {"sources": ["a"], "nbest": 1.0}, "nbest: input should be a valid integer"),
         (TranslateRequest, {"sources": ["a"], "nbest": True}, "nbest: input should be a valid integer"),
         (TranslateRequest, b'{"sources": ["a"], "nbest": ' + b"9" * 5000 + b"}", "."),
+        (TranslateRequest, {"sources": ["a"], "beam": 10**30}, f"beam: at most 7, found {10**30}"),
+        (TranslateRequest, {"sources": ["a"], "beam": 10**100}, "beam: at most 7, found an integer of 333 bits"),
+        (TranslateRequest, {"sources": ["a"], "max_length": 10**30}, f"max_length: at most 30, found {10**30}"),
+        (TranslateRequest, {"sources": ["a"], "search": "exact", "mass": 0.5}, "mass: is for lists: exact ends once"),
         (TranslateRequest, {"sources": ["a"], "max_length": 31}, "max_length: at most 30, found 31"),
         (TranslateRequest, {"sources": ["a"], "prefix": "a" * 11}, "the prefix has at most 10 characters"),
         (TranslateRequest, {"sources": ["a"], "min_length": 4, "max_length": 3}, "min_length: 4 is above max_length 3"),
@@ -117,6 +121,7 @@ def test_a_value_that_says_nothing_beside_a_search_is_refused(name: str) -> None
     value = {"mass": 0.5, "time": 0.5, "length_penalty": 0.5, "tree": True, "competing_ends": False}.get(name, 1)
     for search in ("beam", "exact", "all", "sample"):
         content = {"sources": ["a"], "search": search, name: value}
+        content |= {"nbest": 2} if (name, search) == ("mass", "exact") else {}
         if search in SEARCHES[name]:
             parse(TranslateRequest, content)
         else:

@@ -47,11 +47,12 @@ def test_lines_plain_or_packed(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("pos\tgood\nonly text\n", r"f.tsv:2: expected label<TAB>text, found one column: 'only text'"),
-        ("pos\tgood\npos\t \tx\nneg\t\n", r"f.tsv:3: expected label<TAB>text, found one column"),
+        ("pos\tgood\npos\t \tx\nneg\t\n", r"f.tsv:3: expected label<TAB>text, found an empty text"),
+        ("pos\tgood\n\tfoo\n", r"f.tsv:2: expected label<TAB>text, found an empty label"),
         ("pos\tgood\n\n", r"f.tsv:2: expected label<TAB>text, found one column: ''"),
         ("", "the file is empty"),
     ],
-    ids=["one column", "no text", "empty line", "empty file"],
+    ids=["one column", "no text", "no label", "empty line", "empty file"],
 )
 def test_malformed_lines(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "f.tsv"

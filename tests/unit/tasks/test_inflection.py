@@ -91,7 +91,6 @@ def test_lines_without_a_form(tmp_path: Path) -> None:
         ("a\tb\t\n", 1, "expected tags separated by single semicolons, found ''"),
         ("a\tb\tV;\n", 1, "found 'V;'"),
         ("a\tb\tV;;N\n", 1, "found 'V;;N'"),
-        ("a\tb\tV\nc\td\tV\r\n", 2, "expected a line that ends in LF, found CR LF"),
         ("\ufeffa\tb\tV\n", 1, "expected UTF-8 without a byte order mark"),
         (b"a\tb\tV\nc\t\xe9\tV\n", 2, "expected UTF-8 text, found byte 0xe9 at byte 2 of the line"),
         (b"a\tb\tV\nc\td\tV\xe2\x80", 2, "found byte 0xe2 at byte 5 of the line"),
@@ -103,6 +102,12 @@ def test_malformed_lines(tmp_path: Path, text: str | bytes, line: int, message: 
         read_inflection(path)
     assert str(error.value).startswith(f"{path}:{line}: ") and message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_carriage_return_is_a_part_of_the_lines_end(tmp_path: Path) -> None:
+    assert read_inflection(write(tmp_path / "a", "a\tb\tV\r\nc\td\tV;X\r\n")) == read_inflection(
+        write(tmp_path / "b", "a\tb\tV\nc\td\tV;X\n")
+    )
 
 
 def test_files_that_are_not_there_or_empty(tmp_path: Path) -> None:

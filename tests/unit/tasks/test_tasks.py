@@ -66,10 +66,11 @@ def test_lines_without_symbols_keep_their_place() -> None:
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        (["a\tb", "a"], r"in\.tsv:2: expected source<TAB>target, found 1 columns or an empty one"),
+        (["a\tb", "a"], r"in\.tsv:2: expected source<TAB>target, found 1 column: 'a'"),
         (["a\tb\tc"], r"in\.tsv:1: .*found 3 columns"),
-        (["a\tb", "a\tb", "\tb"], r"in\.tsv:3: .*an empty one"),
-        (["a\t "], r"in\.tsv:1: .*an empty one"),
+        (["a\tb", "a\tb", "\tb"], r"in\.tsv:3: .*found an empty source"),
+        (["a\t "], r"in\.tsv:1: .*found an empty target"),
+        (["a\t\r"], r"in\.tsv:1: .*found an empty target"),
         (["a\tb", "\u200b\tb", "a\tb"], r"in\.tsv:2: the source holds nothing that can be read"),
         (["a\tb", "\u200b\tb"], r"in\.tsv:2: the source holds nothing"),
         (["\u200b\tb"], r"in\.tsv:1: the source holds nothing"),
@@ -79,6 +80,35 @@ def test_known_translations_that_are_none(lines: list[str], words: str) -> None:
     inputs = run({"task": "translation"})
     with pytest.raises(InputError, match=words):
         task_of(inputs.task).read(lines, "in.tsv", inputs, gold=True)
+
+
+KNOWN = {"inflection": "a\tb\tN", "translation": "ein Hut\ta hat", "classification": "a\tein Hut", "language": "ab"}
+
+
+@pytest.mark.parametrize("gold", [False, True])
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_carriage_return_is_a_part_of_the_lines_end(name: str, gold: bool, tmp_path: Path) -> None:
+    inputs, read = run({"task": name}), []
+    task = task_of(inputs.task)
+    line = KNOWN[name] if gold else {"inflection": "a\tN"}.get(name, "ein Hut")
+    for number, ending in enumerate(("\n", "\r\n")):
+        path = tmp_path / str(number)
+        path.write_bytes(f"{line}{ending}".encode() * 2)
+        (block,) = line_blocks(inputs, task, path, gold)
+        sides = [[list(row) for row in side] for side in (block.lines.corpus.src, block.lines.corpus.tgt)]
+        read.append((sides, block.lines.references, block.lines.titles))
+    assert read[0] == read[1]
+
+
+def test_an_empty_output_may_be_scored() -> None:
+    for name, line in (("inflection", "a\t\tN"), ("translation", "ein Hut\t"), ("translation", "ein Hut\t ")):
+        inputs = run({"task": name})
+        task = task_of(inputs.task)
+        assert task.empty_outputs
+        lines = task.read([line], "in", inputs, gold=True, empty=True)
+        assert [len(row) for row in lines.corpus.tgt] == [0]
+        with pytest.raises(InputError, match="found an empty"):
+            task.read([line], "in", inputs, gold=True)
 
 
 def test_languages() -> None:
@@ -201,7 +231,7 @@ def test_parts_of_a_file_are_read_as_the_whole(name: str, tmp_path: Path) -> Non
     (tmp_path / "in").write_text(f"{line}\n" * 130 + "\n", encoding="utf-8")
     blocks = line_blocks(inputs, task_of(inputs.task), tmp_path / "in", gold=True)
     parts = [next(blocks), next(blocks)]
-    assert [(first, len(lines.corpus), lines.count) for first, lines, _ in parts] == [(0, 64, 64), (64, 64, 64)]
+    assert [(part.first, len(part.lines.corpus), part.lines.count) for part in parts] == [(0, 64, 64), (64, 64, 64)]
     with pytest.raises(InputError, match="in:131: expected"):
         next(blocks)
 
@@ -289,7 +319,7 @@ def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
     assert start_run(tmp_path, again.text, again.description, again.task.facts(), *symbols)
     assert (tmp_path / "config.yaml").read_text() == old
     other = prepare(check_config({**content, "training": {"select": "loss"}}, "test"), tmp_path)
-    with pytest.raises(InputError, match=r"another configuration \(now select: loss"):
+    with pytest.raises(InputError, match=r"another configuration \(now training.select: loss"):
         start_run(tmp_path, other.text, other.description, other.task.facts(), *symbols)
 
 

@@ -95,6 +95,13 @@ def test_another_configuration_or_other_data(finished: Path) -> None:
     before = contents(finished)
     with pytest.raises(InputError, match="now seed: 2; then version: 1"):
         start(finished, "seed: 2\n")
+    text = "training:\n  epochs: 3\ndata:\n  languages:\n  - a\n  - b\n"
+    (finished / "config.yaml").write_text(text)
+    with pytest.raises(
+        InputError, match=r"\(now training.epochs: 5; now data.languages.- c; then training.epochs: 3; "
+    ):
+        start(finished, text.replace("3", "5").replace("- b", "- c"))
+    (finished / "config.yaml").write_bytes(before["config.yaml"])
     with pytest.raises(InputError, match="data has changed"):
         start(finished, src=Vocabulary(["a", "b", "d"]))
     assert contents(finished) == before

@@ -138,6 +138,85 @@ def test_a_kill_between_two_updates_changes_nothing(tmp_path: Path, more: dict[s
     assert len(rates) > 1 or settings.schedule != "plateau"
 
 
+@pytest.mark.parametrize(
+    ("step", "checkpoints"), [(2, ["00000002"]), (3, ["00000003"]), (4, ["00000004"]), (7, ["00000004", "00000007"])]
+)
+def test_a_run_that_is_to_stop_saves_and_goes_on(tmp_path: Path, step: int, checkpoints: list[str]) -> None:
+    """In the middle of an epoch, where a checkpoint is due, at the end of an epoch, and after it."""
+    trainer(tmp_path / "whole").run()
+    first = trainer(tmp_path / "stopped")
+    first.stop = lambda: first.position.step == step - 1
+    first.run()
+    assert first.stopped and first.position.step == step and not first._is_finished()
+    index = Checkpoints(tmp_path / "stopped" / "checkpoints").index()
+    assert index.last == f"step-{checkpoints[-1]}" and not index.finished
+    assert {p.name for p in (tmp_path / "stopped" / "checkpoints").glob("step-*")} <= {f"step-{n}" for n in checkpoints}
+    again = trainer(tmp_path / "stopped")
+    again.run()
+    assert not again.stopped
+    expected, result = outcome(tmp_path / "whole"), outcome(tmp_path / "stopped")
+    assert {**result, "timing": 0} == {**expected, "timing": 0}
+    steps = [(event["event"], event["step"]) for event in result["timing"]]  # type: ignore[attr-defined]
+    due = ("checkpoint", step) if step not in (3, 4) else steps[0]
+    assert steps == sorted(steps, key=lambda event: event[1]) and due in steps
+
+
+def test_a_signal_during_the_last_validation_finds_the_run_finished(tmp_path: Path) -> None:
+    run = trainer(tmp_path)
+    run.stop = lambda: run.position.step >= 11
+    run.run()
+    assert not run.stopped and Checkpoints(tmp_path / "checkpoints").index().finished
+
+
+def test_a_signal_during_a_validation_stops_after_it(tmp_path: Path) -> None:
+    validating: list[bool] = []
+    run = trainer(tmp_path)
+    measure = run.measure
+
+    def slow(results: Sequence[Result]) -> dict[str, float]:
+        validating.append(True)
+        return measure(results)
+
+    run.measure, run.stop = slow, lambda: bool(validating)
+    run.run()
+    assert run.stopped and run.position.step == 4
+    assert Checkpoints(tmp_path / "checkpoints").facts("last")["metrics"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"schedule": "constant", "validate_every": 2},  # validated at its end, which decides nothing
+        {"schedule": "halve-on-worse"},
+        {"schedule": "inverse-square-root", "warmup": 5},
+        {"schedule": "plateau", "plateau_patience": 1, "select": "loss", "validate_updates": 3, "learning_rate": 0.5},
+        {"patience": 1, "learning_rate": 0.3, "select": "loss", "epochs": 9},
+    ],
+    ids=lambda more: "-".join(map(str, more.values())),
+)
+def test_a_run_that_is_made_longer_is_the_longer_run(tmp_path: Path, more: dict[str, object]) -> None:
+    base = replace(SETTINGS, **more)  # type: ignore[arg-type]
+    longer = {"patience": 3} if base.patience else {"epochs": 6}
+    long = replace(base, keep=2, **longer)  # type: ignore[arg-type]
+    trainer(tmp_path / "long", long).run()
+    trainer(tmp_path / "made", base).run()
+    index = Checkpoints(tmp_path / "made" / "checkpoints").index()
+    assert index.finished
+    stops = trainer(tmp_path / "made", long, watch=kill_after(int(str(index.last)[5:]) + 1))
+    with pytest.raises(Killed):
+        stops.run()
+    assert not Checkpoints(tmp_path / "made" / "checkpoints").index().finished
+    trainer(tmp_path / "made", long).run()
+    first, second = outcome(tmp_path / "long"), outcome(tmp_path / "made")
+    if "validate_every" in more:  # one more line in the log, and one more score
+        states = [Checkpoints(tmp_path / name / "checkpoints").load_training("last") for name in ("long", "made")]
+        assert first["last"][0] == second["last"][0]  # type: ignore[index]
+        assert leaves(states[0]["optimizer"]) == leaves(states[1]["optimizer"])
+        return
+    for name in ("last", "best", "log", "index"):
+        assert first[name] == second[name], name
+
+
 def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
     trainer(tmp_path).run()
     before = outcome(tmp_path)

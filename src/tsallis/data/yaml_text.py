@@ -1,0 +1,70 @@
+"""YAML as configurations are written in: of limited size, and with each key once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from tsallis.errors import InputError, truncate
+
+LARGEST_FILE = 1 << 18  # bytes
+LARGEST_TREE = 20_000  # keys and values, each as often as aliases repeat it
+LONGEST_KEY = 60  # characters of a key in a message
+# What constructing values raises besides: impossible dates, numbers that are none, a depth without end.
+NOT_YAML = (yaml.YAMLError, ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError)
+
+
+def parse_yaml(text: str, name: str) -> Any:
+    """Return the value that a YAML text stands for.
+
+    Raises:
+        InputError: what is not YAML, holds more than a configuration can, or a key twice; `name` is what it is called.
+    """
+    try:
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _weight(node, {}) > LARGEST_TREE:
+            raise InputError(f"{name}: not a configuration: more than {LARGEST_TREE} keys and values, aliases resolved")
+        _refuse_duplicates(node, name, (), set())
+        return loader.construct_document(node)
+    except InputError:
+        raise
+    except RecursionError as error:
+        raise InputError(f"{name}: not a configuration: nested too deeply") from error
+    except NOT_YAML as error:
+        detail = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"{name}: not YAML: {detail}") from error
+
+
+def _weight(node: yaml.Node, weights: dict[int, int]) -> int:
+    """Count a tree's nodes with every alias expanded to a copy; more than LARGEST_TREE where a node holds itself."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if id(node) not in weights:
+        weights[id(node)] = LARGEST_TREE + 1  # until it is known: inside of itself
+        parts = [part for pair in node.value for part in (pair if isinstance(pair, tuple) else (pair,))]
+        weights[id(node)] = 1 + sum(_weight(part, weights) for part in parts)
+    return weights[id(node)]
+
+
+def _refuse_duplicates(node: yaml.Node, name: str, path: tuple[str, ...], done: set[int]) -> None:
+    """Refuse a key that stands twice in a mapping, of which YAML's loader would take the last one."""
+    if isinstance(node, yaml.ScalarNode) or id(node) in done:
+        return
+    done.add(id(node))
+    lines: dict[tuple[str, str], int] = {}
+    for part in node.value:
+        key, value = part if isinstance(part, tuple) else (None, part)
+        own = path
+        if isinstance(key, yaml.ScalarNode):
+            own, line = (*path, key.value), key.start_mark.line + 1
+            if (first := lines.get((key.tag, key.value))) is not None:
+                where = f", on lines {first} and {line}" if first != line else ""
+                raise InputError(
+                    f"{name}: {truncate('.'.join(own), LONGEST_KEY)}: stands twice{where}; leave one of them"
+                )
+            lines[key.tag, key.value] = line
+        _refuse_duplicates(value, name, own, done)

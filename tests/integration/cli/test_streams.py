@@ -1,0 +1,167 @@
+"""Standard input by its name, and what becomes of a command whose standard output is closed or full."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from integration.cli.runs import contents, inflection
+from process_fork import Ended, command, run_forked
+from tsallis.optional_output import OptionalOutput, optional_stdout
+from tsallis.training.progress import TrainingDisplay
+
+ASKED = "walk\tV;PST\nbake\tV;V.PTCP;PRS\n"
+KNOWN = "walk\twalked\tV;PST\nbake\tbaking\tV;V.PTCP;PRS\nrebel\trebelled\tV;PST\n"
+Run = Callable[..., Ended]
+
+
+def unbuffered(handle: int) -> io.TextIOWrapper:
+    """A text stream whose every write may fail, as those of a terminal or under PYTHONUNBUFFERED."""
+    return io.TextIOWrapper(os.fdopen(handle, "wb", 0), write_through=True)
+
+
+@pytest.fixture
+def unread() -> Run:
+    """Run a command whose standard output nobody reads, or of which the device is full."""
+
+    def run(*arguments: object, full: bool = False, stdin: str = "") -> Ended:
+        work = command(*arguments)
+
+        def with_other_output() -> None:
+            if full:
+                handle = os.open("/dev/full", os.O_WRONLY)
+            else:
+                reading, handle = os.pipe()
+                os.close(reading)
+            sys.stdout = unbuffered(handle)
+            work()
+
+        return run_forked(with_other_output, stdin.encode(), seconds=300)
+
+    return run
+
+
+def test_evaluate_reads_standard_input_by_its_name(tsallis, trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "known.tsv").write_text(KNOWN)
+    of_file = tsallis("evaluate", trained, tmp_path / "known.tsv").stdout.splitlines()
+    of_input = tsallis("evaluate", trained, "-", stdin=KNOWN).stdout.splitlines()
+    assert of_file[0] == f"on: {tmp_path / 'known.tsv'} (3 lines)" and of_input[0] == "on: standard input (3 lines)"
+    assert of_file[1:-1] == of_input[1:-1] and of_file[1].split() == ["samples", "3"]
+    assert json.loads(tsallis("evaluate", trained, "-", "--json", stdin=KNOWN).stdout)["on"] == "standard input"
+    # What lies in a pipe is not what is meant without a name; the table says so.
+    whole = tsallis("evaluate", trained, stdin=KNOWN).stdout.splitlines()
+    assert whole[0] == "on: test split (24 lines)"
+    assert tsallis("evaluate", trained, "--split", "dev").stdout.startswith("on: dev split (24 lines)\n")
+    manifest = tsallis("evaluate", trained, "-", "--manifest", tmp_path / "m.json", stdin=KNOWN, status=2).stderr
+    assert "expected a file, found standard input" in manifest
+    assert "--split is for the config's own data: standard input was given, too" in (
+        tsallis("evaluate", trained, "-", "--split", "dev", stdin=KNOWN, status=2).stderr
+    )
+
+
+def test_every_command_reads_standard_input_by_its_name(tsallis, trained: Path, tmp_path: Path) -> None:
+    for name, text in (("translate", ASKED), ("suggest", ASKED), ("score", KNOWN)):
+        assert tsallis(name, trained, "-", stdin=text).stdout == tsallis(name, trained, stdin=text).stdout != ""
+    drawn = tsallis("look", trained, "-", "--out", tmp_path / "looks", "--format", "svg", stdin=ASKED).stdout
+    assert len(drawn.splitlines()) == 2
+    tsallis("analyze", trained, trained, "--text", "-", "-o", tmp_path / "page.html", stdin=KNOWN)
+    assert (tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_files_are_written_where_standard_output_is_closed_or_full(
+    unread: Run, trained: Path, tmp_path: Path, full: bool
+) -> None:
+    out, manifest = tmp_path / "o.jsonl", tmp_path / "m.json"
+    done = unread("evaluate", trained, "--out", out, "--manifest", manifest, full=full)
+    assert done.status == (2 if full else 0) and ("No space left" in done.errors) == full
+    assert len(out.read_text().splitlines()) == 24 and json.loads(manifest.read_text())["format"] == 1
+    page, numbers = tmp_path / "page.html", tmp_path / "numbers.json"
+    done = unread("analyze", trained, "-o", page, "--json", numbers, full=full)
+    assert done.status == (2 if full else 0) and page.exists() and numbers.exists()
+
+
+def test_all_figures_are_drawn_where_nobody_reads_their_names(unread: Run, trained: Path, tmp_path: Path) -> None:
+    lines = "walk\tV;PST\n" * 66  # more than are answered together
+    done = unread("look", trained, "--out", tmp_path, "--format", "svg", stdin=lines)
+    assert done.status == 0 and len(list(tmp_path.iterdir())) == 66
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_training_goes_on_without_its_display(unread: Run, tsallis, tmp_path: Path, full: bool) -> None:
+    config = inflection(tmp_path / "data")
+    done = unread("train", config, "--run-dir", tmp_path / "run", full=full)
+    reason = "No space left on device" if full else "closed"
+    assert done.errors == f"tsallis: standard output: {reason}: the training goes on without a display\n"
+    assert done.status == 0
+    tsallis("train", config, "--run-dir", tmp_path / "other")
+    whole, other = contents(tmp_path / "run"), contents(tmp_path / "other")
+    assert whole.keys() == other.keys()
+    assert all(whole[name] == other[name] for name in whole if name.startswith("checkpoints/step"))
+
+
+def test_results_that_nobody_reads_end_a_command(unread: Run, trained: Path) -> None:
+    done = unread("translate", trained, stdin=ASKED)
+    assert (done.status, done.errors) == (0, "")
+
+
+def test_warnings_that_nobody_reads_end_nothing(trained: Path, tmp_path: Path) -> None:
+    """Standard error may be the same pipe: `tsallis analyze ... 2>&1 | head -1`."""
+    (tmp_path / "lines").write_text("wölk\tV;PST\n")
+    work = command("analyze", trained, "--text", tmp_path / "lines", "-o", tmp_path / "page.html")
+
+    def without_readers() -> None:
+        reading, handle = os.pipe()
+        os.close(reading)
+        sys.stdout, sys.stderr = unbuffered(handle), unbuffered(os.dup(handle))
+        work()
+
+    assert run_forked(without_readers, b"").status == 0 and (tmp_path / "page.html").exists()
+
+
+class Broken:
+    """A stream that can't be written to from its second write on."""
+
+    encoding = "utf-8"
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def write(self, text: str) -> int:
+        if self.texts:
+            raise BrokenPipeError
+        self.texts.append(text)
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+    def fileno(self) -> int:
+        raise io.UnsupportedOperation
+
+
+def test_what_comes_after_an_error_goes_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
+    stream = Broken()
+    output = OptionalOutput(stream, "we go on")
+    assert output.encoding == "utf-8" and output.error is None
+    for text in ("one\n", "two\n", "three\n"):
+        assert output.write(text) == len(text)
+    output.flush()
+    assert stream.texts == ["one\n"] and isinstance(output.error, BrokenPipeError)
+    assert capsys.readouterr().err == "tsallis: standard output: closed: we go on\n"
+    with optional_stdout() as shown:
+        print("here")
+    assert shown.error is None and capsys.readouterr().out == "here\n"
+
+
+def test_a_display_is_given_up_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", Broken())
+    with TrainingDisplay(Path("run"), resumed=False, epochs=1) as display:
+        display.print_lines(["a", "b", "c"])
+    assert capsys.readouterr().err.count("goes on without a display") == 1
