@@ -36,7 +36,7 @@ class StoppingBeams(Beams):
 
     def __init__(self, limits: Any, options: Any, token: int) -> None:
         # No prefix leaves a beam that wants more outputs than there are.
-        super().__init__(limits, options._replace(wanted=sys.maxsize), token)
+        super().__init__(limits, options._replace(n_best=sys.maxsize), token)
 
     def follow(self, best: BestSymbols, num_attended: Tensor) -> bool:
         ends, row, leads = best.ends.tolist(), 0, {}
