@@ -41,3 +41,9 @@ def figures(run: Run, lines: Lines, beam_size: int = 1) -> Iterator[tuple[int, A
 
 def head_figures(run: Run, lines: Lines, heads: str, beam_size: int = 1) -> Iterator[tuple[int, Any, Any]]:
     return task_of(run.task).head_figures(run, lines, heads, beam_size)
+
+
+def weights_of(
+    run: Run, lines: Lines, heads: str | None = None, beam_size: int = 1
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    return task_of(run.task).describe_attention(run, lines, heads, beam_size)

@@ -25,8 +25,13 @@ if TYPE_CHECKING:
 def look(
     run: RunArgument,
     file: FileArgument = None,
-    out: Annotated[Path, typer.Option(help="Folder for the figures.")] = Path("looks"),
-    kind: Annotated[Literal["png", "svg", "pdf"], typer.Option("--format", help="Of the figures.")] = "png",
+    out: Annotated[Path | None, typer.Option(help="Folder for the figures; default: looks.")] = None,
+    kind: Annotated[
+        Literal["png", "svg", "pdf"] | None, typer.Option("--format", help="Of the figures; default: png.")
+    ] = None,
+    weights: Annotated[
+        bool, typer.Option("--weights", help="Numbers in the place of figures: a JSON object a line, non-zeros alone.")
+    ] = False,
     heads: Annotated[
         str | None,
         typer.Option(help="all, or heads such as encoder.1.2,cross.3.1; default: one figure of the last layer's."),
@@ -40,21 +45,41 @@ def look(
 ) -> None:
     """Figures of what the model attends to, one for each line of input: weights, densities and their supports.
 
-    With --heads each head is a panel of its own; heads of several kinds of attention are a figure for each kind.
+    With --heads each head is a panel of its own; heads of several kinds of attention are a figure for each kind. With
+    --weights nothing is drawn: the output and its weights above zero are printed, as [row, column, weight].
     """
+    from tsallis.errors import InputError
     from tsallis.optional_output import optional_stdout
 
-    check_folder(out)
+    if weights and (figures := [name for name, value in (("--out", out), ("--format", kind)) if value is not None]):
+        raise InputError(f"{' and '.join(figures)} is for figures, --weights prints numbers: one of the two")
+    folder = out or Path("looks")
+    if not weights:
+        check_folder(folder)
     loaded, task = open_run(run, checkpoint, device)
     check_command(task, run, "look")
     search = search_of(loaded).beam(beam)
-    out.mkdir(parents=True, exist_ok=True)
+    blocks = line_blocks(loaded, task, file, gold=False, language=language, images=images)
+    if weights:
+        for block in blocks:
+            _print_weights(loaded, task, block, heads, search)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
     with optional_stdout() as shown:  # all figures are drawn, whether their names are read or not
-        for block in line_blocks(loaded, task, file, gold=False, language=language, images=images):
-            _draw(loaded, task, block, out, kind, heads, search, as_json)
+        for block in blocks:
+            _draw(loaded, task, block, folder, kind or "png", heads, search, as_json)
             sys.stdout.flush()
     if shown.error is not None:
         raise shown.error
+
+
+def _print_weights(run: Run, task: Task, block: Block, heads: str | None, search: dict[str, Any]) -> None:
+    """Print an object for each line of a block; one without an output attends to nothing."""
+    by_number = dict(task.describe_attention(run, block.lines, heads, **search))
+    for number in range(block.lines.count):
+        content = by_number.get(number, {task.noun: None, "attention": []})
+        print_json({"line": block.first + number + 1, **content})
+    sys.stdout.flush()
 
 
 def _draw(

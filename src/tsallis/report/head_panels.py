@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from tsallis.analysis import AttentionLayer, read_model, record
+from tsallis.analysis import read_model, record
+from tsallis.analysis.head_names import Head
 from tsallis.data.corpus import Corpus
-from tsallis.errors import InputError, describe
 from tsallis.report.heatmap import matrix_panels
 from tsallis.report.views import View
 from tsallis.training.run_folder import Run
@@ -16,35 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 END = "(end)"  # the row of the end of an output
-Head = tuple[AttentionLayer, int]
-
-
-def choose_heads(run: Run, names: str) -> list[Head]:
-    """Return the layers and heads that are named.
-
-    Args:
-        run: of an encoder-decoder.
-        names: "all", or "encoder.1.2,cross.3.1": kind, layer and head, counted from 1.
-
-    Raises:
-        InputError: a head that the model does not have, or a model without discrete attention.
-    """
-    try:
-        layers = read_model(run.model, run.src_vocab, run.tgt_vocab).layers
-    except ValueError as error:
-        raise InputError(
-            f"{run.folder}: --heads is for encoder-decoders with discrete attention, this run has none"
-        ) from error
-    known = {
-        f"{layer.kind}.{layer.layer + 1}.{head + 1}": (layer, head) for layer in layers for head in range(layer.heads)
-    }
-    if names == "all":
-        return [*known.values()]
-    missing = next((name for name in names.split(",") if name not in known), None)
-    if missing is not None:
-        first, last = next(iter(known)), next(reversed(known))
-        raise InputError(f"{run.folder}: there is no head {describe(missing)}; expected all, or of {first} to {last}")
-    return [known[name] for name in dict.fromkeys(names.split(","))]
 
 
 def head_panels(
@@ -56,7 +27,7 @@ def head_panels(
         run: of an encoder-decoder with discrete attention.
         source: symbols of the source.
         target: symbols of the output, without start and end.
-        heads: of the run, see :func:`choose_heads`.
+        heads: of the run, see :func:`tsallis.analysis.head_names.choose_heads`.
 
     Yields:
         The kind of attention, and its figure.

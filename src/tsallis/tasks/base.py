@@ -33,6 +33,7 @@ from tsallis.models.protocol import device_of
 from tsallis.models.registry import MODELS
 from tsallis.search import Result, beam_search
 from tsallis.special_symbols import UNK
+from tsallis.tasks.attention_weights import Attention, describe_attention, heads_of_run
 from tsallis.tasks.prepared import PreparedRun, check_rows, check_select, read_source, text_of_run
 from tsallis.tasks.scoring import best_texts, language_scores, score_values
 from tsallis.training.file_names import CONFIG, MODEL, TASK
@@ -226,6 +227,24 @@ class Task(ABC):
     @abstractmethod
     def plot(self, run: Run, batch: Batch, result: Result, title: str) -> Figure:
         """Draw what the model attends to as it reads a batch of one row, with the result of a search."""
+
+    @abstractmethod
+    def attention(self, run: Run, batch: Batch) -> dict[str, Attention]:
+        """Return by name the attention to the source in a batch, of which :meth:`plot` draws one row."""
+
+    def attention_symbols(self, run: Run, source: Sequence[int], target: Sequence[int], title: str) -> dict[str, Any]:
+        """Return the symbols that rows and columns of attention belong to, "source" and "target" among them.
+
+        Args:
+            run: that has read the line.
+            source: its symbols.
+            target: those of its output, without start and end.
+            title: of the line.
+        """
+        return {
+            "source": [run.src_vocab.name(int(symbol)) for symbol in source],
+            "target": [run.tgt_vocab.name(int(symbol)) for symbol in target],
+        }
 
     @property
     def limit(self) -> int | None:
@@ -453,15 +472,24 @@ class Task(ABC):
         Raises:
             InputError: heads that the model does not have, or if matplotlib is missing.
         """
-        from tsallis.report.head_panels import choose_heads, head_panels
+        from tsallis.report.head_panels import head_panels
 
         on_cpu = _on_cpu(run)
-        chosen = choose_heads(run, heads)
+        chosen = heads_of_run(run, heads)
         several = len({layer.kind for layer, _ in chosen}) > 1
         for row, _, result in _answers(run, lines, beam_size=beam_size, **limits):
             assert result.best is not None
             for kind, figure in head_panels(on_cpu, lines.corpus.src[row], result.best.tokens, chosen):
                 yield lines.numbers[row], kind if several else None, figure
+
+    def describe_attention(
+        self, run: Run, lines: Lines, heads: str | None = None, beam_size: int = 1, **limits: Any
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield what the output of each line attends to in numbers, with the line's number from 0.
+
+        See :func:`tsallis.tasks.attention_weights.describe_attention`.
+        """
+        yield from describe_attention(self, run, lines, heads, beam_size=beam_size, **limits)
 
 
 def _answers(run: Run, lines: Lines, **search: Any) -> Iterator[tuple[int, Batch, Result]]:

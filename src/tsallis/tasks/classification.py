@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -20,8 +20,9 @@ from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError, shorten
 from tsallis.report import View, text_panels
 from tsallis.search import Result
+from tsallis.tasks.attention_weights import Attention
 from tsallis.tasks.base import Data, Lines, ModelSection, Task, Vocabularies, split_name
-from tsallis.tasks.labels import LabelModel, LabelTask, describe_answer
+from tsallis.tasks.labels import LabelModel, LabelTask, describe_answer, label_attention
 from tsallis.training.run_folder import Run
 
 if TYPE_CHECKING:
@@ -122,6 +123,13 @@ class Classification(LabelTask):
         size = int(batch.src_lengths[0])
         view = View.of(attention, size=size, title=describe_answer(run, result))
         return text_panels(words(title)[:size] or [""], [view], layout="page" if size >= PAGE else "line")
+
+    def attention(self, run: Run, batch: Batch) -> dict[str, Attention]:
+        return label_attention(run.model.classifier.attention(batch.src, batch.src_lengths))
+
+    def attention_symbols(self, run: Run, source: Sequence[int], target: Sequence[int], title: str) -> dict[str, Any]:
+        symbols = super().attention_symbols(run, source, target, title)
+        return {**symbols, "source": words(title)[: len(source)] or [""]}  # as they are, unknown ones, too
 
 
 class LabelledText(NamedTuple):

@@ -14,6 +14,7 @@ from tsallis.data.batching import IGNORE_INDEX, Batch
 from tsallis.evaluation.text_scores import CorpusScore, exact_match
 from tsallis.search import Result
 from tsallis.special_symbols import SPECIALS
+from tsallis.tasks.attention_weights import Attention
 from tsallis.tasks.base import ModelSection, Task
 from tsallis.training.run_folder import Run
 
@@ -56,6 +57,21 @@ def label_numbers(batch: Batch) -> Tensor:
     """Return the class of each row [batch], as classifiers number them; -100 where it is not a known one."""
     symbols = batch.tgt_out[:, 0]
     return torch.where(symbols < len(SPECIALS), IGNORE_INDEX, symbols - len(SPECIALS))
+
+
+def label_attention(attention: Any, grid: Sequence[int] | None = None) -> dict[str, Attention]:
+    """Return by name the attention of a batch's labels: the discrete weights, and the density's masses.
+
+    Args:
+        attention: an :class:`~tsallis.models.classifier.AttentionMap` or a :class:`~tsallis.models.vqa.GridAttention`.
+        grid: height and width of the latter.
+    """
+    entries = {}
+    if attention.weights is not None:
+        entries["discrete"] = Attention(attention.weights.flatten(1).unsqueeze(1), grid=grid)  # [batch, 1, source]
+    if attention.density is not None:
+        entries["continuous"] = Attention(attention.masses.flatten(1).unsqueeze(1), attention.density, grid)
+    return entries
 
 
 def describe_answer(run: Run, result: Result) -> str:

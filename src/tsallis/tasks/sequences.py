@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
@@ -15,7 +16,8 @@ from tsallis.errors import InputError
 from tsallis.functional import estimate_tau, estimate_tau_from_scores
 from tsallis.report import attention_matrix
 from tsallis.search import Result
-from tsallis.special_symbols import BOS
+from tsallis.special_symbols import BOS, EOS
+from tsallis.tasks.attention_weights import Attention
 from tsallis.tasks.base import Data, ModelSection, Task
 from tsallis.training.run_folder import Run, build_model
 from tsallis.training.settings import Settings
@@ -128,16 +130,25 @@ class SequenceTask(Task):
     def plot(self, run: Run, batch: Batch, result: Result, title: str) -> Figure:
         assert result.best is not None
         tokens = [*result.best.tokens]
-        arguments = batch.src, batch.src_lengths, torch.tensor([[BOS, *tokens]])
-        attention = run.model(*arguments, need_attention=True).attention[0]  # [tgt + 1, src]
-        density = run.model.densities(*arguments) if hasattr(run.model, "densities") else None
+        attention = self.attention(run, replace(batch, tgt_in=torch.tensor([[BOS, *tokens]])))
+        weights, density, _ = attention["source"]
         src = [run.src_vocab.name(int(i)) for i in batch.src[0]]
         tgt = [*(run.tgt_vocab.name(i) for i in tokens), "(end)"]
         index = () if density is None else (0, 0)  # of the sentences and heads
         label = run.model.attention_label
-        axes = attention_matrix(attention, src, tgt, density=density, index=index, title=label)
+        axes = attention_matrix(weights[0], src, tgt, density=density, index=index, title=label)
         figure: Any = axes.figure
         return figure
+
+    def attention(self, run: Run, batch: Batch) -> dict[str, Attention]:
+        arguments = batch.src, batch.src_lengths, batch.tgt_in
+        density = run.model.densities(*arguments) if hasattr(run.model, "densities") else None
+        return {"source": Attention(run.model(*arguments, need_attention=True).attention, density)}
+
+    def attention_symbols(self, run: Run, source: Sequence[int], target: Sequence[int], title: str) -> dict[str, Any]:
+        symbols = super().attention_symbols(run, source, target, title)
+        start, end = (run.tgt_vocab.name(symbol) for symbol in (BOS, EOS))
+        return {**symbols, "target": [*symbols["target"], end], "read": [start, *symbols["target"]]}
 
 
 def _threshold_of(source: Run) -> float:

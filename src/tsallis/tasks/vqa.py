@@ -26,8 +26,9 @@ from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError, describe, shorten
 from tsallis.report import View, image_panels
 from tsallis.search import Result
+from tsallis.tasks.attention_weights import Attention
 from tsallis.tasks.base import Data, Lines, ModelSection, Task, Vocabularies, split_name
-from tsallis.tasks.labels import LabelModel, LabelTask, describe_answer
+from tsallis.tasks.labels import LabelModel, LabelTask, describe_answer, label_attention
 from tsallis.training.run_folder import Run
 from tsallis.training.settings import Settings
 
@@ -209,6 +210,14 @@ class Visual(LabelTask):
             views.append(View("density", density=attention.density, index=0))
         question = title.partition(": ")[2]
         return image_panels(_visible(images[0]), views, question=f"{question}  {describe_answer(run, result)}")
+
+    def attention(self, run: Run, batch: Batch) -> dict[str, Attention]:
+        attention = run.model.classifier.read(batch.src, batch.src_lengths)[1].grid
+        return label_attention(attention, attention.weights.shape[1:])
+
+    def attention_symbols(self, run: Run, source: Sequence[int], target: Sequence[int], title: str) -> dict[str, Any]:
+        image = {"image": title.partition(": ")[0]}
+        return {**image, **super().attention_symbols(run, source[1:], target, title)}
 
 
 def _visible(image: Tensor) -> Tensor:

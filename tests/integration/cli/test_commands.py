@@ -179,6 +179,23 @@ def test_look_names_a_folder_that_is_a_file(tsallis, trained: Path, tmp_path: Pa
     assert done.stderr == f"tsallis: {tmp_path / 'looks'}: expected a folder, found a file\n"
 
 
+def test_look_prints_weights(tsallis, trained: Path, tmp_path: Path) -> None:
+    done = tsallis("look", trained, "--weights", stdin="walk\tV;PST\nrebel\tV;PST\n")
+    contents = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [content["line"] for content in contents] == [1, 2] and contents[1]["source"][-5:] == [*"rebel"]
+    for content in contents:
+        (entry,) = content["attention"]
+        sums = [0.0] * len(content["target"])
+        for row, _, weight in entry["weights"]:
+            sums[row] += weight
+        assert sums == pytest.approx([1.0] * len(sums), abs=1e-4)
+        assert "".join(content["target"][:-1]) == content["form"]
+    for option, value in (("--out", tmp_path / "looks"), ("--format", "svg")):
+        refused = tsallis("look", trained, "--weights", option, value, stdin="walk\tV;PST\n", status=2)
+        assert refused.stderr == f"tsallis: {option} is for figures, --weights prints numbers: one of the two\n"
+    assert not (tmp_path / "looks").exists()
+
+
 def test_look_draws_a_figure_a_line(tsallis, trained: Path, tmp_path: Path) -> None:
     done = tsallis("look", trained, "--out", tmp_path / "looks", "--format", "svg", stdin="walk\tV;PST\nrebel\tV;PST\n")
     assert done.stdout.split() == [str(tmp_path / "looks" / f"{n}.svg") for n in (1, 2)]

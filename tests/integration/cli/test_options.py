@@ -39,7 +39,15 @@ COMMANDS: dict[str, dict[str, str | None]] = {
     },
     "evaluate": {FILE: "{known}", "--split": "train", "--beam": "1", "--json": None, **USE},
     "score": {FILE: "{known}", "--json": None, **USE},
-    "look": {FILE: "{asked}", "--out": "{out}", "--format": "svg", "--heads": "cross.1.1", "--beam": "1", **USE},
+    "look": {
+        FILE: "{asked}",
+        "--out": "{out}",
+        "--format": "svg",
+        "--weights": None,
+        "--heads": "cross.1.1",
+        "--beam": "1",
+        **USE,
+    },
 }
 # Commands whose options have nothing to do with each other; other tests use them.
 SINGLE = {
@@ -80,7 +88,7 @@ ELSEWHERE = {
 REFUSED = {
     "translate": {("--beam", ALL), ("--beam", "--budget")},
     "evaluate": {(FILE, "--split")},
-    "look": {("--heads", "--images")},
+    "look": {("--heads", "--images"), ("--out", "--weights"), ("--format", "--weights")},
 }
 NEEDS = {("translate", "--budget"): ALL}
 # Of one label that is sure to be the best a wider beam can say no more.
@@ -173,7 +181,7 @@ def content(name: str, options: set[str], run: Path, out: Path, as_json: bool) -
         arguments.insert(0, COMMANDS[name][FILE] or "")
     if not about_images and "--language" not in options and (name != "evaluate" or FILE in options):
         arguments += ["--language", "aa"]  # without it lines of several languages are refused
-    if name == "look" and "--out" not in options:
+    if name == "look" and not options & {"--out", "--weights"}:
         arguments += ["--out", str(out / "here")]
     lines = [
         "\t".join(line if name == "score" else ask(line)) for line in (IMAGE_LINES if about_images else FORM_LINES)
@@ -181,7 +189,7 @@ def content(name: str, options: set[str], run: Path, out: Path, as_json: bool) -
     said = called(
         name, run, *(a.format(**places, budget=budget) for a in arguments), stdin="".join(f"{line}\n" for line in lines)
     )
-    if name == "look":
+    if name == "look" and "--weights" not in options:
         return {str(Path(path).relative_to(out)): Path(path).read_text() for path in said.split()}
     if name == "evaluate" and "--json" in options:
         differing = ("run", "on", "language", "images", "seconds", "speed")
@@ -203,13 +211,17 @@ def say(
     pytest.importorskip("matplotlib")
     import tsallis.report as report
     from tsallis.report import head_panels
-    from tsallis.tasks import base, sequences, vqa
+    from tsallis.tasks import attention_weights, base, sequences, vqa
 
     searched: list[Any] = []
 
     def search(*arguments: Any, **options: Any) -> Any:
         searched[:] = [options]
         return beam_search(*arguments, **options)
+
+    def describe(*arguments: Any, **options: Any) -> Any:
+        for number, content in attention_weights.describe_attention(*arguments, **options):
+            yield number, {**content, "search": options}
 
     def draw(*arguments: Any, **options: Any) -> Any:
         return SimpleNamespace(figure=repr((arguments, options, searched)))
@@ -220,6 +232,7 @@ def say(
 
     for module, name, stand_in in (
         (base, "beam_search", search),
+        (base, "describe_attention", describe),
         (sequences, "attention_matrix", draw),
         (vqa, "image_panels", draw),
         (head_panels, "matrix_panels", draw),
