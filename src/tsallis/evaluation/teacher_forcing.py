@@ -118,7 +118,7 @@ def teacher_forced_sums(
     added, times the batch's symbols. In `possible` it is noted by the rows' numbers whether all symbols of a row have a
     probability.
     """
-    totals = torch.zeros(len(fields(TeacherForcedScores)) + 1, dtype=torch.float64)
+    totals = dict.fromkeys([*(field.name for field in fields(TeacherForcedScores)), "symbols"], 0.0)
     device = device_of(model)
     with eval_mode(model):
         for batch in batches:
@@ -132,15 +132,16 @@ def teacher_forced_sums(
             if possible is not None:
                 missing = torch.zeros_like(mask).masked_scatter(mask, ~torch.cat(supports)).any(1)  # [batch]
                 possible.update(zip(batch.index, (~missing).tolist(), strict=True))
-            of_output = torch.stack(sums_of_parts).sum(0)
-            unknown = (~has_loss(gold)).sum().double()
-            rest = [model.num_attended(decoded)[mask].double().sum(), unknown, mask.sum().double()]
-            totals += torch.cat([of_output, torch.stack(rest).cpu()])
+            of_batch = {name: float(sum(part[name] for part in sums_of_parts)) for name in sums_of_parts[0]}
+            of_batch["attention_support"] = float(model.num_attended(decoded)[mask].double().sum())
+            of_batch["unknown_symbols"] = float((~has_loss(gold)).sum())
+            of_batch["symbols"] = float(mask.sum())
+            for name, value in of_batch.items():
+                totals[name] += value
             for kind, layers in (model.attention_stats() if densities else {}).items():
                 assert densities is not None
                 densities[kind] += torch.stack([s.density for s in layers]).double().cpu() * int(mask.sum())
-    sums: list[float] = totals.tolist()
-    return sums
+    return [*totals.values()]
 
 
 @torch.no_grad()
@@ -167,10 +168,10 @@ def row_hits(model: Any, batches: Iterable[Batch]) -> dict[int, tuple[int, int]]
     return hits
 
 
-def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> tuple[Tensor, Tensor]:
+def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     """Return what :class:`TeacherForcedScores` says of the output layer, and which symbols have a probability.
 
-    The first is summed over symbols [9], the second is [symbols].
+    The first is summed over symbols, by name; the second is [symbols].
     """
     known = has_loss(gold)  # [symbols]
     scores = output.scores(hidden)  # [symbols, d_vocab]
@@ -183,18 +184,18 @@ def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> tuple[Tensor, Ten
     # An ensemble's scores are not those that its models' losses are of.
     of_scores = hasattr(output, "loss_of_scores")
     loss, inputs = (output.loss_of_scores, scores) if of_scores else (output.loss, hidden)
-    sums = [
-        loss(inputs[known], gold[known], reduction="sum"),
-        (of_gold > 0).sum(),
-        ((probs.argmax(-1) == gold) & known).sum(),
-        (probs > 0).sum(),
-        probs.sum(),
-        scores.masked_fill(scores == -torch.inf, 0).norm(dim=-1).sum(),
-        probs.new_tensor(torch.nan) if thresholds is None else thresholds.sum(),
-        smoothed_losses(of_gold_share, shares.shape[-1]).sum(),
-        sparsemax_scores(shares, of_gold_share).sum(),
-    ]
-    return torch.stack([x.double() for x in sums]).cpu(), of_gold > 0
+    sums = {
+        "loss": loss(inputs[known], gold[known], reduction="sum"),
+        "gold_in_support": (of_gold > 0).sum(),
+        "symbol_accuracy": ((probs.argmax(-1) == gold) & known).sum(),
+        "output_support": (probs > 0).sum(),
+        "output_sum": probs.sum(),
+        "logit_norm": scores.masked_fill(scores == -torch.inf, 0).norm(dim=-1).sum(),
+        "threshold": probs.new_tensor(torch.nan) if thresholds is None else thresholds.sum(),
+        "smoothed_loss": smoothed_losses(of_gold_share, shares.shape[-1]).sum(),
+        "sparsemax_score": sparsemax_scores(shares, of_gold_share).sum(),
+    }
+    return {name: value.double().cpu() for name, value in sums.items()}, of_gold > 0
 
 
 def _gold_values(values: Tensor, gold: Tensor, known: Tensor) -> Tensor:
