@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import json
 import math
 import zlib
@@ -43,6 +44,28 @@ SCRIPTS = tuple(f"{name}.js" for name in ("dom", "data", "charts", "tree", "them
 MAIN = "main.js"
 
 
+class Page(str):
+    """The text of a page, for a file; a notebook shows the page where a cell returns it.
+
+    Example:
+        >>> page = Page("<html><head></head><body>Heads</body></html>")
+        >>> page
+        <Page of 44 characters>
+        >>> page.endswith("</html>")
+        True
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"<Page of {len(self):,} characters>"  # a notebook saves it beside the page
+
+    def _repr_html_(self) -> str:
+        # Links to a view begin with #: without a base of its own a frame would load the notebook in their place.
+        text = html.escape(self.replace("<head>", '<head><base href="about:srcdoc">', 1))
+        return f'<iframe srcdoc="{text}" title="Report" style="width: 100%; height: 50em; border: 0"></iframe>'
+
+
 def build_page(
     runs: Sequence[RunSummary],
     comparisons: Sequence[ComparisonSummary] = (),
@@ -51,7 +74,7 @@ def build_page(
     signals: Sequence[SignalDensity] = (),
     title: str = "",
     note: str = "",
-) -> str:
+) -> Page:
     """Return the HTML of a report on runs, which needs no other file and no network.
 
     Args:
@@ -64,7 +87,7 @@ def build_page(
         note: at the end of the page: what made it, say.
 
     Returns:
-        The whole text of the file.
+        The whole text of the file; a notebook shows it as the page.
 
     Raises:
         InputError: if Jinja2 is missing.
@@ -90,7 +113,7 @@ def build_page(
         "sweep": sweep and _thin_sweep(sweep),
     }
     parts |= {"densities": list(densities), "signals": list(signals), "omitted_sentences": omitted}
-    return environment.from_string(template).render(
+    text = environment.from_string(template).render(
         title=title or _title([*runs, *densities], sweep),
         note=note,
         style=folder.joinpath("page.css").read_text(encoding="utf-8"),
@@ -103,6 +126,7 @@ def build_page(
             for row, sentence in enumerate(run.sentences)
         ],
     )
+    return Page(text)
 
 
 def sentences_that_fit(runs: Sequence[RunSummary]) -> int:

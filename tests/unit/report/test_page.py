@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import html
 import json
 import math
 import re
@@ -116,6 +117,14 @@ def test_numbers_are_short_and_finite() -> None:
 def test_a_page_needs_runs() -> None:
     with pytest.raises(ValueError, match="at least one run"):
         build_page([])
+
+
+def test_what_a_notebook_saves_is_the_page_once(summaries: Any) -> None:
+    page = build_page(*summaries)
+    assert len(page) > 10_000 and len(repr(page)) < 40 and str(page) == page
+    shown = page._repr_html_()
+    framed = html.unescape(re.search('srcdoc="([^"]*)"', shown)[1])
+    assert framed.replace('<base href="about:srcdoc">', "") == page
 
 
 def data_of(page: str) -> Any:

@@ -68,6 +68,21 @@ def test_the_focus_goes_to_the_next_panel_where_one_is_removed(sentences: Any) -
     assert sentences.locator(".panel >> nth=0").evaluate("node => node.contains(document.activeElement)")
 
 
+def test_a_notebook_shows_the_page(open_page: Open, summaries: Any) -> None:
+    """Links between views stay in the frame, and the notebook stays where it is."""
+    page = build_page(*summaries)
+    notebook = open_page(f"<!doctype html><title>Notebook</title><p>In [1]:</p>{page._repr_html_()}")
+    (frame,) = (frame for frame in notebook.frames if frame.parent_frame is not None)
+    for view, selector in (("Heads", "table"), ("Sentences", ".panel svg.lines"), ("Heads", "table")):
+        frame.click(f"nav a:text-is('{view}')")
+        frame.wait_for_selector(selector)
+    name = frame.inner_text("th a >> nth=0")  # of a head
+    frame.click("th a >> nth=0")
+    frame.wait_for_selector(".crumbs")
+    assert frame.inner_text("h1").lower() == name.lower().removeprefix("one: ")
+    assert notebook.inner_text("p") == "In [1]:" and len(notebook.frames) == 2
+
+
 def test_the_sentence_that_is_chosen_last_is_drawn(sentences: Any, summaries: Any) -> None:
     sentences.locator(".controls select >> nth=0").select_option(index=3)
     sentences.locator(".controls select >> nth=0").select_option(index=1)
