@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import tarfile
@@ -108,7 +107,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_others(folder)
     scripts = folder / "bin"
     scripts.mkdir()
-    launcher = f"torch.distributed.run --master-addr 127.0.0.1 --master-port {free_port()}"
+    launcher = "torch.distributed.run --standalone --local-addr 127.0.0.1"
     for name, module in (("tsallis", "-m tsallis"), ("torchrun", f"-m {launcher}"), ("python", "")):
         script = scripts / name
         script.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {module} "$@"\n')
@@ -156,12 +155,6 @@ def write_others(folder: Path) -> None:
         (stays / f"set-{name}.csv").write_text("RecordID,minute,parameter,value\n" + "".join(lines))
         died = [f"{i},{i % 2}\n" for i in range(40)]
         (stays / f"Outcomes-{name}.csv").write_text("RecordID,In-hospital_death\n" + "".join(died))
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def with_settings(command: str, settings: str) -> str:

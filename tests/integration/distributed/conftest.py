@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,18 +18,13 @@ PATIENCE = 120  # seconds; a launch takes some 10
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def free_port() -> int:
-    with socket.socket() as result:
-        result.bind(("127.0.0.1", 0))
-        return int(result.getsockname()[1])
-
-
 @pytest.fixture(scope="session")
 def launch() -> Launch:
     """Run `-m module ...` or a script on two processes; a launch that hangs is ended and fails."""
 
     def run(*arguments: object, status: int | None = 0) -> subprocess.CompletedProcess[str]:
-        options = ("--nproc-per-node", 2, "--master-addr", "127.0.0.1", "--master-port", free_port())
+        # The launcher binds a port of its choice: one that a test chose could be taken by the time it is bound.
+        options = ("--nproc-per-node", 2, "--standalone", "--local-addr", "127.0.0.1")
         command = [sys.executable, "-m", "torch.distributed.run", *map(str, options), *map(str, arguments)]
         path = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "COLUMNS": "200"}
