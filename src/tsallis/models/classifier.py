@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from tsallis import functional
 from tsallis.continuous import Density, Elliptical, Interval, cell_masses
 from tsallis.continuous.moments import Matching
+from tsallis.models.arguments import constructor_arguments
 from tsallis.models.checks import check_attending, check_counts
 from tsallis.models.protocol import source_mask
 from tsallis.models.recurrence import CELLS, check_cell, open_forget_gates
@@ -155,27 +155,11 @@ class BiLSTMClassifier(nn.Module):
         cell: str = "lstm",
     ) -> None:
         super().__init__()
+        self.arguments = constructor_arguments(locals())
         if d_model < 2 or d_model % 2:
             raise ValueError(f"d_model must be even: half of it goes to each direction, got {d_model}")
         check_attending(layers, dropout, attention, density)
         check_cell(cell)
-        self.arguments: dict[str, Any] = {
-            "vocab": vocab,
-            "classes": classes,
-            "d_model": d_model,
-            "layers": layers,
-            "dropout": dropout,
-            "attention": attention,
-            "transform": transform,
-            "num_basis": num_basis,
-            "matching": matching,
-            "density": density,
-            "ridge": ridge,
-            "d_embedding": d_embedding,
-            "output": output,
-            "output_alpha": output_alpha,
-            "cell": cell,
-        }
         self.kind, self.alpha, self.drop = attention, map_alpha(transform), Dropout(dropout)
         size = d_embedding or d_model
         self.embedding = nn.Embedding(vocab, size, padding_idx=0)

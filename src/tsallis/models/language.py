@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tsallis.models.arguments import constructor_arguments
 from tsallis.models.checks import check_counts, check_last_pass
 from tsallis.models.protocol import DecoderOutput, Step
 from tsallis.models.row_texts import RowTexts, other_texts, split_rows
@@ -175,9 +176,7 @@ class LanguageModel(nn.Module):
         forbidden: Sequence[int] = (PAD, BOS, UNK),
     ) -> None:
         super().__init__()
-        self.arguments: dict[str, Any] = {
-            name: value for name, value in locals().items() if name not in ("self", "__class__")
-        } | {"forbidden": list(forbidden)}
+        self.arguments = constructor_arguments(locals()) | {"forbidden": list(forbidden)}
         for name, size in {"layers": layers, "d_ff": d_ff, "heads": heads}.items():
             if size < 1:
                 raise ValueError(f"{name} must be at least 1, got {size}")

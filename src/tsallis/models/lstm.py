@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tsallis.continuous import Density, translation_basis
 from tsallis.continuous.moments import Matching
+from tsallis.models.arguments import constructor_arguments
 from tsallis.models.checks import check_counts
 from tsallis.models.protocol import DecoderOutput, Memory, Step, source_mask
 from tsallis.models.recurrence import CELLS, CellWeights, check_cell, open_forget_gates, read_layers, read_rows
@@ -120,6 +121,7 @@ class RNNSeq2Seq(nn.Module):
         d_embedding: int | None = None,
     ) -> None:
         super().__init__()
+        self.arguments = constructor_arguments(locals()) | {"forbidden": list(forbidden)}
         if d_model < 2 or d_model % 2:
             raise ValueError(f"d_model must be even: half of it goes to each direction of the encoder, got {d_model}")
         if layers < 1:
@@ -130,28 +132,6 @@ class RNNSeq2Seq(nn.Module):
         size = d_model if d_embedding is None else d_embedding
         if share != "none" and size != d_model:
             raise ValueError(f"share: {share} needs embeddings as wide as the states, {d_model}, got {size}")
-        self.arguments: dict[str, Any] = {
-            "src_vocab": src_vocab,
-            "tgt_vocab": tgt_vocab,
-            "d_model": d_model,
-            "layers": layers,
-            "dropout": dropout,
-            "attention": attention,
-            "attention_alpha": attention_alpha,
-            "output": output,
-            "output_alpha": output_alpha,
-            "tau": tau,
-            "input_feeding": input_feeding,
-            "forbidden": list(forbidden),
-            "share": share,
-            "density": density,
-            "combine": combine,
-            "num_basis": num_basis,
-            "matching": matching,
-            "cell": cell,
-            "scorer": scorer,
-            "d_embedding": d_embedding,
-        }
         self.d_model, self.layers, self.input_feeding = d_model, layers, input_feeding
         between = dropout if layers > 1 else 0.0
         self.src_embedding = nn.Embedding(src_vocab, size, padding_idx=0)

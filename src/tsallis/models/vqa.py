@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tsallis import functional
 from tsallis.continuous import Density, Elliptical, grid_masses, image_basis
 from tsallis.continuous.moments import Matching
+from tsallis.models.arguments import constructor_arguments
 from tsallis.models.checks import check_attending, check_counts
 from tsallis.models.image_encoder import ImageGrid
 from tsallis.models.protocol import source_mask
@@ -168,8 +169,7 @@ class VisualAnswerer(nn.Module):
         output_alpha: float = 1.5,
     ) -> None:
         super().__init__()
-        arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        self.arguments: dict[str, Any] = arguments
+        self.arguments = constructor_arguments(locals())
         check_attending(layers, dropout, attention, density)
         self.kind, self.alpha = attention, map_alpha(transform)
         d_fused = d_fused or 2 * d_model

@@ -1,0 +1,19 @@
+"""The arguments that a model was made with, from which a saved run makes it again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def constructor_arguments(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of an `__init__` from its `locals()`, asked before it has other variables.
+
+    >>> class Model:
+    ...     def __init__(self, d_model, layers=2):
+    ...         super().__init__()
+    ...         self.arguments = constructor_arguments(locals())
+    >>> Model(8).arguments
+    {'d_model': 8, 'layers': 2}
+    """
+    return {name: value for name, value in variables.items() if name not in ("self", "__class__")}
