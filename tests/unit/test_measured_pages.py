@@ -326,6 +326,18 @@ def enumerated(numbers: Iterable[int]) -> str:
     return f"{', '.join(first)} and {last}"
 
 
+def test_what_is_said_of_alphas_on_inflection_is_in_the_manifests() -> None:
+    def accuracies(alpha: str) -> list[float]:
+        paths = [RESULTS / "runs" / f"inflection-output-{alpha}-s{seed}.json" for seed in (1, 2, 3)]
+        return [json.loads(path.read_text(encoding="utf-8"))["metrics"]["macro_accuracy"] for path in paths]
+
+    softmax, *sparse = map(accuracies, ("1", "1.25", "1.5", "1.75", "2"))
+    text = words("papers-figures.md")
+    assert min(map(min, sparse)) > max(softmax) and "worst seed of every sparse output is above the best one" in text
+    assert min(map(fmean, sparse)) - fmean(softmax) > 0.09 and "nine points behind or more" in text
+    assert 0.11 < max(max(each) - min(each) for each in sparse) < 0.125 and "differ by up to twelve points" in text
+
+
 def test_what_is_said_of_94_languages_is_in_the_manifests() -> None:
     def run(name: str) -> dict[str, Any]:
         text = (RESULTS / "runs" / f"inflection-all-{name}.json").read_text(encoding="utf-8")

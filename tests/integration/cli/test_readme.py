@@ -99,7 +99,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / name, folder / name)
     data = folder / "data" / "sigmorphon2018"
     data.mkdir(parents=True)
-    for language in ("adyghe", "english", "finnish", "spanish"):
+    for language in ("adyghe", "english", "finnish", "polish", "spanish"):
         for split in ("train-high", "train-medium", "dev", "test"):
             write_examples(data / f"{language}-{split}", english_verbs()["dev"][:60])
     write_pairs(folder / "data" / "multi30k", ("train", "val", "test_2016_flickr"), "de")
