@@ -9,12 +9,20 @@ from typing import Any
 from tsallis.config import Config
 from tsallis.tasks.base import Lines
 from tsallis.tasks.prepared import PreparedRun
-from tsallis.tasks.registry import TASKS, task_of, task_type
+from tsallis.tasks.registry import TASKS, check_config, task_of, task_type
 from tsallis.training import Run
 
 
 def prepare(config: Config, folder: Path | None = None) -> PreparedRun:
     return task_type(config).prepare(config, folder)
+
+
+def untrained_run(folder: Path, data: dict[str, Any], model: dict[str, Any]) -> Run:
+    """Return a run that was not trained, of the data in a folder."""
+    config = check_config({"version": 1, "data": {"folder": str(folder), **data}, "model": model}, "test")
+    prepared = prepare(config)
+    vocabularies = prepared.data.vocabularies.src, prepared.data.vocabularies.tgt
+    return Run(folder, prepared.build().eval(), *vocabularies, prepared.task.facts(), {})
 
 
 def read_split(data: Any, split: str, **options: Any) -> list[Any]:

@@ -132,12 +132,14 @@ def teacher_forced_sums(
             if possible is not None:
                 missing = torch.zeros_like(mask).masked_scatter(mask, ~torch.cat(supports)).any(1)  # [batch]
                 possible.update(zip(batch.index, (~missing).tolist(), strict=True))
-            of_batch = {name: float(sum(part[name] for part in sums_of_parts)) for name in sums_of_parts[0]}
-            of_batch["attention_support"] = float(model.num_attended(decoded)[mask].double().sum())
-            of_batch["unknown_symbols"] = float((~has_loss(gold)).sum())
-            of_batch["symbols"] = float(mask.sum())
-            for name, value in of_batch.items():
-                totals[name] += value
+            counts = {
+                "attention_support": model.num_attended(decoded)[mask].sum(dtype=torch.float64),
+                "unknown_symbols": (~has_loss(gold)).sum(),
+                "symbols": mask.sum(),
+            }
+            for sums in (*sums_of_parts, _to_floats(counts)):
+                for name, value in sums.items():
+                    totals[name] += value
             for kind, layers in (model.attention_stats() if densities else {}).items():
                 assert densities is not None
                 densities[kind] += torch.stack([s.density for s in layers]).double().cpu() * int(mask.sum())
@@ -168,7 +170,7 @@ def row_hits(model: Any, batches: Iterable[Batch]) -> dict[int, tuple[int, int]]
     return hits
 
 
-def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> tuple[dict[str, float], Tensor]:
     """Return what :class:`TeacherForcedScores` says of the output layer, and which symbols have a probability.
 
     The first is summed over symbols, by name; the second is [symbols].
@@ -195,7 +197,12 @@ def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> tuple[dict[str, T
         "smoothed_loss": smoothed_losses(of_gold_share, shares.shape[-1]).sum(),
         "sparsemax_score": sparsemax_scores(shares, of_gold_share).sum(),
     }
-    return {name: value.double().cpu() for name, value in sums.items()}, of_gold > 0
+    return _to_floats(sums), of_gold > 0
+
+
+def _to_floats(values: dict[str, Tensor]) -> dict[str, float]:
+    """Return numbers on a device as floats, in one transfer."""
+    return dict(zip(values, torch.stack([value.double() for value in values.values()]).tolist(), strict=True))
 
 
 def _gold_values(values: Tensor, gold: Tensor, known: Tensor) -> Tensor:

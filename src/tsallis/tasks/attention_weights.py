@@ -1,4 +1,4 @@
-"""What outputs attend to, in numbers: weights above zero, densities, and the symbols that they belong to."""
+"""The attention of a run's outputs as JSON: weights above zero, densities, and the symbols that they belong to."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def heads_of_run(run: Run, names: str) -> list[Head]:
 def describe_attention(
     task: Task, run: Run, lines: Lines, heads: str | None = None, **search: Any
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield what the output of each line attends to, as what JSON holds, with the line's number from 0.
+    """Yield the attention of each line's output as what JSON holds, with the line's number from 0.
 
     All lines are searched together, and then read together.
 

@@ -485,7 +485,7 @@ class Task(ABC):
     def describe_attention(
         self, run: Run, lines: Lines, heads: str | None = None, beam_size: int = 1, **limits: Any
     ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield what the output of each line attends to in numbers, with the line's number from 0.
+        """Yield the attention of each line's output as what JSON holds, with the line's number from 0.
 
         See :func:`tsallis.tasks.attention_weights.describe_attention`.
         """

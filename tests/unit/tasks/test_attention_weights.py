@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from task_runs import prepare, read_lines, weights_of
+from task_runs import read_lines, untrained_run, weights_of
 from tsallis.analysis import capture_weights
 from tsallis.continuous import TruncatedParabola
 from tsallis.data import Vocabulary
@@ -18,7 +18,6 @@ from tsallis.errors import InputError
 from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.search import beam_search
 from tsallis.tasks.attention_weights import describe_density
-from tsallis.tasks.registry import check_config
 from tsallis.training import Run
 
 SYMBOLS = Vocabulary([*"abcdef", "N"])
@@ -39,7 +38,7 @@ def transformer(**more: Any) -> TransformerSeq2Seq:
 
 
 def dense(content: dict[str, Any], entry: dict[str, Any]) -> Any:
-    """The matrix of an entry; every weight that is written is above zero."""
+    """Return the matrix of an entry; every weight that is written is above zero."""
     columns = entry["grid"][0] * entry["grid"][1] if "grid" in entry else len(content[entry["columns"]])
     matrix = np.zeros((len(content[entry["rows"]]), columns))
     for row, column, weight in entry["weights"]:
@@ -48,8 +47,8 @@ def dense(content: dict[str, Any], entry: dict[str, Any]) -> Any:
     return matrix
 
 
-def alone(run: Run, line: str) -> tuple[Any, list[int]]:
-    """A line as a batch of its own, and the symbols of its output."""
+def search_line(run: Run, line: str) -> tuple[Any, list[int]]:
+    """Return a line as a batch of its own, and the symbols of its output."""
     read = read_lines(run, [line], "in", gold=False)
     batch = read.corpus.batch([0])
     (result,) = beam_search(run.model, batch.src, batch.src_lengths, beam_size=2)
@@ -72,7 +71,7 @@ def test_the_matrix_is_that_of_figures(tmp_path: Path, model: Any) -> None:
     if isinstance(run.model, TransformerSeq2Seq):
         assert len({len(content["target"]) for content in contents.values()}) > 1
     for number, content in contents.items():
-        batch, tokens = alone(run, LINES[number])
+        batch, tokens = search_line(run, LINES[number])
         names = [SYMBOLS.name(token) for token in tokens]
         assert content["form"] == SYMBOLS.text(tokens)
         assert content["source"] == [SYMBOLS.name(symbol) for symbol in batch.src[0].tolist()]
@@ -95,7 +94,7 @@ def test_heads_have_their_own_weights_rows_and_columns(tmp_path: Path) -> None:
     ]
     read = read_lines(run, LINES, "in", gold=False)
     for number, content in weights_of(run, read, "encoder.2.1,decoder.1.2,cross.1.2", beam_size=2):
-        batch, tokens = alone(run, LINES[number])
+        batch, tokens = search_line(run, LINES[number])
         expected: dict[int, Any] = {}
         with torch.no_grad(), capture_weights(layers, expected.__setitem__):
             run.model(batch.src, batch.src_lengths, torch.tensor([[1, *tokens]]))
@@ -124,7 +123,7 @@ def test_densities_of_a_recurrent_model(tmp_path: Path) -> None:
         model.attention.bilinear.weight.mul_(100)  # means that differ from step to step
     run = run_of(tmp_path, model)
     for number, content in weights_of(run, read_lines(run, LINES, "in", gold=False), beam_size=2):
-        batch, tokens = alone(run, LINES[number])
+        batch, tokens = search_line(run, LINES[number])
         expected = model.densities(batch.src, batch.src_lengths, torch.tensor([[1, *tokens]]))
         (entry,) = content["attention"]
         assert len(entry["densities"]) == len(content["target"]) == expected.batch_shape[-1]
@@ -150,13 +149,6 @@ def test_heads_that_are_not_there(tmp_path: Path) -> None:
         list(weights_of(run, read_lines(run, LINES, "in", gold=False), "cross.3.1"))
 
 
-def label_run(folder: Path, data: dict[str, Any], model: dict[str, Any]) -> Run:
-    config = check_config({"version": 1, "data": {"folder": str(folder), **data}, "model": model}, "test")
-    prepared = prepare(config)
-    vocabularies = prepared.data.vocabularies.src, prepared.data.vocabularies.tgt
-    return Run(folder, prepared.build().eval(), *vocabularies, prepared.task.facts(), {})
-
-
 @pytest.mark.parametrize(
     ("attention", "names"),
     [("discrete", ["discrete"]), ("continuous", ["continuous"]), ("combined", ["discrete", "continuous"])],
@@ -167,23 +159,23 @@ def test_documents(tmp_path: Path, attention: str, names: list[str]) -> None:
     ]
     (tmp_path / "train.tsv").write_text("".join(lines), encoding="utf-8")
     model = {"architecture": "classifier", "d_model": 8, "num_basis": 8, "attention": attention}
-    run = label_run(tmp_path, {"task": "classification", "train": "train", "min_count": 1}, model)
+    run = untrained_run(tmp_path, {"task": "classification", "train": "train", "min_count": 1}, model)
     read = read_lines(run, ["A fine strange film.", "dull"], "in", gold=False)
     contents = dict(weights_of(run, read))
     assert contents[0]["source"] == ["a", "fine", "strange", "film", "."] and contents[1]["source"] == ["dull"]
     for number, content in contents.items():
         batch = read.corpus.batch([number])
-        attended = run.model.classifier.attention(batch.src, batch.src_lengths)
+        reference = run.model.classifier.attention(batch.src, batch.src_lengths)
         assert content["label"] in ("0", "1") and content["target"] == [content["label"]] and "read" not in content
         assert [entry["name"] for entry in content["attention"]] == names
         for entry in content["attention"]:
-            expected = attended.weights if entry["name"] == "discrete" else attended.masses
+            expected = reference.weights if entry["name"] == "discrete" else reference.masses
             assert dense(content, entry) == pytest.approx(expected.numpy(), abs=1e-5)
             if entry["name"] == "continuous":
                 (density,) = entry["densities"]
                 ((lower, upper),) = density["support"]  # the map is sparsemax, the density a truncated parabola
-                assert lower == pytest.approx(attended.lower.item(), abs=1e-4)
-                assert upper == pytest.approx(attended.upper.item(), abs=1e-4)
+                assert lower == pytest.approx(reference.lower.item(), abs=1e-4)
+                assert upper == pytest.approx(reference.upper.item(), abs=1e-4)
 
 
 def test_images(tmp_path: Path) -> None:
@@ -191,21 +183,21 @@ def test_images(tmp_path: Path) -> None:
     rows = [f"{i}\twhat is it?\t{'box' if i % 2 else 'ball'}\n" for i in range(20)]
     (tmp_path / "train.tsv").write_text("".join(rows), encoding="utf-8")
     model = {"architecture": "answerer", "d_model": 8, "heads": 2, "layers": 1, "num_basis": 9}
-    run = label_run(tmp_path, {"task": "visual", "train": "train.tsv", "images": "features.npy"}, model)
-    asked = ["3\twhat is it?", "5\twhat?"]
-    read = read_lines(run, asked, "in", gold=False, images=tmp_path / "features.npy")
+    run = untrained_run(tmp_path, {"task": "visual", "train": "train.tsv", "images": "features.npy"}, model)
+    questions = ["3\twhat is it?", "5\twhat?"]
+    read = read_lines(run, questions, "in", gold=False, images=tmp_path / "features.npy")
     contents = dict(weights_of(run, read))
     assert [content["image"] for content in contents.values()] == ["3", "5"]
     assert contents[1]["source"] == ["what", "?"]
     for number, content in contents.items():
         batch = read.corpus.batch([number])
-        attended = run.model.classifier.read(batch.src, batch.src_lengths)[1].grid
+        reference = run.model.classifier.read(batch.src, batch.src_lengths)[1].grid
         assert [entry["name"] for entry in content["attention"]] == ["discrete", "continuous"]
-        for entry, expected in zip(content["attention"], (attended.weights, attended.masses), strict=True):
+        for entry, expected in zip(content["attention"], (reference.weights, reference.masses), strict=True):
             assert entry["grid"] == [2, 3]
             assert dense(content, entry) == pytest.approx(expected.flatten(1).numpy(), abs=1e-5)
         (density,) = content["attention"][1]["densities"]
-        assert density["mean"] == pytest.approx(attended.density.mean[0].tolist(), abs=1e-4)
+        assert density["mean"] == pytest.approx(reference.density.mean[0].tolist(), abs=1e-4)
         assert np.array(density["covariance"]).shape == (2, 2)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from task_runs import figures, head_figures, prepare, read_lines
+from task_runs import figures, head_figures, read_lines, untrained_run
 from tsallis.analysis import capture_weights
 from tsallis.continuous import cell_masses
 from tsallis.data import Vocabulary
@@ -19,7 +19,6 @@ from tsallis.errors import InputError
 from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.report import save
 from tsallis.search import beam_search
-from tsallis.tasks.registry import check_config
 from tsallis.training import Run
 
 pytest.importorskip("matplotlib")
@@ -32,14 +31,6 @@ def texts(figure: Any) -> set[str]:
     return {text.get_text().replace("\n", " ") for text in figure.findobj(Text) if text.get_text()}
 
 
-def run_of(folder: Path, data: dict[str, Any], model: dict[str, Any]) -> Run:
-    """A run that was not trained."""
-    config = check_config({"version": 1, "data": {"folder": str(folder), **data}, "model": model}, "test")
-    prepared = prepare(config)
-    vocabularies = prepared.data.vocabularies.src, prepared.data.vocabularies.tgt
-    return Run(folder, prepared.build().eval(), *vocabularies, prepared.task.facts(), {})
-
-
 @pytest.mark.parametrize("attention", ["discrete", "continuous", "combined"])
 def test_documents(tmp_path: Path, attention: str) -> None:
     lines = [
@@ -48,7 +39,7 @@ def test_documents(tmp_path: Path, attention: str) -> None:
     (tmp_path / "train.tsv").write_text("".join(lines), encoding="utf-8")
     inputs = {"task": "classification", "train": "train", "min_count": 1}
     sizes = {"architecture": "classifier", "d_model": 8, "num_basis": 8}
-    run = run_of(tmp_path, inputs, {**sizes, "attention": attention, "transform": "sparsemax"})
+    run = untrained_run(tmp_path, inputs, {**sizes, "attention": attention, "transform": "sparsemax"})
     read = read_lines(run, ["A fine, fine film.", " ".join(["long"] * 40)], "in", gold=False)
     drawn = dict(figures(run, read))
     assert [*drawn] == [0, 1]
@@ -65,7 +56,7 @@ def test_images(tmp_path: Path) -> None:
     (tmp_path / "train.tsv").write_text("".join(rows), encoding="utf-8")
     model = {"architecture": "answerer", "d_model": 8, "heads": 2, "layers": 1, "num_basis": 9, "density": 2.0}
     for name in ("images.npy", "features.npy"):  # of both the grid is 2 x 3
-        run = run_of(tmp_path, {"task": "visual", "train": "train.tsv", "images": name}, model)
+        run = untrained_run(tmp_path, {"task": "visual", "train": "train.tsv", "images": name}, model)
         read = read_lines(run, ["image\tquestion", "3\twhat is it?"], "in", gold=False, images=tmp_path / name)
         ((location, figure),) = figures(run, read)
         written = texts(figure)
