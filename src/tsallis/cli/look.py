@@ -50,11 +50,13 @@ def look(
     """
     from tsallis.errors import InputError
     from tsallis.optional_output import optional_stdout
+    from tsallis.report import style
 
     if weights and (figures := [name for name, value in (("--out", out), ("--format", kind)) if value is not None]):
         raise InputError(f"{' and '.join(figures)} is for figures, --weights prints numbers: one of the two")
     folder = out or Path("looks")
     if not weights:
+        style.require()
         check_folder(folder)
     loaded, task = open_run(run, checkpoint, device)
     check_command(task, run, "look")

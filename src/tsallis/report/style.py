@@ -149,6 +149,7 @@ def families() -> list[str]:
 
     A name that isn't installed would be warned about at every text.
     """
+    require()  # widths of texts are measured before there is a figure
     from matplotlib import rcParams
 
     settings: Any = rcParams

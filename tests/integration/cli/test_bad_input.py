@@ -6,6 +6,7 @@ import json
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -218,6 +219,12 @@ def test_arguments(capsys, monkeypatch, arguments: tuple[str, ...], words: str) 
     status, text = run_here(capsys, monkeypatch, *arguments)
     assert status == 2 and words in text
     assert text.count("\n") == 1 and text.startswith("tsallis: ") and len(text) <= 2001 and "\x1b" not in text
+
+
+def test_figures_without_matplotlib(capsys, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    status, text = run_here(capsys, monkeypatch, "look", "run")
+    assert (status, text) == (2, "tsallis: figures need matplotlib: pip install 'tsallis[report]'\n")
 
 
 def test_help_names_the_limits(capsys, monkeypatch) -> None:

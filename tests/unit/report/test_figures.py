@@ -639,13 +639,14 @@ def test_a_batch_needs_an_index() -> None:
         shapes.one_of(batch, 2, 1)
 
 
-def test_matplotlib_is_loaded_for_a_figure_and_asked_for_where_it_is_missing() -> None:
+@pytest.mark.parametrize("call", ["text_attention(['a'], [1.0])", "attention_matrix([[1.0]], ['a'], ['b'])"])
+def test_matplotlib_is_loaded_for_a_figure_and_asked_for_where_it_is_missing(call: str) -> None:
     code = (
         "import sys\nfrom tsallis import report\n"
         "assert 'matplotlib' not in sys.modules\n"
         "sys.modules['matplotlib'] = None\n"
         "from tsallis.errors import InputError\n"
-        "try:\n    report.text_attention(['a'], [1.0])\n"
+        f"try:\n    report.{call}\n"
         "except InputError as error:\n    print(error)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(tsallis.__file__).parents[1])}
