@@ -233,6 +233,7 @@ def test_scores_have_the_titles_and_formats_of_the_table(open_page: Open, summar
     assert sorted(facts) == sorted((f"{title}, development set", value) for _, title, value, *_ in SCORES.values())
 
     tab.click("nav a >> text=Training")
+    tab.wait_for_selector("main h1 >> text=Training")
     names = "figure => [figure.querySelector('figcaption span'), ...figure.querySelectorAll('text.name')]"
     figures = tab.eval_on_selector_all("figure", f"all => all.map({names}).map(part => part.map(x => x.textContent))")
     curves = [(title, axis) for title, _, axis in figures[: len(SCORES) + len(OTHERS)]]
@@ -240,6 +241,7 @@ def test_scores_have_the_titles_and_formats_of_the_table(open_page: Open, summar
     assert sorted(curves) == sorted([*(score[3:] for score in SCORES.values()), *OTHERS.values()])
 
     tab.click("nav a >> text=Sweep")
+    tab.wait_for_selector("main h1 >> text=Sweep")
     assert "by chrF on the development set." in tab.inner_text("p.lead")
     headings = tab.eval_on_selector_all("thead th", "cells => cells.map(cell => cell.innerText)")
     titles = {*(score[3] for score in SCORES.values()), *(title for title, _ in OTHERS.values()), "dev_f1"}
