@@ -81,10 +81,11 @@ def analyze(
     options = Options(limit, sentences, importance, searched, **search_of(loaded[0][0]).beam(beam))
     try:
         if any(is_label_run(run) for run, _ in loaded):
-            if beam is not None:
+            of_sequences = {"--beam": beam, "--importance": importance, "--searched": searched}
+            if names := [name for name, value in of_sequences.items() if value]:
                 raise InputError(
                     f"{runs[0]}: a run of the task {loaded[0][1].name} answers with labels: "
-                    "what describes its attention is no search and takes no --beam"
+                    f"what describes its attention is no search and takes no {', '.join(names)}"
                 )
             report = Report(densities=describe_labels(loaded, split or "dev", lines, language, options))
         else:

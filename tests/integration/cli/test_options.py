@@ -349,6 +349,7 @@ def test_options_of_other_runs_are_refused(questions: Path, forms: Path, name: s
     [
         (["--language", "aa"], "a visual run takes no --language, 'aa'"),
         (["--beam", "2"], "what describes its attention is no search and takes no --beam"),
+        (["--importance", "1", "--searched", "2"], "no search and takes no --importance, --searched"),
         (["--sweep", "--beam", "2", "--limit", "5"], "--beam, --limit was given, too"),
         (["--sweep", "--checkpoint", "last", "--device", "cpu"], "--checkpoint, --device was given, too"),
     ],
