@@ -327,15 +327,34 @@ def enumerated(numbers: Iterable[int]) -> str:
 
 
 def test_what_is_said_of_alphas_on_inflection_is_in_the_manifests() -> None:
-    def accuracies(alpha: str) -> list[float]:
-        paths = [RESULTS / "runs" / f"inflection-output-{alpha}-s{seed}.json" for seed in (1, 2, 3)]
+    def accuracies(setting: str) -> list[float]:
+        paths = [RESULTS / "runs" / f"inflection-{setting}-s{seed}.json" for seed in (1, 2, 3)]
         return [json.loads(path.read_text(encoding="utf-8"))["metrics"]["macro_accuracy"] for path in paths]
 
-    softmax, *sparse = map(accuracies, ("1", "1.25", "1.5", "1.75", "2"))
+    softmax, *sparse = map(accuracies, (f"output-{alpha}" for alpha in ("1", "1.25", "1.5", "1.75", "2")))
     text = words("papers-figures.md")
     assert min(map(min, sparse)) > max(softmax) and "worst seed of every sparse output is above the best one" in text
     assert min(map(fmean, sparse)) - fmean(softmax) > 0.09 and "nine points behind or more" in text
     assert 0.11 < max(max(each) - min(each) for each in sparse) < 0.125 and "differ by up to twelve points" in text
+    low, high = [[accuracies(f"tau-{tau}") for tau in pair] for pair in (("0.1", "0.3"), ("0.5", "0.7"))]
+    behind = [[fmean(sparse[1]) - fmean(seeds) for seeds in each] for each in (low, high)]
+    assert max(behind[0]) < 0.03 and "within three points of 1.5-entmax" in text
+    assert min(behind[1]) >= 0.07 and "seven or more behind it on average" in text
+    assert all(0.069 < sorted(seeds)[1] - min(seeds) < 0.08 for seeds in high)
+    assert "one seed of three is seven points below the other two" in text
+
+
+def test_what_is_said_of_english_to_german_is_in_the_manifests() -> None:
+    def metrics(ending: str) -> list[dict[str, Any]]:
+        names = (f"multi30k-ende-{output}-s1-{ending}.json" for output in ("softmax", "entmax", "alpha_relu"))
+        return [json.loads((RESULTS / "runs" / name).read_text(encoding="utf-8"))["metrics"] for name in names]
+
+    compete, every = metrics("competing"), metrics("every")
+    softmax, entmax, relu = (run["bleu"] for run in compete)
+    assert 0 < entmax - softmax < 0.5 and relu < softmax
+    loss, *losses = (one["bleu"] - other["bleu"] for one, other in zip(compete, every, strict=True))
+    assert 1 < loss < 1.5 and max(losses) < loss  # "softmax loses a point", "the sparse outputs lose less"
+    assert every[0]["length_ratio"] < compete[0]["length_ratio"] - 0.05  # "stops earlier"
 
 
 def test_what_is_said_of_94_languages_is_in_the_manifests() -> None:
