@@ -14,7 +14,7 @@ from tsallis.continuous.moments import Matching
 from tsallis.models.arguments import constructor_arguments
 from tsallis.models.checks import check_attending, check_counts
 from tsallis.models.protocol import source_mask
-from tsallis.models.recurrence import CELLS, check_cell, open_forget_gates
+from tsallis.models.recurrence import CELLS, check_cell, open_forget_gates, run_layers
 from tsallis.nn import ContinuousAttention1d, OutputLayer
 from tsallis.nn.continuous_attention.core import cell_edges, map_alpha
 from tsallis.nn.dropout import Dropout
@@ -88,8 +88,8 @@ class BidirectionalLayer(nn.Module):
         reverse = torch.where(
             position <= last, last - position, position
         )  # [batch, src]; turning twice changes nothing
-        ahead, _ = self.forwards(x)
-        back, _ = self.backwards(_gather_rows(x, reverse))
+        ahead, _ = run_layers(self.forwards, x)
+        back, _ = run_layers(self.backwards, _gather_rows(x, reverse))
         back = _gather_rows(back, reverse)
         states = torch.cat([ahead, back], -1)
         return states, torch.cat([_gather_rows(ahead, last).squeeze(1), back[:, 0]], -1)

@@ -16,7 +16,15 @@ from tsallis.continuous.moments import Matching
 from tsallis.models.arguments import constructor_arguments
 from tsallis.models.checks import check_counts
 from tsallis.models.protocol import DecoderOutput, Memory, Step, source_mask
-from tsallis.models.recurrence import CELLS, CellWeights, check_cell, open_forget_gates, read_layers, read_rows
+from tsallis.models.recurrence import (
+    CELLS,
+    CellWeights,
+    check_cell,
+    open_forget_gates,
+    read_layers,
+    read_rows,
+    run_layers,
+)
 from tsallis.models.sharing import SEQUENCE_ROWS, SHARES, SymbolRows, share_embeddings, shared_parameters
 from tsallis.nn import ContinuousGlobalAttention, GlobalAttention, OutputLayer
 from tsallis.nn.dropout import dropout_mask
@@ -212,7 +220,8 @@ class RNNSeq2Seq(nn.Module):
         if not self.input_feeding:
             embedded = self._drop(self.tgt_embedding(tgt_in))  # [batch, tgt, d_embedding]
             start = torch.stack(state.hidden)
-            states, _ = self.decoder(embedded, (start, torch.stack(state.cell)) if state.cell else start)
+            start_of_all = (start, torch.stack(state.cell)) if state.cell else start
+            states, _ = run_layers(self.decoder, embedded, start_of_all)
             context, attention = self.attention(states, state.memory.states, state.memory.mask, state.keys)
             return DecoderOutput(self._mix(states, context, self._dropout_mask(*states.shape)), attention)
         by_token, layers = self._decoder_weights()

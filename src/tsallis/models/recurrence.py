@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from tsallis.nn.dropout import dropout_mask
 from tsallis.ops.autograd.lstm_layer import fused_layer
+from tsallis.ops.dtypes import autocast_dtype
 from tsallis.ops.eager.lstm_cell import cell_step
 
 CELLS: dict[str, Any] = {"lstm": nn.LSTM, "gru": nn.GRU}
@@ -63,6 +64,28 @@ def read_layers(module: nn.LSTM | nn.GRU, d_first: int) -> tuple[Tensor, list[Ce
             layers.append(CellWeights(by_input, recurrent.t(), bias, more))
     assert first is not None
     return first, layers
+
+
+def run_layers(module: nn.LSTM | nn.GRU, x: Tensor, state: Any = None) -> Any:
+    """Run PyTorch's own layers, under autocast in the parameters' dtype where the processor has no LSTM of autocast's.
+
+    On a CPU, PyTorch hands an LSTM to oneDNN in autocast's dtype without asking whether the processor can compute it,
+    and fails where it cannot: bfloat16 needs AVX-512.
+    """
+    dtype = autocast_dtype(x.device)
+    if x.device.type != "cpu" or dtype is None or _has_dtype(dtype):
+        return module(x, state)
+    with torch.autocast("cpu", enabled=False):
+        own: torch.dtype = module.all_weights[0][0].dtype
+        if state is not None:
+            state = tuple(part.to(own) for part in state) if isinstance(state, tuple) else state.to(own)
+        return module(x.to(own), state)
+
+
+def _has_dtype(dtype: torch.dtype) -> bool:
+    """Tell whether oneDNN computes in a dtype of half precision on this processor."""
+    ask = "_is_mkldnn_bf16_supported" if dtype == torch.bfloat16 else "_is_mkldnn_fp16_supported"
+    return bool(getattr(torch.ops.mkldnn, ask)())
 
 
 def read_rows(module: nn.LSTM, x: Tensor, lengths: Tensor, dropout: float) -> tuple[Tensor, tuple[Tensor, Tensor]]:

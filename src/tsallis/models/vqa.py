@@ -17,6 +17,7 @@ from tsallis.models.arguments import constructor_arguments
 from tsallis.models.checks import check_attending, check_counts
 from tsallis.models.image_encoder import ImageGrid
 from tsallis.models.protocol import source_mask
+from tsallis.models.recurrence import run_layers
 from tsallis.nn import ContinuousAttention2d, OutputLayer, TransformerDecoderLayer, TransformerEncoderLayer
 from tsallis.nn.continuous_attention.core import map_alpha
 from tsallis.nn.dropout import Dropout
@@ -279,7 +280,9 @@ class VisualAnswerer(nn.Module):
         if len(images) != len(src):
             raise ValueError(f"there must be an image for each question, got {len(images)} for {len(src)}")
         lengths = src_lengths.to(src.device)
-        words, _ = self.reader(self.embedding(src))  # what stands behind a row's end changes nothing before it
+        words, _ = run_layers(
+            self.reader, self.embedding(src)
+        )  # what stands behind a row's end changes nothing before it
         for layer in self.question_layers:
             words = layer(words, src_key_lengths=lengths)
         grid = self.grid(images)  # [batch, rows, columns, d_model]

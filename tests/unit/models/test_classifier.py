@@ -214,3 +214,15 @@ def test_bad_lengths() -> None:
     for lengths in ([7, 4, 0], [7, 8, 1]):
         with pytest.raises(ValueError, match="src_lengths must be from 1 to 7"):
             model(documents()[0], torch.tensor(lengths))
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_half_precision(cell: str) -> None:
+    model = make(cell=cell).eval()
+    src, lengths = documents()
+    scores = model(src, lengths)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model.loss(src, lengths, torch.tensor([0, 1, 2]))
+        torch.testing.assert_close(model(src, lengths).float(), scores, atol=0.1, rtol=0.1)
+    loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())

@@ -55,8 +55,9 @@ def test_a_step_is_cells_attention_and_a_mixture(cell: str, d_embedding: int | N
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_a_cell_learns_where_products_are_bfloat16(cell: str) -> None:
-    rnn = model(cell=cell, layers=2)
+@pytest.mark.parametrize("input_feeding", [True, False])
+def test_a_cell_learns_where_products_are_bfloat16(cell: str, input_feeding: bool) -> None:
+    rnn = model(cell=cell, layers=2, input_feeding=input_feeding)
     src, lengths, tgt = torch.tensor([[4, 5, 6], [5, 4, 0]]), torch.tensor([3, 2]), torch.tensor([[1, 4], [1, 5]])
     with torch.autocast("cpu", torch.bfloat16):
         hidden = rnn(src, lengths, tgt).hidden
