@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import io
 import json
 import re
 import statistics
@@ -56,12 +57,21 @@ class Mismatch(Exception):
 @cache
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a CSV file or of JSON lines, or a manifest as the only row."""
+    name = f"{path.parent.name}/{path.name}" if path.suffix == ".json" else path.name
     if not path.is_file():
-        raise Mismatch(f"{path.parent.name + '/' if path.suffix == '.json' else ''}{path.name}: is not there")
-    text = path.read_text(encoding="utf-8")
-    if path.suffix == ".csv":
-        return list(csv.DictReader(text.splitlines()))
-    return [json.loads(text)] if path.suffix == ".json" else [json.loads(line) for line in text.splitlines()]
+        raise Mismatch(f"{name}: is not there")
+    try:
+        text = path.read_bytes().decode("utf-8")
+        if path.suffix == ".csv":
+            return list(csv.DictReader(io.StringIO(text, newline="")))
+        # Strings of JSON may hold what str.splitlines takes for the end of a line.
+        parts = [text] if path.suffix == ".json" else text.removesuffix("\n").split("\n")
+        rows = [json.loads(part) for part in parts]
+    except (ValueError, RecursionError, csv.Error) as error:
+        raise Mismatch(f"{name}: can't be read: {error}") from error
+    if not all(isinstance(row, dict) for row in rows):
+        raise Mismatch(f"{name}: expected JSON objects")
+    return rows
 
 
 def find_figure(match: re.Match[str], results: Path = RESULTS) -> str:
@@ -77,9 +87,12 @@ def find_figure(match: re.Match[str], results: Path = RESULTS) -> str:
     if match["of"] == "count":
         return str(len(rows))
     values = [_value(row, parts["path"] or "", match[0]) for row in rows]
-    if match["of"] is not None:
-        values = [STATISTICS[match["of"]]([float(value) for value in values])]
-    return format_figure(values[0], parts["spec"])
+    try:
+        if match["of"] is not None:
+            values = [STATISTICS[match["of"]]([float(value) for value in values])]
+        return format_figure(values[0], parts["spec"])
+    except (TypeError, ValueError, OverflowError) as error:  # no number, or one that the format is not for
+        raise Mismatch(f"{match[0]}: {error}") from error
 
 
 def _name_files(name: str) -> list[str]:
@@ -115,15 +128,15 @@ def format_figure(value: Any, spec: str | None) -> str:
 
     >>> format_figure("0.9632", ".1%"), format_figure(0.9632, ".1p"), format_figure(1400, ",d")
     ('96.3 %', '96.3', '1,400')
-    >>> format_figure(3.6e-7, ".1e")
-    '3.6e-7'
+    >>> format_figure(3.6e-7, ".1e"), format_figure(3.6, ".1e")
+    ('3.6e-7', '3.6e0')
     """
     if spec is None:
         return str(value)
     if spec[-1] in "%p":
         return f"{100 * float(value):{spec[:-1]}f}" + (" %" if spec[-1] == "%" else "")
     text = format(round(float(value)) if spec[-1] == "d" else float(value), spec)
-    return re.sub(r"e([-+]?)0+", r"e\1", text)
+    return re.sub(r"e\+?(-?)0*(\d)", r"e\1\2", text)
 
 
 def fill(template: str, results: Path = RESULTS) -> str:

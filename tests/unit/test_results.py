@@ -143,6 +143,56 @@ def test_manifests_of_several_runs(render: ModuleType, folder: Path) -> None:
         render.fill(figures, folder / "results")
 
 
+@pytest.mark.parametrize(
+    ("value", "spec", "text"),
+    [
+        (3.6, ".1e", "3.6e0"),
+        (0, ".1e", "0.0e0"),
+        (3.6e7, ".1e", "3.6e7"),
+        (3.6e10, ".1e", "3.6e10"),
+        (3.6e-7, ".1e", "3.6e-7"),
+        (3.6e-10, ".1e", "3.6e-10"),
+        (2.5, None, "2.5"),
+    ],
+)
+def test_a_power_of_ten_has_its_digits_alone(render: ModuleType, value: float, spec: str | None, text: str) -> None:
+    assert render.format_figure(value, spec) == text
+    assert render.sentence_pattern("about {a.csv.b} of it").fullmatch(f"about {text} of it")
+
+
+def test_a_field_may_hold_the_ends_of_other_lines(render: ModuleType, folder: Path) -> None:
+    results, name = folder / "results", "one\u2028two\x0bthree"
+    (results / "a.csv").write_bytes(f'name,n\r\n{name},1\r\n"four\r\nfive",2\r\n'.encode())
+    assert render.read_rows(results / "a.csv") == [{"name": name, "n": "1"}, {"name": "four\r\nfive", "n": "2"}]
+    (results / "a.jsonl").write_text(json.dumps({"name": name}, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert render.read_rows(results / "a.jsonl") == [{"name": name}]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("runs/model.json", b"{", "page.md: runs/model.json: "),
+        ("runs/model.json", b"[1]", "page.md: runs/model.json: expected JSON objects"),
+        ("runs/model.json", b'{"metrics": {"right": "many"}}', "page.md: {runs/model.json.metrics.right | ,d}: "),
+        ("runs/model.json", b'{"metrics": {"right": [1]}}', "page.md: {runs/model.json.metrics.right | ,d}: "),
+        ("runs/model.json", b'{"metrics": {"right": Infinity}}', "page.md: {runs/model.json.metrics.right | ,d}: "),
+        ("speed.csv", b"owner,seconds,ratio\nours,\xff,3\n", "page.md: speed.csv: "),
+        ("speed.csv", b"owner,seconds,ratio\nours,0.5,3\ntheirs,long,1\n", "page.md: {speed.csv[owner=theirs].seconds"),
+        (
+            "speed.csv",
+            b"owner,seconds,ratio\nours,0.5,x\ntheirs,1,1\n",
+            "page.md: {max speed.csv[owner=ours or theirs]",
+        ),
+    ],
+)
+def test_rows_that_can_not_be_read_are_named(
+    render: ModuleType, folder: Path, file: str, content: bytes, message: str
+) -> None:
+    (folder / "results" / file).write_bytes(content)
+    (line,) = check(render, folder)
+    assert line.startswith(message)
+
+
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
 def test_a_manifest_says_how_to_repeat_its_result(path: Path) -> None:
     text = path.read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ from tsallis.evaluation.score_names import rank_score
 from tsallis.nn.output import MAP_ALPHAS
 
 SEEDS = ("training.seed", "run_dir")  # settings in which the runs of one point may differ
-OUTPUT, ATTENTION = "model.output", "model.attention"
+OUTPUT, ATTENTION, TAU = "model.output", "model.attention", "model.tau"
 BOTH = "model.attention_alpha and model.output_alpha"
 
 
@@ -136,6 +136,10 @@ def sweep(runs: Sequence[SweepRun]) -> Sweep:
 def _swept(runs: Sequence[SweepRun]) -> tuple[str, list[float]]:
     """Return the one setting in which runs differ, and its value in each."""
     columns = [_effective(run) for run in runs]
+    if len({column.get(TAU) for column in columns}) > 1:  # "auto" in all runs is one setting, whatever the estimates
+        for column, run in zip(columns, runs, strict=True):
+            if isinstance(column.get(TAU), str):
+                column[TAU] = run.history.last("tau")
     names = dict.fromkeys(name for column in columns for name in column)
     differ = [name for name in names if any(column.get(name) != columns[0].get(name) for column in columns)]
     alphas = [f"{ATTENTION}_alpha", f"{OUTPUT}_alpha"]
@@ -154,16 +158,14 @@ def _swept(runs: Sequence[SweepRun]) -> tuple[str, list[float]]:
 
 
 def _effective(run: SweepRun) -> dict[str, Any]:
-    """Return the settings without seeds, maps as alphas, and the threshold that alpha-ReLU was trained with."""
+    """Return the settings without seeds, maps as alphas, and a threshold of alpha-ReLU alone."""
     settings = {name: value for name, value in run.settings.items() if name not in SEEDS}
     for part in (OUTPUT, ATTENTION):
         name = settings.get(part)
         if name in MAP_ALPHAS:
             settings |= {part: "entmax", f"{part}_alpha": MAP_ALPHAS[name]}
-    if settings.get(OUTPUT) == "alpha_relu" and settings.get("model.tau") is None:
-        settings["model.tau"] = run.history.last("tau")
     if settings.get(OUTPUT) != "alpha_relu":
-        settings.pop("model.tau", None)
+        settings.pop(TAU, None)
     return settings
 
 

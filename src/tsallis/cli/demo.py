@@ -69,9 +69,13 @@ def _show(run_dir: Path, updates: int | None, device: str) -> None:
     import torch
 
     from tsallis.cli.analyze import analyze
+    from tsallis.errors import InputError
     from tsallis.tasks.registry import load_config
     from tsallis.training.distributed import World, device_kind
 
+    if run_dir.name in ("", ".."):
+        expected = "a folder with a name, such as runs/demo, beside which runs/demo-softmax is made"
+        raise InputError(f"--run-dir {run_dir}: expected {expected}")
     softmax_dir = run_dir.with_name(f"{run_dir.name}-softmax")
     check_folder(run_dir)
     check_folder(softmax_dir)

@@ -123,7 +123,8 @@ def evaluate(
     else:
         lines = task.split(loaded, config.data, split or "test", **options)
     expansions = (budget or EXPANSIONS) if exact else None
-    search = {**config.search.beam(beam, search_options.ends), "length_penalty": length_penalty or 0.0}
+    limits = search_options.with_defaults(config.search).limits
+    search = {**config.search.beam(beam, search_options.ends), **limits}
     if exact:
         del search["competing_ends"]
     report, results = task.evaluate_outputs(loaded, lines, budget=expansions, **search)
@@ -138,7 +139,7 @@ def evaluate(
         evaluation: dict[str, Any] = {"split": None if file else split or "test", **options, "checkpoint": checkpoint}
         if task.searched:
             evaluation |= {"beam": search["beam_size"]} if expansions is None else {"budget": expansions}
-            evaluation |= {"length_penalty": length_penalty, "competing_ends": search.get("competing_ends") or None}
+            evaluation |= {**limits, "competing_ends": search.get("competing_ends")}
         evaluation["continuations"] = continuations
         write_manifest(manifest, describe_result(loaded, config, report, evaluation, others or (), file))
     if as_json:

@@ -226,14 +226,18 @@ class LineReader:
         raise NotImplementedError("lines are read")
 
     def ready(self) -> bool:
-        """Tell whether `readline` would return at once."""
-        while b"\n" not in self.buffer and not self.ended:
+        """Tell whether `readline` would return at once: a line is there, or more than a line may have."""
+        from tsallis.data.io import LONGEST
+
+        parts, length = [self.buffer], len(self.buffer)
+        while b"\n" not in parts[-1] and length <= LONGEST and not self.ended:
             if not select.select([self.handle], [], [], 0)[0]:
-                return False
-            before = self.buffer
+                break
             self._fill()
-            self.buffer = before + self.buffer
-        return bool(self.buffer)
+            parts.append(self.buffer)
+            length += len(self.buffer)
+        self.buffer = b"".join(parts)
+        return b"\n" in parts[-1] or length > LONGEST or (self.ended and length > 0)
 
     def _fill(self) -> bool:
         """Read what is there next; wait for something, or the end."""

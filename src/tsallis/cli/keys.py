@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -25,6 +26,9 @@ SEQUENCES = {
     b"\x03": "leave",
     b"\x04": "leave",
 }
+# What other keys send: after [, or two on some consoles, come parameters and a last character from @ to ~.
+UNKNOWN = re.compile(rb"\x1b(?:\[\[?[0-?]*[ -/]*[@-~]?|O[ -~]?|[ -~])?")
+UNFINISHED = re.compile(rb"\x1b(?:\[\[?[0-?]*[ -/]*|O)")
 MOST_ROWS = 12
 
 
@@ -119,7 +123,7 @@ def read_keys(handle: int) -> Iterator[str]:
         while pending:
             key, length = _first_key(pending)
             if length == 0:
-                break  # a character whose bytes are not all there
+                break  # a character or a sequence whose bytes are not all there
             pending = pending[length:]
             if key is not None:
                 yield key
@@ -130,8 +134,8 @@ def _first_key(pending: bytes) -> tuple[str | None, int]:
     for sequence, name in SEQUENCES.items():
         if pending.startswith(sequence):
             return name, len(sequence)
-    if pending[0] == 0x1B:  # another sequence, or Escape
-        return None, len(pending)
+    if match := UNKNOWN.match(pending):  # another sequence, or Escape
+        return None, 0 if UNFINISHED.fullmatch(pending) else match.end()
     if pending[0] < 0x20:
         return None, 1
     length = 1 if pending[0] < 0x80 else 2 if pending[0] < 0xE0 else 3 if pending[0] < 0xF0 else 4

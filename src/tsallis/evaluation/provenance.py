@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -99,8 +100,9 @@ def shorten_path(text: str) -> str:
         >>> shorten_path("/home/ada/data"), shorten_path("data.folder=/home/ada/data"), shorten_path("runs/best")
         ('data', 'data.folder=data', 'runs/best')
     """
-    key, equals, value = text.rpartition("=")
-    return f"{key}{equals}{Path(value).name}" if Path(value).is_absolute() else text
+    starts = [0, *(match.end() for match in re.finditer("=", text))]
+    start = next((start for start in starts if Path(text[start:]).is_absolute()), None)
+    return text if start is None else text[:start] + Path(text[start:]).name
 
 
 def digest_files(paths: Iterable[Path]) -> dict[str, Any]:
@@ -110,7 +112,7 @@ def digest_files(paths: Iterable[Path]) -> dict[str, Any]:
         paths: of the files; their order has no influence.
 
     Returns:
-        "files", "bytes" and "sha256": of one line a file, in the order of their names.
+        "files", "bytes" and "sha256": of one line a file, in the order of their names, then of the lines.
 
     Raises:
         InputError: a file that can't be read.
@@ -124,12 +126,13 @@ def digest_files(paths: Iterable[Path]) -> dict[str, Any]:
         (1, 10, '0b7ff8fd')
     """
     lines, size = [], 0
-    for path in sorted(paths, key=lambda path: path.name):
+    for path in paths:
         digest = hashlib.sha256()
         check_file(path)
         with input_errors(path), path.open("rb") as stream:
             while block := stream.read(PIECE):
                 digest.update(block)
                 size += len(block)
-        lines.append(f"{digest.hexdigest()}  {path.name}\n")
-    return {"files": len(lines), "bytes": size, "sha256": hashlib.sha256("".join(lines).encode()).hexdigest()}
+        lines.append((path.name, f"{digest.hexdigest()}  {path.name}\n"))
+    text = "".join(line for _, line in sorted(lines))
+    return {"files": len(lines), "bytes": size, "sha256": hashlib.sha256(text.encode()).hexdigest()}

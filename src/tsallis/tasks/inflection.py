@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -177,9 +179,10 @@ def find_languages(config: InflectionData) -> list[str] | None:
     assert config.train is not None
     if config.train.count("{language}") != 1:
         raise InputError(f"data.train: languages: all needs one {{language}} in the name, found {config.train!r}")
-    before, after = config.train.split("{language}")
-    paths = Path(config.folder).glob(f"{before}*{after}")
-    names = sorted(p.name[len(before) : len(p.name) - len(after)] for p in paths)
+    before, after = Path(config.train).as_posix().split("{language}")
+    pattern = re.compile(f"{re.escape(before)}([^/]+){re.escape(after)}")
+    paths = glob.iglob(f"{glob.escape(before)}*{glob.escape(after)}", root_dir=config.folder)
+    names = sorted(match[1] for path in paths if (match := pattern.fullmatch(Path(path).as_posix())))
     if not names:
         raise InputError(f"data.folder: no file {before}*{after} in {config.folder}")
     return names

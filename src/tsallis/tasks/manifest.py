@@ -41,15 +41,18 @@ def describe_result(
         file: that was evaluated, if it was no split of the configuration.
 
     Returns:
-        "format", "command", "date", "run", "config", "data" (a digest of each split's files), "training" (seed, seconds
-        and the code, versions and machines that made it), "others" (name and training of an ensemble's other runs),
-        "evaluation" (with its own code, versions and machine) and "metrics".
+        "format", "command", "date", "run", "config", "data" (a digest of each split's files, and of `file` by its name,
+        behind "file" where that is a split's), "training" (seed, seconds and the code, versions and machines that made
+        it), "others" (name and training of an ensemble's other runs), "evaluation" (with its own code, versions and
+        machine) and "metrics".
 
     Raises:
         InputError: a file that can't be read.
     """
     facts = {key: run.facts[key] for key in ("step", "epoch") if key in run.facts}
     data = {split: _digest(config, split) for split in SPLITS}
+    if file is not None:
+        data[f"file {file.name}" if file.name in data else file.name] = digest_files([file])
     members = [{"name": path.name, "training": _describe_training(path)} for path in others]
     return {
         "format": FORMAT,
@@ -57,7 +60,7 @@ def describe_result(
         "date": datetime.date.today().isoformat(),
         "run": {"name": run.folder.resolve().name, **facts},
         "config": _shorten(config.model_dump(mode="json")),
-        "data": {**data, **({} if file is None else {file.name: digest_files([file])})},
+        "data": data,
         "training": _describe_training(run.folder),
         **({"others": members} if members else {}),
         "evaluation": {**_without_paths(evaluation), **environment()},

@@ -62,6 +62,28 @@ def test_a_manifest_of_a_file_and_of_an_ensemble(tsallis, trained: Path, small_d
     assert manifest["others"][0]["training"] == manifest["training"]
 
 
+def test_a_manifest_says_whether_endings_competed(tsallis, trained: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    for option, competing in (
+        ((), False),
+        (("--every-end",), False),
+        (("--competing-ends",), True),
+        (("--exact",), None),
+    ):
+        tsallis("evaluate", trained, "--split", "dev", *option, "--manifest", path)
+        assert json.loads(path.read_text(encoding="utf-8"))["evaluation"].get("competing_ends") is competing
+
+
+def test_a_file_with_the_name_of_a_split_stands_beside_it(
+    tsallis, trained: Path, small_data: Path, tmp_path: Path
+) -> None:
+    path, lines = tmp_path / "a.json", tmp_path / "test"
+    lines.write_text("walk\twalked\tV;PST\n", encoding="utf-8")
+    tsallis("evaluate", trained, lines, "--manifest", path)
+    data = json.loads(path.read_text(encoding="utf-8"))["data"]
+    assert data["test"] == digest_files([small_data / "dev.tsv"]) and data["file test"] == digest_files([lines])
+
+
 def test_a_manifest_of_data_that_is_gone_says_so(tsallis, trained: Path, small_data: Path, tmp_path: Path) -> None:
     path, train = tmp_path / "a.json", small_data / "train.tsv"
     content = train.read_bytes()

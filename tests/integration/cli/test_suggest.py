@@ -119,10 +119,33 @@ def test_bytes_are_keys() -> None:
     assert [next(keys) for _ in range(8)] == ["a", "é", "up", "down", "tab", "tab", "enter", "backspace"]
     os.write(writing, "√".encode()[1:] + b"\x1b[99~")
     os.write(writing, b"\x03")
-    assert next(keys) == "√"
     os.close(writing)
-    assert list(keys) == []  # what stands behind an unknown sequence at once is a part of it
+    assert list(keys) == ["√", "leave"]
     os.close(reading)
+
+
+@pytest.mark.parametrize(
+    "sequence",
+    [b"\x1b[99~", b"\x1b[1;5A", b"\x1b[?25 q", b"\x1b[[A", b"\x1bOP", b"\x1ba", b"\x1b", b"\x1b[9"],
+    ids=repr,
+)
+def test_of_an_unknown_sequence_no_key_behind_it_is_a_part(sequence: bytes) -> None:
+    assert keys_of(sequence + b"\x03") == ["leave"]
+    assert keys_of(sequence + b"\x1b[A\rb") == ["up", "enter", "b"]
+
+
+@pytest.mark.parametrize("sequence", [b"\x1b[A", b"\x1bOA"], ids=repr)
+def test_a_sequence_may_come_in_two_parts(sequence: bytes) -> None:
+    assert keys_of(sequence[:2], sequence[2:] + b"b") == ["up", "b"]
+    assert keys_of(b"a\x1b[9", b"9~b") == ["a", "b"]
+
+
+def keys_of(*parts: bytes) -> list[str]:
+    """The keys of bytes that come in parts, and then the end."""
+    blobs = iter(parts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tsallis.cli.keys.os.read", lambda handle, size: next(blobs, b""))
+        return list(read_keys(0))
 
 
 @pytest.mark.process

@@ -45,12 +45,21 @@ def test_attention_and_output_are_swept_together() -> None:
     assert [point.value for point in result.points] == [1.2, 1.7]
 
 
-def test_a_threshold_that_was_estimated_is_read_from_the_log() -> None:
-    runs = []
-    for tau in (0.5, 0.25):
-        history = ValueHistory((10,), {"dev_bleu": (1.0,), "tau": (tau,)})
-        runs.append(SweepRun(str(tau), {"model.output": "alpha_relu", "model.tau": None}, history))
-    assert [point.value for point in sweep(runs).points] == [0.25, 0.5]
+def relu_run(tau: float | str, logged: float, **settings: Any) -> SweepRun:
+    settings = {"model.output": "alpha_relu", "model.tau": tau, **settings}
+    return SweepRun(f"{tau} {settings}", settings, ValueHistory((10,), {"dev_bleu": (1.0,), "tau": (logged,)}))
+
+
+def test_thresholds_that_were_estimated_stand_beside_numbers_by_the_log() -> None:
+    swept = sweep([relu_run(0.5, 0.5), relu_run("auto", 0.25), relu_run("formula", 1.5), relu_run(1, 1.0)])
+    assert swept.setting == "model.tau" and [point.value for point in swept.points] == [0.25, 0.5, 1.0, 1.5]
+
+
+def test_thresholds_that_were_all_estimated_are_no_difference() -> None:
+    swept = sweep([relu_run("auto", size / 10, **{"model.d": size}) for size in (1, 2)])
+    assert swept.setting == "model.d" and [point.value for point in swept.points] == [1, 2]
+    with pytest.raises(InputError, match="differ in no setting but their seeds"):
+        sweep([relu_run("auto", seed / 10, **{"training.seed": seed}) for seed in (1, 2)])
 
 
 @pytest.mark.parametrize(("select", "best"), [("levenshtein", 2), ("loss", 2), ("accuracy", 3), (None, 3)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,33 @@ def test_a_digest_is_that_of_the_usual_tool(tmp_path: Path) -> None:
     assert digests == {"files": 2, "bytes": 14, "sha256": printed.stdout.split()[0]}
     with pytest.raises(InputError, match=r"c\.fr: can't be read"):
         provenance.digest_files([tmp_path / "c.fr"])
+
+
+def test_files_of_one_name_have_one_digest_in_any_order(tmp_path: Path) -> None:
+    paths = [tmp_path / folder / "train" for folder in "abc"]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_text(path.parent.name)
+    digests = [provenance.digest_files(order) for order in permutations(paths)]
+    assert digests == [digests[0]] * 6
+
+
+@pytest.mark.parametrize(
+    ("text", "short"),
+    [
+        ("/home/ada/seed=1", "seed=1"),
+        ("/home/ada/seed=1/best", "best"),
+        ("data.folder=/home/ada/seed=1", "data.folder=seed=1"),
+        ("--with=/home/ada/seed=1/best", "--with=best"),
+        ("--set=data.folder=/home/ada/data", "--set=data.folder=data"),
+        ("runs/seed=1", "runs/seed=1"),
+        ("training.seed=1", "training.seed=1"),
+        ("=", "="),
+        ("", ""),
+    ],
+)
+def test_an_absolute_path_is_its_last_part_wherever_it_begins(text: str, short: str) -> None:
+    assert provenance.shorten_path(text) == short
 
 
 def test_a_command_holds_no_absolute_path() -> None:

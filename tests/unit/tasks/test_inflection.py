@@ -11,7 +11,16 @@ import pytest
 from tsallis.data import Vocabulary
 from tsallis.data.io import decode_lines
 from tsallis.errors import InputError
-from tsallis.tasks.inflection import COLUMNS, InflectionExample, parse_line, read_inflection, read_languages
+from tsallis.tasks.inflection import (
+    COLUMNS,
+    Inflection,
+    InflectionData,
+    InflectionExample,
+    find_languages,
+    parse_line,
+    read_inflection,
+    read_languages,
+)
 
 # What str.splitlines takes for the end of a line, and str.strip for nothing.
 SEPARATORS = ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\r", "\u00a0", " ", "\u200b"]
@@ -132,6 +141,30 @@ def test_many_languages_of_a_folder(tmp_path: Path) -> None:
         read_languages(pattern, ["spanish", "finnish"])
     with pytest.raises(InputError, match=r"must contain \{language\}"):
         read_languages(str(tmp_path / "spanish-train-high"), ["spanish"])
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),  # a file that is of no language
+    [
+        ("{language}-train-high", "-train-high"),
+        ("high/{language}.tsv", "high/older/dutch.tsv"),
+        ("{language}/train.tsv", "train.tsv"),
+        ("files/{language}-high/train", "files/-high/train"),
+        ("./high//{language}.tsv", "dutch.tsv"),
+        ("../data/{language}.tsv", "dutch"),
+        ("[high] {language}?.tsv", "h dutch1.tsv"),
+        ("high*/{language}", "higher/dutch"),
+    ],
+)
+def test_all_languages_are_found_by_the_name_of_their_file(tmp_path: Path, name: str, other: str) -> None:
+    folder, names = tmp_path / "data", ["english", "norwegian-bokmal", "x [y]"]
+    for path in [folder / other, *(folder / name.replace("{language}", language) for language in names)]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path, "draw\tdrew\tV;PST\n")
+    for train in (name, str(folder / name)):
+        config = InflectionData(folder=str(folder), train=train, dev=train, languages="all")
+        assert find_languages(config) == names
+        assert [example.language for example in Inflection.read_split(config, "train")] == names
 
 
 def test_published_files(shared_data: Path, tmp_path: Path) -> None:
