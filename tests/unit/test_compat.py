@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -42,6 +44,26 @@ CLASSES: dict[str, dict[str, object]] = {
     "SparsemaxBisectLoss": {"n_iter": 50, **REDUCED},
     "EntmaxBisectLoss": {"alpha": 1.5, "n_iter": 50, **REDUCED},
     "NormmaxBisectLoss": {"alpha": 2, "n_iter": 50, **REDUCED},
+}
+# The autograd functions, with the arguments of `apply`; the names of each module, and those that it brings to the top.
+APPLIED: dict[str, dict[str, object]] = {
+    "SparsemaxFunction": {**MAP, "k": None},
+    "Entmax15Function": {"X": ..., "dim": 0, "k": None},
+    "EntmaxBisectFunction": FUNCTIONS["entmax_bisect"],
+    "SparsemaxBisectFunction": FUNCTIONS["sparsemax_bisect"],
+    "NormmaxBisectFunction": FUNCTIONS["normmax_bisect"],
+    "BudgetBisectFunction": FUNCTIONS["budget_bisect"],
+    "SparsemaxLossFunction": FUNCTIONS["sparsemax_loss"],
+    "Entmax15LossFunction": FUNCTIONS["entmax15_loss"],
+    "SparsemaxBisectLossFunction": FUNCTIONS["sparsemax_bisect_loss"],
+    "EntmaxBisectLossFunction": FUNCTIONS["entmax_bisect_loss"],
+    "NormmaxBisectLossFunction": FUNCTIONS["normmax_bisect_loss"],
+}
+NAMES = [*FUNCTIONS, *CLASSES, *APPLIED]
+MODULES = {
+    "activations": ["sparsemax", "entmax15", "Sparsemax", "Entmax15", "SparsemaxFunction", "Entmax15Function"],
+    "losses": [name for name in NAMES if "loss" in name.lower()],
+    "root_finding": [name for name in NAMES if "bisect" in name.lower() and "loss" not in name.lower()],
 }
 MAPS = [name for name in FUNCTIONS if not name.endswith("loss")]
 LOSSES = [name for name in FUNCTIONS if name.endswith("loss")]
@@ -82,6 +104,48 @@ def test_signatures_are_the_packages(name: str) -> None:
 
 def test_nothing_is_missing() -> None:
     assert set(compat.__all__) == {*FUNCTIONS, *CLASSES}
+    assert sorted(name for names in MODULES.values() for name in names) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_have_the_packages_names(name: str) -> None:
+    module = importlib.import_module(f"tsallis.compat.{name}")
+    assert getattr(compat, name) is module and sorted(module.__all__) == sorted(MODULES[name])
+    for public in MODULES[name]:
+        assert public in APPLIED or getattr(module, public) is getattr(compat, public)
+        assert getattr(module, public).__module__ == module.__name__
+
+
+def of_module(name: str) -> Any:
+    """Return the autograd function of a name."""
+    return getattr(getattr(compat, next(module for module, names in MODULES.items() if name in names)), name)
+
+
+@pytest.mark.parametrize("name", APPLIED)
+def test_autograd_functions_have_the_packages_apply(name: str) -> None:
+    """They are `apply` alone: what one would override or call of `torch.autograd.Function` is not there."""
+    function = of_module(name)
+    assert parameters(function.apply) == list(APPLIED[name].items())
+    assert not issubclass(function, torch.autograd.Function)
+    assert [public for public in vars(function) if not public.startswith("_")] == ["apply"]
+
+
+@pytest.mark.parametrize("name", APPLIED)
+def test_autograd_functions_are_their_functions(name: str) -> None:
+    z, y = problem(4, 6)
+    arguments = (z, y) if "Loss" in name else (z,)
+    by_name = {public.replace("_", "").lower(): public for public in FUNCTIONS}
+    expected = getattr(compat, by_name[name.removesuffix("Function").lower()])
+    function = of_module(name)
+    if name == "Entmax15Function":
+        torch.testing.assert_close(function.apply(z), expected(z, dim=0), atol=0, rtol=0)
+    else:
+        torch.testing.assert_close(function.apply(*arguments), expected(*arguments), atol=0, rtol=0)
+    more = {"dim": 0, "k": 2, "n_iter": 7, "ensure_sum_one": False, "alpha": 1.75, "budget": 3}
+    rest = [more[key] for key in APPLIED[name] if key in more]  # by position, as torch's `apply` takes them
+    result = function.apply(z.requires_grad_(), *arguments[1:], *rest)
+    torch.testing.assert_close(result, expected(*arguments, *rest), atol=0, rtol=0)
+    assert gradcheck(lambda s: function.apply(s, *arguments[1:], *rest), (z,))
 
 
 @pytest.mark.parametrize("name", MAPS)
@@ -303,6 +367,21 @@ def test_values_are_the_packages() -> None:
     for name, recorded in {**FUNCTIONS, **CLASSES}.items():
         thing = getattr(peer, name)
         assert parameters(thing.__init__ if name in CLASSES else thing) == list(recorded.items())
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_are_the_packages(name: str) -> None:
+    """Beside the package itself, where it is installed: public names, arguments and values."""
+    pytest.importorskip("entmax")
+    peer = importlib.import_module(f"entmax.{name}")
+    own = {public: thing for public, thing in vars(peer).items() if getattr(thing, "__module__", "") == peer.__name__}
+    assert {public for public in own if not public.startswith("_")} == set(MODULES[name])
+    z, y = problem(4, 6)
+    for public in (public for public in MODULES[name] if public in APPLIED):
+        assert parameters(own[public].forward)[1:] == list(APPLIED[public].items())  # without `ctx`
+        arguments = (z, y) if "Loss" in public else (z,)
+        ours, theirs = of_module(public).apply(*arguments), own[public].apply(*arguments)
+        torch.testing.assert_close(ours, theirs, atol=1e-8, rtol=0)
 
 
 @pytest.mark.parametrize("name", [n for n in CLASSES if n.endswith("Loss") and n != "NormmaxBisectLoss"])

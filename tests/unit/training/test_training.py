@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,19 @@ def test_every_shipped_recipe_is_a_valid_configuration(path: Path) -> None:
     if path.parent.name == "sigmorphon2018":
         assert "Peters et al. 2019" in path.read_text(encoding="utf-8")
         assert config.training.schedule == "halve-on-worse" and config.search.beam_size == 5
+
+
+def test_every_recipe_has_a_run_folder_of_its_own() -> None:
+    """Where a recipe names none, the folder has the name of its file; no command of a header writes into another's."""
+    folders: dict[str, Path] = {}
+    for path in RECIPES:
+        folder = load_config(path).run_dir or f"runs/{path.stem}"
+        assert folder not in folders, f"{path} and {folders[folder]} write into {folder}"
+        folders[folder] = path
+    for path in RECIPES:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            other = re.search(rf"tsallis train {re.escape(str(path.relative_to(ROOT)))} .*--run-dir (\S+)", line)
+            assert other is None or other[1] not in folders, f"{path}: a command writes into {other[1]}"
 
 
 def test_languages_all_are_found_in_the_folder(tmp_path: Path) -> None:

@@ -1,171 +1,40 @@
-r"""The names, arguments and defaults of the PyPI package `entmax` 1.3: changing an import line is the migration::
-
-    import tsallis.compat as entmax                          # was: import entmax
-    from tsallis.compat import entmax15, EntmaxBisectLoss    # was: from entmax import ...
-
-The page :doc:`/compat` says which arguments have no effect here, and where results differ on purpose.
-"""
+"""The names of `entmax.losses`: the losses of the maps, as functions and as modules that reduce them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import Function
 
 from tsallis import functional
+from tsallis.compat.base import Map, support_size
+from tsallis.compat.root_finding import normmax_bisect, refuse_learned
 from tsallis.functional.losses import class_rows, reduce
 from tsallis.functional.rows import result_dtype
 from tsallis.ops.alphas import Alpha
 from tsallis.ops.dtypes import compute_dtype, upcast
 
-MapResult = Tensor | tuple[Tensor, Tensor]
-REDUCTIONS = ("elementwise_mean", "mean", "sum", "none")
-
 __all__ = [
-    "BudgetBisect",
-    "Entmax15",
     "Entmax15Loss",
-    "EntmaxBisect",
+    "Entmax15LossFunction",
     "EntmaxBisectLoss",
-    "NormmaxBisect",
+    "EntmaxBisectLossFunction",
     "NormmaxBisectLoss",
-    "Sparsemax",
-    "SparsemaxBisect",
+    "NormmaxBisectLossFunction",
     "SparsemaxBisectLoss",
+    "SparsemaxBisectLossFunction",
     "SparsemaxLoss",
-    "budget_bisect",
-    "entmax15",
+    "SparsemaxLossFunction",
     "entmax15_loss",
-    "entmax_bisect",
     "entmax_bisect_loss",
-    "normmax_bisect",
     "normmax_bisect_loss",
-    "sparsemax",
-    "sparsemax_bisect",
     "sparsemax_bisect_loss",
     "sparsemax_loss",
 ]
 
-
-def sparsemax(X: Tensor, dim: int = -1, k: int | None = None, return_support_size: bool = False) -> MapResult:
-    """Return :func:`tsallis.sparsemax` of scores, by the package's name.
-
-    Args:
-        X: scores of any shape.
-        dim: the dimension whose entries sum to 1.
-        k: without effect.
-        return_support_size: return the number of positive entries, too.
-
-    Returns:
-        Probabilities, or a pair of them and of support sizes with size 1 along `dim`.
-
-    Example:
-        >>> probs, size = sparsemax(torch.tensor([[1.0, 0.6, -1.0]]), return_support_size=True)
-        >>> probs, size
-        (tensor([[0.7000, 0.3000, 0.0000]]), tensor([[2]]))
-    """
-    return _with_size(functional.sparsemax(X, dim), dim, return_support_size)
-
-
-def entmax15(X: Tensor, dim: int = -1, k: int | None = None, return_support_size: bool = False) -> MapResult:
-    """Return :func:`tsallis.entmax15` of scores, by the package's name.
-
-    Args:
-        X: scores of any shape.
-        dim: the dimension whose entries sum to 1.
-        k: without effect.
-        return_support_size: return the number of positive entries, too.
-
-    Returns:
-        Probabilities, or a pair of them and of support sizes with size 1 along `dim`.
-
-    Example:
-        >>> entmax15(torch.tensor([3.0, 0.0]))
-        tensor([1., 0.])
-    """
-    return _with_size(functional.entmax15(X, dim), dim, return_support_size)
-
-
-def entmax_bisect(
-    X: Tensor, alpha: Alpha = 1.5, dim: int = -1, n_iter: int | None = 50, ensure_sum_one: bool = True
-) -> Tensor:
-    """Return :func:`tsallis.entmax` of scores, by the package's name.
-
-    Args:
-        X: scores of any shape.
-        alpha: positive: a number, or a tensor that can be expanded to `X` with size 1 along `dim`.
-        dim: the dimension whose entries sum to 1.
-        n_iter, ensure_sum_one: without effect.
-
-    Returns:
-        Probabilities of the shape of `X`.
-
-    Example:
-        >>> entmax_bisect(torch.tensor([1.0, 0.6, -1.0]), alpha=2)
-        tensor([0.7000, 0.3000, 0.0000])
-    """
-    return functional.entmax(X, alpha, dim)
-
-
-def sparsemax_bisect(X: Tensor, dim: int = -1, n_iter: int | None = 50, ensure_sum_one: bool = True) -> Tensor:
-    """Return :func:`tsallis.sparsemax` of scores, by the package's name.
-
-    Args:
-        X: scores of any shape.
-        dim: the dimension whose entries sum to 1.
-        n_iter, ensure_sum_one: without effect.
-
-    Returns:
-        Probabilities of the shape of `X`.
-
-    Example:
-        >>> sparsemax_bisect(torch.tensor([1.0, 0.6, -1.0]))
-        tensor([0.7000, 0.3000, 0.0000])
-    """
-    return functional.sparsemax(X, dim)
-
-
-def normmax_bisect(X: Tensor, alpha: Alpha = 2, dim: int = -1, n_iter: int | None = 50) -> Tensor:
-    """Return :func:`tsallis.normmax` of scores, by the package's name.
-
-    Args:
-        X: scores of any shape.
-        alpha: above 1: a number, or a tensor that can be expanded to `X` with size 1 along `dim`.
-        dim: the dimension whose entries sum to 1.
-        n_iter: without effect.
-
-    Returns:
-        Probabilities of the shape of `X`.
-
-    Example:
-        >>> normmax_bisect(torch.tensor([1.0, 0.8, -1.0]))
-        tensor([0.5714, 0.4286, 0.0000])
-    """
-    _refuse_learned("alpha", alpha)
-    return _by_value(lambda rows, value: functional.normmax(rows, value), X, alpha, dim)
-
-
-def budget_bisect(X: Tensor, budget: Alpha = 2, dim: int = -1, n_iter: int | None = 50) -> Tensor:
-    """Return :func:`tsallis.budgeted_entmax` of scores with alpha 2, by the package's name.
-
-    Args:
-        X: scores of any shape.
-        budget: at least 0: a number, or a tensor that can be expanded to `X` with size 1 along `dim`.
-        dim: the dimension whose entries sum to the budget.
-        n_iter: without effect.
-
-    Returns:
-        Marginals of the shape of `X`.
-
-    Example:
-        >>> budget_bisect(torch.tensor([3.0, 1.0, 1.0, -4.0]), budget=2)
-        tensor([1.0000, 0.5000, 0.5000, 0.0000])
-    """
-    _refuse_learned("budget", budget)
-    return _by_value(lambda rows, value: functional.budgeted_entmax(rows, 2.0, value), X, budget, dim)
+REDUCTIONS = ("elementwise_mean", "mean", "sum", "none")
 
 
 def sparsemax_loss(
@@ -187,7 +56,7 @@ def sparsemax_loss(
         tensor([0.])
     """
     loss = functional.entmax_loss(X, target, 2.0, reduction="none")
-    return (loss, _size(functional.sparsemax(X), -1)) if return_support_size else loss
+    return (loss, support_size(functional.sparsemax(X), -1)) if return_support_size else loss
 
 
 def entmax15_loss(
@@ -209,7 +78,7 @@ def entmax15_loss(
         tensor([0.])
     """
     loss = functional.entmax_loss(X, target, 1.5, reduction="none")
-    return (loss, _size(functional.entmax15(X), -1)) if return_support_size else loss
+    return (loss, support_size(functional.entmax15(X), -1)) if return_support_size else loss
 
 
 def entmax_bisect_loss(X: Tensor, target: Tensor, alpha: Alpha = 1.5, n_iter: int | None = 50) -> Tensor:
@@ -273,7 +142,7 @@ def normmax_bisect_loss(X: Tensor, target: Tensor, alpha: Alpha = 2, n_iter: int
 
 
 def _normmax_loss(X: Tensor, target: Tensor, alpha: Alpha, ignore_index: int) -> Tensor:
-    _refuse_learned("alpha", alpha)
+    refuse_learned("alpha", alpha)
     if X.dim() == 0:
         raise ValueError("scores must have a dimension of classes, got a single number")
     rows = class_rows(X.shape, X.device, target, ignore_index).reshape(target.shape).unsqueeze(-1)
@@ -313,183 +182,7 @@ class _NormmaxLoss(Function):
         return torch.where(active, residual * grad, 0), None, None, None
 
 
-def _size(probs: Tensor, dim: int) -> Tensor:
-    return (probs > 0).sum(dim, keepdim=True)
-
-
-def _with_size(probs: Tensor, dim: int, return_size: bool) -> MapResult:
-    return (probs, _size(probs, dim)) if return_size else probs
-
-
-def _refuse_learned(name: str, value: Alpha) -> None:
-    """Refuse what asks for a gradient that there is not."""
-    if isinstance(value, Tensor) and value.requires_grad:
-        raise ValueError(f"{name} has no gradient here and can't be learned: give a number, or {name}.detach()")
-
-
-def _by_value(apply: Callable[[Tensor, float], Tensor], X: Tensor, values: Alpha, dim: int) -> Tensor:
-    """Return `apply(rows, value)` along `dim`; with a tensor of values, once for each distinct one."""
-    if not isinstance(values, Tensor):
-        return apply(X.movedim(dim, -1), values).movedim(-1, dim) if X.dim() else apply(X, values)
-    if values.numel() == 1:
-        return _by_value(apply, X, float(values), dim)
-    shape = list(X.shape)
-    shape[dim] = 1
-    each = values.expand(shape).movedim(dim, -1).reshape(-1)  # [rows]
-    last = X.movedim(dim, -1)
-    rows = last.reshape(-1, last.shape[-1])
-    result = torch.zeros_like(rows)
-    for value in each.unique().tolist():
-        index = (each == value).nonzero().squeeze(-1)
-        result = result.index_copy(0, index, apply(rows[index], value))
-    return result.reshape(last.shape).movedim(-1, dim)
-
-
-class _Map(nn.Module):
-    """A map with its arguments; a tensor among them moves with the module and stays out of its state."""
-
-    def _keep(self, name: str, value: Alpha) -> None:
-        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-            self.register_buffer(name, value, persistent=False)
-        else:
-            setattr(self, name, value)
-
-
-class _SortingMap(_Map):
-    """The arguments of the two maps that the peer solves by sorting."""
-
-    def __init__(self, dim: int = -1, k: int | None = None, return_support_size: bool = False) -> None:
-        super().__init__()
-        self.dim, self.k, self.return_support_size = dim, k, return_support_size
-
-
-class Sparsemax(_SortingMap):
-    """:func:`sparsemax` as a module.
-
-    Args:
-        dim: the dimension whose entries sum to 1.
-        k: without effect.
-        return_support_size: return the number of positive entries, too.
-
-    Example:
-        >>> Sparsemax()(torch.tensor([1.0, 0.6, -1.0]))
-        tensor([0.7000, 0.3000, 0.0000])
-    """
-
-    def forward(self, X: Tensor) -> MapResult:
-        return sparsemax(X, self.dim, self.k, self.return_support_size)
-
-
-class Entmax15(_SortingMap):
-    """:func:`entmax15` as a module.
-
-    Args:
-        dim: the dimension whose entries sum to 1.
-        k: without effect.
-        return_support_size: return the number of positive entries, too.
-
-    Example:
-        >>> Entmax15()(torch.tensor([3.0, 0.0]))
-        tensor([1., 0.])
-    """
-
-    def forward(self, X: Tensor) -> MapResult:
-        return entmax15(X, self.dim, self.k, self.return_support_size)
-
-
-class SparsemaxBisect(_Map):
-    """:func:`sparsemax_bisect` as a module.
-
-    Args:
-        dim: the dimension whose entries sum to 1.
-        n_iter: without effect.
-
-    Example:
-        >>> SparsemaxBisect()(torch.tensor([1.0, 0.6, -1.0]))
-        tensor([0.7000, 0.3000, 0.0000])
-    """
-
-    def __init__(self, dim: int = -1, n_iter: int | None = None) -> None:
-        super().__init__()
-        self.dim, self.n_iter = dim, n_iter
-
-    def forward(self, X: Tensor) -> Tensor:
-        return sparsemax_bisect(X, self.dim, self.n_iter)
-
-
-class EntmaxBisect(_Map):
-    """:func:`entmax_bisect` as a module.
-
-    Args:
-        alpha: as of the function; an `nn.Parameter` is learned.
-        dim: the dimension whose entries sum to 1.
-        n_iter: without effect.
-
-    Example:
-        >>> EntmaxBisect(alpha=2)(torch.tensor([1.0, 0.6, -1.0]))
-        tensor([0.7000, 0.3000, 0.0000])
-    """
-
-    alpha: Alpha
-
-    def __init__(self, alpha: Alpha = 1.5, dim: int = -1, n_iter: int | None = 50) -> None:
-        super().__init__()
-        self._keep("alpha", alpha)
-        self.dim, self.n_iter = dim, n_iter
-
-    def forward(self, X: Tensor) -> Tensor:
-        return entmax_bisect(X, self.alpha, self.dim, self.n_iter)
-
-
-class NormmaxBisect(_Map):
-    """:func:`normmax_bisect` as a module.
-
-    Args:
-        alpha: as of the function.
-        dim: the dimension whose entries sum to 1.
-        n_iter: without effect.
-
-    Example:
-        >>> NormmaxBisect()(torch.tensor([1.0, 0.8, -1.0]))
-        tensor([0.5714, 0.4286, 0.0000])
-    """
-
-    alpha: Alpha
-
-    def __init__(self, alpha: Alpha = 2, dim: int = -1, n_iter: int | None = 50) -> None:
-        super().__init__()
-        self._keep("alpha", alpha)
-        self.dim, self.n_iter = dim, n_iter
-
-    def forward(self, X: Tensor) -> Tensor:
-        return normmax_bisect(X, self.alpha, self.dim, self.n_iter)
-
-
-class BudgetBisect(_Map):
-    """:func:`budget_bisect` as a module.
-
-    Args:
-        budget: as of the function.
-        dim: the dimension whose entries sum to the budget.
-        n_iter: without effect.
-
-    Example:
-        >>> BudgetBisect(budget=2)(torch.tensor([3.0, 1.0, 1.0, -4.0]))
-        tensor([1.0000, 0.5000, 0.5000, 0.0000])
-    """
-
-    budget: Alpha
-
-    def __init__(self, budget: Alpha = 2, dim: int = -1, n_iter: int | None = 50) -> None:
-        super().__init__()
-        self._keep("budget", budget)
-        self.dim, self.n_iter = dim, n_iter
-
-    def forward(self, X: Tensor) -> Tensor:
-        return budget_bisect(X, self.budget, self.dim, self.n_iter)
-
-
-class _Loss(_Map):
+class _Loss(Map):
     """An entmax loss, reduced."""
 
     alpha: Alpha
@@ -514,7 +207,7 @@ class _Loss(_Map):
         if self.reduction in ("elementwise_mean", "mean"):
             loss = reduce(loss, count, "mean")
         loss = loss.to(dtype)
-        return (loss, _size(functional.entmax(X, self.alpha), -1)) if self.return_support_size else loss
+        return (loss, support_size(functional.entmax(X, self.alpha), -1)) if self.return_support_size else loss
 
     def extra_repr(self) -> str:
         return f"ignore_index={self.ignore_index}, reduction={self.reduction!r}"
@@ -654,3 +347,73 @@ class NormmaxBisectLoss(_Loss):
 
     def loss(self, X: Tensor, target: Tensor) -> Tensor:
         return _normmax_loss(X, target, self.alpha, self.ignore_index)
+
+
+class SparsemaxLossFunction:
+    """The `apply` of the package's autograd function: :func:`sparsemax_loss`, with derivatives of every order.
+
+    Example:
+        >>> SparsemaxLossFunction.apply(torch.tensor([[0.0, 0.0]]), torch.tensor([0]))
+        tensor([0.2500])
+    """
+
+    @staticmethod
+    def apply(X: Tensor, target: Tensor, k: int | None = None) -> Tensor:
+        """Return :func:`sparsemax_loss` of scores and targets."""
+        return functional.entmax_loss(X, target, 2.0, reduction="none")
+
+
+class Entmax15LossFunction:
+    """The `apply` of the package's autograd function: :func:`entmax15_loss`, with derivatives of every order.
+
+    Example:
+        >>> Entmax15LossFunction.apply(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
+        tensor([0.])
+    """
+
+    @staticmethod
+    def apply(X: Tensor, target: Tensor, k: int | None = None) -> Tensor:
+        """Return :func:`entmax15_loss` of scores and targets."""
+        return functional.entmax_loss(X, target, 1.5, reduction="none")
+
+
+class SparsemaxBisectLossFunction:
+    """The `apply` of the package's autograd function: :func:`sparsemax_bisect_loss`, with derivatives of every order.
+
+    Example:
+        >>> SparsemaxBisectLossFunction.apply(torch.tensor([[0.0, 0.0]]), torch.tensor([0]))
+        tensor([0.2500])
+    """
+
+    @staticmethod
+    def apply(X: Tensor, target: Tensor, n_iter: int | None = 50) -> Tensor:
+        """Return :func:`sparsemax_bisect_loss` of scores and targets."""
+        return sparsemax_bisect_loss(X, target)
+
+
+class EntmaxBisectLossFunction:
+    """The `apply` of the package's autograd function: :func:`entmax_bisect_loss`, with derivatives of every order.
+
+    Example:
+        >>> EntmaxBisectLossFunction.apply(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
+        tensor([0.])
+    """
+
+    @staticmethod
+    def apply(X: Tensor, target: Tensor, alpha: Alpha = 1.5, n_iter: int | None = 50) -> Tensor:
+        """Return :func:`entmax_bisect_loss` of scores and targets."""
+        return entmax_bisect_loss(X, target, alpha)
+
+
+class NormmaxBisectLossFunction:
+    """The `apply` of the package's autograd function: :func:`normmax_bisect_loss`, with derivatives of every order.
+
+    Example:
+        >>> NormmaxBisectLossFunction.apply(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
+        tensor([0.])
+    """
+
+    @staticmethod
+    def apply(X: Tensor, target: Tensor, alpha: Alpha = 2, n_iter: int | None = 50) -> Tensor:
+        """Return :func:`normmax_bisect_loss` of scores and targets."""
+        return normmax_bisect_loss(X, target, alpha)

@@ -1,0 +1,29 @@
+"""What the files of this folder share: modules that hold an alpha or a budget, and support sizes."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from tsallis.ops.alphas import Alpha
+
+MapResult = Tensor | tuple[Tensor, Tensor]
+
+
+def support_size(probs: Tensor, dim: int) -> Tensor:
+    """Return how many entries are positive, with size 1 along `dim`."""
+    return (probs > 0).sum(dim, keepdim=True)
+
+
+def with_size(probs: Tensor, dim: int, return_size: bool) -> MapResult:
+    """Return probabilities, with their support sizes where those are asked for."""
+    return (probs, support_size(probs, dim)) if return_size else probs
+
+
+class Map(nn.Module):
+    """A map with its arguments; a tensor among them moves with the module and stays out of its state."""
+
+    def _keep(self, name: str, value: Alpha) -> None:
+        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+            self.register_buffer(name, value, persistent=False)
+        else:
+            setattr(self, name, value)

@@ -1,0 +1,280 @@
+"""The names of `entmax.root_finding`: the maps that the package solves by bisection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from tsallis import functional
+from tsallis.compat.base import Map
+from tsallis.ops.alphas import Alpha
+
+__all__ = [
+    "BudgetBisect",
+    "BudgetBisectFunction",
+    "EntmaxBisect",
+    "EntmaxBisectFunction",
+    "NormmaxBisect",
+    "NormmaxBisectFunction",
+    "SparsemaxBisect",
+    "SparsemaxBisectFunction",
+    "budget_bisect",
+    "entmax_bisect",
+    "normmax_bisect",
+    "sparsemax_bisect",
+]
+
+
+def entmax_bisect(
+    X: Tensor, alpha: Alpha = 1.5, dim: int = -1, n_iter: int | None = 50, ensure_sum_one: bool = True
+) -> Tensor:
+    """Return :func:`tsallis.entmax` of scores, by the package's name.
+
+    Args:
+        X: scores of any shape.
+        alpha: positive: a number, or a tensor that can be expanded to `X` with size 1 along `dim`.
+        dim: the dimension whose entries sum to 1.
+        n_iter, ensure_sum_one: without effect.
+
+    Returns:
+        Probabilities of the shape of `X`.
+
+    Example:
+        >>> entmax_bisect(torch.tensor([1.0, 0.6, -1.0]), alpha=2)
+        tensor([0.7000, 0.3000, 0.0000])
+    """
+    return functional.entmax(X, alpha, dim)
+
+
+def sparsemax_bisect(X: Tensor, dim: int = -1, n_iter: int | None = 50, ensure_sum_one: bool = True) -> Tensor:
+    """Return :func:`tsallis.sparsemax` of scores, by the package's name.
+
+    Args:
+        X: scores of any shape.
+        dim: the dimension whose entries sum to 1.
+        n_iter, ensure_sum_one: without effect.
+
+    Returns:
+        Probabilities of the shape of `X`.
+
+    Example:
+        >>> sparsemax_bisect(torch.tensor([1.0, 0.6, -1.0]))
+        tensor([0.7000, 0.3000, 0.0000])
+    """
+    return functional.sparsemax(X, dim)
+
+
+def normmax_bisect(X: Tensor, alpha: Alpha = 2, dim: int = -1, n_iter: int | None = 50) -> Tensor:
+    """Return :func:`tsallis.normmax` of scores, by the package's name.
+
+    Args:
+        X: scores of any shape.
+        alpha: above 1: a number, or a tensor that can be expanded to `X` with size 1 along `dim`.
+        dim: the dimension whose entries sum to 1.
+        n_iter: without effect.
+
+    Returns:
+        Probabilities of the shape of `X`.
+
+    Example:
+        >>> normmax_bisect(torch.tensor([1.0, 0.8, -1.0]))
+        tensor([0.5714, 0.4286, 0.0000])
+    """
+    refuse_learned("alpha", alpha)
+    return _by_value(lambda rows, value: functional.normmax(rows, value), X, alpha, dim)
+
+
+def budget_bisect(X: Tensor, budget: Alpha = 2, dim: int = -1, n_iter: int | None = 50) -> Tensor:
+    """Return :func:`tsallis.budgeted_entmax` of scores with alpha 2, by the package's name.
+
+    Args:
+        X: scores of any shape.
+        budget: at least 0: a number, or a tensor that can be expanded to `X` with size 1 along `dim`.
+        dim: the dimension whose entries sum to the budget.
+        n_iter: without effect.
+
+    Returns:
+        Marginals of the shape of `X`.
+
+    Example:
+        >>> budget_bisect(torch.tensor([3.0, 1.0, 1.0, -4.0]), budget=2)
+        tensor([1.0000, 0.5000, 0.5000, 0.0000])
+    """
+    refuse_learned("budget", budget)
+    return _by_value(lambda rows, value: functional.budgeted_entmax(rows, 2.0, value), X, budget, dim)
+
+
+def refuse_learned(name: str, value: Alpha) -> None:
+    """Refuse what asks for a gradient that there is not."""
+    if isinstance(value, Tensor) and value.requires_grad:
+        raise ValueError(f"{name} has no gradient here and can't be learned: give a number, or {name}.detach()")
+
+
+def _by_value(apply: Callable[[Tensor, float], Tensor], X: Tensor, values: Alpha, dim: int) -> Tensor:
+    """Return `apply(rows, value)` along `dim`; with a tensor of values, once for each distinct one."""
+    if not isinstance(values, Tensor):
+        return apply(X.movedim(dim, -1), values).movedim(-1, dim) if X.dim() else apply(X, values)
+    if values.numel() == 1:
+        return _by_value(apply, X, float(values), dim)
+    shape = list(X.shape)
+    shape[dim] = 1
+    each = values.expand(shape).movedim(dim, -1).reshape(-1)  # [rows]
+    last = X.movedim(dim, -1)
+    rows = last.reshape(-1, last.shape[-1])
+    result = torch.zeros_like(rows)
+    for value in each.unique().tolist():
+        index = (each == value).nonzero().squeeze(-1)
+        result = result.index_copy(0, index, apply(rows[index], value))
+    return result.reshape(last.shape).movedim(-1, dim)
+
+
+class SparsemaxBisect(Map):
+    """:func:`sparsemax_bisect` as a module.
+
+    Args:
+        dim: the dimension whose entries sum to 1.
+        n_iter: without effect.
+
+    Example:
+        >>> SparsemaxBisect()(torch.tensor([1.0, 0.6, -1.0]))
+        tensor([0.7000, 0.3000, 0.0000])
+    """
+
+    def __init__(self, dim: int = -1, n_iter: int | None = None) -> None:
+        super().__init__()
+        self.dim, self.n_iter = dim, n_iter
+
+    def forward(self, X: Tensor) -> Tensor:
+        return sparsemax_bisect(X, self.dim, self.n_iter)
+
+
+class EntmaxBisect(Map):
+    """:func:`entmax_bisect` as a module.
+
+    Args:
+        alpha: as of the function; an `nn.Parameter` is learned.
+        dim: the dimension whose entries sum to 1.
+        n_iter: without effect.
+
+    Example:
+        >>> EntmaxBisect(alpha=2)(torch.tensor([1.0, 0.6, -1.0]))
+        tensor([0.7000, 0.3000, 0.0000])
+    """
+
+    alpha: Alpha
+
+    def __init__(self, alpha: Alpha = 1.5, dim: int = -1, n_iter: int | None = 50) -> None:
+        super().__init__()
+        self._keep("alpha", alpha)
+        self.dim, self.n_iter = dim, n_iter
+
+    def forward(self, X: Tensor) -> Tensor:
+        return entmax_bisect(X, self.alpha, self.dim, self.n_iter)
+
+
+class NormmaxBisect(Map):
+    """:func:`normmax_bisect` as a module.
+
+    Args:
+        alpha: as of the function.
+        dim: the dimension whose entries sum to 1.
+        n_iter: without effect.
+
+    Example:
+        >>> NormmaxBisect()(torch.tensor([1.0, 0.8, -1.0]))
+        tensor([0.5714, 0.4286, 0.0000])
+    """
+
+    alpha: Alpha
+
+    def __init__(self, alpha: Alpha = 2, dim: int = -1, n_iter: int | None = 50) -> None:
+        super().__init__()
+        self._keep("alpha", alpha)
+        self.dim, self.n_iter = dim, n_iter
+
+    def forward(self, X: Tensor) -> Tensor:
+        return normmax_bisect(X, self.alpha, self.dim, self.n_iter)
+
+
+class BudgetBisect(Map):
+    """:func:`budget_bisect` as a module.
+
+    Args:
+        budget: as of the function.
+        dim: the dimension whose entries sum to the budget.
+        n_iter: without effect.
+
+    Example:
+        >>> BudgetBisect(budget=2)(torch.tensor([3.0, 1.0, 1.0, -4.0]))
+        tensor([1.0000, 0.5000, 0.5000, 0.0000])
+    """
+
+    budget: Alpha
+
+    def __init__(self, budget: Alpha = 2, dim: int = -1, n_iter: int | None = 50) -> None:
+        super().__init__()
+        self._keep("budget", budget)
+        self.dim, self.n_iter = dim, n_iter
+
+    def forward(self, X: Tensor) -> Tensor:
+        return budget_bisect(X, self.budget, self.dim, self.n_iter)
+
+
+class EntmaxBisectFunction:
+    """The `apply` of the package's autograd function: :func:`entmax_bisect`, with derivatives of every order.
+
+    Example:
+        >>> EntmaxBisectFunction.apply(torch.tensor([1.0, 0.6, -1.0]), 2.0)
+        tensor([0.7000, 0.3000, 0.0000])
+    """
+
+    @staticmethod
+    def apply(
+        X: Tensor, alpha: Alpha = 1.5, dim: int = -1, n_iter: int | None = 50, ensure_sum_one: bool = True
+    ) -> Tensor:
+        """Return :func:`entmax_bisect` of scores."""
+        return entmax_bisect(X, alpha, dim)
+
+
+class SparsemaxBisectFunction:
+    """The `apply` of the package's autograd function: :func:`sparsemax_bisect`, with derivatives of every order.
+
+    Example:
+        >>> SparsemaxBisectFunction.apply(torch.tensor([1.0, 0.6, -1.0]))
+        tensor([0.7000, 0.3000, 0.0000])
+    """
+
+    @staticmethod
+    def apply(X: Tensor, dim: int = -1, n_iter: int | None = 50, ensure_sum_one: bool = True) -> Tensor:
+        """Return :func:`sparsemax_bisect` of scores."""
+        return sparsemax_bisect(X, dim)
+
+
+class NormmaxBisectFunction:
+    """The `apply` of the package's autograd function: :func:`normmax_bisect`, with derivatives of every order.
+
+    Example:
+        >>> NormmaxBisectFunction.apply(torch.tensor([1.0, 0.8, -1.0]))
+        tensor([0.5714, 0.4286, 0.0000])
+    """
+
+    @staticmethod
+    def apply(X: Tensor, alpha: Alpha = 2, dim: int = -1, n_iter: int | None = 50) -> Tensor:
+        """Return :func:`normmax_bisect` of scores."""
+        return normmax_bisect(X, alpha, dim)
+
+
+class BudgetBisectFunction:
+    """The `apply` of the package's autograd function: :func:`budget_bisect`, with derivatives of every order.
+
+    Example:
+        >>> BudgetBisectFunction.apply(torch.tensor([3.0, 1.0, 1.0, -4.0]))
+        tensor([1.0000, 0.5000, 0.5000, 0.0000])
+    """
+
+    @staticmethod
+    def apply(X: Tensor, budget: Alpha = 2, dim: int = -1, n_iter: int | None = 50) -> Tensor:
+        """Return :func:`budget_bisect` of scores."""
+        return budget_bisect(X, budget, dim)
