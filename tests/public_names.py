@@ -19,7 +19,7 @@ PUBLIC = {
         diversity draw_density empty_rate head_cards head_importance head_roles jensen_shannon
         load_recording mask_head output_statistics output_steps read_model record record_batches save_recording
         sentence_density signal_densities summarize summarize_attention summarize_densities
-        summarize_runs sweep teacher_forced_supports to_pandas value_history word_clusters
+        summarize_runs summarize_weights sweep teacher_forced_supports to_pandas value_history word_clusters
     """,
     "tsallis.compat": """
         BudgetBisect Entmax15 Entmax15Loss EntmaxBisect EntmaxBisectLoss NormmaxBisect NormmaxBisectLoss Sparsemax
@@ -50,6 +50,9 @@ PUBLIC = {
         alpha_relu alpha_relu_loss backend budgeted_entmax entmax entmax15 entmax_attention entmax_loss escort
         estimate_tau estimate_tau_from_scores linear_alpha_relu_loss linear_entmax_loss normmax sparsemax
         tsallis_entropy
+    """,
+    "tsallis.inference": """
+        Answer Output TextRun TextScore open_run
     """,
     "tsallis.integrations.huggingface": """
         AnnealAlpha AttentionLog DensityMeter EntmaxLogitsProcessor FixedAlpha LearnedAlpha alpha_parameters alphas

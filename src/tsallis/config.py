@@ -26,6 +26,7 @@ from pydantic import (
 from tsallis.data.io import read_text
 from tsallis.data.yaml_text import LARGEST_FILE, LONGEST_KEY, parse_yaml
 from tsallis.errors import InputError, describe, truncate
+from tsallis.search_budget import LENGTH
 from tsallis.training.schema import NEW_NAMES
 
 
@@ -140,6 +141,22 @@ class TrainingConfig(Section):
 class SearchConfig(Section):
     beam_size: Beam = 5
     competing_ends: bool = False
+    # Of the outputs that are searched for, where a command does not say it.
+    min_length: int = Field(0, ge=0, le=LENGTH)
+    max_length: Annotated[int, Field(ge=1, le=LENGTH)] | None = None  # default: by the source's length
+    length_penalty: float = Field(0.0, ge=0, le=100, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> SearchConfig:
+        if self.max_length is not None and self.min_length > self.max_length:
+            raise ValueError(f"min_length {self.min_length} is above max_length {self.max_length}")
+        return self
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """The limits that the configuration sets, as arguments of a search."""
+        limits = {"min_length": self.min_length, "max_length": self.max_length, "length_penalty": self.length_penalty}
+        return {name: value for name, value in limits.items() if value}
 
     def beam(self, size: int | None = None, competing_ends: bool | None = None, n_best: int = 1) -> dict[str, Any]:
         """Return arguments of a beam search; what a command or a request leaves open is the configuration's.

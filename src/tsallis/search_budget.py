@@ -1,5 +1,8 @@
-"""How far a search without a beam goes, for the search and for commands that say so before they load it."""
+"""How far searches go: by default, and at most where commands and runs are asked for outputs of text."""
 
 from __future__ import annotations
 
 EXPANSIONS = 10_000  # prefixes that are expanded for a source, unless another number is given
+MOST = 1_000  # prefixes of a beam, outputs of a line
+MOST_EXPANSIONS = 1_000_000
+LENGTH = 100_000  # symbols of an output that may be asked for

@@ -326,7 +326,8 @@ def test_settings_of_searches_and_data_have_one_default() -> None:
     def default(function: Any, name: str) -> Any:
         return signature(function).parameters[name].default
 
-    assert SearchConfig().beam_size == default(beam_search, "beam_size")
+    for name in ("beam_size", "min_length", "max_length", "length_penalty"):
+        assert getattr(SearchConfig(), name) == default(beam_search, name)
     assert TrainingConfig().validation_beam == Settings().validation_beam
     for name in ("kind", "coverage", "split_digits"):
         assert getattr(SubwordsConfig(), name) == default(Subwords.train, name)
@@ -344,6 +345,30 @@ def test_endings_compete_in_translation(tmp_path: Path, text: str, competing: bo
     assert ends() == ends("search.beam_size=3", "training.epochs=2") == (competing, competing)
     assert ends(f"search.competing_ends={not competing}") == (not competing, competing)
     assert f"\n  competing_ends: {str(competing).lower()}" in config(tmp_path, text).text()
+
+
+def test_limits_of_outputs(tmp_path: Path) -> None:
+    """Only those that are set are arguments of a search; a run's folder has them all."""
+    loaded = config(tmp_path, BASE, "search.min_length=2", "search.max_length=9", "search.length_penalty=0.6")
+    assert loaded.search.limits == {"min_length": 2, "max_length": 9, "length_penalty": 0.6}
+    assert config(tmp_path, BASE).search.limits == {} == config(tmp_path, BASE, "search.min_length=0").search.limits
+    assert "\n  min_length: 0\n  max_length: null\n  length_penalty: 0.0\n" in config(tmp_path, BASE).text()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("search.min_length=-1", "search.min_length: input should be greater than or equal to 0"),
+        ("search.max_length=0", "search.max_length: input should be greater than or equal to 1"),
+        ("search.length_penalty=-0.5", "search.length_penalty: input should be greater than or equal to 0"),
+        ("search.length_penalty=101", "search.length_penalty: input should be less than or equal to 100"),
+        ("search.length_penalty=.inf", "search.length_penalty: input should be "),
+        ("search={min_length: 5, max_length: 4}", "search: min_length 5 is above max_length 4"),
+    ],
+)
+def test_limits_that_can_not_be(tmp_path: Path, override: str, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        config(tmp_path, BASE, override)
 
 
 def write(folder: Path, name: str, *rows: str) -> None:
@@ -464,6 +489,8 @@ def test_aliases_of_a_configuration(tmp_path: Path) -> None:
         "training.validation_beam",
         "training.keep",
         "search.beam_size",
+        "search.min_length",
+        "search.max_length",
         "data.max_length",
     ],
 )

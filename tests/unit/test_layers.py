@@ -26,6 +26,7 @@ LAYERS = [
     {"analysis"},
     {"report", "config", "recipes", "integrations"},
     {"tasks"},
+    {"inference"},
     {"serve"},
     {"cli"},
 ]

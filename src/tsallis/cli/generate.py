@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tsallis.cli.input import Block, check_command, input_name, line_blocks, one_batch, open_run, search_of
-from tsallis.cli.options import LENGTH, MOST, CompetingEnds, Device, EveryEnd, FileArgument, Json, RunArgument, Which
+from tsallis.cli.options import CompetingEnds, Device, EveryEnd, FileArgument, Json, RunArgument, Temperature, Which
 from tsallis.cli.output import print_fields, print_json
-from tsallis.cli.search_options import SearchOptions
+from tsallis.inference.options import SearchOptions, check_temperature, check_tempered_run
+from tsallis.search_budget import LENGTH, MOST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,6 +32,7 @@ def generate(
         int | None, typer.Option(min=1, max=MOST, help="Texts that are drawn behind each beginning; default: 1.")
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, max=2**62, help="Of the draws; default: 0.")] = None,
+    temperature: Temperature = None,
     length: Annotated[int, typer.Option(min=1, max=LENGTH, help="Symbols behind the beginning, at most.")] = 256,
     beam: Annotated[
         int | None,
@@ -55,20 +57,25 @@ def generate(
         raise InputError(f"--prefix stands in place of lines: {input_name(file)} was given, too")
     if beam is not None and (samples is not None or seed is not None):
         raise InputError("--beam searches, --samples and --seed are for draws: one of the two")
+    if beam is not None and temperature is not None:
+        raise InputError("--beam searches, --temperature is for draws: one of the two")
     options = SearchOptions(beam=beam, competing_ends=competing_ends, every_end=every_end)
     options.check()
+    check_temperature(temperature)
     if beam is None and options.ends is not None:
         name = "--competing-ends" if competing_ends else "--every-end"
         raise InputError(f"{name} is for --beam: draws end as the model has it")
     loaded, task = open_run(run, checkpoint, device)
     check_command(task, run, "generate")
+    check_tempered_run(loaded, temperature)
     search = search_of(loaded).beam(beam, options.ends)
     numbered = prefix is None and (samples or 1) > 1
     blocks = line_blocks(loaded, task, file, False) if prefix is None else _one_block(loaded, task, prefix)
     for block in blocks:
         for batch in one_batch(block.lines.corpus, loaded.model):
             if beam is None:
-                _draw(loaded, block, batch, samples or 1, seed or 0, length, as_json, numbered)
+                draws = {"n": samples or 1, "length": length, "temperature": temperature or 1.0}
+                _draw(loaded, block, batch, seed or 0, as_json, numbered, **draws)
             else:
                 _search(loaded, block, batch, length, search, as_json)
         sys.stdout.flush()
@@ -78,15 +85,13 @@ def _one_block(run: Run, task: Task, prefix: str) -> Iterator[Block]:
     yield Block(0, task.read([prefix], "--prefix", run, False), [""])
 
 
-def _draw(
-    run: Run, block: Block, batch: Batch, samples: int, seed: int, length: int, as_json: bool, numbered: bool
-) -> None:
+def _draw(run: Run, block: Block, batch: Batch, seed: int, as_json: bool, numbered: bool, **options: Any) -> None:
     from tsallis.search import generate as draw
     from tsallis.search.sampling import line_seed
 
     lines = [block.line(row) for row in range(len(block.lines.numbers))]
     seeds = [line_seed(seed, line) for line in lines]
-    draws = draw(run.model, batch.src, batch.src_lengths, samples, length=length, seeds=seeds)
+    draws = draw(run.model, batch.src, batch.src_lengths, seeds=seeds, **options)
     for row, (line, texts) in enumerate(zip(lines, draws, strict=True)):
         if as_json:
             print_json({"line": line, "texts": [_describe(run, block, row, text) for text in texts]})

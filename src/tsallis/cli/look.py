@@ -60,7 +60,8 @@ def look(
         check_folder(folder)
     loaded, task = open_run(run, checkpoint, device)
     check_command(task, run, "look")
-    search = search_of(loaded).beam(beam)
+    defaults = search_of(loaded)
+    search = {**defaults.beam(beam), **defaults.limits}
     blocks = line_blocks(loaded, task, file, gold=False, language=language, images=images)
     if weights:
         for block in blocks:

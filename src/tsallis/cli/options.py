@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-MOST = 1_000  # prefixes of a beam, outputs of a line
-MOST_EXPANSIONS = 1_000_000
-LENGTH = 100_000  # symbols of an output that may be asked for
+from tsallis.search_budget import LENGTH as LENGTH
+from tsallis.search_budget import MOST as MOST
+from tsallis.search_budget import MOST_EXPANSIONS as MOST_EXPANSIONS
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 FileArgument = Annotated[
@@ -18,7 +18,7 @@ FileArgument = Annotated[
 Beam = Annotated[int | None, typer.Option(min=1, max=MOST, help="Beam size; default: the run's.")]
 LengthPenalty = Annotated[
     float | None,
-    typer.Option(min=0, max=100, help="Rank by log-probability over this power of the length; default: 0."),
+    typer.Option(min=0, max=100, help="Rank by log-probability over this power of the length; default: the run's."),
 ]
 CompetingEnds = Annotated[
     bool,
@@ -30,6 +30,10 @@ CompetingEnds = Annotated[
 EveryEnd = Annotated[
     bool,
     typer.Option("--every-end", help="Every ending of a prefix in the beam is an output; default: as the run says."),
+]
+Temperature = Annotated[
+    float | None,
+    typer.Option(help="Divide scores by it before the map, for draws: below 1 likelier symbols; default: 1."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 Language = Annotated[str | None, typer.Option(help="The lines' language, for a run of several.")]

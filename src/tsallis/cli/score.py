@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tsallis.cli.input import line_blocks, one_batch, open_run
+from tsallis.cli.input import line_blocks
 from tsallis.cli.options import Device, FileArgument, Images, Json, Language, RunArgument, Which, With
 from tsallis.cli.output import print_fields, print_json
+from tsallis.inference import open_run
 
 if TYPE_CHECKING:
-    from tsallis.search import TokenScores
-    from tsallis.training import Run
+    from tsallis.inference import TextScore
 
 
 def score(
@@ -37,29 +37,24 @@ def score(
     its score is below the threshold.
     """
     from tsallis.errors import InputError
-    from tsallis.evaluation.outputs import describe_tokens
-    from tsallis.search import score_tokens
 
     if tokens and as_json:
         raise InputError("--tokens is for text: --json has every symbol anyway")
-    loaded, task = open_run(run, checkpoint, device, others)
+    opened = open_run(run, checkpoint, device, others or ())
+    loaded, task = opened.run, opened.task
     for block in line_blocks(loaded, task, file, True, empty_outputs=True, language=language, images=images):
-        for batch in one_batch(block.lines.corpus, loaded.model):
-            sources = batch.src, batch.src_lengths
-            for row, scores in enumerate(score_tokens(loaded.model, *sources, batch.tgt_in, batch.tgt_out)):
-                if as_json:
-                    print_json({"line": block.line(row), **describe_tokens(scores, loaded.tgt_vocab)})
-                else:
-                    total = f"{scores.log_prob:.6f}" if scores.exclusion is None else "-inf"
-                    print_fields(total, *(_fields(loaded, scores) if tokens else ()))
+        for known in opened.score_lines(block.lines, block.first):
+            if as_json:
+                print_json(known.to_dict())
+            else:
+                total = f"{known.log_prob:.6f}" if known.possible else "-inf"
+                print_fields(total, *(_fields(known) if tokens else ()))
         sys.stdout.flush()
 
 
-def _fields(run: Run, scores: TokenScores) -> list[str]:
+def _fields(known: TextScore) -> list[str]:
     """Return a field for each symbol, and one that says why the last is impossible."""
-    from tsallis.evaluation.outputs import describe_tokens
-
-    content: dict[str, Any] = describe_tokens(scores, run.tgt_vocab)
+    content: dict[str, Any] = known.to_dict()
     fields = [
         f"{token['symbol']} {token['log_prob']:.6f}" for token in content["tokens"] if token["log_prob"] is not None
     ]

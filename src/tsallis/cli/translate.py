@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tsallis.cli.input import Block, check_command, input_name, line_blocks, one_batch, open_run, search_of
+from tsallis.cli.input import input_name, line_blocks
 from tsallis.cli.options import (
-    LENGTH,
-    MOST,
-    MOST_EXPANSIONS,
     CompetingEnds,
     Device,
     EveryEnd,
@@ -21,16 +18,18 @@ from tsallis.cli.options import (
     Language,
     LengthPenalty,
     RunArgument,
+    Temperature,
     Which,
     With,
 )
 from tsallis.cli.output import print_fields, print_json
-from tsallis.cli.search_options import Answer, SearchOptions
-from tsallis.search_budget import EXPANSIONS
+from tsallis.inference import open_run
+from tsallis.inference.alignment import pharaoh
+from tsallis.inference.options import SearchOptions
+from tsallis.search_budget import EXPANSIONS, LENGTH, MOST, MOST_EXPANSIONS
 
 if TYPE_CHECKING:
-    from tsallis.search import Hypothesis, Result
-    from tsallis.training import Run
+    from tsallis.inference import Answer, Output
 
 
 def translate(
@@ -64,6 +63,7 @@ def translate(
         int | None, typer.Option(min=1, max=MOST, help="Outputs drawn at random from the model, so many a line.")
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, max=2**62, help="Of --sample's draws; default: 0.")] = None,
+    temperature: Temperature = None,
     mbr: Annotated[
         bool, typer.Option("--mbr", help="The output of least risk among the beam's, all (--all) or draws (--sample).")
     ] = False,
@@ -71,10 +71,14 @@ def translate(
     prefix_column: Annotated[
         bool, typer.Option("--prefix-column", help="The last column of a line is the beginning of its output.")
     ] = False,
-    min_length: Annotated[int | None, typer.Option(min=0, max=LENGTH, help="Symbols of an output, at least.")] = None,
+    min_length: Annotated[
+        int | None, typer.Option(min=0, max=LENGTH, help="Symbols of an output, at least; default: the run's.")
+    ] = None,
     max_length: Annotated[
         int | None,
-        typer.Option(min=1, max=LENGTH, help="Symbols of an output, at most; default: twice the source's and 20."),
+        typer.Option(
+            min=1, max=LENGTH, help="Symbols of an output, at most; default: the run's, or twice the source's + 20."
+        ),
     ] = None,
     length_penalty: LengthPenalty = None,
     competing_ends: CompetingEnds = False,
@@ -84,6 +88,15 @@ def translate(
     images: Images = None,
     checkpoint: Which = "best",
     device: Device = "auto",
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help="With --json: the string and the log-probability of each symbol, too.")
+    ] = False,
+    alignment: Annotated[
+        Literal["largest", "support"] | None,
+        typer.Option(
+            help="Pairs source-target: each symbol's largest weight of attention, or all above zero (support)."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Outputs for lines: forms of `lemma<TAB>tags`, translations of sentences, labels of documents, or answers to
@@ -92,8 +105,13 @@ def translate(
     Prints the best output a line. With --nbest above 1, --exact or --all: the number of the line, the output, its
     probability and the certificate, separated by tabs; where there is no output, a line with an empty one. With
     --sample: number, output and probability, in the order of the draws. --all --nbest N, as --exact --nbest N, ends
-    when the N most probable outputs of all are proved.
+    when the N most probable outputs of all are proved. --alignment adds a column with pairs of positions (`0-0 2-1`),
+    which count the run's symbols from 0: subwords, or characters and tags.
     """
+    from tsallis.errors import InputError
+
+    if tokens and not as_json:
+        raise InputError("--tokens is for --json")
     options = SearchOptions(
         nbest=nbest,
         beam=beam,
@@ -104,6 +122,7 @@ def translate(
         mass=mass,
         sample=sample,
         seed=seed,
+        temperature=temperature,
         mbr=mbr,
         prefix=prefix,
         prefix_column=prefix_column,
@@ -114,101 +133,47 @@ def translate(
         every_end=every_end,
     )
     options.check()
-    loaded, task = open_run(run, checkpoint, device, others)
-    check_command(task, run, "translate")
-    options.check_run(loaded)
-    defaults, name = search_of(loaded), input_name(file)
-    writer = Writer(loaded, task.noun, options, as_json)
-    for block in line_blocks(loaded, task, file, False, prefix_column, language=language, images=images):
-        lines = [block.line(row) for row in range(len(block.lines.numbers))]
-        prefixes = options.spell(loaded, task, block.beginnings, [f"{name}:{line}" for line in lines])
-        answers: list[Answer] = []
-        for batch in one_batch(block.lines.corpus, loaded.model):
-            answers += options.answer(loaded, task, batch, prefixes, lines, defaults)
-        writer.write(block, lines, answers)
+    opened = open_run(run, checkpoint, device, others or ())
+    opened.check_translation(options, alignment)
+    _ = opened.search  # a mistake in the configuration is said before any line is read
+    name, writer = input_name(file), Writer(options, as_json, alignment is not None)
+    for block in line_blocks(opened.run, opened.task, file, False, prefix_column, language=language, images=images):
+        answers = opened.answer(block.lines, options, block.first, block.beginnings, name, tokens, alignment)
+        writer.write(answers)
         sys.stdout.flush()
 
 
 class Writer:
-    """The printed form of a line's answer."""
+    """The printed form of answers."""
 
-    def __init__(self, run: Run, noun: str, options: SearchOptions, as_json: bool) -> None:
-        self.run, self.noun, self.options, self.as_json = run, noun, options, as_json
+    def __init__(self, options: SearchOptions, as_json: bool, alignment: bool = False) -> None:
+        self.options, self.as_json, self.alignment = options, as_json, alignment
 
-    def write(self, block: Block, lines: list[int], answers: list[Answer]) -> None:
-        """Print the answers of a block, and what lines without symbols have in their place."""
-        by_line = dict(zip(lines, zip(answers, block.beginnings, strict=True), strict=True))
-        unknown = dict(zip(lines, block.unknown, strict=False))
-        for line in range(block.first + 1, block.first + block.lines.count + 1):
-            answer, beginning = by_line.get(line, (None, ""))
+    def write(self, answers: list[Answer]) -> None:
+        """Print answers, and what lines without symbols have in their place."""
+        for answer in answers:
             if self.as_json:
-                print_json({"line": line, "unknown": unknown.get(line, 0), **self._content(answer, beginning)})
-            elif answer is None:
-                self._print_nothing(line)
+                print_json(answer.to_dict())
+            elif self.options.sample is not None and not self.options.mbr:
+                self._print_draws(answer)
+            elif not self.options.many:
+                print_fields(*self._fields(answer.best))
             else:
-                self._print(line, answer)
+                self._print_list(answer)
 
-    def _print_nothing(self, line: int, certificate: str = "none") -> None:
-        """Print an empty output; in a list of outputs beside the line's number, with what is proved of it."""
-        if not self.options.many:
-            print()
-        elif self.options.sample is not None:
-            print_fields(str(line), "", "")
-        else:
-            print_fields(str(line), "", "0", certificate)
+    def _print_draws(self, answer: Answer) -> None:
+        """Print draws; one that met a dead end or the greatest length has no probability."""
+        for draw in answer.outputs or (None,):
+            text, *more = self._fields(draw)
+            print_fields(str(answer.line), text, f"{draw.prob:.6g}" if draw else "", *more)
 
-    def _print(self, line: int, answer: Answer) -> None:
-        if self.options.mbr:
-            print_fields(self._text(answer.choice[0]) if answer.choice else "")
-        elif answer.draws is not None:
-            for draw in answer.draws:  # one that met a dead end or the greatest length has no probability
-                print_fields(str(line), *((self._text(draw), f"{draw.prob:.6g}") if draw else ("", "")))
-        else:
-            assert answer.result is not None
-            certificate = answer.result.certificate.kind
-            if answer.result.best is None:
-                self._print_nothing(line, certificate)
-            elif self.options.many:
-                for h in answer.result.hypotheses:
-                    print_fields(str(line), self._text(h), f"{h.prob:.6g}", certificate)
-            else:
-                print_fields(self._text(answer.result.best))
+    def _print_list(self, answer: Answer) -> None:
+        """Print outputs beside the line's number; an empty one with what is proved of it, where there is none."""
+        for output in answer.outputs or (None,):
+            text, *more = self._fields(output)
+            print_fields(str(answer.line), text, f"{output.prob:.6g}" if output else "0", answer.certificate, *more)
 
-    def _content(self, answer: Answer | None, beginning: str) -> dict[str, Any]:
-        """Return what a line's JSON object holds besides its number."""
-        content: dict[str, Any] = {}
-        start = self.options.prefix if self.options.prefix is not None else beginning
-        limits = {**({"prefix": start} if start else {}), **self.options.limits}
-        if limits:
-            content["limits"] = limits  # the certificate speaks of the outputs within them
-        if self.options.mbr:
-            content["choice"] = self._describe_choice(answer) if answer and answer.choice else None
-        if self.options.sample is not None:
-            draws = answer.draws if answer and answer.draws else []
-            return {**content, "draws": [self._describe(draw) if draw else None for draw in draws]}
-        if answer is None:
-            return {**content, "certificate": "none", "bound": None, "mass": 0.0, "hypotheses": []}
-        assert answer.result is not None
-        return {**content, **self._result(answer.result)}
-
-    def _describe_choice(self, answer: Answer) -> dict[str, Any]:
-        assert answer.choice is not None
-        hypothesis, choice = answer.choice
-        proved = choice.proved and answer.draws is None
-        return {**self._describe(hypothesis), "expected_utility": choice.expected_utility, "proved": proved}
-
-    def _result(self, result: Result) -> dict[str, Any]:
-        from tsallis.evaluation.outputs import describe_result
-
-        content = describe_result(result, self.run.tgt_vocab, self.noun)
-        if not (self.options.every or self.options.exact):
-            del content["stopped_by"], content["expanded"]
-        return content
-
-    def _describe(self, hypothesis: Hypothesis) -> dict[str, Any]:
-        from tsallis.evaluation.outputs import describe_hypothesis
-
-        return describe_hypothesis(hypothesis, self.run.tgt_vocab, self.noun, self.options.length_penalty or 0)
-
-    def _text(self, hypothesis: Hypothesis) -> str:
-        return str(self.run.tgt_vocab.text(hypothesis.tokens))
+    def _fields(self, output: Output | None) -> list[str]:
+        """Return the text of an output, and the alignment that was asked for."""
+        text, pairs = ("", ()) if output is None else (output.text, output.alignment or ())
+        return [text, pharaoh(pairs)] if self.alignment else [text]

@@ -13,6 +13,7 @@ from tsallis.models.protocol import Decoder
 from tsallis.search.certificate import LARGEST_LOG
 from tsallis.search.sampling import draw_tokens, draw_uniform, make_generators
 from tsallis.search.step import advance, check_at_least_one, eval_mode
+from tsallis.search.temperature import with_temperature
 from tsallis.special_symbols import BOS, EOS
 
 
@@ -51,8 +52,9 @@ def generate(
     *,
     length: int = 256,
     seeds: Sequence[int] | None = None,
+    temperature: float = 1.0,
 ) -> list[list[GeneratedText]]:
-    """Draw `n` texts behind every prompt, each token from its whole support: nothing is truncated or rescaled.
+    """Draw `n` texts behind every prompt, each token from its whole support: nothing is truncated.
 
     Unlike :func:`tsallis.search.sample` it returns texts that are cut, too: their frequencies are those of beginnings.
 
@@ -63,12 +65,14 @@ def generate(
         n: texts a prompt.
         length: of a text, without its prompt and its end.
         seeds: of each prompt's random numbers; None: others at every call.
+        temperature: that scores are divided by before the map, see :func:`tsallis.search.sample`; 1: as they are.
 
     Returns:
         `n` texts a prompt, in the order of the draws.
 
     Raises:
-        ValueError: sizes below 1; not one seed a prompt; a model whose probabilities are NaN.
+        ValueError: sizes below 1; not one seed a prompt; a model whose probabilities are NaN; a temperature that is not
+            above 0 and finite, or another one than 1 for values that don't sum to 1.
 
     Example:
         >>> from tsallis.models import LanguageModel
@@ -78,6 +82,7 @@ def generate(
         True
     """
     check_at_least_one(n=n, length=length)
+    model = with_temperature(model, temperature)
     batch = len(prompts)
     generators = make_generators(batch, seeds)
     if not batch:

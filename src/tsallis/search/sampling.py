@@ -11,6 +11,7 @@ from torch import Tensor
 from tsallis.models.protocol import Decoder
 from tsallis.search.certificate import Hypothesis
 from tsallis.search.step import Expansion, Prefix, advance, check_at_least_one, eval_mode, make_limits
+from tsallis.search.temperature import with_temperature
 from tsallis.special_symbols import EOS
 
 
@@ -24,10 +25,16 @@ def sample(
     prefixes: Sequence[Sequence[int]] | None = None,
     max_length: int | None = None,
     seeds: Sequence[int] | None = None,
+    temperature: float = 1.0,
 ) -> list[list[Hypothesis | None]]:
-    """Draw `n` outputs from the model for every source, token by token; an impossible token is never drawn.
+    r"""Draw `n` outputs from the model for every source, token by token; an impossible token is never drawn.
 
     Values that don't sum to 1 (alpha-ReLU) are drawn in proportion at every step.
+
+    With a temperature T scores are divided by it before the map, :math:`p = \mathrm{entmax}_\alpha(z / T)`: below 1 the
+    probable tokens become more probable, and the support shrinks to a part of what it was, in the limit to the greatest
+    score; above 1 it grows, in the limit to all tokens that the model may give. Log-probabilities and supports of the
+    hypotheses are those of the draws, at this temperature.
 
     Args:
         model: anything with the decoder protocol.
@@ -38,13 +45,15 @@ def sample(
         max_length: of an output, without its end; None: twice the source's length and 20 after its prefix.
         seeds: of each source's random numbers, so that its draws depend on no other source, nor on the device;
             None: others at every call.
+        temperature: of the draws, above 0; 1: as the model has it.
 
     Returns:
         `n` outputs a source in the order of the draws. An output is None where a draw met a dead end or the length
         limit, so that the frequencies of all others stay those of the model; where the prefix is impossible all are.
 
     Raises:
-        ValueError: sizes below 1; not one seed or prefix a source; a model whose probabilities are NaN.
+        ValueError: sizes below 1; not one seed or prefix a source; a model whose probabilities are NaN; a temperature
+            that is not above 0 and finite, or another one than 1 for values that don't sum to 1.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
@@ -54,6 +63,7 @@ def sample(
         [4, 4]
     """
     check_at_least_one(n=n)
+    model = with_temperature(model, temperature)
     lengths = src_lengths.tolist()
     limits = [limit for limit in make_limits(lengths, prefixes, max_length=max_length) for _ in range(n)]
     generators = make_generators(len(lengths), seeds)

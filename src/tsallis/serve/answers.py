@@ -156,9 +156,23 @@ class ServedRun:
         refuse_long(lines.corpus, self.limits.symbols, lambda row, _: f"sources:{lines.numbers[row] + 1}")
         return lines
 
+    def _shortest(self, request: TranslateRequest) -> int:
+        """Return how many symbols an output has at least."""
+        return self.search.min_length if request.min_length is None else request.min_length
+
+    def _longest(self, request: TranslateRequest) -> int | None:
+        """Return how many symbols an output has at most, as far as the request or the configuration says it."""
+        if request.max_length is not None or self.search.max_length is None:
+            return request.max_length
+        return min(self.search.max_length, self.limits.longest)
+
     def _check_run(self, request: TranslateRequest) -> None:
         if request.mass is not None and not self.run.model.output.normalized:
             raise Refusal(400, "mass: is for outputs that sum to 1, those of an alpha-ReLU do not")
+        least, most = self._shortest(request), self._longest(request)
+        if request.search != "sample" and most is not None and least > most:  # one of them is the configuration's
+            name = "max_length" if request.min_length is None else "min_length"
+            raise Refusal(400, f"{name}: this run has outputs of at least {least} symbols and at most {most}")
 
     def _search(self, request: TranslateRequest, rows: Sequence[Any], check: Check) -> list[Content]:
         """Return the answer to each row, a source's symbols and the number of its line."""
@@ -176,7 +190,7 @@ class ServedRun:
         prefix = self._spell(request)
         common: Content = {
             "prefixes": None if prefix is None else [prefix] * len(rows),
-            "max_length": request.max_length,
+            "max_length": self._longest(request),
         }
         if request.search == "sample":
             seeds = [line_seed(request.seed or 0, line) for _, line in rows]
@@ -186,7 +200,8 @@ class ServedRun:
                 return [{"draws": [self._text(text) for text in part]} for part in texts]
             draws = sample(model, batch.src, batch.src_lengths, request.draws or 1, seeds=seeds, **common)
             return [{"draws": [draw and self._hypothesis(draw) for draw in part]} for part in draws]
-        common |= {"min_length": request.min_length or 0, "length_penalty": request.length_penalty or 0.0}
+        least, penalty = self._shortest(request), request.length_penalty
+        common |= {"min_length": least, "length_penalty": self.search.length_penalty if penalty is None else penalty}
         results = self._results(request, model, batch, common)
         return [self._result(result, model, batch, row, request.tree) for row, result in enumerate(results)]
 
@@ -219,7 +234,7 @@ class ServedRun:
         tokens = self.task.spell(request.prefix, self.run)
         if UNK in tokens:
             raise Refusal(400, f"prefix: {describe(request.prefix)} holds symbols that the run never gives")
-        if len(tokens) > (most := request.max_length or self.limits.longest):
+        if len(tokens) > (most := self._longest(request) or self.limits.longest):
             raise Refusal(400, f"prefix: {describe(request.prefix)} has {len(tokens)} symbols, expected at most {most}")
         return tokens
 
@@ -280,7 +295,8 @@ class ServedRun:
             if len(tokens) > self.limits.longest:
                 raise Refusal(400, f"output: at most {self.limits.longest} symbols, found {len(tokens)}")
             return tokens
-        (result,) = beam_search(model, source.src, source.src_lengths, n_best=1, **self.search.beam())
+        search = {**self.search.beam(), **self.search.limits}
+        (result,) = beam_search(model, source.src, source.src_lengths, n_best=1, **search)
         if result.best is None:
             raise Refusal(400, "output: the search found none, send one")
         return [*result.best.tokens]

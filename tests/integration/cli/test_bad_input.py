@@ -12,15 +12,12 @@ from pathlib import Path
 import pytest
 
 from tsallis.cli import main
-from tsallis.cli.input import Block
-from tsallis.cli.search_options import Answer, SearchOptions
 from tsallis.cli.translate import Writer
 from tsallis.data import Vocabulary
-from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
+from tsallis.inference.answers import Answer, Form, Output
+from tsallis.inference.options import SearchOptions
 from tsallis.search import Certificate, Hypothesis, Result
-from tsallis.tasks.base import Lines
-from tsallis.training import Run
 
 from .conftest import command, environment
 
@@ -257,12 +254,12 @@ def test_whatever_a_command_raises(capsys, error: Exception, text: str | None) -
 def test_outputs_do_not_reach_the_terminal_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     """A symbol of the training data may be anything."""
     vocabulary = Vocabulary(["\x1b[2J", "\x9b", "\ud800", "ş\u200d"])
-    run = Run(Path("r"), None, vocabulary, vocabulary, {}, {})
     hypothesis = Hypothesis((4, 5, 6, 7), -0.5, (1,), (1,), None)
     result = Result((hypothesis,), Certificate("optimal", 0.0))
-    block = Block(0, Lines(Corpus([[4]], [[]]), [""], ["x"], [0], 1), [""])
+    output = Output(str(vocabulary.text(hypothesis.tokens)), (), -0.5, hypothesis)
     for as_json, options in ((False, SearchOptions()), (False, SearchOptions(nbest=2)), (True, SearchOptions())):
-        Writer(run, "form", options, as_json).write(block, [1], [Answer(result)])
+        answer = Answer(1, (output,), result, _form=Form("form", vocabulary, options))
+        Writer(options, as_json).write([answer])
         shown = capsys.readouterr().out.removesuffix("\n")
         assert not set(shown) & set("\x1b\x9b\ud800\n") and "ş\u200d" in shown
         assert not as_json or json.loads(shown)["hypotheses"][0]["form"] == "\x1b[2J\x9b\ud800ş\u200d"

@@ -160,6 +160,17 @@ def test_demo_names_a_run_folder_that_is_a_file(tsallis, tmp_path: Path) -> None
     assert done.stderr.count("\n") == 1 and "demo-softmax: expected a folder, found a file" in done.stderr
 
 
+@pytest.mark.parametrize("folder", [".", "/", "..", "runs/.."])
+def test_demo_needs_a_run_folder_with_a_name(
+    tsallis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    done = tsallis("demo", "--run-dir", folder, status=2)
+    assert done.stderr.count("\n") == 1 and f"{folder}: expected a folder with a name" in done.stderr
+    assert list(tmp_path.rglob("*")) == [tmp_path / "here"]
+
+
 @pytest.mark.slow
 def test_demo_says_why_its_second_training_failed(tsallis, tmp_path: Path) -> None:
     (tmp_path / "demo-softmax").mkdir()

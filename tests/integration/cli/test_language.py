@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -87,6 +88,24 @@ def test_texts_are_drawn_behind_prompts(tsallis, speaker: Path) -> None:
     assert content["line"] == 1 and [text["text"] for text in content["texts"]] == drawn[:3]
     for text in content["texts"]:
         assert len(text["support"]) == len(text["text"]) - 2 + text["ended"] and text["log_prob"] <= 0
+
+
+def test_a_temperature_changes_what_is_drawn(tsallis, speaker: Path) -> None:
+    def texts(*options: object) -> list[dict[str, Any]]:
+        done = tsallis("generate", speaker, "--prefix", "", "--samples", 8, "--length", 12, "--json", *options)
+        drawn: list[dict[str, Any]] = json.loads(done.stdout)["texts"]
+        return drawn
+
+    plain, cold, hot = texts(), texts("--temperature", 1e-9), texts("--temperature", 4)
+    assert texts("--temperature", 1.0) == plain
+    assert len({text["text"] for text in cold}) == 1 and {*cold[0]["support"]} == {1} and cold[0]["log_prob"] == 0
+    assert all(drawn["support"][0] >= plain[0]["support"][0] for drawn in hot)
+    assert {text["text"] for text in hot} != {text["text"] for text in plain}
+    for options, words in (
+        (("--beam", 2, "--temperature", 0.5), "--beam searches, --temperature is for draws: one of the two"),
+        (("--temperature", 0), "--temperature must be above 0 and finite, got 0"),
+    ):
+        assert words in tsallis("generate", speaker, *options, stdin="a\n", status=2).stderr
 
 
 def test_a_prompt_is_printed_as_it_was_given(tsallis, speaker: Path, tmp_path: Path) -> None:

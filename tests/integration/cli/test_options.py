@@ -20,8 +20,8 @@ import pytest
 import typer
 
 import tsallis.cli as cli
-from tsallis.cli import search_options
 from tsallis.errors import InputError
+from tsallis.inference import options as search_options
 from tsallis.search import beam_search
 
 # Of the commands that use a run, an argument for each option; {x} stands for a path. "FILE" is input from a file.
@@ -61,7 +61,7 @@ SINGLE = {
     "suggest": {FILE, "--nbest", "--with", "--language", "--images", "--checkpoint", "--device", "--json"},
     "generate": {
         *(FILE, "--prefix", "--samples", "--seed", "--length", "--beam", "--competing-ends", "--every-end"),
-        *("--checkpoint", "--device", "--json"),
+        *("--temperature", "--checkpoint", "--device", "--json"),
     },
     "demo": {"--run-dir", "--updates", "--device"},
     "serve": {
@@ -71,12 +71,13 @@ SINGLE = {
     "data list": {"--language", "--json"},
     "data get": {"--folder", "--languages", "--json"},
 }
-# Options that test_search.py, test_manifest.py and test_language.py use, and those that say where a model is: a test on
-# one machine can't tell them apart.
+# Options that test_search.py, test_text_runs.py, test_manifest.py and test_language.py use, and those that say where a
+# model is: a test on one machine can't tell them apart.
 ELSEWHERE = {
     "translate": {
         *("--exact", "--time", "--mass", "--sample", "--seed", "--mbr", "--prefix", "--prefix-column"),
         *("--min-length", "--max-length", "--length-penalty", "--competing-ends", "--every-end", "--with", "--device"),
+        *("--temperature", "--tokens", "--alignment"),
     },
     "evaluate": {
         *("--exact", "--budget", "--length-penalty", "--out", "--manifest", "--with", "--length", "--continuations"),
@@ -359,6 +360,33 @@ def test_options_that_an_analysis_has_no_use_for_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=words):
         called("analyze", questions, questions, "-o", tmp_path / "page.html", *options)
+
+
+def test_runs_of_several_tasks_answer_in_python_as_the_command_does(questions: Path, forms: Path) -> None:
+    from tsallis.inference import open_run
+
+    others = questions.parent / "other.npy"
+    cases: list[tuple[Path, list[Any], list[str], dict[str, Any], list[object]]] = [
+        (questions, IMAGE_LINES, ["b", "a", "c"], {}, []),
+        (questions, IMAGE_LINES, ["b", "a", "c"], {"images": others}, ["--images", others]),
+        (forms, FORM_LINES, [line[1] for line in FORM_LINES], {"language": "bb"}, ["--language", "bb"]),
+    ]
+    for run, lines, targets, keywords, options in cases:
+        opened = open_run(run, "average")
+        sources = ["\t".join(line if run == questions else ask(line)) for line in lines]
+        sources = [source.rpartition("\t")[0] for source in sources] if run == questions else sources
+        known = ["\t".join(line) for line in lines]
+        answers = opened.translate(sources, n_best=2, tokens=True, **keywords)
+        scores = opened.score(sources, targets, **keywords)
+        for command, stdin, contents in (
+            (["translate", run, "--nbest", "2", "--tokens"], sources, [answer.to_dict() for answer in answers]),
+            (["score", run], known, [score.to_dict() for score in scores]),
+        ):
+            text = "".join(f"{line}\n" for line in stdin)
+            said = called(*command, *options, "--checkpoint", "average", "--json", stdin=text)
+            assert [json.loads(line) for line in said.splitlines()] == json.loads(json.dumps(contents))
+    with pytest.raises(InputError, match="--alignment is for outputs of several symbols"):
+        called("translate", questions, "--alignment", "largest", stdin="1\twhat a?\n")
 
 
 def test_runs_of_other_grids_are_no_ensemble(questions: Path, tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from tsallis.cli.input import search_of
-from tsallis.cli.search_options import NEEDS, REFUSALS, SearchOptions
 from tsallis.errors import InputError
+from tsallis.inference.options import NEEDS, REFUSALS, SearchOptions
 from tsallis.training import load_run
 
 from .conftest import command, environment, train_here
@@ -150,6 +150,43 @@ def test_a_run_says_how_its_beam_ends(tsallis, trained: Path, answers: Answers, 
     assert search.beam() == {"beam_size": 5, "competing_ends": True}
     assert search.beam(2) == {"beam_size": 2, "competing_ends": True}
     assert search.beam(competing_ends=False, n_best=7) == {"beam_size": 7, "competing_ends": False}
+
+
+def test_a_run_says_how_long_its_outputs_are(tsallis, trained: Path, answers: Answers, tmp_path: Path) -> None:
+    """As if the options were given; those that are given come first, and what they have no effect on is as before."""
+    run = Path(shutil.copytree(trained, tmp_path / "run"))
+    config = (run / "config.yaml").read_text(encoding="utf-8")
+    for name, value in (("min_length: 0", 3), ("max_length: null", 7), ("length_penalty: 0.0", 2.0)):
+        assert f"\n  {name}\n" in config
+        config = config.replace(f"\n  {name}\n", f"\n  {name.split(':')[0]}: {value}\n")
+    (run / "config.yaml").write_text(config, encoding="utf-8")
+    options = "--min-length", 3, "--max-length", 7, "--length-penalty", 2
+    for search in (("--nbest", 4), ("--exact", "--nbest", 2), ("--all", "--budget", 200)):
+        assert answers(*search, run=run) == answers(*search, *options)
+    assert answers("--nbest", 4, *options, run=run) == answers("--nbest", 4, *options)
+    own = "--min-length", 5, "--max-length", 6, "--length-penalty", 0
+    assert answers("--nbest", 4, *own, run=run) == answers("--nbest", 4, *own) != answers("--nbest", 4, *options)
+    assert answers("--sample", 5, run=run) == answers("--sample", 5, "--max-length", 7)
+    assert answers("--mbr", run=run) == answers("--mbr", *options[:4])
+    lines = tmp_path / "gold.tsv"
+    lines.write_text("walk\twalked\tV;PST\nbake\tbaking\tV;V.PTCP;PRS\n", encoding="utf-8")
+    tsallis("evaluate", run, lines, "--out", tmp_path / "out", "--manifest", tmp_path / "m.json")
+    texts = [json.loads(line)["output"]["text"] for line in (tmp_path / "out").read_text().splitlines()]
+    assert texts == tsallis("translate", run, stdin="walk\tV;PST\nbake\tV;V.PTCP;PRS\n").stdout.splitlines()
+    evaluation = json.loads((tmp_path / "m.json").read_text())["evaluation"]
+    assert {key: evaluation[key] for key in ("min_length", "max_length", "length_penalty")} == {
+        "min_length": 3,
+        "max_length": 7,
+        "length_penalty": 2.0,
+    }
+    of_run = "of the run's configuration: give"
+    for option, message in (
+        (("--min-length", 8), f"--min-length 8 is above search.max_length 7 {of_run} --max-length, too"),
+        (("--max-length", 2), f"--max-length 2 is below search.min_length 3 {of_run} --min-length, too"),
+        (("--prefix", "adedaded"), "8 symbols, search.max_length is 7"),
+    ):
+        failed = tsallis("translate", run, *option, stdin=ASKED, status=2)
+        assert message in failed.stderr and not failed.stdout
 
 
 def test_ensembles_translate_score_and_evaluate(
@@ -386,6 +423,34 @@ def test_a_long_line_comes_in_parts() -> None:
     assert not reader.ready()  # nothing is there, and it may still come
     os.close(writing)
     assert reader.readline(4) == b"" and not reader.ready()
+
+
+def test_a_part_of_a_line_is_no_line_yet() -> None:
+    from tsallis.cli.input import LineReader
+
+    reading, writing = os.pipe()
+    reader = LineReader(reading)
+    for part in (b"ab", b"cd"):
+        os.write(writing, part)
+        assert not reader.ready()
+    os.write(writing, b"\nef")
+    assert reader.ready() and reader.readline() == b"abcd\n" and not reader.ready()
+    os.close(writing)
+    assert reader.ready() and reader.readline() == b"ef" and not reader.ready()
+    os.close(reading)
+
+
+def test_of_a_line_without_an_end_no_more_is_read_than_a_line_may_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tsallis.cli.input import LineReader
+
+    monkeypatch.setattr("tsallis.data.io.LONGEST", 100_000)
+    (tmp_path / "line").write_bytes(b"x" * 1_000_000)
+    with (tmp_path / "line").open("rb") as stream:
+        reader = LineReader(stream.fileno())
+        assert reader.ready() and 100_000 < len(reader.buffer) < 200_000
+        assert reader.readline(100_001) == b"x" * 100_001
 
 
 def test_versions_and_machines_as_json(tsallis) -> None:

@@ -51,6 +51,21 @@ def test_a_request_says_how_its_beam_ends(served: ServedRun) -> None:
         assert [list(part[0]["tokens"]) if part else None for part in hypotheses] == best[ends]
 
 
+def test_a_request_leaves_limits_to_the_run(served: ServedRun) -> None:
+    limits = {"min_length": 2, "max_length": 4, "length_penalty": 0.5}
+    limited = replace(served, search=SearchConfig(beam_size=3, **limits))
+    plain = replace(served, search=SearchConfig(beam_size=3))
+    request = {"sources": LINES, "nbest": 3}
+    assert translate(limited, request) == translate(plain, {**request, **limits}) != translate(plain, request)
+    own = {"min_length": 0, "max_length": 9, "length_penalty": 0.0}
+    assert translate(limited, {**request, **own}) == translate(plain, {**request, **own})
+    draws = {"sources": LINES, "search": "sample", "draws": 3}
+    assert translate(limited, draws) == translate(plain, {**draws, "max_length": 4})
+    for name, value in (("min_length", 5), ("max_length", 1)):
+        with pytest.raises(Refusal, match=f"^{name}: this run has outputs of at least"):
+            translate(limited, {**request, name: value})
+
+
 @pytest.mark.parametrize(
     ("request_values", "search", "options"),
     [

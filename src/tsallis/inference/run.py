@@ -1,0 +1,482 @@
+"""A run that takes and gives text: what `tsallis translate` and `tsallis score` do with lines, for Python as well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from tsallis.inference.alignment import Links, align, check_alignment
+from tsallis.inference.answers import Answer, Form, Output, TextScore
+from tsallis.inference.options import SearchOptions, keywords
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tsallis.config import SearchConfig
+    from tsallis.data.batching import Batch
+    from tsallis.data.corpus import Corpus
+    from tsallis.search import Hypothesis, Result, RiskChoice
+    from tsallis.tasks.base import Lines, Task
+    from tsallis.training import Run
+
+BLOCK = 64  # lines that are answered together
+ROWS = 128  # outputs whose symbols are scored or aligned together
+
+
+def open_run(
+    folder: Path | str, checkpoint: str = "best", device: str = "auto", others: Sequence[Path | str] = ()
+) -> TextRun:
+    """Open a run to translate and score lines of text.
+
+    Args:
+        folder: of the run.
+        checkpoint: "best", "last" or "average", of each run.
+        device: "cpu", "cuda", or "auto": a GPU where there is one.
+        others: folders of other runs, with which it is an ensemble.
+
+    Returns:
+        The run, its model on the device.
+
+    Raises:
+        InputError: a folder that is no run or has a file of another one, a device that is not there, runs of different
+            tasks, vocabularies or grids of images.
+
+    Example:
+        >>> open_run("runs/nowhere")
+        Traceback (most recent call last):
+        tsallis.errors.InputError: runs/nowhere: not a run folder (it has no model.json)
+    """
+    from tsallis.errors import InputError
+    from tsallis.search import Ensemble
+    from tsallis.tasks.registry import task_of_run
+    from tsallis.training.distributed import device_kind
+    from tsallis.training.run_folder import load_run
+
+    kind = device_kind(device)
+    run = load_run(folder, checkpoint)
+    task = task_of_run(run)
+    models = [run.model.to(kind)]
+    for other in others:
+        member = load_run(other, checkpoint)
+        task_of_run(member)
+        same = {
+            "task": run.task["task"] == member.task["task"],
+            "source vocabulary": run.src_vocab == member.src_vocab,
+            "target vocabulary": run.tgt_vocab == member.tgt_vocab,
+            "grid of images": _grid(run.model) == _grid(member.model),
+        }
+        if differing := [name for name, equal in same.items() if not equal]:
+            raise InputError(f"{other}: can't join an ensemble with {folder}: another {differing[0]}")
+        models.append(member.model.to(kind))
+    return TextRun(replace(run, model=Ensemble(models)) if others else run, task)
+
+
+def _grid(model: Any) -> list[Any]:
+    """Return what says how many cells a model sees in an image: attention to them is a mean over an ensemble."""
+    arguments = getattr(model, "arguments", {})
+    return [arguments.get(name) for name in ("image", "stages")]
+
+
+@dataclass(frozen=True)
+class TextRun:
+    """A run that takes and gives text: forms, translations, labels or answers.
+
+    Args:
+        run: with the model and its vocabularies.
+        task: of the run: how a line is read.
+
+    Example:
+        >>> from tsallis.inference import open_run  # doctest: +SKIP
+        >>> run = open_run("runs/de-en")  # doctest: +SKIP
+        >>> for answer in run.translate(["ein Hund rennt ."], beam_size=5):  # doctest: +SKIP
+        ...     print(answer.text, answer.score, answer.certificate, answer.tokens)
+    """
+
+    run: Run
+    task: Task
+
+    @cached_property
+    def search(self) -> SearchConfig:
+        """What the run's configuration says of searches.
+
+        Raises:
+            InputError: a configuration that can't be read.
+        """
+        from tsallis.tasks.registry import load_config
+        from tsallis.training.file_names import CONFIG
+
+        return load_config(self.run.folder / CONFIG).search
+
+    def check_command(self, command: str) -> None:
+        """Refuse what a run of this task is not for.
+
+        Args:
+            command: its name, such as "translate".
+
+        Raises:
+            InputError: where the task says why.
+        """
+        from tsallis.errors import InputError
+
+        if (reason := self.task.refusals.get(command)) is not None:
+            raise InputError(f"{self.run.folder}: a run of the task {self.task.name}: {reason}")
+
+    def translate(
+        self,
+        lines: Iterable[str],
+        *,
+        beam_size: int | None = None,
+        n_best: int | None = None,
+        exact: bool = False,
+        exhaustive: bool = False,
+        budget: int | None = None,
+        seconds: float | None = None,
+        mass: float | None = None,
+        sample: int | None = None,
+        seed: int | None = None,
+        temperature: float | None = None,
+        mbr: bool = False,
+        prefix: str | None = None,
+        prefixes: Sequence[str] | None = None,
+        min_length: int | None = None,
+        max_length: int | None = None,
+        length_penalty: float | None = None,
+        competing_ends: bool | None = None,
+        tokens: bool = False,
+        alignment: Links | None = None,
+        language: str | None = None,
+        images: Path | str | None = None,
+    ) -> list[Answer]:
+        """Find the outputs of lines, as `tsallis translate` does: the same options, defaults and results.
+
+        Args:
+            lines: of input, such as sentences, or `lemma<TAB>tags`.
+            beam_size: of a beam search; None: the run's, or as many as `n_best` if that is more.
+            n_best: outputs a line, the best ones; None: 1, or every one of an exhaustive search.
+            exact: whether the best output is proved, by best-first search.
+            exhaustive: whether every output with a probability is listed.
+            budget: prefixes that an exact or exhaustive search expands a line; None: 10,000.
+            seconds: that such a search has for a line.
+            mass: the probability of a line's outputs that such a search ends at.
+            sample: outputs a line that are drawn, in place of a search.
+            seed: of the draws, which depend on it and on the number of the line; None: 0.
+            temperature: that scores are divided by before the map, for draws; None: 1.
+            mbr: whether the output of least risk is chosen among a beam's outputs, all or draws.
+            prefix: the beginning of every output.
+            prefixes: in its place, the beginning of each line's output; empty ones restrict nothing.
+            min_length: symbols of an output, at least; None: the run's.
+            max_length: symbols of an output, at most; None: the run's, or twice the source's and 20.
+            length_penalty: rank outputs by log-probability over this power of the length; None: the run's.
+            competing_ends: whether outputs of a beam must end among its best continuations; None: as the run says.
+            tokens: whether outputs have the log-probability of each symbol.
+            alignment: pairs of positions that outputs have: "largest", for each symbol that of the largest weight of
+                attention, or "support", all of a weight above zero.
+            language: of the lines, for a run of several.
+            images: that lines name; None: those of the configuration's test split.
+
+        Returns:
+            One answer a line; one that holds nothing to read has no output.
+
+        Raises:
+            InputError: what the command refuses.
+        """
+        texts = _check_lines(lines, "lines")
+        with keywords():
+            starts = _beginnings(prefixes, len(texts))
+            options = SearchOptions(
+                nbest=n_best,
+                beam=beam_size,
+                every=exhaustive,
+                exact=exact,
+                budget=budget,
+                time=seconds,
+                mass=mass,
+                sample=sample,
+                seed=seed,
+                temperature=temperature,
+                mbr=mbr,
+                prefix=prefix,
+                prefix_column=prefixes is not None,
+                min_length=min_length,
+                max_length=max_length,
+                length_penalty=length_penalty,
+                competing_ends=competing_ends is True,
+                every_end=competing_ends is False,
+            )
+            options.check()
+            self.check_translation(options, alignment)
+            answers = []
+            for first, read in self._blocks(texts, "lines", False, language=language, images=images):
+                own = [starts[first + number] for number in read.numbers]
+                answers += self.answer(read, options, first, own, "prefixes", tokens, alignment)
+        return answers
+
+    def check_translation(self, options: SearchOptions, alignment: str | None = None) -> None:
+        """Refuse options of a translation that are not for this run.
+
+        Args:
+            options: of the search, checked before.
+            alignment: that outputs are to have.
+
+        Raises:
+            InputError: the first such option, or a run that is no translator at all.
+        """
+        self.check_command("translate")
+        options.check_run(self.run)
+        options.with_defaults(self.search)
+        check_alignment(self.task, self.run, alignment)
+
+    def answer(
+        self,
+        lines: Lines,
+        options: SearchOptions,
+        first: int = 0,
+        beginnings: Sequence[str] = (),
+        name: str = "lines",
+        tokens: bool = False,
+        alignment: Links | None = None,
+    ) -> list[Answer]:
+        """Return the answer to each of some lines that were read, those without symbols among them.
+
+        Args:
+            lines: that were read.
+            options: of the search, checked before.
+            first: the number of the first line, from 0: draws depend on it.
+            beginnings: of each row's output; none where lines have no beginnings of their own.
+            name: what messages call the beginnings' file.
+            tokens: whether outputs have the log-probability of each symbol.
+            alignment: that outputs have.
+
+        Raises:
+            InputError: a beginning that the run never gives.
+        """
+        limit = "search.max_length" if options.max_length is None else "--max-length"
+        options = options.with_defaults(self.search)
+        numbers = [first + number + 1 for number in lines.numbers]
+        own = list(beginnings) or [""] * len(numbers)
+        answers = {first + line: Answer(first + line, _form=self._form(options)) for line in range(1, lines.count + 1)}
+        prefixes = options.spell(self.run, self.task, own, [f"{name}:{number}" for number in numbers], limit)
+        if not len(lines.corpus):
+            return list(answers.values())
+        batch = self._batch(lines.corpus)
+        results: list[Result | None] = [None] * len(numbers)
+        rows: list[list[Hypothesis | None]]
+        if options.sample is not None:
+            rows = options.draw(self.run, batch, prefixes, numbers)
+        else:
+            searched = options.search(self.run, batch, prefixes, self.search)
+            results, rows = [*searched], [[*result.hypotheses] for result in searched]
+        outputs = self._outputs(lines.corpus, rows, options, tokens, alignment)
+        for row, (number, part, result) in enumerate(zip(numbers, outputs, results, strict=True)):
+            source = None if alignment is None else self._source(lines, row)
+            choice = self._choose(part, result) if options.mbr else None
+            # Nothing of an empty line is an unknown symbol.
+            unknown = self.task.count_unknown(lines.corpus.src[row]) if lines.titles[row].strip() else 0
+            form = self._form(options, own[row])
+            answers[number] = Answer(number, part, result, choice, unknown, source, form)
+        return list(answers.values())
+
+    def _form(self, options: SearchOptions, beginning: str = "") -> Form:
+        return Form(self.task.noun, self.run.tgt_vocab, options, beginning)
+
+    def _batch(self, corpus: Corpus) -> Batch:
+        """Return all rows as a batch, where the model is."""
+        from tsallis.models.protocol import device_of
+
+        return corpus.batch(range(len(corpus))).to(device_of(self.run.model))
+
+    def _source(self, lines: Lines, row: int) -> tuple[str, ...]:
+        symbols = [int(symbol) for symbol in lines.corpus.src[row]]
+        return tuple(self.task.attention_symbols(self.run, symbols, (), lines.titles[row])["source"])
+
+    def _outputs(
+        self,
+        corpus: Corpus,
+        rows: Sequence[Sequence[Hypothesis | None]],
+        options: SearchOptions,
+        tokens: bool,
+        alignment: Links | None,
+    ) -> list[tuple[Output | None, ...]]:
+        """Return the outputs of each row with their texts, and with what was asked for beside them."""
+        penalty = options.length_penalty or 0.0
+        flat = [(corpus.src[row], output) for row, part in enumerate(rows) for output in part if output is not None]
+        pairs = [([int(symbol) for symbol in source], output.tokens) for source, output in flat]
+        scores: list[Any] = [None] * len(flat)
+        links: list[Any] = [None] * len(flat)
+        for first in range(0, len(flat), ROWS) if tokens or alignment is not None else ():
+            part, some = slice(first, first + ROWS), pairs[first : first + ROWS]
+            if tokens:
+                scores[part] = self._score(some, options)
+            if alignment is not None:
+                links[part] = align(self.task, self.run, some, alignment)
+        vocabulary: Any = self.run.tgt_vocab
+        texts = iter(
+            [
+                Output(
+                    text=str(vocabulary.text(output.tokens)),
+                    tokens=tuple(vocabulary.name(symbol) for symbol in output.tokens),
+                    score=output.score(penalty),
+                    hypothesis=output,
+                    scores=score,
+                    alignment=link,
+                )
+                for (_, output), score, link in zip(flat, scores, links, strict=True)
+            ]
+        )
+        return [tuple(None if output is None else next(texts) for output in part) for part in rows]
+
+    def _score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], options: SearchOptions) -> Any:
+        """Return the log-probability of each symbol of outputs, as they were searched or drawn."""
+        from tsallis.data.corpus import Corpus
+        from tsallis.search import score_tokens
+        from tsallis.search.temperature import with_temperature
+
+        batch = self._batch(Corpus([source for source, _ in pairs], [output for _, output in pairs]))
+        temperature = 1.0 if options.temperature is None else options.temperature
+        model = with_temperature(self.run.model, temperature)
+        return score_tokens(model, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out)
+
+    def _choose(self, outputs: Sequence[Output | None], result: Result | None) -> RiskChoice | None:
+        """Return the choice of least risk among the outputs of a search, or draws."""
+        from tsallis.search import minimum_risk
+
+        candidates = [output for output in outputs if output is not None]
+        weights, missing = [1.0] * len(candidates), 0.0
+        if result is not None:
+            weights = [output.prob for output in candidates]
+            normalized, complete = self.run.model.output.normalized, result.certificate.kind == "complete"
+            missing = 0.0 if complete else max(0.0, 1 - result.mass) if normalized else float("inf")
+        return minimum_risk([output.text for output in candidates], weights, self.task.utility, missing)
+
+    def score(
+        self,
+        sources: Iterable[str],
+        targets: Iterable[str] | None = None,
+        *,
+        language: str | None = None,
+        images: Path | str | None = None,
+    ) -> list[TextScore]:
+        """Score known outputs, as `tsallis score` does.
+
+        Args:
+            sources: lines of input; without targets those of the command, such as `source<TAB>target`.
+            targets: the output of each.
+            language: of the lines, for a run of several.
+            images: that lines name; None: those of the configuration's test split.
+
+        Returns:
+            One score a line, with the log-probability, and whether every symbol is within the support.
+
+        Raises:
+            InputError: what the command refuses.
+        """
+        lines = _check_lines(sources, "sources")
+        if targets is not None:
+            lines = join_columns(self.task, lines, _check_lines(targets, "targets"))
+        scores = []
+        with keywords():
+            for first, read in self._blocks(lines, "sources", True, language=language, images=images):
+                scores += self.score_lines(read, first)
+        return scores
+
+    def score_lines(self, lines: Lines, first: int = 0) -> list[TextScore]:
+        """Return the score of each row of lines that were read with their outputs.
+
+        Args:
+            lines: that were read.
+            first: the number of the first of them, from 0.
+        """
+        from tsallis.search import score_tokens
+
+        if not len(lines.corpus):
+            return []
+        batch, vocabulary = self._batch(lines.corpus), self.run.tgt_vocab
+        scores = score_tokens(self.run.model, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out)
+        return [
+            TextScore(first + number + 1, tuple(map(vocabulary.name, score.tokens)), score, vocabulary)
+            for number, score in zip(lines.numbers, scores, strict=True)
+        ]
+
+    def _blocks(self, lines: Sequence[str], name: str, gold: bool, **options: Any) -> Iterator[tuple[int, Lines]]:
+        """Yield lines in blocks, as numbers, with the number of the first."""
+        from pathlib import Path
+
+        if options.get("images") is not None:
+            options["images"] = Path(options["images"])
+        values = self.task.check_options(self.run, options)
+        if gold and self.task.empty_outputs:
+            values["empty"] = True
+        for first in range(0, len(lines), BLOCK):
+            yield first, self.task.read(lines[first : first + BLOCK], name, self.run, gold, first, **values)
+
+
+def join_columns(task: Task, sources: Sequence[str], targets: Sequence[str]) -> list[str]:
+    r"""Return lines with the right output, in its column, of lines without it and outputs.
+
+    Args:
+        task: that knows the columns.
+        sources: lines without outputs.
+        targets: the outputs.
+
+    Raises:
+        InputError: not one output a line, or a task whose lines have no other column.
+
+    >>> from tsallis.tasks.inflection import Inflection
+    >>> join_columns(Inflection(None), ["draw\tV;PST"], ["drew"])
+    ['draw\tdrew\tV;PST']
+    """
+    from tsallis.errors import InputError
+
+    plain, gold = (columns.split("<TAB>") for columns in task.columns)
+    if len(sources) != len(targets):
+        raise InputError(f"there must be one target a source, got {len(targets)} for {len(sources)} sources")
+    if len(gold) != len(plain) + 1:
+        raise InputError(f"a line of the task {task.name} is a {gold[-1]} as a whole: targets can't be given")
+    # A task may call its source by another name where the output stands beside it: the output is the last new column.
+    column = max(number for number, name in enumerate(gold) if name not in plain)
+    lines = []
+    for number, (source, target) in enumerate(zip(sources, targets, strict=True), start=1):
+        if "\t" in target:
+            raise InputError(f"targets:{number}: expected one column, found {target.count(chr(9)) + 1}")
+        fields = source.removesuffix("\r").split("\t")
+        lines.append("\t".join([*fields[:column], target, *fields[column:]]))
+    return lines
+
+
+def _check_lines(lines: Iterable[str], name: str) -> list[str]:
+    """Return lines as a list.
+
+    Raises:
+        InputError: one text in place of several, what is no text, and one that is more than a line.
+    """
+    from tsallis.errors import InputError, describe
+
+    if isinstance(lines, str | bytes):
+        raise InputError(f"{name}: expected several texts, found one: put it into a list")
+    texts = list(lines)
+    for number, text in enumerate(texts, start=1):
+        if not isinstance(text, str):
+            raise InputError(f"{name}:{number}: expected a text, found {describe(text)}")
+        if "\n" in text:
+            raise InputError(f"{name}:{number}: expected one line, found a line break")
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise InputError(f"{name}:{number}: expected text, found half a surrogate pair")
+    return texts
+
+
+def _beginnings(prefixes: Sequence[str] | None, count: int) -> list[str]:
+    """Return the beginning of each line's output, empty ones where there are none.
+
+    Raises:
+        InputError: not one beginning a line.
+    """
+    from tsallis.errors import InputError
+
+    if prefixes is None:
+        return [""] * count
+    texts = _check_lines(prefixes, "prefixes")
+    if len(texts) != count:
+        raise InputError(f"there must be one of the prefixes a line, got {len(texts)} for {count} lines")
+    return texts

@@ -1,0 +1,98 @@
+"""A temperature for draws: a model whose scores are divided before its map makes probabilities of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tsallis.models.protocol import Step
+from tsallis.search.ensemble import Ensemble
+
+
+def with_temperature(model: Any, temperature: float) -> Any:
+    r"""Return a model whose scores are divided by a temperature before the map; at 1 it is the model itself.
+
+    .. math:: p = \mathrm{entmax}_\alpha(z / T)
+
+    A symbol i has a probability above zero where, summed over the symbols of greater scores,
+
+    .. math:: \sum_{z_j > z_i} (z_j - z_i)^{1/(\alpha-1)} < (T / (\alpha-1))^{1/(\alpha-1)}
+
+    So the support of a lower temperature lies within that of a higher one: it shrinks to the greatest scores as T
+    falls, and grows to all symbols that the model may give as T rises, with equal probabilities in the limits. For
+    softmax (:math:`\alpha = 1`) it is always the same. Of an ensemble the scores of each model are divided.
+
+    Args:
+        model: with the decoder protocol.
+        temperature: above 0.
+
+    Raises:
+        ValueError: a temperature that is not above 0 and finite, or an output whose values don't sum to 1.
+
+    Example:
+        >>> from tsallis.models import RNNSeq2Seq
+        >>> model = RNNSeq2Seq(20, 15, d_model=8, output="sparsemax")
+        >>> scores = torch.tensor([[1.0, 0.5, -1.0]])
+        >>> [with_temperature(model, t).output.log_probs(scores).exp().tolist() for t in (1.0, 0.25)]
+        [[[0.75, 0.25, 0.0]], [[1.0, 0.0, 0.0]]]
+    """
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"temperature must be above 0 and finite, got {temperature}")
+    if temperature == 1:
+        return model
+    if isinstance(model, Ensemble):
+        return Ensemble([with_temperature(member, temperature) for member in model.models])
+    if not model.output.normalized:  # a fixed threshold: the support would move the other way
+        raise ValueError("temperature is for outputs that sum to 1: the threshold of an alpha-ReLU is fixed")
+    return _TemperedModel(model, temperature)
+
+
+def divide_scores(scores: Tensor, temperature: float) -> Tensor:
+    """Divide scores [..., d_vocab] by a temperature, in float64 and from the greatest down, so that none overflows."""
+    scores = scores.double()
+    top = scores.amax(-1, keepdim=True)
+    return (scores - torch.where(top.isfinite(), top, 0)) / temperature
+
+
+class _TemperedOutput:
+    """The output layer of a model at a temperature."""
+
+    normalized = True
+
+    def __init__(self, output: Any, temperature: float) -> None:
+        self.output, self.temperature = output, temperature
+
+    def log_probs(self, scores: Tensor) -> Tensor:
+        log_probs: Tensor = self.output.log_probs(divide_scores(scores, self.temperature))
+        return log_probs
+
+
+class _TemperedModel:
+    """A model at a temperature, with the steps of the model itself."""
+
+    def __init__(self, model: Any, temperature: float) -> None:
+        self.model, self.output = model, _TemperedOutput(model.output, temperature)
+
+    def encode(self, src: Tensor, src_lengths: Tensor) -> Any:
+        return self.model.encode(src, src_lengths)
+
+    def start(self, memory: Any) -> Any:
+        return self.model.start(memory)
+
+    def step(self, state: Any, token: Tensor) -> Step:
+        step: Step = self.model.step(state, token)
+        return step
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        yield from self.model.parameters() if hasattr(self.model, "parameters") else ()
+
+    def modules(self) -> Iterator[nn.Module]:
+        yield from self.model.modules() if hasattr(self.model, "modules") else ()
+
+    def eval(self) -> _TemperedModel:
+        self.model.eval()
+        return self

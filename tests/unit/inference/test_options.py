@@ -1,0 +1,89 @@
+"""Options of searches by the names of commands and of Python; alignments of matrices; columns of several tasks."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tsallis.cli import input as command_input
+from tsallis.errors import InputError
+from tsallis.inference import run as text_run
+from tsallis.inference.alignment import links_of, pharaoh
+from tsallis.inference.answers import Answer, TextScore
+from tsallis.inference.options import SearchOptions, check_temperature, keywords
+from tsallis.inference.run import join_columns
+from tsallis.search import TokenScores
+from tsallis.tasks.classification import Classification
+from tsallis.tasks.inflection import Inflection
+from tsallis.tasks.language import Language
+from tsallis.tasks.translation import Translation
+from tsallis.tasks.vqa import Visual
+
+
+def test_blocks_are_those_of_the_command() -> None:
+    """What lines are answered with changes the last digits of their scores."""
+    assert text_run.BLOCK == command_input.BLOCK
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("nbest", 1001), ("beam", 0), ("sample", 1.5), ("seed", -1), ("min_length", -1), ("max_length", 100_001)],
+)
+def test_numbers_out_of_range_are_refused(name: str, value: float) -> None:
+    with pytest.raises(InputError, match=f"^--{name.replace('_', '-')} must be a whole number from"):
+        SearchOptions(**{name: value})._check_values(SearchOptions(**{name: value})._by_name())
+
+
+@pytest.mark.parametrize("value", [0, -0.5, math.inf, -math.inf, math.nan])
+def test_a_temperature_is_above_zero_and_finite(value: float) -> None:
+    with pytest.raises(InputError, match=r"^--temperature must be above 0 and finite, got"):
+        SearchOptions(sample=1, temperature=value).check()
+    with pytest.raises(InputError, match=r"^--temperature must be above 0 and finite, got"):
+        check_temperature(value)
+    check_temperature(None)
+    SearchOptions(sample=1, temperature=1e-300).check()
+
+
+def test_what_a_line_holds_is_no_option() -> None:
+    with pytest.raises(InputError, match=r"^n_best is for 'a --flag' and prefixes--all$"), keywords():
+        raise InputError("--nbest is for 'a --flag' and --prefix-column--all")
+
+
+def test_the_largest_weight_is_one_position_of_each_row() -> None:
+    torch.manual_seed(0)
+    weights = torch.rand(40, 12).mul(4).round().sub(2).clamp(min=0)  # many zeros and ties
+    largest, support = links_of(weights, "largest"), links_of(weights, "support")
+    rows = [row for row in range(40) if weights[row].any()]
+    assert 0 < len(rows) < 40 or weights.any(-1).all()
+    assert [(int(weights[row].numpy().argmax()), row) for row in rows] == [*largest]
+    assert {*largest} <= {*support} == {(int(s), int(t)) for t, s in weights.nonzero()}
+    assert links_of(torch.zeros(2, 3), "largest") == () and pharaoh(()) == ""
+    assert links_of(torch.zeros(0, 3), "support") == ()
+
+
+@pytest.mark.parametrize(
+    ("task", "source", "target", "line"),
+    [
+        (Translation(), "ein Hund", "a dog", "ein Hund\ta dog"),
+        (Inflection(None), "draw\tV;PST", "", "draw\t\tV;PST"),
+        (Classification(), "a lovely film", "pos", "pos\ta lovely film"),
+        (Visual(), "1\twhat?", "red", "1\twhat?\tred"),
+    ],
+)
+def test_an_output_stands_in_its_column(task, source: str, target: str, line: str) -> None:
+    assert join_columns(task, [source], [target]) == [line]
+
+
+def test_texts_have_no_targets() -> None:
+    with pytest.raises(InputError, match="a line of the task language is a text as a whole"):
+        join_columns(Language(), ["a"], ["b"])
+
+
+def test_what_no_run_gave_is_not_described() -> None:
+    with pytest.raises(ValueError, match="by the run that gave it"):
+        Answer(1).to_dict()
+    with pytest.raises(ValueError, match="by the run that gave it"):
+        TextScore(1, (), TokenScores((), (), (), None)).to_dict()
+    assert (Answer(1).text, Answer(1).score, Answer(1).tokens, Answer(1).certificate) == ("", None, (), "none")

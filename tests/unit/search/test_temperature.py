@@ -1,0 +1,141 @@
+"""Draws at a temperature: those of the scores divided by it, in float64, with the support that this leaves."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from tsallis.models import LanguageModel, RNNSeq2Seq
+from tsallis.ops import reference
+from tsallis.search import Ensemble, generate, sample, score_tokens
+from tsallis.search.temperature import divide_scores, with_temperature
+from tsallis.special_symbols import BOS, EOS
+
+SRC, LENGTHS = torch.tensor([[4, 7, 9, 5], [6, 6, 8, 0]]), torch.tensor([4, 3])
+TEMPERATURES = (0.05, 0.3, 0.7, 1.0, 1.6, 5.0, 200.0)
+
+
+def model(seed: int = 0, output: str = "entmax", alpha: float = 1.5) -> RNNSeq2Seq:
+    torch.manual_seed(seed)
+    made = RNNSeq2Seq(12, 11, d_model=16, output=output, output_alpha=alpha).eval()
+    with torch.no_grad():
+        made.output.projection.weight.mul_(8)  # scores far enough apart that supports differ
+    return made
+
+
+@pytest.mark.parametrize(("output", "alpha"), [("softmax", 1.0), ("entmax", 1.3), ("entmax", 1.5), ("sparsemax", 2.0)])
+def test_probabilities_are_those_of_the_reference(output: str, alpha: float) -> None:
+    made, supports = model(output=output, alpha=alpha), []
+    scores = made.step(made.start(made.encode(SRC, LENGTHS)), torch.tensor([BOS, BOS])).scores.detach()
+    for temperature in TEMPERATURES:
+        expected = reference.entmax(scores.double() / temperature, alpha)
+        probs = with_temperature(made, temperature).output.log_probs(scores).exp()
+        torch.testing.assert_close(probs, expected, atol=1e-6 if temperature == 1 else 1e-12, rtol=0)
+        supports.append(probs > 0)
+    for lower, higher in itertools.pairwise(supports):
+        assert (lower <= higher).all()  # the support of a lower temperature lies within that of a higher one
+    sizes = [int(support.sum()) for support in supports]
+    assert (sizes[0] < sizes[-1]) == (alpha > 1) and sizes[-1] == int((scores > -torch.inf).sum())
+
+
+@pytest.mark.parametrize("alpha", [1.3, 1.5, 2.0])
+def test_a_symbol_is_possible_from_the_temperature_that_the_docstring_says(alpha: float) -> None:
+    scores = torch.tensor([[1.0, 0.7, 0.2, -0.5]], dtype=torch.float64)
+    made = model(output="entmax", alpha=alpha)
+    for symbol in range(1, 4):
+        gaps = scores[0, :symbol] - scores[0, symbol]
+        least = (alpha - 1) * float((gaps ** (1 / (alpha - 1))).sum()) ** (alpha - 1)
+        for temperature, possible in ((least * 0.999, False), (least * 1.001, True)):
+            log_probs = with_temperature(made, temperature).output.log_probs(scores)
+            assert (log_probs[0, symbol] > -math.inf) == possible
+
+
+def tokens(draws: list[list[Any]]) -> list[list[Any]]:
+    return [[draw and (draw.tokens, draw.log_prob, draw.support) for draw in part] for part in draws]
+
+
+def test_a_temperature_of_one_changes_no_bit() -> None:
+    made, seeds = model(), [3, 4]
+    assert with_temperature(made, 1) is made
+    plain = sample(made, SRC, LENGTHS, 20, seeds=seeds, max_length=8)
+    assert tokens(sample(made, SRC, LENGTHS, 20, seeds=seeds, max_length=8, temperature=1.0)) == tokens(plain)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.5])
+def test_draws_have_the_log_probabilities_of_their_temperature(temperature: float) -> None:
+    made = model()
+    draws = sample(made, SRC, LENGTHS, 30, seeds=[1, 2], max_length=20, temperature=temperature)
+    first = torch.stack([made.step(made.start(made.encode(SRC, LENGTHS)), torch.tensor([BOS, BOS])).scores[0]]).detach()
+    expected = reference.entmax(first.double() / temperature, 1.5)[0]
+    count = 0
+    for draw in draws[0]:
+        if draw is not None:
+            rows = SRC[:1], LENGTHS[:1], torch.tensor([[BOS, *draw.tokens]]), torch.tensor([[*draw.tokens, EOS]])
+            (scores,) = score_tokens(with_temperature(made, temperature), *rows)
+            assert draw.log_prob == pytest.approx(scores.log_prob, abs=1e-4)
+            assert math.exp(scores.log_probs[0]) == pytest.approx(float(expected[scores.tokens[0]]), abs=1e-5)
+            assert draw.support[0] == int((expected > 0).sum())
+            count += 1
+    assert count > 5
+
+
+def test_frequencies_are_those_of_the_temperature() -> None:
+    torch.manual_seed(0)
+    made = LanguageModel(9, d_model=8, heads=2, layers=1, d_ff=8, output="softmax").eval()
+    with torch.no_grad():
+        made.output.projection.weight.mul_(4)
+    prompt, length = torch.tensor([[4, 5]]), torch.tensor([2])
+    scores = made.step(made.start(made.encode(prompt, length)), torch.tensor([BOS])).scores.detach()
+    (texts,) = generate(made, prompt, length, 3000, length=1, seeds=[0], temperature=0.5)
+    expected = reference.entmax(scores.double() / 0.5, 1.0)[0]
+    counts = torch.zeros(9, dtype=torch.float64)
+    for text in texts:
+        counts[text.tokens[0] if text.tokens else EOS] += 1
+    assert (counts / 3000 - expected).abs().max() < 0.03
+    plain = generate(made, prompt, length, 5, length=6, seeds=[0])
+    assert generate(made, prompt, length, 5, length=6, seeds=[0], temperature=1) == plain
+
+
+def test_the_scores_of_each_model_of_an_ensemble_are_divided() -> None:
+    one, other = model(1), model(2)
+    both = with_temperature(Ensemble([one, other]), 0.5)
+    step = both.step(both.start(both.encode(SRC, LENGTHS)), torch.tensor([BOS, BOS]))
+    each = [m.step(m.start(m.encode(SRC, LENGTHS)), torch.tensor([BOS, BOS])).scores.detach() for m in (one, other)]
+    expected = sum(reference.entmax(scores.double() / 0.5, 1.5) for scores in each) / 2
+    torch.testing.assert_close(both.output.log_probs(step.scores).exp(), expected, atol=1e-9, rtol=0)
+
+
+def test_dropout_is_off_while_draws_are_made_and_on_again() -> None:
+    made = model().train()
+    draws = [sample(made, SRC, LENGTHS, 4, seeds=[1, 2], max_length=6, temperature=0.7) for _ in range(2)]
+    assert tokens(draws[0]) == tokens(draws[1]) and made.training
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-30, 1e30, 1.7e308])
+def test_extreme_temperatures_divide_without_overflow(temperature: float) -> None:
+    scores = torch.tensor([[30.0, -20.0, 30.0, -torch.inf], [-torch.inf] * 4])
+    divided = divide_scores(scores, temperature)
+    assert not divided.isnan().any() and (divided[:, 3] == -torch.inf).all() and (divided[1] == -torch.inf).all()
+    probs = with_temperature(model(), temperature).output.log_probs(scores[:1]).exp()
+    expected = [0.5, 0, 0.5, 0] if temperature < 1 else [1 / 3, 1 / 3, 1 / 3, 0]
+    assert probs[0].tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("temperature", [0, -1, math.inf, math.nan])
+def test_what_is_no_temperature_is_refused(temperature: float) -> None:
+    message = "temperature must be above 0 and finite"
+    with pytest.raises(ValueError, match=message):
+        sample(model(), SRC, LENGTHS, temperature=temperature)
+    with pytest.raises(ValueError, match=message):
+        generate(LanguageModel(9, d_model=8, heads=2, layers=1), SRC, LENGTHS, temperature=temperature)
+
+
+def test_a_fixed_threshold_has_no_temperature() -> None:
+    relu = model(output="alpha_relu")
+    with pytest.raises(ValueError, match="for outputs that sum to 1"):
+        sample(relu, SRC, LENGTHS, temperature=0.5)
+    assert sample(relu, SRC, LENGTHS, 2, max_length=3, temperature=1)
