@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tsallis.cli.input import check_command, input_name, open_run, search_of
+from tsallis.cli.input import input_name
 from tsallis.cli.options import Beam, Device, TextLanguage, Which
 from tsallis.cli.output import check_folder, check_writable, print_fields
+from tsallis.inference import open_run
 
 if TYPE_CHECKING:
     from tsallis.cli.report_parts import Report
@@ -74,11 +75,12 @@ def analyze(
             raise InputError(f"--sweep reads logs, no sentences: {', '.join(names)} was given, too")
         _write(Report(sweep=read_sweep(runs)), out, figures, records)
         return
-    loaded = [open_run(run, checkpoint, device) for run in runs]
-    for run, task in loaded:
-        check_command(task, run.folder, "analyze")
+    opened = [open_run(run, checkpoint, device) for run in runs]
+    for one in opened:
+        one.check_command("analyze")
+    loaded = [(one.run, one.task) for one in opened]
     lines = None if text is None else Text.read(text)
-    options = Options(limit, sentences, importance, searched, **search_of(loaded[0][0]).beam(beam))
+    options = Options(limit, sentences, importance, searched, **opened[0].search.beam(beam))
     try:
         if any(is_label_run(run) for run, _ in loaded):
             of_sequences = {"--beam": beam, "--importance": importance, "--searched": searched}

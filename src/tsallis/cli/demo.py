@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from tsallis.cli.drawing import attention_lines
-from tsallis.cli.input import open_run
 from tsallis.cli.options import Device
 from tsallis.cli.output import check_folder
 from tsallis.cli.train import run_training
+from tsallis.inference import open_run
 
 if TYPE_CHECKING:
     from tsallis.search import Result
@@ -87,7 +87,8 @@ def _show(run_dir: Path, updates: int | None, device: str) -> None:
         arguments = [str(path), *overrides, *SOFTMAX, "--run-dir", str(softmax_dir), "--device", device]
         with _training_beside(arguments):
             run_training(config, run_dir, World(device=torch.device(device_kind(device))))
-    (sparse, task), (softmax, _) = open_run(run_dir, device=device), open_run(softmax_dir, device=device)
+    opened = open_run(run_dir, device=device)
+    sparse, softmax, task = opened.run, open_run(softmax_dir, device=device).run, opened.task
 
     scores = [task.evaluate(run, task.split(run, config.data, "dev"), BEAM) for run in (sparse, softmax)]
     print("\n1. On verbs that neither has seen:\n")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tsallis.cli.input import input_name, is_stdin, open_run, read_all
+from tsallis.cli.input import input_name, is_stdin, read_all
 from tsallis.cli.options import (
     LENGTH,
     MOST,
@@ -26,7 +26,8 @@ from tsallis.cli.options import (
     With,
 )
 from tsallis.cli.output import check_writable, print_fields, score_table
-from tsallis.cli.search_options import SearchOptions
+from tsallis.inference import open_run
+from tsallis.inference.options import SearchOptions
 from tsallis.search_budget import EXPANSIONS
 
 if TYPE_CHECKING:
@@ -109,7 +110,8 @@ def evaluate(
         if is_stdin(file):
             raise InputError("--manifest has a digest of what is scored: expected a file, found standard input")
         check_file(file)  # what can be read once alone has no digest, either
-    loaded, task = open_run(run, checkpoint, device, others)
+    opened = open_run(run, checkpoint, device, others or ())
+    loaded, task = opened.run, opened.task
     of_search = {
         **{"--beam": beam, "--exact": exact or None, "--length-penalty": length_penalty},
         **{"--competing-ends": competing_ends or None, "--every-end": every_end or None, "--out": out},

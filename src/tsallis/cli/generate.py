@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tsallis.cli.input import Block, check_command, input_name, line_blocks, one_batch, open_run, search_of
+from tsallis.cli.input import Block, input_name, line_blocks, one_batch
 from tsallis.cli.options import CompetingEnds, Device, EveryEnd, FileArgument, Json, RunArgument, Temperature, Which
 from tsallis.cli.output import print_fields, print_json
+from tsallis.inference import open_run
 from tsallis.inference.options import SearchOptions, check_temperature, check_tempered_run
 from tsallis.search_budget import LENGTH, MOST
 
@@ -65,10 +66,11 @@ def generate(
     if beam is None and options.ends is not None:
         name = "--competing-ends" if competing_ends else "--every-end"
         raise InputError(f"{name} is for --beam: draws end as the model has it")
-    loaded, task = open_run(run, checkpoint, device)
-    check_command(task, run, "generate")
+    opened = open_run(run, checkpoint, device)
+    opened.check_command("generate")
+    loaded, task = opened.run, opened.task
     check_tempered_run(loaded, temperature)
-    search = search_of(loaded).beam(beam, options.ends)
+    search = opened.search.beam(beam, options.ends)
     numbered = prefix is None and (samples or 1) > 1
     blocks = line_blocks(loaded, task, file, False) if prefix is None else _one_block(loaded, task, prefix)
     for block in blocks:

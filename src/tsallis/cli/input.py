@@ -1,4 +1,4 @@
-"""The runs that a command loads, and the lines that it reads, of a file or of standard input."""
+"""The lines that a command reads, of a file or of standard input."""
 
 from __future__ import annotations
 
@@ -8,80 +8,18 @@ import select
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tsallis.inference.run import BLOCK
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from tsallis.config import SearchConfig
     from tsallis.data.batching import Batch
     from tsallis.data.corpus import Corpus
     from tsallis.tasks.base import Lines, Task
     from tsallis.training import Run
 
-BLOCK = 64  # lines that are answered together
 STDIN = "standard input"  # as messages call it
-
-
-def open_run(
-    folder: Path, checkpoint: str = "best", device: str = "cpu", others: Sequence[Path] | None = None
-) -> tuple[Run, Task]:
-    """Load a run and its task; with others its model is the ensemble of all of them.
-
-    Raises:
-        InputError: a folder that is no run or has a file of another one, a device that is not there, runs of different
-            tasks, vocabularies or grids of images.
-    """
-    from dataclasses import replace
-
-    from tsallis.errors import InputError
-    from tsallis.search import Ensemble
-    from tsallis.tasks.registry import task_of_run
-    from tsallis.training.distributed import device_kind
-    from tsallis.training.run_folder import load_run
-
-    kind = device_kind(device)
-    run = load_run(folder, checkpoint)
-    task = task_of_run(run)
-    models = [run.model.to(kind)]
-    for other in others or ():
-        member = load_run(other, checkpoint)
-        task_of_run(member)
-        same = {
-            "task": run.task["task"] == member.task["task"],
-            "source vocabulary": run.src_vocab == member.src_vocab,
-            "target vocabulary": run.tgt_vocab == member.tgt_vocab,
-            "grid of images": _grid(run.model) == _grid(member.model),
-        }
-        if differing := [name for name, equal in same.items() if not equal]:
-            raise InputError(f"{other}: can't join an ensemble with {folder}: another {differing[0]}")
-        models.append(member.model.to(kind))
-    return replace(run, model=Ensemble(models)) if others else run, task
-
-
-def _grid(model: Any) -> list[Any]:
-    """Return what says how many cells a model sees in an image: attention to them is a mean over an ensemble."""
-    arguments = getattr(model, "arguments", {})
-    return [arguments.get(name) for name in ("image", "stages")]
-
-
-def check_command(task: Task, folder: Path, command: str) -> None:
-    """Refuse a run of a task that a command is not for.
-
-    Raises:
-        InputError: such a run.
-    """
-    from tsallis.errors import InputError
-
-    if (reason := task.refusals.get(command)) is not None:
-        raise InputError(f"{folder}: a run of the task {task.name}: {reason}")
-
-
-def search_of(run: Run) -> SearchConfig:
-    """Return what a run's configuration says of searches."""
-    from tsallis.tasks.registry import load_config
-    from tsallis.training.file_names import CONFIG
-
-    return load_config(run.folder / CONFIG).search
 
 
 def input_name(file: Path | None) -> str:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tsallis.cli.input import check_command, line_blocks, open_run, search_of
+from tsallis.cli.input import line_blocks
 from tsallis.cli.options import Beam, Device, FileArgument, Images, Json, Language, RunArgument, Which
 from tsallis.cli.output import check_folder, print_fields, print_json
+from tsallis.inference import open_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,10 +59,10 @@ def look(
     if not weights:
         style.require()
         check_folder(folder)
-    loaded, task = open_run(run, checkpoint, device)
-    check_command(task, run, "look")
-    defaults = search_of(loaded)
-    search = {**defaults.beam(beam), **defaults.limits}
+    opened = open_run(run, checkpoint, device)
+    opened.check_command("look")
+    loaded, task = opened.run, opened.task
+    search = {**opened.search.beam(beam), **opened.search.limits}
     blocks = line_blocks(loaded, task, file, gold=False, language=language, images=images)
     if weights:
         for block in blocks:

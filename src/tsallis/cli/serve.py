@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tsallis.cli.input import check_command, input_name, open_run, read_text_lines, search_of
+from tsallis.cli.input import input_name, read_text_lines
 from tsallis.cli.options import MOST, Device, Which
 from tsallis.cli.output import print_fields
+from tsallis.inference import open_run
 
 if TYPE_CHECKING:
     from tsallis.serve.answers import ServedRun
@@ -86,10 +87,11 @@ def _load(folders: list[Path], checkpoint: str, device: str, limits: Limits, exa
 
     served = []
     for name, folder in zip(_names(folders), folders, strict=True):
-        run, task = open_run(folder, checkpoint, device)
-        check_command(task, folder, "serve")
+        opened = open_run(folder, checkpoint, device)
+        opened.check_command("serve")
+        run, task = opened.run, opened.task
         readable = tuple(line for line in lines if _is_readable(run, task, line))
-        one = ServedRun(name, run, task, search_of(run), limits, checkpoint, readable[:MOST_EXAMPLES])
+        one = ServedRun(name, run, task, opened.search, limits, checkpoint, readable[:MOST_EXAMPLES])
         _ = one.facts  # read now: a mistake in the folder is one of the command's
         served.append(one)
     if lines and not any(one.examples for one in served):

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tsallis.cli.input import line_blocks, open_run
+from tsallis.cli.input import line_blocks
 from tsallis.cli.keys import Editor, Suggestion, terminal_keys
 from tsallis.cli.options import MOST, Device, FileArgument, Images, Json, Language, RunArgument, Which, With
 from tsallis.cli.output import print_fields, print_json
+from tsallis.inference import open_run
 
 if TYPE_CHECKING:
     from tsallis.data.batching import Batch
@@ -36,7 +37,8 @@ def suggest(
     """
     from tsallis.tasks.completer import Completer
 
-    loaded, task = open_run(run, checkpoint, device, others)
+    opened = open_run(run, checkpoint, device, others or ())
+    loaded, task = opened.run, opened.task
     completer = Completer(loaded, task, nbest)
     if file is None and not as_json and sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty():
         _converse(completer, task.check_options(loaded, {"language": language, "images": images}))

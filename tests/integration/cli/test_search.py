@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 
-from tsallis.cli.input import search_of
 from tsallis.errors import InputError
+from tsallis.inference import open_run
 from tsallis.inference.options import NEEDS, REFUSALS, SearchOptions
-from tsallis.training import load_run
 
 from .conftest import command, environment, train_here
 
@@ -146,7 +145,7 @@ def test_a_run_says_how_its_beam_ends(tsallis, trained: Path, answers: Answers, 
     assert answers("--beam", 1, run=run) == answers("--beam", 1, "--competing-ends")
     assert answers("--beam", 1, "--every-end", run=run) == answers("--beam", 1)
     assert answers("--exact", run=run) == answers("--exact")
-    search = search_of(load_run(run))
+    search = open_run(run).search
     assert search.beam() == {"beam_size": 5, "competing_ends": True}
     assert search.beam(2) == {"beam_size": 2, "competing_ends": True}
     assert search.beam(competing_ends=False, n_best=7) == {"beam_size": 7, "competing_ends": False}

@@ -7,9 +7,7 @@ import math
 import pytest
 import torch
 
-from tsallis.cli import input as command_input
 from tsallis.errors import InputError
-from tsallis.inference import run as text_run
 from tsallis.inference.alignment import links_of, pharaoh
 from tsallis.inference.answers import Answer, TextScore
 from tsallis.inference.options import SearchOptions, check_temperature, keywords
@@ -20,11 +18,6 @@ from tsallis.tasks.inflection import Inflection
 from tsallis.tasks.language import Language
 from tsallis.tasks.translation import Translation
 from tsallis.tasks.vqa import Visual
-
-
-def test_blocks_are_those_of_the_command() -> None:
-    """What lines are answered with changes the last digits of their scores."""
-    assert text_run.BLOCK == command_input.BLOCK
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from task_runs import prepare
-from tsallis.cli.input import open_run
 from tsallis.errors import InputError
+from tsallis.inference import open_run
 from tsallis.tasks.registry import check_config, task_of, task_of_run
 from tsallis.training import load_run
 from tsallis.training.checkpoint import Checkpoints
@@ -74,7 +74,8 @@ def mixed(runs: Path, own: str, other: str, folder: Path) -> Path:
 
 @pytest.mark.parametrize("name", DATA)
 def test_a_run_has_its_own_task(runs: Path, name: str) -> None:
-    run, task = open_run(runs / name, device="cpu")
+    opened = open_run(runs / name, device="cpu")
+    run, task = opened.run, opened.task
     assert task == task_of(run.task) and task.facts() == json.loads((runs / name / "task.json").read_text())
 
 
