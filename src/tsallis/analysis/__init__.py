@@ -55,6 +55,7 @@ from tsallis.analysis.summary_records import ComparisonSummary, RunSummary
 from tsallis.analysis.sweep import Sweep, SweepPoint, SweepRun, sweep
 from tsallis.analysis.tables import Histogram, Record, to_pandas
 from tsallis.analysis.tree import BeamTree, Edge, beam_tree
+from tsallis.analysis.weight_summary import summarize_weights
 from tsallis.analysis.weights import AttentionLayer, Sentence, SparseWeights, Text
 from tsallis.analysis.words import INTERROGATIVES, count_pieces, word_clusters
 
@@ -141,6 +142,7 @@ __all__ = [
     "summarize_attention",
     "summarize_densities",
     "summarize_runs",
+    "summarize_weights",
     "sweep",
     "teacher_forced_supports",
     "to_pandas",

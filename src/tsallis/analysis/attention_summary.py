@@ -69,6 +69,28 @@ def summarize_attention(
         >>> len(summary.heads), summary.corpus.sentences, summary.outputs
         (6, 2, None)
     """
+    size = sum(parameter.numel() for parameter in model.parameters())
+    return summarize_reader(
+        reader, batches, (type(model).__name__, size), name=name, corpus=corpus, options=options, counts=counts
+    )
+
+
+def summarize_reader(
+    reader: AttentionReader,
+    batches: Sequence[Any],
+    model: tuple[str, int | None],
+    *,
+    name: str,
+    corpus: str,
+    options: Options | None = None,
+    counts: PieceCounts | None = None,
+) -> RunSummary:
+    """Compute what the heads of a model do, as :func:`summarize_attention`, where the model itself is not at hand.
+
+    Args:
+        reader, batches, name, corpus, options, counts: as of :func:`summarize_attention`.
+        model: its class, and the number of its parameters if it is known.
+    """
     options = options or Options()
     attention_pass = AttentionPass(reader, batches, options.examples, counts)
     texts = [sentence.text for batch in attention_pass for sentence in batch]
@@ -84,9 +106,9 @@ def summarize_attention(
     return RunSummary(
         name=name,
         task="",
-        model=type(model).__name__,
+        model=model[0],
         arguments={},
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        parameters=model[1],
         step=None,
         metrics={},
         corpus=CorpusSummary(corpus, len(texts), len(texts), *symbols, unknown=0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -24,7 +25,7 @@ class HeadCard(Record):
         kind: of attention: "encoder", "decoder" or "cross".
         layer: its number.
         head: its number.
-        alpha: of the head.
+        alpha: of the head; NaN where it is not known.
         density: share of keys with a weight above zero in a sentence, mean over the sentences.
         role: its name in :data:`ROLES`; None without one.
         tendency: the role that a head without one comes nearest to; None where it comes near none.
@@ -92,9 +93,10 @@ def describe_heads(roles: Sequence[HeadRole], densities: Sequence[HeadDensity]) 
 
 def _card(role: HeadRole, density: HeadDensity) -> HeadCard:
     confidence = role.scores[role.role] if role.role else None
+    alpha = "" if math.isnan(role.alpha) else f"alpha {role.alpha:.2f}, "
     title = (
         f"{role.kind} layer {role.layer + 1} head {role.head + 1} {_describe_role(role, density.density)}, "
-        f"alpha {role.alpha:.2f}, density {100 * density.density:.0f} %"
+        f"{alpha}density {100 * density.density:.0f} %"
     )
     key = (role.kind, role.layer, role.head, role.alpha)
     return HeadCard(title, *key, density.density, role.role, role.tendency, confidence, role.examples)

@@ -170,7 +170,8 @@ def _compress(layer: AttentionLayer, texts: Sequence[Text], weights: Tensor) -> 
     fits = weights.dim() == 4 and weights.shape[:2] == shape[:2]
     if not fits or any(have < need for have, need in zip(weights.shape, shape, strict=True)):
         raise ValueError(f"weights of {layer.name} must have shape {shape} or padding, got {tuple(weights.shape)}")
-    rows = weights.detach().float().cpu().numpy()
+    # Half precision is unknown to NumPy; in float64 a weight may be above zero that float32 has no number for.
+    rows = weights.detach().to(torch.promote_types(weights.dtype, torch.float32)).cpu().numpy()
     return [SparseWeights.of(row[:, :queries, :keys]) for row, (queries, keys) in zip(rows, sizes, strict=True)]
 
 

@@ -31,7 +31,7 @@ class HeadSummary(Record):
     kind: str
     layer: int
     head: int
-    alpha: float
+    alpha: float  # NaN where it is not known
     density: float
     histogram: Histogram  # of the densities of sentences
     role: str | None
@@ -87,9 +87,9 @@ class RunSummary(Record):
 
     name: str  # of its folder
     task: str  # its name, such as "translation"; empty for a model that is no run
-    model: str  # its class
+    model: str  # its class; empty where there are weights alone
     arguments: dict[str, Any]  # of that class
-    parameters: int  # how many
+    parameters: int | None  # how many; None where there are weights alone
     step: int | None  # updates before the checkpoint; None where it is not known
     metrics: dict[str, float]  # of the checkpoint
     corpus: CorpusSummary  # what was analysed

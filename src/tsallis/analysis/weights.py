@@ -23,7 +23,7 @@ class AttentionLayer:
     Args:
         kind: "encoder" or "decoder" for self-attention, "cross" for attention of the decoder to the source.
         layer: number of its layer, counted from 0.
-        alphas: one for each head.
+        alphas: one for each head; NaN where it is not known.
         causal: whether a query sees no later key.
 
     Raises:

@@ -272,7 +272,7 @@ def _run(run: RunSummary) -> dict[str, Any]:
     fields |= {name: getattr(run, name) for name in ("metrics", "corpus", "diversity", "empty", "training_pairs")}
     fields |= {name: _thin_heads(getattr(run, name)) for name in ("alphas", "densities")}
     fields["values"] = _thin_values(run.values)
-    layers = [{"kind": layer.kind, "layer": layer.layer, "heads": layer.heads} for layer in run.layers]
+    layers = [{name: getattr(layer, name) for name in ("kind", "layer", "heads", "causal")} for layer in run.layers]
     return {
         **fields,
         "importance": run.importance,

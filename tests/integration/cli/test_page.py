@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import tsallis.cli as cli
+from tsallis import entmax
 from tsallis.analysis import (
     DensityExample,
     DensitySummary,
@@ -25,6 +26,7 @@ from tsallis.analysis import (
     read_model,
     summarize,
     summarize_attention,
+    summarize_weights,
     sweep,
 )
 from tsallis.continuous import Gaussian, TruncatedParabola, TruncatedParaboloid
@@ -410,6 +412,119 @@ def test_a_page_on_a_language_model_shows_its_steps_and_no_search(browser: Any, 
     assert len(tab.query_selector_all("table.steps tbody tr")) == 4  # three symbols and the end
     text = tab.inner_text("main")
     assert "Source" not in text and "search" not in text
+    visit.context.close()
+    assert visit.faults == []
+
+
+def test_a_sentence_of_a_language_model_has_its_text_alone(browser: Any, texts_page: Path) -> None:
+    """No source, and no answer where nothing was searched."""
+    visit = Visit(browser, texts_page)
+    tab = visit.open("sentence")
+    assert tab.locator("dl.lines dt").all_text_contents() == ["Text"]
+    visit.context.close()
+    assert visit.faults == []
+
+
+@pytest.mark.parametrize("page", ["texts_page", "attention_page"])
+def test_of_a_causal_head_the_keys_that_a_query_sees_are_counted(
+    browser: Any, page: str, request: pytest.FixtureRequest
+) -> None:
+    """In the table, and in the row that is read out; attention to the source sees all of it."""
+    visit = Visit(browser, request.getfixturevalue(page))
+    tab = visit.open("sentence/0/0/decoder/0/0")
+    panel = ".panel:first-child"
+    cells = f"{panel} tbody tr td.number"
+    tab.wait_for_selector(f"{panel} svg.matrix")
+    tab.click(f"{panel} summary")
+    tab.wait_for_selector(cells)
+    shares = tab.locator(cells).all_text_contents()
+    assert [share.partition(" of ")[2] for share in shares] == [str(i + 1) for i in range(len(shares))]
+    tab.focus(f"{panel} svg.matrix")
+    tab.keyboard.press("ArrowDown")
+    assert tab.inner_text(".rowtext").startswith("<s>: 1 of 1 key: <s> 1.000")
+    if page == "attention_page":
+        tab = visit.open("sentence/0/0/cross/0/0")
+        tab.wait_for_selector(f"{panel} svg.matrix")
+        tab.focus(f"{panel} svg.matrix")
+        tab.keyboard.press("ArrowDown")
+        assert " of 4 keys: " in tab.inner_text(".rowtext")
+    visit.context.close()
+    assert visit.faults == []
+
+
+def weights_of(heads: int, queries: int, keys: int, causal: bool = False) -> torch.Tensor:
+    scores = torch.randn(1, heads, queries, keys, generator=torch.Generator().manual_seed(heads))
+    hidden = torch.ones(queries, keys).triu(1).bool() & causal
+    weights = entmax(scores.masked_fill(hidden, -torch.inf), 1.5)
+    weights[0, 0] = torch.eye(queries, keys)  # exact zeros, and a role in self-attention
+    return weights.to(torch.bfloat16)
+
+
+def weight_page(kind: str) -> str:
+    """A page of tensors and tokens alone, whose second layer is left out."""
+    if kind == "encoder":
+        tokens = ["[CLS]", "lamp", "##s", "burn", "[SEP]"]
+        summary = summarize_weights([weights_of(2, 5, 5), None, weights_of(3, 5, 5)], tokens)
+    elif kind == "decoder":
+        layers = [weights_of(2, 4, 4, causal=True), None, weights_of(3, 4, 4, causal=True)]
+        summary = summarize_weights(layers, ["The", "Ġlamp", "Ġburns", "."])
+    else:
+        summary = summarize_weights(
+            encoder_attention=[weights_of(2, 5, 5), None, weights_of(3, 5, 5)],
+            decoder_attention=[weights_of(2, 4, 4, causal=True), None, weights_of(3, 4, 4, causal=True)],
+            cross_attention=[weights_of(2, 4, 5), None, weights_of(3, 4, 5)],
+            encoder_tokens=["▁die", "▁Lampe", "n", "▁brennen", "</s>"],
+            decoder_tokens=["<s>", "▁lamps", "▁burn", "."],
+        )
+    return build_page([summary])
+
+
+@pytest.mark.parametrize(
+    ("kind", "lines", "shares"),
+    [
+        ("encoder", {"Text": "lamps burn"}, {"encoder": ["1 of 5"] * 5}),
+        ("decoder", {"Text": "The lamp burns."}, {"decoder": [f"1 of {i}" for i in (1, 2, 3, 4)]}),
+        (
+            "cross",
+            {"Source": "die Lampen brennen", "Target": "lamps burn."},
+            {"encoder": ["1 of 5"] * 5, "decoder": [f"1 of {i}" for i in (1, 2, 3, 4)], "cross": ["1 of 5"] * 4},
+        ),
+    ],
+)
+def test_a_page_of_weights_has_the_views_that_need_no_model(
+    browser: Any, tmp_path: Path, kind: str, lines: dict[str, str], shares: dict[str, list[str]]
+) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(weight_page(kind), encoding="utf-8")
+    visit = Visit(browser, path)
+    tab = visit.open("overview")
+    assert tab.locator("nav a").all_text_contents() == ["Overview", "Heads", "Sentences", "Layers"]
+    facts = tab.locator("table.facts tbody th").all_text_contents()
+    assert facts == [*(f"Density, {name}" for name in shares), "Heads with a role", "Rare tokens"]
+    assert tab.locator("svg.map text.tick").all_text_contents()[:2] == ["layer 1", "layer 3"]
+    assert tab.locator("svg.map .cell").count() == 5 * len(shares)
+    assert "lpha" not in tab.inner_text("main") and "NaN" not in tab.inner_text("main")
+    for name, counts in shares.items():
+        tab = visit.open(f"sentence/0/0/{name}/2/0")
+        assert tab.locator("dl.lines dt").all_text_contents() == list(lines)
+        texts = [text.replace("[CLS]", "").replace("[SEP]", "") for text in tab.locator("dd").all_text_contents()]
+        assert [text.strip() for text in texts] == list(lines.values())
+        tab.wait_for_selector(".panel:first-child svg.matrix")
+        tab.click(".panel:first-child summary")
+        tab.wait_for_selector(".panel:first-child tbody tr")
+        assert tab.locator(".panel:first-child td.number").all_text_contents() == counts
+        tab = visit.open(f"head/0/{name}/2/0")
+        tab.wait_for_selector(".example svg")
+        assert "lpha" not in tab.inner_text("main")
+    for view in ("overview", "heads", "sentence", "training"):
+        tab = visit.open(view)
+        tab.wait_for_selector(f'main[data-view="{view}"] h1')
+        faults = axe.Axe().run(tab).response["violations"]
+        assert [fault["id"] for fault in faults if fault["impact"] in ("serious", "critical")] == [], view
+    titles = tab.locator("figure >> nth=-2 >> rect title").all_text_contents()  # densities by layer
+    assert titles and {title.split(" head ")[0] for title in titles} == {f"{name} layer {n}" for n in (1, 3)}
+    ticks = tab.locator("figure >> nth=-2 >> text.tick[text-anchor=middle]").all_text_contents()
+    assert ticks == ["1", "2", "3"]
     visit.context.close()
     assert visit.faults == []
 

@@ -23,6 +23,7 @@ from tsallis.analysis import (
     draw_density,
     read_model,
     summarize_attention,
+    summarize_weights,
     sweep,
 )
 from tsallis.analysis.alphas import HeadHistory
@@ -325,6 +326,35 @@ def test_sentences_beyond_a_budget_of_weights_are_left_out(
     tab = open_page(build_page(*summaries), "sentence/4")
     assert tab.locator(".controls select >> nth=0 >> option").count() == 1
     assert "4 more sentences are left out" in tab.inner_text("main")
+
+
+@pytest.mark.parametrize(("causal", "counts"), [(True, [1, 2, 3, 3]), (False, [3, 3, 3, 3])])
+def test_a_query_sees_the_keys_up_to_its_own(calculate: Calculate, causal: bool, counts: list[int]) -> None:
+    assert calculate("[0, 1, 2, 3].map((query) => visibleKeys(it, query))", {"keys": 3, "causal": causal}) == counts
+
+
+@pytest.mark.parametrize(("causal", "note"), [(True, "text to the text so far"), (False, "text to text")])
+def test_what_a_decoder_attends_to_depends_on_what_it_sees(open_page: Open, causal: bool, note: str) -> None:
+    weights = torch.full((2, 1, 3, 3), 1 / 3) if not causal else torch.eye(3).expand(2, 1, 3, 3)
+    summary = summarize_weights(decoder_attention=[weights], decoder_tokens=[["▁a", "▁b", "▁c"]] * 2)
+    tab = open_page(build_page([summary]), "sentence")
+    assert tab.inner_text("section .hint") == f"Decoder, {note}. Choose a head to put it first above."
+    assert tab.locator("nav a >> text=Contrasts").count() == 1  # of two sentences
+
+
+def test_alphas_that_are_not_known_stand_beside_others(open_page: Open, summaries: Any) -> None:
+    """A model that is a run, and weights of the same sentences from elsewhere."""
+    run = summaries[0][0]
+    heads = tuple(replace(head, alpha=math.nan) for head in run.heads)
+    other = replace(run, name="weights", model="", parameters=None, heads=heads, outputs=None)
+    tab = open_page(build_page([run, other]), "overview")
+    for view in ("overview", "heads", "sentence", "contrasts", "training"):
+        tab.evaluate(f"location.hash = '#{view}'")
+        tab.wait_for_selector(f'main[data-view="{view}"] h1')
+        assert "NaN" not in tab.inner_text("main")
+    tab.evaluate("location.hash = '#overview'")
+    row = tab.locator("table.facts tbody tr", has_text="Alpha, encoder").locator("td").all_text_contents()
+    assert row[0] != "–" and row[1] == "–"
 
 
 def test_every_layer_is_labelled_where_the_first_block_has_fewer(open_page: Open) -> None:

@@ -101,26 +101,25 @@ function headMap(run, measure) {
   const blocks = kinds.map((kind) => layersOf(run, kind));
   const widths = blocks.map((layers, block) => Math.max(size * Math.max(...layers.map((layer) => layer.heads)),
     measureText(KIND_NAMES[kinds[block]])));  // a single head is narrower than the name above it
-  const rows = Math.max(...blocks.map((layers) => layers.length));
+  const rows = [...new Set(run.layers.map((layer) => layer.layer))].sort((one, other) => one - other);
   const width = left + widths.reduce((sum, w) => sum + w, 0) + gap * (blocks.length - 1) + 6;
-  const height = top + rows * size + 8;
+  const height = top + rows.length * size + 8;
   const svg = s("svg", { viewBox: `0 0 ${width} ${height}`, class: "map", role: "group",
     style: { maxWidth: `${width * 1.15}px`, minWidth: `${Math.min(width, 420)}px` } });
   const high = Math.max(...run.heads.map((head) => measure.value(head) ?? 0), 1e-9);
-  for (let row = 0; row < rows; row += 1) {
-    svg.append(s("text", { class: "tick", x: left - 8, y: top + (row + 0.5) * size + 4, "text-anchor": "end" },
-      `layer ${row + 1}`));
-  }
+  rows.forEach((number, row) => svg.append(s("text", { class: "tick", x: left - 8, y: top + (row + 0.5) * size + 4,
+    "text-anchor": "end" }, `layer ${number + 1}`)));
   let x = left;
   kinds.forEach((kind, block) => {
     svg.append(s("text", { class: "kind", x, y: 14 }, KIND_NAMES[kind]));
-    blocks[block].forEach((layer, row) => {
-      const y = top + row * size;
+    const most = Math.max(...blocks[block].map((layer) => layer.heads));
+    for (let head = 0; head < most; head += 1) {
+      svg.append(s("text", { class: "tick", x: x + (head + 0.5) * size - 1, y: top - 6, "text-anchor": "middle" },
+        head + 1));
+    }
+    blocks[block].forEach((layer) => {
+      const y = top + rows.indexOf(layer.layer) * size;
       for (let head = 0; head < layer.heads; head += 1) {
-        if (row === 0) {
-          svg.append(s("text", { class: "tick", x: x + (head + 0.5) * size - 1, y: top - 6, "text-anchor": "middle" },
-            head + 1));
-        }
         svg.append(headCell(HEADS.get(`${run.number}/${kind}/${layer.layer}/${head}`), measure, high, x + head * size, y,
           size - 2));
       }
@@ -316,9 +315,15 @@ function select(svg, query) {
   svg.classList.toggle("chosen", row !== null);
 }
 
+// How many keys a query can attend to, the first ones.
+function visibleKeys({ keys, causal }, query) {
+  return causal ? Math.min(query + 1, keys) : keys;
+}
+
 function describeRow(weights, queries, keys, query) {
   const cells = [...weights.rows[query]].sort((one, other) => other[1] - one[1]);
   const named = cells.slice(0, 6).map(([key, value]) => `${spell(keys[key])} ${weight(value)}`).join(", ");
   const rest = cells.length > 6 ? ` and ${cells.length - 6} more` : "";
-  return `${spell(queries[query])}: ${cells.length} of ${keys.length} keys: ${named || "none"}${rest}`;
+  const count = visibleKeys(weights, query);
+  return `${spell(queries[query])}: ${cells.length} of ${count} ${count === 1 ? "key" : "keys"}: ${named || "none"}${rest}`;
 }

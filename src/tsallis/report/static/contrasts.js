@@ -74,6 +74,6 @@ async function showPairs(run, place) {
         { scroll: true, short, note: `sentence ${example.index + 1}` }));
     }
     place.append(h("div", { class: "pair" }, h("h3", null, h("a", { href: `#head/${head.id}` }, capital(head.name)),
-      `, alpha ${plain(head.alpha)}`), h("div", { class: "examples" }, figures)));
+      head.alpha === null ? "" : `, alpha ${plain(head.alpha)}`), h("div", { class: "examples" }, figures)));
   }
 }

@@ -7,11 +7,6 @@ const TRAINED = RUNS.some((run) => run.step !== null); // not so where all are m
 const TARGET_RUN = RUNS.length ? RUNS[0].corpus.target_run : null; // whose answers the targets are; null: references
 const KINDS = Object.keys(DATA.sides).filter((kind) => RUNS.some((run) => run.layers.some((l) => l.kind === kind)));
 const KIND_NAMES = { encoder: "Encoder", decoder: "Decoder", cross: "Cross-attention" };
-const KIND_NOTES = {
-  encoder: "source to source",
-  decoder: "target to the target so far",
-  cross: "each target word, as it is predicted, to the source",
-};
 const ROLE_LETTERS = {
   previous: "←", self: "•", next: "→", merging: "m", question: "?", punctuation: ".", rare: "r", start: "|", end: "$",
 };
@@ -20,6 +15,7 @@ RUNS.forEach((run, number) => {
   run.number = number;
   run.heads.forEach((head) => {
     head.run = run;
+    head.causal = layersOf(run, head.kind).find((layer) => layer.layer === head.layer).causal;
     head.id = `${number}/${head.kind}/${head.layer}/${head.head}`;
     head.name = `${head.kind} layer ${head.layer + 1} head ${head.head + 1}`;
     head.short = `${head.layer + 1}.${head.head + 1}`;
@@ -27,8 +23,19 @@ RUNS.forEach((run, number) => {
 });
 const HEADS = new Map(RUNS.flatMap((run) => run.heads.map((head) => [head.id, head])));
 
+// Whether there is a text on a side, "source" or "target", of any sentence.
+function hasSide(side) {
+  return RUNS[0].sentences.some((sentence) => sentence[side].length);
+}
+
+// What a side is called: where there is one alone it is neither source nor target.
+function sideName(side) {
+  return hasSide("source") && hasSide("target") ? side : "text";
+}
+
 // What a target is called: a reference, or the answer of a run to a line without one.
 function targetName() {
+  if (sideName("target") === "text") return "Text";
   if (TARGET_RUN) return RUNS.length > 1 ? `Answer of ${TARGET_RUN}, taken as target` : "Answer, taken as target";
   return OUTPUT_RUNS.length ? "Reference" : "Target";
 }
@@ -39,6 +46,14 @@ function kindsOf(run) {
 
 function layersOf(run, kind) {
   return run.layers.filter((layer) => layer.kind === kind);
+}
+
+// From what to what the heads of a kind attend.
+function kindNote(run, kind) {
+  if (kind === "cross") return "each target word, as it is predicted, to the source";
+  const name = sideName(DATA.sides[kind][0]);
+  const causal = layersOf(run, kind).every((layer) => layer.causal);
+  return causal ? `${name} to the ${name} so far` : `${name} to ${name}`;
 }
 
 // The words of queries and keys. Attention to the source belongs to the word that is predicted, not to the one read.
@@ -97,7 +112,7 @@ async function unpack(text, shapes) {
 }
 
 // A head with its rows of [key, weight], one for each query. Those of all heads of a long sentence would fill the memory.
-function withRows({ queries, keys, support, gaps, units }) {
+function withRows({ queries, keys, support, gaps, units }, causal) {
   let cell = 0;
   const rows = Array.from(support, (count) => {
     let key = -1;
@@ -108,7 +123,7 @@ function withRows({ queries, keys, support, gaps, units }) {
     }
     return cells;
   });
-  return { queries, keys, rows };
+  return { queries, keys, rows, causal };
 }
 
 const unpacked = new Map();
@@ -123,12 +138,12 @@ async function weightsOf(head, position) {
   }
   const layers = await unpacked.get(name);
   const number = head.run.layers.findIndex((layer) => layer.kind === head.kind && layer.layer === head.layer);
-  return withRows(layers[number][head.head]);
+  return withRows(layers[number][head.head], head.causal);
 }
 
 async function exampleWeights(head, example) {
   const shape = [1, ...sides(head.kind, example).map((side) => side.length)];
-  return withRows((await unpack(example.weights, [shape]))[0][0]);
+  return withRows((await unpack(example.weights, [shape]))[0][0], head.causal);
 }
 
 // The names of the scores of validations, and a number as the table of scores has it.

@@ -111,7 +111,7 @@ function sentenceOf(head) {
 function cardFacts(head) {
   const rows = MEASURES.filter((measure) => !measure.score && measure.value(head) !== null)
     .map((measure) => [measure.name, measure.show(measure.value(head))]);
-  rows.push(["Attends", KIND_NOTES[head.kind]]);
+  rows.push(["Attends", kindNote(head.run, head.kind)]);
   return h("div", { class: "box" }, h("h2", null, "Numbers"),
     h("dl", { class: "numbers" }, rows.map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value)))));
 }

@@ -1,10 +1,11 @@
 // Which view is shown, by the address.
 
+const PAIRS = RUNS.length > 1 || (RUNS.length && RUNS[0].corpus.sentences > 1); // of runs or sentences
 const RUN_VIEWS = [
   ["overview", "Overview", viewOverview],
   ["heads", "Heads", viewHeads],
   ["sentence", "Sentences", viewSentence],
-  ["contrasts", "Contrasts", viewContrasts],
+  ...(PAIRS ? [["contrasts", "Contrasts", viewContrasts]] : []),
   ["training", TRAINED ? "Training" : "Layers", viewTraining],
   ...(OUTPUT_RUNS.length ? [["outputs", "Outputs", viewOutputs]] : []),
 ];

@@ -18,7 +18,7 @@ function mapOf(run) {
 
 function factRows() {
   const rows = [
-    ["Model", (run) => `${run.model}, ${whole(run.parameters)} parameters`],
+    ["Model", (run) => run.parameters !== null && `${run.model}, ${whole(run.parameters)} parameters`],
     ["Trained for", (run) => run.step !== null && `${whole(run.step)} updates`],
     ...DEV_SCORES.map((key) => [`${DATA.scores[key].title}, development set`, (run) => (key in run.metrics
       ? showScore(key, run.metrics[key]) : null)]),
@@ -45,7 +45,7 @@ function attentionMap(run) {
 }
 
 function range(run, kind, value, show) {
-  const values = run.heads.filter((head) => head.kind === kind).map(value);
+  const values = run.heads.filter((head) => head.kind === kind).map(value).filter((number) => number !== null);
   if (!values.length) return null;
   const [low, high] = [Math.min(...values), Math.max(...values)];
   return show(low) === show(high) ? show(low) : `${show(mean(values))} (${show(low)} to ${show(high)})`;
@@ -80,14 +80,15 @@ function viewOverview() {
   const corpus = RUNS[0].corpus;
   const count = corpus.sentences === corpus.available ? whole(corpus.sentences)
     : `the first ${whole(corpus.sentences)} of ${whole(corpus.available)}`;
-  const symbols = [["source", corpus.src_symbols], ["target", corpus.tgt_symbols]].filter(([, number]) => number)
-    .map(([side, number]) => `${whole(number)} ${side}`).join(" and ");
+  const counts = [["source ", corpus.src_symbols], ["target ", corpus.tgt_symbols]].filter(([, number]) => number);
+  const symbols = counts.map(([side, number]) => `${whole(number)} ${counts.length > 1 ? side : ""}`).join("and ");
   const maps = h("div", { class: "maps" });
   const draw = () => maps.replaceChildren(...RUNS.map((run) => mapFigure(run, mapMeasure())));
   draw();
   return [
     h("h1", { tabindex: "-1" }, "Overview"),
-    h("p", { class: "lead" }, `Measured on ${count} sentences of ${corpus.name}, with ${symbols} symbols`,
+    h("p", { class: "lead" }, `Measured on ${count} ${corpus.available === 1 ? "sentence" : "sentences"} of ${
+      corpus.name}, with ${symbols}symbols`,
       corpus.unknown ? `, of which ${whole(corpus.unknown)} are unknown to the vocabularies` : "", "."),
     h("section", null,
       h("div", { class: "head" }, h("h2", null, "Heads"), measureChoice(draw)),

@@ -83,10 +83,11 @@ function omissionNote() {
 
 function sentenceLines() {
   const sentence = RUNS[0].sentences[shownSentence];
-  const lines = [["Source", sentence.source], [targetName(), sentence.target]]
-    .filter(([, pieces]) => pieces.length || OUTPUT_RUNS.length).map(([name, pieces]) => [name, sentenceText(pieces)]);
+  const lines = [[capital(sideName("source")), "source"], [targetName(), "target"]]
+    .filter(([, side]) => hasSide(side)).map(([name, side]) => [name, sentenceText(sentence[side])]);
   for (const run of OUTPUT_RUNS.filter((one) => one.name !== TARGET_RUN)) {
     const own = run.sentences[shownSentence];
+    if (own.tree === null) continue; // nothing was searched
     lines.push([RUNS.length > 1 ? `Answer of ${run.name}` : "Answer", own.answer === null ? "none" : own.answer]);
   }
   return [h("dl", { class: "lines" }, lines.map(([name, value]) => h("div", null, h("dt", null, name),
@@ -110,7 +111,8 @@ function panel(place, row, remove) {
   const draw = () => {
     const head = shownHeads[place];
     if (button) button.setAttribute("aria-label", `Remove ${head.name}`);
-    hint.replaceChildren(`Alpha ${plain(head.alpha)}, density ${percent(head.density)}, ${roleOf(head)}. `,
+    const alpha = head.alpha === null ? "" : `alpha ${plain(head.alpha)}, `;
+    hint.replaceChildren(capital(`${alpha}density ${percent(head.density)}, ${roleOf(head)}. `),
       h("a", { href: `#head/${head.id}` }, "Card"));
     drawPanel(head, body, row);
   };
@@ -138,10 +140,10 @@ async function drawPanel(head, body, row) {
   const figures = [];
   const name = RUNS.length > 1 ? `${head.run.name}, ${head.name}` : head.name;
   const drawings = [];
-  const kind = DATA.sides[head.kind];
+  const names = DATA.sides[head.kind].map(sideName);
   const matrixOnly = isLong(weights);
   if (shownForm !== "matrix" && !matrixOnly) {
-    drawings.push(["Lines", `${kind[0]} to ${kind[1]}`, lines(weights, queries, keys, shownQuery)]);
+    drawings.push(["Lines", names.join(" to "), lines(weights, queries, keys, shownQuery)]);
   }
   if (shownForm !== "lines" || matrixOnly) {
     drawings.push(["Matrix", `blank is exactly zero${matrixOnly ? "; too long for lines" : ""}`,
@@ -166,7 +168,7 @@ function weightTable(name, weights, queries, keys) {
     details.append(h("table", { class: "weights" }, h("caption", { class: "unseen" }, name),
       h("thead", null, h("tr", null, ["Word", "Keys above zero", "Weights"].map((text) => h("th", { scope: "col" }, text)))),
       h("tbody", null, queries.map((query, i) => h("tr", null, h("th", { scope: "row" }, spell(query)),
-        h("td", { class: "number" }, `${weights.rows[i].length} of ${keys.length}`),
+        h("td", { class: "number" }, `${weights.rows[i].length} of ${visibleKeys(weights, i)}`),
         h("td", null, weights.rows[i].map(([key, value]) => `${spell(keys[key])} ${weight(value)}`).join(", ")))))));
   });
   return details;
@@ -182,7 +184,7 @@ function allHeads(show) {
   const draw = () => {
     const run = RUNS[Number(thumbRun)];
     const kind = kindOfThumbs(run);
-    hint.textContent = `${titleOf(run, `${KIND_NAMES[kind]}, ${KIND_NOTES[kind]}`)}. Choose a head to put it first above.`;
+    hint.textContent = `${titleOf(run, `${KIND_NAMES[kind]}, ${kindNote(run, kind)}`)}. Choose a head to put it first above.`;
     drawThumbs(run, kind, grid, show);
   };
   const kindChoice = () => {

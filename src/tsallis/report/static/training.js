@@ -152,14 +152,14 @@ function kindLegend(run) {
 
 function densityByLayer(run, kind) {
   const layers = layersOf(run, kind);
-  const chart = axes({ x: [0.5, layers.length + 0.5], y: [0, 1], xName: "layer", yName: "density", xTicks: layers.length,
-    height: 180 });
-  layers.forEach((layer, i) => {
+  const last = Math.max(...layers.map((layer) => layer.layer + 1));
+  const chart = axes({ x: [0.5, last + 0.5], y: [0, 1], xName: "layer", yName: "density", xTicks: last, height: 180 });
+  layers.forEach((layer) => {
     const heads = run.heads.filter((head) => head.kind === kind && head.layer === layer.layer)
       .sort((one, other) => one.density - other.density);
     const step = ((chart.toX(2) - chart.toX(1)) * 0.8) / heads.length;
     heads.forEach((head, j) => {
-      const x = chart.toX(i + 0.6) + j * step;
+      const x = chart.toX(layer.layer + 0.6) + j * step;
       chart.svg.append(s("rect", { x, y: chart.toY(head.density), width: Math.max(step - 1, 1),
         height: chart.toY(0) - chart.toY(head.density), style: { fill: `var(--${kind})` } },
       s("title", null, `${head.name}: ${percent(head.density)}`)));

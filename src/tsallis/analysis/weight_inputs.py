@@ -1,0 +1,188 @@
+"""Attention weights and tokens from a caller: checked, cut at the tokens, and apart for each layer and sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tsallis.analysis.spelling import spell_tokens
+from tsallis.errors import describe
+
+Layers = Sequence[Tensor | None]  # [sentences, heads, queries, keys] of each; None for a layer that is left out
+Tokens = Sequence[str] | Sequence[Sequence[str]]  # of one sentence, or of each
+Pieces = list[tuple[str, ...]]  # of each sentence
+
+
+class SentenceWeights(NamedTuple):
+    """The weights of one layer on one sentence."""
+
+    tensor: str  # its name in errors, such as "attention[1]"
+    row: int  # of the sentence in that tensor
+    values: Tensor  # [heads, queries, keys], without padding
+
+
+class LayerWeights(NamedTuple):
+    """The weights of one layer on all sentences."""
+
+    number: int
+    sentences: list[SentenceWeights]
+
+    @property
+    def heads(self) -> int:
+        """The number of heads."""
+        return len(self.sentences[0].values)
+
+
+def read_tokens(argument: str, tokens: Tokens | None) -> Pieces:
+    """Return the pieces of each sentence.
+
+    Args:
+        argument: the name of `tokens`.
+        tokens: of one sentence, or of each.
+
+    Raises:
+        TypeError: anything but strings.
+        ValueError: no tokens.
+    """
+    if tokens is None:
+        raise ValueError(f"attention needs its tokens: {argument} must be given")
+    if not _is_sequence(tokens):
+        raise TypeError(f"{argument} must be a sequence of strings, got {describe(tokens)}")
+    sentences: Sequence[Any] = [tokens] if all(isinstance(token, str) for token in tokens) else tokens
+    for number, sentence in enumerate(sentences):
+        odd = [token for token in sentence if not isinstance(token, str)] if _is_sequence(sentence) else [sentence]
+        if odd:
+            raise TypeError(f"{argument} must be strings, or such a sequence for each sentence, got {describe(odd[0])}")
+        if not sentence:
+            raise ValueError(f"{argument} must hold tokens of every sentence, got none of sentence {number}")
+    return spell_tokens(sentences)
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def split_layers(argument: str, attention: Any, queries: Pieces, keys: Pieces) -> list[LayerWeights]:
+    """Return the weights of each layer that is not left out, cut at the tokens.
+
+    Args:
+        argument: the name of `attention`.
+        attention: tensors for each layer, or a sequence of layers for each sentence.
+        queries, keys: the pieces of each sentence.
+
+    Raises:
+        TypeError: anything but floating-point tensors.
+        ValueError: a shape that does not fit the tokens, no layers, or others for one sentence than for another.
+    """
+    if not _is_sequence(attention):
+        raise TypeError(f"{argument} must be a sequence with a tensor for each layer, got {_describe(attention)}")
+    sizes = [(len(q), len(k)) for q, k in zip(queries, keys, strict=True)]
+    if any(_is_sequence(part) for part in attention):
+        if len(attention) != len(sizes):
+            raise ValueError(f"{argument} must have layers for each of {len(sizes)} sentences, got {len(attention)}")
+        parts = [_split(f"{argument}[{i}]", part, [sizes[i]]) for i, part in enumerate(attention)]
+    else:
+        parts = [_split(argument, attention, sizes)]
+    for part in parts[1:]:
+        _check_same_layers(part, parts[0])
+    return [LayerWeights(number, [row for part in parts for row in part[number]]) for number in parts[0]]
+
+
+def _split(name: str, layers: Any, sizes: Sequence[tuple[int, int]]) -> dict[int, list[SentenceWeights]]:
+    """Return by number the layers of sentences that share their tensors."""
+    if not _is_sequence(layers):
+        raise TypeError(f"{name} must be a sequence with a tensor for each layer, got {_describe(layers)}")
+    weights = {}
+    for number, tensor in enumerate(layers):
+        if tensor is not None:
+            place = f"{name}[{number}]"
+            _check_shape(place, tensor, sizes)
+            rows = [tensor[row, :, :q, :k].detach() for row, (q, k) in enumerate(sizes)]
+            weights[number] = [SentenceWeights(place, row, values) for row, values in enumerate(rows)]
+    if not weights:
+        raise ValueError(
+            f"{name} must have the weights of at least one layer, got {describe(layers)}: "
+            "models of Transformers give theirs with attn_implementation='eager' and output_attentions=True"
+        )
+    return weights
+
+
+def _check_shape(name: str, tensor: Any, sizes: Sequence[tuple[int, int]]) -> None:
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+        raise TypeError(f"{name} must be a floating-point tensor or None, got {_describe(tensor)}")
+    queries, keys = (max(side) for side in zip(*sizes, strict=True))
+    shape = list(tensor.shape)
+    if len(shape) != 4 or shape[1] == 0 or [shape[0], *shape[2:]] != [len(sizes), queries, keys]:
+        sentences = "1 sentence" if len(sizes) == 1 else f"{len(sizes)} sentences, the longest"
+        raise ValueError(
+            f"{name} must have shape [{len(sizes)}, heads, {queries}, {keys}]: {sentences} with {queries} "
+            f"{'token' if queries == 1 else 'tokens'} for queries and {keys} for keys; got {shape}"
+        )
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of {str(value.dtype).removeprefix('torch.')} with shape {list(value.shape)}"
+    return describe(value) if value is None or isinstance(value, str | int | float) else type(value).__name__
+
+
+def _check_same_layers(part: dict[int, list[SentenceWeights]], first: dict[int, list[SentenceWeights]]) -> None:
+    name, model = (next(iter(weights.values()))[0].tensor.rpartition("[")[0] for weights in (part, first))
+    if list(part) != list(first):
+        raise ValueError(f"{name} must have the layers of {model}, {list(first)}, got {list(part)}")
+    for number, (row,) in part.items():
+        heads = len(first[number][0].values)
+        if len(row.values) != heads:
+            raise ValueError(
+                f"{row.tensor} must have as many heads as {model}[{number}], {heads}, got {len(row.values)}"
+            )
+
+
+def attends_ahead(layers: Sequence[LayerWeights]) -> bool:
+    """Tell whether some query of self-attention has a weight on a later key."""
+    return any(bool(row.values.triu(1).any()) for layer in layers for row in layer.sentences)
+
+
+def check_values(layers: Sequence[LayerWeights], causal: bool, tolerance: float) -> None:
+    """Check that weights are no less than zero, and that those of each query sum to 1 or are all zero.
+
+    Args:
+        layers: their weights.
+        causal: whether a query may have none on a later key.
+        tolerance: how far a sum may lie from 1.
+
+    Raises:
+        ValueError: the first weight or row that is otherwise.
+    """
+    for layer in layers:
+        for row in layer.sentences:
+            _check_row(row, causal, tolerance)
+
+
+def _check_row(weights: SentenceWeights, causal: bool, tolerance: float) -> None:
+    values = weights.values.to(torch.promote_types(weights.values.dtype, torch.float32))
+    for index in _first(~((values >= 0) & values.isfinite())):
+        raise ValueError(f"{_place(weights, index)} must be finite and at least 0, got {values[index].item():g}")
+    for index in _first(values.triu(1) > 0) if causal else ():
+        raise ValueError(
+            f"{_place(weights, index)} must be 0 where a query sees no later key, got {values[index].item():g}: "
+            "causal=False says that it does"
+        )
+    sums = values.sum(-1)  # [heads, queries]
+    for index in _first(((sums - 1).abs() > tolerance) & (sums > 0)):
+        raise ValueError(
+            f"{_place(weights, index)} must sum to 1 within {tolerance:g} over {values.shape[-1]} keys, got "
+            f"{sums[index].item():.4g}: are the weights those of model.eval(), and does padding lie behind the tokens?"
+        )
+
+
+def _first(faults: Tensor) -> list[tuple[int, ...]]:
+    """Return the index of the first fault, if there is one."""
+    return [tuple(index) for index in faults.nonzero()[:1].tolist()]
+
+
+def _place(weights: SentenceWeights, index: tuple[int, ...]) -> str:
+    return f"{weights.tensor}[{', '.join(map(str, (weights.row, *index)))}]"

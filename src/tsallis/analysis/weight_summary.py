@@ -1,0 +1,141 @@
+"""Summaries of weights that are already there: a report on the attention of any model, from tensors and tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from torch import Tensor
+
+from tsallis.analysis.attention_summary import summarize_reader
+from tsallis.analysis.options import Options
+from tsallis.analysis.summary_records import RunSummary
+from tsallis.analysis.weight_inputs import (
+    Layers,
+    LayerWeights,
+    Pieces,
+    Tokens,
+    attends_ahead,
+    check_values,
+    read_tokens,
+    split_layers,
+)
+from tsallis.analysis.weights import SIDES, AttentionLayer, Text
+
+
+def summarize_weights(
+    attention: Layers | Sequence[Layers] | None = None,
+    tokens: Tokens | None = None,
+    *,
+    encoder_attention: Layers | Sequence[Layers] | None = None,
+    decoder_attention: Layers | Sequence[Layers] | None = None,
+    cross_attention: Layers | Sequence[Layers] | None = None,
+    encoder_tokens: Tokens | None = None,
+    decoder_tokens: Tokens | None = None,
+    causal: bool | None = None,
+    tolerance: float = 0.01,
+    name: str = "model",
+    corpus: str = "the texts",
+    options: Options | None = None,
+) -> RunSummary:
+    """Compute what heads do from the weights of any model, for the page of a report.
+
+    Neither the model nor gradients are needed. The arguments are those of bertviz: `attention` and `tokens` of an
+    encoder or a decoder alone, or the attentions and tokens of an encoder-decoder, any of its three kinds. Weights that
+    are exactly zero count as zeros, all others as attention.
+
+    Args:
+        attention: for each layer a tensor [sentences, heads, queries, keys], with padding behind, or None for one that
+            is left out; or such a sequence of layers for each sentence, with tensors [1, heads, queries, keys].
+        tokens: the strings of one sentence, or a sequence of strings for each. A word begins with `▁` or `Ġ`, or what
+            goes on with it with `##`; where no token has such a mark, each is a word.
+        encoder_attention, decoder_attention: of the encoder to itself, and of the decoder to itself.
+        cross_attention: of the decoder's queries to the encoder's keys.
+        encoder_tokens, decoder_tokens: what both read, the decoder's start first. In attention to the encoder the page
+            names each query by the token that it predicts: the next one, and for the last `</s>`.
+        causal: whether a query of `attention` or `decoder_attention` sees no later key; by default, whether none has a
+            weight on one. `attention` that is causal is a decoder's.
+        tolerance: how far the sum of a row may lie from 1, at most 1; rows of zeros alone may be there, too. Weights
+            that need not sum to 1, such as those beside a sink, take more.
+        name: of the model, in the report.
+        corpus: the name of the texts.
+        options: how many sentences are read, how many the page shows with all weights, and how many show a head's role.
+
+    Returns:
+        The summary, for `tsallis.report.page.build_page`. Alphas are NaN, and the page leaves them out.
+
+    Raises:
+        TypeError: tokens that are no strings, weights that are no floating-point tensors.
+        ValueError: attention without its tokens, or of no layer; a shape that does not fit the tokens; weights that are
+            negative, not finite, on a later key in spite of `causal`, or do not sum to 1.
+
+    Example:
+        >>> import torch
+        >>> weights = torch.tensor([[0.5, 0.5, 0], [1, 0, 0], [0, 1, 0]])[None, None]  # one sentence, one head
+        >>> summary = summarize_weights([weights], ["we", "saw", "it"])
+        >>> summary.heads[0].title
+        'encoder layer 1 head 1 attends to the previous token with confidence 1.00, density 44 %'
+    """
+    if not 0 <= tolerance <= 1:
+        raise ValueError(f"tolerance must lie between 0 and 1, got {tolerance}")
+    kinds = {"encoder": encoder_attention, "decoder": decoder_attention, "cross": cross_attention}
+    pairs = {kind: layers for kind, layers in kinds.items() if layers is not None}
+    if (attention is None) == (not pairs):
+        arguments = [*(["attention"] if pairs else []), *(f"{kind}_attention" for kind in pairs)]
+        raise ValueError(
+            "give attention and tokens, or some of encoder_attention, decoder_attention and cross_attention and the "
+            f"tokens of their sides, got {' and '.join(arguments) or 'no attention'}"
+        )
+    if attention is not None:
+        pieces = read_tokens("tokens", tokens)
+        layers = split_layers("attention", attention, pieces, pieces)
+        causal = not attends_ahead(layers) if causal is None else causal
+        kind = "decoder" if causal else "encoder"
+        parts, texts = {kind: layers}, {SIDES[kind][0]: pieces}
+    else:
+        texts = _read_sides(pairs, encoder_tokens, decoder_tokens)
+        sides = {kind: [texts[side] for side in SIDES[kind]] for kind in pairs}
+        parts = {kind: split_layers(f"{kind}_attention", part, *sides[kind]) for kind, part in pairs.items()}
+        causal = not attends_ahead(parts.get("decoder", ())) if causal is None else causal
+    for kind, layers in parts.items():
+        check_values(layers, causal and kind == "decoder", tolerance)
+    options = options or Options()
+    reader = _WeightsReader(parts, texts, causal)
+    batches = range(min(len(pieces) for pieces in texts.values()))[: options.limit]
+    return summarize_reader(reader, batches, ("", None), name=name, corpus=corpus, options=options)
+
+
+def _read_sides(kinds: Collection[str], source: Tokens | None, target: Tokens | None) -> dict[str, Pieces]:
+    """Return by side the pieces that attentions of some kinds need, of as many sentences each."""
+    arguments = {"source": ("encoder_tokens", source), "target": ("decoder_tokens", target)}
+    needs = {side for kind in kinds for side in SIDES[kind]}
+    texts = {side: read_tokens(*argument) for side, argument in arguments.items() if side in needs}
+    counts = [len(pieces) for pieces in texts.values()]
+    if len({*counts}) > 1:
+        raise ValueError(
+            f"encoder_tokens and decoder_tokens must be of as many sentences, got {counts[0]} and {counts[1]}"
+        )
+    return texts
+
+
+class _WeightsReader:
+    """The adapter of weights that are there already: a batch is the number of a sentence."""
+
+    def __init__(self, parts: Mapping[str, Sequence[LayerWeights]], texts: Mapping[str, Pieces], causal: bool) -> None:
+        self._texts = texts
+        self._weights = [layer.sentences for layers in parts.values() for layer in layers]
+        self.layers = tuple(
+            AttentionLayer(kind, layer.number, (math.nan,) * layer.heads, causal=causal and kind == "decoder")
+            for kind, layers in parts.items()
+            for layer in layers
+        )
+
+    def texts(self, batch: int) -> list[Text]:
+        """Return the pieces of the sentence."""
+        source, target = (self._texts[side][batch] if side in self._texts else () for side in ("source", "target"))
+        return [Text(batch, source, target)]
+
+    def run(self, batch: int, receive: Callable[[int, Tensor], None]) -> None:
+        """Hand over the weights of each layer."""
+        for number, sentences in enumerate(self._weights):
+            receive(number, sentences[batch].values[None])

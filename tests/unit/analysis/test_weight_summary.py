@@ -1,0 +1,245 @@
+"""Summaries of weights that a caller has: those of a recording of the same model, and faults named where they are."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from analysis_samples import SRC, TGT, corpus, transformer
+from tsallis.analysis import Options, RunSummary, read_model, record, summarize_attention, summarize_weights
+from tsallis.report.page import build_page
+
+PIECES = ["▁we", "▁saw", "it", "?"]
+
+
+def softmax(*shape: int, causal: bool = False, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Weights [sentences, heads, queries, keys] of one seed."""
+    scores = 2 * torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
+    if causal:
+        scores.masked_fill_(torch.ones(shape[-2:], dtype=torch.bool).triu(1), -math.inf)
+    return scores.softmax(-1).to(dtype)
+
+
+def names(summary: RunSummary) -> list[str]:
+    return [f"{layer.name}{', causal' if layer.causal else ''}" for layer in summary.layers]
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_heads_are_those_of_a_recording_of_the_model(together: bool) -> None:
+    """In batches with padding behind, or sentence by sentence, with the model's own exact zeros."""
+    torch.manual_seed(1)
+    model, data = transformer().eval(), corpus(5)
+    reader, batches = read_model(model, SRC, TGT), list(data.batches(5))
+    summary = summarize_attention(model, reader, batches, name="a", corpus="b")
+    sentences = sorted(record(reader, batches), key=lambda sentence: sentence.text.index)
+    kinds: dict[str, Any] = {"encoder": [], "decoder": [], "cross": []}
+    for number, layer in enumerate(reader.layers):
+        rows = [torch.from_numpy(sentence.weights[number].dense()) for sentence in sentences]
+        sizes = [max(row.shape[side] for row in rows) for side in (1, 2)]
+        padded = torch.full((len(rows), layer.heads, *sizes), 0.125, dtype=torch.float64)
+        for row, own in enumerate(rows):
+            padded[row, :, : own.shape[1], : own.shape[2]] = own
+        kinds[layer.kind].append(padded if together else [row[None] for row in rows])
+    if not together:
+        kinds = {kind: [list(layers) for layers in zip(*parts, strict=True)] for kind, parts in kinds.items()}
+    ours = summarize_weights(
+        encoder_tokens=[list(sentence.text.source) for sentence in sentences],
+        decoder_tokens=[list(sentence.text.target) for sentence in sentences],
+        **{f"{kind}_attention": layers for kind, layers in kinds.items()},
+    )
+    assert names(ours) == names(summary) and ours.corpus.src_symbols == summary.corpus.src_symbols
+    assert any(head.density < 1 for head in ours.heads)
+    for one, other in zip(ours.heads, summary.heads, strict=True):
+        assert one.density == pytest.approx(other.density) and one.role == other.role and math.isnan(one.alpha)
+        assert one.title == other.title.replace(f"alpha {other.alpha:.2f}, ", "")
+        assert [example.text for example in one.examples] == [example.text for example in other.examples]
+    for ours_of, theirs_of in zip(ours.sentences, summary.sentences, strict=True):
+        assert ours_of.text == theirs_of.text
+        for weights, reference in zip(ours_of.weights, theirs_of.weights, strict=True):
+            np.testing.assert_array_equal(weights.dense(), reference.dense())
+
+
+def test_attention_is_a_decoders_where_no_query_attends_ahead() -> None:
+    for causal, kind in ((False, "encoder"), (True, "decoder")):
+        summary = summarize_weights([softmax(1, 2, 4, 4, causal=causal)], PIECES)
+        assert names(summary) == [f"{kind} layer 1{', causal' if causal else ''}"]
+        assert [head.density for head in summary.heads] == [1.0, 1.0]
+        text = summary.sentences[0].text
+        assert (text.source, text.target) == ((), tuple(PIECES))[:: 1 if causal else -1]
+    summary = summarize_weights([softmax(1, 2, 4, 4, causal=True)], PIECES, causal=False)
+    assert names(summary) == ["encoder layer 1"] and summary.heads[0].density == 10 / 16
+    summary = summarize_weights(decoder_attention=[softmax(1, 2, 4, 4)], decoder_tokens=PIECES)
+    assert names(summary) == ["decoder layer 1"]
+
+
+def test_one_layer_ahead_makes_none_causal() -> None:
+    layers = [softmax(1, 2, 4, 4, causal=True), softmax(1, 2, 4, 4)]
+    assert names(summarize_weights(layers, PIECES)) == ["encoder layer 1", "encoder layer 2"]
+
+
+def test_a_layer_that_is_left_out_keeps_its_number() -> None:
+    summary = summarize_weights([None, softmax(1, 2, 4, 4), None, softmax(1, 3, 4, 4)], PIECES, name="mine")
+    assert names(summary) == ["encoder layer 2", "encoder layer 4"] and summary.name == "mine"
+    assert [head.layer for head in summary.heads] == [1, 1, 3, 3, 3]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_every_precision_with_its_zeros_and_without_gradients(dtype: torch.dtype) -> None:
+    weights = softmax(1, 2, 4, 4, dtype=dtype)
+    weights[0, 0, 1] = torch.tensor([0, 1, 0, 0])
+    weights[0, 1, 2] = 0  # a query that sees nothing
+    weights.requires_grad_()
+    summary = summarize_weights([weights], PIECES)
+    assert [head.density for head in summary.heads] == [13 / 16, 12 / 16]
+    values = summary.sentences[0].weights[0].dense()
+    np.testing.assert_array_equal(values, weights[0].detach().float().numpy().astype(np.float64))
+
+
+def test_a_weight_that_float32_has_no_number_for_is_no_zero() -> None:
+    weights = torch.tensor([[1.0, 1e-60], [1e-60, 1.0]], dtype=torch.float64)[None, None]
+    assert summarize_weights([weights], ["a", "b"]).heads[0].density == 1
+
+
+def test_sums_may_lie_beside_one_as_far_as_the_caller_says() -> None:
+    sink = 0.6 * softmax(1, 2, 4, 4)
+    with pytest.raises(ValueError, match=r"must sum to 1 within 0\.01"):
+        summarize_weights([sink], PIECES)
+    assert summarize_weights([sink], PIECES, tolerance=1).heads[0].density == 1
+
+
+def test_as_many_sentences_are_read_and_shown_as_the_options_say() -> None:
+    summary = summarize_weights([softmax(9, 2, 4, 4)], [PIECES] * 9, options=Options(limit=5, sentences=2))
+    assert summary.corpus.sentences == 5 and len(summary.sentences) == 2
+
+
+def test_marks_of_tokenizers_are_understood() -> None:
+    for tokens, pieces in (
+        (["[CLS]", "play", "##ing", "[SEP]"], ("[CLS]", "▁play", "ing", "[SEP]")),
+        (["The", "Ġcaf", "Ã©", "Ċ"], ("The", "▁caf", "é", r"\n")),
+        (PIECES, tuple(PIECES)),
+        (["a", "##", "b", "c"], ("a", "##", "b", "c")),
+    ):
+        summary = summarize_weights([softmax(1, 1, 4, 4)], tokens)
+        assert summary.sentences[0].text.source == pieces
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "give attention and tokens, or some of encoder_attention, .* got no attention"),
+        (
+            {"attention": [softmax(1, 1, 4, 4)], "tokens": PIECES, "cross_attention": [softmax(1, 1, 4, 4)]},
+            "got attention and cross_attention",
+        ),
+        ({"attention": [softmax(1, 1, 4, 4)]}, "attention needs its tokens: tokens must be given"),
+        (
+            {"cross_attention": [softmax(1, 1, 4, 4)], "decoder_tokens": PIECES},
+            "attention needs its tokens: encoder_tokens must be given",
+        ),
+        (
+            {"cross_attention": [], "decoder_tokens": [PIECES], "encoder_tokens": [PIECES] * 2},
+            "encoder_tokens and decoder_tokens must be of as many sentences, got 2 and 1",
+        ),
+        ({"attention": [softmax(1, 1, 4, 4)], "tokens": []}, "tokens must hold tokens of every sentence"),
+        (
+            {"attention": [softmax(2, 1, 4, 4)], "tokens": [PIECES, []]},
+            "tokens must hold tokens of every sentence, got none of sentence 1",
+        ),
+        ({"attention": [], "tokens": PIECES}, r"attention must have the weights of at least one layer, got \[\]"),
+        ({"attention": (None, None), "tokens": PIECES}, r"got \(None, None\): .* attn_implementation='eager'"),
+        (
+            {"attention": [softmax(1, 2, 5, 5)], "tokens": PIECES},
+            r"attention\[0\] must have shape \[1, heads, 4, 4\]: 1 sentence with 4 tokens .* got \[1, 2, 5, 5\]",
+        ),
+        ({"attention": [softmax(4, 4)], "tokens": PIECES}, r"attention\[0\] must have shape .* got \[4, 4\]"),
+        (
+            {"attention": [softmax(2, 2, 4, 4)], "tokens": [PIECES, PIECES, ["a"]]},
+            r"must have shape \[3, heads, 4, 4\]: 3 sentences, the longest with 4 tokens .* got \[2, 2, 4, 4\]",
+        ),
+        (
+            {"cross_attention": [softmax(1, 1, 4, 2)], "decoder_tokens": ["<s>", "a"], "encoder_tokens": PIECES},
+            r"cross_attention\[0\] must have shape \[1, heads, 2, 4\]: .* 2 tokens for queries and 4 for keys",
+        ),
+        (
+            {"attention": [[softmax(1, 1, 4, 4)]], "tokens": [PIECES, PIECES]},
+            "attention must have layers for each of 2 sentences, got 1",
+        ),
+        (
+            {"attention": [[softmax(1, 1, 4, 4)], [None, softmax(1, 1, 4, 4)]], "tokens": [PIECES, PIECES]},
+            r"attention\[1\] must have the layers of attention\[0\], \[0\], got \[1\]",
+        ),
+        (
+            {"attention": [[softmax(1, 1, 4, 4)], [softmax(1, 2, 4, 4)]], "tokens": [PIECES, PIECES]},
+            r"attention\[1\]\[0\] must have as many heads as attention\[0\]\[0\], 1, got 2",
+        ),
+        (
+            {"attention": [softmax(1, 2, 4, 4, causal=True), softmax(1, 2, 4, 4)], "tokens": PIECES, "causal": True},
+            r"attention\[1\]\[0, 0, 0, 1\] must be 0 where a query sees no later key, got 0\.\d+",
+        ),
+        ({"attention": [softmax(1, 1, 4, 4)], "tokens": PIECES, "tolerance": 2}, "tolerance must lie .* got 2"),
+    ],
+)
+def test_what_does_not_fit_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as raised:
+        summarize_weights(**arguments)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("index", "value", "message"),
+    [
+        ((1, 0, 2, 3), -0.25, r"attention\[0\]\[1, 0, 2, 3\] must be finite and at least 0, got -0.25"),
+        ((0, 1, 2, 3), math.nan, r"attention\[0\]\[0, 1, 2, 3\] must be finite and at least 0, got nan"),
+        ((0, 0, 0, 0), math.inf, r"attention\[0\]\[0, 0, 0, 0\] must be finite and at least 0, got inf"),
+        ((0, 1, 3), 0.3, r"attention\[0\]\[0, 1, 3\] must sum to 1 within 0.01 over 4 keys, got 1.2"),
+        ((1, 1, 1, 3), 0.5, None),  # a key behind the second sentence
+        ((1, 1, 3), -1.0, None),  # a query behind it
+    ],
+)
+def test_a_value_that_is_no_weight_is_named(index: tuple[int, ...], value: float, message: str | None) -> None:
+    weights = softmax(2, 2, 4, 4)
+    weights[1, ..., 3] = 0
+    weights /= weights.sum(-1, keepdim=True)
+    weights[index] = value
+    tokens = [PIECES, PIECES[:3]]
+    if message is None:
+        assert summarize_weights([weights], tokens).heads[0].density == 1
+        return
+    if index[0] == 1:  # in the part of the second sentence
+        tokens = [PIECES, PIECES]
+    with pytest.raises(ValueError, match=message):
+        summarize_weights([weights], tokens)
+
+
+def test_weight_on_padding_is_missed_by_the_sums() -> None:
+    with pytest.raises(ValueError, match=r"attention\[0\]\[1, 0, 0\] must sum to 1 .* over 3 keys"):
+        summarize_weights([softmax(2, 1, 4, 4)], [PIECES, PIECES[:3]])
+
+
+@pytest.mark.parametrize(
+    ("attention", "tokens", "message"),
+    [
+        ([softmax(1, 1, 4, 4)], "we saw it ?", "tokens must be a sequence of strings, got 'we saw it"),
+        ([softmax(1, 1, 4, 4)], [1, 2, 3, 4], "tokens must be strings, .* got 1"),
+        ([softmax(1, 1, 4, 4)], [["a", "b"], ["a", 5]], "tokens must be strings, .* got 5"),
+        ([softmax(1, 1, 4, 4)], ["a", ["b"]], "tokens must be strings, .* got 'a'"),
+        ([softmax(1, 1, 4, 4)], torch.tensor([1, 2, 3, 4]), "tokens must be a sequence of strings"),
+        (softmax(1, 1, 4, 4), PIECES, r"attention must be a sequence .* got a tensor of float32 with shape \[1, 1, 4"),
+        ([softmax(1, 1, 4, 4).numpy()], PIECES, r"attention\[0\] must be a floating-point tensor or None, got ndarray"),
+        ([torch.ones(1, 1, 4, 4, dtype=torch.long)], PIECES, r"attention\[0\] must be a floating-point .* int64"),
+        ([[softmax(1, 1, 4, 4)], None], [PIECES, PIECES], r"attention\[1\] must be a sequence .* got None"),
+    ],
+)
+def test_other_types_are_refused(attention: Any, tokens: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        summarize_weights(attention, tokens)
+
+
+def test_a_page_has_no_alphas_and_no_model() -> None:
+    page = build_page([summarize_weights([softmax(1, 2, 4, 4)], PIECES)])
+    assert "<title>model: attention</title>" in page and '"alpha":null' in page and '"parameters":null' in page
