@@ -42,16 +42,35 @@ if not torch.cuda.is_available():
 
 
 @pytest.hookimpl(tryfirst=True)  # before those of a mark are chosen
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow what `SAMPLED_TESTS` leaves to the slow tests; the first case of a test never is."""
-    counts = Counter[str]()
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark as slow what `SAMPLED_TESTS` leaves to the slow tests; the first case of a test never is.
+
+    With `TSALLIS_PART=2/3` the second of three parts of these cases is run alone, of every test as many.
+    """
+    part, parts = read_part(os.environ.get("TSALLIS_PART", "1/1"))
+    counts, sampled, others = Counter[str](), Counter[str](), []
     for item in items:
         test, _, case = item.nodeid.partition("[")
         name = item.path.relative_to(TESTS).as_posix() if item.path.is_relative_to(TESTS) else ""
         step = next((step for part, step in SAMPLED_TESTS.items() if name == part or name.startswith(f"{part}/")), 1)
         if case and counts[test] % step:
             item.add_marker("slow")
+            if sampled[test] % parts != part - 1:
+                others.append(item)
+            sampled[test] += 1
         counts[test] += 1
+    if others:
+        config.hook.pytest_deselected(items=others)
+        left_out = {*others}
+        items[:] = [item for item in items if item not in left_out]
+
+
+def read_part(text: str) -> tuple[int, int]:
+    """Read the number of a part, from 1, and the number of parts."""
+    part, parts = map(int, text.split("/"))
+    if not 1 <= part <= parts:
+        raise pytest.UsageError(f"TSALLIS_PART={text}: expected a part of some, such as 2/3")
+    return part, parts
 
 
 @pytest.fixture(autouse=True)
