@@ -19,7 +19,7 @@ Pieces = list[tuple[str, ...]]  # of each sentence
 class SentenceWeights(NamedTuple):
     """The weights of one layer on one sentence."""
 
-    tensor: str  # its name in errors, such as "attention[1]"
+    name: str  # of the tensor that holds them, in errors, such as "attention[1]"
     row: int  # of the sentence in that tensor
     values: Tensor  # [heads, queries, keys], without padding
 
@@ -98,10 +98,10 @@ def _split(name: str, layers: Any, sizes: Sequence[tuple[int, int]]) -> dict[int
     weights = {}
     for number, tensor in enumerate(layers):
         if tensor is not None:
-            place = f"{name}[{number}]"
-            _check_shape(place, tensor, sizes)
+            tensor_name = f"{name}[{number}]"
+            _check_shape(tensor_name, tensor, sizes)
             rows = [tensor[row, :, :q, :k].detach() for row, (q, k) in enumerate(sizes)]
-            weights[number] = [SentenceWeights(place, row, values) for row, values in enumerate(rows)]
+            weights[number] = [SentenceWeights(tensor_name, row, values) for row, values in enumerate(rows)]
     if not weights:
         raise ValueError(
             f"{name} must have the weights of at least one layer, got {describe(layers)}: "
@@ -130,15 +130,13 @@ def _describe(value: Any) -> str:
 
 
 def _check_same_layers(part: dict[int, list[SentenceWeights]], first: dict[int, list[SentenceWeights]]) -> None:
-    name, model = (next(iter(weights.values()))[0].tensor.rpartition("[")[0] for weights in (part, first))
+    name, model = (next(iter(weights.values()))[0].name.rpartition("[")[0] for weights in (part, first))
     if list(part) != list(first):
         raise ValueError(f"{name} must have the layers of {model}, {list(first)}, got {list(part)}")
     for number, (row,) in part.items():
         heads = len(first[number][0].values)
         if len(row.values) != heads:
-            raise ValueError(
-                f"{row.tensor} must have as many heads as {model}[{number}], {heads}, got {len(row.values)}"
-            )
+            raise ValueError(f"{row.name} must have as many heads as {model}[{number}], {heads}, got {len(row.values)}")
 
 
 def attends_ahead(layers: Sequence[LayerWeights]) -> bool:
@@ -185,4 +183,4 @@ def _first(faults: Tensor) -> list[tuple[int, ...]]:
 
 
 def _place(weights: SentenceWeights, index: tuple[int, ...]) -> str:
-    return f"{weights.tensor}[{', '.join(map(str, (weights.row, *index)))}]"
+    return f"{weights.name}[{', '.join(map(str, (weights.row, *index)))}]"

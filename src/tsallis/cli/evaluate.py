@@ -10,9 +10,6 @@ import typer
 
 from tsallis.cli.input import input_name, is_stdin, read_all
 from tsallis.cli.options import (
-    LENGTH,
-    MOST,
-    MOST_EXPANSIONS,
     Beam,
     CompetingEnds,
     Device,
@@ -28,7 +25,7 @@ from tsallis.cli.options import (
 from tsallis.cli.output import check_writable, print_fields, score_table
 from tsallis.inference import open_run
 from tsallis.inference.options import SearchOptions
-from tsallis.search_budget import EXPANSIONS
+from tsallis.search_budget import EXPANSIONS, LENGTH, MOST, MOST_EXPANSIONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tsallis.cli.input import Block, input_name, line_blocks, one_batch
+from tsallis.cli.input import Block, input_name, line_blocks
 from tsallis.cli.options import CompetingEnds, Device, EveryEnd, FileArgument, Json, RunArgument, Temperature, Which
 from tsallis.cli.output import print_fields, print_json
 from tsallis.inference import open_run
 from tsallis.inference.options import SearchOptions, check_temperature, check_tempered_run
+from tsallis.inference.run import whole_batch
 from tsallis.search_budget import LENGTH, MOST
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ def generate(
     numbered = prefix is None and (samples or 1) > 1
     blocks = line_blocks(loaded, task, file, False) if prefix is None else _one_block(loaded, task, prefix)
     for block in blocks:
-        for batch in one_batch(block.lines.corpus, loaded.model):
+        if len(block.lines.corpus):
+            batch = whole_batch(block.lines.corpus, loaded.model)
             if beam is None:
                 draws = {"n": samples or 1, "length": length, "temperature": temperature or 1.0}
                 _draw(loaded, block, batch, seed or 0, as_json, numbered, **draws)

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from tsallis.data.batching import Batch
-    from tsallis.data.corpus import Corpus
     from tsallis.tasks.base import Lines, Task
     from tsallis.training import Run
 
@@ -122,14 +120,6 @@ def _split(block: list[str], columns: int, message: str, first: int, optional: b
         else:
             rest, _, beginning = line.rpartition("\t")
             yield rest, beginning.removesuffix("\r")
-
-
-def one_batch(corpus: Corpus, model: Any) -> Iterator[Batch]:
-    """Yield one batch of all rows where the model is, or nothing for an empty corpus."""
-    from tsallis.models.protocol import device_of
-
-    if len(corpus):
-        yield corpus.batch(range(len(corpus))).to(device_of(model))
 
 
 def _blocks(lines: Iterator[str], ready: Callable[[], bool]) -> Iterator[list[str]]:

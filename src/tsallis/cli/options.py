@@ -7,9 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tsallis.search_budget import LENGTH as LENGTH
-from tsallis.search_budget import MOST as MOST
-from tsallis.search_budget import MOST_EXPANSIONS as MOST_EXPANSIONS
+from tsallis.search_budget import MOST
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 FileArgument = Annotated[

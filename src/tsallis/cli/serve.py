@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tsallis.cli.input import input_name, read_text_lines
-from tsallis.cli.options import MOST, Device, Which
+from tsallis.cli.options import Device, Which
 from tsallis.cli.output import print_fields
 from tsallis.inference import open_run
+from tsallis.search_budget import MOST
 
 if TYPE_CHECKING:
     from tsallis.serve.answers import ServedRun

@@ -9,9 +9,10 @@ import typer
 
 from tsallis.cli.input import line_blocks
 from tsallis.cli.keys import Editor, Suggestion, terminal_keys
-from tsallis.cli.options import MOST, Device, FileArgument, Images, Json, Language, RunArgument, Which, With
+from tsallis.cli.options import Device, FileArgument, Images, Json, Language, RunArgument, Which, With
 from tsallis.cli.output import print_fields, print_json
 from tsallis.inference import open_run
+from tsallis.search_budget import MOST
 
 if TYPE_CHECKING:
     from tsallis.data.batching import Batch

@@ -135,7 +135,6 @@ def translate(
     options.check()
     opened = open_run(run, checkpoint, device, others or ())
     opened.check_translation(options, alignment)
-    _ = opened.search  # a mistake in the configuration is said before any line is read
     name, writer = input_name(file), Writer(options, as_json, alignment is not None)
     for block in line_blocks(opened.run, opened.task, file, False, prefix_column, language=language, images=images):
         answers = opened.answer(block.lines, options, block.first, block.beginnings, name, tokens, alignment)

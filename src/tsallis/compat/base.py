@@ -1,4 +1,4 @@
-"""What the files of this folder share: modules that hold an alpha or a budget, and support sizes."""
+"""The base of modules that hold an alpha or a budget, and the sizes of supports."""
 
 from __future__ import annotations
 

@@ -385,10 +385,7 @@ class SparsemaxBisectLossFunction:
         tensor([0.2500])
     """
 
-    @staticmethod
-    def apply(X: Tensor, target: Tensor, n_iter: int | None = 50) -> Tensor:
-        """Return :func:`sparsemax_bisect_loss` of scores and targets."""
-        return sparsemax_bisect_loss(X, target)
+    apply = staticmethod(sparsemax_bisect_loss)
 
 
 class EntmaxBisectLossFunction:
@@ -399,10 +396,7 @@ class EntmaxBisectLossFunction:
         tensor([0.])
     """
 
-    @staticmethod
-    def apply(X: Tensor, target: Tensor, alpha: Alpha = 1.5, n_iter: int | None = 50) -> Tensor:
-        """Return :func:`entmax_bisect_loss` of scores and targets."""
-        return entmax_bisect_loss(X, target, alpha)
+    apply = staticmethod(entmax_bisect_loss)
 
 
 class NormmaxBisectLossFunction:
@@ -413,7 +407,4 @@ class NormmaxBisectLossFunction:
         tensor([0.])
     """
 
-    @staticmethod
-    def apply(X: Tensor, target: Tensor, alpha: Alpha = 2, n_iter: int | None = 50) -> Tensor:
-        """Return :func:`normmax_bisect_loss` of scores and targets."""
-        return normmax_bisect_loss(X, target, alpha)
+    apply = staticmethod(normmax_bisect_loss)

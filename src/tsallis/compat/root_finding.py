@@ -230,12 +230,7 @@ class EntmaxBisectFunction:
         tensor([0.7000, 0.3000, 0.0000])
     """
 
-    @staticmethod
-    def apply(
-        X: Tensor, alpha: Alpha = 1.5, dim: int = -1, n_iter: int | None = 50, ensure_sum_one: bool = True
-    ) -> Tensor:
-        """Return :func:`entmax_bisect` of scores."""
-        return entmax_bisect(X, alpha, dim)
+    apply = staticmethod(entmax_bisect)
 
 
 class SparsemaxBisectFunction:
@@ -246,10 +241,7 @@ class SparsemaxBisectFunction:
         tensor([0.7000, 0.3000, 0.0000])
     """
 
-    @staticmethod
-    def apply(X: Tensor, dim: int = -1, n_iter: int | None = 50, ensure_sum_one: bool = True) -> Tensor:
-        """Return :func:`sparsemax_bisect` of scores."""
-        return sparsemax_bisect(X, dim)
+    apply = staticmethod(sparsemax_bisect)
 
 
 class NormmaxBisectFunction:
@@ -260,10 +252,7 @@ class NormmaxBisectFunction:
         tensor([0.5714, 0.4286, 0.0000])
     """
 
-    @staticmethod
-    def apply(X: Tensor, alpha: Alpha = 2, dim: int = -1, n_iter: int | None = 50) -> Tensor:
-        """Return :func:`normmax_bisect` of scores."""
-        return normmax_bisect(X, alpha, dim)
+    apply = staticmethod(normmax_bisect)
 
 
 class BudgetBisectFunction:
@@ -274,7 +263,4 @@ class BudgetBisectFunction:
         tensor([1.0000, 0.5000, 0.5000, 0.0000])
     """
 
-    @staticmethod
-    def apply(X: Tensor, budget: Alpha = 2, dim: int = -1, n_iter: int | None = 50) -> Tensor:
-        """Return :func:`budget_bisect` of scores."""
-        return budget_bisect(X, budget, dim)
+    apply = staticmethod(budget_bisect)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from tsallis.data.batching import Batch
     from tsallis.tasks.base import Task
     from tsallis.training import Run
 
@@ -38,24 +39,23 @@ def check_alignment(task: Task, run: Run, links: str | None) -> None:
         )
 
 
-def align(task: Task, run: Run, rows: Sequence[tuple[Sequence[int], Sequence[int]]], links: Links) -> list[Pairs]:
+def align(
+    task: Task, run: Run, batch: Batch, rows: Sequence[tuple[Sequence[int], Sequence[int]]], links: Links
+) -> list[Pairs]:
     """Return the pairs of each source and output: those of `tsallis look --weights`, without the output's end.
 
     Args:
         task: of the run.
         run: with the model.
+        batch: of the rows, where the model is.
         rows: the symbols of a source, and those of an output.
         links: "largest": of each symbol of the output the position with the largest weight, the first of equal ones;
             "support": all positions with a weight above zero.
     """
     import torch
 
-    from tsallis.data.corpus import Corpus
-    from tsallis.models.protocol import device_of
-
-    batch = Corpus([source for source, _ in rows], [output for _, output in rows]).batch(range(len(rows)))
     with torch.no_grad():
-        attention: Any = task.attention(run, batch.to(device_of(run.model)))["source"]
+        attention: Any = task.attention(run, batch)["source"]
     weights = attention.weights.detach().cpu()
     return [links_of(weights[row, : len(output), : len(source)], links) for row, (source, output) in enumerate(rows)]
 

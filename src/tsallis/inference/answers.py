@@ -125,7 +125,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Form:
-    """What the description of an answer needs besides it.
+    """The form in which an answer is described as a JSON object.
 
     Args:
         noun: what an output is called.

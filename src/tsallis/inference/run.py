@@ -99,7 +99,7 @@ class TextRun:
 
     @cached_property
     def search(self) -> SearchConfig:
-        """What the run's configuration says of searches.
+        """The settings of searches in the run's configuration.
 
         Raises:
             InputError: a configuration that can't be read.
@@ -260,7 +260,7 @@ class TextRun:
         prefixes = options.spell(self.run, self.task, own, [f"{name}:{number}" for number in numbers], limit)
         if not len(lines.corpus):
             return list(answers.values())
-        batch = self._batch(lines.corpus)
+        batch = whole_batch(lines.corpus, self.run.model)
         results: list[Result | None] = [None] * len(numbers)
         rows: list[list[Hypothesis | None]]
         if options.sample is not None:
@@ -281,12 +281,6 @@ class TextRun:
     def _form(self, options: SearchOptions, beginning: str = "") -> Form:
         return Form(self.task.noun, self.run.tgt_vocab, options, beginning)
 
-    def _batch(self, corpus: Corpus) -> Batch:
-        """Return all rows as a batch, where the model is."""
-        from tsallis.models.protocol import device_of
-
-        return corpus.batch(range(len(corpus))).to(device_of(self.run.model))
-
     def _source(self, lines: Lines, row: int) -> tuple[str, ...]:
         symbols = [int(symbol) for symbol in lines.corpus.src[row]]
         return tuple(self.task.attention_symbols(self.run, symbols, (), lines.titles[row])["source"])
@@ -300,6 +294,8 @@ class TextRun:
         alignment: Links | None,
     ) -> list[tuple[Output | None, ...]]:
         """Return the outputs of each row with their texts, and with what was asked for beside them."""
+        from tsallis.data.corpus import Corpus
+
         penalty = options.length_penalty or 0.0
         flat = [(corpus.src[row], output) for row, part in enumerate(rows) for output in part if output is not None]
         pairs = [([int(symbol) for symbol in source], output.tokens) for source, output in flat]
@@ -307,10 +303,12 @@ class TextRun:
         links: list[Any] = [None] * len(flat)
         for first in range(0, len(flat), ROWS) if tokens or alignment is not None else ():
             part, some = slice(first, first + ROWS), pairs[first : first + ROWS]
+            corpus = Corpus([source for source, _ in some], [output for _, output in some])
+            batch = whole_batch(corpus, self.run.model)
             if tokens:
-                scores[part] = self._score(some, options)
+                scores[part] = self._score(batch, options)
             if alignment is not None:
-                links[part] = align(self.task, self.run, some, alignment)
+                links[part] = align(self.task, self.run, batch, some, alignment)
         vocabulary: Any = self.run.tgt_vocab
         texts = iter(
             [
@@ -327,13 +325,11 @@ class TextRun:
         )
         return [tuple(None if output is None else next(texts) for output in part) for part in rows]
 
-    def _score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], options: SearchOptions) -> Any:
+    def _score(self, batch: Batch, options: SearchOptions) -> Any:
         """Return the log-probability of each symbol of outputs, as they were searched or drawn."""
-        from tsallis.data.corpus import Corpus
         from tsallis.search import score_tokens
         from tsallis.search.temperature import with_temperature
 
-        batch = self._batch(Corpus([source for source, _ in pairs], [output for _, output in pairs]))
         temperature = 1.0 if options.temperature is None else options.temperature
         model = with_temperature(self.run.model, temperature)
         return score_tokens(model, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out)
@@ -392,7 +388,7 @@ class TextRun:
 
         if not len(lines.corpus):
             return []
-        batch, vocabulary = self._batch(lines.corpus), self.run.tgt_vocab
+        batch, vocabulary = whole_batch(lines.corpus, self.run.model), self.run.tgt_vocab
         scores = score_tokens(self.run.model, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out)
         return [
             TextScore(first + number + 1, tuple(map(vocabulary.name, score.tokens)), score, vocabulary)
@@ -410,6 +406,13 @@ class TextRun:
             values["empty"] = True
         for first in range(0, len(lines), BLOCK):
             yield first, self.task.read(lines[first : first + BLOCK], name, self.run, gold, first, **values)
+
+
+def whole_batch(corpus: Corpus, model: Any) -> Batch:
+    """Return all rows of a corpus as a batch, where the model is."""
+    from tsallis.models.protocol import device_of
+
+    return corpus.batch(range(len(corpus))).to(device_of(model))
 
 
 def join_columns(task: Task, sources: Sequence[str], targets: Sequence[str]) -> list[str]:

@@ -17,7 +17,7 @@ from tsallis.data.batching import Batch
 from tsallis.data.packing import TextCorpus
 from tsallis.errors import InputError, describe
 from tsallis.evaluation.outputs import describe_generated, describe_hypothesis, describe_result, finite
-from tsallis.models.protocol import device_of
+from tsallis.inference.run import whole_batch
 from tsallis.search import (
     Certificate,
     GeneratedText,
@@ -221,7 +221,7 @@ class ServedRun:
     def _batch(self, sources: Sequence[Sequence[int]]) -> Batch:
         """Return sources as a batch, where the model is."""
         corpus = TextCorpus([[int(symbol) for symbol in source] for source in sources], [[] for _ in sources])
-        return corpus.batch(range(len(corpus))).to(device_of(self.run.model))
+        return whole_batch(corpus, self.run.model)
 
     def _spell(self, request: TranslateRequest) -> list[int] | None:
         """Return the symbols that outputs begin with.

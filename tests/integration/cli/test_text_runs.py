@@ -147,7 +147,7 @@ def test_symbols_have_log_probabilities_that_sum_up(tsallis, trained: Path, opti
 
 @pytest.mark.parametrize("kind", ["verbs", "numbers"])
 def test_alignments_are_the_weights_that_look_prints(tsallis, request: pytest.FixtureRequest, kind: str) -> None:
-    """Of a translation and of a form, with the largest weight of each symbol or all above zero."""
+    """Alignments of translations and of forms, by the largest weight of each symbol or by all above zero."""
     run, lines = (request.getfixturevalue(kind), VERBS if kind == "verbs" else NUMBERS)
     stdin = "".join(f"{line}\n" for line in lines)
     looks = [json.loads(x) for x in tsallis("look", run.run.folder, "--weights", stdin=stdin).stdout.splitlines()]

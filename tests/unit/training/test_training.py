@@ -50,7 +50,7 @@ def test_every_shipped_recipe_is_a_valid_configuration(path: Path) -> None:
 
 
 def test_every_recipe_has_a_run_folder_of_its_own() -> None:
-    """Where a recipe names none, the folder has the name of its file; no command of a header writes into another's."""
+    """No two recipes write into one folder: by `run_dir`, by their file's name or by a command of their header."""
     folders: dict[str, Path] = {}
     for path in RECIPES:
         folder = load_config(path).run_dir or f"runs/{path.stem}"
