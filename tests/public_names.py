@@ -55,7 +55,8 @@ PUBLIC = {
         Answer Output TextRun TextScore open_run
     """,
     "tsallis.integrations.huggingface": """
-        AnnealAlpha AttentionLog DensityMeter EntmaxLogitsProcessor FixedAlpha LearnedAlpha alpha_parameters alphas
+        AnnealAlpha AttentionLog DensityMeter EntmaxLogitsProcessor FixedAlpha LearnedAlpha TransformersDecoder
+        alpha_parameters alphas
         densify find_obstacles from_pretrained lm_loss parameter_groups set_alpha sparsify trainer_loss
     """,
     "tsallis.integrations.huggingface.recording": """

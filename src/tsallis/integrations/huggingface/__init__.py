@@ -9,6 +9,7 @@ from tsallis.integrations.huggingface.alphas import (
 )
 from tsallis.integrations.huggingface.attention import register
 from tsallis.integrations.huggingface.callbacks import AnnealAlpha, AttentionLog
+from tsallis.integrations.huggingface.decoder import TransformersDecoder
 from tsallis.integrations.huggingface.density import DensityMeter
 from tsallis.integrations.huggingface.generation import EntmaxLogitsProcessor
 from tsallis.integrations.huggingface.loading import from_pretrained
@@ -25,6 +26,7 @@ __all__ = [
     "EntmaxLogitsProcessor",
     "FixedAlpha",
     "LearnedAlpha",
+    "TransformersDecoder",
     "alpha_parameters",
     "alphas",
     "densify",

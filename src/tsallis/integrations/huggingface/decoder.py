@@ -1,0 +1,396 @@
+"""Search with certificates in Transformers models: the decoder protocol, followed by a model that generates."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutput
+
+from tsallis.functional import entmax
+from tsallis.functional.rows import alpha_number, log_softmax
+from tsallis.integrations.huggingface.alphas import unwrap
+from tsallis.models.protocol import Step, source_mask
+from tsallis.ops.dtypes import upcast
+from tsallis.special_symbols import BOS, EOS, PAD
+
+# What search numbers itself: padding, start and end. A token's symbol is its id and these.
+RESERVED = 3
+IGNORE_INDEX = -100
+Pairs = tuple[tuple[Tensor, Tensor], ...]  # keys and values [rows, heads, length, size] of every layer
+
+
+class TransformersDecoder(nn.Module):
+    r"""A Transformers model that generates, as all searches of :mod:`tsallis.search` take it.
+
+    .. math:: p(y_t \mid y_{<t}, x) = \mathrm{entmax}_\alpha(z_t)
+
+    with the model's logits z. `generate` finds good outputs and proves nothing; a search of this decoder returns a
+    certificate, and with alpha above 1 often the whole distribution (Peters et al. 2019, sec. 4.1). The alpha is the
+    one whose loss trained the model (:func:`trainer_loss`, :func:`lm_loss`); 1 is softmax, as of pretrained models.
+
+    Searches number symbols themselves: :meth:`sources` makes their input of a batch, :meth:`ids` turns the tokens of a
+    hypothesis into the tokenizer's, :meth:`symbols` does the reverse, for `prefixes`, and :meth:`targets` makes what
+    :func:`tsallis.search.score` takes. Hypotheses hold no attention.
+
+    The distribution is the model's own. Of `generation_config` the start, a forced first token, the ends and the tokens
+    that are never generated (`suppress_tokens`, single `bad_words_ids`) count; penalties, n-grams that may not come
+    again and lengths do not. What is forced belongs to the start and has no part in a probability.
+
+    Keys and values are held where the model's cache is plain (:class:`transformers.DynamicCache`, without sliding
+    windows). Any other model reads each prefix again from its first token at every step, which is slower.
+
+    Args:
+        model: a causal language model or an encoder-decoder whose input is `input_ids`; one of PEFT around it.
+        alpha: of the distribution, at least 1.
+        start: ids that the decoder of an encoder-decoder reads first, such as a language's; None: by the model.
+        end: the id, or several, that an output ends with; None: by the model.
+        suppress: ids that are never generated; None: by the model.
+
+    Raises:
+        ValueError: an alpha below 1; a model that does not generate from `input_ids`, or tells no start or end; ids
+            that its vocabulary lacks; a start for a causal model, whose prompt is its start.
+
+    Example:
+        >>> import torch
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> from tsallis.search import beam_search
+        >>> _ = torch.manual_seed(0)
+        >>> config = GPT2Config(vocab_size=9, n_embd=8, n_head=2, n_layer=1, bos_token_id=1, eos_token_id=2)
+        >>> decoder = TransformersDecoder(GPT2LMHeadModel(config), alpha=1.5)
+        >>> sources = decoder.sources({"input_ids": torch.tensor([[5, 6, 7]])})
+        >>> (result,) = beam_search(decoder, *sources, beam_size=3, max_length=4)
+        >>> result.certificate.kind, len(decoder.ids(result.best.tokens)) <= 4
+        ('bounded', True)
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        alpha: float = 1.5,
+        *,
+        start: Sequence[int] | None = None,
+        end: int | Sequence[int] | None = None,
+        suppress: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        base = unwrap(model)
+        name = type(base).__name__
+        if not getattr(base, "can_generate", bool)() or base.main_input_name != "input_ids":
+            raise ValueError(f"{name} does not generate from input_ids")
+        self.is_encoder_decoder = bool(base.config.is_encoder_decoder)
+        if start is not None and not self.is_encoder_decoder:
+            raise ValueError("start is for encoder-decoders: the prompt of a causal model is its start")
+        size = base.config.get_text_config().vocab_size
+        ends = _ids(_setting(base, "eos_token_id") if end is None else end)
+        if not ends:
+            raise ValueError(f"{name} has no eos_token_id: give end")
+        self.start_ids = (_start(base) if start is None else list(start)) if self.is_encoder_decoder else []
+        if self.is_encoder_decoder and not self.start_ids:
+            raise ValueError(f"{name} has no decoder_start_token_id: give start")
+        self.suppress = sorted(set(_suppressed(base) if suppress is None else suppress))
+        for what, ids in (("end", ends), ("start", self.start_ids), ("suppress", self.suppress)):
+            if wrong := [number for number in ids if not 0 <= number < size]:
+                raise ValueError(f"{what} holds {wrong[0]}, {name} knows the ids from 0 to {size - 1}")
+        self._output = TransformersOutput(alpha_number(alpha), ends)
+        accepted = inspect.signature(base.forward).parameters
+        self._options = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
+        self._reads_positions = "position_ids" in accepted and not self.is_encoder_decoder
+        self._num_positions: int | None = getattr(base.config.get_text_config(), "max_position_embeddings", None)
+
+    @property
+    def output(self) -> TransformersOutput:
+        """The map from logits to log-probabilities."""
+        return self._output
+
+    def sources(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """Return ids [batch, src], padded behind, and their counts [batch], from what a tokenizer returns.
+
+        Args:
+            batch: `input_ids` [batch, src], and `attention_mask` where some are padding, on whichever side.
+
+        Raises:
+            ValueError: ids of another shape, a row without any.
+        """
+        ids = batch["input_ids"]
+        if not isinstance(ids, Tensor) or ids.dim() != 2:
+            raise ValueError('input_ids must be a tensor [batch, src], as of a tokenizer with return_tensors="pt"')
+        mask = batch.get("attention_mask")
+        mask = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+        lengths = mask.sum(-1)
+        if len(ids) and int(lengths.min()) == 0:
+            raise ValueError(f"source {int(lengths.argmin())} (counted from 0) has no token")
+        order = (~mask).long().argsort(dim=-1, stable=True)[:, : int(lengths.max()) if len(ids) else 0]
+        return ids.gather(1, order), lengths
+
+    def ids(self, tokens: Sequence[int]) -> list[int]:
+        """Return the tokenizer's ids of a hypothesis' tokens, without start and end."""
+        return [token - RESERVED for token in tokens]
+
+    def symbols(self, ids: Sequence[int]) -> list[int]:
+        """Return the symbols of ids, as `prefixes` has them.
+
+        Raises:
+            ValueError: an end among them.
+        """
+        if wrong := set(ids) & set(self.output.ends):
+            raise ValueError(f"no output holds its end before it is over: {min(wrong)}")
+        return [number + RESERVED for number in ids]
+
+    def targets(self, labels: Sequence[Sequence[int]] | Tensor) -> tuple[Tensor, Tensor]:
+        """Return what is read and what is to be predicted, both [batch, tgt], of outputs that are to be scored.
+
+        Args:
+            labels: ids of each output, with its end or without, padded with -100 or not at all.
+        """
+        device = labels.device if isinstance(labels, Tensor) else None
+        rows = [
+            [number for number in row if number != IGNORE_INDEX]
+            for row in (labels.tolist() if isinstance(labels, Tensor) else labels)
+        ]
+        rows = [self.symbols(row[:-1] if row and row[-1] in self.output.ends else row) for row in rows]
+        longest = max(map(len, rows), default=0) + 1
+        tgt_in = [[BOS, *row, *[PAD] * (longest - 1 - len(row))] for row in rows]
+        tgt_out = [[*row, EOS, *[IGNORE_INDEX] * (longest - 1 - len(row))] for row in rows]
+        shape = (len(rows), longest)
+        return torch.tensor(tgt_in, device=device).view(shape), torch.tensor(tgt_out, device=device).view(shape)
+
+    def encode(self, src: Tensor, src_lengths: Tensor) -> _Memory:
+        """Encode ids [batch, src] with their counts [batch]; a prompt is read by :meth:`start`."""
+        mask = source_mask(src_lengths, src)
+        if self.is_encoder_decoder:
+            encoder = unwrap(self.model).get_encoder()
+            return _Memory(encoder(input_ids=src, attention_mask=mask.long())[0], mask)
+        # Prompts of different lengths must end together.
+        order = mask.long().argsort(dim=-1, stable=True)
+        return _Memory(src.gather(1, order), mask.gather(1, order))
+
+    def start(self, memory: _Memory) -> _State:
+        """Return the state before the first token: the start, or the prompt, is read."""
+        rows = torch.arange(len(memory.mask), device=memory.mask.device)
+        start = rows.new_tensor(self.start_ids).expand(len(rows), -1)  # [batch, 0] of a causal model
+        block, logits = self._run(memory, rows, start, None)
+        return _State([(replace(block, logits=logits), row) for row in rows.tolist()])
+
+    def step(self, state: _State, token: Tensor) -> Step:
+        """Read one token [rows] and return the logits of the next."""
+        groups: dict[Any, list[int]] = {}
+        for i, (block, _) in enumerate(state.rows):
+            groups.setdefault((id(block.memory), block.ids.shape[1], block.logits is not None), []).append(i)
+        scores: list[Tensor] = []
+        after: list[tuple[_Block, int]] = list(state.rows)
+        for members in groups.values():
+            index = torch.tensor(members, device=token.device)
+            block = _gather([state.rows[i] for i in members], token.device)
+            if block.logits is not None:  # the start is read already
+                logits, block = block.logits, replace(block, logits=None)
+            else:
+                ids = torch.cat([block.ids, (token[index] - RESERVED).clamp(min=0).unsqueeze(1)], 1)
+                block, logits = self._run(block.memory, block.sources, ids, block.pairs)
+            scores.append(logits)
+            for row, i in enumerate(members):
+                after[i] = (block, row)
+        order = torch.tensor([i for members in groups.values() for i in members], device=token.device)
+        ordered = scores[0] if len(scores) == 1 else torch.cat(scores)[order.argsort()]
+        return Step(ordered, ordered.new_zeros(len(ordered), 0), _State(after))
+
+    def _run(self, memory: _Memory, sources: Tensor, ids: Tensor, pairs: Pairs | None) -> tuple[_Block, Tensor]:
+        """Read ids [rows, length] behind the sources, the last alone where pairs hold the others; return logits [rows,
+        d_vocab] of the next, too.
+
+        Raises:
+            ValueError: more ids than the model has positions.
+        """
+        inputs, length = self._inputs(memory, sources, ids, pairs)
+        if self._num_positions is not None and length > self._num_positions:
+            raise ValueError(
+                f"{type(unwrap(self.model)).__name__} has {self._num_positions} positions, and an output needs more: "
+                "give a smaller max_length"
+            )
+        outputs = self.model(**inputs, use_cache=True, return_dict=True, **self._options)
+        logits = outputs.logits[:, -1]
+        if self.suppress:
+            logits = logits.index_fill(-1, logits.new_tensor(self.suppress, dtype=torch.long), -torch.inf)
+        cache = outputs.get("past_key_values")
+        own, cross = _plain_pairs(cache)
+        if cross is not None and memory.cross is None:  # of the start: the rows are the sources
+            memory.cross = cross
+        return _Block(memory, sources, ids, own), logits
+
+    def _inputs(self, memory: _Memory, sources: Tensor, ids: Tensor, pairs: Pairs | None) -> tuple[dict[str, Any], int]:
+        """Return what the model is called with, and how many positions it uses."""
+        mask = memory.mask[sources]
+        if self.is_encoder_decoder:
+            inputs: dict[str, Any] = {
+                "encoder_outputs": BaseModelOutput(last_hidden_state=memory.states[sources]),
+                "attention_mask": mask.long(),
+                "decoder_input_ids": ids if pairs is None else ids[:, -1:],
+            }
+            if pairs is not None:
+                inputs["past_key_values"] = EncoderDecoderCache(_cache(pairs), _cache(memory.cross_of(sources)))
+            return inputs, ids.shape[1]
+        mask = torch.cat([mask, mask.new_ones(ids.shape)], 1)
+        inputs = {"attention_mask": mask.long()}
+        if pairs is None:
+            inputs["input_ids"] = torch.cat([memory.states[sources], ids], 1)
+        else:
+            inputs["input_ids"], inputs["past_key_values"] = ids[:, -1:], _cache(pairs)
+        if self._reads_positions:
+            positions = (mask.cumsum(-1) - 1).clamp(min=0)
+            inputs["position_ids"] = positions if pairs is None else positions[:, -1:]
+        return inputs, int(mask.sum(-1).max()) if len(mask) else 0
+
+
+class TransformersOutput:
+    """The output of a :class:`TransformersDecoder`: logits become log-probabilities of symbols.
+
+    Args:
+        alpha: of the distribution.
+        ends: the ids that end an output; their probabilities are added up.
+    """
+
+    normalized = True
+
+    def __init__(self, alpha: float, ends: Sequence[int]) -> None:
+        self.alpha, self.ends = alpha, list(ends)
+
+    def log_probs(self, scores: Tensor) -> Tensor:
+        """Return log-probabilities [rows, d_vocab + 3] in float64, -inf where impossible, from logits [rows, d_vocab].
+
+        Example:
+            >>> output = TransformersOutput(2.0, ends=[1])
+            >>> output.log_probs(torch.tensor([[0.5, 0.5, -3.0]])).exp().tolist()
+            [[0.0, 0.0, 0.5, 0.5, 0.0, 0.0]]
+        """
+        each = log_softmax(scores.double()) if self.alpha == 1 else entmax(upcast(scores), self.alpha).double().log()
+        symbols = each.new_full((len(each), RESERVED + each.shape[-1]), -torch.inf)
+        ends = torch.tensor(self.ends, device=each.device)
+        symbols[:, EOS] = each[:, ends].logsumexp(-1)
+        symbols[:, RESERVED:] = each.index_fill(-1, ends, -torch.inf)
+        return symbols
+
+
+@dataclass
+class _Memory:
+    """The sources of a batch: what the encoder made of them, or prompts, padded in front."""
+
+    states: Tensor  # [batch, src, size]; ids [batch, src] of prompts
+    mask: Tensor  # boolean [batch, src]
+    cross: Pairs | None = None  # keys and values of the encoder's states, which the start computes
+    _last: tuple[list[int], Pairs] | None = field(default=None, repr=False)
+
+    def cross_of(self, sources: Tensor) -> Pairs:
+        """Return keys and values of rows; those of the last step again, where the rows' sources are the same."""
+        assert self.cross is not None
+        numbers = sources.tolist()
+        if self._last is None or self._last[0] != numbers:
+            self._last = numbers, tuple((key[sources], value[sources]) for key, value in self.cross)
+        return self._last[1]
+
+
+@dataclass(frozen=True, eq=False)
+class _Block:
+    """Prefixes of one length, read together."""
+
+    memory: _Memory
+    sources: Tensor  # [rows]
+    ids: Tensor  # [rows, length], the start included, a prompt not
+    pairs: Pairs | None  # None: the model's cache is not plain, prefixes are read again
+    logits: Tensor | None = None  # [rows, d_vocab] after the start, until a search asks for them
+
+
+class _State:
+    """Rows of blocks. Nothing is copied before the next step, and prefixes of several lengths may be rows of one."""
+
+    def __init__(self, rows: list[tuple[_Block, int]]) -> None:
+        self.rows = rows
+
+    def select(self, index: Tensor) -> _State:
+        return _State([self.rows[i] for i in index.tolist()])
+
+    @staticmethod
+    def join(states: Sequence[_State]) -> _State:
+        return _State([row for state in states for row in state.rows])
+
+
+def _gather(rows: list[tuple[_Block, int]], device: torch.device) -> _Block:
+    """Copy rows of blocks of one memory and length to one block."""
+    blocks = list({id(block): block for block, _ in rows}.values())
+    first, offset = {}, 0
+    for block in blocks:
+        first[id(block)] = offset
+        offset += len(block.ids)
+    index = torch.tensor([first[id(block)] + row for block, row in rows], device=device)
+
+    def pick(parts: Sequence[Tensor]) -> Tensor:
+        return (parts[0] if len(parts) == 1 else torch.cat(list(parts)))[index]
+
+    layers = None
+    if blocks[0].pairs is not None:
+        layers = tuple(
+            (pick([key for key, _ in layer]), pick([value for _, value in layer]))
+            for layer in zip(*[block.pairs or () for block in blocks], strict=True)
+        )
+    logits = [block.logits for block in blocks if block.logits is not None]
+    return _Block(
+        blocks[0].memory,
+        pick([block.sources for block in blocks]),
+        pick([block.ids for block in blocks]),
+        layers,
+        pick(logits) if logits else None,
+    )
+
+
+def _cache(pairs: Pairs) -> DynamicCache:
+    cache = DynamicCache()
+    for layer, (key, value) in enumerate(pairs):
+        cache.update(key, value, layer)
+    return cache
+
+
+def _plain_pairs(cache: Any) -> tuple[Pairs | None, Pairs | None]:
+    """Return keys and values of a cache's layers, and of a decoder's attention to its encoder; None where not plain."""
+    if isinstance(cache, EncoderDecoderCache):
+        own, cross = _layers(cache.self_attention_cache), _layers(cache.cross_attention_cache)
+        return (own, cross) if own is not None and cross is not None else (None, None)
+    return _layers(cache), None
+
+
+def _layers(cache: Any) -> Pairs | None:
+    if type(cache) is not DynamicCache:
+        return None
+    layers = cache.layers
+    if not layers or any(type(x).__name__ != "DynamicLayer" or x.keys is None for x in layers):
+        return None
+    return tuple((x.keys, x.values) for x in layers)
+
+
+def _setting(model: Any, name: str) -> Any:
+    """Return what a model generates with, or else what its configuration says."""
+    for config in (getattr(model, "generation_config", None), model.config):
+        value = getattr(config, name, None)
+        if value is not None:
+            return value
+    return None
+
+
+def _ids(value: Any) -> list[int]:
+    if value is None:
+        return []
+    return [value] if isinstance(value, int) else [int(number) for number in value]
+
+
+def _start(model: Any) -> list[int]:
+    start = _ids(_setting(model, "decoder_start_token_id"))
+    return start + _ids(_setting(model, "forced_bos_token_id")) if start else []
+
+
+def _suppressed(model: Any) -> list[int]:
+    words = _setting(model, "bad_words_ids") or []
+    return _ids(_setting(model, "suppress_tokens")) + [word[0] for word in words if len(word) == 1]
