@@ -92,6 +92,14 @@ def build_page(
     Raises:
         InputError: if Jinja2 is missing.
         ValueError: nothing to show.
+
+    Example:
+        >>> import torch
+        >>> from tsallis.analysis import summarize_weights
+        >>> weights = torch.tensor([[0.5, 0.5, 0.0], [0.0, 1.0, 0.0], [0.0, 0.2, 0.8]])  # of one head
+        >>> page = build_page([summarize_weights([weights.expand(1, 2, 3, 3)], ["where", "is", "it"])])
+        >>> page.startswith("<!")
+        True
     """
     if not (runs or sweep or densities or signals):
         raise ValueError("a report needs at least one run, a sweep or densities")
