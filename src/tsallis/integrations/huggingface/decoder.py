@@ -16,7 +16,10 @@ from tsallis.functional import entmax
 from tsallis.functional.rows import alpha_number, log_softmax
 from tsallis.integrations.huggingface.alphas import unwrap
 from tsallis.models.protocol import Step, source_mask
+from tsallis.ops.arguments import BestSymbols
+from tsallis.ops.backend import choose
 from tsallis.ops.dtypes import upcast
+from tsallis.ops.eager.ranking import best_of_log_probs
 from tsallis.special_symbols import BOS, EOS, PAD
 
 # What search numbers itself: padding, start and end. A token's symbol is its id and these.
@@ -87,7 +90,7 @@ class TransformersDecoder(nn.Module):
         self.is_encoder_decoder = bool(base.config.is_encoder_decoder)
         if start is not None and not self.is_encoder_decoder:
             raise ValueError("start is for encoder-decoders: the prompt of a causal model is its start")
-        size = base.config.get_text_config().vocab_size
+        self._size: int = base.config.get_text_config().vocab_size
         ends = _ids(_setting(base, "eos_token_id") if end is None else end)
         if not ends:
             raise ValueError(f"{name} has no eos_token_id: give end")
@@ -96,8 +99,7 @@ class TransformersDecoder(nn.Module):
             raise ValueError(f"{name} has no decoder_start_token_id: give start")
         self.suppress = sorted(set(_suppressed(base) if suppress is None else suppress))
         for what, ids in (("end", ends), ("start", self.start_ids), ("suppress", self.suppress)):
-            if wrong := [number for number in ids if not 0 <= number < size]:
-                raise ValueError(f"{what} holds {wrong[0]}, {name} knows the ids from 0 to {size - 1}")
+            self._check(what, ids)
         self._output = TransformersOutput(alpha_number(alpha), ends)
         accepted = inspect.signature(base.forward).parameters
         self._options = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
@@ -108,6 +110,12 @@ class TransformersDecoder(nn.Module):
     def output(self) -> TransformersOutput:
         """The map from logits to log-probabilities."""
         return self._output
+
+    def _check(self, what: str, ids: Sequence[int]) -> None:
+        """Refuse ids that the vocabulary lacks."""
+        if wrong := [number for number in ids if not 0 <= number < self._size]:
+            name = type(unwrap(self.model)).__name__
+            raise ValueError(f"{what} holds {wrong[0]}, {name} knows the ids from 0 to {self._size - 1}")
 
     def sources(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """Return ids [batch, src], padded behind, and their counts [batch], from what a tokenizer returns.
@@ -137,8 +145,9 @@ class TransformersDecoder(nn.Module):
         """Return the symbols of ids, as `prefixes` has them.
 
         Raises:
-            ValueError: an end among them.
+            ValueError: an end among them, an id that the vocabulary lacks.
         """
+        self._check("the output", ids)
         if wrong := set(ids) & set(self.output.ends):
             raise ValueError(f"no output holds its end before it is over: {min(wrong)}")
         return [number + RESERVED for number in ids]
@@ -179,7 +188,7 @@ class TransformersDecoder(nn.Module):
         return _State([(replace(block, logits=logits), row) for row in rows.tolist()])
 
     def step(self, state: _State, token: Tensor) -> Step:
-        """Read one token [rows] and return the logits of the next."""
+        """Read one token [rows] and return the scores of the next."""
         groups: dict[Any, list[int]] = {}
         for i, (block, _) in enumerate(state.rows):
             groups.setdefault((id(block.memory), block.ids.shape[1], block.logits is not None), []).append(i)
@@ -198,7 +207,7 @@ class TransformersDecoder(nn.Module):
                 after[i] = (block, row)
         order = torch.tensor([i for members in groups.values() for i in members], device=token.device)
         ordered = scores[0] if len(scores) == 1 else torch.cat(scores)[order.argsort()]
-        return Step(ordered, ordered.new_zeros(len(ordered), 0), _State(after))
+        return Step(self.output.scores(ordered), ordered.new_zeros(len(ordered), 0), _State(after))
 
     def _run(self, memory: _Memory, sources: Tensor, ids: Tensor, pairs: Pairs | None) -> tuple[_Block, Tensor]:
         """Read ids [rows, length] behind the sources, the last alone where pairs hold the others; return logits [rows,
@@ -248,7 +257,7 @@ class TransformersDecoder(nn.Module):
 
 
 class TransformersOutput:
-    """The output of a :class:`TransformersDecoder`: logits become log-probabilities of symbols.
+    """The output of a :class:`TransformersDecoder`: scores become log-probabilities of symbols.
 
     Args:
         alpha: of the distribution.
@@ -258,22 +267,38 @@ class TransformersOutput:
     normalized = True
 
     def __init__(self, alpha: float, ends: Sequence[int]) -> None:
-        self.alpha, self.ends = alpha, list(ends)
+        self.alpha, self.ends = alpha, sorted(set(ends))
 
-    def log_probs(self, scores: Tensor) -> Tensor:
-        """Return log-probabilities [rows, d_vocab + 3] in float64, -inf where impossible, from logits [rows, d_vocab].
+    def scores(self, logits: Tensor) -> Tensor:
+        """Return scores [rows, d_vocab + 3] of symbols from logits [rows, d_vocab].
+
+        What search numbers itself can't come. One end alone is search's end; of several each has a score of its own.
 
         Example:
-            >>> output = TransformersOutput(2.0, ends=[1])
-            >>> output.log_probs(torch.tensor([[0.5, 0.5, -3.0]])).exp().tolist()
-            [[0.0, 0.0, 0.5, 0.5, 0.0, 0.0]]
+            >>> TransformersOutput(2.0, ends=[1]).scores(torch.tensor([[0.5, 1.5, -3.0]]))
+            tensor([[   -inf,    -inf,  1.5000,  0.5000,    -inf, -3.0000]])
         """
+        scores = torch.nn.functional.pad(logits, (RESERVED, 0), value=-torch.inf)
+        if len(self.ends) == 1:
+            scores[:, EOS] = logits[:, self.ends[0]]
+            scores[:, RESERVED + self.ends[0]] = -torch.inf
+        return scores
+
+    def log_probs(self, scores: Tensor) -> Tensor:
+        """Return log-probabilities [rows, d_vocab + 3] in float64, -inf where impossible, from scores like these."""
         each = log_softmax(scores.double()) if self.alpha == 1 else entmax(upcast(scores), self.alpha).double().log()
-        symbols = each.new_full((len(each), RESERVED + each.shape[-1]), -torch.inf)
-        ends = torch.tensor(self.ends, device=each.device)
-        symbols[:, EOS] = each[:, ends].logsumexp(-1)
-        symbols[:, RESERVED:] = each.index_fill(-1, ends, -torch.inf)
-        return symbols
+        if len(self.ends) > 1:
+            ends = torch.tensor(self.ends, device=each.device) + RESERVED
+            together = each[:, ends].logsumexp(-1)
+            each = each.index_fill(-1, ends, -torch.inf)
+            each[:, EOS] = together
+        return each
+
+    def best_symbols(self, scores: Tensor, count: int, end: int, only: Tensor | None = None) -> BestSymbols:
+        """Return the most probable symbols of rows of scores, see :meth:`tsallis.nn.OutputLayer.best_symbols`."""
+        if len(self.ends) > 1:
+            return best_of_log_probs(self.log_probs(scores), count, end, only)
+        return choose(self.alpha, scores).best_symbols(scores.contiguous(), self.alpha, None, count, end, only)
 
 
 @dataclass

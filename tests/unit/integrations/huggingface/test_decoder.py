@@ -223,6 +223,17 @@ def test_draws_and_ensembles_and_prefixes() -> None:
     assert len(draws) == 2
 
 
+@pytest.mark.parametrize("end", [2, [2, 5]], ids=["one end", "two ends"])
+def test_the_last_id_may_begin_an_output(end: int | list[int]) -> None:
+    decoder = make("llama", alpha=1.0, end=end)
+    prefix = decoder.symbols([39])
+    for result in beam_search(decoder, *sources(decoder, "llama"), max_length=3, prefixes=[prefix] * 2):
+        assert result.best is not None
+        assert decoder.ids(result.best.tokens)[0] == 39
+    with pytest.raises(ValueError, match="the output holds 40, LlamaForCausalLM knows the ids from 0 to 39"):
+        decoder.symbols([40])
+
+
 def test_labels_of_trainer_are_targets() -> None:
     decoder = make("t5")
     tgt_in, tgt_out = decoder.targets(torch.tensor([[5, 6, END], [7, END, -100]]))
