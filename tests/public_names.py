@@ -76,6 +76,9 @@ PUBLIC = {
         View attention_matrix image_attention image_panels learned_alphas matrix_panels output_steps output_tree save
         text_attention text_panels
     """,
+    "tsallis.report.page": """
+        build_page
+    """,
     "tsallis.search": """
         Certificate Choice Completions Ensemble Exclusion GeneratedText Hypothesis Result RiskChoice TokenScores
         beam_search complete exact_search exhaustive generate minimum_risk sample score score_tokens

@@ -26,7 +26,7 @@ def names_of(path: Path) -> list[str] | None:
 
 def test_every_module_with_public_names_is_in_the_list() -> None:
     files = [ROOT / "__init__.py", *ROOT.glob("*/__init__.py"), *ROOT.glob("*.py")]
-    files += ROOT.glob("integrations/*/*.py")
+    files += [*ROOT.glob("integrations/*/*.py"), ROOT / "report" / "page.py"]
     modules = {
         ".".join(["tsallis", *path.relative_to(ROOT).with_suffix("").parts]).removesuffix(".__init__")
         for path in files
@@ -37,7 +37,7 @@ def test_every_module_with_public_names_is_in_the_list() -> None:
 
 @pytest.mark.parametrize("module", PUBLIC_NAMES)
 def test_public_names(module: str) -> None:
-    if module.split(".")[-1] in (*TOOLKIT, "recording"):
+    if module.split(".")[-1] in (*TOOLKIT, "recording", "page"):
         pytest.importorskip("numpy")
     if "huggingface" in module.split("."):
         pytest.importorskip("transformers")

@@ -36,6 +36,8 @@ from tsallis.analysis.weights import SIDES, SparseWeights
 from tsallis.errors import InputError
 from tsallis.evaluation.score_names import SCORES, ScoreFormat
 
+__all__ = ["build_page"]
+
 UNITS = 1000  # of a weight on the page; the smallest above zero is one unit
 EVENTS = 500  # of a history on the page; no curve on a screen has more points
 NON_ZEROS = 1 << 24  # of the weights of all sentences on the page: some 20 megabytes of it
