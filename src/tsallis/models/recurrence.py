@@ -70,7 +70,7 @@ def run_layers(module: nn.LSTM | nn.GRU, x: Tensor, state: Any = None) -> Any:
     """Run PyTorch's own layers, under autocast in the parameters' dtype where the processor has no LSTM of autocast's.
 
     On a CPU, PyTorch hands an LSTM to oneDNN in autocast's dtype without asking whether the processor can compute it,
-    and fails where it cannot: bfloat16 needs AVX-512.
+    and fails where it cannot: bfloat16 needs AVX-512, and float16 has no backward pass on any.
     """
     dtype = autocast_dtype(x.device)
     if x.device.type != "cpu" or dtype is None or _has_dtype(dtype):
@@ -83,7 +83,9 @@ def run_layers(module: nn.LSTM | nn.GRU, x: Tensor, state: Any = None) -> Any:
 
 
 def _has_dtype(dtype: torch.dtype) -> bool:
-    """Tell whether oneDNN computes in a dtype of half precision on this processor."""
+    """Tell whether oneDNN computes in a dtype of half precision on this processor, and gradients if they are due."""
+    if dtype == torch.float16 and torch.is_grad_enabled():
+        return False
     ask = "_is_mkldnn_bf16_supported" if dtype == torch.bfloat16 else "_is_mkldnn_fp16_supported"
     return bool(getattr(torch.ops.mkldnn, ask)())
 

@@ -19,6 +19,9 @@ def test_layers_run_under_autocast_on_every_processor(kind: type[nn.LSTM], dtype
     expected, _ = module(x)
     with torch.autocast("cpu", dtype):
         states, _ = run_layers(module, x)
+        with torch.no_grad():
+            again, _ = run_layers(module, x)
+    torch.testing.assert_close(again.float(), expected, atol=0.05, rtol=0.05)
     torch.testing.assert_close(states.float(), expected, atol=0.05, rtol=0.05)
     states.float().sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in module.parameters())
