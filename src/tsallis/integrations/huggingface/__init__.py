@@ -1,4 +1,4 @@
-"""Sparse attention, losses and sampling in Hugging Face Transformers models; needs the extra `hf`."""
+"""Sparse attention, losses, sampling and search in Hugging Face Transformers models; needs the extra `hf`."""
 
 from tsallis.integrations.huggingface.alphas import (
     FixedAlpha,
