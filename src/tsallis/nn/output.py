@@ -32,6 +32,13 @@ def transform_alpha(transform: str, alpha: float) -> float:
     return alpha
 
 
+def log_entmax(scores: Tensor, alpha: float) -> Tensor:
+    """Return the logarithms of probabilities [..., d_vocab] in float64; -inf where one is zero, and only there."""
+    if alpha == 1:
+        return log_softmax(scores.double())
+    return functional.entmax(upcast(scores), alpha).double().log()  # half precision has too few numbers near 0
+
+
 class OutputLayer(nn.Module):
     r"""An output layer: from hidden states to probabilities of symbols, and to the loss that trains them.
 
@@ -145,9 +152,9 @@ class OutputLayer(nn.Module):
 
     def log_probs(self, scores: Tensor) -> Tensor:
         """Return the logarithms of the probabilities in float64; -inf where the probability is zero, and only there."""
-        if self.alpha == 1:
-            return log_softmax(scores.double())
-        return self.probs(upcast(scores)).double().log()  # half precision has too few numbers near 0
+        if self.transform == "alpha_relu":
+            return self.probs(upcast(scores)).double().log()
+        return log_entmax(scores, self.alpha)
 
     def thresholds(self, scores: Tensor, probs: Tensor) -> Tensor | None:
         r"""Return the threshold of the map at each step, in float64.

@@ -10,15 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput
 
-from tsallis.functional import entmax
-from tsallis.functional.rows import alpha_number, log_softmax
+from tsallis.functional.rows import alpha_number
 from tsallis.integrations.huggingface.alphas import unwrap
+from tsallis.integrations.huggingface.decoder_inputs import first_setting
+from tsallis.integrations.huggingface.text_batches import count_positions, pad_rows
 from tsallis.models.protocol import Step, source_mask
+from tsallis.nn.output import log_entmax
 from tsallis.ops.arguments import BestSymbols
 from tsallis.ops.backend import choose
-from tsallis.ops.dtypes import upcast
 from tsallis.ops.eager.ranking import best_of_log_probs
 from tsallis.special_symbols import BOS, EOS, PAD
 
@@ -104,7 +106,7 @@ class TransformersDecoder(nn.Module):
         accepted = inspect.signature(base.forward).parameters
         self._options = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
         self._reads_positions = "position_ids" in accepted and not self.is_encoder_decoder
-        self._num_positions: int | None = getattr(base.config.get_text_config(), "max_position_embeddings", None)
+        self._num_positions = count_positions(base)
 
     @property
     def output(self) -> TransformersOutput:
@@ -164,11 +166,11 @@ class TransformersDecoder(nn.Module):
             for row in (labels.tolist() if isinstance(labels, Tensor) else labels)
         ]
         rows = [self.symbols(row[:-1] if row and row[-1] in self.output.ends else row) for row in rows]
-        longest = max(map(len, rows), default=0) + 1
-        tgt_in = [[BOS, *row, *[PAD] * (longest - 1 - len(row))] for row in rows]
-        tgt_out = [[*row, EOS, *[IGNORE_INDEX] * (longest - 1 - len(row))] for row in rows]
-        shape = (len(rows), longest)
-        return torch.tensor(tgt_in, device=device).view(shape), torch.tensor(tgt_out, device=device).view(shape)
+        tgt_in, tgt_out = (
+            pad_rows([[BOS, *row] for row in rows], PAD),
+            pad_rows([[*row, EOS] for row in rows], IGNORE_INDEX),
+        )
+        return tgt_in.to(device), tgt_out.to(device)
 
     def encode(self, src: Tensor, src_lengths: Tensor) -> _Memory:
         """Encode ids [batch, src] with their counts [batch]; a prompt is read by :meth:`start`."""
@@ -286,7 +288,7 @@ class TransformersOutput:
 
     def log_probs(self, scores: Tensor) -> Tensor:
         """Return log-probabilities [rows, d_vocab + 3] in float64, -inf where impossible, from scores like these."""
-        each = log_softmax(scores.double()) if self.alpha == 1 else entmax(upcast(scores), self.alpha).double().log()
+        each = log_entmax(scores, self.alpha)
         if len(self.ends) > 1:
             ends = torch.tensor(self.ends, device=each.device) + RESERVED
             together = each[:, ends].logsumexp(-1)
@@ -391,18 +393,14 @@ def _layers(cache: Any) -> Pairs | None:
     if type(cache) is not DynamicCache:
         return None
     layers = cache.layers
-    if not layers or any(type(x).__name__ != "DynamicLayer" or x.keys is None for x in layers):
+    if not layers or any(type(x) is not DynamicLayer or x.keys is None for x in layers):
         return None
     return tuple((x.keys, x.values) for x in layers)
 
 
 def _setting(model: Any, name: str) -> Any:
     """Return what a model generates with, or else what its configuration says."""
-    for config in (getattr(model, "generation_config", None), model.config):
-        value = getattr(config, name, None)
-        if value is not None:
-            return value
-    return None
+    return first_setting(name, getattr(model, "generation_config", None), model.config)
 
 
 def _ids(value: Any) -> list[int]:

@@ -21,7 +21,8 @@ def decoder_inputs(model: Any, labels: Tensor) -> Tensor:
     if prepare is not None:
         inputs: Tensor = prepare(labels=labels)
         return inputs
-    start, padding = _token(model, "decoder_start_token_id"), _token(model, "pad_token_id")
+    configs = model.config, getattr(model, "generation_config", None)
+    start, padding = first_setting("decoder_start_token_id", *configs), first_setting("pad_token_id", *configs)
     if start is None:
         raise ValueError(f"{type(model).__name__} has no decoder_start_token_id: give decoder_input_ids")
     inputs = labels.roll(1, -1)
@@ -29,10 +30,7 @@ def decoder_inputs(model: Any, labels: Tensor) -> Tensor:
     return inputs.masked_fill(inputs == -100, 0 if padding is None else padding)
 
 
-def _token(model: Any, name: str) -> int | None:
-    """Return a token's number from the model's configuration, or from what it generates with."""
-    for config in (model.config, getattr(model, "generation_config", None)):
-        number: int | None = getattr(config, name, None)
-        if number is not None:
-            return number
-    return None
+def first_setting(name: str, *configs: Any) -> Any:
+    """Return a setting of the first configuration that has it, None where none has."""
+    values = (getattr(config, name, None) for config in configs)
+    return next((value for value in values if value is not None), None)

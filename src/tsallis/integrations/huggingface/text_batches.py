@@ -48,29 +48,37 @@ def text_batches(
         batch["attention_mask"] = [[1] * len(row) for row in batch["input_ids"]]
         yield {
             "index": rows,
-            **{name: _pad(batch[name], padding[name]) for name in names if name in batch},
+            **{name: pad_rows(batch[name], padding[name]) for name in names if name in batch},
             **({} if targets is None else _decoder_batch(base, tokenizer, [targets[row] for row in rows], truncation)),
         }
 
 
 def _decoder_batch(model: Any, tokenizer: Any, targets: list[str], truncation: dict[str, Any]) -> dict[str, Tensor]:
     rows = tokenizer(text_target=targets, **truncation)["input_ids"]
-    labels = _pad(rows, -100)
+    labels = pad_rows(rows, -100)
     return {"decoder_input_ids": decoder_inputs(model, labels), "decoder_attention_mask": (labels != -100).long()}
 
 
-def _pad(rows: Sequence[Sequence[int]], number: int) -> Tensor:
+def pad_rows(rows: Sequence[Sequence[int]], number: int) -> Tensor:
     """Return rows of several lengths as one tensor, padded behind."""
+    if not rows:
+        return torch.zeros(0, 0, dtype=torch.long)
     return nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=number).long()
 
 
 def _longest(model: Any, tokenizer: Any) -> int | None:
     """Return the number of tokens that a model can read, None if neither it nor its tokenizer tells."""
     lengths = [length for length in (getattr(tokenizer, "model_max_length", ENDLESS),) if length < ENDLESS]
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if positions is not None:
-        # RoBERTa and its like count positions from the one behind that of padding.
-        tables = [x for name, x in model.named_modules() if name.endswith("position_embeddings")]
-        offsets = [x.padding_idx + 1 for x in tables if getattr(x, "padding_idx", None) is not None]
-        lengths.append(positions - max(offsets, default=0))
-    return min(lengths, default=None)
+    positions = count_positions(model)
+    return min(lengths if positions is None else [*lengths, positions], default=None)
+
+
+def count_positions(model: Any) -> int | None:
+    """Return the number of positions that a model has, None where it does not tell."""
+    positions: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if positions is None:
+        return None
+    # RoBERTa and its like count positions from the one behind that of padding.
+    tables = [x for name, x in model.named_modules() if name.endswith("position_embeddings")]
+    offsets = [x.padding_idx + 1 for x in tables if getattr(x, "padding_idx", None) is not None]
+    return positions - max(offsets, default=0)
