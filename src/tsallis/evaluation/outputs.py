@@ -9,7 +9,7 @@ from typing import Any
 from tsallis.data.corpus import Corpus
 from tsallis.evaluation.empty_output import compare_empty, empty_log_probs
 from tsallis.models.protocol import device_of
-from tsallis.search import GeneratedText, Hypothesis, Result, TokenScores, score_tokens
+from tsallis.search import Hypothesis, Result, TokenScores, score_tokens
 
 BATCH = 128  # outputs scored together
 
@@ -45,16 +45,6 @@ def describe_tokens(scores: TokenScores, tgt_vocab: Any) -> dict[str, Any]:
         "tokens": tokens,
         "impossible": impossible,
     }
-
-
-def describe_generated(text: GeneratedText, spelling: str) -> dict[str, Any]:
-    """Return a text that was drawn as what JSON holds.
-
-    Args:
-        text: to describe.
-        spelling: of its symbols, with the prompt or without.
-    """
-    return {"text": spelling, "log_prob": text.log_prob, "ended": text.ended, "support": text.support}
 
 
 def describe_hypothesis(

@@ -1,9 +1,10 @@
-"""Runs that take and give text: lines are translated and scored, with the options and results of the commands.
+"""Runs that take and give text: what the commands do with lines, with their options, defaults and results.
 
 Importing it is cheap: commands that only show their help load no torch.
 """
 
 from tsallis.inference.answers import Answer, Output, TextScore
+from tsallis.inference.continuations import Continuation, Continuations
 from tsallis.inference.run import TextRun, open_run
 
-__all__ = ["Answer", "Output", "TextRun", "TextScore", "open_run"]
+__all__ = ["Answer", "Continuation", "Continuations", "Output", "TextRun", "TextScore", "open_run"]

@@ -73,6 +73,7 @@ KEYWORDS = {
     "--beam": "beam_size",
     "--time": "seconds",
     "--prefix-column": "prefixes",
+    "--samples": "n",
     "--every-end": "competing_ends=False",
 }
 
@@ -137,20 +138,12 @@ class SearchOptions:
         Raises:
             InputError: the first such value.
         """
-        from tsallis.errors import InputError, describe
-
         for name, (first, last) in WHOLE.items():
-            value = names[name]
-            is_whole = isinstance(value, Integral) and not isinstance(value, bool)
-            if value is not None and not (is_whole and first <= value <= last):
-                raise InputError(f"{name} must be a whole number from {first} to {last}, got {describe(value)}")
+            if names[name] is not None:
+                check_whole(name, names[name], first, last)
         for name, (least, most) in REAL.items():
-            value = names[name]
-            if value is None:
-                continue
-            if not isinstance(value, Real) or isinstance(value, bool):
-                raise InputError(f"{name} must be a number, got {describe(value)}")
-            _check_real(name, float(value), least, most)
+            if names[name] is not None:
+                _check_real(name, names[name], least, most)
 
     def check_run(self, run: Run) -> None:
         """Refuse a mass, or a temperature, where outputs don't sum to 1.
@@ -273,35 +266,48 @@ class SearchOptions:
         return beam_search(model, src, lengths, n_best=None if self.mbr else n_best, **beam, **common)
 
 
-def _check_real(name: str, value: float, least: float, most: float) -> None:
+def check_whole(name: str, value: Any, first: int, last: int) -> None:
+    """Refuse what is no whole number from `first` to `last`.
+
+    Raises:
+        InputError: such a value.
+    """
+    from tsallis.errors import InputError, describe
+
+    if not isinstance(value, Integral) or isinstance(value, bool) or not first <= int(value) <= last:
+        raise InputError(f"{name} must be a whole number from {first} to {last}, got {describe(value)}")
+
+
+def _check_real(name: str, value: Any, least: float, most: float) -> None:
     """Refuse a number that an option can't have.
 
     Raises:
-        InputError: such a number.
+        InputError: such a number, or no number.
     """
-    from tsallis.errors import InputError
+    from tsallis.errors import InputError, describe
 
-    if name == "--temperature":
-        check_temperature(value)
-    elif not math.isfinite(value):
-        raise InputError(f"{name} must be finite, got {value}")
-    elif name == "--mass" and not 0 < value < 1:
-        raise InputError(f"--mass must be above 0 and below 1, got {value:g}")
-    elif not least <= value <= most:
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise InputError(f"{name} must be a number, got {describe(value)}")
+    number = float(value)
+    if name == "--temperature" and not 0 < number < math.inf:
+        raise InputError(f"--temperature must be above 0 and finite, got {number:g}")
+    if not math.isfinite(number):
+        raise InputError(f"{name} must be finite, got {number}")
+    if name == "--mass" and not 0 < number < 1:
+        raise InputError(f"--mass must be above 0 and below 1, got {number:g}")
+    if not least <= number <= most:
         allowed = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
-        raise InputError(f"{name} must be {allowed}, got {value:g}")
+        raise InputError(f"{name} must be {allowed}, got {number:g}")
 
 
 def check_temperature(temperature: float | None) -> None:
     """Refuse a temperature that can't be.
 
     Raises:
-        InputError: one that is not above 0 and finite.
+        InputError: what is no number above 0, or not finite.
     """
-    from tsallis.errors import InputError
-
-    if temperature is not None and not 0 < temperature < math.inf:
-        raise InputError(f"--temperature must be above 0 and finite, got {temperature:g}")
+    if temperature is not None:
+        _check_real("--temperature", temperature, *REAL["--temperature"])
 
 
 def check_tempered_run(run: Run, temperature: float | None) -> None:
@@ -319,7 +325,7 @@ def check_tempered_run(run: Run, temperature: float | None) -> None:
 
 
 # Of Python's keywords that are called as the option is; what else looks like one is a part of somebody's line.
-NAMES = {*SearchOptions.__dataclass_fields__, "language", "images", "alignment"}
+NAMES = {*SearchOptions.__dataclass_fields__, "language", "images", "alignment", "length"}
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tsallis.inference.alignment import Links, align, check_alignment
 from tsallis.inference.answers import Answer, Form, Output, TextScore
+from tsallis.inference.continuations import TOKENS, Continuations, GenerationOptions, continue_prompt
 from tsallis.inference.options import SearchOptions, keywords
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from tsallis.config import SearchConfig
     from tsallis.data.batching import Batch
     from tsallis.data.corpus import Corpus
-    from tsallis.search import Hypothesis, Result, RiskChoice
+    from tsallis.search import GeneratedText, Hypothesis, Result, RiskChoice
     from tsallis.tasks.base import Lines, Task
     from tsallis.training import Run
 
@@ -345,6 +346,88 @@ class TextRun:
             normalized, complete = self.run.model.output.normalized, result.certificate.kind == "complete"
             missing = 0.0 if complete else max(0.0, 1 - result.mass) if normalized else float("inf")
         return minimum_risk([output.text for output in candidates], weights, self.task.utility, missing)
+
+    def generate(
+        self,
+        prompts: Iterable[str] = ("",),
+        *,
+        n: int | None = None,
+        seed: int | None = None,
+        temperature: float | None = None,
+        length: int = TOKENS,
+        beam_size: int | None = None,
+        competing_ends: bool | None = None,
+    ) -> list[Continuations]:
+        """Write texts behind prompts, as `tsallis generate` does: the same options, defaults and results.
+
+        Args:
+            prompts: the beginnings of the texts; an empty one: from the start.
+            n: texts drawn behind each; None: one.
+            seed: of the draws; None: 0.
+            temperature: that scores are divided by before the map; None: as they are.
+            length: symbols behind a prompt, at most.
+            beam_size: search for the most probable text by a beam of this size; None: draw.
+            competing_ends: whether texts of a beam must end among its best continuations; None: as the run says.
+
+        Returns:
+            The texts of each prompt, and what a beam proved.
+
+        Raises:
+            InputError: what the command refuses.
+        """
+        texts = _check_lines(prompts, "prompts")
+        with keywords():
+            options = GenerationOptions(
+                samples=n,
+                seed=seed,
+                temperature=temperature,
+                length=length,
+                beam=beam_size,
+                competing_ends=competing_ends is True,
+                every_end=competing_ends is False,
+            )
+            options.check()
+            self.check_generation(options)
+            blocks = self._blocks(texts, "prompts", False)
+            return [answer for first, read in blocks for answer in self.continue_lines(read, options, first)]
+
+    def check_generation(self, options: GenerationOptions) -> None:
+        """Refuse options of `generate` that are not for this run.
+
+        Args:
+            options: checked before.
+
+        Raises:
+            InputError: the first such option, or a run that is no language model.
+        """
+        self.check_command("generate")
+        options.check_run(self.run)
+
+    def continue_lines(self, lines: Lines, options: GenerationOptions, first: int = 0) -> list[Continuations]:
+        """Return what is written behind each of some prompts that were read.
+
+        Args:
+            lines: that were read.
+            options: checked before.
+            first: the number of the first of them, from 0: draws depend on it.
+        """
+        if not len(lines.corpus):
+            return []
+        batch = whole_batch(lines.corpus, self.run.model)
+        numbers = [first + number + 1 for number in lines.numbers]
+        results: list[Result | None] = [None] * len(numbers)
+        rows: Sequence[Sequence[GeneratedText | Hypothesis]]
+        if options.beam is None:
+            rows = options.draw(self.run, batch, numbers)
+        else:
+            searched = options.search(self.run, batch, self.search)
+            results, rows = [*searched], [result.hypotheses[:1] for result in searched]
+        answers = []
+        for row, (number, written, result) in enumerate(zip(numbers, rows, results, strict=True)):
+            prompt, symbols = lines.titles[row], [int(symbol) for symbol in lines.corpus.src[row]]
+            texts = tuple(continue_prompt(self.run, prompt, symbols, text) for text in written)
+            answers.append(Continuations(number, prompt, texts, result))
+        return answers
 
     def score(
         self,

@@ -16,7 +16,7 @@ from tsallis.config import SearchConfig
 from tsallis.data.batching import Batch
 from tsallis.data.packing import TextCorpus
 from tsallis.errors import InputError, describe
-from tsallis.evaluation.outputs import describe_generated, describe_hypothesis, describe_result, finite
+from tsallis.evaluation.outputs import describe_hypothesis, describe_result, finite
 from tsallis.inference.run import whole_batch
 from tsallis.search import (
     Certificate,
@@ -242,8 +242,14 @@ class ServedRun:
         return {**describe_hypothesis(hypothesis, self.run.tgt_vocab), "tokens": hypothesis.tokens}
 
     def _text(self, text: GeneratedText) -> Content:
-        content = describe_generated(text, self.run.tgt_vocab.text(text.tokens))
-        return {**content, "prob": text.prob, "tokens": text.tokens}
+        return {
+            "text": self.run.tgt_vocab.text(text.tokens),
+            "log_prob": text.log_prob,
+            "ended": text.ended,
+            "support": text.support,
+            "prob": text.prob,
+            "tokens": text.tokens,
+        }
 
     def _result(self, result: Result, model: Any, batch: Batch, row: int, tree: bool) -> Content:
         content = describe_result(result, self.run.tgt_vocab)

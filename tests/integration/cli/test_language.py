@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ from typing import Any
 import pytest
 
 from integration.cli.conftest import train_here
+from pages import DOCS
+from tsallis.errors import InputError
+from tsallis.inference import open_run
 from tsallis.tasks.completer import Completer
 from tsallis.tasks.registry import task_of
 from tsallis.training import load_run
@@ -106,6 +110,84 @@ def test_a_temperature_changes_what_is_drawn(tsallis, speaker: Path) -> None:
         (("--temperature", 0), "--temperature must be above 0 and finite, got 0"),
     ):
         assert words in tsallis("generate", speaker, *options, stdin="a\n", status=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "keywords"),
+    [
+        ((), {}),
+        (("--samples", 3, "--seed", 4), {"n": 3, "seed": 4}),
+        (("--samples", 2, "--length", 5, "--temperature", 0.5), {"n": 2, "length": 5, "temperature": 0.5}),
+        (("--beam", 2, "--length", 60), {"beam_size": 2, "length": 60}),
+        (("--beam", 2, "--length", 60, "--competing-ends"), {"beam_size": 2, "length": 60, "competing_ends": True}),
+        (("--beam", 1, "--length", 1, "--every-end"), {"beam_size": 1, "length": 1, "competing_ends": False}),
+    ],
+)
+def test_python_generates_what_the_command_prints(
+    tsallis, speaker: Path, options: tuple[object, ...], keywords: dict[str, Any]
+) -> None:
+    prompts = ["am", "", "der @"]
+    lines = tsallis("generate", speaker, *options, "--json", stdin="".join(f"{p}\n" for p in prompts)).stdout
+    answers = open_run(speaker).generate(prompts, **keywords)
+    assert json.loads(json.dumps([answer.to_dict() for answer in answers])) == [*map(json.loads, lines.splitlines())]
+    assert [answer.prompt for answer in answers] == prompts
+    for answer in answers:
+        assert answer.text == (answer.texts[0].text if answer.texts else "")
+        assert (answer.certificate == "none") == (answer.result is None or answer.result.best is None)
+        for text in answer.texts:
+            assert len(text.support) == len(text.tokens) + text.ended
+            assert text.text == answer.prompt + "".join(text.tokens)
+
+
+def test_python_generates_from_the_start_and_more_than_a_block(speaker: Path) -> None:
+    run = open_run(speaker)
+    (answer,) = run.generate(n=2)
+    assert answer.line == 1 and len(answer.texts) == 2
+    many = run.generate([""] * 70, length=3)
+    assert [answer.line for answer in many] == [*range(1, 71)]
+    assert many[0].text == run.generate(length=3)[0].text and len({answer.text for answer in many}) > 5
+    assert run.generate([]) == []
+
+
+def test_the_page_of_the_run_folder_runs(
+    speaker: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "english-verbs").symlink_to(trained)
+    (tmp_path / "runs" / "tiny-language").symlink_to(speaker)
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", (DOCS / "run-folder.md").read_text(encoding="utf-8"), re.S):
+        exec(block, namespace)
+    assert len(namespace["answer"].texts) == 3 and namespace["known"].possible in (True, False)
+    assert sum(line.startswith("am ") for line in capsys.readouterr().out.splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"beam_size": 2, "n": 1}, "beam_size searches, n and seed are for draws: one of the two"),
+        ({"beam_size": 2, "temperature": 0.5}, "beam_size searches, temperature is for draws: one of the two"),
+        ({"competing_ends": True}, "competing_ends is for beam_size: draws end as the model has it"),
+        ({"competing_ends": False}, "competing_ends=False is for beam_size: draws end as the model has it"),
+        ({"n": 0}, "n must be a whole number from 1 to 1000, got 0"),
+        ({"length": 2.5}, "length must be a whole number from 1 to 100000, got 2.5"),
+        ({"seed": -1}, f"seed must be a whole number from 0 to {2**62}, got -1"),
+        ({"beam_size": True}, "beam_size must be a whole number from 1 to 1000, got True"),
+        ({"temperature": "cold"}, "temperature must be a number, got 'cold'"),
+        ({"temperature": 0}, "temperature must be above 0 and finite, got 0"),
+        ({"prompts": "am"}, "prompts: expected several texts, found one: put it into a list"),
+    ],
+)
+def test_python_refuses_what_the_command_refuses(speaker: Path, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError) as refusal:
+        open_run(speaker).generate(**options)
+    assert str(refusal.value) == words
+
+
+def test_a_run_that_is_no_language_model_generates_nothing(trained: Path) -> None:
+    with pytest.raises(InputError, match=r"a run of the task inflection: .* is for language models"):
+        open_run(trained).generate()
 
 
 def test_a_prompt_is_printed_as_it_was_given(tsallis, speaker: Path, tmp_path: Path) -> None:
