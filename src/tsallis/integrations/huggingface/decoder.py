@@ -15,6 +15,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from tsallis.functional.rows import alpha_number
 from tsallis.integrations.huggingface.alphas import unwrap
+from tsallis.integrations.huggingface.attention import FULL_MASKS, NAME
 from tsallis.integrations.huggingface.decoder_inputs import first_setting
 from tsallis.integrations.huggingface.text_batches import count_positions, pad_rows
 from tsallis.models.protocol import Step, source_mask
@@ -24,6 +25,8 @@ from tsallis.ops.backend import choose
 from tsallis.ops.eager.ranking import best_of_log_probs
 from tsallis.special_symbols import BOS, EOS, PAD
 
+# The implementations of attention that return weights.
+WITH_WEIGHTS = ("eager", NAME, FULL_MASKS)
 # What search numbers itself: padding, start and end. A token's symbol is its id and these.
 RESERVED = 3
 IGNORE_INDEX = -100
@@ -41,7 +44,7 @@ class TransformersDecoder(nn.Module):
 
     Searches number symbols themselves: :meth:`sources` makes their input of a batch, :meth:`ids` turns the tokens of a
     hypothesis into the tokenizer's, :meth:`symbols` does the reverse, for `prefixes`, and :meth:`targets` makes what
-    :func:`tsallis.search.score` takes. Hypotheses hold no attention.
+    :func:`tsallis.search.score` takes.
 
     The distribution is the model's own. Of `generation_config` the start, a forced first token, the ends and the tokens
     that are never generated (`suppress_tokens`, single `bad_words_ids`) count; penalties, n-grams that may not come
@@ -56,10 +59,15 @@ class TransformersDecoder(nn.Module):
         start: ids that the decoder of an encoder-decoder reads first, such as a language's; None: by the model.
         end: the id, or several, that an output ends with; None: by the model.
         suppress: ids that are never generated; None: by the model.
+        attention: whether steps have weights: the mean over the heads of the last layer, of an encoder-decoder those of
+            its attention to the source, of a causal model what goes to the prompt. Hypotheses then count the positions
+            attended, and hold the weights where a search is told to keep them. For models that are sparsified
+            (:func:`sparsify`), or loaded with `attn_implementation="eager"`.
 
     Raises:
         ValueError: an alpha below 1; a model that does not generate from `input_ids`, or tells no start or end; ids
-            that its vocabulary lacks; a start for a causal model, whose prompt is its start.
+            that its vocabulary lacks; a start for a causal model, whose prompt is its start; attention of a model that
+            returns no weights.
 
     Example:
         >>> import torch
@@ -82,6 +90,7 @@ class TransformersDecoder(nn.Module):
         start: Sequence[int] | None = None,
         end: int | Sequence[int] | None = None,
         suppress: Sequence[int] | None = None,
+        attention: bool = False,
     ) -> None:
         super().__init__()
         self.model = model
@@ -107,6 +116,14 @@ class TransformersDecoder(nn.Module):
         self._options = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
         self._reads_positions = "position_ids" in accepted and not self.is_encoder_decoder
         self._num_positions = count_positions(base)
+        self.attention = attention
+        if attention:
+            self._options["output_attentions"] = True
+            if (implementation := base.config.get_text_config()._attn_implementation) not in WITH_WEIGHTS:
+                raise ValueError(
+                    f"attention is for models whose attention returns weights, and that of {name} is {implementation}: "
+                    'sparsify it, or load it with attn_implementation="eager"'
+                )
 
     @property
     def output(self) -> TransformersOutput:
@@ -186,37 +203,41 @@ class TransformersDecoder(nn.Module):
         """Return the state before the first token: the start, or the prompt, is read."""
         rows = torch.arange(len(memory.mask), device=memory.mask.device)
         start = rows.new_tensor(self.start_ids).expand(len(rows), -1)  # [batch, 0] of a causal model
-        block, logits = self._run(memory, rows, start, None)
-        return _State([(replace(block, logits=logits), row) for row in rows.tolist()])
+        block, step = self._run(memory, rows, start, None)
+        return _State([(replace(block, step=step), row) for row in rows.tolist()])
 
     def step(self, state: _State, token: Tensor) -> Step:
         """Read one token [rows] and return the scores of the next."""
         groups: dict[Any, list[int]] = {}
         for i, (block, _) in enumerate(state.rows):
-            groups.setdefault((id(block.memory), block.ids.shape[1], block.logits is not None), []).append(i)
+            groups.setdefault((id(block.memory), block.ids.shape[1], block.step is not None), []).append(i)
         scores: list[Tensor] = []
+        attention: list[Tensor] = []
         after: list[tuple[_Block, int]] = list(state.rows)
         for members in groups.values():
             index = torch.tensor(members, device=token.device)
             block = _gather([state.rows[i] for i in members], token.device)
-            if block.logits is not None:  # the start is read already
-                logits, block = block.logits, replace(block, logits=None)
+            if block.step is not None:  # the start is read already
+                step, block = block.step, replace(block, step=None)
             else:
                 ids = torch.cat([block.ids, (token[index] - RESERVED).clamp(min=0).unsqueeze(1)], 1)
-                block, logits = self._run(block.memory, block.sources, ids, block.pairs)
-            scores.append(logits)
+                block, step = self._run(block.memory, block.sources, ids, block.pairs)
+            scores.append(step[0])
+            attention.append(step[1])
             for row, i in enumerate(members):
                 after[i] = (block, row)
         order = torch.tensor([i for members in groups.values() for i in members], device=token.device)
-        ordered = scores[0] if len(scores) == 1 else torch.cat(scores)[order.argsort()]
-        return Step(self.output.scores(ordered), ordered.new_zeros(len(ordered), 0), _State(after))
+        logits, weights = (_reorder(parts, order.argsort()) for parts in (scores, attention))
+        return Step(self.output.scores(logits), weights, _State(after))
 
-    def _run(self, memory: _Memory, sources: Tensor, ids: Tensor, pairs: Pairs | None) -> tuple[_Block, Tensor]:
+    def _run(
+        self, memory: _Memory, sources: Tensor, ids: Tensor, pairs: Pairs | None
+    ) -> tuple[_Block, tuple[Tensor, Tensor]]:
         """Read ids [rows, length] behind the sources, the last alone where pairs hold the others; return logits [rows,
-        d_vocab] of the next, too.
+        d_vocab] of the next, and weights of attention [rows, src or 0], too.
 
         Raises:
-            ValueError: more ids than the model has positions.
+            ValueError: more ids than the model has positions, weights that the model does not return.
         """
         inputs, length = self._inputs(memory, sources, ids, pairs)
         if self._num_positions is not None and length > self._num_positions:
@@ -232,7 +253,27 @@ class TransformersDecoder(nn.Module):
         own, cross = _plain_pairs(cache)
         if cross is not None and memory.cross is None:  # of the start: the rows are the sources
             memory.cross = cross
-        return _Block(memory, sources, ids, own), logits
+        return _Block(memory, sources, ids, own), (logits, self._weights(outputs, memory, sources, ids))
+
+    def _weights(self, outputs: Any, memory: _Memory, sources: Tensor, ids: Tensor) -> Tensor:
+        """Return weights [rows, src] on the source, padded behind, of the last token read; [rows, 0] where not asked.
+
+        Raises:
+            ValueError: a model that returns none.
+        """
+        if not self.attention:
+            return outputs.logits.new_zeros(len(ids), 0)
+        layers = outputs.get("cross_attentions" if self.is_encoder_decoder else "attentions")
+        width = memory.mask.shape[1]
+        columns = width if self.is_encoder_decoder else width + ids.shape[1]
+        if not layers or layers[-1] is None or layers[-1].shape[-1] != columns:
+            raise ValueError(f"the last layer of {type(unwrap(self.model)).__name__} returns no weights of attention")
+        weights: Tensor = layers[-1][:, :, -1, :width].mean(1)  # [rows, heads, queries, keys] -> [rows, src]
+        if self.is_encoder_decoder:
+            return weights
+        counts = memory.mask.sum(-1)[sources]  # of prompts, which are padded in front
+        shift = (torch.arange(width, device=counts.device) - counts.unsqueeze(1)) % max(width, 1)
+        return weights.gather(1, shift)
 
     def _inputs(self, memory: _Memory, sources: Tensor, ids: Tensor, pairs: Pairs | None) -> tuple[dict[str, Any], int]:
         """Return what the model is called with, and how many positions it uses."""
@@ -329,7 +370,7 @@ class _Block:
     sources: Tensor  # [rows]
     ids: Tensor  # [rows, length], the start included, a prompt not
     pairs: Pairs | None  # None: the model's cache is not plain, prefixes are read again
-    logits: Tensor | None = None  # [rows, d_vocab] after the start, until a search asks for them
+    step: tuple[Tensor, Tensor] | None = None  # logits and weights after the start, until a search asks for them
 
 
 class _State:
@@ -364,14 +405,22 @@ def _gather(rows: list[tuple[_Block, int]], device: torch.device) -> _Block:
             (pick([key for key, _ in layer]), pick([value for _, value in layer]))
             for layer in zip(*[block.pairs or () for block in blocks], strict=True)
         )
-    logits = [block.logits for block in blocks if block.logits is not None]
+    steps = [block.step for block in blocks if block.step is not None]
     return _Block(
         blocks[0].memory,
         pick([block.sources for block in blocks]),
         pick([block.ids for block in blocks]),
         layers,
-        pick(logits) if logits else None,
+        (pick([logits for logits, _ in steps]), pick([weights for _, weights in steps])) if steps else None,
     )
+
+
+def _reorder(parts: Sequence[Tensor], index: Tensor) -> Tensor:
+    """Concatenate rows [rows, any width], narrow ones filled with zeros, and put them in an order."""
+    if len(parts) == 1:
+        return parts[0]
+    width = max(part.shape[1] for part in parts)
+    return torch.cat([nn.functional.pad(part, (0, width - part.shape[1])) for part in parts])[index]
 
 
 def _cache(pairs: Pairs) -> DynamicCache:

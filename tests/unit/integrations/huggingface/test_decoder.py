@@ -180,6 +180,53 @@ def test_only_the_last_token_is_read() -> None:
     assert set(lengths[1:]) == {1}
 
 
+@pytest.mark.parametrize("kind", ["eager", "sparse"])
+@pytest.mark.parametrize("family", DECODERS, ids=str)
+def test_attention_is_that_of_whole_passes(family: Family, kind: str) -> None:
+    if kind == "eager":  # in float64 Llama's own turns rows of padding, which it computes in float32, to NaN
+        model = build(family)
+        model.set_attn_implementation("eager")
+    else:
+        model = sparsify(build(family).double(), 2.0)
+    tolerance = {"rtol": 1e-4, "atol": 1e-6} if kind == "eager" else {"rtol": 1e-6, "atol": 1e-9}
+    decoder = TransformersDecoder(model, 1.0, end=END, attention=True)
+    src, lengths = sources(decoder, family)
+    results = beam_search(decoder, src, lengths, beam_size=2, min_length=2, max_length=4, keep_attention=True)
+    for row, (result, length) in enumerate(zip(results, lengths.tolist(), strict=True)):
+        assert result.best is not None
+        output, source = decoder.ids(result.best.tokens), src[row, :length]
+        with torch.no_grad():
+            if decoder.is_encoder_decoder:
+                ids = torch.tensor([[*decoder.start_ids, *output]])
+                passed = model(input_ids=source[None], decoder_input_ids=ids, output_attentions=True)
+                expected = passed.cross_attentions[-1][0].mean(0)
+            else:
+                ids = torch.cat([source, source.new_tensor(output)])
+                passed = model(input_ids=ids[None], output_attentions=True)
+                expected = passed.attentions[-1][0].mean(0)[length - 1 :, :length]
+        assert result.best.attention is not None
+        torch.testing.assert_close(result.best.attention, expected, **tolerance, check_dtype=False)
+        assert [*result.best.num_attended] == (expected > 0).sum(-1).tolist()
+    if kind == "sparse":
+        assert any(min(result.best.num_attended) < n for result, n in zip(results, lengths.tolist(), strict=True))
+
+
+def test_attention_joins_prefixes_of_several_lengths() -> None:
+    decoder = TransformersDecoder(sparsify(small("seq2seq"), 1.5), 2.0, end=END, attention=True)
+    src, lengths = decoder.sources({"input_ids": torch.tensor([[4, 7, 3], [6, 8, 5]])})
+    plain = TransformersDecoder(decoder.model, 2.0, end=END)
+    exact, same = (exact_search(each, src, lengths, n_best=3, max_length=4) for each in (decoder, plain))
+    for one, other in zip(exact, same, strict=True):
+        assert [h.tokens for h in one.hypotheses] == [h.tokens for h in other.hypotheses]
+        assert all(0 < n <= 3 for h in one.hypotheses for n in h.num_attended)
+        assert {n for h in other.hypotheses for n in h.num_attended} == {0}
+
+
+def test_attention_without_weights_is_refused() -> None:
+    with pytest.raises(ValueError, match="that of LlamaForCausalLM is sdpa: sparsify it"):
+        TransformersDecoder(build("llama"), 1.5, end=END, attention=True)
+
+
 def test_sparse_attention_goes_with_sparse_outputs() -> None:
     family = BY_NAME["llama"]
     decoder = TransformersDecoder(sparsify(build(family).double(), 1.5), 1.5, end=END)
