@@ -46,6 +46,7 @@ from tsallis.tasks.classification import (
     words,
 )
 from tsallis.tasks.labels import label_numbers
+from tsallis.training import reuse_memory
 
 TESTED = 256  # documents of a batch without gradients
 LOOKED = 8  # in one of so many of them attention is looked at
@@ -174,6 +175,7 @@ def test(model: BiLSTMClassifier, batches: Iterable[Batch], device: torch.device
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Everything from the folder to the result."""
     began = time.perf_counter()
+    reuse_memory()
     data = load(options)
     print(f"{len(data.train)} documents, {len(data.vocab)} symbols, {len(data.labels)} classes", file=sys.stderr)
     torch.manual_seed(options.seed)

@@ -87,7 +87,7 @@ PUBLIC = {
         InflectionExample english_verbs load_config read_inflection read_languages
     """,
     "tsallis.training": """
-        Checkpoints Log Progress Run Settings Trainer load_run
+        Checkpoints Log Progress Run Settings Trainer load_run reuse_memory
     """,
 }
 PUBLIC_NAMES = {module: names.split() for module, names in PUBLIC.items()}

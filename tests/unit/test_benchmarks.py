@@ -115,6 +115,18 @@ def test_recurrent(tmp_path: Path) -> None:
     assert all(float(row["samples_per_second"]) > 0 for row in rows)
 
 
+def test_allocator(tmp_path: Path) -> None:
+    out, recipe = tmp_path / "allocator.csv", BENCHMARKS.parent / "recipes" / "tiny" / "language.yaml"
+    size = ("model.d_model=8", "model.layers=1", "training.warmup=1")
+    printed = run("allocator.py", "--train", recipe, *size, "--updates", 3, "--rounds", 1, "--out", out)
+    (row,) = read(out)
+    measured = ["fresh_seconds", "reused_seconds", "to_fresh", "fresh_mb", "reused_mb", "rounds"]
+    assert list(row) == ["recipe", "overrides", "updates", *measured, *(name for name in MACHINE if name != "backend")]
+    assert row["recipe"] == "tiny/language.yaml" and row["overrides"] == " ".join(size)
+    ratio = float(row["reused_seconds"]) / float(row["fresh_seconds"])
+    assert float(row["to_fresh"]) == pytest.approx(ratio, rel=1e-2) and "tiny/language.yaml" in printed
+
+
 @pytest.mark.slow
 def test_attention(tmp_path: Path) -> None:
     out = tmp_path / "attention.csv"

@@ -88,12 +88,13 @@ def run_training(loaded: Config, folder: Path, world: World) -> None:
     Raises:
         typer.Exit: after SIGTERM.
     """
-    from tsallis.training import Checkpoints, Trainer
+    from tsallis.training import Checkpoints, Trainer, reuse_memory
     from tsallis.training.file_names import CHECKPOINTS
     from tsallis.training.progress import TrainingDisplay
     from tsallis.training.run_folder import locked
     from tsallis.training.termination import STATUS, note_termination
 
+    reuse_memory()
     with contextlib.ExitStack() as stack:
 
         def prepare() -> TrainingStart:

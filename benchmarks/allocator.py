@@ -1,0 +1,86 @@
+"""Training in memory that is used again beside training in memory that the C library returns and gets afresh.
+
+The first updates of recipes, each in processes of its own, in turn as `tsallis train` runs and with
+`TSALLIS_REUSE_MEMORY=0`:
+
+    python benchmarks/allocator.py --train recipes/martins2020/imdb.yaml data.folder=data/imdb \
+        --train recipes/multi30k/en-de.yaml data.folder=data/multi30k training.warmup=10 \
+        --out benchmarks/results/allocator-cpu.csv
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from common import Row, announce, machine, table, write
+
+COLUMNS = ("recipe", "fresh_seconds", "reused_seconds", "to_fresh", "fresh_mb", "reused_mb")
+
+
+def train(recipe: Path, overrides: list[str], updates: int, threads: int, reused: bool) -> tuple[float, float]:
+    """Return the seconds of the updates, and the peak memory in MB, of a process that trains.
+
+    Raises:
+        SystemExit: a training that failed.
+    """
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TSALLIS_REUSE_MEMORY": str(int(reused))}
+    with tempfile.TemporaryDirectory() as folder:
+        limits = [f"training.{name}={updates}" for name in ("updates", "validate_updates", "checkpoint_every")]
+        run = Path(folder) / "run"
+        command = [sys.executable, "-m", "tsallis", "train", str(recipe), *overrides, *limits, "--run-dir", str(run)]
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        assert process.stderr is not None
+        message = process.stderr.read().decode()
+        _, status, usage = os.wait4(process.pid, 0)
+        if status:
+            raise SystemExit(message)
+        timing = [json.loads(line) for line in (run / "timing.jsonl").read_text(encoding="utf-8").splitlines()]
+    return sum(event["seconds"] for event in timing), usage.ru_maxrss / 1024
+
+
+def compare(recipe: Path, overrides: list[str], options: argparse.Namespace) -> Row:
+    """Return the row of a recipe: medians, and that of each pair's ratio."""
+    kinds: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+    for number in range(options.rounds):
+        for reused in (False, True) if number % 2 == 0 else (True, False):
+            kinds[reused].append(train(recipe, overrides, options.updates, options.threads, reused))
+    fresh, reused_ = kinds[False], kinds[True]
+    return {
+        "recipe": "/".join(recipe.parts[-2:]),
+        "overrides": " ".join(text for text in overrides if not text.startswith("data.folder")),
+        "updates": options.updates,
+        "fresh_seconds": statistics.median(seconds for seconds, _ in fresh),
+        "reused_seconds": statistics.median(seconds for seconds, _ in reused_),
+        "to_fresh": statistics.median(b[0] / a[0] for a, b in zip(fresh, reused_, strict=True)),
+        "fresh_mb": statistics.median(peak for _, peak in fresh),
+        "reused_mb": statistics.median(peak for _, peak in reused_),
+        "rounds": options.rounds,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    add = parser.add_argument
+    add("--train", nargs="+", action="append", required=True, help="a recipe, and overrides of its settings")
+    add("--updates", type=int, default=40)
+    add("--rounds", type=int, default=3)
+    add("--threads", type=int, default=1)
+    add("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    announce()
+    rows = [{**compare(Path(recipe), overrides, options), **machine()} for recipe, *overrides in options.train]
+    print(table(rows, COLUMNS))
+    write(options.out, rows)
+
+
+if __name__ == "__main__":
+    main()
