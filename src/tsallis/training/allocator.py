@@ -14,12 +14,15 @@ NEVER = 2**31 - 1
 
 
 def reuse_memory() -> bool:
-    """Have the C library hold on to memory that is freed, until the process ends; return whether it will.
+    """Make the C library hold on to memory that is freed, until the process ends.
 
-    glibc gives large blocks back to the system when they are freed, and the next update gets them page by page, filled
-    with zeros. Gradients of large embeddings and scores of large vocabularies are such blocks. The setting is of the
-    whole process, so that only programs make it, such as `tsallis train`. It is left as it is where
-    `TSALLIS_REUSE_MEMORY` is 0, where an environment variable of glibc decides, and with another C library.
+    glibc gives large blocks back when they are freed, and the next update gets them page by page, filled with zeros.
+    Gradients of large embeddings and scores of large vocabularies are such blocks. The setting is of the whole process,
+    so that only programs make it, such as `tsallis train`. It is left as it is where `TSALLIS_REUSE_MEMORY` is 0, where
+    an environment variable of glibc decides, and with another C library.
+
+    Returns:
+        True where it was set.
 
     Example:
         >>> reuse_memory() in (True, False)
