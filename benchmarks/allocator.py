@@ -77,9 +77,11 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     announce()
-    rows = [{**compare(Path(recipe), overrides, options), **machine()} for recipe, *overrides in options.train]
+    rows: list[Row] = []
+    for recipe, *overrides in options.train:
+        rows.append({**compare(Path(recipe), overrides, options), **machine()})
+        write(options.out, rows)  # each at once: the next recipe may be one that can't be trained
     print(table(rows, COLUMNS))
-    write(options.out, rows)
 
 
 if __name__ == "__main__":
