@@ -360,6 +360,29 @@ def test_what_is_said_of_english_to_german_is_in_the_manifests() -> None:
     assert lengths[1] < lengths[0] - 0.05  # "stops earlier"
 
 
+def test_what_is_said_of_imdb_with_vectors_is_in_the_rows() -> None:
+    rows = [
+        row for row in rows_of("documents-cpu.csv") if row["vectors"] == "scaled.safetensors" and row["cut"] == "400"
+    ]
+
+    def scores(attention: str, transform: str) -> list[float]:
+        return [
+            float(row["accuracy"]) * 100
+            for row in rows
+            if (row["attention"], row["transform"]) == (attention, transform)
+        ]
+
+    kinds = [(kind, name) for kind in ("discrete", "continuous", "combined") for name in ("softmax", "sparsemax")]
+    means = {kind: fmean(scores(*kind)) for kind in kinds}
+    assert all(len(scores(*kind)) == 3 for kind in kinds)
+    behind = {name: means["discrete", name] - means["continuous", name] for name in ("softmax", "sparsemax")}
+    assert 2 < behind["softmax"] < 2.5 and 0.8 < behind["sparsemax"] < 1.2
+    assert min(means, key=lambda kind: means[kind]) == ("continuous", "softmax")
+    assert max(kinds, key=lambda kind: max(scores(*kind)) - min(scores(*kind))) == ("continuous", "softmax")
+    assert 0.8 < means["discrete", "softmax"] - means["discrete", "sparsemax"] < 1.2  # "at the cost of a point"
+    assert max(means.values()) < means["discrete", "softmax"] + 0.05  # the largest that the table of results names
+
+
 def test_what_is_said_of_94_languages_is_in_the_manifests() -> None:
     def run(name: str) -> dict[str, Any]:
         text = (RESULTS / "runs" / f"inflection-all-{name}.json").read_text(encoding="utf-8")
