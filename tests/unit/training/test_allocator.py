@@ -11,7 +11,7 @@ import pytest
 
 from tsallis.training import allocator
 
-glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's allocator alone is set")
+glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc: its allocator alone is set")
 CODE = """\
 import ctypes, resource, runpy, sys
 
