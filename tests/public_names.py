@@ -52,7 +52,7 @@ PUBLIC = {
         tsallis_entropy
     """,
     "tsallis.inference": """
-        Answer Continuation Continuations Output TextRun TextScore open_run
+        Answer Continuation Continuations Output Suggestion Suggestions TextRun TextScore open_run
     """,
     "tsallis.integrations.huggingface": """
         AnnealAlpha AttentionLog DensityMeter EntmaxLogitsProcessor FixedAlpha LearnedAlpha TransformersDecoder

@@ -8,8 +8,10 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from tsallis.inference import Suggestions
 
 SEQUENCES = {
     b"\x1b[A": "up",
@@ -32,15 +34,6 @@ UNFINISHED = re.compile(rb"\x1b(?:\[\[?[0-?]*[ -/]*|O)")
 MOST_ROWS = 12
 
 
-@dataclass(frozen=True)
-class Suggestion:
-    """The continuations of a text: the text with its certain part, and the choices after that."""
-
-    certain: str
-    choices: list[tuple[str, float, bool]]  # the whole text, its probability, and whether it ends there
-    support: int
-
-
 class Editor:
     """A text that grows by keys and by suggestions.
 
@@ -51,14 +44,14 @@ class Editor:
         screen: where the text and the suggestions are shown.
     """
 
-    def __init__(self, title: str, suggest: Callable[[str], Suggestion], keys: Iterator[str], screen: TextIO) -> None:
+    def __init__(self, title: str, suggest: Callable[[str], Suggestions], keys: Iterator[str], screen: TextIO) -> None:
         self.title, self.suggest, self.keys, self.screen = title, suggest, keys, screen
         self.text, self.choice = "", 0
 
     def run(self) -> str | None:
         """Return the text when it is ended; None where its writer leaves."""
-        suggestion = self.suggest(self.text)
-        self._show(suggestion)
+        answer = self.suggest(self.text)
+        self._show(answer)
         for key in self.keys:
             if key in ("enter", "leave"):
                 self._clear()
@@ -67,36 +60,36 @@ class Editor:
                 self.screen.flush()
                 return self.text if ended else None
             if key in ("up", "down"):
-                count = max(len(suggestion.choices), 1)
+                count = max(len(answer.next), 1)
                 self.choice = (self.choice + (1 if key == "down" else -1)) % count
             else:
-                self.text, self.choice = self._edit(key, suggestion), 0
-                suggestion = self.suggest(self.text)
-            self._show(suggestion)
+                self.text, self.choice = self._edit(key, answer), 0
+                answer = self.suggest(self.text)
+            self._show(answer)
         return None
 
-    def _edit(self, key: str, suggestion: Suggestion) -> str:
+    def _edit(self, key: str, answer: Suggestions) -> str:
         """Return the text after a key: Tab takes the certain part, and where there is none the chosen suggestion."""
         if key == "backspace":
             return self.text[:-1]
         if key != "tab":
             return self.text + key
-        if suggestion.certain != self.text and not self.choice:
-            return suggestion.certain
-        return suggestion.choices[self.choice][0] if suggestion.choices else self.text
+        if answer.text != self.text and not self.choice:
+            return answer.text
+        return answer.next[self.choice].text if answer.next else self.text
 
-    def _show(self, suggestion: Suggestion) -> None:
+    def _show(self, answer: Suggestions) -> None:
         width = shutil.get_terminal_size().columns - 1
-        rest = suggestion.certain[len(self.text) :] if suggestion.certain.startswith(self.text) else ""
+        rest = answer.text[len(self.text) :] if answer.text.startswith(self.text) else ""
         head = f"{self.title}: {_visible(self.text)}"
         first = max(0, self.choice + 1 - MOST_ROWS)
         rows = [
-            f"{'>' if i == self.choice else ' '} {prob:8.4f}  {_visible(text)}{'  (end)' if ends else ''}"
-            for i, (text, prob, ends) in enumerate(suggestion.choices)
+            f"{'>' if i == self.choice else ' '} {way.prob:8.4f}  {_visible(way.text)}{'  (end)' if way.ends else ''}"
+            for i, way in enumerate(answer.next)
         ][first : first + MOST_ROWS]
-        if suggestion.support > len(rows):
-            rows.append(f"  {suggestion.support} in all")
-        if not suggestion.support:
+        if answer.support > len(rows):
+            rows.append(f"  {answer.support} in all")
+        if not answer.support:
             rows = ["  impossible"]
         self._clear()
         below = "".join(f"\r\n{row[:width]}" for row in rows)

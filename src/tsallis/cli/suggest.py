@@ -8,21 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tsallis.cli.input import line_blocks
-from tsallis.cli.keys import Editor, Suggestion, terminal_keys
+from tsallis.cli.keys import Editor, terminal_keys
 from tsallis.cli.options import Device, FileArgument, Images, Json, Language, RunArgument, Which, With
 from tsallis.cli.output import print_fields, print_json
 from tsallis.inference import open_run
+from tsallis.inference.suggestions import LISTED, Completer
 from tsallis.search_budget import MOST
 
 if TYPE_CHECKING:
     from tsallis.data.batching import Batch
-    from tsallis.tasks.completer import Completer
+    from tsallis.inference import Suggestions
 
 
 def suggest(
     run: RunArgument,
     file: FileArgument = None,
-    nbest: Annotated[int, typer.Option(min=1, max=MOST, help="Continuations that are listed, the best ones.")] = 10,
+    nbest: Annotated[int, typer.Option(min=1, max=MOST, help="Continuations that are listed, the best ones.")] = LISTED,
     others: With = None,
     language: Language = None,
     images: Images = None,
@@ -36,8 +37,6 @@ def suggest(
     line, the output with the continuation, its probability and `end` where the output is over, or `impossible`. While a
     single continuation is possible it is taken. In a terminal: a line for the source, then keys.
     """
-    from tsallis.tasks.completer import Completer
-
     opened = open_run(run, checkpoint, device, others or ())
     loaded, task = opened.run, opened.task
     completer = Completer(loaded, task, nbest)
@@ -46,15 +45,15 @@ def suggest(
         return
     for block in line_blocks(loaded, task, file, False, None, language=language, images=images):
         for row, typed in enumerate(block.beginnings):
-            content = completer.describe(block.lines.corpus.batch([row]), typed)
+            answer = completer.suggest(block.lines.corpus.batch([row]), typed, block.line(row))
             if as_json:
-                print_json({"line": block.line(row), **content})
+                print_json(answer.to_dict())
             else:
-                for choice in content["next"]:
-                    end = "end" if choice["ends"] else ""
-                    print_fields(str(block.line(row)), choice["text"], f"{choice['prob']:.6g}", end)
-                if not content["possible"]:
-                    print_fields(str(block.line(row)), typed, "0", "impossible")
+                for choice in answer.next:
+                    end = "end" if choice.ends else ""
+                    print_fields(str(answer.line), choice.text, f"{choice.prob:.6g}", end)
+                if not answer.possible:
+                    print_fields(str(answer.line), typed, "0", "impossible")
         sys.stdout.flush()
 
 
@@ -81,10 +80,8 @@ def _converse(completer: Completer, options: dict[str, Any]) -> None:
             continue
         batch = lines.corpus.batch([0])
 
-        def suggestions(typed: str, batch: Batch = batch) -> Suggestion:
-            content = completer.describe(batch, typed)
-            choices = [(c["text"], c["prob"], c["ends"]) for c in content["next"]]
-            return Suggestion(content["text"], choices, content["support"])
+        def suggestions(typed: str, batch: Batch = batch) -> Suggestions:
+            return completer.suggest(batch, typed)
 
         with terminal_keys() as keys:
             Editor(task.noun, suggestions, keys, sys.stdout).run()

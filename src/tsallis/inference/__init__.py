@@ -6,5 +6,16 @@ Importing it is cheap: commands that only show their help load no torch.
 from tsallis.inference.answers import Answer, Output, TextScore
 from tsallis.inference.continuations import Continuation, Continuations
 from tsallis.inference.run import TextRun, open_run
+from tsallis.inference.suggestions import Suggestion, Suggestions
 
-__all__ = ["Answer", "Continuation", "Continuations", "Output", "TextRun", "TextScore", "open_run"]
+__all__ = [
+    "Answer",
+    "Continuation",
+    "Continuations",
+    "Output",
+    "Suggestion",
+    "Suggestions",
+    "TextRun",
+    "TextScore",
+    "open_run",
+]

@@ -1,4 +1,4 @@
-"""A run that takes and gives text: what `tsallis translate` and `tsallis score` do with lines, for Python as well."""
+"""A run that takes and gives text: what commands such as `tsallis translate` do with lines, for Python as well."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from tsallis.inference.alignment import Links, align, check_alignment
 from tsallis.inference.answers import Answer, Form, Output, TextScore
 from tsallis.inference.continuations import TOKENS, Continuations, GenerationOptions, continue_prompt
-from tsallis.inference.options import SearchOptions, keywords
+from tsallis.inference.options import SearchOptions, check_whole, keywords
+from tsallis.inference.suggestions import LISTED, Completer, Suggestions
+from tsallis.search_budget import MOST
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -429,6 +431,42 @@ class TextRun:
             answers.append(Continuations(number, prompt, texts, result))
         return answers
 
+    def suggest(
+        self,
+        lines: Iterable[str],
+        typed: Sequence[str] | None = None,
+        *,
+        n_best: int = LISTED,
+        language: str | None = None,
+        images: Path | str | None = None,
+    ) -> list[Suggestions]:
+        """Find what may follow what is typed of outputs, as `tsallis suggest` does.
+
+        Args:
+            lines: of input, as for `translate`.
+            typed: the beginning of each line's output; None: nothing.
+            n_best: continuations that are listed, the best ones.
+            language: of the lines, for a run of several.
+            images: that lines name; None: those of the configuration's test split.
+
+        Returns:
+            One answer for each line that holds something to read, with its number.
+
+        Raises:
+            InputError: what the command refuses.
+        """
+        texts = _check_lines(lines, "lines")
+        with keywords():
+            check_whole("--nbest", n_best, 1, MOST)
+            starts = _beginnings(typed, len(texts), "typed")
+            completer = Completer(self.run, self.task, int(n_best))
+            answers = []
+            for first, read in self._blocks(texts, "lines", False, language=language, images=images):
+                for row, number in enumerate(read.numbers):
+                    source, line = read.corpus.batch([row]), first + number
+                    answers.append(completer.suggest(source, starts[line], line + 1))
+        return answers
+
     def score(
         self,
         sources: Iterable[str],
@@ -552,7 +590,7 @@ def _check_lines(lines: Iterable[str], name: str) -> list[str]:
     return texts
 
 
-def _beginnings(prefixes: Sequence[str] | None, count: int) -> list[str]:
+def _beginnings(prefixes: Sequence[str] | None, count: int, name: str = "prefixes") -> list[str]:
     """Return the beginning of each line's output, empty ones where there are none.
 
     Raises:
@@ -562,7 +600,7 @@ def _beginnings(prefixes: Sequence[str] | None, count: int) -> list[str]:
 
     if prefixes is None:
         return [""] * count
-    texts = _check_lines(prefixes, "prefixes")
+    texts = _check_lines(prefixes, name)
     if len(texts) != count:
-        raise InputError(f"there must be one of the prefixes a line, got {len(texts)} for {count} lines")
+        raise InputError(f"{name}: there must be one a line, got {len(texts)} for {count} lines")
     return texts

@@ -18,6 +18,7 @@ from tsallis.data.packing import TextCorpus
 from tsallis.errors import InputError, describe
 from tsallis.evaluation.outputs import describe_hypothesis, describe_result, finite
 from tsallis.inference.run import whole_batch
+from tsallis.inference.suggestions import Completer
 from tsallis.search import (
     Certificate,
     GeneratedText,
@@ -45,7 +46,6 @@ from tsallis.serve.requests import (
 from tsallis.serve.worker import Check, InterruptibleModel
 from tsallis.special_symbols import BOS, EOS, UNK
 from tsallis.tasks.base import Lines, Task, refuse_long
-from tsallis.tasks.completer import Completer
 from tsallis.training import Run
 from tsallis.training.file_names import MODEL
 from tsallis.training.schema import ModelRecord, read_record
@@ -265,7 +265,9 @@ class ServedRun:
         (request,) = requests
         run = replace(self.run, model=InterruptibleModel(self.run.model, check))
         completer = Completer(run, self.task, self._choices(request))
-        return [{"run": self.name, **completer.describe(self._source(request), request.typed)}]
+        content = completer.suggest(self._source(request), request.typed).to_dict()
+        del content["line"]  # a request is one line
+        return [{"run": self.name, **content}]
 
     def _choices(self, request: SuggestRequest | StepsRequest) -> int:
         """Return how many continuations or symbols an answer lists."""

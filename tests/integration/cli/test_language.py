@@ -15,7 +15,7 @@ from integration.cli.conftest import train_here
 from pages import DOCS
 from tsallis.errors import InputError
 from tsallis.inference import open_run
-from tsallis.tasks.completer import Completer
+from tsallis.inference.suggestions import Completer
 from tsallis.tasks.registry import task_of
 from tsallis.training import load_run
 
@@ -256,10 +256,10 @@ def test_suggest_completes_a_word_in_every_way_that_subwords_spell_it(tmp_path: 
     batch = task.read(["am"], "here", run, False).corpus.batch([0])
     completer = Completer(run, task, 1000)
     assert task.split_typed("zw", run) == ([], "▁zw") and task.split_typed("am ", run)[1] == "▁"
-    content = completer.describe(batch, "zw")
-    assert content["possible"], content
-    assert all("".join(c["symbols"]).startswith("▁zw") for c in content["next"]), content["next"][:5]
-    assert completer.describe(batch, "zw")["mass"] >= completer.describe(batch, "zwö")["mass"]
+    content = completer.suggest(batch, "zw")
+    assert content.possible, content
+    assert all("".join(c.symbols).startswith("▁zw") for c in content.next), content.next[:5]
+    assert completer.suggest(batch, "zw").mass >= completer.suggest(batch, "zwö").mass
 
 
 def test_analyze_writes_a_page_of_heads_and_outputs(tsallis, speaker: Path, tmp_path: Path) -> None:

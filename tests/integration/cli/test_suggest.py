@@ -7,6 +7,7 @@ import json
 import math
 import os
 import pty
+import re
 import select
 import subprocess
 import time
@@ -16,8 +17,10 @@ from typing import Any
 
 import pytest
 
-from tsallis.cli.keys import Editor, Suggestion, read_keys
-from tsallis.tasks.completer import Completer
+from tsallis.cli.keys import Editor, read_keys
+from tsallis.errors import InputError
+from tsallis.inference import Suggestion, Suggestions, open_run
+from tsallis.inference.suggestions import Completer
 from tsallis.tasks.registry import task_of
 from tsallis.training import load_run
 
@@ -70,13 +73,52 @@ def test_every_way_to_spell_a_beginning_is_there(translator: Path) -> None:
     task = task_of(run.task)
     batch = task.read(["am dritten"], "here", run, False).corpus.batch([0])
     completer = Completer(run, task, 1000)
-    start = completer.describe(batch, "")
+    start = completer.suggest(batch, "")
     for letters in ("t", "th", "the"):
-        content = completer.describe(batch, letters)
-        names = [c["symbols"] for c in content["next"]]
-        assert len(names) == len({tuple(n) for n in names})
+        content = completer.suggest(batch, letters)
+        names = [choice.symbols for choice in content.next]
+        assert len(names) == len(set(names))
         assert all("".join(n).startswith(f"▁{letters}") for n in names)
-        assert content["mass"] <= start["mass"] + 1e-6
+        assert content.mass <= start.mass + 1e-6
+
+
+def test_python_suggests_what_the_command_does(tsallis, trained: Path) -> None:
+    run = open_run(trained)
+    typed = ["", "a", "#"]
+    command_answers = suggestions(tsallis, trained, *(f"{SOURCE}\t{text}" for text in typed), options=("--nbest", 3))
+    answers = run.suggest([SOURCE] * 3, typed, n_best=3)
+    assert [answer.to_dict() for answer in answers] == command_answers
+    assert [answer.possible for answer in answers] == [True, True, False]
+    assert all(len(answer.next) <= 3 for answer in answers) and answers[2].log_prob == -math.inf
+    numbered = run.suggest([SOURCE] * 70, ["#"] * 69 + ["a"])  # more than a block
+    assert [answer.line for answer in numbered] == list(range(1, 71))
+    assert [answer.typed for answer in numbered] == ["#"] * 69 + ["a"]
+    (alone,) = run.suggest([SOURCE], ["a"])
+    assert numbered[-1].next == alone.next
+    assert run.suggest([]) == []
+
+
+def test_lines_that_hold_nothing_have_no_answer_and_the_others_keep_their_numbers(tsallis, translator: Path) -> None:
+    answers = open_run(translator).suggest(["", "am", " "])
+    assert [answer.line for answer in answers] == [2]
+    assert [answer.to_dict() for answer in answers] == suggestions(tsallis, translator, "", "am", " ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keywords", "words"),
+    [
+        (([SOURCE], ["a", "b"]), {}, "typed: there must be one a line, got 2 for 1 lines"),
+        (([SOURCE], "a"), {}, "typed: expected several texts, found one"),
+        ((SOURCE,), {}, "lines: expected several texts, found one"),
+        (([SOURCE],), {"n_best": 0}, "n_best must be a whole number from 1 to 1000, got 0"),
+        (([SOURCE],), {"language": "dutch"}, "the run knows no languages, 'dutch' was given"),
+    ],
+)
+def test_python_refuses_what_the_command_does(
+    trained: Path, arguments: tuple[Any, ...], keywords: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InputError, match=re.escape(words)):
+        open_run(trained).suggest(*arguments, **keywords)
 
 
 class Script:
@@ -87,12 +129,13 @@ class Script:
     def __init__(self) -> None:
         self.calls: list[str] = []
 
-    def __call__(self, text: str) -> Suggestion:
+    def __call__(self, text: str) -> Suggestions:
         self.calls.append(text)
         if not self.WORD.startswith(text):
-            return Suggestion(text, [], 0)
+            return Suggestions(1, text, text, (), -math.inf, 0, 0.0, 0.0, ())
         certain = "wal" if len(text) < 3 else text
-        return Suggestion(certain, [(f"{certain}k", 0.9, False), (f"{certain}t\x1b", 0.1, True)], 14)
+        choices = Suggestion(f"{certain}k", ("k",), 0.9, False), Suggestion(f"{certain}t\x1b", ("t\x1b",), 0.1, True)
+        return Suggestions(1, text, certain, tuple(certain[len(text) :]), 0.0, 14, 1.0, 0.0, choices)
 
 
 def edit(*keys: str) -> tuple[str | None, str]:

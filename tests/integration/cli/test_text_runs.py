@@ -236,7 +236,7 @@ def test_mistakes(tsallis, trained: Path, options: tuple[object, ...], words: st
         ({"temperature": math.inf, "sample": 1}, "temperature must be above 0 and finite, got inf"),
         ({"competing_ends": False, "sample": 1}, "competing_ends=False is for beam search"),
         ({"prefix": "a", "prefixes": ["a"] * 4}, "prefix is for all lines, prefixes for each its own"),
-        ({"prefixes": ["a"]}, "one of the prefixes a line, got 1 for 4 lines"),
+        ({"prefixes": ["a"]}, "prefixes: there must be one a line, got 1 for 4 lines"),
         ({"prefix": "1"}, "prefix: the beginning '1' holds symbols that"),
         ({"min_length": 5, "max_length": 4}, "min_length 5 is above max_length 4"),
         ({"language": "dutch"}, "the run knows no languages, 'dutch' was given"),

@@ -14,12 +14,12 @@ from tsallis.config import SearchConfig
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
 from tsallis.evaluation.outputs import describe_result
+from tsallis.inference.suggestions import Completer
 from tsallis.search import beam_search, exact_search, exhaustive, sample
 from tsallis.search.sampling import line_seed
 from tsallis.serve.answers import ServedRun
 from tsallis.serve.limits import Limits, Refusal
 from tsallis.serve.requests import AttentionRequest, StepsRequest, SuggestRequest, TranslateRequest
-from tsallis.tasks.completer import Completer
 
 LINES = ["scan\tV;PST", "trap\tV;3;SG;PRS", "ape\tV.PTCP;PRS"]
 
@@ -125,7 +125,8 @@ def test_requests_together_have_the_answers_that_each_has_alone(served: ServedRu
 def test_completions_are_those_of_the_command(served: ServedRun) -> None:
     (content,) = served.suggest([SuggestRequest(source=LINES[0], typed="sc", nbest=3)], no_check)
     source = served.task.read(LINES[:1], "here", served.run, False).corpus.batch([0])
-    assert content == {"run": "verbs", **Completer(served.run, served.task, 3).describe(source, "sc")}
+    expected = Completer(served.run, served.task, 3).suggest(source, "sc").to_dict()
+    assert {**content, "line": 1} == {"run": "verbs", **expected} and "line" not in content
 
 
 def test_steps_are_those_of_the_analysis(served: ServedRun) -> None:
