@@ -20,6 +20,7 @@ from tsallis.data.io import check_file, input_errors
 
 PACKAGE = Path(__file__).parents[1]
 PIECE = 1 << 20  # bytes of a file that are read at once
+_ITEM = re.compile(r"""(?:(?<=[\[{,'"])|(?<=[,:]\s))[^\s\[\]{},'"](?:[^\[\]{},'":]|:(?!\s))*""")  # of YAML
 
 
 def environment() -> dict[str, Any]:
@@ -94,15 +95,22 @@ def command_line(arguments: Sequence[str] | None = None) -> str:
 
 
 def shorten_path(text: str) -> str:
-    """Return the last part of an absolute path, also behind an equals sign; any other text as it is.
+    """Return the last part of an absolute path, also behind an equals sign or in a YAML list; any other text as it is.
 
     Example:
         >>> shorten_path("/home/ada/data"), shorten_path("data.folder=/home/ada/data"), shorten_path("runs/best")
         ('data', 'data.folder=data', 'runs/best')
+        >>> shorten_path("data.train=[/home/ada/a.tsv, more/b.tsv]")
+        'data.train=[a.tsv, more/b.tsv]'
     """
     starts = [0, *(match.end() for match in re.finditer("=", text))]
     start = next((start for start in starts if Path(text[start:]).is_absolute()), None)
-    return text if start is None else text[:start] + Path(text[start:]).name
+    if start is not None:
+        return text[:start] + Path(text[start:]).name
+    name, equals, value = text.partition("=")
+    if not value.startswith(("[", "{", '"', "'")):
+        return text
+    return name + equals + _ITEM.sub(lambda item: Path(item[0]).name if Path(item[0]).is_absolute() else item[0], value)
 
 
 def digest_files(paths: Iterable[Path]) -> dict[str, Any]:
