@@ -24,6 +24,22 @@ def rows_of(name: str) -> list[Row]:
         return list(csv.DictReader(stream))
 
 
+def of_seeds(name: str, metric: str, tail: str = "") -> list[float]:
+    """A metric of the three runs of one setting, from their manifests."""
+    paths = (RESULTS / "runs" / f"{name}-s{seed}{tail}.json" for seed in (1, 2, 3))
+    return [json.loads(path.read_text(encoding="utf-8"))["metrics"][metric] for path in paths]
+
+
+def accuracies_of(**setting: str) -> dict[tuple[str, str], list[float]]:
+    """The accuracies in percent of the three seeds of each attention and transform to which texts were classified."""
+    models: dict[tuple[str, str], list[float]] = {}
+    for row in rows_of("documents-cpu.csv"):
+        if {name: row[name] for name in setting} == setting:
+            models.setdefault((row["attention"], row["transform"]), []).append(100 * float(row["accuracy"]))
+    assert {len(seeds) for seeds in models.values()} == {3} and len(models) == 6
+    return models
+
+
 def words(page: str) -> str:
     """The text of a page, each space one blank."""
     return re.sub(r"\s+", " ", (ROOT / "docs" / page).read_text(encoding="utf-8"))
@@ -298,24 +314,18 @@ def test_what_is_said_of_windows_is_in_the_rows() -> None:
 
 
 def test_what_is_said_of_outputs_and_seeds_is_in_the_rows() -> None:
-    def metrics(output: str, ending: str) -> list[dict[str, Any]]:
-        paths = sorted((RESULTS / "runs").glob(f"multi30k-{output}-output-s?-{ending}.json"))
-        assert len(paths) == 3
-        return [json.loads(path.read_text(encoding="utf-8"))["metrics"] for path in paths]
+    def metric(output: str, ending: str, name: str) -> list[float]:
+        assert len([*(RESULTS / "runs").glob(f"multi30k-{output}-output-s?-{ending}.json")]) == 3
+        return of_seeds(f"multi30k-{output}-output", name, f"-{ending}")
 
     names = ("softmax", "sparsemax", "entmax", "alpha_relu")
-    compete, every = ({name: metrics(name, ending) for name in names} for ending in ("competing", "every"))
-    scores = {name: [run["bleu"] for run in runs] for name, runs in compete.items()}
+    scores = {name: metric(name, "competing", "bleu") for name in names}
     assert min(scores["entmax"]) > max(scores["softmax"])
     means = {name: fmean(each) for name, each in scores.items()}
     assert sorted(means, key=means.__getitem__) == ["sparsemax", "softmax", "alpha_relu", "entmax"]
-    assert round(1 / fmean(run["empty_rate"] for run in compete["softmax"])) == 81  # "one caption in eighty"
-    assert {run["empty_rate"] for runs in every.values() for run in runs} == {0}
-    sentences = [row for row in rows_of("documents-cpu.csv") if row["data"] == "sst2"]
-    models: dict[tuple[str, str], list[float]] = {}
-    for row in sentences:
-        models.setdefault((row["attention"], row["transform"]), []).append(100 * float(row["accuracy"]))
-    assert {len(seeds) for seeds in models.values()} == {3} and len(models) == 6
+    assert round(1 / fmean(metric("softmax", "competing", "empty_rate"))) == 81  # "one caption in eighty"
+    assert {rate for name in names for rate in metric(name, "every", "empty_rate")} == {0}
+    models = accuracies_of(data="sst2")
     centres = [fmean(seeds) for seeds in models.values()]
     assert 1 < max(centres) - min(centres) < 1.1  # "little more than a point"
     assert 3 < max(max(seeds) - min(seeds) for seeds in models.values()) < 3.5  # "more than three"
@@ -328,8 +338,7 @@ def enumerated(numbers: Iterable[int]) -> str:
 
 def test_what_is_said_of_alphas_on_inflection_is_in_the_manifests() -> None:
     def accuracies(setting: str) -> list[float]:
-        paths = [RESULTS / "runs" / f"inflection-{setting}-s{seed}.json" for seed in (1, 2, 3)]
-        return [json.loads(path.read_text(encoding="utf-8"))["metrics"]["macro_accuracy"] for path in paths]
+        return of_seeds(f"inflection-{setting}", "macro_accuracy")
 
     softmax, *sparse = map(accuracies, (f"output-{alpha}" for alpha in ("1", "1.25", "1.5", "1.75", "2")))
     text = words("papers-figures.md")
@@ -346,8 +355,7 @@ def test_what_is_said_of_alphas_on_inflection_is_in_the_manifests() -> None:
 
 def test_what_is_said_of_english_to_german_is_in_the_manifests() -> None:
     def metric(output: str, ending: str, name: str = "bleu") -> list[float]:
-        paths = (RESULTS / "runs" / f"multi30k-ende-{output}-s{seed}-{ending}.json" for seed in (1, 2, 3))
-        return [json.loads(path.read_text(encoding="utf-8"))["metrics"][name] for path in paths]
+        return of_seeds(f"multi30k-ende-{output}", name, f"-{ending}")
 
     softmax, entmax, relu = (metric(output, "competing") for output in ("softmax", "entmax", "alpha_relu"))
     assert max(metric("sparsemax", "competing")) < min(*softmax, *entmax, *relu)  # "below all again"
@@ -362,60 +370,33 @@ def test_what_is_said_of_english_to_german_is_in_the_manifests() -> None:
 
 
 def test_what_is_said_of_imdb_with_vectors_is_in_the_rows() -> None:
-    rows = [
-        row for row in rows_of("documents-cpu.csv") if row["vectors"] == "scaled.safetensors" and row["cut"] == "400"
-    ]
-
-    def scores(attention: str, transform: str) -> list[float]:
-        return [
-            float(row["accuracy"]) * 100
-            for row in rows
-            if (row["attention"], row["transform"]) == (attention, transform)
-        ]
-
-    kinds = [(kind, name) for kind in ("discrete", "continuous", "combined") for name in ("softmax", "sparsemax")]
-    means = {kind: fmean(scores(*kind)) for kind in kinds}
-    assert all(len(scores(*kind)) == 3 for kind in kinds)
+    models = accuracies_of(vectors="scaled.safetensors", cut="400")
+    means = {kind: fmean(seeds) for kind, seeds in models.items()}
     behind = {name: means["discrete", name] - means["continuous", name] for name in ("softmax", "sparsemax")}
     assert 2 < behind["softmax"] < 2.5 and 0.8 < behind["sparsemax"] < 1.2
     assert min(means, key=lambda kind: means[kind]) == ("continuous", "softmax")
-    assert max(kinds, key=lambda kind: max(scores(*kind)) - min(scores(*kind))) == ("continuous", "softmax")
+    assert max(models, key=lambda kind: max(models[kind]) - min(models[kind])) == ("continuous", "softmax")
     assert 0.8 < means["discrete", "softmax"] - means["discrete", "sparsemax"] < 1.2  # "at the cost of a point"
     assert max(means.values()) < means["discrete", "softmax"] + 0.05  # the largest that the table of results names
 
 
 def test_what_is_said_of_other_sets_of_sentences_is_in_the_rows() -> None:
-    rows = rows_of("documents-cpu.csv")
-
-    def scores(data: str, attention: str, transform: str) -> list[float]:
-        kind = {"data": data, "attention": attention, "transform": transform}
-        accuracies = [float(row["accuracy"]) * 100 for row in rows if {name: row[name] for name in kind} == kind]
-        assert len(accuracies) == 3
-        return accuracies
-
+    trec, mr = accuracies_of(data="trec"), accuracies_of(data="mr")
     for transform in ("softmax", "sparsemax"):
-        assert min(scores("trec", "combined", "sparsemax")) > max(scores("trec", "continuous", transform))
+        assert min(trec["combined", "sparsemax"]) > max(trec["continuous", transform])
     for attention in ("discrete", "combined"):
-        assert min(scores("mr", "continuous", "sparsemax")) > max(scores("mr", attention, "sparsemax"))
+        assert min(mr["continuous", "sparsemax"]) > max(mr[attention, "sparsemax"])
     for data in ("sst5", "subj"):
-        kinds = [
-            (attention, name)
-            for attention in ("discrete", "continuous", "combined")
-            for name in ("softmax", "sparsemax")
-        ]
-        means = [fmean(scores(data, *kind)) for kind in kinds]
+        means = [*map(fmean, accuracies_of(data=data).values())]
         assert max(means) - min(means) < 1
 
 
 def test_what_is_said_of_fixed_attention_on_captions_is_in_the_manifests() -> None:
-    def metric(name: str, key: str) -> list[float]:
-        paths = (RESULTS / "runs" / f"multi30k-{name}-s{seed}.json" for seed in (1, 2, 3))
-        return [json.loads(path.read_text(encoding="utf-8"))["metrics"][key] for path in paths]
-
-    softmax, entmax = (metric(name, "bleu") for name in ("softmax", "attention-entmax"))
+    names = ("multi30k-softmax", "multi30k-attention-entmax")
+    softmax, entmax = (of_seeds(name, "bleu") for name in names)
     assert 0 < fmean(softmax) - fmean(entmax) < 0.5 and min(softmax) < max(entmax) < max(softmax)
-    key = "attention_support_teacher_forced"
-    assert 0.22 < fmean(metric("attention-entmax", key)) / fmean(metric("softmax", key)) < 0.28
+    dense, sparse = (fmean(of_seeds(name, "attention_support_teacher_forced")) for name in names)
+    assert 0.22 < sparse / dense < 0.28
 
 
 def test_what_is_said_of_94_languages_is_in_the_manifests() -> None:

@@ -20,7 +20,8 @@ from tsallis.data.io import check_file, input_errors
 
 PACKAGE = Path(__file__).parents[1]
 PIECE = 1 << 20  # bytes of a file that are read at once
-_ITEM = re.compile(r"""(?:(?<=[\[{,'"])|(?<=[,:]\s))[^\s\[\]{},'"](?:[^\[\]{},'":]|:(?!\s))*""")  # of YAML
+# A value in a list or a mapping of YAML, without quotes.
+_YAML_ITEM = re.compile(r"""(?:(?<=[\[{,'"])|(?<=[,:]\s))[^\s\[\]{},'"](?:[^\[\]{},'":]|:(?!\s))*""")
 
 
 def environment() -> dict[str, Any]:
@@ -110,7 +111,7 @@ def shorten_path(text: str) -> str:
     name, equals, value = text.partition("=")
     if not value.startswith(("[", "{", '"', "'")):
         return text
-    return name + equals + _ITEM.sub(lambda item: Path(item[0]).name if Path(item[0]).is_absolute() else item[0], value)
+    return name + equals + _YAML_ITEM.sub(lambda item: shorten_path(item[0]), value)
 
 
 def digest_files(paths: Iterable[Path]) -> dict[str, Any]:

@@ -440,7 +440,7 @@ class TextRun:
         language: str | None = None,
         images: Path | str | None = None,
     ) -> list[Suggestions]:
-        """Find what may follow what is typed of outputs, as `tsallis suggest` does.
+        """List the symbols that may come next in partly typed outputs, as `tsallis suggest` does.
 
         Args:
             lines: of input, as for `translate`.

@@ -1,4 +1,4 @@
-"""What may follow what is typed of an output: every symbol that is possible, in text, with its probability."""
+"""Completion of a partly typed output: every symbol that may come next, as text, with its probability."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Suggestions:
 
 @dataclass(frozen=True)
 class Completer:
-    """What finds suggestions for outputs of a run.
+    """Completion of the outputs of one run: beginnings in text, suggestions in text.
 
     Args:
         run: with the model.
