@@ -24,9 +24,9 @@ import torch
 from common import Row, announce, machine, table, write
 from torch import Tensor
 
-from tsallis.data.batching import Batch
 from tsallis.data.packing import PackedCorpus, pack
 from tsallis.models import LanguageModel
+from tsallis.models.batch import Batch
 from tsallis.ops import backend as dispatch
 from tsallis.search import generate
 from tsallis.tasks.registry import load_config, task_of

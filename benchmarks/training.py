@@ -28,11 +28,12 @@ import torch
 from common import Row, announce, machine, table, verdict, write
 from torch import nn
 
-from tsallis.data.batching import Batch, BatchPlan
+from tsallis.data.batching import BatchPlan
 from tsallis.data.corpus import Corpus
 from tsallis.data.corpus_cache import cached_corpus, cached_subwords
 from tsallis.data.io import find_packed
 from tsallis.models import TransformerSeq2Seq
+from tsallis.models.batch import Batch
 from tsallis.search import beam_search
 from tsallis.training.distributed import World
 from tsallis.training.engine import Engine, EngineSettings

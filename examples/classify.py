@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 import tsallis
-from tsallis.data.batching import Batch, BatchPlan
+from tsallis.data.batching import BatchPlan
 from tsallis.data.corpus import Corpus
 from tsallis.data.splits import hold_out
 from tsallis.data.vocabulary import Vocabulary
@@ -35,6 +35,7 @@ from tsallis.data.word_vectors import read_word_vectors
 from tsallis.errors import InputError
 from tsallis.evaluation.provenance import command_line, environment
 from tsallis.models import BiLSTMClassifier
+from tsallis.models.batch import Batch
 from tsallis.special_symbols import FIRST
 from tsallis.tasks.base import Vocabularies
 from tsallis.tasks.classification import (

@@ -30,7 +30,7 @@ from torch import Tensor
 
 import tsallis
 from tsallis.continuous import Density, Ellipse
-from tsallis.data.batching import Batch, BatchPlan
+from tsallis.data.batching import BatchPlan
 from tsallis.data.corpus import Corpus
 from tsallis.data.image_store import ImageStore
 from tsallis.data.images import open_pictures
@@ -39,6 +39,7 @@ from tsallis.data.splits import hold_out
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError
 from tsallis.evaluation.provenance import command_line, environment
+from tsallis.models.batch import Batch
 from tsallis.models.vqa import VisualAnswerer
 from tsallis.tasks.base import Vocabularies
 from tsallis.tasks.labels import label_numbers

@@ -34,7 +34,7 @@ PUBLIC = {
         grid_centres grid_masses image_basis match_moments moments paper_image_basis text_basis translation_basis
     """,
     "tsallis.data": """
-        Batch BatchPlan Vocabulary make_batch
+        BatchPlan Vocabulary make_batch
     """,
     "tsallis.datasets": """
         SOURCES Source get
@@ -63,7 +63,7 @@ PUBLIC = {
         TransformersReader summarize_texts
     """,
     "tsallis.models": """
-        BiLSTMClassifier Decoder DecoderOutput GridClassifier LabelDecoder LanguageModel Memory RNNSeq2Seq
+        Batch BiLSTMClassifier Decoder DecoderOutput GridClassifier LabelDecoder LanguageModel Memory RNNSeq2Seq
         SignalClassifier Step TransformerSeq2Seq VisualAnswerer
     """,
     "tsallis.nn": """

@@ -40,6 +40,22 @@ def test_the_core_brings_torch_alone(statement: str) -> None:
     assert not (loaded - modules_after("import torch")) & set(TOOLKIT)
 
 
+LIBRARY = ("functional", "nn", "continuous", "distributions", "compat", "models", "search")
+EXTRAS = (*TOOLKIT, "numpy", "sentencepiece", "sacrebleu", "jinja2", "matplotlib", "starlette", "uvicorn", "PIL")
+
+
+@pytest.mark.parametrize("package", LIBRARY)
+def test_the_library_needs_torch_alone(package: str) -> None:
+    """PyTorch works without numpy, too, and so does everything that models and searches are made of."""
+    loaded = modules_after(
+        f"for name in {(*EXTRAS, 'transformers', 'tensorboard')}: sys.modules[name] = None\n"
+        "import warnings; warnings.simplefilter('ignore')\n"  # PyTorch's, of numpy
+        f"import tsallis.{package} as library\n"
+        "for name in getattr(library, '__all__', ()): getattr(library, name)"
+    )
+    assert f"tsallis.{package}" in loaded
+
+
 def test_the_public_modules_need_no_import_of_their_own() -> None:
     """Each in its own process: a name that was used before may have brought it along."""
     modules_after(

@@ -18,7 +18,6 @@ from tsallis.analysis.options import Options
 from tsallis.analysis.shapes import numbers, one_of
 from tsallis.analysis.tables import Histogram, Record
 from tsallis.continuous import Density
-from tsallis.data.batching import IGNORE_INDEX
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
 from tsallis.models.classifier import AttentionMap
@@ -27,6 +26,7 @@ from tsallis.models.protocol import device_of
 from tsallis.models.vqa import GridAttention
 from tsallis.search import beam_search
 from tsallis.search.step import eval_mode
+from tsallis.special_symbols import IGNORE_INDEX
 from tsallis.training.file_names import MODEL
 from tsallis.training.run_folder import Run
 from tsallis.training.schema import ModelRecord, read_record

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from tsallis.analysis.record import transformer_attentions
 from tsallis.analysis.tables import Record
-from tsallis.data.batching import Batch, has_loss
 from tsallis.errors import InputError
 from tsallis.models import LanguageModel, TransformerSeq2Seq
+from tsallis.models.batch import Batch, has_loss
 from tsallis.nn import MultiheadAttention
 from tsallis.search.step import eval_mode
 

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from tsallis.analysis.record import Symbols
 from tsallis.analysis.tables import Bins, Histogram, Record
-from tsallis.data.batching import IGNORE_INDEX, Batch
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
 from tsallis.evaluation.empty_output import compare_empty, empty_log_probs
+from tsallis.models.batch import Batch
 from tsallis.nn import OutputLayer
 from tsallis.search import Result
 from tsallis.search.step import check_at_least_one, eval_mode
+from tsallis.special_symbols import IGNORE_INDEX
 
 AT_ONCE = 1 << 22  # scores that are held together
 WIDTHS = {"total": 0.05, "norm": 1.0, "threshold": 0.1}  # of the histograms' bins

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from tsallis.analysis.weights import AttentionLayer, Sentence, SparseWeights, Text
-from tsallis.data.batching import IGNORE_INDEX, Batch
 from tsallis.models import LanguageModel, RNNSeq2Seq, TransformerSeq2Seq
+from tsallis.models.batch import Batch
 from tsallis.nn import ContinuousGlobalAttention, GlobalAttention, MultiheadAttention
 from tsallis.search.step import eval_mode
+from tsallis.special_symbols import IGNORE_INDEX
 
 Receive = Callable[[int, Tensor], None]
 DENSITY_ALPHAS = {"gaussian": 1.0, "laplace": 1.0, "truncated_parabola": 2.0, "triangular": 2.0}

@@ -24,11 +24,11 @@ from tsallis.analysis.summary_records import (
 )
 from tsallis.analysis.tree import beam_tree
 from tsallis.analysis.words import PieceCounts
-from tsallis.data.batching import Batch
 from tsallis.data.corpus import Corpus
 from tsallis.data.io import distinct_names
 from tsallis.errors import InputError
 from tsallis.models import LanguageModel, TransformerSeq2Seq
+from tsallis.models.batch import Batch
 from tsallis.models.protocol import device_of
 from tsallis.search import Result, beam_search
 from tsallis.special_symbols import UNK

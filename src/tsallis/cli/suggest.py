@@ -16,8 +16,8 @@ from tsallis.inference.suggestions import LISTED, Completer
 from tsallis.search_budget import MOST
 
 if TYPE_CHECKING:
-    from tsallis.data.batching import Batch
     from tsallis.inference import Suggestions
+    from tsallis.models.batch import Batch
 
 
 def suggest(

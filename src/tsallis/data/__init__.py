@@ -1,6 +1,6 @@
 """Data that models read: vocabularies, subwords, sequences of numbers and batches of them. Knows no task."""
 
-from tsallis.data.batching import Batch, BatchPlan, make_batch
+from tsallis.data.batching import BatchPlan, make_batch
 from tsallis.data.vocabulary import Vocabulary
 
-__all__ = ["Batch", "BatchPlan", "Vocabulary", "make_batch"]
+__all__ = ["BatchPlan", "Vocabulary", "make_batch"]

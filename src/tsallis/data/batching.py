@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, overload
 
@@ -14,57 +13,10 @@ from torch import Tensor
 
 from tsallis.data.ragged import RaggedRows, Rows
 from tsallis.errors import InputError
-from tsallis.special_symbols import BOS, EOS, PAD, UNK
-
-IGNORE_INDEX = -100
+from tsallis.models.batch import Batch
+from tsallis.special_symbols import BOS, EOS, IGNORE_INDEX, PAD
 
 Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Padded sequences.
-
-    Args:
-        src: [batch, src] symbols, padded with 0.
-        src_lengths: [batch] counts of source symbols.
-        tgt_in: [batch, tgt] symbols, the start (1) first, padded with 0.
-        tgt_out: [batch, tgt] symbols, the end (2) last, padded with -100.
-        index: the numbers of the rows in the data.
-
-    Example:
-        >>> batch = make_batch([[4, 5], [4]], [[6], [6, 7]], [0, 1])
-        >>> batch.src_tokens, batch.tokens  # padding does not count, ends do
-        (3, 5)
-    """
-
-    src: Tensor
-    src_lengths: Tensor
-    tgt_in: Tensor
-    tgt_out: Tensor
-    index: tuple[int, ...]
-
-    def to(self, device: torch.device | str) -> Batch:
-        """Return the batch on a device."""
-        src, src_lengths, tgt_in, tgt_out = (
-            x.to(device) for x in (self.src, self.src_lengths, self.tgt_in, self.tgt_out)
-        )
-        return Batch(src, src_lengths, tgt_in, tgt_out, self.index)
-
-    @property
-    def tokens(self) -> int:
-        """The number of target symbols that count, ends included."""
-        return int((self.tgt_out != IGNORE_INDEX).sum())
-
-    @property
-    def src_tokens(self) -> int:
-        """The number of source symbols, without padding."""
-        return int(self.src_lengths.sum())
-
-
-def has_loss(tgt_out: Tensor) -> Tensor:
-    """Tell which target symbols have a loss; one that the vocabulary lacks has none, it would be infinite."""
-    return (tgt_out != IGNORE_INDEX) & (tgt_out != UNK)
 
 
 def make_batch(src: Rows, tgt: Rows, index: Sequence[int], empty_sources: bool = False) -> Batch:

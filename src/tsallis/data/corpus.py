@@ -13,9 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tsallis.data.batching import Batch, make_batch
+from tsallis.data.batching import make_batch
 from tsallis.data.ragged import RaggedRows, Rows, digest_of
 from tsallis.data.subwords import Subwords
+from tsallis.models.batch import Batch
 
 PROBE_ROWS = 2048  # rows by which the growth of sampled segmentations is measured
 UNCUT_SHARE = 0.99  # share of them that a limit leaves as they are

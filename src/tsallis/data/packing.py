@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from tsallis.data.batching import IGNORE_INDEX, Batch, make_batch
+from tsallis.data.batching import make_batch
 from tsallis.data.corpus import Corpus, LengthBatches
 from tsallis.data.ragged import RaggedRows, digest_of, type_for
 from tsallis.errors import InputError
-from tsallis.special_symbols import BOS, EOS, PAD
+from tsallis.models.batch import Batch
+from tsallis.special_symbols import BOS, EOS, IGNORE_INDEX, PAD
 
 MASK_LIMIT = 1 << 26  # pairs of tokens of a batch, of which a mask says which belong to one text
 

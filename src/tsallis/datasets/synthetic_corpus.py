@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from tsallis.data.batching import IGNORE_INDEX, Batch
 from tsallis.data.corpus import Corpus, LengthBatches
 from tsallis.data.ragged import RaggedRows
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.datasets.synthetic import SYNTHETIC_TASKS, SyntheticStream
-from tsallis.special_symbols import BOS, FIRST, PAD
+from tsallis.models.batch import Batch
+from tsallis.special_symbols import BOS, FIRST, IGNORE_INDEX, PAD
 
 AT_ONCE = 1 << 16  # tokens of a batch that is evaluated
 

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tsallis.data.batching import Batch
 from tsallis.data.corpus import Corpus
+from tsallis.models.batch import Batch
 from tsallis.models.protocol import device_of
 from tsallis.search import Result, beam_search, exact_search
 

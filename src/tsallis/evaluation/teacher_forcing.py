@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tsallis.data.batching import IGNORE_INDEX, Batch, has_loss
 from tsallis.data.corpus import Corpus
 from tsallis.evaluation.language import smoothed_losses, sparsemax_scores
+from tsallis.models.batch import Batch, has_loss
 from tsallis.models.label_decoder import ends_are_certain
 from tsallis.models.protocol import device_of
 from tsallis.search.step import eval_mode
-from tsallis.special_symbols import EOS
+from tsallis.special_symbols import EOS, IGNORE_INDEX
 
 AT_ONCE = 1 << 24  # scores computed together
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tsallis.data.batching import Batch
+    from tsallis.models.batch import Batch
     from tsallis.tasks.base import Task
     from tsallis.training import Run
 

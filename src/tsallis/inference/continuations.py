@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tsallis.config import SearchConfig
-    from tsallis.data.batching import Batch
+    from tsallis.models.batch import Batch
     from tsallis.search import GeneratedText, Hypothesis, Result
     from tsallis.training import Run
 

@@ -17,7 +17,7 @@ from tsallis.search_budget import EXPANSIONS, LENGTH, MOST, MOST_EXPANSIONS
 
 if TYPE_CHECKING:
     from tsallis.config import SearchConfig
-    from tsallis.data.batching import Batch
+    from tsallis.models.batch import Batch
     from tsallis.search import Hypothesis, Result
     from tsallis.tasks.base import Task
     from tsallis.training import Run

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tsallis.config import SearchConfig
-    from tsallis.data.batching import Batch
     from tsallis.data.corpus import Corpus
+    from tsallis.models.batch import Batch
     from tsallis.search import GeneratedText, Hypothesis, Result, RiskChoice
     from tsallis.tasks.base import Lines, Task
     from tsallis.training import Run

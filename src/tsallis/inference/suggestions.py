@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tsallis.data.batching import Batch
+    from tsallis.models.batch import Batch
     from tsallis.search import Choice, Completions
     from tsallis.tasks.base import Task
     from tsallis.training import Run

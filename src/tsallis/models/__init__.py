@@ -1,5 +1,6 @@
 """Models with sparse attention and sparse outputs; plain arguments, no configuration objects."""
 
+from tsallis.models.batch import Batch
 from tsallis.models.classifier import BiLSTMClassifier
 from tsallis.models.label_decoder import LabelDecoder
 from tsallis.models.language import LanguageModel
@@ -10,6 +11,7 @@ from tsallis.models.transformer.model import TransformerSeq2Seq
 from tsallis.models.vqa import VisualAnswerer
 
 __all__ = [
+    "Batch",
     "BiLSTMClassifier",
     "Decoder",
     "DecoderOutput",

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tsallis.data.batching import IGNORE_INDEX
 from tsallis.models.protocol import Decoder
 from tsallis.search.step import advance, check_at_least_one, checked_log_probs, eval_mode
+from tsallis.special_symbols import IGNORE_INDEX
 
 
 @torch.no_grad()

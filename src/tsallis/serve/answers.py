@@ -13,12 +13,12 @@ import torch
 
 from tsallis.analysis import AttentionReader, Sentence, beam_tree, read_model, record
 from tsallis.config import SearchConfig
-from tsallis.data.batching import Batch
 from tsallis.data.packing import TextCorpus
 from tsallis.errors import InputError, describe
 from tsallis.evaluation.outputs import describe_hypothesis, describe_result, finite
 from tsallis.inference.run import whole_batch
 from tsallis.inference.suggestions import Completer
+from tsallis.models.batch import Batch
 from tsallis.search import (
     Certificate,
     GeneratedText,

@@ -13,11 +13,12 @@ from tsallis.analysis import SparseWeights, read_model, record
 from tsallis.analysis.head_names import Head, choose_heads, head_name
 from tsallis.analysis.shapes import intervals, numbers, one_of
 from tsallis.continuous import Density
-from tsallis.data.batching import IGNORE_INDEX, Batch
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
+from tsallis.models.batch import Batch
 from tsallis.models.protocol import device_of
 from tsallis.search import beam_search
+from tsallis.special_symbols import IGNORE_INDEX
 from tsallis.training.run_folder import Run
 
 if TYPE_CHECKING:

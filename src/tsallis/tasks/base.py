@@ -20,7 +20,6 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError, model_validator
 
 from tsallis.config import Config as RunConfig
 from tsallis.config import Section
-from tsallis.data.batching import Batch
 from tsallis.data.corpus import Corpus, SampledCorpus
 from tsallis.data.image_store import ImageStore
 from tsallis.data.io import find_packed
@@ -29,6 +28,7 @@ from tsallis.errors import InputError, describe
 from tsallis.evaluation.metrics import evaluate
 from tsallis.evaluation.search_results import timed_search
 from tsallis.evaluation.text_scores import CorpusScore
+from tsallis.models.batch import Batch
 from tsallis.models.protocol import device_of
 from tsallis.models.registry import MODELS
 from tsallis.search import Result, beam_search

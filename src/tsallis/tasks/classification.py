@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import Field
 
 from tsallis.config import Alpha, Basis, Count, Density, Depth, FileName, Section, Size
-from tsallis.data.batching import Batch
 from tsallis.data.corpus import Corpus
 from tsallis.data.io import find_packed, read_lines
 from tsallis.data.ragged import RaggedRows, type_for
 from tsallis.data.splits import hold_out
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError, shorten
+from tsallis.models.batch import Batch
 from tsallis.report import View, text_panels
 from tsallis.search import Result
 from tsallis.tasks.attention_weights import Attention

@@ -10,10 +10,10 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from tsallis.config import Alpha, Map
-from tsallis.data.batching import IGNORE_INDEX, Batch
 from tsallis.evaluation.text_scores import CorpusScore, exact_match
+from tsallis.models.batch import Batch
 from tsallis.search import Result
-from tsallis.special_symbols import SPECIALS
+from tsallis.special_symbols import IGNORE_INDEX, SPECIALS
 from tsallis.tasks.attention_weights import Attention
 from tsallis.tasks.base import ModelSection, Task
 from tsallis.training.run_folder import Run

@@ -10,10 +10,10 @@ import torch
 from pydantic import Field, model_validator
 
 from tsallis.config import Alpha, Basis, Density, Depth, Map, Size
-from tsallis.data.batching import Batch, has_loss
 from tsallis.data.corpus import Corpus, SampledCorpus
 from tsallis.errors import InputError
 from tsallis.functional import estimate_tau, estimate_tau_from_scores
+from tsallis.models.batch import Batch, has_loss
 from tsallis.report import attention_matrix
 from tsallis.search import Result
 from tsallis.special_symbols import BOS, EOS

@@ -15,7 +15,6 @@ from pydantic import Field
 from torch import Tensor
 
 from tsallis.config import Alpha, Basis, Count, Depth, FileName, Map, Pixels, Section, Size
-from tsallis.data.batching import Batch
 from tsallis.data.corpus import Corpus
 from tsallis.data.image_store import ImageStore
 from tsallis.data.images import Pictures, open_pictures
@@ -24,6 +23,7 @@ from tsallis.data.ragged import RaggedRows, type_for
 from tsallis.data.splits import hold_out
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError, describe, shorten
+from tsallis.models.batch import Batch
 from tsallis.report import View, image_panels
 from tsallis.search import Result
 from tsallis.tasks.attention_weights import Attention

@@ -22,11 +22,12 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from tsallis.data.batching import IGNORE_INDEX, Batch, has_loss
 from tsallis.errors import InputError
 from tsallis.evaluation.teacher_forcing import counted_symbols
+from tsallis.models.batch import Batch, has_loss
 from tsallis.models.sharing import aliases_of
 from tsallis.nn.parameter_groups import split_parameters
+from tsallis.special_symbols import IGNORE_INDEX
 from tsallis.training.distributed import World
 
 STRATEGIES = ("ddp", "fsdp")

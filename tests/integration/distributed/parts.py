@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from tsallis.data import Vocabulary
-from tsallis.data.batching import Batch
 from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
+from tsallis.models.batch import Batch
 from tsallis.tasks.inflection import encode_examples, english_verbs
 from tsallis.training import Settings
 

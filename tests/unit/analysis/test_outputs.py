@@ -22,11 +22,11 @@ from tsallis.analysis import (
     teacher_forced_supports,
 )
 from tsallis.analysis.record import transformer_attentions
-from tsallis.data.batching import has_loss
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
 from tsallis.evaluation.empty_output import empty_log_probs
 from tsallis.evaluation.teacher_forcing import teacher_forced_scores
+from tsallis.models.batch import has_loss
 from tsallis.nn import MultiheadAttention, OutputLayer
 from tsallis.ops import reference
 from tsallis.search import Certificate, Hypothesis, Result, beam_search, exhaustive

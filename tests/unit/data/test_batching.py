@@ -13,11 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tsallis.data import BatchPlan, Vocabulary, make_batch
-from tsallis.data.batching import IGNORE_INDEX
 from tsallis.data.corpus import Corpus
 from tsallis.data.ragged import RaggedRows
 from tsallis.errors import InputError
-from tsallis.special_symbols import BOS, EOS, PAD
+from tsallis.special_symbols import BOS, EOS, IGNORE_INDEX, PAD
 from tsallis.tasks.inflection import InflectionExample, encode_examples
 
 ORDERS = [[[2], [1, 0], [4], [5], [3]], [[4], [2], [1, 0], [3], [5]]]

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from tsallis.data.batching import IGNORE_INDEX
 from tsallis.data.packing import TextCorpus, pack
 from tsallis.errors import InputError
-from tsallis.special_symbols import BOS, EOS, PAD
+from tsallis.special_symbols import BOS, EOS, IGNORE_INDEX, PAD
 
 SYMBOLS = 300  # more than a byte holds
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tsallis.data.batching import IGNORE_INDEX
 from tsallis.datasets.synthetic import SYNTHETIC_TASKS, SyntheticStream
 from tsallis.datasets.synthetic_corpus import synthetic_corpus, synthetic_vocabulary
-from tsallis.special_symbols import BOS, FIRST, PAD
+from tsallis.special_symbols import BOS, FIRST, IGNORE_INDEX, PAD
 
 every_task = pytest.mark.parametrize("name", SYNTHETIC_TASKS)
 

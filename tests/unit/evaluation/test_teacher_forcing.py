@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 
-from tsallis.data.batching import Batch
 from tsallis.data.corpus import Corpus
 from tsallis.evaluation.language import text_scores
 from tsallis.evaluation.metrics import evaluate
 from tsallis.evaluation.search_results import search_corpus, timed_search
 from tsallis.evaluation.teacher_forcing import TeacherForcedScores, row_hits, teacher_forced_scores, teacher_forced_sums
+from tsallis.models.batch import Batch
 from tsallis.search import Ensemble, score, score_tokens
 from tsallis.special_symbols import UNK
 from unit.evaluation.small_models import CORPUS, model, transformer

@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tsallis.data.batching import IGNORE_INDEX, Batch, make_batch
+from tsallis.data.batching import make_batch
 from tsallis.errors import InputError
 from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
+from tsallis.models.batch import Batch
 from tsallis.nn import PerHeadAlpha
-from tsallis.special_symbols import UNK
+from tsallis.special_symbols import IGNORE_INDEX, UNK
 from tsallis.training.distributed import World
 from tsallis.training.engine import Engine, EngineSettings, Objective, has_loss
 
