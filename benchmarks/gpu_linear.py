@@ -83,6 +83,9 @@ def losses(target: Tensor, tau: float) -> dict[str, tuple[str, Loss]]:
         "linear-alpha-relu-loss-one-pass": ("tsallis", relu(True)),
         "linear-alpha-relu-loss-chunks": ("tsallis", relu(False)),
     }
+    if hasattr(F, "linear_cross_entropy"):  # newer than the oldest PyTorch that the project supports
+        chunked = partial(F.linear_cross_entropy, options=torch.nn.LinearCrossEntropyOptions())
+        result["linear-cross-entropy"] = ("torch", lambda h, w: chunked(h, w, target))
     liger = peer("liger_kernel.ops.fused_linear_cross_entropy")
     if liger is not None:
         function = liger.LigerFusedLinearCrossEntropyFunction

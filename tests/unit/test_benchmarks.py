@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import importlib
+import json
+import lzma
 import os
 import re
 import subprocess
@@ -19,6 +21,7 @@ import tsallis
 from integration.cli.conftest import train_here
 from small_run import train
 from tsallis.data import Vocabulary
+from tsallis.inference import open_run
 from tsallis.special_symbols import EOS
 from tsallis.training.checkpoint import Checkpoints
 from tsallis.training.run_folder import build_model, start_run
@@ -210,7 +213,7 @@ def test_self_check(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs no-gpu: there is one")
-@pytest.mark.parametrize("script", sorted(path.name for path in BENCHMARKS.glob("gpu_*.py")))
+@pytest.mark.parametrize("script", ["gpu_maps.py", "gpu_linear.py", "gpu_attention.py"])
 def test_without_a_gpu_its_benchmarks_say_so(script: str, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(Path(tsallis.__file__).parents[1])}
     command = [sys.executable, str(BENCHMARKS / script), "--quick", f"--out={tmp_path / 'x.csv'}"]
@@ -246,12 +249,101 @@ def test_those_for_a_gpu_run_to_their_end_and_print_rows_as_they_come(script: st
     assert len(targets) == GPU_TARGETS, done.stdout  # at the end
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs no-gpu: there is one")
+def test_tuning_on_a_gpu_compares_every_candidate_with_todays(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    out, tests = tmp_path / "tune.csv", Path(__file__).parents[1]
+    command = [sys.executable, "cuda_on_cpu.py", "gpu_tune.py", "--tiny", "--rounds=1", f"--out={out}"]
+    environment = {**os.environ, "PYTHONPATH": str(tests.parent / "src"), "TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tests)
+    assert done.returncode == 0 and "left out" not in done.stderr, done.stderr
+    rows = read(out)
+    groups = {row["group"] for row in rows}
+    assert groups == {"maps", "losses", "attention", "layer"}
+    assert sum(row["candidate"] == "today" and float(row["ratio"]) == 1 for row in rows) == len(groups)
+    assert len(done.stdout.partition("\nbest\n")[2].splitlines()) == len(groups)
+
+
 def test_cases_on_a_gpu_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     gpu = importlib.import_module("gpu")
     with pytest.raises(ValueError, match="different names, got a, a"):
         gpu.interleaved([gpu.Case("a", "us", print), gpu.Case("a", "them", print)])
     assert {"gpu", "driver", "triton", "adasplash", "liger-kernel", "date"} <= set(gpu.machine())
+
+
+def rehearse(script: str, *arguments: object) -> str:
+    """Run a script for a GPU on the CPU; return what it prints."""
+    paths = [str(Path(tsallis.__file__).parents[1]), str(Path(__file__).parents[1])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, str(BENCHMARKS / script), "--rehearse", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs no-gpu: there is one")
+def test_the_first_run_on_a_gpu(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    printed = rehearse("gpu_first_run.py", "--out", tmp_path)
+    assert printed == (tmp_path / "summary.txt").read_text(encoding="utf-8") and len(printed.splitlines()) <= 40
+    for group in ("maps", "losses", "attention", "layer"):
+        rows = [json.loads(line) for line in (tmp_path / f"kernels-{group}.jsonl").read_text().splitlines()]
+        assert rows and all(row["right"] for row in rows), rows
+        assert f"kernels {group}: {len(rows)} of {len(rows)} right" in printed
+    assert re.search(r"^tests: [1-9]\d* passed, 0 failed", printed, re.MULTILINE), printed
+    for name in ("maps", "linear", "attention"):
+        assert f"rows {name}: {len(read(tmp_path / f'{name}.csv'))};" in printed
+
+
+def test_the_first_run_tells_what_went_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    script = importlib.import_module("gpu_first_run")
+    case = script.Case("shifted", [(2, 3)], lambda x: x / 100, lambda x: x / 100 + x.new_tensor([0.0, 0.0, 1e-3]))
+    errors = script.compare(case, "cpu", "float32")
+    assert errors["result"] == pytest.approx(1e-3, rel=0.01) and errors["gradient 0"] < 1e-8
+    infinite = script.Case("nan", [(2, 3)], lambda x: x / 0, lambda x: x)
+    assert script.compare(infinite, "cpu", "float32")["result"] == float("inf")
+    monkeypatch.setattr(script, "cases", lambda *_: [case, case._replace(name="raises", ours=lambda _: [][1])])
+    script.check_kernels("maps", tmp_path, True)
+    wrong, failed = map(json.loads, (tmp_path / "kernels-maps.jsonl").read_text().splitlines())
+    assert not wrong["right"] and wrong["in"] == "result" and not failed["right"] and "IndexError" in failed["in"]
+    sleep = [sys.executable, "-c", "print('begun', flush=True); import time; time.sleep(600)"]
+    fail = [sys.executable, "-c", "raise SystemExit(3)"]
+    ended = script.run_together({"sleep": sleep, "fail": fail}, tmp_path, 10)
+    assert ended == {"sleep": "killed after 10 s", "fail": "ended with status 3"}
+    assert (tmp_path / "sleep.log").read_text() == "begun\n"
+    lines = script.summarize(tmp_path, ended)
+    assert "sleep: killed after 10 s; fail: ended with status 3" in lines
+    assert "kernels maps: 0 of 2 right, 0 s" in lines and "kernels losses: no result" in lines
+    assert any(line.startswith("  WRONG raises float32: None in IndexError") for line in lines)
+
+
+def test_translation_on_a_gpu_comes_back_as_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    data.mkdir()
+    words = ["the", "old", "river", "temple", "was", "built", "by", "one", "monk", "in", "small", "town"]
+    lines = [" ".join(words[i % 7 : i % 7 + 2 + i % 5]) + f" {i}\n" for i in range(90)]
+    for split, part in (("train", lines), ("dev", lines[:8]), ("test", lines[:8])):
+        for language in ("ja", "en"):
+            with lzma.open(data / f"kyoto-{split}.{language}.xz", "wt", encoding="utf-8") as stream:
+                stream.writelines(part)
+    small = ["--data", data, "--seconds", 40, "--out", out]
+    assert re.search(r"s an update; \d+ updates in ", rehearse("gpu_translation.py", *small))
+    parts = sorted(path.name for path in out.glob("run.tar.*"))
+    assert parts[0] == "run.tar.00" and all((out / part).stat().st_size <= 15 << 20 for part in parts)
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    script = importlib.import_module("gpu_translation")
+    script.unpack(out, tmp_path / "run")
+    run = open_run(tmp_path / "run")
+    assert len(run.translate(["the old river"])) == 1
+    with pytest.raises(SystemExit, match="exists already"):
+        script.unpack(out, tmp_path / "run")
+    monkeypatch.setattr(script, "PART", 100_000)
+    assert len(script.pack(tmp_path / "run", tmp_path)) > 1
+    script.unpack(tmp_path, tmp_path / "again")
+    files = {path.relative_to(tmp_path / "run") for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert all((tmp_path / "again" / path).read_bytes() == (tmp_path / "run" / path).read_bytes() for path in files)
 
 
 def test_report(tmp_path: Path) -> None:

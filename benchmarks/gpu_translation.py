@@ -1,0 +1,153 @@
+"""Train the heads of Correia et al. 2019 on KFTT for some minutes on a GPU, and bring the run back in small files.
+
+    python benchmarks/gpu_translation.py --data KFTT --attention learned --seconds 360 --out OUT   # on the GPU
+    python benchmarks/gpu_translation.py --unpack OUT --run runs/kftt-heads-learned                # at home
+    tsallis evaluate runs/kftt-heads-learned --manifest kftt-heads-learned.json
+
+The recipe is `recipes/kftt/ja-en-heads.yaml`. A first training of a few updates compiles the kernels and measures an
+update; the second one makes as many updates as fit into the seconds that are left, with the learning rate falling to
+zero at the end. It is ended by SIGTERM, which saves a checkpoint, if it takes longer than expected. OUT then has
+`run.tar.*`: the run folder without the optimizer's state, in files of at most 15 MiB, and the logs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import lzma
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+RECIPE = ROOT / "recipes/kftt/ja-en-heads.yaml"
+PART = 15 << 20  # bytes of a file
+PILOT = (20, 60)  # updates: when the first time is taken, and all of the first training
+ATTENTIONS = ("learned", "softmax", "entmax")
+RESERVED = 25.0  # seconds for the start, the last validation, the last checkpoint and the packing
+TINY = [
+    *("model.d_model=16", "model.heads=2", "model.d_ff=32", "model.encoder_layers=1", "model.decoder_layers=1"),
+    *("data.subwords.size=80", "training.max_tokens=200", "training.validation_rows=4"),
+]
+
+
+def unpack_data(source: Path, target: Path) -> None:
+    """Copy the corpus, decompressed where it is not."""
+    target.mkdir(parents=True, exist_ok=True)
+    for path in sorted(source.glob("kyoto-*")):
+        if path.suffix == ".xz":
+            with lzma.open(path) as packed, (target / path.stem).open("wb") as plain:
+                shutil.copyfileobj(packed, plain)
+        else:
+            shutil.copy(path, target)
+
+
+def train(run: Path, overrides: Sequence[str], log: Path, limit: float) -> None:
+    """Train by the command; SIGTERM at the limit, after which it saves a checkpoint."""
+    command = [sys.executable, "-m", "tsallis", "train", str(RECIPE), *overrides, "--run-dir", str(run)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
+    with log.open("a", encoding="utf-8") as stream:
+        process = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT, env=environment, cwd=run.parent)
+        try:
+            process.wait(max(1.0, limit))
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+    if not (run / "timing.jsonl").exists():
+        raise SystemExit(f"no update was made: {log.read_text(encoding='utf-8').strip()}")
+
+
+def seconds_per_update(run: Path) -> float:
+    """Return the mean time of an update of the first training, without its first updates."""
+    seconds: dict[int, float] = {}
+    before = 0.0  # of the epochs that are over: the log counts from the start of each
+    for line in (run / "timing.jsonl").read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        seconds[record["step"]] = before + record["seconds"]
+        before += record["seconds"] if record["event"] == "epoch" else 0.0
+    steps = sorted(seconds)
+    first, last = (steps[0] if len(steps) > 1 else 0), steps[-1]
+    return (seconds[last] - seconds.get(first, 0.0)) / (last - first)
+
+
+def pack(run: Path, out: Path) -> list[Path]:
+    """Write the run folder, without the optimizer's state, as parts of an archive."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        for path in sorted(run.rglob("*")):
+            if path.is_file() and path.name not in ("training.pt", ".lock"):
+                archive.add(path, path.relative_to(run))
+    data, parts = stream.getvalue(), []
+    for number, start in enumerate(range(0, len(data), PART)):
+        parts.append(out / f"run.tar.{number:02d}")
+        parts[-1].write_bytes(data[start : start + PART])
+    return parts
+
+
+def unpack(out: Path, run: Path) -> None:
+    """Make the run folder of the parts."""
+    if run.exists():
+        raise SystemExit(f"{run}: exists already")
+    data = b"".join(path.read_bytes() for path in sorted(out.glob("run.tar.*")))
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        archive.extractall(run, filter="data")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder with kyoto-train.ja and the other files, plain or .xz")
+    parser.add_argument("--attention", choices=ATTENTIONS, default="learned", help="default: %(default)s")
+    parser.add_argument("--seconds", type=float, default=360, help="in all (default: %(default)s)")
+    parser.add_argument("--subwords", type=Path, help="a sentencepiece model; default: one is trained")
+    parser.add_argument("--out", type=Path, help="folder of the results")
+    parser.add_argument("--rehearse", action="store_true", help="a tiny model")
+    parser.add_argument("--unpack", type=Path, metavar="OUT", help="make a run folder of the results, and end")
+    parser.add_argument("--run", type=Path, help="that run folder")
+    arguments = parser.parse_args()
+    if arguments.unpack:
+        if arguments.run is None:
+            parser.error("--unpack needs --run")
+        return unpack(arguments.unpack, arguments.run)
+    if arguments.data is None or arguments.out is None:
+        parser.error("--data and --out are needed")
+    if not arguments.rehearse:
+        from gpu import require_gpu
+
+        require_gpu()
+    end = time.monotonic() + arguments.seconds
+    out: Path = arguments.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix="tsallis-kftt-"))
+    unpack_data(arguments.data, work / "data/kftt")  # where the recipe and users have it
+    overrides = [f"data.cache={work / 'cache'}"]
+    overrides += [f"model.attention={arguments.attention}", *(TINY if arguments.rehearse else [])]
+    if arguments.subwords:
+        overrides.append(f"data.subwords.model={arguments.subwords.resolve()}")
+    first, last = PILOT
+    short = [f"training.updates={last}", f"training.checkpoint_every={first}", f"training.validate_updates={last}"]
+    train(work / "pilot", [*overrides, *short, "training.warmup=10"], out / "pilot.log", arguments.seconds / 2)
+    shutil.copy(work / "pilot/timing.jsonl", out / "pilot-timing.jsonl")
+    each = seconds_per_update(work / "pilot")
+    reserved = 0.0 if arguments.rehearse else RESERVED
+    left = end - time.monotonic()
+    updates = max(last, int((left - reserved) / (each * 1.05)))
+    print(f"{each:.4f} s an update; {updates} updates in {left:.0f} s", flush=True)
+    size = [f"training.updates={updates}", f"training.warmup={max(1, updates // 10)}"]
+    size += [f"training.validate_updates={max(1, updates // 8)}", f"training.checkpoint_every={max(1, updates // 16)}"]
+    train(work / "run", [*overrides, *size], out / "train.log", left - reserved / 2)
+    for path in pack(work / "run", out):
+        print(path.name, path.stat().st_size)
+    shutil.copy(work / "run/log.jsonl", out / "log.jsonl")
+    shutil.rmtree(work)
+
+
+if __name__ == "__main__":
+    main()
