@@ -10,7 +10,8 @@ from torch.distributions import Categorical, Distribution, constraints, kl_diver
 from torch.distributions.utils import lazy_property
 
 from tsallis import functional
-from tsallis.functional.rows import alpha_number, check_floating, log_softmax, number
+from tsallis.functional.maps import log_entmax
+from tsallis.functional.rows import alpha_number, check_floating, number
 from tsallis.ops.alphas import Alpha, check_alpha
 from tsallis.ops.dtypes import compute_dtype
 from tsallis.ops.transforms import traced, without_numbers
@@ -105,18 +106,17 @@ class EntmaxCategorical(Categorical):
     @lazy_property
     def logits(self) -> Tensor:
         """Log-probabilities [..., classes], -inf outside the support."""
-        inside = self.probs > 0
-        log_p = torch.where(inside, torch.where(inside, self.probs, 1).log(), -torch.inf)
-        # A softmax probability can be too small for a number; its logarithm is not.
-        if isinstance(self.alpha, Tensor):
-            ones = self.alpha.unsqueeze(-1) == 1
-            return torch.where(ones, log_softmax(self.scores), log_p) if traced() or bool(ones.any()) else log_p
-        return log_softmax(self.scores) if self.alpha == 1 else log_p
+        return self._log_probs.to(self.scores.dtype)
+
+    @lazy_property
+    def _log_probs(self) -> Tensor:
+        """The same in float64, from the scores: a probability can be too small for a number, its logarithm is not."""
+        return log_entmax(self.scores, self._row_alpha)
 
     @property
     def support(self) -> Support:
-        """The classes with a probability above zero."""
-        return Support(self.probs.detach() > 0)
+        """The classes with a probability above zero, one that is too small for a number among them."""
+        return Support(self._log_probs.detach() > -torch.inf)
 
     @property
     def support_size(self) -> Tensor:
@@ -133,8 +133,8 @@ class EntmaxCategorical(Categorical):
     def indices(self) -> Tensor:
         """The classes in the support, most probable first [..., width]; rows with fewer are filled up with -1."""
         width = max(int(self.support_size.amax()), 1) if self.scores.numel() else 1
-        values, order = self.probs.detach().topk(width, -1)
-        return order.masked_fill(values == 0, -1)
+        values, order = self._log_probs.detach().topk(width, -1)
+        return order.masked_fill(values == -torch.inf, -1)
 
     @property
     def values(self) -> Tensor:
@@ -208,12 +208,15 @@ class EntmaxCategorical(Categorical):
         cumulative = self.values.double().cumsum(-1).reshape(-1, width)  # [rows, width]
         draws = torch.rand(cumulative.shape[0], count, dtype=torch.float64, device=self.scores.device)
         slot = torch.searchsorted(cumulative, draws * cumulative[:, -1:], right=True)  # [rows, count]
-        slot = slot.minimum(self.support_size.reshape(-1, 1) - 1)
+        slot = slot.minimum(
+            (cumulative < cumulative[:, -1:]).sum(-1, keepdim=True)
+        )  # a product may round up to the sum
         return self.indices.reshape(-1, width).gather(-1, slot).T.reshape(shape)
 
     def entropy(self) -> Tensor:
         """Return Shannon's entropy in nats [...]."""
-        return functional.tsallis_entropy(self.probs, 1.0)
+        log_p = self._log_probs
+        return -(log_p.exp() * log_p.masked_fill(log_p == -torch.inf, 0)).sum(-1).to(self.scores.dtype)
 
     def tsallis_entropy(self) -> Tensor:
         """Return the entropy that the map maximises, see :func:`tsallis.tsallis_entropy` [...]."""
@@ -230,7 +233,7 @@ class EntmaxCategorical(Categorical):
         shape = torch.Size(batch_shape)
         new.scores = self.scores.expand(*shape, self.num_classes)
         new.alpha = self.alpha.expand(shape) if isinstance(self.alpha, Tensor) else self.alpha
-        for name in ("probs", "logits", "indices"):
+        for name in ("probs", "logits", "_log_probs", "indices"):
             if name in self.__dict__:
                 tensor = self.__dict__[name]
                 new.__dict__[name] = tensor.expand(*shape, tensor.shape[-1])
@@ -356,8 +359,17 @@ def _align(value: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 @register_kl(Categorical, EntmaxCategorical)  # type: ignore[untyped-decorator]
 def _kl(p: EntmaxCategorical | Categorical, q: EntmaxCategorical | Categorical) -> Tensor:
     """Return the divergence: infinite where p has a probability and q has none."""
-    inside = p.probs > 0
-    # The logits of a Categorical are finite where its probability is zero.
-    of_q = q.logits if isinstance(q, EntmaxCategorical) else q.logits.masked_fill(q.probs == 0, -torch.inf)
-    difference = torch.where(inside, p.logits, 0) - torch.where(inside, of_q, 0)
-    return (p.probs * difference).sum(-1)
+    log_p, log_q = _logarithms(p), _logarithms(q)
+    inside = log_p > -torch.inf
+    difference = torch.where(inside, log_p, 0) - torch.where(inside, log_q, 0)
+    divergence = (torch.where(inside, log_p, 0).exp() * difference).masked_fill(~inside, 0).sum(-1)
+    return divergence.to(torch.promote_types(p.logits.dtype, q.logits.dtype))
+
+
+def _logarithms(d: EntmaxCategorical | Categorical) -> Tensor:
+    """Return log-probabilities in float64."""
+    if isinstance(d, EntmaxCategorical):
+        return d._log_probs
+    logits = d.logits.double()
+    # Of a Categorical made from probabilities the logit of a zero is that of a small number.
+    return logits.masked_fill((d.probs == 0) & (d.logits.exp() > 0), -torch.inf)

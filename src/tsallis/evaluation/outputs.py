@@ -9,7 +9,7 @@ from typing import Any
 from tsallis.data.corpus import Corpus
 from tsallis.evaluation.empty_output import compare_empty, empty_log_probs
 from tsallis.models.protocol import device_of
-from tsallis.search import Hypothesis, Result, TokenScores, score_tokens
+from tsallis.search import Certificate, Hypothesis, Result, TokenScores, score_tokens
 
 BATCH = 128  # outputs scored together
 
@@ -70,12 +70,17 @@ def describe_hypothesis(
     return content
 
 
+def describe_certificate(certificate: Certificate) -> dict[str, Any]:
+    """Return a certificate as what JSON holds: kind and bound, and the reason where there is one."""
+    reason = {} if certificate.reason is None else {"reason": certificate.reason}
+    return {"certificate": certificate.kind, **reason, "bound": finite(certificate.bound)}
+
+
 def describe_result(result: Result, tgt_vocab: Any, key: str = "text") -> dict[str, Any]:
     """Return the result of a search as what JSON holds: its certificate, bound and mass, and the hypotheses."""
     hypotheses = [describe_hypothesis(h, tgt_vocab, key, result.length_penalty) for h in result.hypotheses]
     return {
-        "certificate": result.certificate.kind,
-        "bound": finite(result.certificate.bound),
+        **describe_certificate(result.certificate),
         "mass": result.mass,
         "hypotheses": hypotheses,
         "stopped_by": result.stopped_by,
@@ -120,8 +125,7 @@ def _describe_best(tgt_vocab: Any, reference: str, result: Result) -> dict[str, 
         "log_prob": best.log_prob if best else None,
         "support": best.support if best else None,
         "num_attended": best.num_attended if best else None,
-        "certificate": result.certificate.kind,
-        "bound": finite(result.certificate.bound),
+        **describe_certificate(result.certificate),
         "hypotheses": len(result.hypotheses),
         "mass": result.mass,
         "stopped_by": result.stopped_by,

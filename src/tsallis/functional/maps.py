@@ -12,6 +12,7 @@ from tsallis.ops.alphas import Alpha, check_alpha
 from tsallis.ops.autograd import maps as autograd
 from tsallis.ops.dtypes import upcast
 from tsallis.ops.eager.entropy import entropy
+from tsallis.ops.eager.log_probs import log_probs
 from tsallis.ops.transforms import traced, without_numbers
 
 
@@ -55,6 +56,17 @@ def entmax(scores: Tensor, alpha: Alpha = 1.5, dim: int = -1, *, mask: Tensor | 
     if scores.numel() == 0:
         return _empty(scores, rows.alpha).to(rows.dtype)
     return rows.restore(autograd.entmax(rows.scores, rows.alpha, rows.dim, rows.backend))
+
+
+def log_entmax(scores: Tensor, alpha: Alpha = 1.5) -> Tensor:
+    """Return the logarithms of :func:`entmax` along the last dimension in float64; -inf outside the support.
+
+    They are finite where a probability is above zero and too small for a number.
+    """
+    wide = scores.double()
+    alpha = alpha.to(wide) if isinstance(alpha, Tensor) else float(alpha)
+    probs = entmax(wide, alpha)
+    return log_probs(wide, probs, alpha) if scores.numel() else probs
 
 
 def _empty(scores: Tensor, alpha: Alpha) -> Tensor:

@@ -152,12 +152,6 @@ def alpha_number(alpha: float, positive: bool = False) -> float:
     return alpha
 
 
-def log_softmax(scores: Tensor) -> Tensor:
-    """Return log-probabilities [..., classes]; -inf where all scores are, where PyTorch's function gives NaN."""
-    nothing = scores.amax(-1, keepdim=True) == -torch.inf
-    return scores.masked_fill(nothing, 0).log_softmax(-1).masked_fill(nothing, -torch.inf)
-
-
 def alpha_along(
     alpha: Alpha, scores: Tensor, shape: Sequence[int], dim: int, ndim: int, positive: bool = False
 ) -> Alpha:

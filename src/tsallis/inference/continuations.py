@@ -79,13 +79,17 @@ class Continuations:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `tsallis generate --json` prints for the prompt."""
-        from tsallis.evaluation.outputs import finite
+        from tsallis.evaluation.outputs import describe_certificate
 
         if self.result is None:
             return {"line": self.line, "texts": [text.to_dict() for text in self.texts]}
         log_prob = self.texts[0].log_prob if self.texts else None
-        proof = {"certificate": self.certificate, "bound": finite(self.result.certificate.bound)}
-        return {"line": self.line, "text": self.text, "log_prob": log_prob, **proof}
+        return {
+            "line": self.line,
+            "text": self.text,
+            "log_prob": log_prob,
+            **describe_certificate(self.result.certificate),
+        }
 
 
 @dataclass(frozen=True)

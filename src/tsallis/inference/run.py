@@ -345,8 +345,10 @@ class TextRun:
         weights, missing = [1.0] * len(candidates), 0.0
         if result is not None:
             weights = [output.prob for output in candidates]
-            normalized, complete = self.run.model.output.normalized, result.certificate.kind == "complete"
-            missing = 0.0 if complete else max(0.0, 1 - result.mass) if normalized else float("inf")
+            # Where the certificate has a reason, the sum of the probabilities proves nothing either.
+            bounded = self.run.model.output.normalized and result.certificate.reason is None
+            complete = result.certificate.kind == "complete"
+            missing = 0.0 if complete else max(0.0, 1 - result.mass) if bounded else float("inf")
         return minimum_risk([output.text for output in candidates], weights, self.task.utility, missing)
 
     def generate(

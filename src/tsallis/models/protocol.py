@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tsallis.ops.arguments import BestSymbols
+from tsallis.ops.eager.log_probs import indistinct
 from tsallis.ops.eager.ranking import best_of_log_probs
 
 
@@ -70,11 +71,14 @@ class Step(NamedTuple):
         scores: [batch, d_vocab], -inf for symbols that can't come.
         attention: weights [batch, src].
         state: after the step, for the next one.
+        unclear: Boolean [batch], True where the scores that these come from are too large to be told apart, see
+            :class:`tsallis.search.Certificate`; None: the scores are the model's own.
     """
 
     scores: Tensor
     attention: Tensor
     state: Any
+    unclear: Tensor | None = None
 
 
 class BestStep(NamedTuple):
@@ -163,8 +167,16 @@ def best_of_step(output: Any, step: Step, count: int, end: int, only: Tensor | N
     if hasattr(output, "best_symbols"):
         best = output.best_symbols(step.scores, count, end, only)
     else:
-        best = best_of_log_probs(output.log_probs(step.scores), count, end, only)
+        unclear = indistinct(step.scores) if step.unclear is None else step.unclear
+        best = best_of_log_probs(output.log_probs(step.scores), count, end, only, unclear)
     return BestStep(best, (step.attention > 0).sum(-1), step.attention, step.state)
+
+
+def unclear_rows(step: Step, log_probs: Tensor) -> list[bool]:
+    """Return which rows of a step have scores that are too large to be told apart, if anything is possible there."""
+    unclear = indistinct(step.scores) if step.unclear is None else step.unclear
+    rows: list[bool] = (unclear & (log_probs > -torch.inf).any(-1)).tolist()
+    return rows
 
 
 def check_symbols(symbols: Tensor, d_vocab: int) -> None:

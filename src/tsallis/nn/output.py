@@ -11,10 +11,11 @@ from torch.nn.functional import embedding
 from tsallis import functional
 from tsallis.functional.alpha_relu import thresholds_of_probs
 from tsallis.functional.losses import reduce
-from tsallis.functional.rows import alpha_number, log_softmax
+from tsallis.functional.maps import log_entmax
+from tsallis.functional.rows import alpha_number
 from tsallis.ops.arguments import BestSymbols
 from tsallis.ops.backend import choose
-from tsallis.ops.dtypes import upcast
+from tsallis.ops.eager.log_probs import alpha_relu_log_probs
 from tsallis.ops.transforms import traced
 
 MANY_SCORES = 1 << 21  # from here the output layer and its loss are computed together
@@ -30,13 +31,6 @@ def transform_alpha(transform: str, alpha: float) -> float:
     if transform == "alpha_relu" and alpha == 1:
         raise ValueError("alpha of alpha_relu must be above 1, got 1")
     return alpha
-
-
-def log_entmax(scores: Tensor, alpha: float) -> Tensor:
-    """Return the logarithms of probabilities [..., d_vocab] in float64; -inf where one is zero, and only there."""
-    if alpha == 1:
-        return log_softmax(scores.double())
-    return functional.entmax(upcast(scores), alpha).double().log()  # half precision has too few numbers near 0
 
 
 class OutputLayer(nn.Module):
@@ -151,9 +145,12 @@ class OutputLayer(nn.Module):
         return functional.entmax(scores, self.alpha)
 
     def log_probs(self, scores: Tensor) -> Tensor:
-        """Return the logarithms of the probabilities in float64; -inf where the probability is zero, and only there."""
+        """Return the logarithms of the probabilities in float64; -inf where the probability is zero, and only there.
+
+        They come from the scores: a probability of :meth:`probs` may be too small for a number of its dtype.
+        """
         if self.transform == "alpha_relu":
-            return self.probs(upcast(scores)).double().log()
+            return alpha_relu_log_probs(scores.double(), self.alpha, self.tau)
         return log_entmax(scores, self.alpha)
 
     def thresholds(self, scores: Tensor, probs: Tensor) -> Tensor | None:

@@ -56,7 +56,9 @@ class BestSymbols(NamedTuple):
     symbols: Tensor  # [rows, count]; of equal log-probabilities the first symbol comes first
     ends: Tensor  # [rows], float64: log-probability of the end
     support: Tensor  # [rows]: how many symbols have a probability, the end among them
-    mass: Tensor  # [rows], float64: the sum of the probabilities, 1 but for alpha-ReLU; NaN where one of them is
+    # [rows], float64: the sum of the probabilities, 1 but for alpha-ReLU; NaN where one of them is, infinite where the
+    # scores are too large to be told apart
+    mass: Tensor
 
 
 class BeamLimits(NamedTuple):
@@ -90,6 +92,7 @@ class BeamOutcome(NamedTuple):
     ends: list[list[tuple[float, int]]]  # a source's outputs: log-probability, and the row they end behind
     bounds: list[float]  # the log-probability of a source's best prefix that was dropped
     gave_up: list[bool]  # whether there was one
+    unclear: list[bool]  # whether scores of a step of a source were too large to be told apart
 
 
 class AttentionWeights(NamedTuple):

@@ -101,6 +101,7 @@ def beam_search(
         finished = [_hypothesis(outcome, end, attention, length) for end in ends]
         search = Search(src_length=length, limits=own, finished=finished)
         search.bound, search.gave_up = outcome.bounds[source], outcome.gave_up[source]
+        search.unclear = outcome.unclear[source]
         results.append(search.result(model.output.normalized, n_best))
     return results
 

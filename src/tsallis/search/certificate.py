@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -15,6 +15,7 @@ Stop = Literal["budget", "time", "mass", "length"]
 Scope = Literal["all", "limited"]
 ROUNDING = 1e-9  # of log-probabilities summed in float64 over as many steps as there may be
 LARGEST_LOG = math.log(sys.float_info.max)
+LARGE_SCORES = "scores are so large that their dtype holds whole numbers only and cannot tell close ones apart"
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Certificate:
     - `complete`: no output with a probability is missing: the hypotheses are the whole distribution.
     - `optimal`: outputs may be missing, and none of them is more probable than the best hypothesis.
     - `bounded`: no output is more probable than `exp(bound)`, which exceeds the best hypothesis.
-    - `none`: nothing is proved, because nothing was finished or the model's values are no probabilities.
+    - `none`: nothing is proved, because nothing was finished, the model's values are no probabilities, or `reason`.
 
     For normalised models no output that is missing is more probable than `exp(bound)`, whatever the kind: with D the
     prefixes that were dropped,
@@ -74,6 +75,11 @@ class Certificate:
         kind: "complete", "optimal", "bounded" or "none".
         bound: the log-probability of the best prefix (or output) that was dropped, or with a length penalty the best
             score that any of them could have; -inf if none was.
+        reason: Why nothing is proved although outputs were finished, if the numbers of the model do not allow a proof:
+            the largest score of a step is so large that its dtype holds whole numbers only (from 2^23 in float32, 2^52
+            in float64, 2^10 in float16 and 2^7 in bfloat16). Scores that differ by less than 1, a factor of e between
+            their probabilities, can then be the same number. The bound of such a certificate is that of the numbers
+            as they were rounded.
 
     Example:
         >>> Certificate("optimal", bound=-2.3).proves_best, Certificate("bounded", bound=-0.2).proves_best
@@ -82,6 +88,7 @@ class Certificate:
 
     kind: Kind
     bound: float
+    reason: str | None = None
 
     @property
     def proves_best(self) -> bool:
@@ -102,6 +109,7 @@ class Result:
         expanded: the prefixes that an exhaustive search expanded.
         scope: what the certificate speaks of: "all": of every output with a symbol; "limited": of those that begin with
             a prefix or have at least a length of two symbols or more.
+        normalized: whether the probabilities of all outputs sum to at most 1.
 
     Example:
         >>> drew = Hypothesis((7, 8), -0.105, (2, 1, 1), (1, 1, 1))
@@ -119,6 +127,7 @@ class Result:
     stopped_by: Stop | None = field(default=None, compare=False)
     expanded: int = field(default=0, compare=False)
     scope: Scope = field(default="all", compare=False)
+    normalized: bool = field(default=True, compare=False)
 
     @property
     def best(self) -> Hypothesis | None:
@@ -128,7 +137,7 @@ class Result:
     @property
     def mass(self) -> float:
         """The probability of all hypotheses together: 1 if the result is complete and the model normalised."""
-        return math.fsum(h.prob for h in self.hypotheses)
+        return total_mass((h.prob for h in self.hypotheses), self.normalized)
 
     @property
     def proven(self) -> tuple[Hypothesis, ...]:
@@ -144,7 +153,22 @@ class Result:
             return self
         bound = max(self.certificate.bound, self.hypotheses[n_best].score(self.length_penalty))
         kind: Kind = "optimal" if self.certificate.kind == "complete" else self.certificate.kind
-        return replace(self, hypotheses=self.hypotheses[:n_best], certificate=Certificate(kind, bound))
+        return replace(
+            self, hypotheses=self.hypotheses[:n_best], certificate=replace(self.certificate, kind=kind, bound=bound)
+        )
+
+
+def total_mass(probs: Iterable[float], normalized: bool) -> float:
+    """Return the sum of probabilities: that of a normalised model is at most 1, whatever the rounding of each.
+
+    >>> total_mass([0.7, 0.3 + 1e-16, 1e-17], normalized=True)
+    1.0
+    """
+    try:
+        total = math.fsum(probs)
+    except OverflowError:  # values that are no probabilities
+        total = sys.float_info.max
+    return min(total, 1.0) if normalized else total
 
 
 def certify(
@@ -154,6 +178,7 @@ def certify(
     normalized: bool,
     length_penalty: float = 0.0,
     scope: Scope = "all",
+    unclear: bool = False,
 ) -> Result:
     """Sort what was finished and state what is proved.
 
@@ -164,13 +189,15 @@ def certify(
         normalized: whether a longer hypothesis is never more probable.
         length_penalty: of the scores that rank hypotheses.
         scope: of the search, see :class:`Result`.
+        unclear: whether scores of a step were too large to be told apart: then nothing is proved.
     """
     ranked = tuple(sorted(hypotheses, key=lambda h: (-h.score(length_penalty), h.tokens)))
-    if not gave_up:
-        kind: Kind = "complete"
-    elif not ranked or not normalized:
-        kind = "none"
+    if unclear or (gave_up and not (ranked and normalized)):
+        kind: Kind = "none"
+    elif not gave_up:
+        kind = "complete"
     else:
         # Sums of the same logarithms differ by their rounding: a tie with a prefix is no doubt about the best.
         kind = "optimal" if ranked[0].score(length_penalty) >= bound - ROUNDING else "bounded"
-    return Result(ranked, Certificate(kind, bound), length_penalty, scope=scope)
+    certificate = Certificate(kind, bound, LARGE_SCORES if unclear else None)
+    return Result(ranked, certificate, length_penalty, scope=scope, normalized=normalized)

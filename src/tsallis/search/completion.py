@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tsallis.models.protocol import Decoder, join
+from tsallis.search.certificate import total_mass
 from tsallis.search.step import advance, check_at_least_one, check_prefix, eval_mode
 from tsallis.special_symbols import BOS, EOS
 
@@ -146,7 +147,8 @@ def complete(
             certain += nodes[0].tokens
             node = nodes[0]._replace(cost=0.0, tokens=(), rest="")
         best = _follow(model, heapq.nsmallest(n_best, nodes), longest, src.device)
-    return Completions(log_prob, certain, best, len(nodes), math.fsum(math.exp(-n.cost) for n in nodes), missing)
+    mass = total_mass((math.exp(-n.cost) for n in nodes), model.output.normalized)
+    return Completions(log_prob, certain, best, len(nodes), mass, missing)
 
 
 def _step(model: Decoder, state: Any, last: Sequence[int], device: torch.device) -> tuple[Tensor, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tsallis.models.protocol import Decoder, DecoderOutput, Step
+from tsallis.ops.eager.log_probs import indistinct
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,11 @@ def mean_log_probs(each: Sequence[Tensor]) -> Tensor:
     sizes = {log_probs.shape[-1] for log_probs in each}
     if len(sizes) > 1:
         raise ValueError(f"the models of an ensemble must share a vocabulary, got {sorted(sizes)} symbols")
-    return torch.stack(list(each)).logsumexp(0) - math.log(len(each))
+    members = torch.stack(list(each))
+    largest = members.amax(0)
+    finite = torch.where(largest == -torch.inf, 0, largest)
+    # In differences, so that near 1 the mean has the digits of its parts, and is never above the largest of them.
+    return largest + (members - finite).expm1().mean(0).log1p()
 
 
 def _mean_attention(each: Sequence[Tensor]) -> Tensor:
@@ -174,4 +178,5 @@ class Ensemble:
         steps = [model.step(part, token) for model, part in zip(self.models, state.parts, strict=True)]
         each = [model.output.log_probs(step.scores) for model, step in zip(self.models, steps, strict=True)]
         attention = _mean_attention([step.attention for step in steps])
-        return Step(mean_log_probs(each), attention, _States(tuple(step.state for step in steps)))
+        unclear = torch.stack([indistinct(s.scores) if s.unclear is None else s.unclear for s in steps]).any(0)
+        return Step(mean_log_probs(each), attention, _States(tuple(step.state for step in steps)), unclear)

@@ -13,9 +13,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tsallis.models.protocol import Decoder, join
+from tsallis.models.protocol import Decoder, join, unclear_rows
 from tsallis.search.certificate import ROUNDING, Hypothesis, Result, Stop
-from tsallis.search.step import Expansion, Limits, Prefix, Search, advance, check_at_least_one, eval_mode, make_limits
+from tsallis.search.step import (
+    Expansion,
+    Limits,
+    Prefix,
+    Search,
+    check_at_least_one,
+    checked_log_probs,
+    eval_mode,
+    make_limits,
+)
 from tsallis.search_budget import EXPANSIONS
 
 CHUNK = 16  # prefixes of a source expanded together; whatever the batch, so that results don't depend on it
@@ -70,7 +79,9 @@ class _Queue(Search):
         result = super().result(normalized, n_best)
         proven = len(result.proven) if n_best else 0
         is_complete = result.certificate.kind == "complete" or (n_best is not None and proven == n_best)
-        return replace(result, stopped_by=None if is_complete else self.reason, expanded=spent)
+        # Where nothing can be proved, a search without open prefixes has ended by itself.
+        ended = is_complete or (self.unclear and not self.heap)
+        return replace(result, stopped_by=None if ended else self.reason, expanded=spent)
 
     def threshold(self) -> float:
         """Return the score that an output must exceed to be wanted."""
@@ -237,6 +248,7 @@ def _open_queue(
         known={hypothesis.tokens for hypothesis in hypotheses},
         known_bound=known.certificate.bound if known and goal.normalized else math.inf,
         mass=known.mass if known and goal.normalized else 0.0,
+        unclear=known is not None and known.certificate.reason is not None,
     )
 
 
@@ -252,13 +264,16 @@ def _search(model: Decoder, queues: list[_Queue], keep: bool, device: torch.devi
         state = _states(rows, device)
         tokens = torch.tensor([item.prefix.token for item in rows], device=device)
         sources = [queue.source for queue, chunk in chunks for _ in chunk]
-        log_probs, attention, state = advance(model, state, tokens, sources)
-        expansion = Expansion(attention, log_probs, keep)
+        step = model.step(state, tokens)
+        log_probs, state = checked_log_probs(model, step.scores, sources), step.state
+        unclear = unclear_rows(step, log_probs)
+        expansion = Expansion(step.attention, log_probs, keep)
         limits = [queue.limits for queue, chunk in chunks for _ in chunk]
         totals, ends = expansion.totals([item.prefix for item in rows], limits)
         first = 0
         for queue, chunk in chunks:
             prefixes = [item.prefix for item in chunk]
+            queue.unclear |= any(unclear[first : first + len(chunk)])
             for row, prefix in enumerate(prefixes, start=first):
                 if ends[row] > -math.inf:
                     queue.finish(expansion.finish(prefix, row, ends[row], queue.src_length))

@@ -177,6 +177,8 @@ def _gap(model: Any, scores: Tensor, token: int) -> float | None:
     output = model.output
     if not hasattr(output, "thresholds"):
         return None
+    if output.normalized:  # the map depends on differences alone, and a threshold of large scores has few digits
+        scores = scores.double() - scores.amax()
     threshold = output.thresholds(scores, output.log_probs(scores).exp())
     if scores[token] == -torch.inf or threshold is None:
         return math.inf

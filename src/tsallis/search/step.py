@@ -90,6 +90,7 @@ class Search:
     bound: float = -math.inf
     known_bound: float = math.inf  # that of another search, as a score
     gave_up: bool = False
+    unclear: bool = False  # whether scores of a step were too large to be told apart
 
     def give_up(self, log_prob: float) -> None:
         """Note that a prefix is not followed."""
@@ -104,7 +105,8 @@ class Search:
 
     def result(self, normalized: bool, n_best: int | None) -> Result:
         bound, penalty = min(self.limits.score_bound(self.bound), self.known_bound), self.limits.length_penalty
-        return certify(self.finished, bound, self.gave_up, normalized, penalty, self.limits.scope).truncated(n_best)
+        result = certify(self.finished, bound, self.gave_up, normalized, penalty, self.limits.scope, self.unclear)
+        return result.truncated(n_best)
 
 
 class Expansion:

@@ -13,15 +13,16 @@ from transformers import DynamicCache, EncoderDecoderCache
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutput
 
+from tsallis.functional.maps import log_entmax
 from tsallis.functional.rows import alpha_number
 from tsallis.integrations.huggingface.alphas import unwrap
 from tsallis.integrations.huggingface.attention import FULL_MASKS, NAME
 from tsallis.integrations.huggingface.decoder_inputs import first_setting
 from tsallis.integrations.huggingface.text_batches import count_positions, pad_rows
 from tsallis.models.protocol import Step, source_mask
-from tsallis.nn.output import log_entmax
 from tsallis.ops.arguments import BestSymbols
 from tsallis.ops.backend import choose
+from tsallis.ops.eager.log_probs import indistinct
 from tsallis.ops.eager.ranking import best_of_log_probs
 from tsallis.special_symbols import BOS, EOS, PAD
 
@@ -340,7 +341,7 @@ class TransformersOutput:
     def best_symbols(self, scores: Tensor, count: int, end: int, only: Tensor | None = None) -> BestSymbols:
         """Return the most probable symbols of rows of scores, see :meth:`tsallis.nn.OutputLayer.best_symbols`."""
         if len(self.ends) > 1:
-            return best_of_log_probs(self.log_probs(scores), count, end, only)
+            return best_of_log_probs(self.log_probs(scores), count, end, only, indistinct(scores))
         return choose(self.alpha, scores).best_symbols(scores.contiguous(), self.alpha, None, count, end, only)
 
 

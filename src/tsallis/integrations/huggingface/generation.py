@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
-from tsallis.functional import entmax
+from tsallis.functional.maps import log_entmax
 from tsallis.functional.rows import alpha_number
 
 
@@ -48,9 +48,9 @@ class EntmaxLogitsProcessor(LogitsProcessor):
         if not self._continues(input_ids):  # another call of `generate`
             self._sizes.clear()
         self._ids = input_ids
-        probs = entmax(scores.float() / self.temperature, self.alpha)
-        self._sizes.append((probs > 0).sum(-1))
-        return probs.log().to(scores.dtype)
+        log_probs = log_entmax(scores.float() / self.temperature, self.alpha)
+        self._sizes.append((log_probs > -torch.inf).sum(-1))
+        return log_probs.to(scores.dtype)
 
     def _continues(self, input_ids: Tensor) -> bool:
         """Tell whether every sentence is one of the last step and a token more; a beam search changes their order."""

@@ -29,7 +29,8 @@ from tsallis.ops.cpu.build import LEFT_OUT, NO_KERNEL, source_hash
 from tsallis.ops.cpu.structs import CALLS, Beam, Decoder, Encoder, Layout, Project, Rank, Search, sizes
 from tsallis.ops.cpu.structs import STATS as STATS
 from tsallis.ops.dtypes import compute_dtype
-from tsallis.ops.eager.ranking import best_by_map
+from tsallis.ops.eager.log_probs import largest_distinct
+from tsallis.ops.eager.ranking import best_symbols as best_symbols_in_float64
 from tsallis.ops.sparse_rows import CsrRows
 
 DROP_ROW = 4096  # numbers that a thread drops at a time
@@ -381,11 +382,11 @@ def best_symbols(
 ) -> BestSymbols:
     """Return the best of each row of scores [rows, symbols] by entmax, or by alpha-ReLU with a threshold."""
     if scores.dtype == torch.float64:
-        return best_by_map(scores, alpha, tau, count, end, only, entmax)
+        return best_symbols_in_float64(scores, alpha, tau, count, end, only)
+    call = rank_fields(scores.shape[1], alpha, tau, scores.dtype)
     scores = scores.float()
     rows, symbols = scores.shape
     best = allocate_best(rows, min(count, symbols))
-    call = rank_fields(symbols, alpha, tau)
     point_to(call, best, end, only)
     call.scores = scores.data_ptr()
     _load()[0].tsallis_rank(call, torch.get_num_threads())
@@ -433,9 +434,10 @@ def allocate_best(rows: int, count: int) -> BestSymbols:
     )
 
 
-def rank_fields(symbols: int, alpha: float, tau: float | None) -> Rank:
-    """Return a structure that asks for the best of rows of so many symbols by a map."""
-    return Rank(d=symbols, stride=symbols, relu=tau is not None, alpha=alpha, tau=tau or 0.0)
+def rank_fields(symbols: int, alpha: float, tau: float | None, dtype: torch.dtype = torch.float32) -> Rank:
+    """Return a structure that asks for the best of rows of so many symbols by a map, of scores of a dtype."""
+    fields = {"relu": tau is not None, "alpha": alpha, "tau": tau or 0.0, "distinct": largest_distinct(dtype)}
+    return Rank(d=symbols, stride=symbols, **fields)
 
 
 def point_to(call: Rank, best: BestSymbols, end: int, only: Tensor | None) -> None:

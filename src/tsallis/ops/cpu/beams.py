@@ -34,7 +34,7 @@ class Beams:
         self._source_row = len(BEAM_SOURCE) + longest
         self._sources = array("q")
         for own in limits:
-            self._sources.extend((own.steps, own.free_from, 0, 0, 0, *own.prefix))
+            self._sources.extend((own.steps, own.free_from, 0, 0, 0, 0, *own.prefix))
             self._sources.extend([-1] * (longest - len(own.prefix)))
         self._score_row = 1 + max(options.n_best, options.num_recorded)
         # Columns of prefixes, log-probabilities and scores. Most of a large beam is never written.
@@ -120,8 +120,11 @@ class Beams:
             if total > -math.inf:
                 ends[owner].append((total, row))
         bounds = _read(call.score, call.sources * self._score_row, "d")[:: self._score_row]
-        gave_up = [flag != 0 for flag in self._sources[BEAM_SOURCE.index("gave_up") :: self._source_row]]
-        return BeamOutcome(tokens, parents, support, attended, ends, bounds, gave_up)
+        gave_up, unclear = (
+            [flag != 0 for flag in self._sources[BEAM_SOURCE.index(name) :: self._source_row]]
+            for name in ("gave_up", "unclear")
+        )
+        return BeamOutcome(tokens, parents, support, attended, ends, bounds, gave_up, unclear)
 
 
 def _read(address: int, count: int, kind: str) -> list[Any]:

@@ -109,6 +109,7 @@ class Rank(ctypes.Structure):
         *((name, c_int64) for name in ("rows", "d", "stride", "count", "end", "relu")),
         ("alpha", c_double),
         ("tau", c_double),
+        ("distinct", c_double),
         *((name, c_void_p) for name in ("only", "scores", "best", "symbols", "ends", "mass", "support")),
     )
 
@@ -211,7 +212,7 @@ CALLS: dict[str, type[ctypes.Structure]] = {
 
 PANEL_COLUMNS = 32  # of packed weights
 # The columns of a beam search's memory: of sources, of current prefixes, of rows of earlier steps, and these in double.
-BEAM_SOURCE = ("steps", "free_from", "rows", "costs", "gave_up")  # and then the symbols that must come
+BEAM_SOURCE = ("steps", "free_from", "rows", "costs", "gave_up", "unclear")  # and then the symbols that must come
 PREFIX_COLUMNS = ("token", "parent", "owner")
 HISTORY_COLUMNS = (*PREFIX_COLUMNS, "support", "attended")
 HISTORY_VALUES = ("log_prob", "end")

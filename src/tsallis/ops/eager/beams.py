@@ -31,7 +31,7 @@ class Beams:
         self._tokens, self._parents = [token] * len(limits), [-1] * len(limits)  # of the rows at hand
         self._parent_rows: list[int] = list(range(len(limits)))  # among those of the step before
         self._length = 0  # of the prefixes at hand
-        self._outcome = BeamOutcome([], [], [], [], [beam.ends for beam in self._beams], [], [])
+        self._outcome = BeamOutcome([], [], [], [], [beam.ends for beam in self._beams], [], [], [])
 
     def tokens(self) -> Tensor:
         """Return the last token of each prefix [rows]."""
@@ -61,6 +61,8 @@ class Beams:
         if nan:
             self.nan_source = min(nan)
             return False
+        for source, mass in zip(owners, best.mass.tolist(), strict=True):
+            self._beams[source].unclear |= mass == math.inf
         first = len(self._outcome.tokens)
         self._record(best, num_attended)
         log_probs, symbols, ends = best.log_probs.tolist(), best.symbols.tolist(), best.ends.tolist()
@@ -89,7 +91,8 @@ class Beams:
     def outcome(self) -> BeamOutcome:
         """Return what the search has found so far."""
         bounds, gave_up = [beam.bound for beam in self._beams], [beam.gave_up for beam in self._beams]
-        return self._outcome._replace(bounds=bounds, gave_up=gave_up)
+        unclear = [beam.unclear for beam in self._beams]
+        return self._outcome._replace(bounds=bounds, gave_up=gave_up, unclear=unclear)
 
 
 class _Beam:
@@ -100,7 +103,7 @@ class _Beam:
         self.log_probs = [0.0]  # of the prefixes, best first
         self.ends: list[tuple[float, int]] = []
         self.costs: list[float] = []  # the negative scores of the best outputs, in order
-        self.bound, self.gave_up = -math.inf, False
+        self.bound, self.gave_up, self.unclear = -math.inf, False, False
 
     def give_up(self, log_prob: float) -> None:
         """Note that a prefix is not followed."""

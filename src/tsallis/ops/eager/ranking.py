@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
 
 import torch
 from torch import Tensor
 
 from tsallis.ops.arguments import BestSymbols
-from tsallis.ops.dtypes import upcast
-from tsallis.ops.eager.alpha_relu import alpha_relu
+from tsallis.ops.eager.log_probs import alpha_relu_log_probs, indistinct, log_probs
 from tsallis.ops.eager.maps import entmax
 
 SORT_LIMIT = 4096  # of more symbols only the largest are looked for: ties among vocabularies of words do not matter
@@ -19,30 +18,27 @@ def best_symbols(
     scores: Tensor, alpha: float, tau: float | None, count: int, end: int, only: Tensor | None = None
 ) -> BestSymbols:
     """Return the best of each row of scores [rows, symbols] by entmax, or by alpha-ReLU with a threshold."""
-    return best_by_map(scores, alpha, tau, count, end, only, entmax)
+    wide, unclear = scores.double(), indistinct(scores)
+    if tau is None:
+        return best_of_log_probs(log_probs(wide, entmax(wide, alpha), alpha), count, end, only, unclear)
+    logs = alpha_relu_log_probs(wide, alpha, tau)
+    best = best_of_log_probs(logs, count, end, only, unclear)
+    total = logs.exp().sum(-1).clamp(max=sys.float_info.max)
+    return best._replace(mass=torch.where(best.mass == 1, total, best.mass))
 
 
-def best_by_map(
-    scores: Tensor,
-    alpha: float,
-    tau: float | None,
-    count: int,
-    end: int,
-    only: Tensor | None,
-    entmax: Callable[[Tensor, float], Tensor],
+def best_of_log_probs(
+    log_probs: Tensor, count: int, end: int, only: Tensor | None = None, unclear: Tensor | None = None
 ) -> BestSymbols:
-    """Return the best of each row, by a backend's own entmax."""
-    if tau is not None:
-        values = alpha_relu(upcast(scores), alpha - 1, tau).double()
-        return best_of_log_probs(values.log(), count, end, only)._replace(mass=values.sum(-1))
-    log_probs = scores.double().log_softmax(-1) if alpha == 1 else entmax(upcast(scores), alpha).double().log()
-    return best_of_log_probs(log_probs, count, end, only)
+    """Return the best of each row of log-probabilities [rows, symbols] in float64, whose sum is taken for 1.
 
-
-def best_of_log_probs(log_probs: Tensor, count: int, end: int, only: Tensor | None = None) -> BestSymbols:
-    """Return the best of each row of log-probabilities [rows, symbols] in float64, whose sum is taken for 1."""
-    mass = torch.where(log_probs.isnan().any(-1), torch.nan, 1.0).to(torch.float64)
+    `unclear` [rows] tells which rows come from scores that can't be told apart, see `BestSymbols`.
+    """
     support = (log_probs > -torch.inf).sum(-1)
+    mass = torch.ones_like(log_probs[:, 0])
+    if unclear is not None:
+        mass = mass.masked_fill(unclear & (support > 0), torch.inf)
+    mass = mass.masked_fill(log_probs.isnan().any(-1), torch.nan)
     ends = log_probs[:, end].clone()
     others = log_probs.index_fill(1, torch.tensor([end], device=log_probs.device), -torch.inf)
     if only is not None:

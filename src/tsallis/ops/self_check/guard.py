@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tsallis.ops.arguments import BestSymbols
 from tsallis.ops.backend import Backend, load
-from tsallis.ops.eager.ranking import best_by_map
+from tsallis.ops.eager.ranking import best_symbols
 from tsallis.ops.self_check import memory
 from tsallis.ops.self_check.evidence import has_evidence
 from tsallis.ops.self_check.families import ATTENTION, FAMILIES, measure
@@ -195,7 +195,7 @@ class MixedBackend:
         self, scores: Tensor, alpha: float, tau: float | None, count: int, end: int, only: Tensor | None = None
     ) -> BestSymbols:
         """Return the best of each row of scores [rows, symbols], by the map that is trusted."""
-        return best_by_map(scores, alpha, tau, count, end, only, cast(Backend, self).entmax)
+        return best_symbols(scores, alpha, tau, count, end, only)
 
     def support_sizes(self, scores: Tensor, alpha: Any, stats: Any, target: Tensor) -> Tensor:
         """Return the size of each row's support [rows]; losses and alpha-ReLU have this function in common."""

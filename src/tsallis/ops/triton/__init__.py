@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from tsallis.ops.alphas import Alpha
-from tsallis.ops.arguments import BestSymbols
 from tsallis.ops.backend import Capabilities
-from tsallis.ops.eager.ranking import best_by_map
+from tsallis.ops.eager.ranking import best_symbols
 from tsallis.ops.triton.alpha_relu import alpha_relu_one_pass
 from tsallis.ops.triton.attention.launch import largest_head, least_shared_memory
 from tsallis.ops.triton.kind import device_kind
@@ -100,10 +99,3 @@ def on_device(kind: str) -> bool:
 def support_sizes(scores: Tensor, alpha: Alpha, stats: Tensor, target: Tensor) -> Tensor:
     """Return the size of each row's support [rows]; none where there is no target, which statistics then say too."""
     return stats[:, -1].masked_fill_(target < 0, 0).long()
-
-
-def best_symbols(
-    scores: Tensor, alpha: float, tau: float | None, count: int, end: int, only: Tensor | None = None
-) -> BestSymbols:
-    """Return the best of each row of scores [rows, symbols] by entmax, or by alpha-ReLU with a threshold."""
-    return best_by_map(scores, alpha, tau, count, end, only, entmax)

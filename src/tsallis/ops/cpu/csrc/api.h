@@ -168,12 +168,14 @@ struct AttentionCall {
 
 // What a search needs of rows of scores [rows, stride], of which d count: the best
 // log-probabilities and their symbols, but for the end's; the end's; how many symbols have a
-// probability, and the sum of these. Rows with a NaN have NaN for the sum.
+// probability, and the sum of these. Rows with a NaN have NaN for the sum, rows whose largest
+// score is too large infinity.
 struct RankCall {
     int64_t rows, d, stride;
     int64_t count, end;  // end: negative for none
     int64_t relu;        // whether the map is alpha-ReLU with the threshold tau
     double alpha, tau;
+    double distinct;      // the least size at which scores can't be told apart
     const int64_t* only;  // [rows] or null: the symbol that alone is of interest, or a negative one
     const void* scores;
     void* best;         // double [rows, count], the largest first, -inf behind the last
@@ -254,8 +256,8 @@ struct BeamCall {
     const int64_t* attended;         // [rows], of the step
 };
 // Of a source: the steps of its longest output, the length that ends may follow; then its current
-// prefixes, outputs' scores, whether a prefix was dropped.
-enum BeamSource { STEPS, FREE_FROM, ROWS, COSTS, GAVE_UP, FORCED };
+// prefixes, outputs' scores, whether a prefix was dropped, whether scores were too large.
+enum BeamSource { STEPS, FREE_FROM, ROWS, COSTS, GAVE_UP, UNCLEAR, FORCED };
 enum PrefixColumns { TOKEN, PARENT, OWNER, PREFIX_COLUMNS };
 // Of a row of an earlier step: its columns as a prefix, then these.
 enum HistoryColumns { SUPPORT = PREFIX_COLUMNS, ATTENDED, HISTORY_COLUMNS };

@@ -35,7 +35,7 @@ class Beams {
             prefix[PARENT * call.capacity] = -1;
             prefix[OWNER * call.capacity] = s;
             call.log_prob[s] = 0;
-            source[ROWS] = 1, source[COSTS] = source[GAVE_UP] = 0;
+            source[ROWS] = 1, source[COSTS] = source[GAVE_UP] = source[UNCLEAR] = 0;
             std::fill_n(&bound(s), 1 + most_costs, -INFINITY);
         }
         call.rows = call.sources, call.length = call.base = call.used = call.room = 0;
@@ -63,6 +63,7 @@ class Beams {
     void follow(const RankCall& step, const int64_t* attended) {
         call.nan_source = find_nan(step);
         if (call.nan_source >= 0) return;
+        note_unclear(step);
         record(step, attended);
         const int64_t* owner = history(OWNER);
         const int64_t rows = call.rows;
@@ -100,6 +101,12 @@ class Beams {
                 least = source;
         }
         return least;
+    }
+
+    void note_unclear(const RankCall& step) const {
+        for (int64_t r = 0; r < call.rows; r++)
+            if (std::isinf(((const double*)step.mass)[r]))
+                source_of(call.prefixes[OWNER * call.capacity + r])[UNCLEAR] = 1;
     }
 
     void record(const RankCall& step, const int64_t* attended) const {

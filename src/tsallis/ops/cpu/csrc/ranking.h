@@ -1,8 +1,10 @@
 // What a search needs of a row of scores: the best few log-probabilities and those of the end, in
 // double precision, how many symbols have a probability, and their sum. A row's threshold comes
-// from the losses' kernel; the passes here read the scores once or twice and write nothing else.
+// from the losses' kernel in float32 and gets the digits of double here.
 
 #pragma once
+
+#include <limits>
 
 #include "api.h"
 #include "newton.h"
@@ -38,13 +40,13 @@ INLINE float rank_bound(const F* lanes, int64_t rank, Largest largest) {
     return largest.value[rank - 1];
 }
 
-// e^x for x <= 0, at least e^-87; x log2(e) is computed in two parts, because sums over thousands
-// of rows show what is biased.
-INLINE F exp_of_negative(F x) {
+// e^(x + low) for x <= 0, at least e^-87. A multiple of log(2) is taken off x in two parts, the
+// first of which is exact: sums over thousands of rows show what is biased.
+INLINE F exp_of_negative(F x, F low) {
+    low = x > -87.0f ? low : F{};
     x = max(fill(-87.0f), x);  // keeps NaN
     const F k = nearest(x * LOG2_E);
-    F r = x * 1.44269502162933349609375f - k;
-    r = x * 1.925963033500011e-8f + r;
+    const F r = ((x - k * 0.693359375f) + (k * 2.12194440e-4f + low)) * LOG2_E;
     F y = 1.5252733804059840e-5f * r + 1.5403530393381609e-4f;
     y = y * r + 1.3333558146428443e-3f;
     y = y * r + 9.6181291076284772e-3f;
@@ -88,9 +90,8 @@ struct RankedRow {
     template <class LogProb>
     INLINE void write(const Largest& largest, int64_t count, LogProb&& log_prob) const {
         for (int64_t k = 0; k < count; k++) {
-            const bool present = k < largest.size;
-            best[k] = present ? log_prob(largest.value[k]) : -INFINITY;
-            symbols[k] = present ? largest.index[k] : 0;
+            best[k] = k < largest.size ? log_prob(largest.value[k]) : -INFINITY;
+            symbols[k] = best[k] > -INFINITY ? largest.index[k] : 0;
         }
     }
     // The same for the one symbol that may come, where there is such a one.
@@ -123,103 +124,184 @@ INLINE float add_above(F x, int64_t first, uint32_t mask, int64_t end, float bou
     return max(bound, largest.least());
 }
 
+// Where the scores are too large, see RankCall, the sum that is told is infinite.
+INLINE double told_mass(const RankCall& call, double top, double mass) {
+    return ::fabs(top) >= call.distinct ? INFINITY : mass;
+}
+
+// Log-probabilities are computed in differences from the largest score. Its own exponentials are
+// counted apart: near 1 a probability is what the others leave.
 void rank_softmax_row(const RankCall& call, const float* z, Largest largest, RankedRow out) {
     constexpr int N = LANES<float>;
     const int64_t d = call.d;
     F lanes[LANE_VECTORS];
     const float top = row_maximum(z, d, lanes);
+    if (top == -INFINITY) {
+        FI wrong = {};
+        for (int64_t i = 0; i < d; i += N) {
+            const F x = load_row(z, i, d, -INFINITY);
+            wrong |= x != x;
+        }
+        return bits(wrong) ? out.write_nan(call.count) : out.write_dead_end(call.count);
+    }
     float bound = rank_bound(lanes, call.count + 1, largest);  // the end may be among them
     D even = {}, odd = {};
-    int64_t support = 0;
+    int64_t support = 0, ties = 0;
     for (int64_t i = 0; i < d; i += N) {
-        const F x = load_row(z, i, d, -INFINITY), e = exp_of_negative(x - top);
+        const F x = load_row(z, i, d, -INFINITY), difference = x - top, back = difference + top;
+        // What the rounding of the difference took.
+        const F low = (x - back) - (top + (difference - back));
+        const F e = x == top ? F{} : exp_of_negative(difference, x > -INFINITY ? low : F{});
         even += lower_half(e), odd += upper_half(e);
         support += __builtin_popcount(bits(x > -INFINITY));
+        ties += __builtin_popcount(bits(x == top));
         const uint32_t mask = bits(x >= bound);
         if (mask) bound = add_above(x, i, mask, call.end, bound, largest);
     }
-    const double total = sum<double>(even + odd);
-    if (!(top > -INFINITY) || total != total) return out.write_nan(call.count);
-    const double log_total = (double)top + ::log(total);
-    auto log_prob = [&](float v) { return (double)v - log_total; };
+    const double others = sum<double>(even + odd);
+    if (!(::fabs(top) < INFINITY) || others != others) return out.write_nan(call.count);
+    const double log_total = ::log1p((double)(ties - 1) + others);
+    auto log_prob = [&](float v) { return ((double)v - (double)top) - log_total; };
     out.write(largest, call.count, log_prob), out.write_only(call, z, log_prob);
-    *out.end = call.end >= 0 && z[call.end] > -INFINITY ? z[call.end] - log_total : -INFINITY;
-    *out.mass = 1, *out.support = support;
+    *out.end = call.end >= 0 && z[call.end] > -INFINITY ? log_prob(z[call.end]) : -INFINITY;
+    *out.mass = told_mass(call, top, 1), *out.support = support;
 }
 
-// p = u^b with u = slope z + offset where that is above `least`.
-struct Base {
-    double slope, offset, b, least;
-    INLINE double operator()(float z) const { return slope * z + offset; }
-};
-
-INLINE D base_power(D u, double b) {
-    if (b == 2) return u * u;
-    if (b == 1) return u;
-    if (b == 0) return u > 0 ? fill(1.0) : D{};
-    for (int i = 0; i < LANES<double>; i++) u[i] = u[i] > 0 ? ::pow(u[i], b) : 0;
-    return u;
-}
-
-// The rows of all other maps. `scale` is 1 / mass where that is known, else 0.
-void rank_sparse_row(const RankCall& call, const float* z, Base base, double scale, Largest largest,
-                     RankedRow out) {
+// alpha-ReLU: r = u^b with u = eps z - tau, rounded as PyTorch's operations round it.
+void rank_relu_row(const RankCall& call, const float* z, Largest largest, RankedRow out) {
     constexpr int N = LANES<float>;
     const int64_t d = call.d;
-    // Just below the least score of the support: the exact comparison is one in double.
-    const double edge = (base.least - base.offset) / base.slope;
-    const float cut = (float)(edge - 1e-6 * ::fabs(edge) - 1e-30);
-    const bool need_mass = scale == 0, correct = need_mass && !call.relu;
-    float bound = cut;
-    D mass = {}, slope = {};
+    const double eps = call.alpha - 1, b = 1 / eps;
+    float bound = -INFINITY;
+    D mass = {};
     FI wrong = {};
     int64_t support = 0;
+    double top = -INFINITY;
     for (int64_t i = 0; i < d; i += N) {
         const F x = load_row(z, i, d, -INFINITY);
         wrong |= x != x;
-        if (!bits(x >= cut)) continue;
         const D halves[2] = {lower_half(x), upper_half(x)};
-        for (int k = 0; k < 2; k++) {
-            D u = halves[k] * base.slope + base.offset;
-            u = u > base.least ? u : D{};
-            support += __builtin_popcount(bits(u > 0));
-            if (need_mass) mass += base_power(u, base.b);
-            if (correct) slope += base_power(u, base.b - 1);
+        for (const D& half : halves) {
+            const D u = prevent_fma(half * eps) - call.tau;
+            const uint32_t inside = bits(u > 0);
+            if (!inside) continue;
+            support += __builtin_popcount(inside);
+            mass += power_of_one_plus(u - 1.0, u, fill(b));
+            for (int k = 0; k < LANES<double>; k++)
+                if (u[k] > 0) top = max(top, half[k]);
         }
-        uint32_t mask = bits(x >= bound);
-        for (uint32_t each = mask; each; each &= each - 1) {
-            const int lane = __builtin_ctz(each);
-            if (!(base(x[lane]) > base.least)) mask &= ~(1u << lane);
-        }
+        const uint32_t mask = bits(x >= bound);
         if (mask) bound = add_above(x, i, mask, call.end, bound, largest);
     }
-    double total = need_mass ? sum<double>(mass) : 1 / scale;
-    if (bits(wrong) || total != total) return out.write_nan(call.count);
-    // A step of Newton's in double: the threshold that was found in float32 gets all its digits.
-    double log_total = 0;
-    if (correct) {
-        const double step = (total - 1) / (base.b * sum<double>(slope));
-        if (step == step) base.offset -= step;
-        total = 1;
-    } else if (!call.relu) {
-        log_total = ::log(total), total = 1;
-    }
+    if (bits(wrong)) return out.write_nan(call.count);
     auto log_prob = [&](float v) {
-        const double u = base(v);
-        return u > base.least ? base.b * ::log(u) - log_total : -INFINITY;
+        const D u = prevent_fma(fill((double)v) * eps) - call.tau;
+        return u[0] > 0 ? ::log(u[0]) / eps : -INFINITY;
     };
     out.write(largest, call.count, log_prob), out.write_only(call, z, log_prob);
-    const bool ends = call.end >= 0 && base(z[call.end]) > base.least;
-    *out.end = ends ? log_prob(z[call.end]) : -INFINITY;
-    *out.mass = total, *out.support = support;
+    *out.end = call.end >= 0 ? log_prob(z[call.end]) : -INFINITY;
+    *out.mass = told_mass(call, top == -INFINITY ? 0 : top,
+                          min(sum<double>(mass), std::numeric_limits<double>::max()));
+    *out.support = support;
 }
 
-constexpr float EXACT_SUPPORT = 512;
+// A row of alpha-entmax in double: p = u^b with u = 1 + eps (v - c), where v is the difference of a
+// score from the largest.
+struct EntmaxRow {
+    // A score that is no further than this above the threshold, in eps z, equals it up to rounding.
+    static constexpr double EDGE = 0x1p-46;
+    static constexpr int STEPS = 12;
+
+    double top, eps, c;
+    int64_t ties = 0;  // scores that are the largest
+    int64_t n = 0;     // the others that may have a probability:
+    double* v;         // [n and the rest of a vector]
+
+    double log_prob(float z) const {
+        const double x = eps * (((double)z - top) - c);
+        return 1 + x > EDGE ? ::log1p(x) / eps : -INFINITY;
+    }
+
+    // Solve sum p = 1 from a threshold that float32 has found, by Newton's steps; up to alpha 1.5,
+    // where second derivatives are bounded, by Halley's.
+    void solve() {
+        constexpr int N = LANES<double>;
+        const double b = 1 / eps;
+        for (int64_t k = n; k < n + N; k++) v[k] = -INFINITY;
+        for (int step = 0; step < STEPS; step++) {
+            D mass = {}, slope = {}, curvature = {};
+            for (int64_t k = 0; k < n; k += N) {
+                const D x = (load(v + k) - c) * eps, u = x + 1.0;
+                const D p = eps == 1     ? max(u, D{})
+                            : eps == 0.5 ? max(u, D{}) * max(u, D{})
+                                         : power_of_one_plus(x, u, fill(b));
+                const D first = u > 0 ? p / u : D{};
+                mass += p, slope += first;
+                if (eps <= 0.5) curvature += u > 0 ? first / u : D{};
+            }
+            // Of the largest probability what is missing to 1, for that has more digits.
+            const double log_p = ::log1p(-eps * c) * b, p = ::exp(log_p), u = 1 - eps * c;
+            const double excess = ::expm1(log_p) + (double)(ties - 1) * p + sum<double>(mass);
+            const double total = sum<double>(slope) + (double)ties * p / u;
+            const double newton = excess / total;
+            const double bend =
+                (1 - eps) * (sum<double>(curvature) + (double)ties * p / (u * u)) * newton / total;
+            const bool halley = eps <= 0.5 && ::fabs(bend) < 0.5;
+            if (!(total > 0) || newton != newton) return;
+            const double move = halley ? newton / (1 - bend / 2) : newton;
+            c = max(c + move, 0.0);
+            // What is left is of the next order.
+            const double left = ::fabs(move) * (halley ? bend * bend : 1e-5);
+            if (left <= 1e-17 * max(c, 1e-300)) return;
+        }
+    }
+    int64_t support() const {
+        int64_t count = ties;
+        for (int64_t k = 0; k < n; k++) count += 1 + eps * (v[k] - c) > EDGE;
+        return count;
+    }
+};
+
+void rank_entmax_row(const RankCall& call, const float* z, EntmaxRow row, Largest largest,
+                     RankedRow out) {
+    constexpr int N = LANES<float>;
+    const int64_t d = call.d;
+    // Well below the least score of the support, by what float32 may have rounded.
+    const double edge = row.top + row.c - (1 + 1e-3) / row.eps;
+    const float cut = (float)(edge - 1e-6 * ::fabs(edge) - 1e-30);
+    float bound = cut;
+    FI wrong = {};
+    for (int64_t i = 0; i < d; i += N) {
+        const F x = load_row(z, i, d, -INFINITY);
+        wrong |= x != x;
+        uint32_t near = bits(x >= cut);
+        if (!near) continue;
+        const uint32_t mask = bits(x >= bound);
+        if (mask) bound = add_above(x, i, mask, call.end, bound, largest);
+        for (; near; near &= near - 1) {
+            const double v = (double)x[__builtin_ctz(near)] - row.top;
+            if (v < 0)
+                row.v[row.n++] = v;
+            else
+                row.ties++;
+        }
+    }
+    if (bits(wrong)) return out.write_nan(call.count);
+    row.solve();
+    auto log_prob = [&](float v) { return row.log_prob(v); };
+    out.write(largest, call.count, log_prob), out.write_only(call, z, log_prob);
+    *out.end = call.end >= 0 ? log_prob(z[call.end]) : -INFINITY;
+    *out.mass = told_mass(call, row.top, 1), *out.support = row.support();
+}
 
 // Rows [first, last) whose scores lie at `scores`, one row `call.stride` from the next. `memory`
 // holds rank_memory floats.
+inline int64_t differences_from(const RankCall& call, int64_t rows) {
+    const int64_t room = max(call.count + 1, (int64_t)LANE_VECTORS * LANES<float>);
+    return (2 * room + rows * (STATS + 3) + 64 + 15) / 16 * 16;
+}
 inline int64_t rank_memory(const RankCall& call, int64_t rows) {
-    return 2 * max(call.count + 1, (int64_t)LANE_VECTORS * LANES<float>) + rows * (STATS + 3) + 64;
+    return differences_from(call, rows) + 2 * (call.d + LANES<double>);
 }
 void rank_rows(const RankCall& call, const Kernels& kernels, const float* scores, int64_t first,
                int64_t last, float* memory) {
@@ -228,6 +310,7 @@ void rank_rows(const RankCall& call, const Kernels& kernels, const float* scores
     const Largest largest{call.count, memory, (int32_t*)memory + room};
     const double eps = call.alpha - 1;
     const float* stats = memory + 2 * room;
+    double* differences = (double*)(memory + differences_from(call, rows));
     if (call.alpha > 1 && !call.relu) {
         int64_t* target = (int64_t*)(memory + 2 * room + (rows * (STATS + 1) + 15) / 16 * 16);
         for (int64_t r = 0; r < rows; r++) target[r] = 0;
@@ -240,22 +323,20 @@ void rank_rows(const RankCall& call, const Kernels& kernels, const float* scores
         const float* z = scores + r * call.stride;
         const RankedRow out(call, first + r);
         if (call.relu) {
-            rank_sparse_row(call, z, {eps, -call.tau, 1 / eps, ::exp2(-150 * eps)}, 0, largest,
-                            out);
+            rank_relu_row(call, z, largest, out);
         } else if (call.alpha == 1) {
             rank_softmax_row(call, z, largest, out);
         } else {
             const float* own = stats + r * STATS;
-            const double offset = 1 - (double)own[1] - (double)own[2] - eps * own[0];
-            // Powers in double are too slow for long supports.
-            const bool exact = call.alpha == 2 || call.alpha == 1.5 || own[4] <= EXACT_SUPPORT;
             if (own[0] == -INFINITY && own[3] == 0)
                 out.write_dead_end(call.count);
             else if (!(own[3] > 0) || !(own[0] < INFINITY))
                 out.write_nan(call.count);
             else
-                rank_sparse_row(call, z, {eps, offset, 1 / eps, ::exp2(-150 * eps)},
-                                exact ? 0 : own[3], largest, out);
+                rank_entmax_row(
+                    call, z,
+                    {own[0], eps, ((double)own[1] + (double)own[2]) / eps, 0, 0, differences},
+                    largest, out);
         }
     }
 }
