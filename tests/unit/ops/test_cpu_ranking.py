@@ -18,7 +18,6 @@ __all__ = ["instructions"]
 pytestmark = pytest.mark.skipif(not cpu.status().available, reason=f"needs kernel: {cpu.status().reason}")
 
 MAPS = [(1.0, None), (1.05, None), (1.3, None), (1.5, None), (2.0, None), (1.25, 0.1), (1.5, 0.3), (2.0, -0.2)]
-LIKELY = -25.0  # of what is less likely float32's threshold leaves no digits
 every_map = pytest.mark.parametrize(("alpha", "tau"), MAPS)
 
 
@@ -36,13 +35,12 @@ def scores(rows: int, d: int, seed: int = 0) -> Tensor:
     return result
 
 
-def agree(ours: BestSymbols, truth: BestSymbols, tolerance: float = 1e-6) -> None:
-    likely = truth.log_probs > LIKELY
-    torch.testing.assert_close(ours.log_probs[likely], truth.log_probs[likely], atol=tolerance, rtol=0)
-    assert torch.equal(ours.symbols[likely], truth.symbols[likely])
-    assert torch.equal(ours.log_probs > LIKELY, likely)
-    ends = truth.ends > LIKELY
-    torch.testing.assert_close(ours.ends[ends], truth.ends[ends], atol=tolerance, rtol=0)
+def agree(ours: BestSymbols, truth: BestSymbols) -> None:
+    torch.testing.assert_close(ours.log_probs, truth.log_probs, atol=0, rtol=1e-6)
+    possible = truth.log_probs > -math.inf
+    assert torch.equal(ours.symbols[possible], truth.symbols[possible])
+    torch.testing.assert_close(ours.ends, truth.ends, atol=0, rtol=1e-6)
+    assert torch.equal(ours.support, truth.support)
     torch.testing.assert_close(ours.mass, truth.mass, atol=1e-6, rtol=1e-6, equal_nan=True)
 
 
@@ -54,8 +52,6 @@ def test_rows_are_ranked_as_in_float64(d: int, alpha: float, tau: float | None) 
         ours = cpu.best_symbols(z, alpha, tau, count, end)
         truth = eager.best_symbols(z.double(), alpha, tau, count, end)
         agree(ours, truth)
-        if alpha != 1.05:  # of a long support the last entries are next to nothing
-            assert torch.equal(ours.support, truth.support)
 
 
 @in_pairs(transform=MAPS, dtype=[torch.bfloat16, torch.float16, torch.float64])
@@ -71,7 +67,6 @@ def test_one_symbol_alone_may_come(transform: tuple[float, float | None], d: int
     z, only = scores(4, d, 1), torch.tensor([d - 1, -1, 0, 5])
     ours, truth = (backend.best_symbols(x, alpha, tau, 3, 2, only) for backend, x in ((cpu, z), (eager, z.double())))
     agree(ours, truth)
-    assert torch.equal(ours.support, truth.support)
     assert (ours.log_probs[[0, 2, 3], 1:] == -math.inf).all()
 
 
@@ -82,9 +77,8 @@ def test_nan_is_told_and_dead_ends_are_none(transform: tuple[float, float | None
     z[1, d - 1] = math.nan
     z[2] = -math.inf
     ours = cpu.best_symbols(z, alpha, tau, 3, 2)
-    assert ours.mass.isnan().tolist() == [False, True, alpha == 1, False]
-    if alpha > 1:
-        assert ours.support[2] == 0 and ours.ends[2] == -math.inf and (ours.log_probs[2] == -math.inf).all()
+    assert ours.mass.isnan().tolist() == [False, True, False, False]
+    assert ours.support[2] == 0 and ours.ends[2] == -math.inf and (ours.log_probs[2] == -math.inf).all()
 
 
 @in_pairs(transform=MAPS, d=[40, 1300])
@@ -113,5 +107,5 @@ def test_an_output_layer_ranks_its_own_scores() -> None:
         best = layer.best_symbols(z, 5, 2)
         log_probs = layer.log_probs(z)
         assert torch.equal(best.support, (log_probs > -torch.inf).sum(-1))
-        torch.testing.assert_close(best.ends, log_probs[:, 2], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(best.ends, log_probs[:, 2], atol=0, rtol=1e-6)
         torch.testing.assert_close(best.mass, log_probs.exp().sum(-1))

@@ -1,0 +1,34 @@
+"""Log-probabilities of entmax and alpha-ReLU to 45 digits: what float32 and float64 are compared with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from decimal import Decimal, localcontext
+
+DIGITS, BISECTIONS = 45, 130
+EDGE = Decimal(2) ** -46  # scores so near the threshold are the threshold
+
+
+def exact_logs(scores: Sequence[float], alpha: float, tau: float | None = None) -> list[float]:
+    """Return the log-probabilities of a row of scores, by bisection for the threshold, -inf outside the support."""
+    with localcontext() as context:
+        context.prec = DIGITS
+        eps = Decimal(alpha) - 1
+        if tau is not None:
+            bases = [eps * Decimal(z) - Decimal(tau) if z > -math.inf else Decimal(-1) for z in scores]
+            return [float(u.ln() / eps) if u > 0 else -math.inf for u in bases]
+        top = max(scores)
+        below = [Decimal(z) - Decimal(top) if z > -math.inf else None for z in scores]
+        if eps == 0:
+            total = sum(x.exp() for x in below if x is not None).ln()
+            return [-math.inf if x is None else float(x - total) for x in below]
+        low, high = Decimal(0), min(1 / eps, Decimal(len(scores)).ln() + 1)
+        near = [x for x in below if x is not None and 1 + eps * x > 0]  # the others are never in the support
+        for _ in range(BISECTIONS):
+            c = (low + high) / 2
+            bases = [1 + eps * (x - c) for x in near]
+            mass = sum((u.ln() / eps).exp() for u in bases if u > 0)
+            low, high = (c, high) if mass >= 1 else (low, c)
+        bases = [Decimal(0) if x is None else 1 + eps * (x - low) for x in below]
+        return [float(u.ln() / eps) if u > EDGE else -math.inf for u in bases]
