@@ -71,14 +71,21 @@ class Step(NamedTuple):
         scores: [batch, d_vocab], -inf for symbols that can't come.
         attention: weights [batch, src].
         state: after the step, for the next one.
-        unclear: Boolean [batch], True where the scores that these come from are too large to be told apart, see
-            :class:`tsallis.search.Certificate`; None: the scores are the model's own.
     """
 
     scores: Tensor
     attention: Tensor
     state: Any
-    unclear: Tensor | None = None
+
+
+class DerivedStep(Step):
+    """A step whose scores were computed from those of other models.
+
+    `unclear` [batch] is True where one of those had scores too large to be told apart, see
+    :class:`tsallis.search.Certificate`.
+    """
+
+    unclear: Tensor
 
 
 class BestStep(NamedTuple):
@@ -167,16 +174,13 @@ def best_of_step(output: Any, step: Step, count: int, end: int, only: Tensor | N
     if hasattr(output, "best_symbols"):
         best = output.best_symbols(step.scores, count, end, only)
     else:
-        unclear = indistinct(step.scores) if step.unclear is None else step.unclear
-        best = best_of_log_probs(output.log_probs(step.scores), count, end, only, unclear)
+        best = best_of_log_probs(output.log_probs(step.scores), count, end, only, unclear_rows(step))
     return BestStep(best, (step.attention > 0).sum(-1), step.attention, step.state)
 
 
-def unclear_rows(step: Step, log_probs: Tensor) -> list[bool]:
-    """Return which rows of a step have scores that are too large to be told apart, if anything is possible there."""
-    unclear = indistinct(step.scores) if step.unclear is None else step.unclear
-    rows: list[bool] = (unclear & (log_probs > -torch.inf).any(-1)).tolist()
-    return rows
+def unclear_rows(step: Step) -> Tensor:
+    """Return which rows [batch] of a step have scores that are too large to be told apart."""
+    return step.unclear if isinstance(step, DerivedStep) else indistinct(step.scores)
 
 
 def check_symbols(symbols: Tensor, d_vocab: int) -> None:

@@ -118,7 +118,7 @@ class Result:
         >>> result.best.tokens, round(result.mass, 2)
         ((7, 8), 1.0)
         >>> result.truncated(1).certificate
-        Certificate(kind='optimal', bound=-2.303)
+        Certificate(kind='optimal', bound=-2.303, reason=None)
     """
 
     hypotheses: tuple[Hypothesis, ...]

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tsallis.models.protocol import Decoder, DecoderOutput, Step
-from tsallis.ops.eager.log_probs import indistinct
+from tsallis.models.protocol import Decoder, DecoderOutput, DerivedStep, Step, unclear_rows
 
 
 @dataclass(frozen=True)
@@ -178,5 +177,6 @@ class Ensemble:
         steps = [model.step(part, token) for model, part in zip(self.models, state.parts, strict=True)]
         each = [model.output.log_probs(step.scores) for model, step in zip(self.models, steps, strict=True)]
         attention = _mean_attention([step.attention for step in steps])
-        unclear = torch.stack([indistinct(s.scores) if s.unclear is None else s.unclear for s in steps]).any(0)
-        return Step(mean_log_probs(each), attention, _States(tuple(step.state for step in steps)), unclear)
+        result = DerivedStep(mean_log_probs(each), attention, _States(tuple(step.state for step in steps)))
+        result.unclear = torch.stack([unclear_rows(step) for step in steps]).any(0)
+        return result

@@ -266,7 +266,7 @@ def _search(model: Decoder, queues: list[_Queue], keep: bool, device: torch.devi
         sources = [queue.source for queue, chunk in chunks for _ in chunk]
         step = model.step(state, tokens)
         log_probs, state = checked_log_probs(model, step.scores, sources), step.state
-        unclear = unclear_rows(step, log_probs)
+        unclear = (unclear_rows(step) & (log_probs > -torch.inf).any(-1)).tolist()  # of rows where anything is possible
         expansion = Expansion(step.attention, log_probs, keep)
         limits = [queue.limits for queue, chunk in chunks for _ in chunk]
         totals, ends = expansion.totals([item.prefix for item in rows], limits)

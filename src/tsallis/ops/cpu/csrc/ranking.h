@@ -40,11 +40,9 @@ INLINE float rank_bound(const F* lanes, int64_t rank, Largest largest) {
     return largest.value[rank - 1];
 }
 
-// e^(x + low) for x <= 0, at least e^-87. A multiple of log(2) is taken off x in two parts, the
-// first of which is exact: sums over thousands of rows show what is biased.
+// e^(x + low) for x from -87 to 0, NaN of NaN. A multiple of log(2) is taken off x in two parts,
+// the first of which is exact: sums over thousands of rows show what is biased.
 INLINE F exp_of_negative(F x, F low) {
-    low = x > -87.0f ? low : F{};
-    x = max(fill(-87.0f), x);  // keeps NaN
     const F k = nearest(x * LOG2_E);
     const F r = ((x - k * 0.693359375f) + (k * 2.12194440e-4f + low)) * LOG2_E;
     F y = 1.5252733804059840e-5f * r + 1.5403530393381609e-4f;
@@ -151,7 +149,8 @@ void rank_softmax_row(const RankCall& call, const float* z, Largest largest, Ran
         const F x = load_row(z, i, d, -INFINITY), difference = x - top, back = difference + top;
         // What the rounding of the difference took.
         const F low = (x - back) - (top + (difference - back));
-        const F e = x == top ? F{} : exp_of_negative(difference, x > -INFINITY ? low : F{});
+        // The far ones, -inf among them, add nothing that double has digits for.
+        const F e = ((x == top) | (difference < -87.0f)) ? F{} : exp_of_negative(difference, low);
         even += lower_half(e), odd += upper_half(e);
         support += __builtin_popcount(bits(x > -INFINITY));
         ties += __builtin_popcount(bits(x == top));

@@ -1,0 +1,229 @@
+"""Searches agree on what is possible and how probable it is, from tiny probabilities to scores of 3e38."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from exact_logs import exact_logs
+from tsallis.evaluation.outputs import describe_result
+from tsallis.models.protocol import Step
+from tsallis.nn import OutputLayer
+from tsallis.ops.backend import backend
+from tsallis.search import (
+    Ensemble,
+    beam_search,
+    exact_search,
+    exhaustive,
+    sample,
+    score,
+)
+from tsallis.search.certificate import LARGE_SCORES, Certificate, Hypothesis, Result
+from tsallis.special_symbols import BOS, EOS, PAD
+
+VOCAB, LONGEST, SOURCE = 5, 3, 4
+Tokens = tuple[int, ...]
+
+
+@dataclass
+class Prefixes:
+    rows: list[Tokens | None]  # None: before the start
+
+    def select(self, index: Tensor) -> Prefixes:
+        return Prefixes([self.rows[i] for i in index.tolist()])
+
+    @staticmethod
+    def join(states: list[Prefixes]) -> Prefixes:
+        return Prefixes([row for state in states for row in state.rows])
+
+
+class RandomScores:
+    """The decoder protocol over random scores of every prefix, in float32, and an output layer."""
+
+    def __init__(self, output: Any, seed: int, scale: float = 1.0, offset: float = 0.0, ends: bool = False) -> None:
+        self.output, self.seed, self.scale, self.offset, self.ends = output, seed, scale, offset, ends
+
+    def scores_of(self, prefix: Tokens) -> list[float]:
+        chance = random.Random(f"{self.seed} {prefix}")
+        scores = [self.offset + self.scale * chance.gauss(0, 1) for _ in range(VOCAB)]
+        scores[PAD] = scores[BOS] = -math.inf
+        if len(prefix) == LONGEST or (self.ends and prefix):
+            scores = [self.offset if token == EOS else -math.inf for token in range(VOCAB)]
+        rounded: list[float] = torch.tensor(scores, dtype=torch.float32).tolist()
+        return rounded
+
+    def encode(self, src: Tensor, src_lengths: Tensor) -> int:
+        return len(src)
+
+    def start(self, memory: int) -> Prefixes:
+        return Prefixes([None] * memory)
+
+    def step(self, state: Prefixes, token: Tensor) -> Step:
+        rows = [() if row is None else (*row, t) for row, t in zip(state.rows, token.tolist(), strict=True)]
+        scores = torch.tensor([self.scores_of(row) for row in rows], dtype=torch.float32)
+        return Step(scores, torch.ones(len(rows), 1), Prefixes(list(rows)))
+
+    def enumerate(self) -> dict[Tokens, float]:
+        """Every possible output with its log-probability, by arithmetic of many digits."""
+        outputs: dict[Tokens, float] = {}
+        open_prefixes: list[tuple[Tokens, float]] = [((), 0.0)]
+        tau = self.output.tau if self.output.transform == "alpha_relu" else None
+        for prefix, total in open_prefixes:
+            for token, log_prob in enumerate(exact_logs(self.scores_of(prefix), self.output.alpha, tau)):
+                if log_prob == -math.inf:
+                    continue
+                if token == EOS:
+                    outputs[prefix] = total + log_prob
+                else:
+                    open_prefixes.append(((*prefix, token), total + log_prob))
+        return outputs
+
+
+def source() -> tuple[Tensor, Tensor]:
+    return torch.tensor([[SOURCE]]), torch.tensor([1])
+
+
+def near(value: float, other: float) -> bool:
+    return value == pytest.approx(other, rel=1e-6, abs=1e-30)
+
+
+def log_probs(result: Result) -> dict[Tokens, float]:
+    return {h.tokens: h.log_prob for h in result.hypotheses}
+
+
+def score_of(model: Any, tokens: Tokens) -> float:
+    return float(score(model, *source(), torch.tensor([[BOS, *tokens]]), torch.tensor([[*tokens, EOS]])))
+
+
+def all_searches(model: Any) -> dict[str, Result]:
+    searches = {
+        "beam": lambda: beam_search(model, *source(), beam_size=30, max_length=LONGEST),
+        "exhaustive": lambda: exhaustive(model, *source(), max_length=LONGEST),
+        "exact": lambda: exact_search(model, *source(), n_best=30, beam_size=1, max_length=LONGEST),
+    }
+    return {name: search()[0] for name, search in searches.items()}
+
+
+@pytest.mark.parametrize("kernels", ["auto", "eager"])
+@pytest.mark.parametrize(
+    ("alpha", "gap"), [(1.05, 19.75), (1.02, 40.0), (1.1, 9.9985), (1.0001, 200.0), (1.2, 4.99998)]
+)
+def test_outputs_too_improbable_for_a_float32_are_possible_everywhere(kernels: str, alpha: float, gap: float) -> None:
+    class TwoOutputs(RandomScores):
+        def scores_of(self, prefix: Tokens) -> list[float]:
+            end = [-math.inf, -math.inf, 0.0, -math.inf, -math.inf]
+            return end if prefix else torch.tensor([*end[:3], -gap, -math.inf]).tolist()
+
+    with backend(kernels):
+        model = TwoOutputs(OutputLayer(2, VOCAB, "entmax", alpha), 0)
+        truth = model.enumerate()
+        assert truth.keys() == {(), (3,)} and truth[3,] < -60
+        for result in all_searches(model).values():
+            assert result.certificate.kind == "complete" and log_probs(result).keys() == truth.keys()
+            assert near(log_probs(result)[3,], truth[3,])
+        assert near(score_of(model, (3,)), truth[3,])
+        assert near(score_of(Ensemble([model, model]), (3,)), truth[3,])
+
+
+MAPS = [("softmax", 1.0), ("entmax", 1.01), ("entmax", 1.1), ("entmax", 1.5), ("sparsemax", 2.0), ("alpha_relu", 1.5)]
+
+
+@pytest.mark.parametrize("kernels", ["auto", "eager"])
+@pytest.mark.parametrize(("transform", "alpha"), MAPS)
+def test_searches_agree_with_an_enumeration(kernels: str, transform: str, alpha: float) -> None:
+    with backend(kernels):
+        for seed, (scale, offset) in enumerate(
+            [(1, 0), (0.01, 0), (10, 0), (1, 1e6), (1e5, 0), (3, -1e17), (5e37, 1e38)]
+        ):
+            model = RandomScores(OutputLayer(2, VOCAB, transform, alpha, tau=-0.2), seed, scale, offset)
+            truth = model.enumerate()
+            large = max(max(map(abs, filter(math.isfinite, model.scores_of(())))), offset) >= 2**23
+            for name, result in all_searches(model).items():
+                found = log_probs(result)
+                assert found.keys() == truth.keys() if name != "exact" else found.keys() <= truth.keys(), (name, seed)
+                assert all(near(found[tokens], truth[tokens]) for tokens in found), (name, seed)
+                assert result.certificate.kind == ("none" if large and truth else "complete"), (name, seed, offset)
+                assert (result.certificate.reason is not None) == bool(large and truth)
+                assert result.mass <= 1 or transform == "alpha_relu"
+            assert all(near(score_of(model, tokens), log_prob) for tokens, log_prob in truth.items())
+            for draw in sample(model, *source(), 5, max_length=LONGEST, seeds=[seed])[0]:
+                assert draw is None or near(draw.log_prob, truth[draw.tokens])
+
+
+@pytest.mark.parametrize("kernels", ["auto", "eager"])
+@pytest.mark.parametrize(("transform", "alpha"), [("softmax", 1.0), ("entmax", 1.5), ("alpha_relu", 1.5)])
+@pytest.mark.parametrize("offset", [1e17, -1e17, 3e38])
+def test_scores_that_float32_cannot_tell_apart_prove_nothing(
+    kernels: str, transform: str, alpha: float, offset: float
+) -> None:
+    with backend(kernels):
+        layer = OutputLayer(2, VOCAB, transform, alpha, tau=-1e30 if offset < 0 and transform == "alpha_relu" else 0.0)
+        large, small = RandomScores(layer, 1, 0.5, offset), RandomScores(layer, 1, 0.5)
+        for model in (large, Ensemble([small, large]), Ensemble([Ensemble([large])])):
+            for name, result in all_searches(model).items():
+                assert result.certificate.kind == "none" and result.certificate.reason == LARGE_SCORES, name
+                assert result.proven == () and result.truncated(1).certificate.reason == LARGE_SCORES
+                assert 0 < result.mass <= 1 or transform == "alpha_relu"
+                content = describe_result(result, Names())
+                assert content["certificate"] == "none" and content["reason"] == LARGE_SCORES
+        assert beam_search(large, *source(), beam_size=30, n_best=2, max_length=LONGEST)[0].certificate.kind == "none"
+        assert beam_search(large, *source(), beam_size=1, max_length=LONGEST)[0].certificate.kind == "none"
+
+
+class Names:
+    def text(self, tokens: Tokens) -> str:
+        return str(tokens)
+
+
+@pytest.mark.parametrize("kernels", ["auto", "eager"])
+def test_the_limit_is_where_a_dtype_has_no_fractions(kernels: str) -> None:
+    class Converted(RandomScores):
+        dtype = torch.float32
+
+        def step(self, state: Prefixes, token: Tensor) -> Step:
+            step = super().step(state, token)
+            return step._replace(scores=step.scores.to(self.dtype))
+
+    with backend(kernels):
+        for dtype, limit in (
+            (torch.float32, 2**23),
+            (torch.float16, 2**10),
+            (torch.bfloat16, 2**7),
+            (torch.float64, 2**52),
+        ):
+            for offset, kind in ((limit / 2, "complete"), (limit, "none")):
+                model = Converted(OutputLayer(2, VOCAB, "entmax", 1.5), 0, 0.0, offset, ends=True)
+                model.dtype = dtype
+                for name, result in all_searches(model).items():
+                    assert result.certificate.kind == kind, (dtype, offset, name)
+
+
+def test_large_scores_of_impossible_symbols_hide_nothing() -> None:
+    class Masked(RandomScores):
+        def scores_of(self, prefix: Tokens) -> list[float]:
+            return [-3e38, -1e9, *super().scores_of(prefix)[2:]]
+
+    model = Masked(OutputLayer(2, VOCAB, "entmax", 1.5), 0)
+    assert {result.certificate.kind for result in all_searches(model).values()} == {"complete"}
+
+
+def test_known_results_of_large_scores_prove_nothing_later() -> None:
+    model = RandomScores(OutputLayer(2, VOCAB, "entmax", 1.5), 0)
+    known = Result((Hypothesis((), -1e-9, (1,), (1,)),), Certificate("none", -math.inf, LARGE_SCORES))
+    (result,) = exhaustive(model, *source(), known=[known], n_best=1, max_length=LONGEST)
+    assert result.certificate.kind == "none" and result.certificate.reason == LARGE_SCORES
+
+
+def test_probabilities_of_a_normalised_model_add_up_to_no_more_than_one() -> None:
+    hypotheses = tuple(Hypothesis((k,), math.log(1 / 3) + 1e-12, (3,), (1,)) for k in (4, 5, 6))
+    certificate = Certificate("complete", -math.inf)
+    assert Result(hypotheses, certificate).mass == 1
+    assert Result(hypotheses, certificate, normalized=False).mass > 1
+    huge = tuple(Hypothesis((k,), 1e4, (3,), (1,)) for k in (4, 5))
+    assert math.isfinite(Result(huge, certificate, normalized=False).mass)
