@@ -99,9 +99,10 @@ def output_steps(output: OutputLayer, scores: Tensor) -> Steps:
         [2.0, 1.0, 2.291, 0.25]
     """
     z = scores.double()
-    values = output.probs(scores).double()  # in the model's precision, in which it decides what is zero
+    log_probs = output.log_probs(scores)  # as a search has them: some probabilities are too small for a number
+    values = log_probs.exp()
     norm = z.masked_fill(z == -torch.inf, 0).norm(dim=-1)
-    return Steps((values > 0).sum(-1), values.sum(-1), norm, output.thresholds(z, values))
+    return Steps((log_probs > -torch.inf).sum(-1), values.sum(-1), norm, output.thresholds(z, values))
 
 
 def output_statistics(model: Any, batches: Iterable[Batch]) -> OutputStatistics:

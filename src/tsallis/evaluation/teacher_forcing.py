@@ -178,7 +178,10 @@ def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> tuple[dict[str, f
     known = has_loss(gold)  # [symbols]
     scores = output.scores(hidden)  # [symbols, d_vocab]
     probs = output.probs(scores)
-    of_gold = _gold_values(probs, gold, known)
+    possible = (
+        output.log_probs(scores) > -torch.inf
+    )  # as a search has it: some probabilities are too small for a number
+    gold_possible = _gold_values(possible, gold, known)
     thresholds = output.thresholds(scores, probs) if hasattr(output, "thresholds") else None
     # What is not normalised is no distribution, as the two scores of Martins et al. need it.
     shares = probs if output.normalized else probs / probs.sum(-1, keepdim=True).clamp(min=1e-30)
@@ -188,16 +191,16 @@ def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> tuple[dict[str, f
     loss, inputs = (output.loss_of_scores, scores) if of_scores else (output.loss, hidden)
     sums = {
         "loss": loss(inputs[known], gold[known], reduction="sum"),
-        "gold_in_support": (of_gold > 0).sum(),
+        "gold_in_support": gold_possible.sum(),
         "symbol_accuracy": ((probs.argmax(-1) == gold) & known).sum(),
-        "output_support": (probs > 0).sum(),
+        "output_support": possible.sum(),
         "output_sum": probs.sum(),
         "logit_norm": scores.masked_fill(scores == -torch.inf, 0).norm(dim=-1).sum(),
         "threshold": probs.new_tensor(torch.nan) if thresholds is None else thresholds.sum(),
         "smoothed_loss": smoothed_losses(of_gold_share, shares.shape[-1]).sum(),
         "sparsemax_score": sparsemax_scores(shares, of_gold_share).sum(),
     }
-    return _to_floats(sums), of_gold > 0
+    return _to_floats(sums), gold_possible
 
 
 def _to_floats(values: dict[str, Tensor]) -> dict[str, float]:

@@ -333,7 +333,7 @@ class TransformersOutput:
         each = log_entmax(scores, self.alpha)
         if len(self.ends) > 1:
             ends = torch.tensor(self.ends, device=each.device) + RESERVED
-            together = each[:, ends].logsumexp(-1)
+            together = each[:, ends].logsumexp(-1).clamp(max=0)
             each = each.index_fill(-1, ends, -torch.inf)
             each[:, EOS] = together
         return each
