@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from tsallis.ops.alphas import Alpha
+from tsallis.ops.constants import ConstantBuffers
 
 MapResult = Tensor | tuple[Tensor, Tensor]
 
@@ -19,11 +20,11 @@ def with_size(probs: Tensor, dim: int, return_size: bool) -> MapResult:
     return (probs, support_size(probs, dim)) if return_size else probs
 
 
-class Map(nn.Module):
+class Map(ConstantBuffers):
     """A map with its arguments; a tensor among them moves with the module and stays out of its state."""
 
     def _keep(self, name: str, value: Alpha) -> None:
         if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-            self.register_buffer(name, value, persistent=False)
+            self.register_constant(name, value)
         else:
             setattr(self, name, value)

@@ -14,7 +14,7 @@ from tsallis.models.arguments import constructor_arguments
 from tsallis.models.checks import check_counts, check_last_pass
 from tsallis.models.protocol import DecoderOutput, Step
 from tsallis.models.row_texts import RowTexts, other_texts, split_rows
-from tsallis.models.sharing import SymbolRows, shared_parameters
+from tsallis.models.sharing import SharingModel, SymbolRows
 from tsallis.models.transformer.decoding_state import KVBuffers, StepCache, join_buffers, select_counts, selects_all
 from tsallis.nn import AttentionStats, KeyValueCache, MultiheadAttention, OutputLayer
 from tsallis.nn.dropout import Dropout
@@ -116,7 +116,7 @@ class LanguageState:
         return LanguageState(kv, steps, read, prompts, width, torch.cat(last) if last else None)
 
 
-class LanguageModel(nn.Module):
+class LanguageModel(SharingModel):
     r"""A decoder-only Transformer with any map in its attention and in its output.
 
     It fulfils the protocol of decoders: a source is a prompt, which may be empty, an output what follows it. A text
@@ -329,7 +329,3 @@ class LanguageModel(nn.Module):
 
     def _attentions(self) -> list[MultiheadAttention]:
         return [layer.self_attn for layer in self.layers if isinstance(layer, LanguageLayer)]
-
-    def shared_parameters(self) -> dict[str, str]:
-        """Return the names in the state dict that repeat another one's parameter, each with that other one."""
-        return shared_parameters(self)

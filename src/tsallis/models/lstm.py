@@ -25,7 +25,7 @@ from tsallis.models.recurrence import (
     read_rows,
     run_layers,
 )
-from tsallis.models.sharing import SEQUENCE_ROWS, SHARES, SymbolRows, share_embeddings, shared_parameters
+from tsallis.models.sharing import SEQUENCE_ROWS, SHARES, SharingModel, SymbolRows, share_embeddings
 from tsallis.nn import ContinuousGlobalAttention, GlobalAttention, OutputLayer
 from tsallis.nn.dropout import dropout_mask
 from tsallis.nn.output import transform_alpha
@@ -56,7 +56,7 @@ class RNNState:
         )
 
 
-class RNNSeq2Seq(nn.Module):
+class RNNSeq2Seq(SharingModel):
     r"""A bidirectional LSTM or GRU encoder and a decoder of the same kind with input feeding and global attention.
 
     Each decoder step reads the embedding of the last token beside the last attentional state
@@ -270,10 +270,6 @@ class RNNSeq2Seq(nn.Module):
             hook.remove()
         queries = [query for query, *_ in calls]  # [batch, tgt, d_model] once, or [batch, d_model] a step
         return attention.density(queries[0] if queries[0].dim() == 3 else torch.stack(queries, 1), *calls[0][1:])
-
-    def shared_parameters(self) -> dict[str, str]:
-        """Return the names in the state dict that repeat another one's parameter, each with that other one."""
-        return shared_parameters(self)
 
     def _decoder_weights(self) -> tuple[Tensor, list[CellWeights]]:
         """Return the weight that reads the token [gates * d_model, d_embedding], and the layers."""

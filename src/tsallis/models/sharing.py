@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from tsallis.nn import OutputLayer
 
@@ -48,20 +49,46 @@ def share_embeddings(
         src_embedding.weight = tgt_embedding.weight
 
 
-def shared_parameters(model: nn.Module) -> dict[str, str]:
-    """Return the names of a state dict that stand for the same parameter as an earlier one: each with that earlier one.
+class SharingModel(nn.Module):
+    """A model whose parameters may have several names, also after it was given other memory or weights."""
 
-    A checkpoint leaves the first of each pair out, and gives it the value of the second when it is read.
-    """
-    names: dict[int, str] = {}
-    aliases = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        original = names.setdefault(id(parameter), name)
-        if original != name:
-            aliases[name] = original
-    return aliases
+    def __init__(self) -> None:
+        super().__init__()
+        self._shared: dict[str, str] = {}  # while weights are loaded
+        self.register_load_state_dict_post_hook(_share_again)
+
+    def shared_parameters(self) -> dict[str, str]:
+        """Return names of the state dict that stand for the same parameter as an earlier one: each with that one.
+
+        A checkpoint leaves the first of each pair out, and gives it the value of the second when it is read.
+        """
+        names: dict[int, str] = {}
+        aliases = {}
+        for name, parameter in self.named_parameters(remove_duplicate=False):
+            original = names.setdefault(id(parameter), name)
+            if original != name:
+                aliases[name] = original
+        return aliases
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SharingModel:
+        self._shared = self.shared_parameters()
+        super()._apply(fn, recurse)
+        _share_again(self)
+        return self
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        self._shared = self.shared_parameters()
+        super()._load_from_state_dict(*arguments)
+
+
+def _share_again(model: SharingModel, _: Any = None) -> None:
+    """Give each name its shared parameter: PyTorch makes a parameter for each name of one on the device "meta"."""
+    for alias, original in model._shared.items():
+        parent, _, name = alias.rpartition(".")
+        setattr(model.get_submodule(parent), name, model.get_parameter(original))
+    model._shared = {}
 
 
 def aliases_of(model: Any) -> dict[str, str]:
-    """Return what a model says of its :func:`shared_parameters`; nothing of one that does not."""
+    """Return the names that stand for the same parameter as an earlier one of a model, see :class:`SharingModel`."""
     return dict(model.shared_parameters()) if hasattr(model, "shared_parameters") else {}

@@ -23,6 +23,7 @@ from tsallis.nn.attention_masks import (
 from tsallis.nn.kv_cache import Cache
 from tsallis.nn.length_scale import LengthScale, LengthScaleKind
 from tsallis.nn.positions import AttentionPositions, RotaryPositions, check_positions, head_slopes
+from tsallis.ops.constants import ConstantBuffers
 from tsallis.ops.transforms import traced
 
 Alpha = float | Tensor | Literal["learned"]
@@ -59,7 +60,7 @@ class _PassRecord(NamedTuple):
     query_padding: Tensor | None  # [batch, queries] or [queries]: which are
 
 
-class MultiheadAttention(nn.Module):
+class MultiheadAttention(ConstantBuffers):
     r"""`torch.nn.MultiheadAttention` with sparse weights and an alpha for each head.
 
     .. math:: \mathrm{head}_h = \mathrm{entmax}_{\alpha_h}\big(Q_h K_h^\top / \sqrt{d}\big) V_h
@@ -205,9 +206,7 @@ class MultiheadAttention(nn.Module):
             raise ValueError(f"positions {positions!r} exclude add_bias_kv and add_zero_attn: those keys have none")
         self.positions: AttentionPositions = positions
         self.rotary = RotaryPositions(self.head_dim) if positions == "rope" else None
-        slopes = head_slopes(positions, self.num_heads)
-        slopes = None if slopes is None else slopes.to(factory_kwargs["device"])
-        self.register_buffer("slopes", slopes, persistent=False)
+        self.register_constant("slopes", head_slopes(positions, self.num_heads), self.out_proj.weight.device)
         if isinstance(length_scale, str):
             length_scale = LengthScale(self.embed_dim, self.num_heads, length_scale, **factory_kwargs)
         self.length_scale = length_scale

@@ -15,6 +15,7 @@ from tsallis.functional.maps import log_entmax
 from tsallis.functional.rows import alpha_number
 from tsallis.ops.arguments import BestSymbols
 from tsallis.ops.backend import choose
+from tsallis.ops.constants import ConstantBuffers
 from tsallis.ops.eager.log_probs import alpha_relu_log_probs
 from tsallis.ops.transforms import traced
 
@@ -33,7 +34,7 @@ def transform_alpha(transform: str, alpha: float) -> float:
     return alpha
 
 
-class OutputLayer(nn.Module):
+class OutputLayer(ConstantBuffers):
     r"""An output layer: from hidden states to probabilities of symbols, and to the loss that trains them.
 
     .. math:: z = W h + b, \qquad p = \mathrm{entmax}_\alpha(z) \;\text{ or }\;
@@ -82,10 +83,10 @@ class OutputLayer(nn.Module):
         if out_of_range or len(set(forbidden)) >= d_vocab:
             raise ValueError(f"forbidden must leave some of the symbols 0 to {d_vocab - 1}, got {tuple(forbidden)}")
         self.projection = nn.Linear(d_model, d_vocab, bias=bias)
-        never = torch.zeros(d_vocab, dtype=torch.bool)
+        never = torch.zeros(d_vocab, dtype=torch.bool, device="cpu")
         never[list(forbidden)] = True
-        self.register_buffer("never", never, persistent=False)
-        self.register_buffer("_forbidden", torch.tensor(sorted(set(forbidden)), dtype=torch.long), persistent=False)
+        self.register_constant("never", never, self.weight.device)
+        self.register_constant("_forbidden", never.nonzero().flatten(), self.weight.device)
 
     @property
     def weight(self) -> Tensor:

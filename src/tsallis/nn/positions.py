@@ -21,7 +21,7 @@ def check_positions(positions: str, more: tuple[str, ...] = ()) -> None:
 
 
 def head_slopes(positions: str, num_heads: int) -> Tensor | None:
-    r"""Return by how much scores of each head fall with the distance of a key [heads]; None without slopes.
+    r"""Return how much scores of each head fall per position of distance [heads], on the CPU; None without slopes.
 
     With "alibi" head h of H has :math:`2^{-8h/H}` (Press et al. 2022); with "nape" the first half of the heads has
     none, and the others 1, 1/2, 1/3, ... (Vasylenko et al. 2026).
@@ -31,10 +31,10 @@ def head_slopes(positions: str, num_heads: int) -> Tensor | None:
         tensor([0.0000, 0.0000, 1.0000, 0.5000])
     """
     if positions == "alibi":
-        return 2.0 ** (-8 / num_heads * torch.arange(1, num_heads + 1))
+        return 2.0 ** (-8 / num_heads * torch.arange(1, num_heads + 1, device="cpu"))
     if positions == "nape":
         half = num_heads // 2
-        return torch.cat([torch.zeros(half), 1 / torch.arange(1, num_heads - half + 1)])
+        return torch.cat([torch.zeros(half, device="cpu"), 1 / torch.arange(1, num_heads - half + 1, device="cpu")])
     return None
 
 

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tsallis.models.checks import check_counts, check_last_pass
 from tsallis.models.protocol import BestStep, DecoderOutput, Memory, Step, best_of_step, source_mask
-from tsallis.models.sharing import SEQUENCE_ROWS, SHARES, SymbolRows, share_embeddings, shared_parameters
+from tsallis.models.sharing import SEQUENCE_ROWS, SHARES, SharingModel, SymbolRows, share_embeddings
 from tsallis.models.transformer.compiled import CompiledState, encode_compiled, start_compiled
 from tsallis.models.transformer.decoding_state import KVBuffers, RowPacking, Sources, StepCache, TransformerState
 from tsallis.nn import (
@@ -55,7 +55,7 @@ class Stack(nn.Module):
         return x if self.norm is None else self.norm(x)
 
 
-class TransformerSeq2Seq(nn.Module):
+class TransformerSeq2Seq(SharingModel):
     r"""An encoder-decoder Transformer with any map in each of its attentions and in its output.
 
     .. math:: \mathrm{head}_h = \mathrm{entmax}_{\alpha_h}\big(Q_h K_h^\top / \sqrt{d}\big) V_h, \qquad
@@ -378,10 +378,6 @@ class TransformerSeq2Seq(nn.Module):
         """The caption of attention weights in figures."""
         heads, last = self.heads, len(self.decoder.layers)
         return f"Attention to the source: mean of {heads} head{'s' * (heads != 1)} of decoder layer {last} of {last}"
-
-    def shared_parameters(self) -> dict[str, str]:
-        """Return the names in the state dict that repeat another one's parameter, each with that other one."""
-        return shared_parameters(self)
 
 
 def _step_through(

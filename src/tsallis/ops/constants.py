@@ -1,0 +1,56 @@
+"""Buffers outside the state dict that keep their numbers whatever happens to the memory of a module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+
+class ConstantBuffers(nn.Module):
+    """A module with constant tensors that move with it and are not in its state dict.
+
+    No state dict brings their numbers back. So they are copied again from the originals whenever the module gets other
+    memory (`to_empty`, `to`) and when weights are assigned to a module on the device "meta".
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._constants: dict[str, Tensor] = {}
+        self.register_load_state_dict_post_hook(_leave_meta)
+
+    def register_constant(self, name: str, value: Tensor | None, device: Any = None) -> None:
+        """Register a buffer outside the state dict.
+
+        Args:
+            name: of the buffer.
+            value: a tensor with numbers, or None.
+            device: of the buffer; None: that of `value`.
+
+        Raises:
+            ValueError: a tensor on the device "meta", which has no numbers.
+        """
+        if value is not None and value.is_meta:
+            raise ValueError(f"{name} must have numbers, got a tensor on the device 'meta': make it with device='cpu'")
+        if value is not None:
+            self._constants[name] = value
+        self.register_buffer(name, value if value is None or device is None else value.to(device), persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ConstantBuffers:
+        before = {name: self._buffers[name] for name in self._constants}
+        super()._apply(fn, recurse)
+        for name, old in before.items():
+            new = self._buffers[name]
+            if new is not None and new is not old and not new.is_meta:
+                self._buffers[name] = self._constants[name].to(new.device, new.dtype)
+        return self
+
+
+def _leave_meta(module: ConstantBuffers, _: Any) -> None:
+    """Move constants off the device "meta" once the weights are elsewhere."""
+    places = {x.device for x in module.parameters() if not x.is_meta}
+    for name, value in module._constants.items():
+        buffer = module._buffers[name]
+        if buffer is not None and buffer.is_meta and places:
+            module._buffers[name] = value.to(next(iter(places)), buffer.dtype)
