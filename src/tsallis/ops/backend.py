@@ -21,7 +21,7 @@ from tsallis.ops.alphas import Alpha, check_alpha, extremes
 from tsallis.ops.arguments import AttentionArgs, AttentionGradients, BestSymbols, StackWeights
 from tsallis.ops.sparse_rows import CsrRows
 from tsallis.ops.tracing import constant
-from tsallis.ops.transforms import operators_only, without_numbers
+from tsallis.ops.transforms import operators_only, recording, without_numbers
 
 VARIABLE = "TSALLIS_BACKEND"
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -366,7 +366,7 @@ def choose_direct(alpha: Alpha, *tensors: Tensor) -> Backend | None:
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return None
     x = tensors[0]
-    if torch._C._len_torch_dispatch_stack() or x.is_meta or (type(x) not in _PLAIN and without_numbers(x)):
+    if torch._C._get_tracing_state() or torch._C._len_torch_dispatch_stack() or x.is_meta or (type(x) not in _PLAIN and without_numbers(x)):
         return None
     return choose(alpha, *tensors)
 
@@ -401,7 +401,7 @@ def _readable(*tensors: Tensor) -> bool:
     """Tell whether kernels may read tensors by their pointers, or an operator is called in the place of kernels."""
     if all(type(x) in _PLAIN for x in tensors):
         return True
-    return torch.compiler.is_compiling() or operators_only(tensors[0])
+    return recording() or operators_only(tensors[0])
 
 
 # What does not depend on tensors is a constant to a tracer, which need not follow how it comes about.

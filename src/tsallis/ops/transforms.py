@@ -33,9 +33,19 @@ def modes_active() -> bool:
     return torch._C._len_torch_dispatch_stack() > 0
 
 
+def jit_tracing() -> bool:
+    """Return whether torch.jit.trace records operations, for itself or for the older ONNX exporter."""
+    return torch._C._get_tracing_state() is not None
+
+
+def recording() -> bool:
+    """Return whether operations become a graph: by torch.compile, torch.export or torch.jit.trace."""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
 def tracing_active() -> bool:
     """Tell whether anyone follows PyTorch's operations: a compiler, a dispatch mode, torch.func or forward mode."""
-    return torch.compiler.is_compiling() or transforms_active() or modes_active() or forward_mode()
+    return recording() or transforms_active() or modes_active() or forward_mode()
 
 
 @contextlib.contextmanager
@@ -71,7 +81,7 @@ def check_wrapped_alpha(alpha: Alpha) -> None:
     """
     if isinstance(alpha, Tensor):
         alpha = physical(alpha)
-        if torch.compiler.is_compiling() or modes_active() or without_numbers(alpha):
+        if recording() or modes_active() or without_numbers(alpha):
             return
     check_alpha(alpha)
 
@@ -112,27 +122,32 @@ def _differentiated() -> bool:
 
 
 def compiling() -> bool:
-    """Tell whether torch.compile or torch.export is at work, and is to meet operators.
+    """Return whether a graph is recorded, in which an operator has to stand for the call of a kernel.
 
-    An operator has no derivatives inside torch.func, and none in forward mode: they would be zero without a word. Such
-    a part is left out of the graph.
+    An operator has no derivatives inside torch.func, and none in forward mode: they would be zero without a word.
+    torch.compile leaves such a part out of the graph.
+
+    Raises:
+        NotImplementedError: torch.jit.trace records derivatives by torch.func or forward mode.
     """
-    if not torch.compiler.is_compiling():
+    if not recording():
         return False
     if not (forward_mode() or _differentiated()):
         return True
+    if not torch.compiler.is_compiling():
+        raise NotImplementedError("torch.jit.trace can't record tsallis inside torch.func.grad, jvp or forward mode")
     torch._dynamo.graph_break("tsallis inside torch.func or forward mode is not compiled")
     return False
 
 
 def exporting_to_onnx() -> bool:
     """Tell whether `torch.onnx.export` is at work, which knows PyTorch's operations and no operator of ours."""
-    return torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export()
+    return recording() and torch.onnx.is_in_onnx_export()
 
 
 def traced() -> bool:
-    """Tell whether numbers can't be looked at: torch.compile, torch.export, torch.func or a tracing mode is at work."""
-    if torch.compiler.is_compiling() or transforms_active():
+    """Return whether numbers can't be looked at: in a graph, in torch.func or under a tracing mode."""
+    if recording() or transforms_active():
         return True
     return modes_active() and any(torch._C._get_dispatch_mode(key) is not None for key in _TRACERS)
 

@@ -24,6 +24,7 @@ from tsallis.ops.transforms import (
     compiling,
     differentiable,
     exporting_to_onnx,
+    jit_tracing,
     modes_active,
     operators_only,
     traced,
@@ -44,13 +45,15 @@ def compute(args: AttentionArgs, backend: str, dense: bool) -> tuple[Tensor, Ten
     # The compiler of PyTorch 2.9 reads the fields of such a tuple, but not its properties.
     query, key, value, alphas, mask, slopes, *_ = args
     if backend == "eager" and not dense:
-        few = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2] <= eager_attention.TILE
-        dense = few or traced() or without_numbers(query)
+        # First: sizes that an export leaves open can't be compared.
+        dense = traced() or without_numbers(query)
+        dense = dense or query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2] <= eager_attention.TILE
     if dense or exporting_to_onnx():
         output, weights = dense_attention(args, backend)
         return output, weights, weights.detach()
     inputs = (query, key, value, alphas, mask, slopes)
     needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+    needs_grad = needs_grad or jit_tracing()  # its check traces again, with other inputs that need gradients
     if backend != "eager" and (compiling() or operators_only(query)):
         output, support, *_ = _attention_op(*args, backend, needs_grad)
     elif needs_grad:
