@@ -16,7 +16,15 @@ from tsallis.ops.arguments import AttentionArgs
 from tsallis.ops.autograd import attention
 from tsallis.ops.backend import capabilities, choose_attention
 from tsallis.ops.dtypes import compute_dtype, upcast
-from tsallis.ops.transforms import check_wrapped_alpha, forward_mode, traced, transforms_active, without_numbers
+from tsallis.ops.transforms import (
+    as_input,
+    check_wrapped_alpha,
+    forward_mode,
+    traced,
+    transforms_active,
+    varies,
+    without_numbers,
+)
 
 _AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -167,6 +175,9 @@ def attend(
     dense = dense or not (q.shape[-1] and v.shape[-1])  # scores of 0 have weights, too
     if dense or q.dtype not in can.attention_dtypes:
         q, k, v = (upcast(x) for x in (q, k, v))
+    scale = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else number("scale", scale)
+    if varies(scale):
+        q, scale = q * scale, 1.0
     args = AttentionArgs(
         query=q,
         key=k,
@@ -178,11 +189,11 @@ def attend(
         seed=_seed(dense) if dropout_p else None,
         key_norms=None if key_norms is None else _norms(key_norms, k, (*outer[:-1], key.shape[-3] if outer else 1)),
         alpha_value=limits[0] if limits is not None and limits[0] == limits[1] else None,
-        scale=1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else number("scale", scale),
+        scale=scale,
         causal=is_causal,
         dropout=dropout_p,
         offset=query_offset,
-        threads=1 if traced() else torch.get_num_threads(),
+        threads=0 if traced() else torch.get_num_threads(),
     )
     if math.prod(q.shape[:-1]) and keys:
         with _no_autocast(query.device.type):  # in the precision that was chosen here
@@ -304,7 +315,10 @@ def _mask(mask: Tensor | None, q: Tensor, full: Sequence[int]) -> Tensor | None:
 def _alphas(alpha: Alpha, q: Tensor, outer: Sequence[int]) -> Alpha:
     """Return a checked number, or alphas [1 or batch, heads] in the dtype of the computation, not checked yet."""
     if not isinstance(alpha, Tensor):
-        return alpha_number(alpha)
+        alpha = alpha_number(alpha)
+        if not varies(alpha):
+            return alpha
+        alpha = as_input(alpha, q)
     if alpha.dtype == torch.bool:
         raise TypeError("alpha must be floating point, got torch.bool; did you mean attn_mask=?")
     return _per_head("alpha", alpha, q, outer, "; did you mean attn_mask=?" if alpha.dim() >= 2 else "")

@@ -13,7 +13,7 @@ from tsallis.ops.autograd import maps as autograd
 from tsallis.ops.dtypes import upcast
 from tsallis.ops.eager.entropy import entropy
 from tsallis.ops.eager.log_probs import log_probs
-from tsallis.ops.transforms import traced, without_numbers
+from tsallis.ops.transforms import as_input, traced, varies, without_numbers
 
 
 def entmax(scores: Tensor, alpha: Alpha = 1.5, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:
@@ -51,9 +51,10 @@ def entmax(scores: Tensor, alpha: Alpha = 1.5, dim: int = -1, *, mask: Tensor | 
         torch.Size([2, 3, 4])
     """
     # A tracer can't prove the guards of a merge of two dimensions of the same unknown length.
-    merge = not torch.compiler.is_compiling()
+    jit_tracing = torch._C._get_tracing_state()
+    merge = not (jit_tracing or torch.compiler.is_compiling())
     rows = as_rows(scores, alpha, dim, mask, direct=True, positive=True, merge=merge)
-    if scores.numel() == 0:
+    if not jit_tracing and scores.numel() == 0:  # torch.jit.trace warns of a size that decides
         return _empty(scores, rows.alpha).to(rows.dtype)
     return rows.restore(autograd.entmax(rows.scores, rows.alpha, rows.dim, rows.backend))
 
@@ -190,7 +191,7 @@ def budgeted_entmax(scores: Tensor, alpha: Alpha = 1.5, budget: float = 2, dim: 
         tensor([1.0000, 0.5000, 0.5000, 0.0000])
     """
     budget = number("budget", budget)
-    if not (math.isfinite(budget) and budget >= 0):
+    if not 0 <= budget < math.inf:
         raise ValueError(f"budget must be finite and at least 0, got {budget:g}")
     rows = as_rows(scores, alpha, dim)
     if scores.numel() == 0:
@@ -257,7 +258,7 @@ def escort(probs: Tensor, beta: float, dim: int = -1) -> Tensor:
         tensor([0.5000, 0.5000, 0.0000])
     """
     check_floating(probs)
-    if not math.isfinite(beta):
+    if not -math.inf < beta < math.inf:  # a compiler can't follow math.isfinite of a number that varies
         raise ValueError(f"beta must be finite, got {beta}")
     wide = upcast(probs)
     outside = wide == 0  # and not `> 0`: a NaN must stay one
@@ -267,7 +268,7 @@ def escort(probs: Tensor, beta: float, dim: int = -1) -> Tensor:
     if beta >= 0:
         scale = wide.detach().amax(dim, keepdim=True) if whole else scale
         ratio = torch.where(outside, 1, wide / torch.where(scale == 0, 1, scale))
-        power = torch.where(outside, 0, ratio**beta)
+        power = torch.where(outside, 0, ratio ** (as_input(beta, wide) if varies(beta) else beta))
     else:  # by logarithms: the ratio to the smallest probability could leave it, too
         scale = scale.amin(dim, keepdim=True) if whole else scale
         power = torch.where(outside, 0, torch.exp(beta * (torch.where(outside, 1, wide).log() - scale.log())))

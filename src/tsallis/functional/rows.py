@@ -12,7 +12,7 @@ from torch import Tensor
 from tsallis.ops.alphas import Alpha, check_alpha
 from tsallis.ops.backend import Backend, choose_direct
 from tsallis.ops.dtypes import compute_dtype, contiguous, upcast
-from tsallis.ops.transforms import forward_mode, traced, without_numbers
+from tsallis.ops.transforms import as_input, forward_mode, traced, varies, without_numbers
 
 _NUMBERS = (Real, torch.SymFloat, torch.SymInt)  # numpy's are among the real ones, and a tracer's are not
 
@@ -69,8 +69,7 @@ def as_rows(
     elif not 0 <= axis <= last:
         scores.size(dim)  # raises PyTorch's IndexError
     if isinstance(alpha, Tensor):
-        shape = scores.shape if axis == last else [*scores.shape[:axis], *scores.shape[axis + 1 :], scores.shape[axis]]
-        alpha = alpha_along(alpha, scores, shape, dim, last + 1, positive)
+        alpha = alpha_along(alpha, scores, _moved_last(scores, axis), dim, last + 1, positive)
     elif type(alpha) is not float:
         alpha = number("alpha", alpha)
     if scores.dtype is not dtype:
@@ -78,7 +77,7 @@ def as_rows(
     backend = choose_direct(alpha, scores) if direct and last >= 0 else None
     if backend is None:
         if isinstance(alpha, float):
-            check_alpha(alpha, positive)
+            alpha = alpha_along(alpha, scores, _moved_last(scores, axis), dim, last + 1, positive)
         return _plain_rows(scores, alpha, axis, dtype, merge)
     can = backend.CAPABILITIES
     if scores.dtype not in can.dtypes:
@@ -88,6 +87,11 @@ def as_rows(
     if can.any_dim and scores.is_contiguous():
         return Rows(scores.resolve_neg(), alpha, axis, backend, None, -1, dtype)
     return Rows(contiguous(scores.movedim(axis, -1)), alpha, -1, backend, None, axis, dtype)
+
+
+def _moved_last(scores: Tensor, axis: int) -> Sequence[int]:
+    shape = scores.shape
+    return shape if axis == len(shape) - 1 else [*shape[:axis], *shape[axis + 1 :], *shape[axis : axis + 1]]
 
 
 def _plain_rows(scores: Tensor, alpha: Alpha, axis: int, dtype: torch.dtype, merge: bool) -> Rows:
@@ -158,9 +162,13 @@ def alpha_along(
     """Return alpha as a checked float, or as a tensor [rows, 1], for scores of `shape` with `dim` moved last.
 
     `ndim` is the number of dimensions of the scores. The numbers of a tensor are checked where a backend is chosen.
+    A number that is an input of a compiled graph becomes a tensor.
     """
     if not isinstance(alpha, Tensor):
-        return alpha_number(alpha, positive)
+        alpha = alpha_number(alpha, positive)
+        if not varies(alpha):
+            return alpha
+        alpha = as_input(alpha, scores)
     argument = alpha
     check_floating(alpha, "alpha")
     one_number = alpha.numel() == 1 and alpha.dim() <= ndim

@@ -172,7 +172,7 @@ class MultiheadAttention(ConstantBuffers):
             >>> attention.alphas(), [name for name, _ in attention.named_parameters() if "alpha" in name]
             (tensor([2., 2.]), [])
         """
-        weight = self.out_proj.weight
+        weight = next(self.parameters())  # a quantised `out_proj` has none
         self._assign_alpha(alpha, weight.device, weight.dtype)
 
     def _assign_alpha(self, alpha: Alpha | nn.Module, device: Any, dtype: torch.dtype | None) -> None:

@@ -26,7 +26,7 @@ class AttentionArgs(NamedTuple):
     causal: bool
     dropout: float
     offset: int = 0  # query i stands at key i + offset, for the causal order and the slopes
-    threads: int = 1  # that tiles are cut for: forward's and backward's are the same whatever PyTorch's number is
+    threads: int = 0  # that tiles are cut for, the same in forward and backward; 0: PyTorch's number when it runs
 
     @property
     def alpha(self) -> Alpha:

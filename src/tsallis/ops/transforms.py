@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from tsallis.ops.alphas import Alpha, check_alpha
+from tsallis.ops.dtypes import compute_dtype
 from tsallis.ops.tracing import constant
 
 _MODES = torch._C._TorchDispatchModeKey
@@ -41,6 +42,23 @@ def jit_tracing() -> bool:
 def recording() -> bool:
     """Return whether operations become a graph: by torch.compile, torch.export or torch.jit.trace."""
     return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
+def varies(number: float) -> bool:
+    """Return whether a number is an input of a compiled graph: a compiler would make a graph for each of its values.
+
+    Whoever computes with tensors only, turns such a number into one (:func:`as_input`).
+    """
+    if not torch.compiler.is_compiling():
+        return False
+    from torch.fx.experimental.symbolic_shapes import has_static_value
+
+    return not has_static_value(number)
+
+
+def as_input(number: float, like: Tensor) -> Tensor:
+    """Return a number that varies as a tensor without dimensions, on the device of another tensor."""
+    return torch.ones((), dtype=compute_dtype(like.dtype), device=like.device) * number
 
 
 def tracing_active() -> bool:

@@ -1,23 +1,74 @@
-"""A program that torch.export saved is loaded by another process, as the page on maps says."""
+"""Programs that torch.export saved run wherever they are loaded, by the kernels that there are."""
 
 from __future__ import annotations
 
+import io
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import tsallis
+from tsallis.ops import cpu
+from tsallis.ops.arguments import AttentionArgs
 
 
 class Weights(torch.nn.Module):
-    def forward(self, scores: torch.Tensor) -> torch.Tensor:
+    def forward(self, scores: Tensor) -> Tensor:
         return tsallis.entmax(scores, 1.5)
 
 
+def layer() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return tsallis.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True, alpha="learned").eval()
+
+
+def export(module: torch.nn.Module, example: Tensor) -> Any:
+    batch = ({0: torch.export.Dim("b")},)
+    return torch.export.export(module, (example,), dynamic_shapes=batch)
+
+
+def through_a_file(program: Any) -> Any:
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    return torch.export.load(file)
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize(("exported", "run"), [("auto", "eager"), ("eager", "auto"), ("auto", "auto")])
+def test_a_program_runs_by_another_backend(exported: str, run: str, gradients: bool) -> None:
+    module = layer().requires_grad_(gradients)
+    with tsallis.backend(exported):
+        program = through_a_file(export(module, torch.randn(3, 24, 16)))
+    for batch in (1, 8):
+        x, y = (x.requires_grad_() for x in torch.randn(2, batch, 24, 16).unbind())
+        y.data.copy_(x.data)
+        expected = module(x)
+        expected.square().sum().backward()
+        with tsallis.backend(run):
+            result = program.module()(y)
+            result.square().sum().backward()
+        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(y.grad, x.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(not cpu.status().available, reason=f"needs kernel: {cpu.status().reason}")
+def test_a_program_does_not_keep_the_number_of_threads() -> None:
+    (call,) = (
+        node for node in export(layer(), torch.randn(3, 24, 16)).graph.nodes if "tsallis.attention" in str(node.target)
+    )
+    fields = dict(zip(AttentionArgs._fields, call.args, strict=False))
+    assert fields["threads"] == 0
+
+
 @pytest.mark.slow
+@pytest.mark.process
 def test_an_exported_program_loads_after_the_import(tmp_path: Path) -> None:
     path = tmp_path / "weights.pt2"
     torch.export.save(torch.export.export(Weights(), (torch.randn(2, 3),)), path)
@@ -28,3 +79,23 @@ def test_an_exported_program_loads_after_the_import(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "settings", [{"TSALLIS_KERNEL_PATH": "/no/kernel.so"}, {"TSALLIS_BACKEND": "eager"}], ids=["missing", "eager"]
+)
+def test_a_program_runs_without_the_kernel(settings: dict[str, str], tmp_path: Path) -> None:
+    path, module, x = tmp_path / "layer.pt2", layer(), torch.randn(5, 24, 16)
+    torch.export.save(export(module, torch.randn(3, 24, 16)), path)
+    torch.save((x, module(x)), tmp_path / "expected.pt")
+    code = (
+        "import sys, torch, tsallis.nn\n"
+        "x, expected = torch.load(sys.argv[2])\n"
+        "torch.testing.assert_close(torch.export.load(sys.argv[1]).module()(x), expected, rtol=1e-4, atol=1e-5)\n"
+    )
+    command = [sys.executable, "-c", code, str(path), str(tmp_path / "expected.pt")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=os.environ | settings)
+    assert done.returncode == 0, done.stderr
+    assert ("compiled kernels" in done.stderr) == ("TSALLIS_KERNEL_PATH" in settings)

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from tsallis.ops.alphas import bounds
 from tsallis.ops.arguments import AttentionArgs, AttentionGradients, schema, tensor_count
 from tsallis.ops.autograd import maps as autograd
 from tsallis.ops.autograd.recompute import recompute_input_gradients
-from tsallis.ops.backend import load_attention
+from tsallis.ops.backend import BACKENDS, choose_attention, load_attention
 from tsallis.ops.dtypes import upcast
 from tsallis.ops.eager import attention as eager_attention
 from tsallis.ops.eager.attention import distances, future_mask, length_mask
@@ -135,16 +136,27 @@ def differentiable_gradient(ctx: Any, args: AttentionArgs, grad: Tensor) -> Sequ
         mask: Tensor | None,
         slopes: Tensor | None,
     ) -> Tensor:
-        query, key, value = (upcast(x) for x in (query, key, value))
-        alphas, slopes = (None if x is None else x.to(query.dtype) for x in (alphas, slopes))
-        mask = mask if mask is None or mask.dtype == torch.bool else mask.to(query.dtype)
-        wide = args._replace(query=query, key=key, value=value, alphas=alphas, mask=mask, slopes=slopes)
-        return dense_attention(wide, ctx.backend)[0]
+        these = args._replace(query=query, key=key, value=value, alphas=alphas, mask=mask, slopes=slopes)
+        return dense_attention(_wide(these), ctx.backend)[0]
 
     return recompute_input_gradients(ctx, compute, args.differentiable, upcast(grad))
 
 
-# For tracers and dispatch modes: an operator, whose arguments are those of the container.
+# For tracers and dispatch modes: an operator, whose arguments are those of the container, with the backend that was
+# chosen when it was recorded. A program that was saved may run where that one is missing: PyTorch's operations serve.
+
+
+def _running(args: AttentionArgs, backend: str) -> str:
+    """Return the backend that computes an operator's call here; check alphas that a tracer could not look at."""
+    return backend if choose_attention(*args[:3], bounds(args.alpha)) == backend else "eager"
+
+
+def _wide(args: AttentionArgs) -> AttentionArgs:
+    """Return arguments in the dtype that PyTorch's operations compute in."""
+    query, key, value = (upcast(x) for x in args[:3])
+    alphas, slopes = (None if x is None else x.to(query.dtype) for x in (args.alphas, args.slopes))
+    mask = args.mask if args.mask is None or args.mask.dtype == torch.bool else args.mask.to(query.dtype)
+    return args._replace(query=query, key=key, value=value, alphas=alphas, mask=mask, slopes=slopes)
 
 
 @torch.library.custom_op(
@@ -155,9 +167,16 @@ def differentiable_gradient(ctx: Any, args: AttentionArgs, grad: Tensor) -> Sequ
 def _attention_op(*inputs: Any) -> tuple[Tensor, ...]:
     """Return the output, support and what backward needs of the pass."""
     *fields, backend, needs_grad = inputs
-    args, kernels = AttentionArgs(*fields), load_attention(backend)
-    output, support, saved = kernels.attention(kernels.resolve(args), needs_grad)
-    return output.contiguous(), support, *_slots(saved, output, support)
+    args = AttentionArgs(*fields)
+    if _running(args, backend) != "eager":
+        kernels = load_attention(backend)
+        output, support, saved = kernels.attention(kernels.resolve(args), needs_grad)
+        return output.contiguous(), support, *_slots(saved, output, support)
+    output, support, saved = eager_attention.attention(eager_attention.resolve(_wide(args)), False)
+    output = output.to(args.query.dtype)
+    if args.query.device.type in BACKENDS[backend].devices:  # a compiled graph may rely on these shapes
+        saved = load_attention(backend).allocate(args, output, support, needs_grad)
+    return output, support, *_slots(saved, output, support)
 
 
 @_attention_op.register_fake
@@ -187,10 +206,18 @@ def _backward_op(*inputs: Any) -> tuple[Tensor, ...]:
     """Return gradients; empty ones where none are needed."""
     *fields, backend = inputs[: FIELDS + 1]
     *saved, grad, needs = inputs[FIELDS + 1 :]
-    args, kernels = AttentionArgs(*fields), load_attention(backend)
-    saved = kernels.SavedForBackward(*saved[: len(kernels.SavedForBackward._fields)])
-    gradients = kernels.attention_gradient(kernels.resolve(args), saved, grad, needs)
-    return tuple(grad.new_empty(0) if x is None else x.contiguous() for x in gradients)
+    args = AttentionArgs(*fields)
+    if _running(args, backend) != "eager":
+        kernels = load_attention(backend)
+        saved = kernels.SavedForBackward(*saved[: len(kernels.SavedForBackward._fields)])
+        gradients = kernels.attention_gradient(kernels.resolve(args), saved, grad, needs)
+    else:
+        wide = eager_attention.resolve(_wide(args))
+        gradients = eager_attention.attention_gradient(wide, eager_attention.SavedForBackward(), upcast(grad), needs)
+    return tuple(
+        grad.new_empty(0) if g is None or x is None else g.to(x.dtype).contiguous()
+        for g, x in zip(gradients, args.differentiable, strict=True)
+    )
 
 
 @_backward_op.register_fake
@@ -201,11 +228,13 @@ def _(*inputs: Any) -> tuple[Tensor, ...]:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *fields, ctx.backend, _ = inputs
+    *fields, ctx.backend, ctx.saved_all = inputs
+    args = AttentionArgs(*fields)
+    if not (traced() or without_numbers(args.query)):
+        ctx.backend = _running(args, ctx.backend)
     results = {"output": output[0], "support": output[1]}
     names = load_attention(ctx.backend).SavedForBackward._fields
     slots = [results.get(name, x) for name, x in zip_longest(names, output[2:])]
-    args = AttentionArgs(*fields)
     ctx.options = args[TENSORS:]
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
@@ -218,7 +247,8 @@ def _pull(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         return (None,) * DIFFERENTIABLE + rest
     tensors = ctx.saved_tensors
     args = AttentionArgs(*tensors[:TENSORS], *ctx.options)
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+    again = torch.is_grad_enabled() or not ctx.saved_all  # a saved program may meet inputs that need gradients first
+    if again and not torch.compiler.is_compiling():
         return *differentiable_gradient(ctx, args, grad), *rest
     needs = list(ctx.needs_input_grad[:DIFFERENTIABLE])
     gradients = _backward_op(*args, ctx.backend, *tensors[TENSORS:], grad, needs)

@@ -29,6 +29,7 @@ from tsallis.ops.transforms import (
     forward_mode,
     operators_only,
     transforms_active,
+    varies,
 )
 
 __all__ = ["Layer", "linear_loss"]
@@ -92,7 +93,8 @@ def linear_loss(layer: Layer, total: bool = False) -> Tensor:
 
     A sum is more than the losses added up: every loss then is known to have the same weight in the gradients.
     """
-    if transforms_active() or forward_mode() or exporting_to_onnx():
+    changing = layer.tau is not None and (varies(layer.tau) or varies(cast(float, layer.alpha)))
+    if transforms_active() or forward_mode() or exporting_to_onnx() or changing:
         check_wrapped_alpha(layer.alpha)
         loss = materialise(layer)
     elif compiling() or operators_only(layer.hidden):

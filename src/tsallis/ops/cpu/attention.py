@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from tsallis.ops import cpu
-from tsallis.ops.alphas import bounds
 from tsallis.ops.arguments import AttentionArgs, AttentionGradients
-from tsallis.ops.backend import choose_attention
 from tsallis.ops.cpu.structs import Heads
+from tsallis.ops.eager.attention import resolve as resolve
 
 ROWS, LEAST_ROWS = 64, 8  # of a tile
 LEAST_SLOPED_ROWS = 32  # where windows make tiles small, and more of them would touch more pages of saved lists
@@ -27,23 +26,6 @@ class SavedForBackward(NamedTuple):
     stats: Tensor  # [batch, heads, queries, STATS]
     columns: Tensor | None  # [batch, heads, queries, capacity]; None: there will be no backward
     weight: Tensor | None
-
-
-def resolve(args: AttentionArgs) -> AttentionArgs:
-    """Return an operator's arguments as kernels take them; check the numbers that a tracer could not look at."""
-    keys, lengths = args.key.shape[2], args.lengths
-    if choose_attention(*args[:3], bounds(args.alpha)) != "cpu":
-        raise NotImplementedError(
-            "compiled attention needs the CPU's kernels and alphas from 1 to 2, "
-            f"got {args.alpha_value if args.alphas is None else args.alphas.tolist()}: use tsallis.backend('eager')"
-        )
-    if lengths is None:
-        return args
-    lengths = lengths.cpu().long().contiguous()
-    invalid = lengths[(lengths < 0) | (lengths > keys)]
-    if len(invalid):
-        raise ValueError(f"key_lengths must lie between 0 and the {keys} keys, got {invalid[0]}")
-    return args._replace(lengths=lengths)
 
 
 def allocate(args: AttentionArgs, output: Tensor, support: Tensor, needs_grad: bool) -> SavedForBackward:

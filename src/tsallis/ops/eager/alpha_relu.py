@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tsallis.ops.dtypes import upcast
+from tsallis.ops.transforms import as_input, varies
 
 
 class ReluStats(NamedTuple):
@@ -52,9 +53,12 @@ def _relu_margin(scores: Tensor, eps: float, tau: float | Tensor) -> Tensor:
 
 
 def _relu_power(u: Tensor, eps: float) -> Tensor:
-    if eps == 0.5:
+    power: float | Tensor = 1 / eps
+    if varies(eps):  # and no comparison of it becomes a condition of the graph
+        power = as_input(power, u)
+    elif eps == 0.5:
         return u.relu().square()
-    if eps == 1.0:
+    elif eps == 1.0:
         return u.relu()
     outside = u <= 0  # a NaN stays inside, and NaN
-    return torch.where(outside, 0, torch.where(outside, 1, u) ** (1 / eps))
+    return torch.where(outside, 0, torch.where(outside, 1, u) ** power)

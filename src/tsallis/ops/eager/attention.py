@@ -37,6 +37,18 @@ class Tile(NamedTuple):
     keys: int
 
 
+def resolve(args: AttentionArgs) -> AttentionArgs:
+    """Return an operator's arguments with lengths on the CPU, checked where a tracer could not look at them."""
+    keys, lengths = args.key.shape[2], args.lengths
+    if lengths is None:
+        return args
+    lengths = lengths.cpu().long().contiguous()
+    invalid = lengths[(lengths < 0) | (lengths > keys)]
+    if len(invalid):
+        raise ValueError(f"key_lengths must lie between 0 and the {keys} keys, got {invalid[0]}")
+    return args._replace(lengths=lengths)
+
+
 def attention(args: AttentionArgs, needs_grad: bool) -> tuple[Tensor, Tensor, SavedForBackward]:
     """Return the output [batch, heads, queries, value size], and how many keys each query attends to."""
     query, _, value = args[:3]
@@ -121,7 +133,9 @@ def cut(args: AttentionArgs) -> Iterator[list[Tile]]:
     lengths = None if args.lengths is None else args.lengths.tolist()
     scores_per_row = max(args.group * keys, 1)
     # A product of matrices for each thread: one matrix is not divided as well.
-    least_heads = min(heads, args.threads)
+    # Dropout draws by the tile: its backward must cut as its forward did, in another process too.
+    threads = args.threads or (1 if args.dropout else torch.get_num_threads())
+    least_heads = min(heads, threads)
     rows = min(queries, max(LEAST_ROWS, TILE // (scores_per_row * least_heads)))
     if args.causal:
         rows = min(rows, CAUSAL_ROWS)
