@@ -15,6 +15,7 @@ from tsallis.functional.losses import class_rows, reduce
 from tsallis.functional.rows import result_dtype
 from tsallis.ops.alphas import Alpha
 from tsallis.ops.dtypes import compute_dtype, upcast
+from tsallis.ops.transforms import functionalized, jit_tracing
 
 __all__ = [
     "Entmax15Loss",
@@ -147,7 +148,9 @@ def _normmax_loss(X: Tensor, target: Tensor, alpha: Alpha, ignore_index: int) ->
         raise ValueError("scores must have a dimension of classes, got a single number")
     rows = class_rows(X.shape, X.device, target, ignore_index).reshape(target.shape).unsqueeze(-1)
     wide = upcast(X)
-    loss, _ = _NormmaxLoss.apply(wide, rows.clamp(min=0), rows >= 0, alpha)
+    # Neither torch.jit.trace nor functionalize takes a Function; both take its formula.
+    compute = _NormmaxLoss.forward if jit_tracing() or functionalized() else _NormmaxLoss.apply
+    loss, _ = compute(wide, rows.clamp(min=0), rows >= 0, alpha)
     result: Tensor = loss.squeeze(-1).to(result_dtype(X))
     return result
 

@@ -366,7 +366,12 @@ def choose_direct(alpha: Alpha, *tensors: Tensor) -> Backend | None:
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return None
     x = tensors[0]
-    if torch._C._get_tracing_state() or torch._C._len_torch_dispatch_stack() or x.is_meta or (type(x) not in _PLAIN and without_numbers(x)):
+    if (
+        torch._C._get_tracing_state()
+        or torch._C._len_torch_dispatch_stack()
+        or x.is_meta
+        or (type(x) not in _PLAIN and without_numbers(x))
+    ):
         return None
     return choose(alpha, *tensors)
 

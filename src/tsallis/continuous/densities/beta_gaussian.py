@@ -15,7 +15,7 @@ from tsallis.continuous.characteristic_function import characteristic_of_rows
 from tsallis.continuous.densities.base import Shape, cholesky, log_det, one_number
 from tsallis.continuous.quadrature import Rule, expm1_ratio, log1p_ratio
 from tsallis.continuous.quadrature_sizes import Growth
-from tsallis.ops.transforms import outside_tracers, physical, traced
+from tsallis.ops.transforms import outside_tracers, physical, recording, traced
 
 
 def _over_matrix(x: Tensor, dims: int) -> Tensor:
@@ -241,7 +241,7 @@ class BetaGaussian:
         """Return the smallest alpha, whose density has the longest support, and the largest; 1 where none is known."""
         if not isinstance(self.alphas, Tensor):
             return self.alphas, self.alphas
-        if torch.compiler.is_compiling() or not self.alphas.numel():
+        if recording() or not self.alphas.numel():
             return 1.0, 1.0
         alphas = physical(self.alphas)
         with outside_tracers():

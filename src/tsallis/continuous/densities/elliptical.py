@@ -20,7 +20,14 @@ from tsallis.continuous.quadrature_sizes import Growth
 from tsallis.continuous.supports import Ellipse, Interval, WholeSpace
 from tsallis.functional.rows import check_floating, result_dtype
 from tsallis.ops.dtypes import upcast
-from tsallis.ops.transforms import forward_mode, outside_tracers, physical, traced
+from tsallis.ops.transforms import (
+    forward_mode,
+    outside_tracers,
+    physical,
+    recording,
+    traced,
+    without_numbers,
+)
 
 Points = int | tuple[int, int] | None
 Function = Basis | Callable[[Tensor], Tensor]
@@ -372,7 +379,7 @@ class Elliptical(Density):
 
     def _widest(self) -> float:
         """Return the largest standard deviation in any direction."""
-        if torch.compiler.is_compiling() or not self._mean.numel():
+        if recording() or without_numbers(self._mean) or not self._mean.numel():
             return math.nan
         factor = physical(self._factor)  # vmap has one rule for all of its batch
         with outside_tracers():

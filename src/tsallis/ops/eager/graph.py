@@ -56,11 +56,16 @@ def _bisect(low: Tensor, high: Tensor, steps: int, below: Callable[[Tensor], Ten
 
 
 def _power(z: Tensor, y: Tensor, eps: float | Tensor) -> Tensor:
-    c = torch.expm1(-eps * y) / -eps
+    c = _expm1(-eps * y) / -eps
     base = (1 + eps * (z - c)).clamp(min=0)
     if isinstance(eps, float) and eps in (0.5, 1.0):
         return base * base if eps == 0.5 else base
     return base ** (1 / eps)
+
+
+def _expm1(x: Tensor) -> Tensor:
+    """Return `torch.expm1` by operations that the tracing ONNX exporter has, too."""
+    return torch.tanh(x / 2) * (torch.exp(x) + 1)
 
 
 def _normalise(probs: Tensor) -> Tensor:

@@ -1,0 +1,289 @@
+"""Every public function and module under every tool that records operations: the record computes with its inputs.
+
+The table is derived: a new public function is recorded without being entered here, if its arguments have known names.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import io
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_leaves
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import tsallis
+from pairs import pairwise
+from tsallis import compat, nn
+
+CLASSES, SIZE, LENGTH = 5, 4, 3
+FIXED = {  # arguments without a default, and those whose default is too large or has another layout
+    "embed_dim": SIZE,
+    "num_heads": 2,
+    "d_model": SIZE,
+    "d_query": SIZE,
+    "d_memory": SIZE,
+    "d_vocab": CLASSES,
+    "nhead": 2,
+    "dim_feedforward": 8,
+    "batch_first": True,
+    "beta": 0.7,
+}
+OPTIONS: dict[str, list[Any]] = {  # the first of each is the default, or stands for it
+    "alpha": [1.5, 1.0, 1.25, 2.0, 2.5, torch.tensor(1.3)],
+    "dim": [-1, 0],
+    "mask": [None, torch.arange(CLASSES) != 1],
+    "weight": [None, torch.linspace(0.5, 2, CLASSES)],
+    "tau": [0.1, torch.tensor(0.2)],
+    "label_smoothing": [0.0, 0.1],
+    "reduction": ["mean", "none", "sum"],
+    "attn_mask": [None, torch.ones(LENGTH, LENGTH).tril().bool(), torch.eye(LENGTH)],
+    "src_mask": [None, torch.ones(LENGTH, LENGTH).triu(1).bool()],
+    "is_causal": [False, True],
+    "scale": [None, 0.3],
+    "return_weights": [False, True],
+    "return_support": [False, True],
+    "slopes": [None, torch.tensor([0.1, 0.4])],
+    "need_weights": [True, False],
+    "positions": ["none", "rope", "alibi", "nape"],
+    "add_zero_attn": [False, True],
+    "transform": ["entmax", "softmax", "sparsemax"],
+    "return_support_size": [False, True],
+    "norm_first": [False, True],
+    "bias": [True, False],
+}
+NO_OPTIONS = {"key": ["positions", "mask"], "values": ["positions", "mask", "transform"], "memory": ["mask"]}
+
+
+class Case(torch.nn.Module):
+    """A call of a public function or module with options, as a module of its tensors."""
+
+    def __init__(self, name: str, options: dict[str, Any]) -> None:
+        super().__init__()
+        self.public = find(name)
+        call = self.public
+        if inspect.isclass(self.public):
+            torch.manual_seed(zlib.crc32(name.encode()))
+            made = {k: v for k, v in options.items() if k in inspect.signature(self.public).parameters}
+            options = {k: v for k, v in options.items() if k not in made}
+            self.call = call = self.public(**required(self.public), **made).eval()
+            if name == "nn.OutputLayer":
+                call = lambda hidden: self.call.probs(self.call(hidden))  # noqa: E731
+        parameters = inspect.signature(self.public.forward if inspect.isclass(self.public) else self.public).parameters
+        fixed = {k: FIXED[k] for k, p in parameters.items() if k in FIXED and p.default is p.empty}
+        self.names = [k for k, p in parameters.items() if p.default is p.empty and k not in (*FIXED, "self", "alpha")]
+        if "key" in parameters:
+            self.names = ["query", "key", "value"]
+        self.compute = functools.partial(call, **fixed, **options)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        results = self.compute(**dict(zip(self.names, inputs, strict=True)))
+        return tuple(x for x in tree_leaves(results) if isinstance(x, Tensor))
+
+    def inputs(self, batch: int, seed: int) -> tuple[Tensor, ...]:
+        generator = torch.Generator().manual_seed(seed)
+
+        def draw(name: str) -> Tensor:
+            def normal(*shape: int) -> Tensor:
+                return torch.randn(shape, generator=generator)
+
+            if name in ("scores", "X"):
+                return normal(batch, CLASSES)
+            if name == "probs":
+                return normal(batch, CLASSES).softmax(-1)
+            if name == "target":
+                return torch.randint(CLASSES, (batch,), generator=generator)
+            if name == "weight":
+                return normal(CLASSES, SIZE)
+            if name == "hidden" or (name == "query" and "key" not in self.names):
+                return normal(batch, SIZE)
+            if name in ("query", "key", "value") and self.public is tsallis.entmax_attention:
+                return normal(batch, 2, LENGTH, SIZE)
+            if name in ("query", "key", "value", "memory", "src", "tgt", "x", "values"):
+                return normal(batch, LENGTH, SIZE)
+            if name == "visible":
+                return torch.arange(1, LENGTH + 1)
+            if name == "mask":
+                return torch.arange(LENGTH) < torch.randint(1, LENGTH + 1, (batch, 1), generator=generator)
+            raise LookupError(f"no values for the argument {name}: enter them here, or in FIXED or OPTIONS")
+
+        return tuple(draw(name) for name in self.names)
+
+
+def find(name: str) -> Any:
+    module, _, attribute = name.rpartition(".")
+    return getattr({"": tsallis, "compat": compat, "nn": nn}[module], attribute)
+
+
+def required(made: Any) -> dict[str, Any]:
+    return {k: FIXED[k] for k in inspect.signature(made).parameters if k in FIXED}
+
+
+def public_calls() -> Iterator[str]:
+    """Yield every public function that returns tensors, and every module."""
+    for prefix, names in (("", tsallis.__all__), ("compat.", compat.__all__), ("nn.", nn.__all__)):
+        for name in names:
+            public = find(prefix + name)
+            if inspect.isclass(public):
+                found = issubclass(public, torch.nn.Module)
+            else:
+                found = callable(public) and str(inspect.signature(public).return_annotation) in TENSORS
+            if found:
+                yield prefix + name
+
+
+TENSORS = ("Tensor", "MapResult", "Tensor | tuple[Tensor, Tensor]", "Tensor | tuple[Tensor, ...]")
+
+
+def options_of(name: str) -> dict[str, list[Any]]:
+    public = find(name)
+    parameters = dict(inspect.signature(public).parameters)
+    if inspect.isclass(public):
+        parameters |= inspect.signature(public.forward).parameters
+    excluded = {x for argument, names in NO_OPTIONS.items() if argument in parameters for x in names}
+    if name == "nn.MultiheadAttention":
+        excluded = set()
+    found = {
+        k: OPTIONS[k] for k, p in parameters.items() if k in OPTIONS and (k == "alpha" or p.default is not p.empty)
+    }
+    found = {k: v for k, v in found.items() if k not in excluded}
+    if "float" == str(getattr(parameters.get("alpha"), "annotation", "")):
+        found["alpha"] = [1.5, 1.25, 2.0, 2.5]
+    if "float" == str(getattr(parameters.get("tau"), "annotation", "")):
+        found["tau"] = [0.1, 0.3]
+    if "normmax" in name.lower():
+        found["alpha"] = [2.0, 1.25, 2.5]
+    if {"num_heads", "nhead"} & parameters.keys() and "alpha" in found:
+        found["alpha"] = [1.5, 1.0, 1.25, 2.0, 2.5, torch.tensor([1.3, 1.7]), "learned"]
+    if name.startswith("linear"):
+        found["bias"] = [None, torch.linspace(-1, 1, CLASSES)]
+    return found
+
+
+def valid(options: dict[str, Any]) -> bool:
+    """Return whether these options go together."""
+    if options.get("positions", "none") != "none" and options.get("add_zero_attn"):
+        return False
+    return not (options.get("src_mask") is not None and options.get("is_causal"))
+
+
+def jit_trace(case: Case, inputs: tuple[Tensor, ...], folder: Path) -> Callable[..., Any]:
+    """Trace with tensors that need gradients, as models in training have them, and go through a file."""
+    leaves = tuple(x.clone().requires_grad_() if x.is_floating_point() else x for x in inputs)
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.trace(case, leaves), file)
+    file.seek(0)
+    return torch.jit.load(file)
+
+
+def proxy(case: Case, inputs: tuple[Tensor, ...], folder: Path) -> Callable[..., Any]:
+    return make_fx(case)(*inputs)
+
+
+def fake_proxy(case: Case, inputs: tuple[Tensor, ...], folder: Path) -> Callable[..., Any]:
+    return make_fx(case, tracing_mode="fake")(*inputs)
+
+
+def functionalized(case: Case, inputs: tuple[Tensor, ...], folder: Path) -> Callable[..., Any]:
+    return make_fx(torch.func.functionalize(case))(*inputs)
+
+
+def exported(case: Case, inputs: tuple[Tensor, ...], folder: Path) -> Callable[..., Any]:
+    return torch.export.export(case, inputs, strict=False).module()
+
+
+def exported_strictly(case: Case, inputs: tuple[Tensor, ...], folder: Path) -> Callable[..., Any]:
+    return torch.export.export(case, inputs, strict=True).module()
+
+
+def onnx_by_tracing(case: Case, inputs: tuple[Tensor, ...], folder: Path) -> Callable[..., Any]:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    path, names = folder / "case.onnx", [f"x{i}" for i in range(len(inputs))]
+    dynamic = {name: {0: "batch"} for name, kind in zip(names, case.names, strict=True) if kind not in UNBATCHED}
+    torch.onnx.export(case, inputs, path, dynamo=False, input_names=names, dynamic_axes=dynamic)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    read = {x.name for x in session.get_inputs()}
+
+    def call(*tensors: Tensor) -> tuple[Tensor, ...]:
+        fed = {n: x.numpy() for n, x in zip(names, tensors, strict=True) if n in read}
+        return tuple(torch.from_numpy(x) for x in session.run(None, fed))
+
+    return call
+
+
+class Watch(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def watched(case: Case, inputs: tuple[Tensor, ...], folder: Path) -> Callable[..., Any]:
+    def call(*tensors: Tensor) -> Any:
+        with Watch():
+            return case(*tensors)
+
+    return call
+
+
+UNBATCHED = ("weight", "visible")
+QUICK = (jit_trace, proxy, functionalized, watched)
+SLOW = (fake_proxy, exported, exported_strictly, onnx_by_tracing)
+ANY_BATCH = (jit_trace, onnx_by_tracing, watched)
+
+
+def rows(recorders: Any) -> list[Any]:
+    """Return rows in which every recorder meets every value of every option of a call, and these each other."""
+    found = []
+    for name in public_calls():
+        options = options_of(name)
+        keys = list(options)
+        fitting = lambda _, *values, keys=keys: valid(dict(zip(keys, values, strict=True)))  # noqa: E731
+        for recorder, *values in pairwise(recorders, *options.values(), valid=fitting):
+            chosen = dict(zip(keys, values, strict=True))
+            shown = ",".join(f"{k}={tuple(v.shape) if isinstance(v, Tensor) else v}" for k, v in chosen.items())
+            found.append(pytest.param(name, chosen, recorder, id=f"{name}-{recorder.__name__}-{shown}"))
+    return found
+
+
+def check(name: str, options: dict[str, Any], recorder: Any, folder: Path) -> None:
+    torch.manual_seed(0)
+    case = Case(name, options)
+    example, others = case.inputs(2, 0), case.inputs(3 if recorder in ANY_BATCH else 2, 1)
+    record = recorder(case, example, folder)
+    expected, actual = case(*others), record(*others)
+    assert len(actual) == len(expected)
+    for one, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, other.detach() if recorder is onnx_by_tracing else other, rtol=1e-4, atol=1e-5)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        fake = case(*(mode.from_tensor(x) for x in others))
+    assert [(x.shape, x.dtype) for x in fake] == [(x.shape, x.dtype) for x in expected]
+    if recorder is jit_trace and expected and expected[0].requires_grad | others[0].is_floating_point():
+        results = []
+        for function in (record, case):
+            leaves = [x.clone().requires_grad_() if x.is_floating_point() else x for x in others]
+            learning = [x for x in leaves if x.requires_grad]
+            loss = function(*leaves)[0]
+            loss = (loss * torch.linspace(-1, 1, loss.numel()).view(loss.shape)).sum()
+            results.append(torch.autograd.grad(loss, learning, allow_unused=True))
+        torch.testing.assert_close(*results, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "options", "recorder"), rows(QUICK))
+def test_a_record_computes_with_its_inputs(name: str, options: Any, recorder: Any, tmp_path: Path) -> None:
+    check(name, options, recorder, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "options", "recorder"), rows(SLOW))
+def test_a_slow_record_computes_with_its_inputs(name: str, options: Any, recorder: Any, tmp_path: Path) -> None:
+    check(name, options, recorder, tmp_path)
