@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache
 from transformers.cache_utils import DynamicLayer
-from transformers.modeling_outputs import BaseModelOutput
 
 from tsallis.functional.maps import log_entmax
 from tsallis.functional.rows import alpha_number
 from tsallis.integrations.huggingface.alphas import unwrap
 from tsallis.integrations.huggingface.attention import FULL_MASKS, NAME
 from tsallis.integrations.huggingface.decoder_inputs import first_setting
-from tsallis.integrations.huggingface.text_batches import count_positions, pad_rows
+from tsallis.integrations.huggingface.reading import Reading, count_ids, find_obstacle
+from tsallis.integrations.huggingface.text_batches import pad_rows
 from tsallis.models.protocol import Step, source_mask
 from tsallis.ops.arguments import BestSymbols
 from tsallis.ops.backend import choose
@@ -47,12 +47,14 @@ class TransformersDecoder(nn.Module):
     hypothesis into the tokenizer's, :meth:`symbols` does the reverse, for `prefixes`, and :meth:`targets` makes what
     :func:`tsallis.search.score` takes.
 
-    The distribution is the model's own. Of `generation_config` the start, a forced first token, the ends and the tokens
-    that are never generated (`suppress_tokens`, single `bad_words_ids`) count; penalties, n-grams that may not come
-    again and lengths do not. What is forced belongs to the start and has no part in a probability.
+    The distribution is the model's own: what it computes of a source alone, without a cache. The decoder reads from
+    `generation_config` the start, a forced first token, the ends and the tokens that are never generated
+    (`suppress_tokens`, `bad_words_ids` of one token). It ignores all other settings, such as temperature, cuts,
+    penalties and lengths. What is forced belongs to the start and has no part in a probability.
 
     Keys and values are held where the model's cache is plain (:class:`transformers.DynamicCache`, without sliding
-    windows). Any other model reads each prefix again from its first token at every step, which is slower.
+    windows). Any other model reads each prefix again from its first token at every step, which is slower. Prompts of
+    different lengths are read apart by models that cannot skip padding, such as RoBERTa and Mamba.
 
     Args:
         model: a causal language model or an encoder-decoder whose input is `input_ids`; one of PEFT around it.
@@ -66,9 +68,9 @@ class TransformersDecoder(nn.Module):
             (:func:`sparsify`), or loaded with `attn_implementation="eager"`.
 
     Raises:
-        ValueError: an alpha below 1; a model that does not generate from `input_ids`, or tells no start or end; ids
-            that its vocabulary lacks; a start for a causal model, whose prompt is its start; attention of a model that
-            returns no weights.
+        ValueError: an alpha below 1; a model that does not generate from `input_ids` token by token, or has no start
+            or end; ids that its output lacks; a start for a causal model, whose prompt is its start; attention of a
+            model that returns no weights.
 
     Example:
         >>> import torch
@@ -97,26 +99,26 @@ class TransformersDecoder(nn.Module):
         self.model = model
         base = unwrap(model)
         name = type(base).__name__
-        if not getattr(base, "can_generate", bool)() or base.main_input_name != "input_ids":
-            raise ValueError(f"{name} does not generate from input_ids")
+        if obstacle := find_obstacle(model, base):
+            raise ValueError(f"{name} {obstacle}")
         self.is_encoder_decoder = bool(base.config.is_encoder_decoder)
         if start is not None and not self.is_encoder_decoder:
             raise ValueError("start is for encoder-decoders: the prompt of a causal model is its start")
-        self._size: int = base.config.get_text_config().vocab_size
+        vocabulary = getattr(base.config.get_text_config(), "vocab_size", 0)
+        self._size = count_ids(base.get_output_embeddings(), vocabulary)
+        self._source_size = count_ids(base.get_input_embeddings(), vocabulary)
         ends = _ids(_setting(base, "eos_token_id") if end is None else end)
         if not ends:
             raise ValueError(f"{name} has no eos_token_id: give end")
         self.start_ids = (_start(base) if start is None else list(start)) if self.is_encoder_decoder else []
         if self.is_encoder_decoder and not self.start_ids:
             raise ValueError(f"{name} has no decoder_start_token_id: give start")
-        self.suppress = sorted(set(_suppressed(base) if suppress is None else suppress))
+        self.suppress = sorted(set(_suppressed(base, ends) if suppress is None else suppress))
         for what, ids in (("end", ends), ("start", self.start_ids), ("suppress", self.suppress)):
             self._check(what, ids)
         self._output = TransformersOutput(alpha_number(alpha), ends)
-        accepted = inspect.signature(base.forward).parameters
-        self._options = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
-        self._reads_positions = "position_ids" in accepted and not self.is_encoder_decoder
-        self._num_positions = count_positions(base)
+        self._reading = Reading(base)
+        self._options = dict(self._reading.options)
         self.attention = attention
         if attention:
             self._options["output_attentions"] = True
@@ -141,21 +143,36 @@ class TransformersDecoder(nn.Module):
         """Return ids [batch, src], padded behind, and their counts [batch], from what a tokenizer returns.
 
         Args:
-            batch: `input_ids` [batch, src], and `attention_mask` where some are padding, on whichever side.
+            batch: `input_ids` [batch, src], and `attention_mask` of ones and zeros where some are padding, on
+                whichever side.
 
         Raises:
-            ValueError: ids of another shape, a row without any.
+            ValueError: ids or a mask of another shape, a row without any id, an id that the model lacks, an input that
+                is not text.
         """
         ids = batch["input_ids"]
-        if not isinstance(ids, Tensor) or ids.dim() != 2:
+        if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point():
             raise ValueError('input_ids must be a tensor [batch, src], as of a tokenizer with return_tensors="pt"')
+        for key, value in batch.items():
+            if value is not None and self._reading.is_unread(key, value):
+                raise ValueError(f"sources are input_ids and attention_mask alone, got {key}")
         mask = batch.get("attention_mask")
-        mask = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+        mask = torch.ones_like(ids) if mask is None else torch.as_tensor(mask, device=ids.device)
+        if mask.shape != ids.shape:
+            raise ValueError(
+                f"attention_mask must have the shape {list(ids.shape)} of input_ids, got {list(mask.shape)}"
+            )
+        if not ((mask == 0) | (mask == 1)).all():
+            raise ValueError("attention_mask must hold ones and zeros alone, where 1 marks a token")
+        mask = mask.bool()
+        if (wrong := ids[mask & ((ids < 0) | (ids >= self._source_size))]).numel():
+            name = type(unwrap(self.model)).__name__
+            raise ValueError(f"input_ids holds {int(wrong[0])}, {name} reads the ids from 0 to {self._source_size - 1}")
         lengths = mask.sum(-1)
         if len(ids) and int(lengths.min()) == 0:
             raise ValueError(f"source {int(lengths.argmin())} (counted from 0) has no token")
         order = (~mask).long().argsort(dim=-1, stable=True)[:, : int(lengths.max()) if len(ids) else 0]
-        return ids.gather(1, order), lengths
+        return ids.masked_fill(~mask, 0).long().gather(1, order), lengths
 
     def ids(self, tokens: Sequence[int]) -> list[int]:
         """Return the tokenizer's ids of a hypothesis' tokens, without start and end."""
@@ -190,28 +207,49 @@ class TransformersDecoder(nn.Module):
         )
         return tgt_in.to(device), tgt_out.to(device)
 
-    def encode(self, src: Tensor, src_lengths: Tensor) -> _Memory:
-        """Encode ids [batch, src] with their counts [batch]; a prompt is read by :meth:`start`."""
+    def encode(self, src: Tensor, src_lengths: Tensor) -> list[tuple[list[int], _Memory]]:
+        """Encode ids [batch, src] with their counts [batch]: memories, and the rows of the batch that each one holds.
+
+        Raises:
+            ValueError: a source that is longer than the model reads.
+        """
+        lengths = src_lengths.tolist()
+        longest, most = max(lengths, default=0), self._reading.num_source_positions
+        if self.is_encoder_decoder and most is not None and longest > most:
+            raise ValueError(f"{type(unwrap(self.model)).__name__} reads at most {most} tokens, a source has {longest}")
+        groups = [list(range(len(lengths)))]
+        if not self._reading.skips_padding:
+            groups = [[i for i, n in enumerate(lengths) if n == length] for length in sorted(set(lengths))]
+        return [(rows, self._encode(src[rows], src_lengths[rows], src.shape[1])) for rows in groups]
+
+    def _encode(self, src: Tensor, src_lengths: Tensor, width: int) -> _Memory:
+        """Encode sources that are read together; a prompt is read by :meth:`start`."""
+        src = src[:, : max(src_lengths.tolist(), default=0)]
         mask = source_mask(src_lengths, src)
         if self.is_encoder_decoder:
             encoder = unwrap(self.model).get_encoder()
-            return _Memory(encoder(input_ids=src, attention_mask=mask.long())[0], mask)
+            outputs = encoder(input_ids=src, attention_mask=mask.long(), return_dict=True)
+            return _Memory(src, mask, width, outputs)
         # Prompts of different lengths must end together.
         order = mask.long().argsort(dim=-1, stable=True)
-        return _Memory(src.gather(1, order), mask.gather(1, order))
+        return _Memory(src.gather(1, order), mask.gather(1, order), width)
 
-    def start(self, memory: _Memory) -> _State:
+    def start(self, memory: list[tuple[list[int], _Memory]]) -> _State:
         """Return the state before the first token: the start, or the prompt, is read."""
-        rows = torch.arange(len(memory.mask), device=memory.mask.device)
-        start = rows.new_tensor(self.start_ids).expand(len(rows), -1)  # [batch, 0] of a causal model
-        block, step = self._run(memory, rows, start, None)
-        return _State([(replace(block, step=step), row) for row in rows.tolist()])
+        read: dict[int, tuple[_Block, int]] = {}
+        for numbers, part in memory:
+            rows = torch.arange(len(part.mask), device=part.mask.device)
+            start = rows.new_tensor(self.start_ids).expand(len(rows), -1)  # [batch, 0] of a causal model
+            block, step = self._run(part, rows, start, None)
+            read.update({number: (replace(block, step=step), row) for row, number in enumerate(numbers)})
+        return _State([read[number] for number in range(len(read))])
 
     def step(self, state: _State, token: Tensor) -> Step:
         """Read one token [rows] and return the scores of the next."""
         groups: dict[Any, list[int]] = {}
         for i, (block, _) in enumerate(state.rows):
-            groups.setdefault((id(block.memory), block.ids.shape[1], block.step is not None), []).append(i)
+            key = id(block.memory), block.ids.shape[1], block.step is not None, block.pairs is None
+            groups.setdefault(key, []).append(i)
         scores: list[Tensor] = []
         attention: list[Tensor] = []
         after: list[tuple[_Block, int]] = list(state.rows)
@@ -240,20 +278,27 @@ class TransformersDecoder(nn.Module):
         Raises:
             ValueError: more ids than the model has positions, weights that the model does not return.
         """
-        inputs, length = self._inputs(memory, sources, ids, pairs)
-        if self._num_positions is not None and length > self._num_positions:
+        length = ids.shape[1]
+        if not self.is_encoder_decoder:
+            length += int(memory.mask.sum(-1).max()) if len(memory.mask) else 0
+        most = self._reading.num_positions
+        if most is not None and length > most:
             raise ValueError(
-                f"{type(unwrap(self.model)).__name__} has {self._num_positions} positions, and an output needs more: "
+                f"{type(unwrap(self.model)).__name__} has {most} positions, and an output needs more: "
                 "give a smaller max_length"
             )
-        outputs = self.model(**inputs, use_cache=True, return_dict=True, **self._options)
+        read = ids if self.is_encoder_decoder else torch.cat([memory.ids[sources], ids], 1)
+        caches = self._reading.caches(read, length)
+        inputs = self._inputs(memory, sources, ids, pairs if caches else None)
+        outputs = self.model(**inputs, use_cache=caches, return_dict=True, **self._options)
         logits = outputs.logits[:, -1]
         if self.suppress:
             logits = logits.index_fill(-1, logits.new_tensor(self.suppress, dtype=torch.long), -torch.inf)
-        cache = outputs.get("past_key_values")
-        own, cross = _plain_pairs(cache)
-        if cross is not None and memory.cross is None:  # of the start: the rows are the sources
-            memory.cross = cross
+        own, cross = _plain_pairs(outputs.get("past_key_values"))
+        if self.is_encoder_decoder:
+            if ids.shape[1] == len(self.start_ids):  # the rows are the sources
+                memory.cross = cross
+            own = None if memory.cross is None else own
         return _Block(memory, sources, ids, own), (logits, self._weights(outputs, memory, sources, ids))
 
     def _weights(self, outputs: Any, memory: _Memory, sources: Tensor, ids: Tensor) -> Tensor:
@@ -270,34 +315,36 @@ class TransformersDecoder(nn.Module):
         if not layers or layers[-1] is None or layers[-1].shape[-1] != columns:
             raise ValueError(f"the last layer of {type(unwrap(self.model)).__name__} returns no weights of attention")
         weights: Tensor = layers[-1][:, :, -1, :width].mean(1)  # [rows, heads, queries, keys] -> [rows, src]
-        if self.is_encoder_decoder:
-            return weights
-        counts = memory.mask.sum(-1)[sources]  # of prompts, which are padded in front
-        shift = (torch.arange(width, device=counts.device) - counts.unsqueeze(1)) % max(width, 1)
-        return weights.gather(1, shift)
+        if not self.is_encoder_decoder:
+            counts = memory.mask.sum(-1)[sources]  # of prompts, which are padded in front
+            shift = (torch.arange(width, device=counts.device) - counts.unsqueeze(1)) % max(width, 1)
+            weights = weights.gather(1, shift)
+        return nn.functional.pad(weights, (0, memory.width - width))
 
-    def _inputs(self, memory: _Memory, sources: Tensor, ids: Tensor, pairs: Pairs | None) -> tuple[dict[str, Any], int]:
-        """Return what the model is called with, and how many positions it uses."""
+    def _inputs(self, memory: _Memory, sources: Tensor, ids: Tensor, pairs: Pairs | None) -> dict[str, Any]:
+        """Return what the model is called with."""
         mask = memory.mask[sources]
         if self.is_encoder_decoder:
             inputs: dict[str, Any] = {
-                "encoder_outputs": BaseModelOutput(last_hidden_state=memory.states[sources]),
+                "encoder_outputs": memory.outputs_of(sources),
                 "attention_mask": mask.long(),
                 "decoder_input_ids": ids if pairs is None else ids[:, -1:],
             }
+            if self._reading.reads_whole:  # FSMT masks what follows a token only if it has the ids, too
+                inputs["input_ids"] = memory.ids[sources]
             if pairs is not None:
                 inputs["past_key_values"] = EncoderDecoderCache(_cache(pairs), _cache(memory.cross_of(sources)))
-            return inputs, ids.shape[1]
+            return inputs
         mask = torch.cat([mask, mask.new_ones(ids.shape)], 1)
-        inputs = {"attention_mask": mask.long()}
+        inputs = {"attention_mask": mask.long()} if self._reading.accepts_mask else {}
         if pairs is None:
-            inputs["input_ids"] = torch.cat([memory.states[sources], ids], 1)
+            inputs["input_ids"] = torch.cat([memory.ids[sources], ids], 1)
         else:
             inputs["input_ids"], inputs["past_key_values"] = ids[:, -1:], _cache(pairs)
-        if self._reads_positions:
+        if self._reading.skips_padding:
             positions = (mask.cumsum(-1) - 1).clamp(min=0)
             inputs["position_ids"] = positions if pairs is None else positions[:, -1:]
-        return inputs, int(mask.sum(-1).max()) if len(mask) else 0
+        return inputs
 
 
 class TransformersOutput:
@@ -347,12 +394,22 @@ class TransformersOutput:
 
 @dataclass
 class _Memory:
-    """The sources of a batch: what the encoder made of them, or prompts, padded in front."""
+    """Sources that are read together; prompts are padded in front."""
 
-    states: Tensor  # [batch, src, size]; ids [batch, src] of prompts
+    ids: Tensor  # [batch, src]
     mask: Tensor  # boolean [batch, src]
+    width: int  # of all sources of the batch, those read apart included
+    outputs: Any = None  # what the encoder returns
     cross: Pairs | None = None  # keys and values of the encoder's states, which the start computes
     _last: tuple[list[int], Pairs] | None = field(default=None, repr=False)
+
+    def outputs_of(self, sources: Tensor) -> Any:
+        """Return the encoder's outputs of rows, in the class in which the model expects them."""
+        outputs = copy.copy(self.outputs)
+        for name, value in self.outputs.items():
+            if isinstance(value, Tensor) and len(value) == len(self.mask):
+                outputs[name] = value[sources]
+        return outputs
 
     def cross_of(self, sources: Tensor) -> Pairs:
         """Return keys and values of rows; those of the last step again, where the rows' sources are the same."""
@@ -460,10 +517,13 @@ def _ids(value: Any) -> list[int]:
 
 
 def _start(model: Any) -> list[int]:
-    start = _ids(_setting(model, "decoder_start_token_id"))
-    return start + _ids(_setting(model, "forced_bos_token_id")) if start else []
+    start = _setting(model, "decoder_start_token_id")
+    if start is not None and not isinstance(start, int):
+        raise ValueError(f"decoder_start_token_id has an id per row, {start}: give start")
+    return [] if start is None else [start, *_ids(_setting(model, "forced_bos_token_id"))]
 
 
-def _suppressed(model: Any) -> list[int]:
-    words = _setting(model, "bad_words_ids") or []
-    return _ids(_setting(model, "suppress_tokens")) + [word[0] for word in words if len(word) == 1]
+def _suppressed(model: Any, ends: Sequence[int]) -> list[int]:
+    # `generate` never forbids an end by a bad word.
+    words = [word[0] for word in _setting(model, "bad_words_ids") or [] if len(word) == 1]
+    return _ids(_setting(model, "suppress_tokens")) + [word for word in words if word not in ends]
