@@ -12,7 +12,7 @@ import tsallis
 from tiny_transformers import BY_NAME, VOCABULARY, build, inputs
 from tsallis.integrations.huggingface import EntmaxLogitsProcessor
 
-SAMPLE = {"do_sample": True, "top_k": 0, "top_p": 1.0, "max_new_tokens": 5}
+SAMPLE = {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": 1.0, "max_new_tokens": 5}
 
 
 @pytest.mark.parametrize(("alpha", "temperature"), [(1.0, 1.0), (1.5, 0.5), (2.0, 2.0)])
@@ -39,6 +39,49 @@ def test_every_sampled_token_lies_in_its_support(name: str) -> None:
     assert (probs[:, :free].gather(-1, tokens.unsqueeze(-1)) > 0).all()
     assert torch.equal(processor.support_sizes[:, :free], (probs[:, :free] > 0).sum(-1))
     assert processor.support_sizes.min() >= 1 and processor.support_sizes.max() < VOCABULARY
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "neutral"),
+    [
+        ("temperature", 0.6, "temperature=1.0"),
+        ("top_k", 3, "top_k=0"),
+        ("top_p", 0.9, "top_p=1.0"),
+        ("min_p", 0.1, "min_p=None"),
+        ("typical_p", 0.5, "typical_p=1.0"),
+        ("epsilon_cutoff", 0.1, "epsilon_cutoff=0.0"),
+        ("eta_cutoff", 0.1, "eta_cutoff=0.0"),
+        ("top_h", 0.5, "top_h=None"),
+    ],
+)
+def test_settings_that_act_after_entmax_are_refused(name: str, value: float, neutral: str) -> None:
+    """Those of the model and those of the call; and the value in the error leaves the probabilities as they are."""
+    model, prompts = build("llama"), torch.full((2000, 3), 5)
+    call = {"do_sample": True, "top_k": 0, "top_p": 1.0, "max_new_tokens": 1, "attention_mask": torch.ones(2000, 3)}
+    call.pop(name, None)
+    if not hasattr(model.generation_config, name):
+        pytest.skip(f"this Transformers has no {name}")
+    setattr(model.generation_config, name, value)
+    with pytest.raises(ValueError, match=f"would apply {name} after entmax: pass {neutral} to generate"):
+        model.generate(prompts, **call, logits_processor=[EntmaxLogitsProcessor(1.5, temperature=4.0)])
+    text = neutral.partition("=")[2]
+    call[name] = None if text == "None" else type(value)(float(text))
+    torch.manual_seed(0)
+    drawn = model.generate(prompts, **call, logits_processor=[EntmaxLogitsProcessor(1.5, temperature=4.0)])[:, -1]
+    with torch.no_grad():
+        expected = tsallis.entmax(model(prompts[:1]).logits[0, -1] / 4, 1.5)
+    distance = (torch.bincount(drawn, minlength=VOCABULARY) / len(prompts) - expected).abs().sum() / 2
+    assert distance < 0.05  # by chance: some 0.02
+
+
+def test_settings_that_change_nothing_are_accepted() -> None:
+    model, prompt = build("llama"), torch.full((1, 3), 5)
+    call = {"do_sample": True, "max_new_tokens": 2, "attention_mask": torch.ones(1, 3), "min_p": 0.0}
+    model.generate(
+        prompt, **call, top_k=VOCABULARY, renormalize_logits=True, logits_processor=[EntmaxLogitsProcessor()]
+    )
+    greedy = call | {"do_sample": False, "min_p": None}
+    model.generate(prompt, **greedy, temperature=0.5, logits_processor=[EntmaxLogitsProcessor()])
 
 
 def test_sizes_are_those_of_the_last_call() -> None:
