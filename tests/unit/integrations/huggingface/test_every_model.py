@@ -176,7 +176,9 @@ def test_rotations_that_change_with_the_length() -> None:
     """The keys of shorter prefixes, held in a cache, have other rotations; so have shorter sources of a batch."""
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 5}
     factors = {"short_factor": [1.0, 1.0], "long_factor": [8.0, 9.0], "factor": 8.0}
-    check(tiny("phi3", rope_parameters=rope | factors))
+    # Without a sliding window keys are held.
+    options = {"original_max_position_embeddings": 5, "sliding_window": None, "rope_parameters": rope | factors}
+    check(tiny("phi3", **options))
 
 
 @pytest.mark.parametrize(
