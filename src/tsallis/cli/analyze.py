@@ -118,6 +118,7 @@ def _write(report: Report, out: Path, figures: Path | None, records: Path | None
         message = f"holds {most} of {count} sentences: with all their weights it would be too large for a browser"
         print(f"tsallis: {out}: {message}", file=sys.stderr)
     files[out] = page
+    check_writable(*files)
     for path, blob in files.items():
         write_output(path, blob)
     for path in files:  # printed last: nothing is lost where standard output can't be written to

@@ -15,8 +15,8 @@ import typer
 
 from tsallis.cli.drawing import attention_lines
 from tsallis.cli.options import Device
-from tsallis.cli.output import check_folder
-from tsallis.cli.train import run_training
+from tsallis.cli.output import check_folder, check_writable
+from tsallis.cli.train import prepare_training, run_training
 from tsallis.inference import open_run
 
 if TYPE_CHECKING:
@@ -84,9 +84,14 @@ def _show(run_dir: Path, updates: int | None, device: str) -> None:
     print(f"You see the training of the first; the second learns beside it, in {softmax_dir}.")
     with as_file(files("tsallis.recipes").joinpath("demo.yaml")) as path:
         config = load_config(path, overrides)
+        world = World(device=torch.device(device_kind(device)))
+        check_writable(run_dir / "report.html")
+        # Check both folders first: otherwise one training would start although the other is refused.
+        for folder, settings in ((run_dir, overrides), (softmax_dir, [*overrides, *SOFTMAX])):
+            prepare_training(load_config(path, settings), folder, world)
         arguments = [str(path), *overrides, *SOFTMAX, "--run-dir", str(softmax_dir), "--device", device]
         with _training_beside(arguments):
-            run_training(config, run_dir, World(device=torch.device(device_kind(device))))
+            run_training(config, run_dir, world)
     opened = open_run(run_dir, device=device)
     sparse, softmax, task = opened.run, open_run(softmax_dir, device=device).run, opened.task
 

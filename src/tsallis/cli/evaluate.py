@@ -84,7 +84,7 @@ def evaluate(
     sparsemax score, each token given those before it. How often the empty output is more probable than the answer, and
     with --exact than all others.
     """
-    from tsallis.data.io import check_file
+    from tsallis.data.io import check_file, write_output
     from tsallis.errors import InputError
     from tsallis.tasks.registry import load_config
     from tsallis.training.file_names import CONFIG
@@ -129,18 +129,21 @@ def evaluate(
     report, results = task.evaluate_outputs(loaded, lines, budget=expansions, **search)
     if continuations is not None:
         report["continuations"] = task.continue_texts(loaded, lines, continuations)
-    # Files first: they are written where standard output is closed, too.
+    # Files first: they are written where standard output is closed, too. All content is there before the first write.
+    files: dict[Path, str] = {}
     if out is not None:
-        _write(out, loaded, lines, results)
+        files[out] = _records(loaded, lines, results)
     if manifest is not None:
-        from tsallis.tasks.manifest import describe_result, write_manifest
+        from tsallis.tasks.manifest import describe_result, manifest_text
 
         evaluation: dict[str, Any] = {"split": None if file else split or "test", **options, "checkpoint": checkpoint}
         if task.searched:
             evaluation |= {"beam": search["beam_size"]} if expansions is None else {"budget": expansions}
             evaluation |= {**limits, "competing_ends": search.get("competing_ends")}
         evaluation["continuations"] = continuations
-        write_manifest(manifest, describe_result(loaded, config, report, evaluation, others or (), file))
+        files[manifest] = manifest_text(describe_result(loaded, config, report, evaluation, others or (), file))
+    for path, text in files.items():
+        write_output(path, text)
     if as_json:
         labels = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
         labels = {name: value for name, value in labels.items() if value is not None}
@@ -158,8 +161,7 @@ def _describe_data(file: Path | None, split: str | None, language: str | None) -
     return f"{split or 'test'} split" + (f" of {language}" if language is not None else "")
 
 
-def _write(path: Path, run: Run, lines: Lines, results: Sequence[Result]) -> None:
-    from tsallis.data.io import write_output
+def _records(run: Run, lines: Lines, results: Sequence[Result]) -> str:
     from tsallis.evaluation.outputs import output_records
 
     of_rows = output_records(run.model, run.tgt_vocab, lines.corpus, lines.references, results)
@@ -172,4 +174,4 @@ def _write(path: Path, run: Run, lines: Lines, results: Sequence[Result]) -> Non
         }
         for row, record in enumerate(of_rows)
     )
-    write_output(path, "".join(f"{json.dumps(record, ensure_ascii=False)}\n" for record in records))
+    return "".join(f"{json.dumps(record, ensure_ascii=False)}\n" for record in records)

@@ -68,7 +68,6 @@ def look(
         for block in blocks:
             _print_weights(loaded, task, block, heads, search)
         return
-    folder.mkdir(parents=True, exist_ok=True)
     with optional_stdout() as shown:  # all figures are drawn, whether their names are read or not
         for block in blocks:
             _draw(loaded, task, block, folder, kind or "png", heads, search, as_json)

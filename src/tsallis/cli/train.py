@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from tsallis.cli.options import Device
+from tsallis.cli.output import check_folder
 
 if TYPE_CHECKING:
     from tsallis.config import Config
@@ -52,34 +54,33 @@ def train(
 
 
 class TrainingStart(NamedTuple):
-    """What a training begins or goes on with, once its folder is there."""
+    """What a training begins or goes on with."""
 
     run: PreparedRun
     parameters: Start
-    lock: Lock | None  # of the first process
     resumed: bool
+    write: Callable[[Lock | None], object]  # writes the run folder, but for the logs and checkpoints
 
 
-def _start(loaded: Config, folder: Path, world: World, lock: Lock | None, dry: bool = False) -> TrainingStart:
-    """Prepare a run, and make its folder or check it; of a dry run nothing is written."""
+def prepare_training(loaded: Config, folder: Path, world: World) -> TrainingStart:
+    """Prepare a run, and check its folder; write nothing."""
     from tsallis.tasks.registry import task_type
     from tsallis.training.run_folder import start_run
 
     run = task_type(loaded).prepare(loaded, folder)
     parameters, symbols = run.initialize(run.build()), run.data.vocabularies
-    resumed = world.main and start_run(
+    start = partial(
+        start_run,
         folder,
         config=run.text,
         description=run.description,
         task=run.task.facts(),
         src_vocab=symbols.src,
         tgt_vocab=symbols.tgt,
-        lock=lock,
         start=parameters.blob(),
         changes=run.changes,
-        dry=dry,
     )
-    return TrainingStart(run, parameters, lock, resumed)
+    return TrainingStart(run, parameters, world.main and start(dry=True), lambda lock: world.main and start(lock=lock))
 
 
 def run_training(loaded: Config, folder: Path, world: World) -> None:
@@ -88,8 +89,9 @@ def run_training(loaded: Config, folder: Path, world: World) -> None:
     Raises:
         typer.Exit: after SIGTERM.
     """
+    from tsallis.errors import InputError
     from tsallis.training import Checkpoints, Trainer, reuse_memory
-    from tsallis.training.file_names import CHECKPOINTS
+    from tsallis.training.file_names import CHECKPOINTS, CONFIG
     from tsallis.training.progress import TrainingDisplay
     from tsallis.training.run_folder import locked
     from tsallis.training.termination import STATUS, note_termination
@@ -97,32 +99,44 @@ def run_training(loaded: Config, folder: Path, world: World) -> None:
     reuse_memory()
     with contextlib.ExitStack() as stack:
 
-        def prepare() -> TrainingStart:
-            lock = stack.enter_context(locked(folder)) if world.main else None
-            return _start(loaded, folder, world, lock)
+        def hold() -> Lock | None:
+            return stack.enter_context(locked(folder)) if world.main else None
 
-        start = world.run_on_all(prepare)
+        def prepare() -> tuple[TrainingStart, Lock | None]:
+            begun = (folder / CONFIG).exists()
+            if not begun:
+                check_folder(folder)
+            lock = hold() if begun else None
+            start = prepare_training(loaded, folder, world)
+            lock = lock or hold()  # the folder of a new run is created when all is checked
+            if world.main and (folder / CONFIG).exists() != begun:
+                raise InputError(f"{folder}: another process started a run here meanwhile; the same command goes on")
+            return start, lock
+
+        start, lock = world.run_on_all(prepare)
         data, settings = start.run.data, start.run.settings
-        counts, quiet = data.train.counts, not world.main
-        display = stack.enter_context(TrainingDisplay(folder, start.resumed, settings.epochs, counts, quiet))
-        display.print_lines(start.parameters.lines)
-        display.print_lines(start.run.changes.lines if start.run.changes else ())
-        checkpoints = Checkpoints(folder / CHECKPOINTS)
-        before = checkpoints.index() if start.resumed else None
         trainer = Trainer(
             start.parameters.model,
             data.train,
             data.dev.corpus,
             folder,
             settings,
-            watch=display.update,
+            watch=lambda progress: display.update(progress),
             measure=start.run.measure(),
             world=world,
-            lock=start.lock,
+            lock=lock,
             init=start.parameters.facts,
             search=start.run.task.searched,
             stop=stack.enter_context(note_termination()),
         )
+        trainer.load()
+        checkpoints = Checkpoints(folder / CHECKPOINTS)
+        before = checkpoints.index() if start.resumed else None
+        world.run_on_all(partial(start.write, lock))  # the first write: all checks come before it
+        counts, quiet = data.train.counts, not world.main
+        display = stack.enter_context(TrainingDisplay(folder, start.resumed, settings.epochs, counts, quiet))
+        display.print_lines(start.parameters.lines)
+        display.print_lines(start.run.changes.lines if start.run.changes else ())
         del start  # with the run that this one starts from
         trainer.run()
         if trainer.stopped:
@@ -151,7 +165,7 @@ def _describe_finished(checkpoints: Checkpoints, index: Index) -> str:
 
 def print_plan(loaded: Config, folder: Path, world: World) -> None:
     """Print the sizes of data and model as comments, and the whole configuration."""
-    start = world.run_on_all(lambda: _start(loaded, folder, world, None, dry=True))
+    start = world.run_on_all(lambda: prepare_training(loaded, folder, world))
     if world.main:
         for line in _describe_plan(start, folder, world):
             print(f"# {line}")

@@ -13,7 +13,7 @@ import stat
 import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Protocol, cast
 
@@ -87,6 +87,20 @@ def write_output(path: Path | str, data: bytes | str) -> None:
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(target, data)
+
+
+@contextmanager
+def created_folder(folder: Path) -> Iterator[None]:
+    """Create a folder with its parents; if the block raises an InputError, remove those that are still empty."""
+    missing = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except (InputError, KeyboardInterrupt):
+        with suppress(OSError):
+            for path in missing:
+                path.rmdir()
+        raise
 
 
 def distinct_names(paths: Sequence[Path]) -> list[str]:

@@ -12,7 +12,7 @@ from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Literal
 
-from tsallis.data.io import write_atomic
+from tsallis.data.io import created_folder, write_atomic
 from tsallis.errors import InputError
 
 CHUNK = 1 << 16
@@ -73,14 +73,14 @@ def fetch(file: SourceFile, path: Path) -> Path:
         if path.exists():
             check(file, path)
             return path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")
-        # A part of something else shows only at the end, and costs one more transfer, not the data set.
-        if not (part.exists() and _complete(file, part, path)) and not _complete(file, part, path):
-            raise InputError(
-                f"{path}: what arrived is not {known(file, path)} (its digest differs); it was thrown away"
-            )
-        take_name(file, part, path)
+        with created_folder(path.parent):
+            part = path.with_name(path.name + ".part")
+            # A part of something else shows only at the end, and costs one more transfer, not the data set.
+            if not (part.exists() and _complete(file, part, path)) and not _complete(file, part, path):
+                raise InputError(
+                    f"{path}: what arrived is not {known(file, path)} (its digest differs); it was thrown away"
+                )
+            take_name(file, part, path)
     except OSError as error:
         raise InputError(f"{path}: can't be written: {error}") from error
     return path
@@ -88,13 +88,21 @@ def fetch(file: SourceFile, path: Path) -> Path:
 
 def check(file: SourceFile, path: Path) -> None:
     """Take a file that is there already, compared with its digest, known or recorded, and its number of lines."""
+    verify(file, path)
+    if _is_unknown(file, path):  # put there by the user: what it is now is what it must stay
+        write_record(path, _digest(path))
+
+
+def _is_unknown(file: SourceFile, path: Path) -> bool:
+    return file.sha256 is None and file.md5 is None and not record_of(path).exists()
+
+
+def verify(file: SourceFile, path: Path) -> None:
+    """Raise an InputError as :func:`check` does; write no record."""
     if not same_digest(file, path, path):
         raise InputError(f"{path}: is not {known(file, path)} (its digest differs); remove it to fetch it again")
-    if file.sha256 is None and file.md5 is None and not record_of(path).exists():
-        # Put there by the user: what it is now is what it must stay.
-        if file.lines is not None and (count := count_lines(path)) != file.lines:
-            raise InputError(f"{path}: expected {file.lines} lines, found {count}; remove it to fetch it again")
-        write_record(path, _digest(path))
+    if _is_unknown(file, path) and file.lines is not None and (count := count_lines(path)) != file.lines:
+        raise InputError(f"{path}: expected {file.lines} lines, found {count}; remove it to fetch it again")
 
 
 def take_name(file: SourceFile, part: Path, path: Path) -> None:

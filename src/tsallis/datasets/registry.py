@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tsallis.datasets.archive import Report, fetch_text
-from tsallis.datasets.download import Part, SourceFile, count_lines, fetch, record_of
+from tsallis.datasets.download import Part, SourceFile, count_lines, fetch, record_of, verify
 from tsallis.datasets.labelled_sets import SETS
 from tsallis.datasets.source import Source, language_of, table, unpack
 from tsallis.errors import InputError
@@ -290,6 +290,11 @@ def get(
         raise InputError(f"{name} has no {what} {', '.join(map(repr, unknown))}; it has {', '.join(names)}")
     files = [f for f in source.files if languages is None or source.language_of(f.name) in languages]
     packed = folder / PACKED_FILE
+    present = [file for file in files if (folder / file.name).exists()]
+    for file in present:  # before the first write
+        verify(file, folder / file.name)
+    if source.parallel:
+        check_sides([folder / file.name for file in present])
     paths = []
     for file in files:
         path = folder / file.name

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from tsallis.config import Config
-from tsallis.data.io import write_output
 from tsallis.errors import InputError
 from tsallis.evaluation.provenance import command_line, digest_files, environment, shorten_path
 from tsallis.tasks.base import SPLITS
@@ -68,9 +67,9 @@ def describe_result(
     }
 
 
-def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
-    """Write a manifest as JSON."""
-    write_output(path, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
+def manifest_text(manifest: Mapping[str, Any]) -> str:
+    """Return a manifest as JSON."""
+    return json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
 
 
 def _digest(config: Config, split: str) -> dict[str, Any] | None:

@@ -76,19 +76,30 @@ class Checkpoints:
             raise InputError(f"{path}: missing, and there are checkpoints; restore it{self._proposal()}")
         return Index(finished=False)
 
-    def open(self) -> Index:
-        """Make the folder ready for :meth:`save`: its index is there and in order, and nothing is left of a kill.
+    def check(self) -> Index:
+        """Return the index after a comparison with the folders; change nothing.
 
         Raises:
             InputError: names in the index that are not there, or later checkpoints that it doesn't name.
         """
+        if os.path.lexists(self.folder) and not self.folder.is_dir():
+            raise InputError(f"{self.folder}: expected a folder, found something else")
+        index = self._checked_index()
+        last = -1 if index.last is None else _step(index.last)
+        for path in self._folders():
+            unnamed = path.name not in index.names | set(index.discard)
+            if unnamed and path.name.startswith("step-") and _step(path.name) > last and not self._is_partial(path):
+                raise self._unnamed_error(path)
+        return index
+
+    def open(self) -> Index:
+        """Make the folder ready for :meth:`save`: its index is there and in order, and nothing is left of a kill.
+
+        Raises:
+            InputError: as :meth:`check`, or a folder that can't be written.
+        """
         with writing(self.folder, self.lock):
-            index = self._checked_index()
-            last = -1 if index.last is None else _step(index.last)
-            for path in self._folders():
-                unnamed = path.name not in index.names | set(index.discard)
-                if unnamed and path.name.startswith("step-") and _step(path.name) > last and not self._is_partial(path):
-                    raise self._unnamed_error(path)
+            index = self.check()
             if self.written is None:
                 self.folder.mkdir(parents=self.lock is None, exist_ok=True)
                 self._replace(index, index)
@@ -159,13 +170,10 @@ class Checkpoints:
     def _write(self, index: Index, name: str, blobs: dict[str, bytes], facts: dict[str, Any]) -> Index:
         """Write a folder that no index names yet; return the index that says so."""
         target = self.folder / name
-        if name in index.names or (
-            os.path.lexists(target) and name not in index.discard and not self._is_partial(target)
-        ):
-            raise self._unnamed_error(target)
-        index = self._replace(index, index.model_copy(update={"discard": (*index.discard, name)}))
+        self._check_free(index, name)
         sums = {file: {"bytes": len(b), "sha256": hashlib.sha256(b).hexdigest()} for file, b in blobs.items()}
         manifest = check_record({**facts, "files": sums}, Manifest, str(target / MANIFEST))
+        index = self._replace(index, index.model_copy(update={"discard": (*index.discard, name)}))
         try:
             self._remove(target)  # a part of it that an earlier kill left
             target.mkdir(exist_ok=True)
@@ -176,6 +184,12 @@ class Checkpoints:
             self._remove(target)  # so that there is room again
             raise
         return index
+
+    def _check_free(self, index: Index, name: str) -> None:
+        """Raise an InputError if a new checkpoint of that name would take the place of something else."""
+        target, replaceable = self.folder / name, name in index.discard
+        if name in index.names or (os.path.lexists(target) and not replaceable and not self._is_partial(target)):
+            raise self._unnamed_error(target)
 
     def _replace(self, before: Index, index: Index) -> Index:
         """Write an index; what `before` named and it does not may be removed from then on."""
@@ -193,17 +207,20 @@ class Checkpoints:
             InputError: fewer checkpoints than asked for, damaged ones, or ones of different models.
         """
         with writing(self.folder, self.lock):
-            if not (candidates := self.index().validated):
+            index = self.check()
+            if not (candidates := index.validated):
                 raise InputError(f"{self.folder}: no validated checkpoint was kept yet")
             if last is not None and not 1 <= last <= len(candidates):
                 raise InputError(
                     f"{self.folder}: {len(candidates)} validated checkpoints were kept, {last} are to be averaged"
                 )
-            index = self.open()
             names = list(candidates[-last:] if last is not None else candidates)
             mean = self._mean(names)
             facts = {**dict(self._manifest(names[-1])), "of": names, "metrics": {}}
             folder = f"average-{names[0].removeprefix('step-')}-{names[-1].removeprefix('step-')}"
+            if index.average != folder:
+                self._check_free(index, folder)
+            index = self.open()  # the first write: all checks come before it
             if index.average == folder:  # of the same checkpoints: it is made anew
                 index = self._replace(index, index.model_copy(update={"average": None}))
             index = self._write(index, folder, {PARAMETERS: safetensors.torch.save(mean)}, facts)

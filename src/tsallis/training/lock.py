@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tsallis.data.io import NONBLOCK, check_file, lock_file
+from tsallis.data.io import NONBLOCK, check_file, created_folder, lock_file
 from tsallis.errors import InputError
 from tsallis.training.file_names import LOCK
 
@@ -40,20 +40,34 @@ class Lock:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[Lock]:
-    """Hold a folder for one process alone; it is made if it is not there. The lock goes with the process.
+    """Hold a folder for one process alone, and create it if it is missing. The lock goes with the process.
+
+    If the block raises an InputError, the lock file and the folders that were created for it are removed again, as far
+    as nothing else is in them: a refused command leaves nothing behind.
 
     Raises:
         InputError: a folder that can't be made, written to or locked, or that another process holds.
     """
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(created_folder(folder))
+        except (OSError, ValueError) as error:
+            raise _unusable(folder, error) from error
+        yield stack.enter_context(_lock(folder))
+
+
+@contextlib.contextmanager
+def _lock(folder: Path) -> Iterator[Lock]:
     path = folder / LOCK
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         # Nothing is written: a file that was there stays as it was. A link would lock something elsewhere.
         flags = os.O_RDWR | os.O_CREAT | NONBLOCK | getattr(os, "O_NOFOLLOW", 0)
-        handle = os.open(path, flags, 0o666)
+        try:
+            handle, removable = os.open(path, flags | os.O_EXCL, 0o666), True
+        except FileExistsError:
+            handle, removable = os.open(path, flags, 0o666), False
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{folder}: can't be used as a run folder: {reason}") from error
+        raise _unusable(folder, error) from error
     try:
         check_file(path)
         try:
@@ -63,14 +77,26 @@ def locked(folder: Path) -> Iterator[Lock]:
                     "so that two trainings could write to it at once; choose a folder on another one"
                 )
         except BlockingIOError as error:
+            removable = False  # another process opened the new file first
             raise InputError(f"{folder}: another process is training in this folder") from error
         except OSError as error:
             raise InputError(f"{folder}: can't be locked: {error.strerror or error}") from error
         lock = Lock(folder, handle)
         lock.check()  # it may have been moved before it was locked
         yield lock
+    except (InputError, KeyboardInterrupt):
+        with contextlib.suppress(OSError, InputError):
+            if removable:
+                Lock(folder, handle).check()  # another process may have put its own folder here
+                path.unlink()
+        raise
     finally:
         os.close(handle)
+
+
+def _unusable(folder: Path, error: Exception) -> InputError:
+    reason = getattr(error, "strerror", None) or error
+    return InputError(f"{folder}: can't be used as a run folder: {reason}")
 
 
 @contextlib.contextmanager

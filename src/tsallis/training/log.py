@@ -60,6 +60,18 @@ class Log:
         Raises:
             InputError: a file that is shorter, or that holds anything but events up to there.
         """
+        self.check(position)
+        self._change(position)
+
+    def check(self, position: int) -> None:
+        """Check that the file can be cut back to a position; change nothing.
+
+        Raises:
+            InputError: as :meth:`rewind`, or something other than a file that can be written.
+        """
+        if os.path.lexists(self.path):
+            with writing(self.path, self.lock):
+                os.close(self._open())
         size = self.position
         if size < position:
             raise InputError(
@@ -68,38 +80,37 @@ class Log:
             )
         if position:
             self._lines(position)
-        self._change(position)
 
     def rewind_to_step(self, step: int) -> None:
         """Remove events of later steps, and a line that was not written to its end.
 
         Raises:
-            InputError: a file that is missing.
+            InputError: as :meth:`position_of`.
+        """
+        self._change(self.position_of(step))
+
+    def position_of(self, step: int) -> int:
+        """Return the position behind the last event of a step, or of one before it.
+
+        Raises:
+            InputError: a file that is missing, can't be written, or holds a line that is no event.
         """
         if not self.path.exists():
             raise InputError(f"{self.path}: is not there; restore it, or make an empty file of that name")
+        self.check(0)
         position = 0
         for line, event in self._lines():
             if event.step > step:
                 break
             position += len(line)
-        self._change(position)
+        return position
 
     def _change(self, position: int, line: bytes = b"") -> None:
         """Cut the file off at `position` and append a line."""
         with writing(self.path, self.lock):
-            flags = os.O_WRONLY | NONBLOCK | getattr(os, "O_BINARY", 0) | (os.O_CREAT if self.size is None else 0)
+            handle = self._open(os.O_CREAT if self.size is None else 0)
             try:
-                handle = os.open(self.path, flags, 0o666)
-            except FileNotFoundError as error:
-                raise self._interference("was removed") from error
-            try:
-                status = os.fstat(handle)
-                if not stat.S_ISREG(status.st_mode):
-                    raise InputError(f"{self.path}: can't be written: expected a file, found a fifo or a device")
-                if self.size not in (None, status.st_size):
-                    raise self._interference(f"has {status.st_size} bytes, {self.size} were written: it was changed")
-                if status.st_size > position:
+                if os.fstat(handle).st_size > position:
                     os.ftruncate(handle, position)
                 os.lseek(handle, position, os.SEEK_SET)
                 try:
@@ -113,6 +124,24 @@ class Log:
             if self.size is None:
                 sync_folder(self.path.parent)
             self.size = position + len(line)
+
+    def _open(self, flags: int = 0) -> int:
+        """Open the file for writing; raise an InputError unless it is a file as this process left it."""
+        flags |= os.O_WRONLY | NONBLOCK | getattr(os, "O_BINARY", 0)
+        try:
+            handle = os.open(self.path, flags, 0o666)
+        except FileNotFoundError as error:
+            raise self._interference("was removed") from error
+        status = os.fstat(handle)
+        fault = None
+        if not stat.S_ISREG(status.st_mode):
+            fault = InputError(f"{self.path}: can't be written: expected a file, found a fifo or a device")
+        elif self.size not in (None, status.st_size):
+            fault = self._interference(f"has {status.st_size} bytes, {self.size} were written: it was changed")
+        if fault is not None:
+            os.close(handle)
+            raise fault
+        return handle
 
     def _interference(self, what: str) -> InputError:
         return InputError(f"{self.path}: {what} while the run was in use; restore it, and the same command goes on")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -56,13 +57,11 @@ def scalars(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
                 yield from ((f"{name}/layer{layer}_head{head}", float(x)) for head, x in enumerate(heads, start=1))
 
 
-def require_tensorboard() -> None:
-    """Refuse to go on without the package tensorboard.
-
-    Raises:
-        InputError: it is not there.
-    """
+def require_tensorboard(folder: Path | None = None) -> None:
+    """Raise an InputError if the package tensorboard is missing, or a folder can't be that of its files."""
     _writer()
+    if folder is not None and os.path.lexists(folder) and not folder.is_dir():
+        raise InputError(f"{folder}: can't be written: expected a folder, found something else")
 
 
 def _writer() -> Any:

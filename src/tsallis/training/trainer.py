@@ -29,7 +29,7 @@ from tsallis.training.lock import Lock, writing
 from tsallis.training.log import Log
 from tsallis.training.schema import TrainingRecord, check_record
 from tsallis.training.settings import Settings
-from tsallis.training.tensorboard import Board
+from tsallis.training.tensorboard import Board, require_tensorboard
 
 WATCH_EVERY = 25  # updates between two records of supports for the progress display
 VALIDATION_BATCH = 128  # rows of a batch of the development set
@@ -138,6 +138,8 @@ class Trainer:
         self.log, self.timing = Log(folder / LOG, lock), Log(folder / TIMING, lock)
         self.board: Board | None = None  # of the first process, where the settings ask for one
         self.position = Position()
+        self.loaded = False  # whether `load` was called
+        self.log_position: int | None = None  # of the checkpoint that the run goes on from
         self.data = f"{train.digest()} {dev.digest()}"
         self.batch_stats: BatchStats | None = None
         # This process's loss that is not yet in the position.
@@ -151,7 +153,9 @@ class Trainer:
         Raises:
             InputError: a damaged checkpoint, one that was trained on other data, or a loss that is no number.
         """
-        self._resume()
+        if not self.loaded:
+            self.load()
+        self._open()
         try:
             while not (self._is_finished() or self.stopped):
                 self._epoch()
@@ -167,36 +171,61 @@ class Trainer:
             or (settings.patience is not None and position.stale >= settings.patience)
         )
 
-    def _resume(self) -> None:
-        self.world.on_main(self._open)
+    def load(self) -> None:
+        """Check the run folder, and load the checkpoint to go on from, if there is one; write nothing.
+
+        Raises:
+            InputError: a damaged folder or checkpoint, or one that was trained on other data.
+        """
+        self.loaded = True
+        self.world.on_main(self._check_folder)
         self.world.check_folder(self.folder)
-        if self.world.broadcast(self.checkpoints.index().last if self.world.main else None) is None:
-            start = _of_model(self.engine.unsharded_model())
-            self.world.on_main(lambda: self._start_log(start))
-            self.world.on_main(self._open_board)
-            return
-        state, parameters = self.world.run_on_all(self._load_checkpoint)
-        self.engine.load(parameters, dict(state.optimizer))
-        self.schedule.restore(dict(state.schedule))
-        self.position = Position(**dict(state.position))
-        # Other processes make other updates: go on at the first batch that may not have been seen.
-        self.position.update = self.position.update * state.processes // self.world.size
-        self.world.on_main(lambda: self._rewind(state.log))
-        self.world.on_main(lambda: None if self._is_finished() else self.checkpoints.reopen())
-        self.world.on_main(self._open_board)
+        if self.world.broadcast(self.checkpoints.index().last if self.world.main else None) is not None:
+            state, parameters = self.world.run_on_all(self._load_checkpoint)
+            self.engine.load(parameters, dict(state.optimizer))
+            self.schedule.restore(dict(state.schedule))
+            self.position = Position(**dict(state.position))
+            # Other processes make other updates: go on at the first batch that may not have been seen.
+            self.position.update = self.position.update * state.processes // self.world.size
+            self.log_position = state.log
+        self.world.on_main(self._check_logs)
 
     def _open(self) -> None:
         """Make the folder ready to be written to."""
-        self.checkpoints.index()
+        start = _of_model(self.engine.unsharded_model()) if self.log_position is None else {}
+
+        def write() -> None:
+            self.checkpoints.open()
+            with writing(self.folder, self.lock):
+                remove_leftovers(self.folder, (LOCK,))
+            if self.log_position is None:
+                self._start_log(start)
+            else:
+                self._rewind(self.log_position)
+                if not self._is_finished():
+                    self.checkpoints.reopen()
+            self._open_board()
+
+        self.world.on_main(write)
+
+    def _check_folder(self) -> None:
+        self.checkpoints.check()
         begun = (self.checkpoints.folder / INDEX).exists()
         if not begun and self.log.position and any(event["event"] != "start" for event in self.log.events()):
             raise InputError(
                 f"{self.log.path}: tells of a training, and {self.checkpoints.folder / INDEX} is missing; "
                 "restore that, or choose another folder"
             )
-        self.checkpoints.open()
-        with writing(self.folder, self.lock):
-            remove_leftovers(self.folder, (LOCK,))
+
+    def _check_logs(self) -> None:
+        """Check that the logs can be cut back to the checkpoint, and that TensorBoard's files can be written."""
+        self.log.check(self.log_position or 0)
+        if self.log_position is None:
+            self.timing.check(0)
+        else:
+            self.timing.position_of(self.position.step)
+        if self.settings.tensorboard:
+            require_tensorboard(self.folder / BOARD)
 
     def _start_log(self, values: dict[str, Any]) -> None:
         self.log.rewind(0)

@@ -294,7 +294,8 @@ def test_weights_that_are_not_finite_are_not_stored(run: Path) -> None:
     before = contents(run / "checkpoints")
 
     made = Trainer(build_model(DESCRIPTION), TRAIN, DEV, run, SETTINGS, lambda _: None)
-    made._resume()
+    made.load()
+    made._open()
     with torch.no_grad():
         next(iter(made.model.parameters()))[0, 0] = torch.inf
     with pytest.raises(InputError, match=r"weights src_embedding\.weight are not finite after update 6: .*diverged"):

@@ -1,0 +1,410 @@
+"""A refused command changes nothing: names, contents and times of all files are compared before and after."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import tsallis.cli as cli
+from small_run import change_json, change_state, checkpoint_of, replace
+from tsallis.data import Vocabulary
+from tsallis.errors import InputError
+from tsallis.tasks.inflection import english_verbs
+from tsallis.training.lock import locked
+
+from .conftest import write_examples
+
+CONFIG = """\
+version: 1
+data: {folder: data, train: train.tsv, dev: dev.tsv, test: dev.tsv}
+model: {d_model: 4, layers: 1}
+training: {epochs: 2, batch_size: 8, checkpoint_every: 2, learning_rate: 0.01, keep: 2, schedule: constant}
+"""
+RUN, TRAIN = Path("run"), Path("data/train.tsv")
+LONGER = ("training.epochs=5", "training.keep=3")  # settings that may change: config.yaml would be written anew
+Damage = Callable[[], object]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data, a configuration, and a finished run of it."""
+    folder = tmp_path_factory.mktemp("refusals") / "base"
+    (folder / "data").mkdir(parents=True)
+    verbs = english_verbs()
+    write_examples(folder / TRAIN, verbs["train"][:20])
+    write_examples(folder / "data/dev.tsv", verbs["dev"][:4])
+    (folder / "config.yaml").write_text(CONFIG)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        call("train", "config.yaml", "--run-dir", RUN, "--device", "cpu")
+        call("average", RUN)
+    return folder
+
+
+@pytest.fixture
+def here(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, a copy of it."""
+    monkeypatch.chdir(shutil.copytree(base, tmp_path / "here"))
+    return tmp_path / "here"
+
+
+def call(*arguments: object) -> None:
+    cli.app([*map(str, arguments)], standalone_mode=False)
+
+
+def tree(folder: Path) -> dict[str, tuple[object, ...]]:
+    """Return everything in a folder: kind, time of the last change and content."""
+    found = {}
+    for path in [folder, *folder.rglob("*")]:
+        status = path.lstat()
+        content = path.read_bytes() if stat.S_ISREG(status.st_mode) else None
+        found[str(path)] = (status.st_mode, status.st_mtime_ns, content)
+    return found
+
+
+def refused(*arguments: object, words: str | None = None) -> None:
+    """Call a command that is refused, and compare all files in the working directory."""
+    before = tree(Path.cwd())
+    with pytest.raises((InputError, cli.UsageError), match=words):
+        call(*arguments)
+    after = tree(Path.cwd())
+    assert after.keys() == before.keys()
+    assert [name for name in after if after[name] != before[name]] == []
+
+
+def edit(path: str | Path, change: Callable[[bytes], bytes]) -> Damage:
+    return lambda: Path(path).write_bytes(change(Path(path).read_bytes()))
+
+
+def write(path: str, text: str) -> Damage:
+    return lambda: Path(path).write_text(text)
+
+
+def remove(path: str) -> Damage:
+    return lambda: Path(path).unlink()
+
+
+def instead(path: str, make: Callable[[Path], object] = os.mkdir) -> Damage:
+    """Put a folder, or something else, in the place of a file."""
+
+    def work() -> None:
+        Path(path).unlink(missing_ok=True)
+        make(Path(path))
+
+    return work
+
+
+def of_checkpoint(name: str, change: Callable[[Path], object], which: str = "last") -> Damage:
+    return lambda: change(checkpoint_of(RUN, which) / name)
+
+
+def of_state(change: Callable[[dict], object]) -> Damage:
+    return of_checkpoint("training.pt", lambda path: change_state(path, change))
+
+
+def with_weights(change: Callable[[dict[str, torch.Tensor]], object], which: str = "last") -> Damage:
+    def work(path: Path) -> None:
+        from safetensors.torch import load, save
+
+        parameters = load(path.read_bytes())
+        change(parameters)
+        replace(path, save(parameters))
+
+    return of_checkpoint("model.safetensors", work, which)
+
+
+def reverse_lines(blob: bytes) -> bytes:
+    return b"".join(reversed(blob.splitlines(keepends=True)))
+
+
+def not_finite(parameters: dict[str, torch.Tensor]) -> None:
+    next(iter(parameters.values())).fill_(float("nan"))
+
+
+def drop_weight(parameters: dict[str, torch.Tensor]) -> None:
+    del parameters[next(iter(parameters))]
+
+
+def later_checkpoint() -> None:
+    shutil.copytree(checkpoint_of(RUN), RUN / "checkpoints/step-00000099")
+
+
+def without_checkpoints() -> None:
+    shutil.rmtree(RUN / "checkpoints")
+
+
+DAMAGES: dict[str, tuple[Damage, str]] = {
+    "the order of the data": (edit(TRAIN, reverse_lines), "the data has changed since the run was started"),
+    "the development set": (edit("data/dev.tsv", reverse_lines), "the data has changed"),
+    "one line less": (edit(TRAIN, lambda blob: blob[: blob.rindex(b"\n", 0, -1) + 1]), "the (training )?data has"),
+    "another symbol": (edit(TRAIN, lambda blob: blob + "å\tå\tV\n".encode()), "training data has changed"),
+    "no data": (remove("data/train.tsv"), "train.tsv: can't be read"),
+    "empty data": (write("data/train.tsv", ""), "empty"),
+    "a malformed line": (edit(TRAIN, lambda blob: blob + b"walk\n"), "train.tsv:21"),
+    "no vocabulary": (remove("run/tgt.vocab.json"), "tgt.vocab.json"),
+    "a damaged vocabulary": (write("run/src.vocab.json", "{}"), "src.vocab.json"),
+    "another vocabulary": (lambda: Vocabulary(["x"]).save(RUN / "src.vocab.json"), "training data has changed"),
+    "another model": (
+        edit("run/model.json", lambda blob: blob.replace(b'"d_model": 4', b'"d_model": 6')),
+        "d_model is 6",
+    ),
+    "a damaged model": (write("run/model.json", "{"), "model.json"),
+    "no task": (remove("run/task.json"), "task.json"),
+    "another task": (lambda: change_json(RUN / "task.json", task="translation"), "task.json"),
+    "no index": (remove("run/checkpoints/index.json"), "index.json: missing"),
+    "a damaged index": (write("run/checkpoints/index.json", "[]"), "index.json"),
+    "an index of nothing": (
+        lambda: change_json(RUN / "checkpoints/index.json", last="step-00000098"),
+        "step-00000098/manifest.json",
+    ),
+    "an unnamed checkpoint": (later_checkpoint, "a checkpoint that index.json does not name"),
+    "no checkpoints": (without_checkpoints, "log.jsonl: tells of a training"),
+    "a file for checkpoints": (
+        lambda: (without_checkpoints(), Path("run/checkpoints").touch(), Path("run/log.jsonl").unlink()),
+        "checkpoints: expected a folder",
+    ),
+    "cut weights": (of_checkpoint("model.safetensors", lambda path: path.write_bytes(b"x")), "truncated"),
+    "weights that are not finite": (with_weights(not_finite), "not finite"),
+    "missing weights": (with_weights(drop_weight), "not of this run"),
+    "cut training state": (of_checkpoint("training.pt", lambda path: path.write_bytes(b"")), "truncated"),
+    "a state of other data": (of_state(lambda state: state.update(data="x y")), "the data has changed"),
+    "a state of another schedule": (
+        of_state(lambda state: state["schedule"].update(stale=1)),
+        "its schedule is another",
+    ),
+    "a state of another optimizer": (of_state(lambda state: state["optimizer"]["state"].clear()), "not of this run"),
+    "a state without a position": (of_state(lambda state: state.pop("position")), "position: missing"),
+    "no manifest": (of_checkpoint("manifest.json", Path.unlink), "manifest.json: can't be read"),
+    "a short log": (edit("run/log.jsonl", lambda blob: blob[:40]), "log.jsonl: 40 bytes"),
+    "no log": (remove("run/log.jsonl"), "log.jsonl: 0 bytes"),
+    "another log": (edit("run/log.jsonl", lambda blob: b"x" * len(blob)), "log.jsonl"),
+    "a folder as log": (instead("run/log.jsonl"), "log.jsonl"),
+    "no times": (remove("run/timing.jsonl"), "timing.jsonl: is not there"),
+    "times that are none": (edit("run/timing.jsonl", lambda blob: b"{}\n" + blob), "timing.jsonl:1"),
+    "a folder as times": (instead("run/timing.jsonl"), "timing.jsonl"),
+    "a lock that is a folder": (instead("run/.lock"), "can't be used as a run folder"),
+}
+if hasattr(os, "mkfifo"):
+    DAMAGES["a fifo as log"] = instead("run/log.jsonl", os.mkfifo), "log.jsonl"
+    DAMAGES["a fifo as times"] = instead("run/timing.jsonl", os.mkfifo), "timing.jsonl"
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_training_that_can_not_go_on(here: Path, name: str) -> None:
+    """The configuration would be written anew: the settings that are given may change."""
+    damage, words = DAMAGES[name]
+    damage()
+    Path("run/.config.yaml.abcdefgh.tmp").touch()  # as a killed write leaves it
+    refused("train", "config.yaml", *LONGER, "--run-dir", RUN, "--device", "cpu", words=words)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (("training.epochs=1",), "2 are made already"),
+        (("training.epochs=5", "training.updates=3"), "training.updates: 6 are made already"),
+        (("training.epochs=5", "training.patience=2"), "training.patience: expected None"),
+        (("training.batch_size=9", *LONGER), "another configuration"),
+        (("model.d_model=8", *LONGER), "another configuration"),
+        (("training.select=bleu", *LONGER), "training.select"),
+        (("data.max_length=2", *LONGER), "max_length"),
+        (("training.validation_rows=0",), "training.validation_rows"),
+        (("training.src_embeddings.file=nowhere.txt", *LONGER), "nowhere.txt|another configuration"),
+        (("training.init_from=nowhere", *LONGER), "nowhere|another configuration"),
+    ],
+)
+def test_settings_that_a_training_can_not_go_on_with(here: Path, overrides: tuple[str, ...], words: str) -> None:
+    refused("train", "config.yaml", *overrides, "--run-dir", RUN, "--device", "cpu", words=words)
+
+
+def test_files_of_tensorboard_that_can_not_be_written(here: Path) -> None:
+    pytest.importorskip("tensorboard")
+    Path("run/tensorboard").touch()
+    arguments = "config.yaml", *LONGER, "training.tensorboard=true", "--run-dir", RUN
+    refused("train", *arguments, words="run/tensorboard: can't be written")
+
+
+def test_a_folder_that_another_process_holds(here: Path) -> None:
+    with locked(RUN):
+        for arguments in (("train", "config.yaml", *LONGER, "--run-dir", RUN), ("average", RUN)):
+            refused(*arguments, words="another process is training")
+
+
+def test_a_lock_is_not_left(here: Path) -> None:
+    (RUN / ".lock").unlink()
+    edit(TRAIN, reverse_lines)()
+    before = {path.name for path in RUN.iterdir()}
+    with pytest.raises(InputError, match="the data has changed"):
+        call("train", "config.yaml", *LONGER, "--run-dir", RUN)
+    with pytest.raises(InputError, match="are to be averaged"):
+        call("average", RUN, "--last", "9")
+    assert {path.name for path in RUN.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("damage", "overrides", "words"),
+    [
+        (remove("data/train.tsv"), (), "train.tsv"),
+        (edit(TRAIN, lambda blob: blob + b"walk\n"), (), "train.tsv:21"),
+        (write("data/dev.tsv", "walk\twalked\n"), (), "dev.tsv:1"),
+        (write("data/dev.tsv", "w" * 400 + "\twalked\tV\n"), (), "dev.tsv:1: 401 symbols"),
+        (write("vectors.txt", "a 1 2 3\n"), ("training.src_embeddings.file=vectors.txt",), "vectors of 3 numbers"),
+        (write("vectors.txt", "a 1 2 x y\n"), ("training.src_embeddings.file=vectors.txt",), "vectors.txt:1"),
+        (write("config.yaml", "version: 1\n"), (), "config.yaml"),
+        (str, ("training.select=bleu",), "training.select"),
+        (str, ("training.init_from=nowhere",), "nowhere"),
+        (str, ("training.init_from=run", "model.layers=2", "model.d_model=6"), "sizes of model must be the same"),
+        (str, ("data.max_length=1",), "data.max_length"),
+        (str, ("model.d_model=5",), "model.d_model"),
+        (str, ("data.languages=[german]",), "data"),
+        (str, ("--device", "tpu"), "device must be"),
+    ],
+)
+def test_a_training_that_can_not_begin(here: Path, damage: Damage, overrides: tuple[str, ...], words: str) -> None:
+    """Neither the run folder nor those above it are made."""
+    damage()
+    refused("train", "config.yaml", *overrides, "--run-dir", "new/deep/run", words=words)
+
+
+def test_a_training_in_a_folder_of_something_else(here: Path) -> None:
+    refused("train", "config.yaml", "--run-dir", "data", words="not empty")
+    refused("train", "config.yaml", "--run-dir", "config.yaml/run", words="expected a folder, found a file")
+    Path("empty").mkdir()
+    TRAIN.unlink()
+    with pytest.raises(InputError, match="No such file"):
+        call("train", "config.yaml", "--run-dir", "empty")
+    assert not list(Path("empty").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("damage", "arguments", "words"),
+    [
+        (str, ("--last", "9"), "9 are to be averaged"),
+        (with_weights(not_finite), (), "not finite"),
+        (with_weights(drop_weight), (), "other parameters"),
+        (of_checkpoint("model.safetensors", lambda path: path.write_bytes(b"x")), (), "truncated"),
+        (later_checkpoint, (), "does not name"),
+        (write("run/checkpoints/index.json", "[]"), (), "index.json"),
+        (
+            lambda: change_json(RUN / "checkpoints/index.json", average=None),
+            (),
+            "average-[0-9-]*: a checkpoint that index.json does not name",
+        ),
+        (remove("run/model.json"), (), "not a run folder"),
+    ],
+)
+def test_an_average_that_can_not_be(here: Path, damage: Damage, arguments: tuple[str, ...], words: str) -> None:
+    damage()
+    (RUN / "checkpoints/.index.json.abcdefgh.tmp").touch()
+    refused("average", RUN, *arguments, words=words)
+
+
+@pytest.mark.parametrize(
+    ("damage", "arguments", "words"),
+    [
+        (write("lines", "walk\twalked\tV;PST\nwalk\n"), ("lines",), "lines:2"),
+        (write("lines", "walk\twalked\tV;PST\n"), ("lines", "--language", "german"), "knows no languages"),
+        (str, ("nowhere",), "nowhere"),
+        (str, ("--split", "tset"), "split must be"),
+        (remove("data/dev.tsv"), (), "dev.tsv"),
+        (write("run/timing.jsonl", "{}\n"), (), "timing.jsonl:1"),  # read when all is computed
+        (str, ("--continuations", "3"), "takes no --continuations"),
+        (str, ("--checkpoint", "first"), "checkpoint must be"),
+    ],
+)
+def test_files_of_an_evaluation(here: Path, damage: Damage, arguments: tuple[str, ...], words: str) -> None:
+    """Neither a new folder, nor a change of the file that was there."""
+    damage()
+    Path("old.json").write_text("before")
+    refused("evaluate", RUN, *arguments, "--out", "new/out.json", "--manifest", "old.json", words=words)
+    refused("evaluate", RUN, "--out", "old.json", "--manifest", "./old.json", words="two outputs")
+    refused("evaluate", RUN, "--out", "data", words="found a folder")
+
+
+@pytest.mark.parametrize(
+    ("damage", "arguments", "words"),
+    [
+        (write("lines", "walk\n"), ("--text", "lines"), "lines:1"),
+        (str, ("--split", "tset"), "split must be"),
+        (str, ("--sweep", "--limit", "2"), "reads logs"),
+        (str, ("--language", "german"), "language"),
+        (lambda: Path("figures/alphas.pdf").mkdir(parents=True), (), "found a folder"),
+    ],
+)
+def test_files_of_a_report(here: Path, damage: Damage, arguments: tuple[str, ...], words: str) -> None:
+    damage()
+    options = "--out", "new/page.html", "--json", "new/numbers.json", "--figures", "figures", "--limit", "2"
+    if words == "found a folder":  # a file of the last step, whatever the figures of this run are called
+        names = [*_figures(*options)]
+        Path("figures", names[-1]).mkdir(parents=True)
+    refused("analyze", RUN, *options, *arguments, words=words)
+
+
+def _figures(*options: str) -> list[str]:
+    """Return the names of a report's figures, in the order in which they are written."""
+    from tsallis.cli import analyze
+
+    names: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tsallis.data.io.write_output", lambda path, _: names.append(Path(path).name))
+        call("analyze", RUN, *options)
+    del analyze
+    return [name for name in names if name.endswith((".svg", ".pdf", ".png"))]
+
+
+@pytest.mark.parametrize(
+    ("line", "options", "words"),
+    [
+        ("walk\n", (), "lines:1"),
+        ("walk\tV;PST\n", ("--heads", "encoder.9.9"), "there is no head"),
+        ("walk\tV;PST\n", ("--language", "german"), "knows no languages"),
+        ("w" * 300 + "\tV;PST\n", (), "302 symbols"),
+    ],
+)
+def test_no_folder_of_figures(here: Path, line: str, options: tuple[str, ...], words: str) -> None:
+    pytest.importorskip("matplotlib")
+    Path("lines").write_text(line)
+    refused("look", RUN, "lines", *options, "--out", "new/looks", words=words)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("translate", RUN, "lines", "--sample", "2", "--beam", "1"),
+        ("translate", RUN, "nowhere"),
+        ("translate", RUN, "lines", "--prefix", "å"),
+        ("generate", RUN, "lines"),
+        ("score", RUN, "lines"),
+        ("suggest", RUN, "nowhere"),
+        ("serve", RUN, RUN),
+        ("serve", RUN, "--examples", "config.yaml"),
+        ("info", "nowhere"),
+        ("data", "get", "nothing", "--folder", "new"),
+        ("data", "get", "multi30k", "--languages", "xx", "--folder", "new"),
+    ],
+)
+def test_commands_that_write_nothing(here: Path, arguments: tuple[object, ...]) -> None:
+    Path("lines").write_text("walk\tV;PST\n")
+    refused(*arguments)
+
+
+def test_a_demo_in_a_folder_of_another_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The training beside it does not begin either."""
+    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("a training was started"))
+    refused("demo", "--run-dir", RUN, words="another configuration")
+    shutil.move("run", "new-softmax")
+    refused("demo", "--run-dir", "new", words="another configuration")
+
+
+def test_configurations_are_whole_after_all(here: Path) -> None:
+    """The settings of the refused commands are taken where nothing is wrong."""
+    call("train", "config.yaml", *LONGER, "--run-dir", RUN, "--device", "cpu")
+    assert "epochs: 5" in (RUN / "config.yaml").read_text()
+    assert json.loads((RUN / "log.jsonl").read_text().splitlines()[-1])["epoch"] == 5
