@@ -28,6 +28,10 @@ class InputError(ValueError):
     """
 
 
+class IgnoredInputWarning(UserWarning):
+    """A part of a file was ignored, such as blank lines. The commands print it as a note on standard error."""
+
+
 def one_line(message: str) -> str:
     r"""Return a message as one line of at most 2,000 characters that a terminal shows as it is.
 

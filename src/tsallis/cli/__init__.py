@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+import warnings
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
@@ -30,7 +32,7 @@ from tsallis.cli import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 app = typer.Typer(
     help="Sparse probability in PyTorch: train, translate and look at models with exact zeros.",
@@ -80,9 +82,29 @@ def main(command: Callable[[], object] = app) -> None:
     if sys.stderr is None:
         # Whatever is opened next must not take its place.
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    with optional_stderr():
+    with optional_stderr(), _print_notes():
         status = _status(command)
     raise SystemExit(status)
+
+
+@contextlib.contextmanager
+def _print_notes() -> Iterator[None]:
+    """Print each warning about ignored input once, as one line on standard error."""
+    from tsallis.errors import IgnoredInputWarning, one_line
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", IgnoredInputWarning)
+        shown, plain = set(), warnings.showwarning
+
+        def show(message: Any, category: type[Warning], *place: Any, **options: Any) -> None:
+            if not issubclass(category, IgnoredInputWarning):
+                plain(message, category, *place, **options)
+            elif os.environ.get("RANK", "0") == "0" and str(message) not in shown:
+                shown.add(str(message))
+                print(one_line(f"tsallis: {message}"), file=sys.stderr)
+
+        warnings.showwarning = show
+        yield
 
 
 def _status(command: Callable[[], object]) -> object:

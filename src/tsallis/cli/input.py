@@ -46,7 +46,9 @@ class Block(NamedTuple):
 def read_all(run: Run, task: Task, file: Path | None, gold: bool, **options: Any) -> Lines:
     """Read all lines of a file, or of standard input."""
     with _open_lines(task.columns[gold], file) as (lines, name, _):
-        return task.read(list(lines), name, run, gold, **task.check_options(run, options))
+        read = task.read(list(lines), name, run, gold, **task.check_options(run, options))
+    read.ignored.warn(name)
+    return read
 
 
 def read_text_lines(file: Path, expected: str = "text") -> list[str]:
@@ -62,11 +64,13 @@ def line_blocks(
     gold: bool,
     beginnings: bool | None = False,
     empty_outputs: bool = False,
+    check: Callable[[Block], object] = lambda block: None,
     **options: Any,
 ) -> Iterator[Block]:
     """Read lines in blocks: 64 of a file; of standard input those that are there, so that each is answered at once.
 
-    At the end a line on standard error says how many symbols of the sources the run doesn't know, if there are any.
+    If a line is bad, the lines before it come first, and then the error. At the end a line on standard error says how
+    many symbols of the sources the run doesn't know, if there are any; another one, what was ignored.
 
     Args:
         run: that reads.
@@ -76,36 +80,60 @@ def line_blocks(
         beginnings: whether the last column of a line is the beginning of its output; None: a column more than the
             task's own is.
         empty_outputs: whether the right output may be empty, where the task has empty ones.
+        check: raises an InputError for a block with a line that can't be answered.
         options: of the task.
     """
+    from tsallis.data.io import Ignored
+
     expected = task.columns[gold] + ("<TAB>beginning" if beginnings else "")
     values = task.check_options(run, options) | ({"empty": True} if empty_outputs and task.empty_outputs else {})
-    total, first_unknown = 0, 0
+    total, first_unknown, ends = 0, 0, 0
     with _open_lines(expected, file) as (lines, name, ready):
-        first = 0
-        for block in _blocks(lines, ready):
+
+        def read(block: list[str], first: int) -> Block:
             texts = [""] * len(block)
             if beginnings is not False:
                 columns = task.columns[gold].count("<TAB>") + 1
                 split = _split(block, columns, f"{name}:{{}}: expected {expected}", first, beginnings is None)
                 block, texts = (list(column) for column in zip(*split, strict=True))
-            read = task.read(block, name, run, gold, first, **values)
-            unknown = _count_unknown(task, read)
-            answered = Block(first, read, [texts[number] for number in read.numbers], unknown)
-            if any(unknown):
-                total += sum(unknown)
-                first_unknown = first_unknown or answered.line(next(row for row, count in enumerate(unknown) if count))
-            yield answered
-            first += len(block)
+            rows = task.read(block, name, run, gold, first, **values)
+            unknown = [task.count_unknown(rows.corpus.src[row]) for row in range(len(rows.numbers))]
+            answered = Block(first, rows, [texts[number] for number in rows.numbers], unknown)
+            check(answered)
+            return answered
+
+        first = 0
+        for texts in _blocks(lines, ready):
+            for block in _good_lines(texts, first, read):
+                unknown = block.unknown
+                if any(unknown):
+                    total += sum(unknown)
+                    first_unknown = first_unknown or block.line(next(row for row, count in enumerate(unknown) if count))
+                ends += block.lines.ignored.ends
+                yield block
+            first += len(texts)
+    Ignored(ends=ends).warn(name)
     if total:
         message = f"{total} symbols of sources are unknown to {run.folder}, the first on line {first_unknown}"
         print(f"tsallis: {name}: {message}: read as <unk>", file=sys.stderr)
 
 
-def _count_unknown(task: Task, lines: Lines) -> list[int]:
-    """Return how many symbols of each row's source the run doesn't know; nothing of an empty line is one."""
-    sources = lines.corpus.src
-    return [task.count_unknown(sources[row]) if title.strip() else 0 for row, title in enumerate(lines.titles)]
+def _good_lines(lines: list[str], first: int, read: Callable[[list[str], int], Block]) -> Iterator[Block]:
+    """Yield lines as a block; where one of them is bad, only those before it, and raise its error."""
+    from tsallis.errors import InputError
+
+    try:
+        block = read(lines, first)
+    except InputError:
+        for number, line in enumerate(lines):
+            try:
+                read([line], first + number)
+            except InputError:
+                if number:
+                    yield read(lines[:number], first)
+                raise
+        raise
+    yield block
 
 
 def _split(block: list[str], columns: int, message: str, first: int, optional: bool) -> Iterator[tuple[str, str]]:
@@ -113,7 +141,9 @@ def _split(block: list[str], columns: int, message: str, first: int, optional: b
     from tsallis.errors import InputError
 
     for number, line in enumerate(block, start=first + 1):
-        if (tabs := line.count("\t")) < columns:
+        if not line.strip():
+            yield "", ""
+        elif (tabs := line.count("\t")) < columns:
             if not optional:
                 raise InputError(f"{message.format(number)}, found {tabs + 1} column{'s' * (tabs > 0)}")
             yield line, ""
@@ -123,14 +153,19 @@ def _split(block: list[str], columns: int, message: str, first: int, optional: b
 
 
 def _blocks(lines: Iterator[str], ready: Callable[[], bool]) -> Iterator[list[str]]:
-    """Yield lines in blocks: the next one, and up to 63 more that are there already."""
-    for line in lines:
-        block = [line]
-        while len(block) < BLOCK and ready():
-            if (another := next(lines, None)) is None:
-                break
-            block.append(another)
-        yield block
+    """Yield lines in blocks: the next one, and up to 63 more that are there already. An error comes behind them."""
+    stop: Exception | None = None
+    while stop is None:
+        block: list[str] = []
+        try:
+            while len(block) < BLOCK and (not block or ready()):
+                block.append(next(lines))
+        except Exception as error:
+            stop = error
+        if block:
+            yield block
+    if not isinstance(stop, StopIteration):
+        raise stop
 
 
 class LineReader:

@@ -230,5 +230,6 @@ def _with_answers(run: Run, task: Task, corpus: Corpus, answers: _Answers) -> Co
 
 def _has_outputs(task: Task, lines: Sequence[str]) -> bool:
     """Tell by its columns whether the first line that is not empty has its output."""
-    first = next((line for line in lines if line.strip()), "")
+    plain = task.columns[0].count("<TAB>") + 1
+    first = next((line for _, line in io.number_lines(lines, io.Ignored(), plain, task.separators)), "")
     return first.count("\t") == task.columns[1].count("<TAB>")

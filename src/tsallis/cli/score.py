@@ -47,13 +47,15 @@ def score(
             if as_json:
                 print_json(known.to_dict())
             else:
-                total = f"{known.log_prob:.6f}" if known.possible else "-inf"
+                total = "" if known.scores is None else f"{known.log_prob:.6f}" if known.possible else "-inf"
                 print_fields(total, *(_fields(known) if tokens else ()))
         sys.stdout.flush()
 
 
 def _fields(known: TextScore) -> list[str]:
     """Return a field for each symbol, and one that says why the last is impossible."""
+    if known.scores is None:
+        return []
     content: dict[str, Any] = known.to_dict()
     fields = [
         f"{token['symbol']} {token['log_prob']:.6f}" for token in content["tokens"] if token["log_prob"] is not None

@@ -44,8 +44,11 @@ def suggest(
         _converse(completer, task.check_options(loaded, {"language": language, "images": images}))
         return
     for block in line_blocks(loaded, task, file, False, None, language=language, images=images):
-        for row, typed in enumerate(block.beginnings):
-            answer = completer.suggest(block.lines.corpus.batch([row]), typed, block.line(row))
+        rows = {number: row for row, number in enumerate(block.lines.numbers)}
+        for number in range(block.lines.count):
+            row, line = rows.get(number), block.first + number + 1
+            source, typed = (None, "") if row is None else (block.lines.corpus.batch([row]), block.beginnings[row])
+            answer = completer.suggest(source, typed, line)
             if as_json:
                 print_json(answer.to_dict())
             else:
@@ -53,7 +56,7 @@ def suggest(
                     end = "end" if choice.ends else ""
                     print_fields(str(answer.line), choice.text, f"{choice.prob:.6g}", end)
                 if not answer.possible:
-                    print_fields(str(answer.line), typed, "0", "impossible")
+                    print_fields(str(answer.line), typed, "0", "none" if source is None else "impossible")
         sys.stdout.flush()
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tsallis.cli.input import input_name, line_blocks
+from tsallis.cli.input import Block, input_name, line_blocks
 from tsallis.cli.options import (
     CompetingEnds,
     Device,
@@ -136,7 +136,12 @@ def translate(
     opened = open_run(run, checkpoint, device, others or ())
     opened.check_translation(options, alignment)
     name, writer = input_name(file), Writer(options, as_json, alignment is not None)
-    for block in line_blocks(opened.run, opened.task, file, False, prefix_column, language=language, images=images):
+
+    def check(block: Block) -> None:
+        opened.spell(block.lines, options, block.first, block.beginnings, name)
+
+    sources = {"language": language, "images": images}
+    for block in line_blocks(opened.run, opened.task, file, False, prefix_column, check=check, **sources):
         answers = opened.answer(block.lines, options, block.first, block.beginnings, name, tokens, alignment)
         writer.write(answers)
         sys.stdout.flush()

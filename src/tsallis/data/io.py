@@ -11,13 +11,15 @@ import os
 import re
 import stat
 import tempfile
+import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol, cast
 
-from tsallis.errors import InputError, memory_for
+from tsallis.errors import IgnoredInputWarning, InputError, memory_for
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # of a file system without any
 # Not there on every system: a fifo opened without it waits for whoever writes into it.
@@ -27,6 +29,12 @@ LONGEST = 1 << 24  # bytes of a line
 PLAUSIBLE = 1 << 26  # bytes that anything may unpack to
 RATIO = 200  # times its size that a longer text may unpack to
 DAMAGE_ERRORS = (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)
+MARKS = {  # byte order marks of encodings that are not read; UTF-32 first: its mark begins like that of UTF-16
+    codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
 OPEN_ALREADY = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")  # names of what the process was started with
 
 
@@ -249,18 +257,29 @@ def read_bytes(path: Path | str, limit: int | None = None) -> bytes:
 
 
 def read_text(path: Path | str, limit: int | None = None) -> str:
-    """Return the content of a UTF-8 file as :func:`read_bytes` does; other bytes are an InputError."""
+    """Return the content of a UTF-8 file without its byte order mark; other bytes are an InputError."""
+    return _decode(without_mark(read_bytes(path, limit)), str(path))
+
+
+def without_mark(blob: bytes) -> bytes:
+    """Return the content of a file without the byte order mark of UTF-8, which some editors write in front."""
+    return blob.removeprefix(codecs.BOM_UTF8)
+
+
+def _decode(blob: bytes, origin: str, place: str = "") -> str:
     try:
-        return read_bytes(path, limit).decode("utf-8")
+        return blob.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: expected UTF-8 text, found byte 0x{error.object[error.start]:02x}") from error
+        mark = next((f": a byte order mark of {name}" for mark, name in MARKS.items() if blob.startswith(mark)), "")
+        culprit = f"byte 0x{blob[error.start]:02x}{place.format(error.start)}{mark}"
+        raise InputError(f"{origin}: expected UTF-8 text, found {culprit}") from error
 
 
 def read_json(path: Path | str) -> dict[str, Any]:
     """Return the JSON object in a file; anything else is an :class:`~tsallis.errors.InputError`."""
     blob = read_bytes(path)
     try:
-        content = json.loads(blob.decode("utf-8"))
+        content = json.loads(without_mark(blob).decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not a JSON file") from error
     if not isinstance(content, dict):
@@ -286,7 +305,8 @@ def stream_lines(path: Path | str, expected: str = "text") -> Iterator[str]:
 def decode_lines(stream: Stream, name: str, expected: str = "text") -> Iterator[str]:
     """Yield the lines of UTF-8 bytes, split at line feeds alone: fields may hold any other separator.
 
-    A carriage return right before a line feed, or at the very end, is a part of the line's end.
+    A carriage return right before a line feed, or at the very end, is a part of the line's end. A byte order mark of
+    UTF-8 at the start is skipped.
 
     Args:
         stream: read one line after the other.
@@ -294,24 +314,95 @@ def decode_lines(stream: Stream, name: str, expected: str = "text") -> Iterator[
         expected: what the lines should hold.
 
     Raises:
-        InputError: no line at all, a byte order mark, a line that is not UTF-8 or of more than 16 MiB.
+        InputError: no line at all, a line that is not UTF-8 or of more than 16 MiB.
     """
     number = 0
     while line := stream.readline(LONGEST + 1):
         number += 1
         if len(line) > LONGEST:
             raise InputError(f"{name}:{number}: expected {expected}, found a line of more than {LONGEST} bytes")
-        if number == 1 and line.startswith(codecs.BOM_UTF8):
-            # It would become the first character of the first field.
-            raise InputError(f"{name}:1: expected UTF-8 without a byte order mark, found one")
-        try:
-            text = line.decode("utf-8")
-        except UnicodeDecodeError as error:
-            culprit = f"byte 0x{line[error.start]:02x} at byte {error.start} of the line"
-            raise InputError(f"{name}:{number}: expected UTF-8 text, found {culprit}") from error
+        if number == 1 and not (line := without_mark(line)):
+            number = 0  # nothing but the mark
+            break
+        text = _decode(line, f"{name}:{number}", " at byte {} of the line")
         yield text.removesuffix("\n").removesuffix("\r")
     if number == 0:
         raise InputError(f"{name}: the file is empty, expected lines of {expected}")
+
+
+@dataclass
+class Ignored:
+    """Counts of what is ignored in lines of input.
+
+    Args:
+        blank: lines of white space alone.
+        ends: lines with a separator behind their last column.
+    """
+
+    blank: int = 0
+    ends: int = 0
+
+    def warn(self, name: str) -> None:
+        """Issue a warning that names the input, if anything was ignored."""
+        parts = ["blank lines"] * (self.blank > 0) + ["separators at the end of lines"] * (self.ends > 0)
+        counts = [f"{text} ({count})" for text, count in zip(parts, filter(None, (self.blank, self.ends)), strict=True)]
+        if counts:
+            warnings.warn(f"{name}: ignored {' and '.join(counts)}", IgnoredInputWarning, stacklevel=2)
+
+
+def number_lines(
+    lines: Iterable[str], ignored: Ignored, columns: int = 1, separators: str = ""
+) -> Iterator[tuple[int, str]]:
+    r"""Yield the lines that hold something, each with its number from 0, without what is ignored at its end.
+
+    Every task and command reads its lines with this function. Blank lines are left out. At the end of a line a carriage
+    return, white space, empty columns behind the first `columns` ones, and separators are removed.
+
+    Args:
+        lines: of one input.
+        ignored: counts what is ignored.
+        columns: the fewest columns of a line, separated by tabs.
+        separators: characters that separate the parts of the last column.
+
+    >>> ignored = Ignored()
+    >>> list(number_lines(["walk\tV;PST;\t", " ", "run\tV;PST\r"], ignored, columns=2, separators=";"))
+    [(0, 'walk\tV;PST'), (2, 'run\tV;PST')]
+    >>> ignored
+    Ignored(blank=1, ends=1)
+    """
+    for number, line in enumerate(lines):
+        if not line.strip():
+            ignored.blank += 1
+            continue
+        fields = line.split("\t")
+        while len(fields) > columns and not fields[-1].strip():
+            fields.pop()
+        last = fields[-1].rstrip()
+        while last and last[-1] in separators:
+            last = last[:-1].rstrip()
+        text = "\t".join([*fields[:-1], last])
+        ignored.ends += text != line.rstrip(" \r")
+        yield number, text
+
+
+def read_examples(path: Path | str, expected: str, columns: int = 1, separators: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the lines of a file with an example on each, behind their places (`file:number`).
+
+    Args:
+        path: of a UTF-8 file, plain, `.gz` or `.xz`.
+        expected: what the lines should hold.
+        columns: as in :func:`number_lines`.
+        separators: as in :func:`number_lines`.
+
+    Raises:
+        InputError: as :func:`read_lines`, or no line that holds anything.
+    """
+    ignored, number = Ignored(), None
+    for number, line in number_lines(read_lines(path, expected), ignored, columns, separators):
+        yield f"{path}:{number + 1}", line
+    if number is None:
+        raise InputError(f"{path}: holds blank lines alone, expected lines of {expected}")
+    ignored.warn(str(path))
 
 
 def decompress(stream: IO[bytes], path: Path, packing: str | None = None) -> Stream:

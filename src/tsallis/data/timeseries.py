@@ -16,7 +16,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from tsallis.data.io import stream_lines
+from tsallis.data.io import read_examples
 from tsallis.errors import InputError, describe, shorten
 
 LINE_FORMAT = "series,time,channel,value"
@@ -47,20 +47,20 @@ def read_events(path: Path | str) -> Events:
     Raises:
         InputError: a file that is missing, empty or damaged, or a malformed line, each with its place.
     """
-    lines = stream_lines(path, LINE_FORMAT)
-    header = next(lines)
+    lines = read_examples(path, LINE_FORMAT, separators=",")
+    origin, header = next(lines)
     if header.count(",") != 3:
-        raise InputError(f"{path}:1: expected a header such as {LINE_FORMAT}, found {shorten(header)}")
-    rows = list(lines)
-    if not any(rows):  # numpy would warn of them
+        raise InputError(f"{origin}: expected a header such as {LINE_FORMAT}, found {shorten(header)}")
+    places = list(lines)
+    rows = [row for _, row in places]
+    if not rows:
         raise InputError(f"{path}: there is no observation after the header")
     try:
         table = np.loadtxt(rows, FIELDS, delimiter=",", comments=None, ndmin=1)
     except ValueError:
-        raise _first_bad(path, rows) from None
-    # Empty lines were passed over.
+        raise _first_bad(path, places) from None
     if len(table) != len(rows) or not (np.isfinite(table["time"]).all() and np.isfinite(table["value"]).all()):
-        raise _first_bad(path, rows)
+        raise _first_bad(path, places)
     names = sorted(set(table["channel"]))
     numbers = {name: i for i, name in enumerate(names)}
     channels = np.fromiter((numbers[name] for name in table["channel"]), np.int64, len(rows))
@@ -68,8 +68,8 @@ def read_events(path: Path | str) -> Events:
     return Events(series, times, channels, values, names)
 
 
-def _first_bad(path: Path | str, rows: Sequence[str]) -> InputError:
-    for number, row in enumerate(rows, start=2):
+def _first_bad(path: Path | str, places: Sequence[tuple[str, str]]) -> InputError:
+    for origin, row in places:
         fields = row.split(",")
         try:
             if len(fields) == 4 and math.isfinite(float(fields[1])) and math.isfinite(float(fields[3])):
@@ -77,7 +77,7 @@ def _first_bad(path: Path | str, rows: Sequence[str]) -> InputError:
                 continue
         except ValueError:
             pass
-        return InputError(f"{path}:{number}: expected {LINE_FORMAT}, found {shorten(row)}")
+        return InputError(f"{origin}: expected {LINE_FORMAT}, found {shorten(row)}")
     return InputError(f"{path}: expected lines of {LINE_FORMAT}")
 
 
@@ -87,24 +87,25 @@ def read_labels(path: Path | str, column: str, series: str | None = None) -> dic
     Raises:
         InputError: a file that is missing, empty or damaged, a column it lacks, a malformed line, or a series twice.
     """
-    lines = stream_lines(path)
-    names = next(lines).split(",")
+    lines = read_examples(path, "a table", separators=",")
+    place, header = next(lines)
+    names = header.strip().split(",")
     series = names[0] if series is None else series
     for name in (series, column):
         if name not in names:
-            raise InputError(f"{path}:1: there is no column {describe(name)}, only {', '.join(names[:20])}")
+            raise InputError(f"{place}: there is no column {describe(name)}, only {', '.join(names[:20])}")
     key, position = names.index(series), names.index(column)
     labels: dict[int, int] = {}
-    for number, line in enumerate(lines, start=2):
+    for place, line in lines:
         fields = line.split(",")
         try:
             identity, label = int(fields[key]), int(fields[position])
         except (ValueError, IndexError):
             raise InputError(
-                f"{path}:{number}: expected whole numbers in {series} and {column}, found {shorten(line)}"
+                f"{place}: expected whole numbers in {series} and {column}, found {shorten(line)}"
             ) from None
         if identity in labels:
-            raise InputError(f"{path}:{number}: {series} {identity} is there twice")
+            raise InputError(f"{place}: {series} {identity} is there twice")
         labels[identity] = label
     return labels
 

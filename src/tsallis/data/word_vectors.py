@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tsallis.data.io import check_file, input_errors, read_lines
+from tsallis.data.io import Ignored, check_file, input_errors, number_lines, read_lines
 from tsallis.errors import InputError, describe, shorten
 
 LINE_FORMAT = "a word and its numbers, separated by spaces"
@@ -84,15 +84,16 @@ def _read_text(path: Path | str, symbols: Mapping[str, int]) -> dict[int, Tensor
 def _split_lines(path: Path | str) -> Iterator[tuple[int, str, Sequence[str]]]:
     """Yield the number, the word and the values of each line; a word may hold spaces."""
     size = 0
-    for number, line in enumerate(read_lines(path, LINE_FORMAT), start=1):
-        line = line.rstrip(" \r")  # a word may be white space of another kind
-        if number == 1 and len(parts := line.split(" ")) == 2 and all(part.isdecimal() for part in parts):
+    ignored = Ignored()
+    for number, line in number_lines(read_lines(path, LINE_FORMAT), ignored):
+        if number == 0 and len(parts := line.split(" ")) == 2 and all(part.isdecimal() for part in parts):
             continue  # the counts of words and of values
         size = size or len(line.split(" ")) - 1
         word, *values = line.rsplit(" ", size)
         if not size or len(values) < size or not word:
-            raise InputError(f"{path}:{number}: expected {LINE_FORMAT}, {size} of them, found {shorten(line)}")
-        yield number, word, values
+            raise InputError(f"{path}:{number + 1}: expected {LINE_FORMAT}, {size} of them, found {shorten(line)}")
+        yield number + 1, word, values
+    ignored.warn(str(path))
 
 
 def _numbers(values: Sequence[str], origin: str) -> list[float]:

@@ -201,7 +201,7 @@ class TextScore:
     Args:
         line: its number, from 1.
         tokens: the strings of its symbols, its end included, up to the first that is impossible.
-        scores: the log-probability of each, and why one is impossible.
+        scores: the log-probability of each, and why one is impossible; None of a blank line.
 
     Example:
         >>> from tsallis.search import TokenScores
@@ -212,18 +212,18 @@ class TextScore:
 
     line: int
     tokens: tuple[str, ...]
-    scores: TokenScores
+    scores: TokenScores | None
     _vocabulary: Any = field(default=None, repr=False, compare=False)
 
     @property
     def log_prob(self) -> float:
-        """The natural logarithm of the output's probability, -inf where the model excludes it."""
-        return self.scores.log_prob
+        """The natural logarithm of the output's probability: -inf if the model excludes it, NaN of a blank line."""
+        return float("nan") if self.scores is None else self.scores.log_prob
 
     @property
     def possible(self) -> bool:
         """True where every symbol is within its step's support."""
-        return self.scores.exclusion is None
+        return self.scores is not None and self.scores.exclusion is None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `tsallis score --json` prints for the line.
@@ -235,4 +235,6 @@ class TextScore:
 
         if self._vocabulary is None:
             raise ValueError("a score is described by the run that gave it: this one was made by hand")
+        if self.scores is None:
+            return {"line": self.line, "possible": None, "log_prob": None, "tokens": [], "impossible": None}
         return {"line": self.line, **describe_tokens(self.scores, self._vocabulary)}

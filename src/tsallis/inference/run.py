@@ -255,12 +255,11 @@ class TextRun:
         Raises:
             InputError: a beginning that the run never gives.
         """
-        limit = "search.max_length" if options.max_length is None else "--max-length"
+        prefixes = self.spell(lines, options, first, beginnings, name)
         options = options.with_defaults(self.search)
         numbers = [first + number + 1 for number in lines.numbers]
         own = list(beginnings) or [""] * len(numbers)
         answers = {first + line: Answer(first + line, _form=self._form(options)) for line in range(1, lines.count + 1)}
-        prefixes = options.spell(self.run, self.task, own, [f"{name}:{number}" for number in numbers], limit)
         if not len(lines.corpus):
             return list(answers.values())
         batch = whole_batch(lines.corpus, self.run.model)
@@ -275,11 +274,23 @@ class TextRun:
         for row, (number, part, result) in enumerate(zip(numbers, outputs, results, strict=True)):
             source = None if alignment is None else self._source(lines, row)
             choice = self._choose(part, result) if options.mbr else None
-            # Nothing of an empty line is an unknown symbol.
-            unknown = self.task.count_unknown(lines.corpus.src[row]) if lines.titles[row].strip() else 0
+            unknown = self.task.count_unknown(lines.corpus.src[row])
             form = self._form(options, own[row])
             answers[number] = Answer(number, part, result, choice, unknown, source, form)
         return list(answers.values())
+
+    def spell(
+        self, lines: Lines, options: SearchOptions, first: int, beginnings: Sequence[str], name: str
+    ) -> list[list[int]] | None:
+        """Return the symbols that each row's output begins with, None where nothing is given; see :meth:`answer`.
+
+        Raises:
+            InputError: a beginning that the run never gives.
+        """
+        limit = "search.max_length" if options.max_length is None else "--max-length"
+        texts = list(beginnings) or [""] * len(lines.numbers)
+        origins = [f"{name}:{first + number + 1}" for number in lines.numbers]
+        return options.with_defaults(self.search).spell(self.run, self.task, texts, origins, limit)
 
     def _form(self, options: SearchOptions, beginning: str = "") -> Form:
         return Form(self.task.noun, self.run.tgt_vocab, options, beginning)
@@ -452,7 +463,7 @@ class TextRun:
             images: that lines name; None: those of the configuration's test split.
 
         Returns:
-            One answer for each line that holds something to read, with its number.
+            One answer a line; a line that holds nothing to read has no continuations.
 
         Raises:
             InputError: what the command refuses.
@@ -464,8 +475,10 @@ class TextRun:
             completer = Completer(self.run, self.task, int(n_best))
             answers = []
             for first, read in self._blocks(texts, "lines", False, language=language, images=images):
-                for row, number in enumerate(read.numbers):
-                    source, line = read.corpus.batch([row]), first + number
+                rows = {number: row for row, number in enumerate(read.numbers)}
+                for number in range(read.count):
+                    row, line = rows.get(number), first + number
+                    source = None if row is None else read.corpus.batch([row])
                     answers.append(completer.suggest(source, starts[line], line + 1))
         return answers
 
@@ -501,7 +514,7 @@ class TextRun:
         return scores
 
     def score_lines(self, lines: Lines, first: int = 0) -> list[TextScore]:
-        """Return the score of each row of lines that were read with their outputs.
+        """Return the score of each of some lines that were read with their outputs; blank ones have none.
 
         Args:
             lines: that were read.
@@ -509,14 +522,15 @@ class TextRun:
         """
         from tsallis.search import score_tokens
 
+        vocabulary = self.run.tgt_vocab
+        answers = [TextScore(first + line, (), None, vocabulary) for line in range(1, lines.count + 1)]
         if not len(lines.corpus):
-            return []
-        batch, vocabulary = whole_batch(lines.corpus, self.run.model), self.run.tgt_vocab
+            return answers
+        batch = whole_batch(lines.corpus, self.run.model)
         scores = score_tokens(self.run.model, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out)
-        return [
-            TextScore(first + number + 1, tuple(map(vocabulary.name, score.tokens)), score, vocabulary)
-            for number, score in zip(lines.numbers, scores, strict=True)
-        ]
+        for number, score in zip(lines.numbers, scores, strict=True):
+            answers[number] = replace(answers[number], tokens=tuple(map(vocabulary.name, score.tokens)), scores=score)
+        return answers
 
     def _blocks(self, lines: Sequence[str], name: str, gold: bool, **options: Any) -> Iterator[tuple[int, Lines]]:
         """Yield lines in blocks, as numbers, with the number of the first."""

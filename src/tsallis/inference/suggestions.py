@@ -116,14 +116,16 @@ class Completer:
         """The spelling of each symbol."""
         return list(self._names(range(len(self.run.tgt_vocab))))
 
-    def suggest(self, source: Batch, typed: str, line: int = 1) -> Suggestions:
+    def suggest(self, source: Batch | None, typed: str, line: int = 1) -> Suggestions:
         """Return what may follow what is typed.
 
         Args:
-            source: one row.
+            source: one row; None of a line that holds nothing to read, which has no continuations.
             typed: the beginning of its output.
             line: its number, from 1.
         """
+        if source is None:
+            return Suggestions(line, typed, typed, (), float("-inf"), 0, 0.0, 0.0, ())
         tokens, completions = self._complete(source, typed)
         start = [*tokens, *completions.certain]
         return Suggestions(

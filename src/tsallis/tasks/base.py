@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -22,7 +22,7 @@ from tsallis.config import Config as RunConfig
 from tsallis.config import Section
 from tsallis.data.corpus import Corpus, SampledCorpus
 from tsallis.data.image_store import ImageStore
-from tsallis.data.io import find_packed
+from tsallis.data.io import Ignored, find_packed, number_lines
 from tsallis.data.subwords import Subwords
 from tsallis.errors import InputError, describe
 from tsallis.evaluation.metrics import evaluate
@@ -70,9 +70,10 @@ class Lines:
     corpus: Corpus
     references: list[str]
     titles: list[str]  # what a line asks for, in few words
-    numbers: list[int]  # of the line that each row is, from 0; lines without symbols are no rows
+    numbers: list[int]  # of the line that each row is, from 0; blank lines and lines without symbols are no rows
     count: int  # of all lines
     languages: list[str] | None = None  # of each row, where lines have one
+    ignored: Ignored = field(default_factory=Ignored)
 
     def select(self, rows: Sequence[int]) -> Lines:
         """Return some rows; there are as many lines as before."""
@@ -82,7 +83,14 @@ class Lines:
 
         corpus = Corpus(chosen(self.corpus.src), chosen(self.corpus.tgt), self.corpus.counts)
         references, titles, numbers = map(chosen, (self.references, self.titles, self.numbers))
-        return Lines(corpus, references, titles, numbers, self.count, chosen(self.languages))
+        return replace(
+            self,
+            corpus=corpus,
+            references=references,
+            titles=titles,
+            numbers=numbers,
+            languages=chosen(self.languages),
+        )
 
 
 @dataclass(frozen=True)
@@ -142,6 +150,7 @@ class Task(ABC):
         searched: whether an example has a right output that is searched for: of a text nothing is.
         competing_ends: whether outputs of beam searches must end among the beam's best continuations, where a
             configuration does not say it, see :func:`tsallis.search.beam_search`.
+        separators: characters that separate the parts of the last column; at the end of a line they are ignored.
         empty_outputs: whether a line's right output may be empty where `read` is told so, by the keyword `empty`.
         refusals: why some commands can't run this task, by their names.
     """
@@ -156,6 +165,7 @@ class Task(ABC):
     options: ClassVar[tuple[str, ...]] = ()
     searched: ClassVar[bool] = True
     competing_ends: ClassVar[bool] = False
+    separators: ClassVar[str] = ""
     empty_outputs: ClassVar[bool] = False
     refusals: ClassVar[Mapping[str, str]] = {"generate": "tsallis generate is for language models"}
 
@@ -194,6 +204,20 @@ class Task(ABC):
         Raises:
             InputError: a malformed line; the message begins with `origin`, its file and number.
         """
+
+    def holds_symbols(self, example: Any) -> bool:
+        """Return whether an example without its right output holds anything to read."""
+        return True
+
+    def number_lines(self, lines: Sequence[str], gold: bool, ignored: Ignored) -> Iterator[tuple[int, str]]:
+        """Yield the lines of input that are read, as :func:`tsallis.data.io.number_lines`."""
+        return number_lines(lines, ignored, self.columns[gold].count("<TAB>") + 1, self.separators)
+
+    def parse_lines(
+        self, lines: Iterable[tuple[int, str]], name: str, run: Run, gold: bool, first: int, **options: Any
+    ) -> list[tuple[int, Any]]:
+        """Return the examples on numbered lines of the input `name`, with their lines' numbers."""
+        return [(number, self.parse(line, f"{name}:{first + number + 1}", gold, **options)) for number, line in lines]
 
     @abstractmethod
     def encode(self, examples: Sequence[Any], vocabularies: Vocabularies) -> Lines:
@@ -314,7 +338,7 @@ class Task(ABC):
         """Turn lines of input into numbers.
 
         Args:
-            lines: some lines of a file, without their ends.
+            lines: some lines of a file, without their ends. Blank ones are no rows.
             name: of the file.
             run: whose vocabularies count.
             gold: whether lines hold the right output, too.
@@ -324,11 +348,15 @@ class Task(ABC):
         Raises:
             InputError: a malformed line, or one with more symbols than a search takes, with its file and number.
         """
-        origins = (f"{name}:{number}" for number in range(first + 1, first + len(lines) + 1))
-        examples = [self.parse(line, origin, gold, **options) for line, origin in zip(lines, origins, strict=True)]
-        encoded = self.encode(examples, self.vocabularies(run))
-        refuse_long(encoded.corpus, self.limit, lambda row, _: f"{name}:{first + encoded.numbers[row] + 1}")
-        return encoded
+        ignored = Ignored()
+        numbered = self.number_lines(lines, gold, ignored)
+        examples = self.parse_lines(numbered, name, run, gold, first, **options)
+        if not gold:
+            examples = [(number, example) for number, example in examples if self.holds_symbols(example)]
+        encoded = self.encode([example for _, example in examples], self.vocabularies(run))
+        numbers = [examples[number][0] for number in encoded.numbers]
+        refuse_long(encoded.corpus, self.limit, lambda row, _: f"{name}:{first + numbers[row] + 1}")
+        return replace(encoded, numbers=numbers, count=len(lines), ignored=ignored)
 
     @classmethod
     def prepare(cls, config: RunConfig, folder: Path | None = None) -> PreparedRun:
@@ -495,8 +523,6 @@ class Task(ABC):
 def _answers(run: Run, lines: Lines, **search: Any) -> Iterator[tuple[int, Batch, Result]]:
     """Yield each row that has an output, as a batch, with the result of the search."""
     for row in range(len(lines.numbers)):
-        if not lines.titles[row].strip():
-            continue  # an empty line holds nothing to look at
         batch = lines.corpus.batch([row])
         source = batch.to(device_of(run.model))
         (result,) = beam_search(run.model, source.src, source.src_lengths, **search)

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from tsallis.config import Alpha, Basis, Count, Density, Depth, FileName, Section, Size
 from tsallis.data.corpus import Corpus
-from tsallis.data.io import find_packed, read_lines
+from tsallis.data.io import find_packed, read_examples
 from tsallis.data.ragged import RaggedRows, type_for
 from tsallis.data.splits import hold_out
 from tsallis.data.vocabulary import Vocabulary
@@ -110,6 +110,9 @@ class Classification(LabelTask):
     def parse(self, line: str, origin: str, gold: bool) -> LabelledText:
         return parse_labelled(line, origin) if gold else LabelledText("", line)
 
+    def holds_symbols(self, example: LabelledText) -> bool:
+        return bool(words(example.text))
+
     def encode(self, examples: Sequence[LabelledText], vocabularies: Vocabularies) -> Lines:
         """Turn documents and labels into sequences; a target is one symbol long, or none without a label."""
         src, tgt, count = vocabularies.src, vocabularies.tgt, len(examples)
@@ -142,13 +145,12 @@ class LabelledText(NamedTuple):
 def read_labelled(path: Path | str) -> list[LabelledText]:
     """Return the documents of a UTF-8 file, plain, `.gz` or `.xz`: the first column is the label, the last the text.
 
-    Columns between the two are left out.
+    Columns between the two are left out, and blank lines.
 
     Raises:
         InputError: a file that is missing, empty or damaged, or a malformed line, each with its place.
     """
-    lines = enumerate(read_lines(path, LINE_FORMAT), start=1)
-    return [parse_labelled(line, f"{path}:{number}") for number, line in lines]
+    return [parse_labelled(line, origin) for origin, line in read_examples(path, LINE_FORMAT, 2)]
 
 
 def parse_labelled(line: str, origin: str) -> LabelledText:

@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from tsallis.config import Count, FileName, Section
 from tsallis.data.corpus import Corpus, Counts
-from tsallis.data.io import read_lines
+from tsallis.data.io import read_examples
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.datasets.english_verbs import verb_forms
 from tsallis.errors import InputError, describe, shorten
@@ -26,6 +26,7 @@ from tsallis.training.file_names import TASK
 from tsallis.training.run_folder import Run
 
 COLUMNS = "lemma<TAB>form<TAB>tags"
+SEPARATOR = ";"  # of tags
 LANGUAGE = "<lang:"  # that the symbols of languages begin with
 
 
@@ -66,6 +67,7 @@ class Inflection(SequenceTask):
     columns = ("lemma<TAB>tags", COLUMNS)
     scores = ("accuracy", "levenshtein")
     options = ("language",)
+    separators = SEPARATOR
     empty_outputs = True
 
     @classmethod
@@ -194,7 +196,10 @@ def _dev_origin(config: InflectionData, examples: Sequence[InflectionExample], n
     first = next(i for i, example in enumerate(examples) if example.language == language)
     files = Inflection.files(config, "dev") or [Path("data.embedded")]
     file = files[0] if language is None else files[(find_languages(config) or []).index(language)]
-    return f"{file}:{number - first + 1}"
+    if config.embedded is not None:
+        return f"{file}:{number + 1}"
+    origins = [origin for origin, _ in read_examples(file, COLUMNS, 3, SEPARATOR)]
+    return origins[number - first]
 
 
 def _in_turn(examples: list[tuple[int, InflectionExample]]) -> list[tuple[int, InflectionExample]]:
@@ -253,7 +258,8 @@ class InflectionExample:
 def read_inflection(path: Path | str, language: str | None = None, need_form: bool = True) -> list[InflectionExample]:
     r"""Read all examples of a file of `lemma<TAB>form<TAB>tags` lines, tags separated by `;`.
 
-    Fields are taken as they are: a form may end in a space.
+    Fields are taken as they are: a form may end in a space. Blank lines, and separators at the end of a line, are
+    ignored.
 
     Args:
         path: of the file, UTF-8.
@@ -261,7 +267,7 @@ def read_inflection(path: Path | str, language: str | None = None, need_form: bo
         need_form: whether every line needs a form; without, lines of two columns (`lemma<TAB>tags`) are read too.
 
     Returns:
-        One example a line.
+        The examples in the file's order.
 
     Raises:
         InputError: a file that is missing, empty or not UTF-8, or a malformed line, each with its place.
@@ -273,10 +279,8 @@ def read_inflection(path: Path | str, language: str | None = None, need_form: bo
         >>> read_inflection(path)
         [InflectionExample(lemma='draw', tags=('V', 'PST'), form='drew', language=None)]
     """
-    return [
-        parse_line(line, f"{path}:{number}", language, need_form)
-        for number, line in enumerate(read_lines(path, COLUMNS), start=1)
-    ]
+    lines = read_examples(path, COLUMNS, 3 if need_form else 2, SEPARATOR)
+    return [parse_line(line, origin, language, need_form) for origin, line in lines]
 
 
 def read_languages(pattern: str, languages: Sequence[str], need_form: bool = True) -> list[InflectionExample]:
@@ -316,19 +320,18 @@ def parse_line(
     """Return the example on a line.
 
     Args:
-        line: of a file.
+        line: of a file, see :func:`tsallis.data.io.number_lines`.
         origin: its file and number.
         language: of the example.
         need_form: whether the line must have a form; without, it may be `lemma<TAB>tags`, too.
         empty: whether the form may be empty.
     """
-    line = line.removesuffix("\r")  # it would make the last tag another tag
     fields = line.split("\t")
     expected = COLUMNS if need_form else f"lemma<TAB>tags or {COLUMNS}"
     if len(fields) not in ((3,) if need_form else (2, 3)):
         count = f"{len(fields)} column" + ("s" if len(fields) != 1 else "")
         raise InputError(f"{origin}: expected {expected}, found {count}: {shorten(line)}")
-    lemma, tags = fields[0], tuple(fields[-1].split(";"))
+    lemma, tags = fields[0], tuple(fields[-1].split(SEPARATOR))
     form = fields[1] if len(fields) == 3 else None
     if not lemma or (form == "" and not empty):
         raise InputError(f"{origin}: expected {expected}, found an empty {'lemma' if not lemma else 'form'}")

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from tsallis.config import Alpha, Count, Depth, FileName, Section, Size
 from tsallis.data.corpus import Corpus
 from tsallis.data.corpus_cache import cached_subwords
-from tsallis.data.io import find_packed, stream_lines
+from tsallis.data.io import Ignored, find_packed, number_lines, stream_lines
 from tsallis.data.packing import TextCorpus, pack
 from tsallis.data.subwords import Subwords
 from tsallis.data.vocabulary import Vocabulary
@@ -169,8 +169,15 @@ class Language(SequenceTask):
     def parse(self, line: str, origin: str, gold: bool) -> tuple[str, str]:
         if self.synthetic is not None:
             raise InputError(f"{origin}: a run of the synthetic task {self.synthetic} reads no text")
-        line = line.removesuffix("\r")  # as the readers of texts do
         return ("", line) if gold else (line, "")
+
+    def number_lines(self, lines: Sequence[str], gold: bool, ignored: Ignored) -> Iterator[tuple[int, str]]:
+        """Yield lines as they are: spaces belong to a text, and an empty prompt is the start of one."""
+        for number, line in enumerate(lines):
+            if gold and not line.strip():
+                ignored.blank += 1
+            else:
+                yield number, line.removesuffix("\r")
 
     def encode(self, examples: Sequence[tuple[str, str]], vocabularies: Vocabularies) -> Lines:
         """Turn prompts and texts into numbers; either side may be empty."""
@@ -264,7 +271,9 @@ def read_texts(path: Path, texts: str) -> Iterator[str]:
     """
     lines = stream_lines(path)
     if texts == "lines":
-        yield from filter(None, lines)
+        ignored = Ignored()
+        yield from (line for _, line in number_lines(lines, ignored))
+        ignored.warn(str(path))
         return
     text: list[str] = []
     for line in chain(lines, [""]):

@@ -137,7 +137,6 @@ class Translation(SequenceTask):
         return max(LONGEST, self.max_length or 0)
 
     def parse(self, line: str, origin: str, gold: bool, empty: bool = False) -> Pair:
-        line = line.removesuffix("\r")  # as the readers of texts do
         fields = line.split("\t")
         if not gold:
             return line, ""
@@ -151,9 +150,10 @@ class Translation(SequenceTask):
 
     def read(self, lines: Sequence[str], name: str, run: Run, gold: bool, first: int = 0, **options: Any) -> Lines:
         encoded = super().read(lines, name, run, gold, first, **options)
-        missing = next((i for i, number in enumerate([*encoded.numbers, -1]) if i != number), 0)
-        if gold and missing < encoded.count:
-            raise InputError(f"{name}:{first + missing + 1}: the source holds nothing that can be read")
+        rows = set(encoded.numbers)
+        missing = (number for number, line in enumerate(lines) if number not in rows and line.strip())
+        if gold and (number := next(missing, None)) is not None:
+            raise InputError(f"{name}:{first + number + 1}: the source holds nothing that can be read")
         return encoded
 
     def encode(self, examples: Sequence[Pair], vocabularies: Vocabularies) -> Lines:

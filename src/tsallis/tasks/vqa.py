@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -18,7 +18,7 @@ from tsallis.config import Alpha, Basis, Count, Depth, FileName, Map, Pixels, Se
 from tsallis.data.corpus import Corpus
 from tsallis.data.image_store import ImageStore
 from tsallis.data.images import Pictures, open_pictures
-from tsallis.data.io import find_packed, stream_lines
+from tsallis.data.io import Ignored, find_packed, number_lines, read_lines
 from tsallis.data.ragged import RaggedRows, type_for
 from tsallis.data.splits import hold_out
 from tsallis.data.vocabulary import Vocabulary
@@ -165,26 +165,28 @@ class Visual(LabelTask):
     def parse(self, line: str, origin: str, gold: bool) -> Question:
         return parse_question(line, origin, gold)
 
-    def read(
+    def parse_lines(
         self,
-        lines: Sequence[str],
+        lines: Iterable[tuple[int, str]],
         name: str,
         run: Run,
         gold: bool,
-        first: int = 0,
+        first: int,
         images: Path | str | None = None,
         **options: Any,
-    ) -> Lines:
+    ) -> list[tuple[int, ImageQuestion]]:
         source = images or self.images
         if source is None:
             raise InputError(f"{run.folder}: the run names no images, say where they are (--images)")
-        vocabularies = self.vocabularies(run)
-        assert vocabularies.images is not None
-        pictures = vocabularies.images.open(source, None if self.size is None else (self.size[0], self.size[1]))
-        questions = parse_questions(lines, name, pictures, gold, first)
-        encoded = self.encode([ImageQuestion(question, pictures) for _, question in questions], vocabularies)
-        numbers = [number - first for number, _ in questions]
-        return replace(encoded, numbers=numbers, count=len(lines))  # a header has no answer
+        store = self.vocabularies(run).images
+        assert store is not None
+        pictures = store.open(source, None if self.size is None else (self.size[0], self.size[1]))
+        numbered = ((first + number, line) for number, line in lines)
+        questions = parse_questions(numbered, name, pictures, gold)  # a header has no answer
+        return [(number - first, ImageQuestion(question, pictures)) for number, question in questions]
+
+    def holds_symbols(self, example: ImageQuestion) -> bool:
+        return bool(question_words(example.question.question))
 
     def encode(self, examples: Sequence[ImageQuestion], vocabularies: Vocabularies) -> Lines:
         """Turn questions into rows of the image's number and symbols; a target is the answer, or none without one."""
@@ -267,29 +269,30 @@ def read_questions(path: Path | str, pictures: Pictures | None = None, gold: boo
     Raises:
         InputError: a file that is missing, empty or damaged, a malformed line or an unknown image, with its place.
     """
-    lines = stream_lines(path, "<TAB>".join(COLUMNS))
+    ignored = Ignored()
+    lines = number_lines(read_lines(path, "<TAB>".join(COLUMNS)), ignored, 2 + gold)
     questions = [question for _, question in parse_questions(lines, str(path), pictures, gold)]
+    ignored.warn(str(path))
     if not questions:
         raise InputError(f"{path}: a header and no questions")
     return questions
 
 
 def parse_questions(
-    lines: Iterable[str], name: str, pictures: Pictures | None = None, gold: bool = True, first: int = 0
+    lines: Iterable[tuple[int, str]], name: str, pictures: Pictures | None = None, gold: bool = True
 ) -> list[tuple[int, Question]]:
     """Return the questions of lines, each with its line's number from 0; the first line may be a header.
 
     Args:
-        lines: of the file `name`.
+        lines: of the file `name`, with their numbers from 0.
         pictures: where every image must be.
         gold: lines hold the answer too; otherwise it may be missing, and is left out.
-        first: the number of the first of them.
 
     Raises:
         InputError: a malformed line or an unknown image, with its place.
     """
     questions = []
-    for number, line in enumerate(lines, first):
+    for number, line in lines:
         if number == 0 and tuple(field.strip().lower() for field in line.split("\t")) in (COLUMNS, COLUMNS[:2]):
             continue
         question = parse_question(line, f"{name}:{number + 1}", gold)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tsallis.data.io import check_file, is_leftover, is_regular, read_bytes, read_text, remove_leftovers, write_atomic
+from tsallis.data.io import check_file, is_leftover, is_regular, read_text, remove_leftovers, write_atomic
 from tsallis.data.subwords import Subwords
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError, describe
@@ -202,7 +202,7 @@ def read_stored(folder: Path, configs: Sequence[str], arguments: Mapping[str, An
     if not (folder / CONFIG).exists():
         return None
     record, task = _read_records(folder)
-    if read_bytes(folder / CONFIG) not in [config.encode() for config in configs]:
+    if read_text(folder / CONFIG) not in configs:
         return None
     for key, value in arguments.items():
         if record.arguments.get(key, value) != value:  # it would be built before anything else is compared

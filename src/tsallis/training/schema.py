@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from tsallis.data.io import read_bytes
+from tsallis.data.io import read_bytes, without_mark
 from tsallis.errors import InputError, describe, truncate
 from tsallis.training.file_names import CONFIG
 
@@ -197,7 +197,7 @@ def read_record(path: Path, kind: type[R]) -> R:
     Raises:
         InputError: a file that can't be read, or that holds anything else, with each mistake.
     """
-    return parse_record(read_bytes(path, LARGEST), kind, str(path))
+    return parse_record(without_mark(read_bytes(path, LARGEST)), kind, str(path))
 
 
 def parse_record(blob: bytes, kind: type[R], name: str) -> R:

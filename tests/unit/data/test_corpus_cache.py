@@ -87,7 +87,7 @@ def test_unequal_numbers_of_lines(tmp_path: Path, src: int, tgt: int, message: s
     ("content", "message"),
     [
         (b"", "{0}: the file is empty, expected lines of text"),
-        (b"\xef\xbb\xbfone\n", "{0}:1: expected UTF-8 without a byte order mark, found one"),
+        (b"\xef\xbb\xbf", "{0}: the file is empty, expected lines of text"),
         (b"one\ntwo\nth\xfcree\n", "{0}:3: expected UTF-8 text, found byte 0xfc at byte 2 of the line"),
         (b"\n" * 9 + b"\xe3\x81", "{0}:10: expected UTF-8 text, found byte 0xe3 at byte 0 of the line"),
     ],

@@ -178,7 +178,7 @@ def test_arrays_of_both_orders(tmp_path: Path, order: Any, ending: str) -> None:
 def test_a_long_name_of_an_image_is_not_repeated(tmp_path: Path) -> None:
     for name in ("x" * 10**6, "9" * 10**6):
         with pytest.raises(InputError, match="in:1: there is no image") as caught:
-            parse_questions([f"{name}\tis it red?\tno"], "in", ArrayPictures(PIXELS))
+            parse_questions([(0, f"{name}\tis it red?\tno")], "in", ArrayPictures(PIXELS))
         assert len(str(caught.value)) < 200
 
 

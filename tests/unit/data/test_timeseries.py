@@ -63,7 +63,7 @@ def test_observations_plain_or_packed(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (HEADER + "7,0,HR,73\n7,1,HR\n", r"f.csv:3: expected series,time,channel,value, found '7,1,HR'"),
-        (HEADER + "7,0,HR,73\n\n7,1,HR,2\n", r"f.csv:3: expected series,time,channel,value, found ''"),
+        (HEADER + "7,0,HR,73\n\n7,1,HR,\n", r"f.csv:4: expected series,time,channel,value, found '7,1,HR'"),
         (HEADER + "7,0,HR,high\n", r"f.csv:2: .* found '7,0,HR,high'"),
         (HEADER + "7,0,HR,nan\n", r"f.csv:2: .* found '7,0,HR,nan'"),
         (HEADER + "7,inf,HR,1\n", r"f.csv:2: .* found '7,inf,HR,1'"),
@@ -73,6 +73,7 @@ def test_observations_plain_or_packed(tmp_path: Path) -> None:
         ("minute,value\n7,0\n", r"f.csv:1: expected a header such as .* found 'minute,value'"),
         (HEADER, "there is no observation"),
         (HEADER + "\n\n", "there is no observation"),
+        (HEADER + ",,,\n7,0,HR,1\n", "f.csv:2: expected"),
         ("", "the file is empty"),
     ],
 )

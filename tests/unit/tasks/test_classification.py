@@ -49,10 +49,10 @@ def test_lines_plain_or_packed(tmp_path: Path) -> None:
         ("pos\tgood\nonly text\n", r"f.tsv:2: expected label<TAB>text, found one column: 'only text'"),
         ("pos\tgood\npos\t \tx\nneg\t\n", r"f.tsv:3: expected label<TAB>text, found an empty text"),
         ("pos\tgood\n\tfoo\n", r"f.tsv:2: expected label<TAB>text, found an empty label"),
-        ("pos\tgood\n\n", r"f.tsv:2: expected label<TAB>text, found one column: ''"),
+        ("\n \n", "f.tsv: holds blank lines alone, expected lines of label<TAB>text"),
         ("", "the file is empty"),
     ],
-    ids=["one column", "no text", "no label", "empty line", "empty file"],
+    ids=["one column", "no text", "no label", "blank lines", "empty file"],
 )
 def test_malformed_lines(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "f.tsv"

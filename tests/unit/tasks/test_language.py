@@ -88,7 +88,8 @@ def test_a_training_on_texts_ends_with_a_run_that_scores_them(folder: Path) -> N
     longer = task.split(run, data, "dev", length=64)
     assert len(longer.corpus) == 1
     lines = task.read([TEXTS[0], "", "xyz"], "lines", run, True)
-    assert lines.corpus.tgt[0] and not lines.corpus.src[0] and len(lines.numbers) == 3
+    assert lines.corpus.tgt[0] and not lines.corpus.src[0] and lines.numbers == [0, 2] and lines.count == 3
+    assert task.read(["the ", "", "\r"], "lines", run, False).titles == ["the ", "", ""]  # prompts
 
 
 @pytest.mark.parametrize("output", ["softmax", "sparsemax", "alpha_relu"])

@@ -228,11 +228,13 @@ def test_an_empty_input_is_told_of_the_task_at_hand(name: str, gold: bool, tmp_p
 def test_parts_of_a_file_are_read_as_the_whole(name: str, tmp_path: Path) -> None:
     inputs = run({"task": name})
     line = {"inflection": "a\tb\tN", "translation": "ein Hut\ta hat"}[name]
-    (tmp_path / "in").write_text(f"{line}\n" * 130 + "\n", encoding="utf-8")
+    (tmp_path / "in").write_text(f"{line}\n" * 130 + "\nx\n", encoding="utf-8")
     blocks = line_blocks(inputs, task_of(inputs.task), tmp_path / "in", gold=True)
     parts = [next(blocks), next(blocks)]
     assert [(part.first, len(part.lines.corpus), part.lines.count) for part in parts] == [(0, 64, 64), (64, 64, 64)]
-    with pytest.raises(InputError, match="in:131: expected"):
+    last = next(blocks)  # what stands before the bad line
+    assert (last.first, len(last.lines.corpus), last.lines.count) == (128, 2, 3)
+    with pytest.raises(InputError, match="in:132: expected"):
         next(blocks)
 
 

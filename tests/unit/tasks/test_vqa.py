@@ -56,9 +56,9 @@ def test_lines_plain_or_packed_with_a_header_or_without(tmp_path: Path) -> None:
     [
         ("0\twhat\tbox\n1\twhat\n", r"f.tsv:2: expected image<TAB>question<TAB>answer, found 2 columns: '1\\twhat'"),
         ("image\tquestion\tanswer\n0\ta\tb\tc\n", r"f.tsv:2: expected .* found 4 columns"),
-        ("0\twhat\tbox\n\n", r"f.tsv:2: .* found 1 columns: ''"),
+        ("0\twhat\tbox\n\n1\twhat\n", r"f.tsv:3: .* found 2 columns"),
         ("0\t \tbox\n", r"f.tsv:1: .* found an empty question"),
-        ("0\twhat\t\n", r"f.tsv:1: .* found 2 columns"),
+        ("0\twhat\t\n", r"f.tsv:1: .* found an empty answer"),
         ("x\twhat\tbox\n", r"f.tsv:1: there is no image 'x'"),
         ("0\twhat\tbox\n3\twhat\tbox\n", r"f.tsv:2: there is no image '3'"),
         ("image\tquestion\tanswer\n", "a header and no questions"),
