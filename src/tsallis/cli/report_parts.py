@@ -162,7 +162,9 @@ def _label_lines(run: Run, task: Task, first: Run, split: str, text: Text | None
     if text is None:
         return task.split(run, load_config(first.folder / CONFIG).data, split)
     lines = text.lines[:limit]
-    return task.read(lines, text.name, run, _has_outputs(task, lines))
+    read = task.read(lines, text.name, run, _has_outputs(task, lines))
+    read.ignored.warn(text.name)
+    return read
 
 
 @contextlib.contextmanager
@@ -210,6 +212,7 @@ def _read_text(run: Run, task: Task, text: Text, language: str | None, options: 
     has_outputs = _has_outputs(task, text.lines)
     values = task.check_options(run, {"language": language})
     read = task.read(text.lines[: options.limit], text.name, run, has_outputs, **values)
+    read.ignored.warn(text.name)
     plain, with_outputs = (columns.count("<TAB>") for columns in task.columns)
     return read.corpus, text.name, has_outputs or with_outputs == plain
 

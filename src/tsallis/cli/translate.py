@@ -140,8 +140,8 @@ def translate(
     def check(block: Block) -> None:
         opened.spell(block.lines, options, block.first, block.beginnings, name)
 
-    sources = {"language": language, "images": images}
-    for block in line_blocks(opened.run, opened.task, file, False, prefix_column, check=check, **sources):
+    reading = opened.run, opened.task, file, False, prefix_column
+    for block in line_blocks(*reading, check=check, language=language, images=images):
         answers = opened.answer(block.lines, options, block.first, block.beginnings, name, tokens, alignment)
         writer.write(answers)
         sys.stdout.flush()

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tsallis.data.io import read_text, write_atomic
+from tsallis.data.io import read_bytes, without_mark, write_atomic
 from tsallis.errors import InputError, describe
 from tsallis.special_symbols import BOS, EOS, PAD, SPECIALS, UNK
 
@@ -129,4 +129,8 @@ class Vocabulary:
     @classmethod
     def load(cls, path: Path | str) -> Vocabulary:
         """Read what :meth:`save` wrote; anything else is an :class:`~tsallis.errors.InputError`."""
-        return cls.from_json(read_text(path), str(path))
+        try:
+            text = without_mark(read_bytes(path)).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path}: not a vocabulary file (JSON as UTF-8)") from error
+        return cls.from_json(text, str(path))
