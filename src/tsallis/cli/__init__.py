@@ -82,29 +82,31 @@ def main(command: Callable[[], object] = app) -> None:
     if sys.stderr is None:
         # Whatever is opened next must not take its place.
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    with optional_stderr(), _print_notes():
+    with optional_stderr(), _collect_notes() as notes:
         status = _status(command)
+        for note in () if status else notes:  # a mistake is one line alone
+            print(note, file=sys.stderr)
     raise SystemExit(status)
 
 
 @contextlib.contextmanager
-def _print_notes() -> Iterator[None]:
-    """Print each warning about ignored input once, as one line on standard error."""
+def _collect_notes() -> Iterator[dict[str, None]]:
+    """Collect each warning about ignored input once, as one line."""
     from tsallis.errors import IgnoredInputWarning, one_line
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", IgnoredInputWarning)
-        shown, plain = set(), warnings.showwarning
+        notes: dict[str, None] = {}
+        plain = warnings.showwarning
 
         def show(message: Any, category: type[Warning], *place: Any, **options: Any) -> None:
             if not issubclass(category, IgnoredInputWarning):
                 plain(message, category, *place, **options)
-            elif os.environ.get("RANK", "0") == "0" and str(message) not in shown:
-                shown.add(str(message))
-                print(one_line(f"tsallis: {message}"), file=sys.stderr)
+            elif os.environ.get("RANK", "0") == "0":
+                notes[one_line(f"tsallis: {message}")] = None
 
         warnings.showwarning = show
-        yield
+        yield notes
 
 
 def _status(command: Callable[[], object]) -> object:

@@ -26,6 +26,7 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 NONBLOCK = getattr(os, "O_NONBLOCK", 0)
 PACKED_ENDINGS = ("", ".xz", ".gz")  # what the name of a text file may have behind it
 LONGEST = 1 << 24  # bytes of a line
+MOST_BLANK = 100_000  # blank lines in a row
 PLAUSIBLE = 1 << 26  # bytes that anything may unpack to
 RATIO = 200  # times its size that a longer text may unpack to
 DAMAGE_ERRORS = (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)
@@ -364,23 +365,32 @@ def number_lines(
         columns: the fewest columns of a line, separated by tabs.
         separators: characters that separate the parts of the last column.
 
+    Raises:
+        InputError: more than 100,000 blank lines in a row.
+
     >>> ignored = Ignored()
     >>> list(number_lines(["walk\tV;PST;\t", " ", "run\tV;PST\r"], ignored, columns=2, separators=";"))
     [(0, 'walk\tV;PST'), (2, 'run\tV;PST')]
     >>> ignored
     Ignored(blank=1, ends=1)
     """
+    run = 0
     for number, line in enumerate(lines):
         if not line.strip():
             ignored.blank += 1
+            run += 1
+            if run > MOST_BLANK:  # as a small packed file has that is made to fill the memory
+                raise InputError(f"expected text, found more than {MOST_BLANK} blank lines in a row")
             continue
+        run = 0
         fields = line.split("\t")
         while len(fields) > columns and not fields[-1].strip():
             fields.pop()
         last = fields[-1].rstrip()
-        while last and last[-1] in separators:
-            last = last[:-1].rstrip()
-        text = "\t".join([*fields[:-1], last])
+        part = last
+        while part and part[-1] in separators:
+            part = part[:-1].rstrip()
+        text = "\t".join([*fields[:-1], part or last])
         ignored.ends += text != line.rstrip(" \r")
         yield number, text
 

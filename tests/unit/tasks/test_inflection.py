@@ -98,7 +98,7 @@ def test_lines_without_a_form(tmp_path: Path) -> None:
         ("\tb\tV\n", 1, "found an empty lemma"),
         ("a\t\tV\n", 1, "found an empty form"),
         ("a\tb\t\n", 1, "expected tags separated by single semicolons, found ''"),
-        ("a\tb\t; ;\n", 1, "found ''"),
+        ("a\tb\t; ;\n", 1, "found '; ;'"),
         ("a\tb\tV;;N\n", 1, "found 'V;;N'"),
         ("\ufeffa\tb\n", 1, "found 2 columns: 'a\\tb'"),
         ("a\tb\tV\n".encode("utf-16"), 1, "found byte 0xff at byte 0 of the line: a byte order mark of UTF-16"),
