@@ -26,7 +26,7 @@ from pydantic import (
 from tsallis.data.io import read_text
 from tsallis.data.yaml_text import LARGEST_FILE, LONGEST_KEY, parse_yaml
 from tsallis.errors import InputError, describe, truncate
-from tsallis.search_budget import LENGTH
+from tsallis.search_budget import LENGTH, PENALTY
 from tsallis.training.schema import NEW_NAMES
 
 
@@ -144,7 +144,7 @@ class SearchConfig(Section):
     # Of the outputs that are searched for, where a command does not say it.
     min_length: int = Field(0, ge=0, le=LENGTH)
     max_length: Annotated[int, Field(ge=1, le=LENGTH)] | None = None  # default: by the source's length
-    length_penalty: float = Field(0.0, ge=0, le=100, allow_inf_nan=False)
+    length_penalty: float = Field(0.0, ge=0, le=PENALTY, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _check_lengths(self) -> SearchConfig:

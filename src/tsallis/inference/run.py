@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from tsallis.errors import check_whole
 from tsallis.inference.alignment import Links, align, check_alignment
 from tsallis.inference.answers import Answer, Form, Output, TextScore
 from tsallis.inference.continuations import TOKENS, Continuations, GenerationOptions, continue_prompt
-from tsallis.inference.options import SearchOptions, check_whole, keywords
+from tsallis.inference.options import SearchOptions, check_option, keywords
 from tsallis.inference.suggestions import LISTED, Completer, Suggestions
 from tsallis.search_budget import MOST
 
@@ -457,7 +458,7 @@ class TextRun:
         """
         texts = _check_lines(lines, "lines")
         with keywords():
-            check_whole("--nbest", n_best, 1, MOST)
+            check_option(check_whole, "--nbest", n_best, 1, MOST)
             starts = _beginnings(typed, len(texts), "typed")
             completer = Completer(self.run, self.task, int(n_best))
             answers = []

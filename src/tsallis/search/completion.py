@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from tsallis.models.protocol import Decoder, join
-from tsallis.search.step import advance, check_at_least_one, check_prefix, eval_mode
+from tsallis.search.checks import check_at_least_one, check_prefix, check_sources
+from tsallis.search.step import advance, eval_mode
 from tsallis.special_symbols import BOS, EOS
 
 MOST_SPELLINGS = 256  # ways to spell what is typed of a symbol that are followed
@@ -125,9 +126,10 @@ def complete(
         (3, 1.0)
     """
     check_at_least_one(n_best=n_best, longest=longest)
+    check_sources(model, src, src_lengths)
     if len(src) != 1:
         raise ValueError(f"completions are of one source, got {len(src)}")
-    check_prefix(tokens, "what is typed")
+    tokens = check_prefix(tokens, "what is typed")
     if (largest := max(tokens, default=0)) >= len(names):
         raise ValueError(f"what is typed holds the symbol {largest}, there are names of {len(names)}")
     numbers = itertools.count()
@@ -146,7 +148,10 @@ def complete(
             certain += nodes[0].tokens
             node = nodes[0]._replace(cost=0.0, tokens=(), rest="")
         best = _follow(model, heapq.nsmallest(n_best, nodes), longest, src.device)
-    return Completions(log_prob, certain, best, len(nodes), math.fsum(math.exp(-n.cost) for n in nodes), missing)
+    mass = math.fsum(math.exp(-n.cost) for n in nodes)
+    if model.output.normalized:  # float32 probabilities may sum to a little more than 1
+        mass, missing = min(mass, 1.0), min(missing, 1.0)
+    return Completions(log_prob, certain, best, len(nodes), mass, missing)
 
 
 def _step(model: Decoder, state: Any, last: Sequence[int], device: torch.device) -> tuple[Tensor, Any]:

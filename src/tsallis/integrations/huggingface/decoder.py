@@ -143,12 +143,18 @@ class TransformersDecoder(nn.Module):
             batch: `input_ids` [batch, src], and `attention_mask` where some are padding, on whichever side.
 
         Raises:
-            ValueError: ids of another shape, a row without any.
+            TypeError: ids that are not integers.
+            ValueError: ids or a mask of another shape, a row without any.
         """
         ids = batch["input_ids"]
         if not isinstance(ids, Tensor) or ids.dim() != 2:
             raise ValueError('input_ids must be a tensor [batch, src], as of a tokenizer with return_tensors="pt"')
+        if ids.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"input_ids must be a tensor of int64 or int32, got {ids.dtype}")
         mask = batch.get("attention_mask")
+        if mask is not None and (not isinstance(mask, Tensor) or mask.shape != ids.shape):
+            shape = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+            raise ValueError(f"attention_mask must have the shape of input_ids {list(ids.shape)}, got {shape}")
         mask = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
         lengths = mask.sum(-1)
         if len(ids) and int(lengths.min()) == 0:
