@@ -283,7 +283,7 @@ class TextRun:
         return list(answers.values())
 
     def _form(self, options: SearchOptions, beginning: str = "") -> Form:
-        return Form(self.task.noun, self.run.tgt_vocab, options, beginning)
+        return Form(self.run.tgt_vocab, options, beginning)
 
     def _source(self, lines: Lines, row: int) -> tuple[str, ...]:
         symbols = [int(symbol) for symbol in lines.corpus.src[row]]
@@ -316,14 +316,7 @@ class TextRun:
         vocabulary: Any = self.run.tgt_vocab
         texts = iter(
             [
-                Output(
-                    text=str(vocabulary.text(output.tokens)),
-                    tokens=tuple(vocabulary.name(symbol) for symbol in output.tokens),
-                    score=output.score(penalty),
-                    hypothesis=output,
-                    scores=score,
-                    alignment=link,
-                )
+                Output.of(output, vocabulary, penalty, scores=score, alignment=link)
                 for (_, output), score, link in zip(flat, scores, links, strict=True)
             ]
         )
