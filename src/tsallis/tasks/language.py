@@ -180,6 +180,11 @@ class Language(SequenceTask):
         count = len(examples)
         return Lines(TextCorpus(prompts, texts), [text for _, text in examples], titles, list(range(count)), count)
 
+    def unknown_symbols(self, run: Run, source: Sequence[int], title: str) -> list[str]:
+        if not isinstance(run.tgt_vocab, Vocabulary):
+            return super().unknown_symbols(run, source, title)
+        return [character for character, n in zip(title, source, strict=False) if n == UNK]
+
     def split(self, run: Run, config: LanguageData, split: str, **options: Any) -> Lines:
         """Return a split as rows, of `length` tokens if that is set."""
         return self.pack_split(config, split, self.vocabularies(run), self.check_options(run, options).get("length"))

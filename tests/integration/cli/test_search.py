@@ -345,10 +345,21 @@ def test_a_line_without_an_output_has_a_line_that_says_so(
 def test_symbols_that_a_run_does_not_know_are_counted(tsallis, trained: Path, answers: Answers) -> None:
     lines = "rebel\tV;PST\nrebel\tV;FOO\ncafé\tV;PST;BAR\n"
     done = tsallis("translate", trained, stdin=lines)
-    message = f"3 symbols of sources are unknown to {trained}, the first on line 2"
-    assert done.stderr == f"tsallis: standard input: {message}: read as <unk>\n"
+    message = f"3 symbols of sources are unknown to {trained} and read as <unk>: 'FOO' on line 2, 'BAR' on line 3"
+    assert done.stderr == f"tsallis: standard input: {message}, 'é' on line 3\n"
     assert [answer["unknown"] for answer in answers(stdin=lines)] == [0, 1, 2]
     assert tsallis("translate", trained, stdin="rebel\tV;PST\n").stderr == ""
+    many = tsallis("suggest", trained, stdin="äöü\tV\nßéè\tV\n").stderr
+    assert "'é' on line 2, ...\n" in many and many.count(" on line ") == 5
+    assert "1 symbol of sources is unknown" in tsallis("translate", trained, stdin="é\tV;PST\n").stderr
+
+
+def test_a_line_without_tags_is_shown_those_of_the_run(tsallis, trained: Path) -> None:
+    for name, lines in (("translate", "rebel\n"), ("suggest", "rebel\tV;PST\nrebel\n")):
+        message = tsallis(name, trained, stdin=lines, status=2).stderr
+        number = lines.count("\n")
+        assert f"standard input:{number}: expected lemma<TAB>tags or" in message and message.count("\n") == 1
+        assert "found 1 column: 'rebel'; for example rebel<TAB>V (the run's tags, joined by semicolons: V, " in message
 
 
 def test_an_empty_output_has_a_score(tsallis, trained: Path) -> None:
