@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tsallis.data.batching import IGNORE_INDEX
 from tsallis.errors import check_real, check_whole, describe
+from tsallis.nn import OutputLayer
 from tsallis.search_budget import PENALTY
 from tsallis.special_symbols import BOS, EOS, PAD
 
@@ -132,8 +133,8 @@ def check_targets(model: Any, src: Tensor, tgt_in: Any, tgt_out: Any) -> tuple[T
             f"tgt_in and tgt_out must both be [{len(src)}, tgt], got {list(tgt_in.shape)} and {list(tgt_out.shape)}"
         )
     for member in getattr(model, "models", (model,)):
-        weight = getattr(member.output, "weight", None)
-        size = None if weight is None else len(weight)
+        # Other outputs, such as those of a classifier, have symbols without a row of the matrix.
+        size = len(member.output.weight) if type(member.output) is OutputLayer else None
         _check_symbols("tgt_in", tgt_in, size)
         _check_symbols("tgt_out", tgt_out.masked_fill(tgt_out == IGNORE_INDEX, 0), size)
     return tgt_in.long(), tgt_out.long()

@@ -27,6 +27,7 @@ from tsallis.evaluation.score_names import OF_TEXT, TEACHER_FORCED
 from tsallis.evaluation.teacher_forcing import row_hits, teacher_forced_scores
 from tsallis.evaluation.text_scores import CorpusScore
 from tsallis.search import Result
+from tsallis.special_symbols import UNK
 from tsallis.tasks.base import LONGEST, Data, Lines, ModelSection, Task, Vocabularies, split_name
 from tsallis.tasks.sequences import SequenceModel, SequenceTask
 from tsallis.tasks.subwords import LearningConfig
