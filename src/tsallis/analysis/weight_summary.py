@@ -96,8 +96,10 @@ def summarize_weights(
         parts, texts = {kind: layers}, {SIDES[kind][0]: pieces}
     else:
         texts = _read_sides(pairs, encoder_tokens, decoder_tokens)
-        sides = {kind: [texts[side] for side in SIDES[kind]] for kind in pairs}
-        parts = {kind: split_layers(f"{kind}_attention", part, *sides[kind], tolerance) for kind, part in pairs.items()}
+        parts = {}
+        for kind, part in pairs.items():
+            queries, keys = (texts[side] for side in SIDES[kind])
+            parts[kind] = split_layers(f"{kind}_attention", part, queries, keys, tolerance)
         causal = not attends_ahead(parts.get("decoder", ())) if causal is None else causal
     for kind, layers in parts.items():
         check_values(layers, causal and kind == "decoder", tolerance)

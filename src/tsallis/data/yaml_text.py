@@ -38,7 +38,7 @@ def parse_yaml(text: str, name: str) -> Any:
         detail = " ".join(str(error).split()) or type(error).__name__
         mark = getattr(error, "problem_mark", None)
         if mark is not None:
-            detail = f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+            detail = f"line {mark.line + 1}, column {mark.column + 1}: {getattr(error, 'problem', None)}"
         raise InputError(f"{name}: not YAML: {detail}") from error
 
 

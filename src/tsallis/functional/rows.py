@@ -154,7 +154,8 @@ def number(name: str, value: Any) -> float:
     try:
         return float(value)
     except OverflowError:
-        return math.inf if value > 0 else -math.inf
+        whole: Any = value
+        return math.inf if whole > 0 else -math.inf
 
 
 def alpha_number(alpha: float, positive: bool = False) -> float:

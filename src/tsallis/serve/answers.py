@@ -289,7 +289,7 @@ class ServedRun:
         return tokens
 
     def _outputs(self, hypotheses: Sequence[Hypothesis | None]) -> tuple[Output | None, ...]:
-        return tuple(hypothesis and Output.of(hypothesis, self.run.tgt_vocab) for hypothesis in hypotheses)
+        return tuple(Output.of(output, self.run.tgt_vocab) if output else None for output in hypotheses)
 
     def _text(self, text: GeneratedText) -> Content:
         return {
