@@ -91,7 +91,7 @@ def test_scores_are_those_of_the_search(tsallis, trained: Path) -> None:
     actual = zip(DEV, map(json.loads, shown.splitlines()), strict=True)
     message = [(line, h) for (line, _), result in actual for h in result["hypotheses"] if h["text"]]
     assert len(message) > 10
-    pairs = "".join(f"{line}\t{h['translation']}\n" for line, h in message)
+    pairs = "".join(f"{line}\t{h['text']}\n" for line, h in message)
     scores = [json.loads(x) for x in tsallis("score", trained, "--json", stdin=pairs).stdout.splitlines()]
     assert [s["line"] for s in scores] == list(range(1, len(message) + 1))
     # The same text may be spelt by other subwords than the search chose: then its score is another one.
