@@ -195,7 +195,7 @@ def questions(setting: Setting, options: argparse.Namespace) -> Iterator[Row]:
         for variant, (alpha, target) in VARIANTS.items():
             torch.manual_seed(seed)
             classifier = AutoModelForSequenceClassification.from_pretrained(setting.model, num_labels=TYPES)
-            sparsify(classifier, alpha)
+            sparsify(classifier, alpha, initial=1.1)
             fine_tune(classifier, setting, seed, [] if target is None else [AnnealAlpha(target)])
             accuracy, density = classify(classifier, setting)
             sizes = {"seed": seed, "steps": setting.steps, "batch": setting.batch}

@@ -26,7 +26,7 @@ from pydantic import (
 from tsallis.data.io import read_text
 from tsallis.data.yaml_text import LARGEST_FILE, LONGEST_KEY, parse_yaml
 from tsallis.errors import InputError, describe, truncate
-from tsallis.search_budget import LENGTH
+from tsallis.search_budget import LENGTH, PENALTY
 from tsallis.training.schema import NEW_NAMES
 
 
@@ -144,7 +144,7 @@ class SearchConfig(Section):
     # Of the outputs that are searched for, where a command does not say it.
     min_length: int = Field(0, ge=0, le=LENGTH)
     max_length: Annotated[int, Field(ge=1, le=LENGTH)] | None = None  # default: by the source's length
-    length_penalty: float = Field(0.0, ge=0, le=100, allow_inf_nan=False)
+    length_penalty: float = Field(0.0, ge=0, le=PENALTY, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _check_lengths(self) -> SearchConfig:
@@ -225,12 +225,24 @@ def read_config(path: Path | str, overrides: Sequence[str], choose_schema: Choos
     Raises:
         InputError: with every mistake in one message, each with its path and the file or the override it stands in.
     """
-    content = parse_yaml(read_text(path, LARGEST_FILE), str(path))
+    text = ""
+    try:
+        text = read_text(path, LARGEST_FILE)
+        content = parse_yaml(text, str(path))
+    except InputError as error:
+        raise InputError(f"{error}{_data_hint(path, text)}") from error
     if content is None:
         raise InputError(f"{path}: the file is empty, expected a configuration (version: 1, data: ...)")
     if not isinstance(content, dict):
-        raise InputError(f"{path}: expected keys and values (version: 1, data: ...)")
+        raise InputError(f"{path}: expected keys and values (version: 1, data: ...){_data_hint(path, text)}")
     return check_content(content, str(path), choose_schema, _apply_overrides(content, overrides))
+
+
+def _data_hint(path: Path | str, text: str) -> str:
+    """Return what a message adds where a file of data may stand in the place of a configuration."""
+    if not Path(path).is_file() or (Path(path).suffix in (".yaml", ".yml") and "\t" not in text.partition("\n")[0]):
+        return ""
+    return f"; if it holds data, write a YAML file with data.train: {Path(path).name} and give that file"
 
 
 def refuse_idle(config: Config, overrides: Sequence[str] = ()) -> None:
@@ -386,10 +398,15 @@ def _find_mistakes(error: ValidationError, schema: type[Section]) -> tuple[dict[
     Where a setting may be of several types, they are one mistake.
     """
     inputs: dict[str, str] = {}
+    hints: dict[str, str] = {}
     expected: dict[str, list[str]] = {}
     texts: set[str] = set()
     for detail in error.errors(include_url=False, include_context=False):
         key, section = _find_section(detail["loc"], schema)
+        others = _accepted_by(detail, schema)
+        if detail["type"] == "union_tag_invalid":  # pydantic's message speaks of tags
+            key, detail["input"] = f"{key}.architecture", detail["input"]["architecture"]
+            detail["msg"] = f"expected {detail['msg'].rpartition(': ')[2].replace(', ', ' or ')}"
         if key not in expected and len(expected) == MOST_MISTAKES:
             expected["and more"] = [f"these are the first {MOST_MISTAKES} mistakes"]
             break
@@ -405,11 +422,33 @@ def _find_mistakes(error: ValidationError, schema: type[Section]) -> tuple[dict[
             message = "missing"
         elif detail["type"] != "value_error":
             inputs[key] = f", found {describe(detail['input'])}"
+        if others:
+            hints[key] = f"; {others} accepts it" if detail["type"] != "extra_forbidden" else ""
+            message = message if hints[key] else f"unknown key (it belongs to {others})"
         message = message[:1].lower() + message[1:]
-        others = expected.setdefault(key, [])
-        others.append(message.removeprefix("input should be ") if others else message)
+        lines = expected.setdefault(key, [])
+        lines.append(message.removeprefix("input should be ") if lines else message)
     nested = {key for key in texts if any(other.startswith(f"{key}.") for other in expected)}  # a section is possible
-    return {key: " or ".join(lines) + inputs.get(key, "") for key, lines in expected.items()}, texts - nested
+    mistakes = {key: " or ".join(lines) + inputs.get(key, "") + hints.get(key, "") for key, lines in expected.items()}
+    return mistakes, texts - nested
+
+
+def _accepted_by(detail: Any, schema: type[Section]) -> str:
+    """Return the choices of a section, such as `architecture: transformer`, that take a setting this one refuses."""
+    loc = detail["loc"]
+    field = schema.model_fields.get(str(loc[0])) if len(loc) >= 3 else None
+    members = _tagged_members(_section_of(field.annotation)) if field else []
+    found = []
+    for section, tag in members:
+        if tag.tag == loc[1] or loc[2] not in section.model_fields:
+            continue
+        try:
+            section.model_validate({"architecture": tag.tag, loc[2]: detail["input"]})
+        except ValidationError as error:
+            if any(other["loc"][:1] == loc[2:3] for other in error.errors(include_url=False, include_context=False)):
+                continue
+        found.append(f"architecture: {tag.tag}")
+    return " or ".join(found)
 
 
 def _find_section(loc: Sequence[int | str], section: type[Section]) -> tuple[str, type[Section]]:

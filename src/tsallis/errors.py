@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import unicodedata
 from collections.abc import Mapping, Sequence, Set
 from contextlib import contextmanager
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -104,6 +107,67 @@ def _parts(values: Any, levels: int) -> Iterator[str]:
             return
         described = _describe(part, levels)
         yield f"{described}: {_describe(values[part], levels)}" if isinstance(values, Mapping) else described
+
+
+def check_whole(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """Return an option's value as an integer within a range.
+
+    Args:
+        name: of the option.
+        value: an `int`, or what Python takes for an index.
+        least, most: the range; None: without an end.
+
+    Raises:
+        TypeError: anything but an integer, such as True or 2.0.
+        ValueError: an integer outside the range.
+
+    >>> check_whole("beam_size", 0, 1)
+    Traceback (most recent call last):
+    ValueError: beam_size must be at least 1, got 0
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    span = f"at least {least}" if most is None else f"a whole number from {least} to {most}"
+    if number is None:
+        kind = "a whole number" if most is None else span
+        raise TypeError(f"{name} must be {kind}, got {describe(value)}")
+    if number < least or (most is not None and number > most):
+        raise ValueError(f"{name} must be {span}, got {describe(number)}")
+    return number
+
+
+def check_real(name: str, value: Any, least: float = 0, most: float = math.inf, *, inside: bool = False) -> float:
+    """Return an option's value as a finite number within a range.
+
+    Args:
+        name: of the option.
+        value: a number.
+        least, most: the range.
+        inside: whether its two ends are outside.
+
+    Raises:
+        TypeError: anything but a number, such as True or a text.
+        ValueError: a number outside the range, or one that is not finite.
+
+    >>> check_real("mass", 1, 0, 1, inside=True)
+    Traceback (most recent call last):
+    ValueError: mass must be above 0 and below 1, got 1
+    """
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number, got {describe(value)}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if math.isfinite(number) and (least < number < most if inside else least <= number <= most):
+        return number
+    if most == math.inf:
+        span = f"{'above' if inside else 'at least'} {least:g} and finite"
+    else:
+        span = f"above {least:g} and below {most:g}" if inside else f"from {least:g} to {most:g}"
+    raise ValueError(f"{name} must be {span}, got {describe(value)}")
 
 
 @contextmanager

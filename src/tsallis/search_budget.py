@@ -5,4 +5,5 @@ from __future__ import annotations
 EXPANSIONS = 10_000  # prefixes that are expanded for a source, unless another number is given
 MOST = 1_000  # prefixes of a beam, outputs of a line
 MOST_EXPANSIONS = 1_000_000
+PENALTY = 100  # the largest exponent of a length penalty
 LENGTH = 100_000  # symbols of an output that may be asked for

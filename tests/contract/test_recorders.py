@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import tree_leaves
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import tsallis
 from pairs import pairwise
@@ -156,9 +156,9 @@ def options_of(name: str) -> dict[str, list[Any]]:
         k: OPTIONS[k] for k, p in parameters.items() if k in OPTIONS and (k == "alpha" or p.default is not p.empty)
     }
     found = {k: v for k, v in found.items() if k not in excluded}
-    if "float" == str(getattr(parameters.get("alpha"), "annotation", "")):
+    if str(getattr(parameters.get("alpha"), "annotation", "")) == "float":
         found["alpha"] = [1.5, 1.25, 2.0, 2.5]
-    if "float" == str(getattr(parameters.get("tau"), "annotation", "")):
+    if str(getattr(parameters.get("tau"), "annotation", "")) == "float":
         found["tau"] = [0.1, 0.3]
     if "normmax" in name.lower():
         found["alpha"] = [2.0, 1.25, 2.5]

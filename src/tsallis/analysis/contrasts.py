@@ -17,7 +17,7 @@ from tsallis.analysis.statistics import Statistic, collect
 from tsallis.analysis.tables import Record
 from tsallis.analysis.weights import SIDES, AttentionLayer, Floats, Sentence
 from tsallis.errors import InputError
-from tsallis.search.step import check_at_least_one
+from tsallis.search.checks import check_at_least_one
 
 if TYPE_CHECKING:
     from typing_extensions import Self

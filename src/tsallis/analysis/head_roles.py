@@ -24,7 +24,7 @@ from tsallis.analysis.words import (
     word_clusters,
     word_of,
 )
-from tsallis.search.step import check_at_least_one
+from tsallis.search.checks import check_at_least_one
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tsallis.search.step import check_at_least_one
+from tsallis.search.checks import check_at_least_one
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from tsallis.evaluation.empty_output import compare_empty, empty_log_probs
 from tsallis.models.batch import Batch
 from tsallis.nn import OutputLayer
 from tsallis.search import Result
-from tsallis.search.step import check_at_least_one, eval_mode
+from tsallis.search.checks import check_at_least_one
+from tsallis.search.step import eval_mode
 from tsallis.special_symbols import IGNORE_INDEX
 
 AT_ONCE = 1 << 22  # scores that are held together

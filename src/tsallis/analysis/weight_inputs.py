@@ -65,13 +65,16 @@ def _is_sequence(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str)
 
 
-def split_layers(argument: str, attention: Any, queries: Pieces, keys: Pieces) -> list[LayerWeights]:
+def split_layers(
+    argument: str, attention: Any, queries: Pieces, keys: Pieces, tolerance: float = 0.01
+) -> list[LayerWeights]:
     """Return the weights of each layer that is not left out, cut at the tokens.
 
     Args:
         argument: the name of `attention`.
         attention: tensors for each layer, or a sequence of layers for each sentence.
         queries, keys: the pieces of each sentence.
+        tolerance: how far the weights of a query may sum from 1.
 
     Raises:
         TypeError: anything but floating-point tensors.
@@ -83,15 +86,17 @@ def split_layers(argument: str, attention: Any, queries: Pieces, keys: Pieces) -
     if any(_is_sequence(part) for part in attention):
         if len(attention) != len(sizes):
             raise ValueError(f"{argument} must have layers for each of {len(sizes)} sentences, got {len(attention)}")
-        parts = [_split(f"{argument}[{i}]", part, [sizes[i]]) for i, part in enumerate(attention)]
+        parts = [_split(f"{argument}[{i}]", part, [sizes[i]], tolerance) for i, part in enumerate(attention)]
     else:
-        parts = [_split(argument, attention, sizes)]
+        parts = [_split(argument, attention, sizes, tolerance)]
     for part in parts[1:]:
         _check_same_layers(part, parts[0])
     return [LayerWeights(number, [row for part in parts for row in part[number]]) for number in parts[0]]
 
 
-def _split(name: str, layers: Any, sizes: Sequence[tuple[int, int]]) -> dict[int, list[SentenceWeights]]:
+def _split(
+    name: str, layers: Any, sizes: Sequence[tuple[int, int]], tolerance: float
+) -> dict[int, list[SentenceWeights]]:
     """Return by number the layers of sentences that share their tensors."""
     if not _is_sequence(layers):
         raise TypeError(f"{name} must be a sequence with a tensor for each layer, got {_describe(layers)}")
@@ -100,7 +105,7 @@ def _split(name: str, layers: Any, sizes: Sequence[tuple[int, int]]) -> dict[int
         if tensor is not None:
             tensor_name = f"{name}[{number}]"
             _check_shape(tensor_name, tensor, sizes)
-            rows = [tensor[row, :, :q, :k].detach() for row, (q, k) in enumerate(sizes)]
+            rows = [_cut(tensor[row].detach(), *size, tolerance) for row, size in enumerate(sizes)]
             weights[number] = [SentenceWeights(tensor_name, row, values) for row, values in enumerate(rows)]
     if not weights:
         raise ValueError(
@@ -110,16 +115,32 @@ def _split(name: str, layers: Any, sizes: Sequence[tuple[int, int]]) -> dict[int
     return weights
 
 
+def _cut(weights: Tensor, queries: int, keys: int, tolerance: float) -> Tensor:
+    """Return the weights [heads, queries, keys] of a sentence without its padding, whose values may be anything.
+
+    Padding lies behind the tokens, or in front of those of one side or both, where more rows then sum to 1.
+    """
+
+    def num_rows(part: Tensor) -> int:
+        sums = part.to(torch.promote_types(part.dtype, torch.float32)).sum(-1)
+        return int((((sums - 1).abs() <= tolerance) & (part >= 0).all(-1)).sum())
+
+    before = weights.shape[1] - queries, weights.shape[2] - keys
+    starts = dict.fromkeys([(0, 0), before, (0, before[1]), (before[0], 0)])
+    return max((weights[:, q : q + queries, k : k + keys] for q, k in starts), key=num_rows)
+
+
 def _check_shape(name: str, tensor: Any, sizes: Sequence[tuple[int, int]]) -> None:
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
         raise TypeError(f"{name} must be a floating-point tensor or None, got {_describe(tensor)}")
     queries, keys = (max(side) for side in zip(*sizes, strict=True))
     shape = list(tensor.shape)
-    if len(shape) != 4 or shape[1] == 0 or [shape[0], *shape[2:]] != [len(sizes), queries, keys]:
+    if len(shape) != 4 or shape[0] != len(sizes) or 0 in shape or shape[2] < queries or shape[3] < keys:
         sentences = "1 sentence" if len(sizes) == 1 else f"{len(sizes)} sentences, the longest"
         raise ValueError(
             f"{name} must have shape [{len(sizes)}, heads, {queries}, {keys}]: {sentences} with {queries} "
-            f"{'token' if queries == 1 else 'tokens'} for queries and {keys} for keys; got {shape}"
+            f"{'token' if queries == 1 else 'tokens'} for queries and {keys} for keys; or a larger one, with padding; "
+            f"got {shape}"
         )
 
 
@@ -173,7 +194,7 @@ def _check_row(weights: SentenceWeights, causal: bool, tolerance: float) -> None
     for index in _first(((sums - 1).abs() > tolerance) & (sums > 0)):
         raise ValueError(
             f"{_place(weights, index)} must sum to 1 within {tolerance:g} over {values.shape[-1]} keys, got "
-            f"{sums[index].item():.4g}: are the weights those of model.eval(), and does padding lie behind the tokens?"
+            f"{sums[index].item():.4g}: are the weights those of model.eval(), and are these all tokens but padding?"
         )
 
 

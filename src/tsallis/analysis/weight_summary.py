@@ -45,8 +45,10 @@ def summarize_weights(
     are exactly zero count as zeros, all others as attention.
 
     Args:
-        attention: for each layer a tensor [sentences, heads, queries, keys], with padding behind, or None for one that
-            is left out; or such a sequence of layers for each sentence, with tensors [1, heads, queries, keys].
+        attention: for each layer a tensor [sentences, heads, queries, keys], or None for a layer that is left out; or
+            such a sequence of layers for each sentence, with tensors [1, heads, queries, keys]. Tensors may be larger
+            than the longest sentence: the rest is padding, whose values are ignored. It lies behind the tokens, or in
+            front of them where the weights sum to 1 only there.
         tokens: the strings of one sentence, or a sequence of strings for each. A word begins with `▁` or `Ġ`, or what
             goes on with it with `##`; where no token has such a mark, each is a word.
         encoder_attention, decoder_attention: of the encoder to itself, and of the decoder to itself.
@@ -88,14 +90,16 @@ def summarize_weights(
         )
     if attention is not None:
         pieces = read_tokens("tokens", tokens)
-        layers = split_layers("attention", attention, pieces, pieces)
+        layers = split_layers("attention", attention, pieces, pieces, tolerance)
         causal = not attends_ahead(layers) if causal is None else causal
         kind = "decoder" if causal else "encoder"
         parts, texts = {kind: layers}, {SIDES[kind][0]: pieces}
     else:
         texts = _read_sides(pairs, encoder_tokens, decoder_tokens)
-        sides = {kind: [texts[side] for side in SIDES[kind]] for kind in pairs}
-        parts = {kind: split_layers(f"{kind}_attention", part, *sides[kind]) for kind, part in pairs.items()}
+        parts = {}
+        for kind, part in pairs.items():
+            queries, keys = (texts[side] for side in SIDES[kind])
+            parts[kind] = split_layers(f"{kind}_attention", part, queries, keys, tolerance)
         causal = not attends_ahead(parts.get("decoder", ())) if causal is None else causal
     for kind, layers in parts.items():
         check_values(layers, causal and kind == "decoder", tolerance)

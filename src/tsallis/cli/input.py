@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tsallis.training import Run
 
 STDIN = "standard input"  # as messages call it
+MOST_NAMED = 5  # unknown symbols in a warning
 
 
 def input_name(file: Path | None) -> str:
@@ -57,6 +58,37 @@ def read_text_lines(file: Path, expected: str = "text") -> list[str]:
         return list(lines)
 
 
+class UnknownSymbols:
+    """The symbols of sources that a run doesn't know, for one warning about all lines."""
+
+    def __init__(self, run: Run, task: Task) -> None:
+        self.run, self.task = run, task
+        self.total = 0
+        self.first_lines: dict[str, int] = {}  # of each symbol, of all or a few more than are named
+
+    def add(self, block: Block) -> None:
+        """Count the unknown symbols of a block."""
+        sources = block.lines.corpus.src
+        for row, count in enumerate(block.unknown):
+            self.total += count
+            if count and len(self.first_lines) <= MOST_NAMED:
+                title, source = block.lines.titles[row], [int(symbol) for symbol in sources[row]]
+                for symbol in self.task.unknown_symbols(self.run, source, title):
+                    self.first_lines.setdefault(symbol, block.line(row))
+
+    def warn(self, name: str) -> None:
+        """Print how many there were in the input `name`, and the first few of them."""
+        from tsallis.errors import one_line, shorten
+
+        if not self.total:
+            return
+        named = [f"{shorten(s)} on line {line}" for s, line in list(self.first_lines.items())[:MOST_NAMED]]
+        rest = ", ..." if len(self.first_lines) > MOST_NAMED else ""
+        symbols = f"{self.total} symbol of sources is" if self.total == 1 else f"{self.total} symbols of sources are"
+        message = f"{symbols} unknown to {self.run.folder} and read as <unk>: {', '.join(named)}{rest}"
+        print(one_line(f"tsallis: {name}: {message}"), file=sys.stderr)
+
+
 def line_blocks(
     run: Run,
     task: Task,
@@ -87,7 +119,7 @@ def line_blocks(
 
     expected = task.columns[gold] + ("<TAB>beginning" if beginnings else "")
     values = task.check_options(run, options) | ({"empty": True} if empty_outputs and task.empty_outputs else {})
-    total, first_unknown, ends = 0, 0, 0
+    unknown_symbols, ends = UnknownSymbols(run, task), 0
     with _open_lines(expected, file) as (lines, name, ready):
 
         def read(block: list[str], first: int) -> Block:
@@ -105,17 +137,12 @@ def line_blocks(
         first = 0
         for texts in _blocks(lines, ready):
             for block in _good_lines(texts, first, read):
-                unknown = block.unknown
-                if any(unknown):
-                    total += sum(unknown)
-                    first_unknown = first_unknown or block.line(next(row for row, count in enumerate(unknown) if count))
+                unknown_symbols.add(block)
                 ends += block.lines.ignored.ends
                 yield block
             first += len(texts)
     Ignored(ends=ends).warn(name)
-    if total:
-        message = f"{total} symbols of sources are unknown to {run.folder}, the first on line {first_unknown}"
-        print(f"tsallis: {name}: {message}: read as <unk>", file=sys.stderr)
+    unknown_symbols.warn(name)
 
 
 def _good_lines(lines: list[str], first: int, read: Callable[[list[str], int], Block]) -> Iterator[Block]:

@@ -80,7 +80,7 @@ def _print_weights(run: Run, task: Task, block: Block, heads: str | None, search
     """Print an object for each line of a block; one without an output attends to nothing."""
     by_number = dict(task.describe_attention(run, block.lines, heads, **search))
     for number in range(block.lines.count):
-        content = by_number.get(number, {task.noun: None, "attention": []})
+        content = by_number.get(number, {"text": None, "attention": []})
         print_json({"line": block.first + number + 1, **content})
     sys.stdout.flush()
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tsallis.search_budget import MOST
+from tsallis.search_budget import MOST, PENALTY
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 FileArgument = Annotated[
@@ -16,7 +16,7 @@ FileArgument = Annotated[
 Beam = Annotated[int | None, typer.Option(min=1, max=MOST, help="Beam size; default: the run's.")]
 LengthPenalty = Annotated[
     float | None,
-    typer.Option(min=0, max=100, help="Rank by log-probability over this power of the length; default: the run's."),
+    typer.Option(min=0, max=PENALTY, help="Rank by log-probability over this power of the length; default: the run's."),
 ]
 CompetingEnds = Annotated[
     bool,

@@ -20,7 +20,8 @@ def score(
     run: RunArgument,
     file: FileArgument = None,
     tokens: Annotated[
-        bool, typer.Option("--tokens", help="Each symbol beside the total, and why an output is impossible.")
+        bool,
+        typer.Option("--tokens", help="Each symbol beside the total, and why an output is impossible, as in --json."),
     ] = False,
     others: With = None,
     language: Language = None,
@@ -36,10 +37,6 @@ def score(
     symbol, and of an output that is impossible the first symbol that is, what was possible in its place, and how far
     its score is below the threshold.
     """
-    from tsallis.errors import InputError
-
-    if tokens and as_json:
-        raise InputError("--tokens is for text: --json has every symbol anyway")
     opened = open_run(run, checkpoint, device, others or ())
     loaded, task = opened.run, opened.task
     for block in line_blocks(loaded, task, file, True, empty_outputs=True, language=language, images=images):

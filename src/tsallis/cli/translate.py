@@ -103,10 +103,10 @@ def translate(
     `image<TAB>question`.
 
     Prints the best output a line. With --nbest above 1, --exact or --all: the number of the line, the output, its
-    probability and the certificate, separated by tabs; where there is no output, a line with an empty one. With
-    --sample: number, output and probability, in the order of the draws. --all --nbest N, as --exact --nbest N, ends
-    when the N most probable outputs of all are proved. --alignment adds a column with pairs of positions (`0-0 2-1`),
-    which count the run's symbols from 0: subwords, or characters and tags.
+    probability and, in the first row of a line's list, the certificate of that list, separated by tabs; where there is
+    no output, a row with an empty one. With --sample: number, output and probability, in the order of the draws. --all
+    --nbest N, as --exact --nbest N, ends when the N most probable outputs of all are proved. --alignment adds a column
+    with pairs of positions (`0-0 2-1`), which count the run's symbols from 0: subwords, or characters and tags.
     """
     from tsallis.errors import InputError
 
@@ -172,10 +172,15 @@ class Writer:
             print_fields(str(answer.line), text, f"{draw.prob:.6g}" if draw else "", *more)
 
     def _print_list(self, answer: Answer) -> None:
-        """Print outputs beside the line's number; an empty one with what is proved of it, where there is none."""
+        """Print outputs beside the line's number; an empty one, where there is none.
+
+        The certificate is about the list as a whole, so that only its first line has it.
+        """
+        certificate = answer.certificate
         for output in answer.outputs or (None,):
             text, *more = self._fields(output)
-            print_fields(str(answer.line), text, f"{output.prob:.6g}" if output else "0", answer.certificate, *more)
+            print_fields(str(answer.line), text, f"{output.prob:.6g}" if output else "0", certificate, *more)
+            certificate = ""
 
     def _fields(self, output: Output | None) -> list[str]:
         """Return the text of an output, and the alignment that was asked for."""

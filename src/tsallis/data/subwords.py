@@ -133,6 +133,11 @@ class Subwords:
         tokens: list[int] = self._processor.encode(text)
         return tokens
 
+    def pieces(self, text: str) -> list[str]:
+        """Return the parts of a text that :meth:`encode` numbers, unknown ones as they are."""
+        pieces: list[str] = self._processor.encode(text, out_type=str)
+        return pieces
+
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
         """Return :meth:`encode` of every text, several times faster than one by one."""
         tokens: list[list[int]] = self._processor.encode(list(texts), num_threads=_threads())

@@ -36,6 +36,9 @@ def parse_yaml(text: str, name: str) -> Any:
         raise InputError(f"{name}: not a configuration: nested too deeply") from error
     except NOT_YAML as error:
         detail = " ".join(str(error).split()) or type(error).__name__
+        mark = getattr(error, "problem_mark", None)
+        if mark is not None:
+            detail = f"line {mark.line + 1}, column {mark.column + 1}: {getattr(error, 'problem', None)}"
         raise InputError(f"{name}: not YAML: {detail}") from error
 
 

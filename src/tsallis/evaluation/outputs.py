@@ -47,19 +47,16 @@ def describe_tokens(scores: TokenScores, tgt_vocab: Any) -> dict[str, Any]:
     }
 
 
-def describe_hypothesis(
-    hypothesis: Hypothesis, tgt_vocab: Any, key: str = "text", length_penalty: float = 0.0
-) -> dict[str, Any]:
+def describe_hypothesis(hypothesis: Hypothesis, tgt_vocab: Any, length_penalty: float = 0.0) -> dict[str, Any]:
     """Return an output of a search or a draw as what JSON holds.
 
     Args:
         hypothesis: to describe.
         tgt_vocab: that spells symbols.
-        key: of its text.
         length_penalty: of the search; where it is not 0, "score" is what ranks outputs.
     """
     content = {
-        key: tgt_vocab.text(hypothesis.tokens),
+        "text": tgt_vocab.text(hypothesis.tokens),
         "prob": hypothesis.prob,
         "log_prob": hypothesis.log_prob,
         "support": hypothesis.support,
@@ -76,9 +73,9 @@ def describe_certificate(certificate: Certificate) -> dict[str, Any]:
     return {"certificate": certificate.kind, **reason, "bound": finite(certificate.bound)}
 
 
-def describe_result(result: Result, tgt_vocab: Any, key: str = "text") -> dict[str, Any]:
+def describe_result(result: Result, tgt_vocab: Any) -> dict[str, Any]:
     """Return the result of a search as what JSON holds: its certificate, bound and mass, and the hypotheses."""
-    hypotheses = [describe_hypothesis(h, tgt_vocab, key, result.length_penalty) for h in result.hypotheses]
+    hypotheses = [describe_hypothesis(h, tgt_vocab, result.length_penalty) for h in result.hypotheses]
     return {
         **describe_certificate(result.certificate),
         "mass": result.mass,

@@ -294,6 +294,8 @@ def _mask(mask: Tensor | None, q: Tensor, full: Sequence[int]) -> Tensor | None:
     """Return a mask [1 or batch, 1 or heads, 1 or queries, 1 or keys]: boolean, or in the queries' or scores' dtype."""
     if mask is None:
         return None
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"attn_mask must be a tensor, got {type(mask).__name__}")
     if mask.device != q.device:
         raise TypeError(f"attn_mask must be on the query's device {q.device}, got {mask.device}")
     if mask.dtype != torch.bool and not mask.is_floating_point():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tsallis.functional.rows import as_rows
+from tsallis.functional.rows import as_rows, check_floating
 from tsallis.ops.alphas import Alpha
 from tsallis.ops.autograd import losses as autograd
 from tsallis.ops.backend import Backend
@@ -65,6 +65,8 @@ def entmax_loss(
                 [ 0.0000,  0.0000,  0.0000]])
     """
     _check(scores, reduction, label_smoothing)
+    if not isinstance(target, Tensor):
+        raise TypeError(f"target must be a tensor, got {type(target).__name__}")
     plain = weight is None and label_smoothing == 0 and not target.is_floating_point()
     if isinstance(alpha, Tensor) and weight is None and alpha.shape == scores.shape[-1:] != (1,):
         raise ValueError(f"alpha must have last size 1, got shape {tuple(alpha.shape)}; did you mean weight=?")
@@ -106,6 +108,7 @@ def _check(scores: Tensor, reduction: str, label_smoothing: float = 0.0) -> None
     check_reduction(reduction)
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"label_smoothing must be between 0 and 1, got {label_smoothing}")
+    check_floating(scores)
     if scores.dim() == 0 or scores.shape[-1] == 0:
         raise ValueError(f"scores must be [..., classes] with at least one class, got shape {tuple(scores.shape)}")
 

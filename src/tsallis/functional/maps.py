@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from tsallis.functional.rows import alpha_number, as_rows, check_floating, number, result_dtype
+from tsallis.functional.rows import alpha_number, as_rows, check_dim, check_floating, number, result_dtype
 from tsallis.ops.alphas import Alpha, check_alpha
 from tsallis.ops.autograd import maps as autograd
 from tsallis.ops.dtypes import upcast
@@ -157,6 +157,7 @@ def normmax(scores: Tensor, alpha: float = 2.0, dim: int = -1) -> Tensor:
     if alpha == 1:
         raise ValueError("alpha of normmax must be above 1, got 1")
     check_floating(scores)
+    check_dim(dim)
     wide = upcast(scores)
     if scores.numel() and scores.dim():
         top = wide.detach().amax(dim, keepdim=True)
@@ -258,6 +259,7 @@ def escort(probs: Tensor, beta: float, dim: int = -1) -> Tensor:
         tensor([0.5000, 0.5000, 0.0000])
     """
     check_floating(probs)
+    check_dim(dim)
     if not -math.inf < beta < math.inf:  # a compiler can't follow math.isfinite of a number that varies
         raise ValueError(f"beta must be finite, got {beta}")
     wide = upcast(probs)

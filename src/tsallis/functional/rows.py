@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from numbers import Real
 from typing import Any, NamedTuple
@@ -62,6 +63,8 @@ def as_rows(
     if dtype not in _WIDE:
         dtype = result_dtype(scores)
     last = scores.dim() - 1
+    if type(dim) is not int:
+        check_dim(dim)
     axis = dim if dim >= 0 else last + 1 + dim
     if last < 0:
         if dim not in (-1, 0):
@@ -117,6 +120,12 @@ def masked(scores: Tensor, mask: Tensor) -> Tensor:
         ) from error
 
 
+def check_dim(dim: Any) -> None:
+    """Raise a TypeError unless a dimension is an integer; whether the tensor has it, PyTorch says."""
+    if isinstance(dim, bool) or not hasattr(dim, "__index__"):
+        raise TypeError(f"dim must be an integer, got {dim!r}")
+
+
 def check_floating(scores: Tensor, name: str = "scores") -> None:
     if not isinstance(scores, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(scores).__name__}")
@@ -146,7 +155,11 @@ def number(name: str, value: Any) -> float:
         return value
     if isinstance(value, bool) or not isinstance(value, _NUMBERS):
         raise TypeError(f"{name} must be a number, got {value!r}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        whole: Any = value
+        return math.inf if whole > 0 else -math.inf
 
 
 def alpha_number(alpha: float, positive: bool = False) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,19 @@ class Output:
     hypothesis: Hypothesis
     scores: TokenScores | None = None
     alignment: Pairs | None = None
+
+    @classmethod
+    def of(cls, hypothesis: Hypothesis, vocabulary: Any, length_penalty: float = 0.0, **details: Any) -> Output:
+        """Return an output with its text.
+
+        Args:
+            hypothesis: of a search or a draw.
+            vocabulary: that spells its symbols.
+            length_penalty: of the search.
+            details: `scores` and `alignment`.
+        """
+        text, tokens = str(vocabulary.text(hypothesis.tokens)), tuple(map(vocabulary.name, hypothesis.tokens))
+        return cls(text, tokens, hypothesis.score(length_penalty), hypothesis, **details)
 
     @property
     def log_prob(self) -> float:
@@ -128,13 +142,11 @@ class Form:
     """The form in which an answer is described as a JSON object.
 
     Args:
-        noun: what an output is called.
         vocabulary: of the outputs.
         options: of the search.
         beginning: that the line's output has, where it has its own.
     """
 
-    noun: str
     vocabulary: Any
     options: SearchOptions
     beginning: str = ""
@@ -155,9 +167,7 @@ class Form:
             content["choice"] = self._choice(answer)
         if options.sample is not None:
             return {**content, "draws": [self._output(output) if output else None for output in answer.outputs]}
-        if answer.result is None:
-            return {**content, "certificate": "none", "bound": None, "mass": 0.0, "hypotheses": []}
-        return {**content, **self._result(answer, answer.result)}
+        return {**content, **self._result(answer)}
 
     def _choice(self, answer: Answer) -> dict[str, Any] | None:
         choice, best = answer.choice, answer.best
@@ -166,10 +176,12 @@ class Form:
         proved = choice.proved and answer.result is not None
         return {**self._output(best), "expected_utility": choice.expected_utility, "proved": proved}
 
-    def _result(self, answer: Answer, result: Result) -> dict[str, Any]:
+    def _result(self, answer: Answer) -> dict[str, Any]:
         from tsallis.evaluation.outputs import describe_result
+        from tsallis.search import Certificate, Result
 
-        content = describe_result(result, self.vocabulary, self.noun)
+        nothing = Result((), Certificate("none", -math.inf))  # of a line that holds nothing to read
+        content = describe_result(answer.result or nothing, self.vocabulary)
         for output, described in zip(answer.outputs, content["hypotheses"], strict=True):
             described.update(self._details(output))
         if not (self.options.every or self.options.exact):
@@ -179,7 +191,7 @@ class Form:
     def _output(self, output: Output) -> dict[str, Any]:
         from tsallis.evaluation.outputs import describe_hypothesis
 
-        described = describe_hypothesis(output.hypothesis, self.vocabulary, self.noun, self.options.length_penalty or 0)
+        described = describe_hypothesis(output.hypothesis, self.vocabulary, self.options.length_penalty or 0)
         return {**described, **self._details(output)}
 
     def _details(self, output: Output | None) -> dict[str, Any]:

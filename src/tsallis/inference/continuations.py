@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tsallis.inference.options import check_temperature, check_tempered_run, check_whole
+from tsallis.errors import check_whole
+from tsallis.inference.options import check_option, check_temperature, check_tempered_run
 from tsallis.search_budget import LENGTH, MOST
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class GenerationOptions:
             ("--beam", self.beam, 1, MOST),
         ):
             if value is not None:
-                check_whole(name, value, least, most)
+                check_option(check_whole, name, value, least, most)
         if self.beam is not None and (self.samples is not None or self.seed is not None):
             raise InputError("--beam searches, --samples and --seed are for draws: one of the two")
         if self.beam is not None and self.temperature is not None:

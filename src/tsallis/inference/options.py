@@ -8,12 +8,12 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
-from tsallis.search_budget import EXPANSIONS, LENGTH, MOST, MOST_EXPANSIONS
+from tsallis.errors import check_real, check_whole
+from tsallis.search_budget import EXPANSIONS, LENGTH, MOST, MOST_EXPANSIONS, PENALTY
 
 if TYPE_CHECKING:
     from tsallis.config import SearchConfig
@@ -60,11 +60,11 @@ WHOLE: dict[str, tuple[int, int]] = {
     "--min-length": (0, LENGTH),
     "--max-length": (1, LENGTH),
 }
-REAL: dict[str, tuple[float, float]] = {
-    "--time": (0, math.inf),
-    "--mass": (0, 1),
-    "--length-penalty": (0, 100),
-    "--temperature": (0, math.inf),
+REAL: dict[str, tuple[float, float, bool]] = {  # True: the ends are outside
+    "--time": (0, math.inf, False),
+    "--mass": (0, 1, True),
+    "--length-penalty": (0, PENALTY, False),
+    "--temperature": (0, math.inf, True),
 }
 # What Python calls an option, where it is not the option's own name.
 KEYWORDS = {
@@ -140,10 +140,10 @@ class SearchOptions:
         """
         for name, (first, last) in WHOLE.items():
             if names[name] is not None:
-                check_whole(name, names[name], first, last)
-        for name, (least, most) in REAL.items():
+                check_option(check_whole, name, names[name], first, last)
+        for name, (least, most, inside) in REAL.items():
             if names[name] is not None:
-                _check_real(name, names[name], least, most)
+                check_option(check_real, name, names[name], least, most, inside=inside)
 
     def check_run(self, run: Run) -> None:
         """Refuse a mass, or a temperature, where outputs don't sum to 1.
@@ -266,38 +266,18 @@ class SearchOptions:
         return beam_search(model, src, lengths, n_best=None if self.mbr else n_best, **beam, **common)
 
 
-def check_whole(name: str, value: Any, first: int, last: int) -> None:
-    """Refuse what is no whole number from `first` to `last`.
+def check_option(check: Callable[..., object], name: str, value: Any, *span: Any, **options: Any) -> None:
+    """Check the value of an option by a check of Python's functions.
 
     Raises:
-        InputError: such a value.
+        InputError: what the check refuses.
     """
-    from tsallis.errors import InputError, describe
+    from tsallis.errors import InputError
 
-    if not isinstance(value, Integral) or isinstance(value, bool) or not first <= int(value) <= last:
-        raise InputError(f"{name} must be a whole number from {first} to {last}, got {describe(value)}")
-
-
-def _check_real(name: str, value: Any, least: float, most: float) -> None:
-    """Refuse a number that an option can't have.
-
-    Raises:
-        InputError: such a number, or no number.
-    """
-    from tsallis.errors import InputError, describe
-
-    if not isinstance(value, Real) or isinstance(value, bool):
-        raise InputError(f"{name} must be a number, got {describe(value)}")
-    number = float(value)
-    if name == "--temperature" and not 0 < number < math.inf:
-        raise InputError(f"--temperature must be above 0 and finite, got {number:g}")
-    if not math.isfinite(number):
-        raise InputError(f"{name} must be finite, got {number}")
-    if name == "--mass" and not 0 < number < 1:
-        raise InputError(f"--mass must be above 0 and below 1, got {number:g}")
-    if not least <= number <= most:
-        allowed = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
-        raise InputError(f"{name} must be {allowed}, got {number:g}")
+    try:
+        check(name, value, *span, **options)
+    except (TypeError, ValueError) as error:
+        raise InputError(str(error)) from None
 
 
 def check_temperature(temperature: float | None) -> None:
@@ -307,7 +287,7 @@ def check_temperature(temperature: float | None) -> None:
         InputError: what is no number above 0, or not finite.
     """
     if temperature is not None:
-        _check_real("--temperature", temperature, *REAL["--temperature"])
+        check_option(check_real, "--temperature", temperature, inside=True)
 
 
 def check_tempered_run(run: Run, temperature: float | None) -> None:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from tsallis.errors import check_whole
 from tsallis.inference.alignment import Links, align, check_alignment
 from tsallis.inference.answers import Answer, Form, Output, TextScore
 from tsallis.inference.continuations import TOKENS, Continuations, GenerationOptions, continue_prompt
-from tsallis.inference.options import SearchOptions, check_whole, keywords
+from tsallis.inference.options import SearchOptions, check_option, keywords
 from tsallis.inference.suggestions import LISTED, Completer, Suggestions
 from tsallis.search_budget import MOST
 
@@ -293,7 +294,7 @@ class TextRun:
         return options.with_defaults(self.search).spell(self.run, self.task, texts, origins, limit)
 
     def _form(self, options: SearchOptions, beginning: str = "") -> Form:
-        return Form(self.task.noun, self.run.tgt_vocab, options, beginning)
+        return Form(self.run.tgt_vocab, options, beginning)
 
     def _source(self, lines: Lines, row: int) -> tuple[str, ...]:
         symbols = [int(symbol) for symbol in lines.corpus.src[row]]
@@ -326,14 +327,7 @@ class TextRun:
         vocabulary: Any = self.run.tgt_vocab
         texts = iter(
             [
-                Output(
-                    text=str(vocabulary.text(output.tokens)),
-                    tokens=tuple(vocabulary.name(symbol) for symbol in output.tokens),
-                    score=output.score(penalty),
-                    hypothesis=output,
-                    scores=score,
-                    alignment=link,
-                )
+                Output.of(output, vocabulary, penalty, scores=score, alignment=link)
                 for (_, output), score, link in zip(flat, scores, links, strict=True)
             ]
         )
@@ -470,7 +464,7 @@ class TextRun:
         """
         texts = _check_lines(lines, "lines")
         with keywords():
-            check_whole("--nbest", n_best, 1, MOST)
+            check_option(check_whole, "--nbest", n_best, 1, MOST)
             starts = _beginnings(typed, len(texts), "typed")
             completer = Completer(self.run, self.task, int(n_best))
             answers = []

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tsallis.errors import check_whole
 from tsallis.functional.rows import alpha_number
 
 
@@ -53,6 +54,7 @@ class PerHeadAlpha(nn.Module):
             raise ValueError(f"low must be below high, got {low:g} and {high:g}")
         if initial is not None and not self.low < initial < self.high:
             raise ValueError(f"initial must lie strictly between {low:g} and {high:g}, got {initial:g}")
+        num_heads = check_whole("num_heads", num_heads, 1)
         self.initial = initial
         self.bias = nn.Parameter(torch.empty(num_heads, device=device, dtype=dtype))
         self.reset_parameters()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tsallis.errors import check_real, check_whole
 from tsallis.functional.attention import attend, count_support
 from tsallis.functional.rows import alpha_number
 from tsallis.nn.alpha import PerHeadAlpha
@@ -127,16 +129,18 @@ class MultiheadAttention(ConstantBuffers):
         num_kv_heads: int | None = None,
     ) -> None:
         super().__init__()
-        if embed_dim <= 0 or num_heads <= 0 or embed_dim % num_heads:
+        embed_dim, num_heads = check_whole("embed_dim", embed_dim, 1), check_whole("num_heads", num_heads, 1)
+        if embed_dim % num_heads:
             raise ValueError(f"embed_dim must be a multiple of num_heads, got {embed_dim} and {num_heads}")
-        of_keys = num_heads if num_kv_heads is None else num_kv_heads
-        if of_keys <= 0 or num_heads % of_keys:
+        of_keys = num_heads if num_kv_heads is None else check_whole("num_kv_heads", num_kv_heads, 1)
+        if num_heads % of_keys:
             raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {of_keys}")
         factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
         self.num_kv_heads, kv_dim = of_keys, of_keys * self.head_dim
         self.kdim, self.vdim = kdim or embed_dim, vdim or embed_dim
-        self.dropout, self.batch_first, self.add_zero_attn = dropout, batch_first, add_zero_attn
+        self.dropout = check_real("dropout", dropout, 0, 1)
+        self.batch_first, self.add_zero_attn = batch_first, add_zero_attn
         self._sizes = (embed_dim, kv_dim, kv_dim)  # of what queries, keys and values are projected to
         inputs = {"q_proj_weight": embed_dim, "k_proj_weight": self.kdim, "v_proj_weight": self.vdim}
         packed = self.kdim == self.vdim == embed_dim
@@ -483,15 +487,24 @@ def attention_stats(module: nn.Module) -> dict[str, AttentionStats]:
         module: whose attentions report.
 
     Returns:
-        Statistics by name; attentions without a pass, or whose last one was compiled, are left out.
+        Statistics by name; attentions without a pass, or whose last one was compiled, are left out, and a warning says
+        so where these are all.
+
+    Raises:
+        ValueError: a module without a :class:`MultiheadAttention`.
 
     Example:
         >>> layer = nn.ModuleDict({"attention": MultiheadAttention(8, 2, alpha=1.0)})
-        >>> attention_stats(layer)
-        {}
         >>> _ = layer["attention"](*[torch.randn(5, 3, 8)] * 3)
         >>> attention_stats(layer)["attention"].density
         tensor([1., 1.])
     """
-    parts = ((name, part) for name, part in module.named_modules() if isinstance(part, MultiheadAttention))
-    return {name: part.stats() for name, part in parts if part.recorded}
+    parts = {name: part for name, part in module.named_modules() if isinstance(part, MultiheadAttention)}
+    kind = type(module).__name__
+    if not parts:
+        raise ValueError(f"{kind} has no tsallis.nn.MultiheadAttention: sparsify_module replaces those of PyTorch")
+    stats = {name: part.stats() for name, part in parts.items() if part.recorded}
+    if not stats:
+        message = f"no attention of {kind} has run: call the model first; a compiled pass leaves no statistics"
+        warnings.warn(message, stacklevel=2)
+    return stats

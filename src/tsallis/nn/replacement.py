@@ -31,7 +31,7 @@ def sparsify_module(
     alpha: float | Literal["learned"] = 1.5,
     *,
     names: str | Iterable[str] | None = None,
-    initial: float | None = 1.1,
+    initial: float | None = None,
 ) -> Module | MultiheadAttention:
     r"""Give every attention of PyTorch inside a module sparse weights, those of `torch.nn.Transformer` among them.
 
@@ -48,7 +48,8 @@ def sparsify_module(
         module: changed in place, unless it is an attention itself.
         alpha: at least 1: a number, or "learned" for an alpha of each head.
         names: patterns of attentions' names, such as "encoder.*"; None: all.
-        initial: the alpha that learned ones start with; None draws them.
+        initial: the alpha that learned ones start with, such as 1.1, which is near the softmax of a trained module;
+            None draws each at random, as `alpha="learned"` does everywhere (:class:`PerHeadAlpha`).
 
     Returns:
         The module; for an attention itself the one that takes its place.

@@ -13,7 +13,8 @@ from tsallis.models.protocol import BestStep, Decoder, best_of_step
 from tsallis.ops.arguments import BeamLimits, BeamOptions, BeamOutcome, BestSymbols
 from tsallis.ops.backend import load_beams
 from tsallis.search.certificate import Hypothesis, Result
-from tsallis.search.step import Search, check_at_least_one, eval_mode, make_limits, refuse_nan
+from tsallis.search.checks import check_at_least_one, check_sources
+from tsallis.search.step import Search, eval_mode, make_limits, refuse_nan
 from tsallis.special_symbols import BOS, EOS
 
 
@@ -78,15 +79,16 @@ def beam_search(
         True
     """
     check_at_least_one(beam_size=beam_size, n_best=n_best)
-    lengths = src_lengths.tolist()
+    lengths = check_sources(model, src, src_lengths)
     limits = make_limits(lengths, prefixes, min_length, max_length, length_penalty)
     if src.shape[0] == 0:
         return []
+    beam_size, n_best = int(beam_size), None if n_best is None else int(n_best)
     options = BeamOptions(
         size=beam_size,
         n_best=n_best or beam_size,
         num_recorded=0 if n_best is None else n_best + 1,  # one more than is returned: it bounds a list cut short
-        length_penalty=length_penalty,
+        length_penalty=float(length_penalty),
         competing_ends=competing_ends,
     )
     beams = load_beams(beam_size * len(lengths)).Beams(

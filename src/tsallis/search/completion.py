@@ -14,7 +14,8 @@ from torch import Tensor
 
 from tsallis.models.protocol import Decoder, join
 from tsallis.search.certificate import total_mass
-from tsallis.search.step import advance, check_at_least_one, check_prefix, eval_mode
+from tsallis.search.checks import check_at_least_one, check_prefix, check_sources
+from tsallis.search.step import advance, eval_mode
 from tsallis.special_symbols import BOS, EOS
 
 MOST_SPELLINGS = 256  # ways to spell what is typed of a symbol that are followed
@@ -126,9 +127,10 @@ def complete(
         (3, 1.0)
     """
     check_at_least_one(n_best=n_best, longest=longest)
+    check_sources(model, src, src_lengths)
     if len(src) != 1:
         raise ValueError(f"completions are of one source, got {len(src)}")
-    check_prefix(tokens, "what is typed")
+    tokens = check_prefix(tokens, "what is typed")
     if (largest := max(tokens, default=0)) >= len(names):
         raise ValueError(f"what is typed holds the symbol {largest}, there are names of {len(names)}")
     numbers = itertools.count()
@@ -148,6 +150,7 @@ def complete(
             node = nodes[0]._replace(cost=0.0, tokens=(), rest="")
         best = _follow(model, heapq.nsmallest(n_best, nodes), longest, src.device)
     mass = total_mass((math.exp(-n.cost) for n in nodes), model.output.normalized)
+    missing = min(missing, 1.0) if model.output.normalized else missing
     return Completions(log_prob, certain, best, len(nodes), mass, missing)
 
 

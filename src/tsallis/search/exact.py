@@ -12,8 +12,9 @@ from torch import Tensor
 from tsallis.models.protocol import Decoder
 from tsallis.search.beam import beam_search
 from tsallis.search.certificate import Result
-from tsallis.search.exhaustive import check_goal, exhaustive
-from tsallis.search.step import check_at_least_one
+from tsallis.search.checks import check_at_least_one, check_goal, check_sources
+from tsallis.search.exhaustive import exhaustive
+from tsallis.search.step import make_limits
 from tsallis.search_budget import EXPANSIONS
 
 
@@ -70,6 +71,7 @@ def exact_search(
     """
     check_at_least_one(n_best=n_best, beam_size=beam_size, budget=budget)
     check_goal(seconds, mass, model.output.normalized)
+    make_limits(check_sources(model, src, src_lengths), prefixes, **limits)
     results: list[Result] = []
     width = len(src) if seconds is None else 1  # each source has a clock of its own
     for first in range(0, len(src), max(width, 1)):

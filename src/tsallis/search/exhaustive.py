@@ -15,16 +15,8 @@ from torch import Tensor
 
 from tsallis.models.protocol import Decoder, join, unclear_rows
 from tsallis.search.certificate import ROUNDING, Hypothesis, Result, Stop
-from tsallis.search.step import (
-    Expansion,
-    Limits,
-    Prefix,
-    Search,
-    check_at_least_one,
-    checked_log_probs,
-    eval_mode,
-    make_limits,
-)
+from tsallis.search.checks import check_at_least_one, check_goal, check_sources
+from tsallis.search.step import Expansion, Limits, Prefix, Search, checked_log_probs, eval_mode, make_limits
 from tsallis.search_budget import EXPANSIONS
 
 CHUNK = 16  # prefixes of a source expanded together; whatever the batch, so that results don't depend on it
@@ -204,7 +196,9 @@ def exhaustive(
     check_at_least_one(budget=budget, n_best=n_best)
     normalized = model.output.normalized
     check_goal(seconds, mass, normalized)
-    lengths = src_lengths.tolist()
+    lengths = check_sources(model, src, src_lengths)
+    if known is not None and len(known) != len(lengths):
+        raise ValueError(f"known must have one result for each of {len(lengths)} sources, got {len(known)}")
     limits = make_limits(lengths, prefixes, min_length, max_length, length_penalty)
     width = WINDOW if seconds is None else 1
     with eval_mode(model):
@@ -221,16 +215,6 @@ def exhaustive(
             _search(model, opened, keep_attention, src.device)
             queues += opened
     return [queue.result(normalized, n_best) for queue in queues]
-
-
-def check_goal(seconds: float | None, mass: float | None, normalized: bool) -> None:
-    """Refuse a time or a mass that can't be, or that the model's outputs can't have."""
-    if seconds is not None and not 0 <= seconds < math.inf:
-        raise ValueError(f"seconds must be at least 0 and finite, got {seconds}")
-    if mass is not None and not 0 < mass < 1:
-        raise ValueError(f"mass must be above 0 and below 1, got {mass}")
-    if mass is not None and not normalized:
-        raise ValueError("mass is for models whose outputs sum to 1, and alpha-ReLU's don't")
 
 
 def _open_queue(

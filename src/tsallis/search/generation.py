@@ -11,8 +11,9 @@ from torch import Tensor
 
 from tsallis.models.protocol import Decoder
 from tsallis.search.certificate import LARGEST_LOG
+from tsallis.search.checks import check_at_least_one, check_sources
 from tsallis.search.sampling import draw_tokens, draw_uniform, make_generators
-from tsallis.search.step import advance, check_at_least_one, eval_mode
+from tsallis.search.step import advance, eval_mode
 from tsallis.search.temperature import with_temperature
 from tsallis.special_symbols import BOS, EOS
 
@@ -82,8 +83,9 @@ def generate(
         True
     """
     check_at_least_one(n=n, length=length)
-    model = with_temperature(model, temperature)
-    batch = len(prompts)
+    tempered = with_temperature(model, temperature)
+    batch = len(check_sources(model, prompts, prompt_lengths))
+    model = tempered
     generators = make_generators(batch, seeds)
     if not batch:
         return []

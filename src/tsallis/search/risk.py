@@ -81,4 +81,4 @@ def minimum_risk(
         gains = {text: gain for text, gain in gains.items() if gain >= least}
     best = max(gains, key=gains.__getitem__)
     proved = all(gains[best] - gain >= missing for text, gain in gains.items() if text != best)
-    return RiskChoice(index[best], gains[best] / total, proved)
+    return RiskChoice(index[best], min(gains[best] / total, 1.0), proved)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from tsallis.models.protocol import Decoder
 from tsallis.search.certificate import Hypothesis
-from tsallis.search.step import Expansion, Prefix, advance, check_at_least_one, eval_mode, make_limits
+from tsallis.search.checks import check_at_least_one, check_seeds, check_sources
+from tsallis.search.step import Expansion, Prefix, advance, eval_mode, make_limits
 from tsallis.search.temperature import with_temperature
 from tsallis.special_symbols import EOS
 
@@ -63,8 +64,9 @@ def sample(
         [4, 4]
     """
     check_at_least_one(n=n)
-    model = with_temperature(model, temperature)
-    lengths = src_lengths.tolist()
+    tempered = with_temperature(model, temperature)
+    lengths = check_sources(model, src, src_lengths)
+    model = tempered
     limits = [limit for limit in make_limits(lengths, prefixes, max_length=max_length) for _ in range(n)]
     generators = make_generators(len(lengths), seeds)
     outputs: list[Hypothesis | None] = [None] * len(limits)
@@ -111,9 +113,7 @@ def make_generators(sources: int, seeds: Sequence[int] | None) -> list[torch.Gen
     """Return a source of random numbers for each source, on the CPU."""
     if seeds is None:
         seeds = torch.randint(2**62, (sources,), device="cpu").tolist()
-    if len(seeds) != sources:
-        raise ValueError(f"there must be one seed a source, got {len(seeds)} for {sources} sources")
-    return [torch.Generator().manual_seed(seed) for seed in seeds]
+    return [torch.Generator().manual_seed(seed) for seed in check_seeds(seeds, sources)]
 
 
 def draw_tokens(log_probs: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from tsallis.models.protocol import Decoder
-from tsallis.search.step import advance, check_at_least_one, checked_log_probs, eval_mode
+from tsallis.search.checks import check_at_least_one, check_sources, check_targets
+from tsallis.search.step import advance, checked_log_probs, eval_mode
 from tsallis.special_symbols import IGNORE_INDEX
 
 
@@ -40,7 +41,8 @@ def score(model: Decoder, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_
         >>> score(model, src, lengths, torch.tensor([[1, 7, 8]]), torch.tensor([[7, 8, 2]])).exp().item() > 0
         True
     """
-    _check_targets(src, tgt_in, tgt_out)
+    check_sources(model, src, src_lengths)
+    tgt_in, tgt_out = check_targets(model, src, tgt_in, tgt_out)
     total = torch.zeros(len(src), dtype=torch.float64, device=src.device)
     if len(src) == 0:
         return total
@@ -52,13 +54,6 @@ def score(model: Decoder, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_
             log_prob = log_probs.gather(-1, torch.where(mask, gold, 0).unsqueeze(-1)).squeeze(-1)
             total = total + torch.where(mask, log_prob, 0)
     return total
-
-
-def _check_targets(src: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> None:
-    if tgt_in.shape != tgt_out.shape or tgt_in.dim() != 2 or len(tgt_in) != len(src):
-        raise ValueError(
-            f"tgt_in and tgt_out must both be [{len(src)}, tgt], got {list(tgt_in.shape)} and {list(tgt_out.shape)}"
-        )
 
 
 @dataclass(frozen=True)
@@ -139,7 +134,8 @@ def score_tokens(
         >>> scores.exclusion.step, scores.exclusion.token, scores.exclusion.support
         (1, 9, 14)
     """
-    _check_targets(src, tgt_in, tgt_out)
+    check_sources(model, src, src_lengths)
+    tgt_in, tgt_out = check_targets(model, src, tgt_in, tgt_out)
     check_at_least_one(alternatives=alternatives)
     tokens: list[list[int]] = [[] for _ in range(len(src))]
     log_probs: list[list[float]] = [[] for _ in tokens]

@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tsallis.errors import describe
 from tsallis.models.protocol import Decoder
 from tsallis.search.certificate import Hypothesis, Result, Scope, certify
-from tsallis.special_symbols import BOS, EOS, PAD
+from tsallis.search.checks import check_limits, check_prefix
+from tsallis.special_symbols import BOS, EOS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -187,16 +189,17 @@ def make_limits(
     """Return the limits of each source; the default of `max_length` is twice a source's length and 20 after its prefix.
 
     Raises:
+        TypeError: anything but numbers and symbols.
         ValueError: numbers that can't be, or of which none is between them; not one prefix a source, and one that ends
             or is too long.
     """
-    check_at_least_one(max_length=max_length)
-    if min_length < 0 or (max_length is not None and min_length > max_length):
-        most = "" if max_length is None else f" and at most max_length {max_length}"
-        raise ValueError(f"min_length must be at least 0{most}, got {min_length}")
-    if not 0 <= length_penalty < math.inf:
-        raise ValueError(f"length_penalty must be at least 0 and finite, got {length_penalty}")
-    starts = [tuple(prefix) for prefix in prefixes] if prefixes is not None else [()] * len(src_lengths)
+    check_limits(min_length, max_length, length_penalty)
+    if prefixes is None:
+        starts: list[tuple[int, ...]] = [()] * len(src_lengths)
+    elif isinstance(prefixes, str) or not isinstance(prefixes, Iterable):
+        raise TypeError(f"prefixes must be a sequence with the symbols of each source, got {describe(prefixes)}")
+    else:
+        starts = [check_prefix(prefix, f"the prefix of source {source}") for source, prefix in enumerate(prefixes)]
     if len(starts) != len(src_lengths):
         raise ValueError(f"there must be one prefix a source, got {len(starts)} for {len(src_lengths)} sources")
     limits = []
@@ -204,28 +207,8 @@ def make_limits(
         longest = max(2 * length + 20 + len(start), min_length) if max_length is None else max_length
         if len(start) > longest:
             raise ValueError(f"the prefix of source {source} has {len(start)} tokens, max_length is {max_length}")
-        check_prefix(start, f"the prefix of source {source}")
-        limits.append(Limits(longest + 1, min_length, start, length_penalty))
+        limits.append(Limits(int(longest) + 1, int(min_length), start, float(length_penalty)))
     return limits
-
-
-def check_prefix(tokens: Sequence[int], name: str) -> None:
-    """Refuse a prefix that holds what no output may hold before its end.
-
-    Raises:
-        ValueError: padding, start, end or a negative number.
-    """
-    if any(token in (PAD, BOS, EOS) for token in tokens):
-        raise ValueError(f"{name} holds padding, start or end: {list(tokens)}")
-    if (smallest := min(tokens, default=0)) < 0:
-        raise ValueError(f"{name} holds {smallest}, symbols are counted from 0")
-
-
-def check_at_least_one(**sizes: int | None) -> None:
-    """Refuse sizes below 1; None stands for a default."""
-    for name, value in sizes.items():
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
 
 
 def _parts(model: Any) -> list[Any]:

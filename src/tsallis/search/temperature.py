@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tsallis.errors import check_real
 from tsallis.models.protocol import Step
 from tsallis.search.ensemble import Ensemble
 
@@ -40,8 +40,7 @@ def with_temperature(model: Any, temperature: float) -> Any:
         >>> [with_temperature(model, t).output.log_probs(scores).exp().tolist() for t in (1.0, 0.25)]
         [[[0.75, 0.25, 0.0]], [[1.0, 0.0, 0.0]]]
     """
-    if not 0 < temperature < math.inf:
-        raise ValueError(f"temperature must be above 0 and finite, got {temperature}")
+    check_real("temperature", temperature, inside=True)
     if temperature == 1:
         return model
     if isinstance(model, Ensemble):

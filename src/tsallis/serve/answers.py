@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,12 +15,13 @@ from tsallis.analysis import AttentionReader, Sentence, beam_tree, read_model, r
 from tsallis.config import SearchConfig
 from tsallis.data.packing import TextCorpus
 from tsallis.errors import InputError, describe
-from tsallis.evaluation.outputs import describe_hypothesis, describe_result, finite
+from tsallis.evaluation.outputs import finite
+from tsallis.inference.answers import Answer, Form, Output
+from tsallis.inference.options import SearchOptions
 from tsallis.inference.run import whole_batch
 from tsallis.inference.suggestions import Completer
 from tsallis.models.batch import Batch
 from tsallis.search import (
-    Certificate,
     GeneratedText,
     Hypothesis,
     Result,
@@ -52,8 +53,36 @@ from tsallis.training.schema import ModelRecord, read_record
 
 ROWS = 512  # prefixes that a model reads together
 TIME_SHARE = 0.8  # of the time for a request: searches that can end early do so before it is over
-NOTHING = Result((), Certificate("none", -math.inf))  # of a source without symbols
 Content = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The outputs of a source.
+
+    Args:
+        outputs: of a search, or draws.
+        result: of the search; None of draws.
+        texts: draws of a language model that may be cut, as JSON holds them.
+        more: what the answer has besides.
+    """
+
+    outputs: tuple[Output | None, ...] = ()
+    result: Result | None = None
+    texts: Sequence[Content] | None = None
+    more: Content = field(default_factory=dict)
+
+    def describe(self, line: int, unknown: int, form: Form) -> Content:
+        """Return the answer as `tsallis translate --json` prints it; outputs have the numbers of their symbols, too."""
+        content = Answer(line, self.outputs, self.result, unknown=unknown, _form=form).to_dict()
+        if self.texts is not None:
+            content["draws"] = self.texts
+            return content
+        described = content["draws"] if self.result is None else content["hypotheses"]
+        for output, part in zip(self.outputs, described, strict=True):
+            if output is not None:
+                part["tokens"] = output.hypothesis.tokens
+        return {**content, **self.more}
 
 
 @dataclass(frozen=True)
@@ -127,14 +156,29 @@ class ServedRun:
         lines = [self._read(request.sources, request) for request in requests]
         self._check_run(first)
         rows = [(part.corpus.src[row], number + 1) for part in lines for row, number in enumerate(part.numbers)]
-        answers = iter(self._search(first, rows, check))
+        outputs = iter(self._search(first, rows, check))
+        form = Form(self.run.tgt_vocab, self._options(first))
         contents = []
-        for request, part in zip(requests, lines, strict=True):
-            unknown = (self.task.count_unknown(part.corpus.src[row]) for row in range(len(part.numbers)))
-            by_line = {number: {"unknown": next(unknown), **next(answers)} for number in part.numbers}
-            nothing = {"draws": []} if request.search == "sample" else describe_result(NOTHING, self.run.tgt_vocab)
-            contents.append([by_line.get(number, {"unknown": 0, **nothing}) for number in range(part.count)])
+        for part in lines:
+            answers = {number: Answer(number + 1, _form=form).to_dict() for number in range(part.count)}
+            for row, number in enumerate(part.numbers):
+                unknown = self.task.count_unknown(part.corpus.src[row])
+                answers[number] = next(outputs).describe(number + 1, unknown, form)
+            contents.append([*answers.values()])
         return [{"run": self.name, "search": first.search, "answers": part} for part in contents]
+
+    def _options(self, request: TranslateRequest) -> SearchOptions:
+        """Return the options of a request as those of the command, the configuration's limits among them."""
+        options = SearchOptions(
+            every=request.search == "all",
+            exact=request.search == "exact",
+            sample=request.draws or 1 if request.search == "sample" else None,
+            prefix=request.prefix or None,
+            min_length=request.min_length,
+            max_length=self._longest(request),
+            length_penalty=request.length_penalty,
+        )
+        return options.with_defaults(self.search)
 
     def _read(self, sources: Sequence[str], request: Request) -> Lines:
         """Turn sources into numbers.
@@ -174,8 +218,8 @@ class ServedRun:
             name = "max_length" if request.min_length is None else "min_length"
             raise Refusal(400, f"{name}: this run has outputs of at least {least} symbols and at most {most}")
 
-    def _search(self, request: TranslateRequest, rows: Sequence[Any], check: Check) -> list[Content]:
-        """Return the answer to each row, a source's symbols and the number of its line."""
+    def _search(self, request: TranslateRequest, rows: Sequence[Any], check: Check) -> list[_Found]:
+        """Return the outputs of each row, a source's symbols and the number of its line."""
         width = request.draws or request.beam or request.nbest or self.search.beam_size
         count = len(rows) or 1
         if request.search in ("beam", "sample"):  # the others limit themselves, and share their time
@@ -183,8 +227,8 @@ class ServedRun:
         parts = (self._search_rows(request, rows[i : i + count], check) for i in range(0, len(rows), count))
         return [answer for part in parts for answer in part]
 
-    def _search_rows(self, request: TranslateRequest, rows: Sequence[Any], check: Check) -> list[Content]:
-        """Return the answers to rows that are searched together."""
+    def _search_rows(self, request: TranslateRequest, rows: Sequence[Any], check: Check) -> list[_Found]:
+        """Return the outputs of rows that are searched together."""
         model: Any = InterruptibleModel(self.run.model, check)
         batch = self._batch([symbols for symbols, _ in rows])
         prefix = self._spell(request)
@@ -197,13 +241,19 @@ class ServedRun:
             if not self.task.searched and prefix is None:  # texts, of which the beginnings are worth having, too
                 length = min(request.max_length or self.limits.longest, self.limits.longest)
                 texts = generate(model, batch.src, batch.src_lengths, request.draws or 1, length=length, seeds=seeds)
-                return [{"draws": [self._text(text) for text in part]} for part in texts]
+                return [_Found(texts=[self._text(text) for text in part]) for part in texts]
             draws = sample(model, batch.src, batch.src_lengths, request.draws or 1, seeds=seeds, **common)
-            return [{"draws": [draw and self._hypothesis(draw) for draw in part]} for part in draws]
+            return [_Found(self._outputs(part)) for part in draws]
         least, penalty = self._shortest(request), request.length_penalty
         common |= {"min_length": least, "length_penalty": self.search.length_penalty if penalty is None else penalty}
         results = self._results(request, model, batch, common)
-        return [self._result(result, model, batch, row, request.tree) for row, result in enumerate(results)]
+        found = [_Found(self._outputs(result.hypotheses), result) for result in results]
+        if request.tree:
+            for row, (result, part) in enumerate(zip(results, found, strict=True)):
+                source = batch.src[row, : int(batch.src_lengths[row])]
+                tree = beam_tree(model, source, result, self.run.tgt_vocab).to_dict() if result.best else None
+                part.more["tree"] = tree
+        return found
 
     def _results(self, request: TranslateRequest, model: Any, batch: Batch, common: Content) -> list[Result]:
         src, lengths, n_best = batch.src, batch.src_lengths, request.nbest or 1
@@ -238,8 +288,8 @@ class ServedRun:
             raise Refusal(400, f"prefix: {describe(request.prefix)} has {len(tokens)} symbols, expected at most {most}")
         return tokens
 
-    def _hypothesis(self, hypothesis: Hypothesis) -> Content:
-        return {**describe_hypothesis(hypothesis, self.run.tgt_vocab), "tokens": hypothesis.tokens}
+    def _outputs(self, hypotheses: Sequence[Hypothesis | None]) -> tuple[Output | None, ...]:
+        return tuple(Output.of(output, self.run.tgt_vocab) if output else None for output in hypotheses)
 
     def _text(self, text: GeneratedText) -> Content:
         return {
@@ -251,23 +301,12 @@ class ServedRun:
             "tokens": text.tokens,
         }
 
-    def _result(self, result: Result, model: Any, batch: Batch, row: int, tree: bool) -> Content:
-        content = describe_result(result, self.run.tgt_vocab)
-        for hypothesis, part in zip(result.hypotheses, content["hypotheses"], strict=True):
-            part["tokens"] = hypothesis.tokens
-        if tree:
-            source = batch.src[row, : int(batch.src_lengths[row])]
-            content["tree"] = beam_tree(model, source, result, self.run.tgt_vocab).to_dict() if result.best else None
-        return content
-
     def suggest(self, requests: Sequence[SuggestRequest], check: Check) -> list[Content]:
         """Answer a request by what may follow what is typed."""
         (request,) = requests
         run = replace(self.run, model=InterruptibleModel(self.run.model, check))
         completer = Completer(run, self.task, self._choices(request))
-        content = completer.suggest(self._source(request), request.typed).to_dict()
-        del content["line"]  # a request is one line
-        return [{"run": self.name, **content}]
+        return [{"run": self.name, **completer.suggest(self._source(request), request.typed).to_dict()}]
 
     def _choices(self, request: SuggestRequest | StepsRequest) -> int:
         """Return how many continuations or symbols an answer lists."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tsallis.errors import describe
-from tsallis.search_budget import EXPANSIONS
+from tsallis.search_budget import EXPANSIONS, PENALTY
 from tsallis.serve.limits import MOST_HEADS, Limits, Refusal
 from tsallis.training.schema import explain
 
@@ -78,7 +78,7 @@ class TranslateRequest(Request):
     prefix: str | None = None
     min_length: Length | None = None
     max_length: Positive | None = None
-    length_penalty: Annotated[Finite, Field(ge=0, le=100)] | None = None
+    length_penalty: Annotated[Finite, Field(ge=0, le=PENALTY)] | None = None
     tree: bool = False
 
     def sources_of(self) -> list[str]:

@@ -244,6 +244,19 @@ class Task(ABC):
         """Return how many symbols of a source the run doesn't know."""
         return sum(int(symbol) == UNK for symbol in source)
 
+    def unknown_symbols(self, run: Run, source: Sequence[int], title: str) -> list[str]:
+        """Return the symbols of a source that the run doesn't know, as its line has them.
+
+        Args:
+            run: whose vocabulary counts.
+            source: numbers of the symbols.
+            title: of the line, see :class:`Lines`.
+        """
+        vocabulary: Any = run.src_vocab
+        subwords = hasattr(vocabulary, "pieces")
+        symbols = vocabulary.pieces(title) if subwords else self.attention_symbols(run, source, (), title)["source"]
+        return [symbol for symbol, number in zip(symbols, source, strict=False) if number == UNK]
+
     def utility(self, text: str, reference: str) -> float:
         """Return how good an output is where another one is right, from 0 to 1: for choices of least risk."""
         return float(text == reference)

@@ -19,7 +19,7 @@ from tsallis.data.vocabulary import Vocabulary
 from tsallis.datasets.english_verbs import verb_forms
 from tsallis.errors import InputError, describe, shorten
 from tsallis.evaluation.text_scores import CorpusScore, form_scores, levenshtein
-from tsallis.special_symbols import FIRST
+from tsallis.special_symbols import FIRST, UNK
 from tsallis.tasks.base import LONGEST, Data, Lines, Task, Vocabularies, refuse_long, split_name
 from tsallis.tasks.sequences import SequenceTask, check_source
 from tsallis.training.file_names import TASK
@@ -28,6 +28,8 @@ from tsallis.training.run_folder import Run
 COLUMNS = "lemma<TAB>form<TAB>tags"
 SEPARATOR = ";"  # of tags
 LANGUAGE = "<lang:"  # that the symbols of languages begin with
+TAG = "<tag:"
+MOST_NAMED = 5  # tags in a message
 
 
 class InflectionData(Section):
@@ -135,7 +137,28 @@ class Inflection(SequenceTask):
         if language is None and self.languages and len(self.languages) == 1:
             language = self.languages[0]
         self.check_language(run, language)
+        for number, line in enumerate(() if gold else lines, first + 1):
+            if line.strip() and "\t" not in line:
+                raise InputError(
+                    f"{name}:{number}: expected {self.columns[0]} or {COLUMNS}, found 1 column: {shorten(line)}"
+                    f"{self._example(run, line.strip())}"
+                )
         return super().read(lines, name, run, gold, first, language=language, **options)
+
+    def _example(self, run: Run, lemma: str) -> str:
+        """Return what a message says of a run's tags, the most frequent ones first."""
+        tags = [
+            s[len(TAG) : -1] for s in map(run.src_vocab.name, range(FIRST, len(run.src_vocab))) if s.startswith(TAG)
+        ]
+        if not tags:
+            return ""
+        known = f"{', '.join(tags[:MOST_NAMED])}{', ...' if len(tags) > MOST_NAMED else ''}"
+        return f"; for example {shorten(lemma)[1:-1]}<TAB>{tags[0]} (the run's tags, joined by semicolons: {known})"
+
+    def unknown_symbols(self, run: Run, source: Sequence[int], title: str) -> list[str]:
+        lemma, _, tags = title.rpartition(" + ")
+        symbols = [*tags.split(";"), *lemma]
+        return [s for s, n in zip(symbols, source[len(source) - len(symbols) :], strict=True) if n == UNK]
 
     def parse(
         self, line: str, origin: str, gold: bool, language: str | None = None, empty: bool = False
@@ -242,7 +265,7 @@ class InflectionExample:
     def src_tokens(self) -> list[str]:
         """Return the language token if there is a language, the tags in the file's order, the lemma's characters."""
         language = [f"{LANGUAGE}{self.language}>"] if self.language is not None else []
-        return [*language, *(f"<tag:{tag}>" for tag in self.tags), *self.lemma]
+        return [*language, *(f"{TAG}{tag}>" for tag in self.tags), *self.lemma]
 
     def tgt_tokens(self) -> list[str]:
         """Return the form's characters.

@@ -27,6 +27,7 @@ from tsallis.evaluation.score_names import OF_TEXT, TEACHER_FORCED
 from tsallis.evaluation.teacher_forcing import row_hits, teacher_forced_scores
 from tsallis.evaluation.text_scores import CorpusScore
 from tsallis.search import Result
+from tsallis.special_symbols import UNK
 from tsallis.tasks.base import LONGEST, Data, Lines, ModelSection, Task, Vocabularies, split_name
 from tsallis.tasks.sequences import SequenceModel, SequenceTask
 from tsallis.tasks.subwords import LearningConfig
@@ -186,6 +187,11 @@ class Language(SequenceTask):
         titles = [prompt or text for prompt, text in examples]
         count = len(examples)
         return Lines(TextCorpus(prompts, texts), [text for _, text in examples], titles, list(range(count)), count)
+
+    def unknown_symbols(self, run: Run, source: Sequence[int], title: str) -> list[str]:
+        if not isinstance(run.tgt_vocab, Vocabulary):
+            return super().unknown_symbols(run, source, title)
+        return [character for character, n in zip(title, source, strict=False) if n == UNK]
 
     def split(self, run: Run, config: LanguageData, split: str, **options: Any) -> Lines:
         """Return a split as rows, of `length` tokens if that is set."""

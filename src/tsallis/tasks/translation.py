@@ -266,4 +266,13 @@ def _find_side(config: TranslationData, name: str, language: str) -> Path:
     path = Path(config.folder) / f"{name}.{language}"
     if file := find_packed(path):
         return file
-    raise InputError(f"{path}: there is no such file (nor one that ends in .xz or .gz); see `tsallis data list`")
+    if (Path(config.folder) / name).is_file():
+        sides = f"{name}.{config.src} and {name}.{config.tgt}"
+        raise InputError(
+            f"{Path(config.folder) / name}: translation reads one file for each language: expected {sides} (the name "
+            "with data.src and data.tgt behind it), found one file: write its columns to these two"
+        )
+    raise InputError(
+        f"{path}: there is no such file (nor one that ends in .xz or .gz): translation reads one file for each "
+        "language, with data.src or data.tgt at its end; see `tsallis data list`"
+    )

@@ -26,6 +26,7 @@ from tsallis.errors import InputError, describe, shorten
 from tsallis.models.batch import Batch
 from tsallis.report import View, image_panels
 from tsallis.search import Result
+from tsallis.special_symbols import UNK
 from tsallis.tasks.attention_weights import Attention
 from tsallis.tasks.base import Data, Lines, ModelSection, Task, Vocabularies, split_name
 from tsallis.tasks.labels import LabelModel, LabelTask, describe_answer, label_attention
@@ -203,6 +204,9 @@ class Visual(LabelTask):
 
     def count_unknown(self, source: Sequence[int] | NDArray[Any]) -> int:
         return super().count_unknown(source[1:])  # without the image's number
+
+    def unknown_symbols(self, run: Run, source: Sequence[int], title: str) -> list[str]:
+        return [s for s, n in zip(question_words(title.partition(": ")[2]), source[1:], strict=False) if n == UNK]
 
     def plot(self, run: Run, batch: Batch, result: Result, title: str) -> Figure:
         images = run.model.image_store(batch.src[:, 0])

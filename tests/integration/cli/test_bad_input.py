@@ -258,8 +258,8 @@ def test_outputs_do_not_reach_the_terminal_as_they_are(capsys: pytest.CaptureFix
     result = Result((hypothesis,), Certificate("optimal", 0.0))
     output = Output(str(vocabulary.text(hypothesis.tokens)), (), -0.5, hypothesis)
     for as_json, options in ((False, SearchOptions()), (False, SearchOptions(nbest=2)), (True, SearchOptions())):
-        answer = Answer(1, (output,), result, _form=Form("form", vocabulary, options))
+        answer = Answer(1, (output,), result, _form=Form(vocabulary, options))
         Writer(options, as_json).write([answer])
         shown = capsys.readouterr().out.removesuffix("\n")
         assert not set(shown) & set("\x1b\x9b\ud800\n") and "ş\u200d" in shown
-        assert not as_json or json.loads(shown)["hypotheses"][0]["form"] == "\x1b[2J\x9b\ud800ş\u200d"
+        assert not as_json or json.loads(shown)["hypotheses"][0]["text"] == "\x1b[2J\x9b\ud800ş\u200d"

@@ -57,9 +57,9 @@ def test_translate_score_and_evaluate_agree(tsallis, trained: Path, small_data: 
     forms = tsallis("translate", trained, stdin=request).stdout.split("\n")[:-1]
     assert len(forms) == len(lines)
     listed = [json.loads(x) for x in tsallis("translate", trained, "--json", stdin=request).stdout.splitlines()]
-    assert [x["hypotheses"][0]["form"] if x["hypotheses"] else "" for x in listed] == forms
+    assert [x["hypotheses"][0]["text"] if x["hypotheses"] else "" for x in listed] == forms
     result = [(line, x["hypotheses"][0]) for line, x in zip(lines, listed, strict=True) if x["hypotheses"]]
-    answers = "".join(f"{a.split(chr(9))[0]}\t{h['form']}\t{a.split(chr(9))[2]}\n" for a, h in result)
+    answers = "".join(f"{a.split(chr(9))[0]}\t{h['text']}\t{a.split(chr(9))[2]}\n" for a, h in result)
     scores = [float(x) for x in tsallis("score", trained, stdin=answers).stdout.split()]
     for (_, hypothesis), score in zip(result, scores, strict=True):
         assert score == pytest.approx(hypothesis["log_prob"], abs=1e-4)
@@ -200,7 +200,7 @@ def test_look_prints_weights(tsallis, trained: Path, tmp_path: Path) -> None:
         for row, _, weight in entry["weights"]:
             sums[row] += weight
         assert sums == pytest.approx([1.0] * len(sums), abs=1e-4)
-        assert "".join(content["target"][:-1]) == content["form"]
+        assert "".join(content["target"][:-1]) == content["text"]
     for option, value in (("--out", tmp_path / "looks"), ("--format", "svg")):
         refused = tsallis("look", trained, "--weights", option, value, stdin="walk\tV;PST\n", status=2)
         assert refused.stderr == f"tsallis: {option} is for figures, --weights prints numbers: one of the two\n"

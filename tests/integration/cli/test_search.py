@@ -47,14 +47,26 @@ def test_exact_answers_are_the_first_of_all(answers: Answers, tsallis, trained: 
     every, exact = answers("--all", "--nbest", 3), answers("--exact", "--nbest", 3)
     for one, rest in zip(exact, every, strict=True):
         assert one["certificate"] in ("optimal", "complete") and one["stopped_by"] is None is rest["stopped_by"]
-        assert [h["form"] for h in one["hypotheses"]] == [h["form"] for h in rest["hypotheses"]]
+        assert [h["text"] for h in one["hypotheses"]] == [h["text"] for h in rest["hypotheses"]]
         logs = ([h["log_prob"] for h in answer["hypotheses"]] for answer in (one, rest))
         assert next(logs) == pytest.approx(next(logs), abs=1e-5)
     lines = [line.split("\t") for line in tsallis("translate", trained, "--exact", stdin=ASKED).stdout.splitlines()]
     assert [(line[0], line[1]) for line in lines] == [
-        (str(a["line"]), a["hypotheses"][0]["form"]) for a in answers("--exact")
+        (str(a["line"]), a["hypotheses"][0]["text"]) for a in answers("--exact")
     ]
     assert all(len(line) == 4 for line in lines)
+
+
+@pytest.mark.parametrize("options", [("--all", "--budget", 40), ("--exact", "--nbest", 3), ("--nbest", 3)])
+def test_a_list_has_one_certificate(answers: Answers, tsallis, second: Path, options: tuple[object, ...]) -> None:
+    """The certificate is about the list: beside its less probable outputs "optimal" would not be true."""
+    shown = [line.split("\t") for line in tsallis("translate", second, *options, stdin=ASKED).stdout.splitlines()]
+    expected = [
+        [str(answer["line"]), output["text"], f"{output['prob']:.6g}", answer["certificate"] if first else ""]
+        for answer in answers(*options, run=second)
+        for first, output in zip([True, *[False] * 10**4], answer["hypotheses"], strict=False)
+    ]
+    assert shown == expected and len(shown) > len(ASKED.splitlines())
 
 
 def test_searches_that_end_early_say_so(answers: Answers, second: Path) -> None:
@@ -76,10 +88,10 @@ def test_draws_repeat_in_any_company_and_change_with_the_seed(answers: Answers, 
     draws = answers("--sample", 5)
     assert [len(answer["draws"]) for answer in draws] == [5] * 3 and draws == answers("--sample", 5, "--seed", 0)
     (alone,) = answers("--sample", 5, stdin=ASKED.split("\n")[0] + "\n")
-    assert [draw["form"] for draw in alone["draws"]] == [draw["form"] for draw in draws[0]["draws"]]
+    assert [draw["text"] for draw in alone["draws"]] == [draw["text"] for draw in draws[0]["draws"]]
     assert draws != answers("--sample", 5, "--seed", 1)
     text = tsallis("translate", trained, "--sample", 5, stdin=ASKED).stdout.splitlines()
-    forms = [draw["form"] for answer in draws for draw in answer["draws"]]
+    forms = [draw["text"] for answer in draws for draw in answer["draws"]]
     assert [line.split("\t")[1] for line in text] == forms
     cut = tsallis("translate", trained, "--sample", 2, "--max-length", 1, stdin="walk\tV;PST\n").stdout.splitlines()
     assert cut == ["1\t\t"] * 2  # one symbol is too little for a form
@@ -90,22 +102,22 @@ def test_choices_of_least_risk(answers: Answers, tsallis, trained: Path) -> None
         chosen = answers("--mbr", *options)
         for answer in chosen:
             listed = answer.get("hypotheses") or answer["draws"]
-            assert answer["choice"]["form"] in [h["form"] for h in listed if h]
+            assert answer["choice"]["text"] in [h["text"] for h in listed if h]
             assert 0 < answer["choice"]["expected_utility"] <= 1 + 1e-9
             assert answer["choice"]["proved"] or answer.get("certificate") != "complete"
         text = tsallis("translate", trained, "--mbr", *options, stdin=ASKED).stdout.splitlines()
-        assert text == [answer["choice"]["form"] for answer in chosen]
+        assert text == [answer["choice"]["text"] for answer in chosen]
 
 
 def test_beginnings_of_all_lines_and_of_each(answers: Answers) -> None:
     for answer in answers("--prefix", "wa", "--nbest", 3):
         assert answer["limits"] == {"prefix": "wa"}
-        assert all(h["form"].startswith("wa") for h in answer["hypotheses"])
+        assert all(h["text"].startswith("wa") for h in answer["hypotheses"])
     each = answers("--prefix-column", "--exact", stdin="walk\tV;PST\twe\nwalk\tV;PST\t\n")
     assert [a.get("limits") for a in each] == [{"prefix": "we"}, None]
     (alone,) = answers("--exact", stdin="walk\tV;PST\n")
-    assert each[1]["hypotheses"][0]["form"] == alone["hypotheses"][0]["form"]
-    assert all(h["form"].startswith("we") for h in each[0]["hypotheses"])
+    assert each[1]["hypotheses"][0]["text"] == alone["hypotheses"][0]["text"]
+    assert all(h["text"].startswith("we") for h in each[0]["hypotheses"])
 
 
 def test_lengths_and_penalties(answers: Answers) -> None:
@@ -113,11 +125,11 @@ def test_lengths_and_penalties(answers: Answers) -> None:
     options = [x for name, value in lengths.items() for x in (f"--{name.replace('_', '-')}", value)]
     for answer in answers(*options, "--nbest", 4):
         assert answer["limits"] == lengths
-        assert all(6 <= len(h["form"]) <= 7 for h in answer["hypotheses"])
+        assert all(6 <= len(h["text"]) <= 7 for h in answer["hypotheses"])
         scores = [h["score"] for h in answer["hypotheses"]]
         assert scores == sorted(scores, reverse=True)
         for h in answer["hypotheses"]:
-            assert h["score"] == pytest.approx(h["log_prob"] / (len(h["form"]) + 1) ** 2)
+            assert h["score"] == pytest.approx(h["log_prob"] / (len(h["text"]) + 1) ** 2)
 
 
 def test_greedy_answers_are_those_of_competing_ends(tsallis, trained: Path, answers: Answers, tmp_path: Path) -> None:
@@ -199,7 +211,7 @@ def test_ensembles_translate_score_and_evaluate(
     assert all(x["possible"] for x in both)  # softmax leaves nothing out
     assert [x["log_prob"] for x in single] != [x["log_prob"] for x in both]
     (answer,) = answers("--with", second, "--exact", "--min-length", 2, stdin="walk\tV;PST\n")
-    form = answer["hypotheses"][0]["form"]
+    form = answer["hypotheses"][0]["text"]
     line = tsallis("score", trained, "--with", second, stdin=f"walk\t{form}\tV;PST\n").stdout
     assert float(line) == pytest.approx(answer["hypotheses"][0]["log_prob"], abs=1e-5)
     report = json.loads(tsallis("evaluate", trained, "--with", second, "--split", "dev", "--json").stdout)
@@ -266,7 +278,6 @@ def test_evaluate_writes_outputs_beside_references(tsallis, trained: Path, small
         ("evaluate", ("--exact", "--beam", 2), "--beam is for beam search"),
         ("evaluate", ("--exact", "--competing-ends"), "--competing-ends is for beam search"),
         ("evaluate", ("--out", "/"), "expected a file to write"),
-        ("score", ("--tokens", "--json"), "--tokens is for text"),
         ("generate", ("--competing-ends",), "--competing-ends is for --beam"),
         ("generate", ("--every-end",), "--every-end is for --beam"),
         ("generate", ("--beam", 2, "--competing-ends", "--every-end"), "one of the two"),
@@ -334,10 +345,21 @@ def test_a_line_without_an_output_has_a_line_that_says_so(
 def test_symbols_that_a_run_does_not_know_are_counted(tsallis, trained: Path, answers: Answers) -> None:
     lines = "rebel\tV;PST\nrebel\tV;FOO\ncafé\tV;PST;BAR\n"
     done = tsallis("translate", trained, stdin=lines)
-    message = f"3 symbols of sources are unknown to {trained}, the first on line 2"
-    assert done.stderr == f"tsallis: standard input: {message}: read as <unk>\n"
+    message = f"3 symbols of sources are unknown to {trained} and read as <unk>: 'FOO' on line 2, 'BAR' on line 3"
+    assert done.stderr == f"tsallis: standard input: {message}, 'é' on line 3\n"
     assert [answer["unknown"] for answer in answers(stdin=lines)] == [0, 1, 2]
     assert tsallis("translate", trained, stdin="rebel\tV;PST\n").stderr == ""
+    many = tsallis("suggest", trained, stdin="äöü\tV\nßéè\tV\n").stderr
+    assert "'é' on line 2, ...\n" in many and many.count(" on line ") == 5
+    assert "1 symbol of sources is unknown" in tsallis("translate", trained, stdin="é\tV;PST\n").stderr
+
+
+def test_a_line_without_tags_is_shown_those_of_the_run(tsallis, trained: Path) -> None:
+    for name, lines in (("translate", "rebel\n"), ("suggest", "rebel\tV;PST\nrebel\n")):
+        message = tsallis(name, trained, stdin=lines, status=2).stderr
+        number = lines.count("\n")
+        assert f"standard input:{number}: expected lemma<TAB>tags or" in message and message.count("\n") == 1
+        assert "found 1 column: 'rebel'; for example rebel<TAB>V (the run's tags, joined by semicolons: V, " in message
 
 
 def test_an_empty_output_has_a_score(tsallis, trained: Path) -> None:
@@ -349,8 +371,11 @@ def test_an_empty_output_has_a_score(tsallis, trained: Path) -> None:
 
 
 def test_numbers_that_are_none_are_refused() -> None:
-    for options in ({"length_penalty": math.nan}, {"time": math.inf, "every": True}):
-        with pytest.raises(InputError, match="must be finite"):
+    for options, message in (
+        ({"length_penalty": math.nan}, "--length-penalty must be from 0 to 100, got nan"),
+        ({"time": math.inf, "every": True}, "--time must be at least 0 and finite, got inf"),
+    ):
+        with pytest.raises(InputError, match=message):
             SearchOptions(**options).check()
 
 

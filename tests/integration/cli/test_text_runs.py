@@ -138,7 +138,7 @@ def test_symbols_have_log_probabilities_that_sum_up(tsallis, trained: Path, opti
     for line in done.stdout.splitlines():
         content = json.loads(line)
         for output in content.get("hypotheses") or [draw for draw in content["draws"] if draw]:
-            assert "".join(token["symbol"] for token in output["tokens"]) == output["form"] + "</s>"
+            assert "".join(token["symbol"] for token in output["tokens"]) == output["text"] + "</s>"
             assert sum(token["log_prob"] for token in output["tokens"]) == pytest.approx(output["log_prob"], abs=1e-4)
             assert [token["support"] for token in output["tokens"]] == output["support"]
             count += 1
@@ -160,7 +160,7 @@ def test_alignments_are_the_weights_that_look_prints(tsallis, request: pytest.Fi
                 assert text == "\t" and "source" not in line
                 continue
             (output,) = line["hypotheses"]
-            assert text == f"{output[run.task.noun]}\t{output['alignment']}" and line["source"] == look["source"]
+            assert text == f"{output['text']}\t{output['alignment']}" and line["source"] == look["source"]
             matrix: dict[int, dict[int, float]] = {}
             for row, column, weight in look["attention"][0]["weights"]:
                 matrix.setdefault(row, {})[column] = weight
@@ -199,7 +199,7 @@ def test_a_low_temperature_draws_what_is_most_probable(tsallis, trained: Path) -
 
     cold, plain, hot = draws("--temperature", 1e-6), draws(), draws("--temperature", 3)
     assert {tuple(draw["support"]) for draw in cold} == {(1,) * len(cold[0]["support"])}
-    assert len({draw["form"] for draw in cold}) == 1 and cold[0]["prob"] == 1
+    assert len({draw["text"] for draw in cold}) == 1 and cold[0]["prob"] == 1
     assert draws("--temperature", 1) == plain
     assert all(draw["support"][0] > plain[0]["support"][0] for draw in hot)
 

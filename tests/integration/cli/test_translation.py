@@ -82,16 +82,16 @@ def test_empty_lines_keep_their_place(tsallis, trained: Path) -> None:
     assert [line for line in listed if line[0] in "1346"] == [f"{number}\t\t0\tnone" for number in (1, 3, 4, 6)]
     drawn = tsallis("translate", trained, "--sample", 2, stdin=source).stdout.splitlines()
     assert [line.split("\t")[0] for line in drawn] == ["1", "2", "2", "3", "4", "5", "5", "6"]
-    assert [results[i]["hypotheses"][0]["translation"] for i in (1, 4)] == [lines[1], lines[4]]
+    assert [results[i]["hypotheses"][0]["text"] for i in (1, 4)] == [lines[1], lines[4]]
 
 
 def test_scores_are_those_of_the_search(tsallis, trained: Path) -> None:
     source = "".join(f"{line}\n" for line, _ in DEV)
     shown = tsallis("translate", trained, "--json", "--nbest", 8, stdin=source).stdout
     actual = zip(DEV, map(json.loads, shown.splitlines()), strict=True)
-    message = [(line, h) for (line, _), result in actual for h in result["hypotheses"] if h["translation"]]
+    message = [(line, h) for (line, _), result in actual for h in result["hypotheses"] if h["text"]]
     assert len(message) > 10
-    pairs = "".join(f"{line}\t{h['translation']}\n" for line, h in message)
+    pairs = "".join(f"{line}\t{h['text']}\n" for line, h in message)
     scores = [json.loads(x) for x in tsallis("score", trained, "--json", stdin=pairs).stdout.splitlines()]
     assert [s["line"] for s in scores] == list(range(1, len(message) + 1))
     # The same text may be spelt by other subwords than the search chose: then its score is another one.

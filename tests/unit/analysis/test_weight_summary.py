@@ -154,7 +154,11 @@ def test_marks_of_tokenizers_are_understood() -> None:
         ({"attention": (None, None), "tokens": PIECES}, r"got \(None, None\): .* attn_implementation='eager'"),
         (
             {"attention": [softmax(1, 2, 5, 5)], "tokens": PIECES},
-            r"attention\[0\] must have shape \[1, heads, 4, 4\]: 1 sentence with 4 tokens .* got \[1, 2, 5, 5\]",
+            r"attention\[0\]\[0, 0, 0\] must sum to 1 within 0\.01 over 4 keys",
+        ),
+        (
+            {"attention": [softmax(1, 2, 3, 4)], "tokens": PIECES},
+            r"attention\[0\] must have shape \[1, heads, 4, 4\]: 1 sentence with 4 tokens .* got \[1, 2, 3, 4\]",
         ),
         ({"attention": [softmax(4, 4)], "tokens": PIECES}, r"attention\[0\] must have shape .* got \[4, 4\]"),
         (
@@ -214,6 +218,44 @@ def test_a_value_that_is_no_weight_is_named(index: tuple[int, ...], value: float
         tokens = [PIECES, PIECES]
     with pytest.raises(ValueError, match=message):
         summarize_weights([weights], tokens)
+
+
+def pad(weights: Tensor, size: int, *, before: tuple[bool, bool], value: float) -> Tensor:
+    """Return weights [heads, queries, keys] among padding of one value; `before`: in front of queries and of keys."""
+    padded = torch.full((1, len(weights), size, size), value)
+    rows, columns = (
+        slice(size - n, size) if front else slice(n) for n, front in zip(weights.shape[1:], before, strict=True)
+    )
+    padded[0, :, rows] = 0  # no query of the sentence sees padding
+    padded[0, :, rows, columns] = weights
+    return padded
+
+
+@pytest.mark.parametrize("value", [0.0, 0.125, 1.0, math.nan, math.inf, -1.0])
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_batch_may_be_padded_to_any_length_on_either_side(value: float, before: bool, causal: bool) -> None:
+    """What lies in the padding counts nowhere."""
+    sizes, tokens = (4, 2, 3), [PIECES, PIECES[:2], PIECES[:3]]
+    weights = [softmax(2, n, n, causal=causal) for n in sizes]
+    alone = summarize_weights([[w[None]] for w in weights], tokens)
+    batch = torch.cat([pad(w, 7, before=(before, before), value=value) for w in weights])
+    for attention in ([batch], [[row[None]] for row in batch]):
+        summary = summarize_weights(attention, tokens)
+        assert names(summary) == names(alone) and [h.title for h in summary.heads] == [h.title for h in alone.heads]
+        for ours, theirs in zip(summary.sentences, alone.sentences, strict=True):
+            np.testing.assert_array_equal(ours.weights[0].dense(), theirs.weights[0].dense())
+
+
+@pytest.mark.parametrize("before", [(False, False), (True, False), (False, True), (True, True)])
+def test_each_side_of_cross_attention_has_its_padding(before: tuple[bool, bool]) -> None:
+    sides = {"decoder_tokens": [["<s>", "a"], ["<s>"]], "encoder_tokens": [PIECES, PIECES[:3]]}
+    weights = [softmax(2, 2, 4), softmax(2, 1, 3)]
+    alone = summarize_weights(cross_attention=[[w[None]] for w in weights], **sides)
+    batch = torch.cat([pad(w, 9, before=before, value=math.nan) for w in weights])
+    padded = summarize_weights(cross_attention=[batch], **sides)
+    for ours, theirs in zip(padded.sentences, alone.sentences, strict=True):
+        np.testing.assert_array_equal(ours.weights[0].dense(), theirs.weights[0].dense())
 
 
 def test_weight_on_padding_is_missed_by_the_sums() -> None:

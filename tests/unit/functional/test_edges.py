@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pytest
 import torch
@@ -111,3 +112,37 @@ def test_alphas_below_one_are_refused_inside_transformations() -> None:
 def test_no_lengths_of_no_sequences() -> None:
     query = torch.randn(0, 2, 3, 4)
     assert tsallis.entmax_attention(query, query, query, key_lengths=[]).shape == query.shape
+
+
+@pytest.mark.parametrize("dim", ["1", None, 1.0, True, (0, 1)])
+def test_a_dimension_is_an_integer(dim: Any) -> None:
+    x = torch.randn(2, 3)
+    for call in (tsallis.entmax, tsallis.functional.budgeted_entmax, tsallis.functional.normmax):
+        with pytest.raises(TypeError, match=r"dim must be an integer, got "):
+            call(x, dim=dim)
+    for call in (tsallis.tsallis_entropy, tsallis.functional.escort):
+        with pytest.raises(TypeError, match=r"dim must be an integer, got "):
+            call(x.softmax(-1), 1.5, dim=dim)
+
+
+def test_what_is_no_tensor_or_number_is_named() -> None:
+    x, y = torch.randn(2, 3), torch.tensor([0, 1])
+    wrong: list[tuple[type[Exception], Any, str]] = [
+        (TypeError, lambda: tsallis.entmax_loss([[1.0, 2.0]], y), "scores must be a tensor, got list"),
+        (TypeError, lambda: tsallis.entmax_loss(x, [0, 1]), "target must be a tensor, got list"),
+        (TypeError, lambda: tsallis.entmax_attention(x[None], x[None], x[None], attn_mask=[1]), "attn_mask must be a"),
+        (TypeError, lambda: tsallis.nn.MultiheadAttention(4, 2.0), r"num_heads must be a whole number, got 2\.0"),
+        (TypeError, lambda: tsallis.nn.MultiheadAttention(4, True), "num_heads must be a whole number, got True"),
+        (TypeError, lambda: tsallis.nn.MultiheadAttention(4, 2, dropout="x"), "dropout must be a number, got 'x'"),
+        (TypeError, lambda: tsallis.nn.PerHeadAlpha("2"), "num_heads must be a whole number, got '2'"),
+        (ValueError, lambda: tsallis.entmax(x, 10**400), "alpha must be positive and finite, got inf"),
+        (
+            ValueError,
+            lambda: tsallis.nn.MultiheadAttention(4, 2, dropout=1.5),
+            "dropout must be from 0 to 1",
+        ),
+        (ValueError, lambda: tsallis.nn.PerHeadAlpha(0), "num_heads must be at least 1, got 0"),
+    ]
+    for kind, call, message in wrong:
+        with pytest.raises(kind, match=message):
+            call()

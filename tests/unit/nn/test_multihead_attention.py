@@ -269,7 +269,7 @@ def test_bad_alphas_of_some_head_are_named_when_they_are_used() -> None:
     ("arguments", "message"),
     [
         ((10, 4), "embed_dim must be a multiple of num_heads, got 10 and 4"),
-        ((8, 0), "got 8 and 0"),
+        ((8, 0), "num_heads must be at least 1, got 0"),
     ],
     ids=str,
 )
@@ -543,6 +543,13 @@ def test_statistics_of_a_module_are_those_of_its_attentions() -> None:
     module["one"](x, x, x)
     stats = tsallis.nn.attention_stats(module)
     assert list(stats) == ["one"] and stats["one"].density.equal(module["one"].stats().density)
+
+
+def test_a_module_without_statistics_says_why() -> None:
+    with pytest.raises(ValueError, match=r"TransformerEncoderLayer has no tsallis\.nn\.MultiheadAttention"):
+        tsallis.nn.attention_stats(nn.TransformerEncoderLayer(8, 2))
+    with pytest.warns(UserWarning, match="no attention of ModuleDict has run: call the model first"):
+        assert tsallis.nn.attention_stats(nn.ModuleDict({"one": small(1.5)})) == {}
 
 
 def test_a_module_gives_its_alphas_once_in_a_pass() -> None:

@@ -9,7 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from tsallis.nn import MultiheadAttention, TransformerDecoderLayer, densify_module, sparsify_module
+from tsallis.models import LanguageModel
+from tsallis.nn import (
+    MultiheadAttention,
+    TransformerDecoderLayer,
+    TransformerEncoderLayer,
+    densify_module,
+    sparsify_module,
+)
 
 
 def transformer(**options: Any) -> nn.Transformer:
@@ -308,6 +315,26 @@ def test_hooks_go_with_it(back: bool) -> None:
     new(x, x, x)[0].sum().backward()
     new.load_state_dict(new.state_dict())
     assert not calls
+
+
+def test_learned_means_the_same_start_everywhere() -> None:
+    """At random, as in a module of one's own; only `initial` starts all heads at one number."""
+    starts = []
+    for make in (
+        lambda: MultiheadAttention(16, 4, alpha="learned"),
+        lambda: sparsify_module(nn.MultiheadAttention(16, 4), "learned"),
+        lambda: TransformerEncoderLayer(16, 4, 16, alpha="learned").self_attn,
+        lambda: sparsify_module(nn.TransformerEncoderLayer(16, 4, 16), "learned").self_attn,
+        lambda: sparsify_module(MultiheadAttention(16, 4), "learned"),
+        lambda: LanguageModel(9, d_model=16, heads=4, layers=1, d_ff=16, alpha="learned").layers[0].self_attn,
+    ):
+        torch.manual_seed(0)
+        starts.append(torch.cat([make().alphas().detach() for _ in range(50)]))
+    for start in starts:
+        assert len(start.unique()) == 200 and start.min() < 1.25 and start.max() > 1.75
+        assert start.mean() == pytest.approx(1.5, abs=0.1)
+    near = sparsify_module(nn.MultiheadAttention(16, 4), "learned", initial=1.1)
+    torch.testing.assert_close(near.alphas().detach(), torch.full((4,), 1.1))
 
 
 def test_what_was_added_goes_with_it() -> None:

@@ -158,6 +158,8 @@ def test_numbers_do_not_reach_what_they_are_not(calculate: Calculate) -> None:
 def test_characters_are_counted_as_people_do(calculate: Calculate) -> None:
     assert calculate("sentenceText(it)", ["𝒳", "𝒴", "z"]) == "𝒳𝒴z"
     assert calculate("sentenceText(it)", ["V", "PST"]) == "V PST"
+    pieces = ["[CLS]", "▁play", "ing", "▁?", "[SEP]", "▁no", "<sep>"]
+    assert calculate("sentenceText(it)", pieces) == "[CLS] playing ? [SEP] no <sep>"
 
 
 def long_history(events: int) -> HeadHistory:

@@ -91,8 +91,8 @@ def test_the_default_length_counts_from_the_end_of_the_prefix() -> None:
     [
         ({"min_length": -1}, "min_length must be at least 0, got -1"),
         ({"min_length": 3, "max_length": 2}, "min_length must be at least 0 and at most max_length 2, got 3"),
-        ({"length_penalty": -1.0}, "length_penalty must be at least 0 and finite, got -1.0"),
-        ({"length_penalty": math.inf}, "length_penalty must be at least 0 and finite, got inf"),
+        ({"length_penalty": -1.0}, "length_penalty must be from 0 to 100, got -1.0"),
+        ({"length_penalty": math.inf}, "length_penalty must be from 0 to 100, got inf"),
         ({"prefixes": [(A,), (B,)]}, "one prefix a source, got 2 for 1 sources"),
         ({"prefixes": [(A, B)], "max_length": 1}, "the prefix of source 0 has 2 tokens, max_length is 1"),
         ({"prefixes": [(A, EOS)]}, "the prefix of source 0 holds padding, start or end"),

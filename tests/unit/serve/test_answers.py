@@ -14,6 +14,7 @@ from tsallis.config import SearchConfig
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
 from tsallis.evaluation.outputs import describe_result
+from tsallis.inference import open_run
 from tsallis.inference.suggestions import Completer
 from tsallis.search import beam_search, exact_search, exhaustive, sample
 from tsallis.search.sampling import line_seed
@@ -22,6 +23,7 @@ from tsallis.serve.limits import Limits, Refusal
 from tsallis.serve.requests import AttentionRequest, StepsRequest, SuggestRequest, TranslateRequest
 
 LINES = ["scan\tV;PST", "trap\tV;3;SG;PRS", "ape\tV.PTCP;PRS"]
+LIMITS = ("prefix", "min_length", "max_length", "length_penalty")
 
 
 def no_check() -> None:
@@ -91,7 +93,11 @@ def test_searches_are_those_of_the_library(
         )
         extra = {"min_length": 2} if "min_length" in request_values else {}
         (result,) = search(*sources(served, line), **options, **extra)
-        expected = {"unknown": 0, **describe_result(result, served.run.tgt_vocab)}
+        expected = {"line": 1, "unknown": 0, **describe_result(result, served.run.tgt_vocab)}
+        if search is beam_search:  # nothing is expanded, and nothing stops it early
+            del expected["stopped_by"], expected["expanded"]
+        limits = {name: request_values[name] for name in LIMITS if name in request_values}
+        assert answer.pop("limits", {}) == limits
         tree = answer.pop("tree")
         for hypothesis, part in zip(result.hypotheses, answer["hypotheses"], strict=True):
             assert part.pop("tokens") == hypothesis.tokens
@@ -101,6 +107,45 @@ def test_searches_are_those_of_the_library(
         else:
             model, src, _ = sources(served, line)
             assert tree == beam_tree(model, src, result, served.run.tgt_vocab).to_dict()
+
+
+COMMAND = {"nbest": "n_best", "beam": "beam_size", "draws": "sample", "time": "seconds"}  # as Python calls them
+
+
+@pytest.mark.parametrize("limits", [{}, {"min_length": 2, "max_length": 9, "length_penalty": 0.5}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"nbest": 3},
+        {"beam": 2, "competing_ends": True},
+        {"prefix": "s", "max_length": 4},
+        {"min_length": 3, "length_penalty": 1.0, "nbest": 2},
+        {"search": "exact", "nbest": 2, "budget": 40},
+        {"search": "all", "budget": 40},
+        {"search": "all", "nbest": 2, "mass": 0.5, "min_length": 1, "budget": 40},
+        {"search": "all", "time": 0.0},
+        {"search": "sample", "draws": 3, "seed": 4},
+        {"search": "sample", "draws": 2, "prefix": "s", "max_length": 8},
+    ],
+)
+def test_answers_are_the_objects_of_the_command(
+    served: ServedRun, options: dict[str, Any], limits: dict[str, Any]
+) -> None:
+    """All but the numbers of symbols, which the API has besides."""
+    run, config = open_run(served.run.folder), SearchConfig(beam_size=3, **limits)
+    vars(run)["search"] = config  # in place of that of its folder
+    keywords = {COMMAND.get(name, name): value for name, value in options.items() if name != "search"}
+    search = {"exact": {"exact": True}, "all": {"exhaustive": True}}.get(options.get("search", ""), {})
+    if options.get("search") == "sample":
+        limits = {"max_length": limits["max_length"]} if limits else {}
+    for line in [*LINES[:2], "q\tV;X"]:  # with unknown symbols, too
+        ((answer,),) = translate(replace(served, search=config), {"sources": [line], **options})
+        (expected,) = run.translate([line], **search, **keywords)
+        for output in answer.get("hypotheses", answer.get("draws", ())):
+            assert output is None or output.pop("tokens") is not None
+        assert answer == expected.to_dict()
+        assert answer.get("limits", {}) == {**limits, **{name: options[name] for name in LIMITS if name in options}}
 
 
 def test_draws_are_those_of_the_library_and_of_the_command(served: ServedRun) -> None:
@@ -126,7 +171,7 @@ def test_completions_are_those_of_the_command(served: ServedRun) -> None:
     (content,) = served.suggest([SuggestRequest(source=LINES[0], typed="sc", nbest=3)], no_check)
     source = served.task.read(LINES[:1], "here", served.run, False).corpus.batch([0])
     expected = Completer(served.run, served.task, 3).suggest(source, "sc").to_dict()
-    assert {**content, "line": 1} == {"run": "verbs", **expected} and "line" not in content
+    assert content == {"run": "verbs", **expected}
 
 
 def test_steps_are_those_of_the_analysis(served: ServedRun) -> None:

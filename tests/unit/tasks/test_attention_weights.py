@@ -73,7 +73,7 @@ def test_the_matrix_is_that_of_figures(tmp_path: Path, model: Any) -> None:
     for number, content in contents.items():
         batch, tokens = search_line(run, LINES[number])
         names = [SYMBOLS.name(token) for token in tokens]
-        assert content["form"] == SYMBOLS.text(tokens)
+        assert content["text"] == SYMBOLS.text(tokens)
         assert content["source"] == [SYMBOLS.name(symbol) for symbol in batch.src[0].tolist()]
         assert (content["target"], content["read"]) == ([*names, "</s>"], ["<s>", *names])
         (entry,) = content["attention"]
@@ -166,7 +166,7 @@ def test_documents(tmp_path: Path, attention: str, names: list[str]) -> None:
     for number, content in contents.items():
         batch = read.corpus.batch([number])
         reference = run.model.classifier.attention(batch.src, batch.src_lengths)
-        assert content["label"] in ("0", "1") and content["target"] == [content["label"]] and "read" not in content
+        assert content["text"] in ("0", "1") and content["target"] == [content["text"]] and "read" not in content
         assert [entry["name"] for entry in content["attention"]] == names
         for entry in content["attention"]:
             expected = reference.weights if entry["name"] == "discrete" else reference.masses

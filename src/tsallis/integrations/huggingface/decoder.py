@@ -147,12 +147,15 @@ class TransformersDecoder(nn.Module):
                 whichever side.
 
         Raises:
+            TypeError: ids that are not integers.
             ValueError: ids or a mask of another shape, a row without any id, an id that the model lacks, an input that
                 is not text.
         """
         ids = batch["input_ids"]
         if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point():
             raise ValueError('input_ids must be a tensor [batch, src], as of a tokenizer with return_tensors="pt"')
+        if ids.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"input_ids must be a tensor of int64 or int32, got {ids.dtype}")
         for key, value in batch.items():
             if value is not None and self._reading.is_unread(key, value):
                 raise ValueError(f"sources are input_ids and attention_mask alone, got {key}")

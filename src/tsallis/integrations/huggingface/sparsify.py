@@ -39,7 +39,7 @@ def sparsify(
     *,
     layers: Layer | Iterable[Layer] | None = None,
     kind: Kind | None = None,
-    initial: float = 1.1,
+    initial: float | None = None,
     low: float = 1.0,
     high: float = 2.0,
 ) -> Model:
@@ -63,7 +63,9 @@ def sparsify(
         layers: numbers of layers, which encoder and decoder both count from 0, or patterns of attentions' names such as
             "*.decoder.*"; None: all.
         kind: "self", or "cross" for attention to an encoder's output; None: both.
-        initial: the alpha that learned ones start with, between `low` and `high`; near 1 the model starts as it was.
+        initial: the alpha that learned ones start with, between `low` and `high`, such as 1.1, which is near the
+            softmax of a pretrained model; None draws each at random, as `alpha="learned"` does everywhere
+            (:class:`tsallis.nn.PerHeadAlpha`).
         low, high: the bounds of learned alphas.
 
     Returns:
@@ -193,7 +195,7 @@ def install_alphas(model: nn.Module, modules: Mapping[str, tuple[nn.Module, Fixe
 
 
 def _alpha_module(
-    alpha: Alpha, name: str, attention: nn.Module, initial: float, low: float, high: float
+    alpha: Alpha, name: str, attention: nn.Module, initial: float | None, low: float, high: float
 ) -> FixedAlpha | LearnedAlpha:
     device = next(attention.parameters()).device
     if isinstance(alpha, str):

@@ -110,7 +110,8 @@ function visible(text) {
 function sentenceText(pieces) {
   const words = pieces.some((piece) => piece.startsWith("▁"));
   return pieces.filter((piece) => piece !== "<s>" && piece !== "</s>")
-    .map((piece) => (words ? piece.replace("▁", " ") : [...piece].length > 1 ? ` ${piece} ` : piece)).join("").trim();
+    .map((piece) => (/^(\[.+\]|<.+>)$/.test(piece) ? ` ${piece} ` // a mark of a tokenizer, such as [SEP]
+      : words ? piece.replace("▁", " ") : [...piece].length > 1 ? ` ${piece} ` : piece)).join("").replace(/ +/g, " ").trim();
 }
 
 function short(text, longest) {

@@ -77,6 +77,15 @@ def test_heads_have_alphas_of_their_own() -> None:
             torch.testing.assert_close(weights[:, head], alone[:, head])
 
 
+def test_learned_alphas_start_at_random_as_everywhere_but_for_an_initial_one() -> None:
+    torch.manual_seed(0)
+    model = build("bert")
+    drawn = torch.cat([alphas(sparsify(model, "learned"))[FIRST] for _ in range(5)])
+    assert len(drawn.unique()) == len(drawn) and drawn.min() < 1.4 and drawn.max() > 1.6
+    near = alphas(sparsify(build("bert"), "learned", initial=1.1))[FIRST]
+    torch.testing.assert_close(near, torch.full_like(near, 1.1))
+
+
 def test_what_was_learned_can_be_fixed() -> None:
     batch, model = inputs(BY_NAME["bert"]), sparsify(build("bert"), {0: "learned", 1: 1.25}, initial=1.5)
     with torch.no_grad():

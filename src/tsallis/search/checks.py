@@ -1,0 +1,154 @@
+"""Checks of what searches are given: their options, sources, targets and beginnings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tsallis.errors import check_real, check_whole, describe
+from tsallis.nn import OutputLayer
+from tsallis.search_budget import PENALTY
+from tsallis.special_symbols import BOS, EOS, IGNORE_INDEX, PAD
+
+LARGEST_SIZE = 2**53  # of a beam, a list or a length; kernels count in 64 bits
+LARGEST_SEED = 2**64 - 1
+
+
+def check_at_least_one(**sizes: Any) -> None:
+    """Check that sizes are integers of at least 1; None stands for a default.
+
+    Raises:
+        TypeError: anything but integers.
+        ValueError: one below 1, or above 2 to the power of 53.
+    """
+    for name, value in sizes.items():
+        if value is not None and check_whole(name, value, 1) > LARGEST_SIZE:
+            raise ValueError(f"{name} must be at most {LARGEST_SIZE}, got {describe(value)}")
+
+
+def check_limits(min_length: Any, max_length: Any, length_penalty: Any) -> None:
+    """Check the lengths of outputs, and the exponent of their length.
+
+    Raises:
+        TypeError: anything but numbers.
+        ValueError: numbers out of range, or lengths that exclude each other.
+    """
+    check_at_least_one(max_length=max_length)
+    check_at_least_one(min_length=check_whole("min_length", min_length, 0) or None)
+    if max_length is not None and min_length > max_length:
+        raise ValueError(f"min_length must be at least 0 and at most max_length {max_length}, got {min_length}")
+    check_real("length_penalty", length_penalty, 0, PENALTY)
+
+
+def check_goal(seconds: Any, mass: Any, normalized: bool) -> None:
+    """Check the time and the mass that a search ends at.
+
+    Raises:
+        TypeError: anything but numbers.
+        ValueError: numbers out of range, or a mass where outputs don't sum to 1.
+    """
+    if seconds is not None:
+        check_real("seconds", seconds)
+    if mass is not None:
+        check_real("mass", mass, 0, 1, inside=True)
+        if not normalized:
+            raise ValueError("mass is for models whose outputs sum to 1, and alpha-ReLU's don't")
+
+
+def check_seeds(seeds: Any, sources: int) -> list[int]:
+    """Return one seed for each source.
+
+    Raises:
+        TypeError: anything but a sequence of integers.
+        ValueError: another number of seeds, or one that is negative or needs more than 64 bits.
+    """
+    if not isinstance(seeds, Iterable) or isinstance(seeds, str):
+        raise TypeError(f"seeds must be a sequence with one integer for each source, got {describe(seeds)}")
+    numbers = [check_whole("a seed", seed, 0) for seed in seeds]
+    if len(numbers) != sources:
+        raise ValueError(f"there must be one seed a source, got {len(numbers)} for {sources} sources")
+    if (largest := max(numbers, default=0)) > LARGEST_SEED:
+        raise ValueError(f"a seed must be at most {LARGEST_SEED}, got {describe(largest)}")
+    return numbers
+
+
+def check_prefix(tokens: Any, name: str) -> tuple[int, ...]:
+    """Return the symbols of a beginning.
+
+    Raises:
+        TypeError: anything but a sequence of integers.
+        ValueError: padding, start, end or a negative number.
+    """
+    if not isinstance(tokens, Iterable) or isinstance(tokens, str):
+        raise TypeError(f"{name} must be a sequence of symbols, got {describe(tokens)}")
+    symbols = tuple(check_whole(f"a symbol of {name}", token, -LARGEST_SIZE, LARGEST_SIZE) for token in tokens)
+    if any(token in (PAD, BOS, EOS) for token in symbols):
+        raise ValueError(f"{name} holds padding, start or end: {list(symbols)}")
+    if (smallest := min(symbols, default=0)) < 0:
+        raise ValueError(f"{name} holds {smallest}, symbols are counted from 0")
+    return symbols
+
+
+def check_sources(model: Any, src: Any, src_lengths: Any) -> list[int]:
+    """Return the lengths of a batch of sources.
+
+    Raises:
+        TypeError: anything but tensors, lengths that are not integers.
+        ValueError: other shapes, lengths beyond the width, symbols that one of our models doesn't know.
+    """
+    for name, value in (("src", src), ("src_lengths", src_lengths)):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {describe(value)}")
+    if src_lengths.is_floating_point() or src_lengths.is_complex() or src_lengths.dtype == torch.bool:
+        raise TypeError(f"src_lengths must be a tensor of integers, got {_dtype(src_lengths)}")
+    if src.dim() < 2 or src_lengths.shape != src.shape[:1]:
+        shapes = f"{list(src.shape)} and {list(src_lengths.shape)}"
+        raise ValueError(f"src must be [batch, src] and src_lengths [batch], got {shapes}")
+    lengths: list[int] = src_lengths.tolist()
+    if lengths and not 0 <= min(lengths) <= max(lengths) <= src.shape[1]:
+        raise ValueError(f"src_lengths must be from 0 to {src.shape[1]}, the width of src, got {describe(lengths)}")
+    for member in getattr(model, "models", (model,)):
+        table = getattr(member, "src_embedding", None) or getattr(member, "embedding", None)
+        if (size := getattr(table, "num_embeddings", None)) is not None:
+            _check_symbols("src", src, size)
+    return lengths
+
+
+def check_targets(model: Any, src: Tensor, tgt_in: Any, tgt_out: Any) -> tuple[Tensor, Tensor]:
+    """Return the targets of a batch of sources as int64.
+
+    Raises:
+        TypeError: anything but tensors of integers.
+        ValueError: other shapes, or symbols that the model doesn't know.
+    """
+    for name, value in (("tgt_in", tgt_in), ("tgt_out", tgt_out)):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {describe(value)}")
+    if tgt_in.shape != tgt_out.shape or tgt_in.dim() != 2 or len(tgt_in) != len(src):
+        raise ValueError(
+            f"tgt_in and tgt_out must both be [{len(src)}, tgt], got {list(tgt_in.shape)} and {list(tgt_out.shape)}"
+        )
+    for member in getattr(model, "models", (model,)):
+        # Other outputs, such as those of a classifier, have symbols without a row of the matrix.
+        size = len(member.output.weight) if type(member.output) is OutputLayer else None
+        _check_symbols("tgt_in", tgt_in, size)
+        _check_symbols("tgt_out", tgt_out.masked_fill(tgt_out == IGNORE_INDEX, 0), size)
+    return tgt_in.long(), tgt_out.long()
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _check_symbols(name: str, symbols: Tensor, size: int | None) -> None:
+    if symbols.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name} must be a tensor of int64 or int32, got {_dtype(symbols)}")
+    if not symbols.numel():
+        return
+    smallest, largest = (int(value) for value in symbols.aminmax())
+    if smallest < 0 or (size is not None and largest >= size):
+        known = "symbols are counted from 0" if size is None else f"the model knows the symbols from 0 to {size - 1}"
+        raise ValueError(f"{name} holds {smallest if smallest < 0 else largest}, {known}")

@@ -1,0 +1,173 @@
+"""Options, sources and targets of every search: wrong ones are refused at once, in one line that names them."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from tsallis.models import LanguageModel, RNNSeq2Seq, TransformerSeq2Seq
+from tsallis.search import (
+    Ensemble,
+    beam_search,
+    complete,
+    exact_search,
+    exhaustive,
+    generate,
+    sample,
+    score,
+    score_tokens,
+)
+
+SRC, LENGTHS = torch.tensor([[4, 5, 6], [7, 4, 0]]), torch.tensor([3, 2])
+TGT_IN, TGT_OUT = torch.tensor([[1, 4, 5], [1, 4, 0]]), torch.tensor([[4, 5, 2], [4, 2, -100]])
+SEARCHES: dict[str, Any] = {f.__name__: f for f in (beam_search, exhaustive, exact_search)}
+DRAWS: dict[str, Any] = {"sample": sample, "generate": generate}
+SCORES: dict[str, Any] = {"score": score, "score_tokens": score_tokens}
+COUNT: tuple[Any, ...] = (0, -1, 2.5, 2.0, True, "5", math.inf, math.nan, [1], 10**30)
+NUMBER: tuple[Any, ...] = (-0.5, math.nan, math.inf, 1e308, "1", True, [1.0], 10**400)
+SIZES = {
+    "beam_search": ("beam_size", "n_best", "max_length"),
+    "exhaustive": ("budget", "n_best", "max_length"),
+    "exact_search": ("budget", "n_best", "beam_size", "max_length"),
+    "sample": ("n", "max_length"),
+    "generate": ("n", "length"),
+}
+NUMBERS = {
+    "beam_search": ("length_penalty",),
+    "exhaustive": ("length_penalty", "mass"),
+    "exact_search": ("length_penalty", "mass"),
+    "sample": (),
+    "generate": (),
+}
+CALLS = SEARCHES | DRAWS
+
+
+@functools.cache
+def models() -> list[Any]:
+    """One of each kind that knows 8 symbols."""
+    torch.manual_seed(0)
+    sizes = {"d_model": 8, "heads": 2, "d_ff": 16}
+    recurrent, other = (RNNSeq2Seq(8, 8, d_model=8, output="sparsemax") for _ in range(2))
+    transformer = TransformerSeq2Seq(8, 8, layers=1, **sizes)
+    return [
+        recurrent,
+        transformer,
+        LanguageModel(8, layers=1, **sizes),
+        Ensemble([recurrent, other]),
+    ]
+
+
+@pytest.fixture(scope="module", params=range(4), ids=["recurrent", "transformer", "language", "ensemble"])
+def model(request: pytest.FixtureRequest) -> Any:
+    return models()[request.param]
+
+
+def check_refusal(call: Callable[[], object], *words: str) -> None:
+    with pytest.raises((TypeError, ValueError)) as caught:
+        call()
+    message = str(caught.value)
+    assert "\n" not in message and all(word in message for word in words), message
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        *((name, option, value) for name in CALLS for option in SIZES[name] for value in COUNT),
+        *((name, option, value) for name in CALLS for option in NUMBERS[name] for value in NUMBER),
+        *itertools.product(SEARCHES, ["min_length"], [-1, 2.5, True, "2", math.inf]),
+        *itertools.product(["exhaustive", "exact_search"], ["seconds"], [-1, math.nan, math.inf, "1", True]),
+        *itertools.product(DRAWS, ["temperature"], [0, -1.0, math.nan, math.inf, "1", True]),
+        *itertools.product(DRAWS, ["seeds"], [5, [1], [1, -1], [1, 2.5], [True, 1], ["1", "2"], [1, 2**64], "12"]),
+        *itertools.product([*SEARCHES, "sample"], ["prefixes"], [4, "ab", [4, 5], [(4,), (5.5,)], [(4,), "a"], [(4,)]]),
+        *itertools.product([*SEARCHES, "sample"], ["prefixes"], [[(4,), (True,)], [(4,), (-4,)], [(4,), (8,)]]),
+    ],
+)
+def test_a_wrong_option_is_named_with_its_value(name: str, option: str, value: Any) -> None:
+    words = [] if isinstance(value, list | str) or value in (10**30, 10**400) else [str(value)]
+    named = {"seeds": "seed", "prefixes": "prefix"}.get(option, option)
+    check_refusal(lambda: CALLS[name](models()[0], SRC, LENGTHS, **{option: value}), named, *words)
+
+
+@pytest.mark.parametrize(
+    ("src", "lengths", "word"),
+    [
+        (SRC + 4, LENGTHS, "src holds 11, the model knows the symbols from 0 to 7"),
+        (SRC - 5, LENGTHS, "src holds -5"),
+        (SRC.float(), LENGTHS, "src must be a tensor of int64 or int32, got float32"),
+        (SRC.bool(), LENGTHS, "src must be a tensor of int64 or int32, got bool"),
+        (SRC.tolist(), LENGTHS, "src must be a tensor"),
+        (SRC[0], LENGTHS, "src must be [batch, src]"),
+        (SRC, LENGTHS[:1], "src_lengths [batch], got [2, 3] and [1]"),
+        (SRC, LENGTHS.unsqueeze(0), "got [2, 3] and [1, 2]"),
+        (SRC, torch.tensor(3), "got [2, 3] and []"),
+        (SRC, LENGTHS.float(), "src_lengths must be a tensor of integers, got float32"),
+        (SRC, LENGTHS > 0, "src_lengths must be a tensor of integers, got bool"),
+        (SRC, [3, 2], "src_lengths must be a tensor, got [3, 2]"),
+        (SRC, LENGTHS + 1, "src_lengths must be from 0 to 3, the width of src, got [4, 3]"),
+        (SRC, LENGTHS - 3, "got [0, -1]"),
+    ],
+)
+def test_wrong_sources_are_refused_by_every_search(model: Any, src: Any, lengths: Any, word: str) -> None:
+    calls = [partial(call, model, src, lengths) for call in CALLS.values()]
+    calls += [partial(call, model, src, lengths, TGT_IN, TGT_OUT) for call in SCORES.values()]
+    for call in calls:
+        check_refusal(call, word)
+
+
+@pytest.mark.parametrize(
+    ("tgt_in", "tgt_out", "word"),
+    [
+        (TGT_IN + 7, TGT_OUT, "tgt_in holds 12, the model knows the symbols from 0 to 7"),
+        (TGT_IN - 2, TGT_OUT, "tgt_in holds -2"),
+        (TGT_IN, TGT_OUT + 7, "tgt_out holds -93"),
+        (TGT_IN, torch.where(TGT_OUT < 0, -100, TGT_OUT + 7), "tgt_out holds 12"),
+        (TGT_IN.float(), TGT_OUT, "tgt_in must be a tensor of int64 or int32, got float32"),
+        (TGT_IN, TGT_OUT.double(), "tgt_out must be a tensor of int64 or int32, got float64"),
+        (TGT_IN.tolist(), TGT_OUT, "tgt_in must be a tensor"),
+        (TGT_IN[:1], TGT_OUT, "must both be [2, tgt]"),
+    ],
+)
+def test_wrong_targets_are_refused_by_every_score(model: Any, tgt_in: Any, tgt_out: Any, word: str) -> None:
+    for call in SCORES.values():
+        check_refusal(partial(call, model, SRC, LENGTHS, tgt_in, tgt_out), word)
+
+
+def test_integers_of_other_kinds_are_right(model: Any) -> None:
+    """32 bits, numbers of NumPy and tensors of one number mean what they do elsewhere in PyTorch."""
+    (plain, *_), (narrow, *_) = (
+        beam_search(model, SRC.to(dtype), LENGTHS.to(dtype), beam_size=size, prefixes=prefixes, max_length=4)
+        for dtype, size, prefixes in (
+            (torch.int64, 3, [(4,), (5,)]),
+            (torch.int32, torch.tensor(3), torch.tensor([[4], [5]])),
+        )
+    )
+    assert narrow == plain and all(type(token) is int for h in narrow.hypotheses for token in h.tokens)
+    totals = [score(model, SRC, LENGTHS, TGT_IN.to(dtype), TGT_OUT.to(dtype)) for dtype in (torch.int64, torch.int32)]
+    assert torch.equal(*totals)
+
+
+def test_no_sources_have_no_results(model: Any) -> None:
+    src, lengths = SRC[:0], LENGTHS[:0]
+    assert [list(call(model, src, lengths)) for call in CALLS.values()] == [[]] * len(CALLS)
+    assert [list(call(model, src, lengths, TGT_IN[:0], TGT_OUT[:0])) for call in SCORES.values()] == [[], []]
+
+
+def test_completions_are_checked_alike() -> None:
+    names, source = [*"_<>?abcd"], (SRC[:1], LENGTHS[:1])
+    for option, value in [(o, v) for o in ("n_best", "longest") for v in COUNT]:
+        check_refusal(lambda o=option, v=value: complete(models()[0], *source, names, **{o: v}), option)
+    for tokens in ("ab", 4, [4.5], [True], [99]):
+        check_refusal(lambda t=tokens: complete(models()[0], *source, names, t), "what is typed")
+    check_refusal(lambda: complete(models()[0], SRC[:1] + 4, LENGTHS[:1], names), "src holds 10")
+
+
+def test_results_that_are_known_are_those_of_the_sources() -> None:
+    results = beam_search(models()[0], SRC, LENGTHS, beam_size=1, max_length=3)
+    check_refusal(lambda: exhaustive(models()[0], SRC, LENGTHS, known=results[:1]), "known", "2 sources, got 1")
