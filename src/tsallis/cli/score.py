@@ -34,7 +34,8 @@ def score(
     Lines are `lemma<TAB>form<TAB>tags`, `source<TAB>target` for translations, `label<TAB>text` for documents, or
     `image<TAB>question<TAB>answer`; a form or a target may be empty. With --tokens or --json also those of every
     symbol, and of an output that is impossible the first symbol that is, what was possible in its place, and how far
-    its score is below the threshold.
+    its score is below the threshold. A text that subwords can spell in several ways has the probability of all of them;
+    `lower bound` follows the number if there are more than can be followed.
     """
     from tsallis.errors import InputError
 
@@ -47,8 +48,9 @@ def score(
             if as_json:
                 print_json(known.to_dict())
             else:
-                total = f"{known.log_prob:.6f}" if known.possible else "-inf"
-                print_fields(total, *(_fields(known) if tokens else ()))
+                total = [f"{known.log_prob:.6f}" if known.possible else "-inf"]
+                total += [] if known.exact else ["lower bound"]
+                print_fields(*total, *(_fields(known) if tokens else ()))
         sys.stdout.flush()
 
 

@@ -137,7 +137,9 @@ def translate(
     opened.check_translation(options, alignment)
     name, writer = input_name(file), Writer(options, as_json, alignment is not None)
     for block in line_blocks(opened.run, opened.task, file, False, prefix_column, language=language, images=images):
-        answers = opened.answer(block.lines, options, block.first, block.beginnings, name, tokens, alignment)
+        shown = as_json or options.many or options.mbr
+        rows = block.lines, options, block.first, block.beginnings
+        answers = opened.answer(*rows, name, tokens, alignment, probabilities=shown)
         writer.write(answers)
         sys.stdout.flush()
 

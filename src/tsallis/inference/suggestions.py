@@ -51,7 +51,8 @@ class Suggestions:
         typed: the beginning of the output, as it was given.
         text: the beginning with the symbols that are certain: while one continuation is possible it is taken.
         certain: the strings of those symbols.
-        log_prob: natural logarithm of the probability of the whole symbols of what is typed; -inf: impossible.
+        log_prob: natural logarithm of the probability of the whole symbols of what is typed, or of all that is typed,
+            where several sequences of symbols may spell it; -inf: impossible.
         support: the continuations that are possible, listed or not.
         mass: their probability: 1 where no part of a symbol is typed, and the model's probabilities sum to 1.
         missing: at most, the probability of those that were not looked for.
@@ -76,8 +77,8 @@ class Suggestions:
 
     @property
     def possible(self) -> bool:
-        """Whether any output begins with what is typed."""
-        return bool(self.next)
+        """Whether any output begins with what is typed; True also if none was found, but not all could be tried."""
+        return bool(self.next or self.missing)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `tsallis suggest --json` prints for the line."""
@@ -92,7 +93,7 @@ class Suggestions:
             "certain": list(self.certain),
             "support": self.support,
             "mass": self.mass,
-            "missing": self.missing,
+            "missing": finite(self.missing),
             "next": [suggestion.to_dict() for suggestion in self.next],
         }
 
@@ -140,8 +141,11 @@ class Completer:
 
     def _complete(self, source: Batch, typed: str) -> tuple[list[int], Completions]:
         """Return the whole symbols of what is typed, and what may follow them."""
+        from tsallis.data.spellings import spellings_of
+        from tsallis.data.subwords import SPACE
         from tsallis.models.protocol import device_of
         from tsallis.search import Completions, complete
+        from tsallis.search.completion import complete_text
         from tsallis.special_symbols import UNK
 
         tokens, rest = self.task.split_typed(typed, self.run)
@@ -149,6 +153,12 @@ class Completer:
             return tokens, Completions(float("-inf"), (), (), 0, 0.0, 0.0)
         batch = source.to(device_of(self.run.model))
         sources = self.run.model, batch.src, batch.src_lengths
+        text = self.task.ambiguous_text(self.run.tgt_vocab)
+        if text is not None:
+            spaced = rest.replace(SPACE, " ")
+            beginning = text(tokens) + spaced if tokens else spaced.removeprefix(" ")
+            spellings = spellings_of(self.run.tgt_vocab)
+            return [], complete_text(*sources, beginning, spellings, text, n_best=self.n_best)
         return tokens, complete(*sources, self.names, tokens, rest, n_best=self.n_best)
 
     def _suggestion(self, start: Sequence[int], choice: Choice) -> Suggestion:

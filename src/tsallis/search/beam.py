@@ -14,6 +14,7 @@ from tsallis.ops.arguments import BeamLimits, BeamOptions, BeamOutcome, BestSymb
 from tsallis.ops.backend import load_beams
 from tsallis.search.certificate import Hypothesis, Result
 from tsallis.search.step import Search, check_at_least_one, eval_mode, make_limits, refuse_nan
+from tsallis.search.texts import Text
 from tsallis.special_symbols import BOS, EOS
 
 
@@ -31,6 +32,7 @@ def beam_search(
     length_penalty: float = 0.0,
     competing_ends: bool = False,
     keep_attention: bool = False,
+    text: Text | None = None,
 ) -> list[Result]:
     r"""Find the most probable outputs of every source, with a certificate of what is proved about them.
 
@@ -60,6 +62,8 @@ def beam_search(
             endings included; those that do not are dropped prefixes to the certificate. With a beam of 1 that is greedy
             search. A model that finds short outputs too probable is then not asked for them.
         keep_attention: whether hypotheses carry their attention weights.
+        text: Spells the tokens of an output, for vocabularies in which several sequences may spell one text. Results
+            are then about texts: see :func:`tsallis.search.texts.merge_texts`.
 
     Returns:
         One :class:`Result` a source, whose certificate speaks of the outputs that begin so and are as long.
@@ -84,8 +88,9 @@ def beam_search(
         return []
     options = BeamOptions(
         size=beam_size,
-        n_best=n_best or beam_size,
-        num_recorded=0 if n_best is None else n_best + 1,  # one more than is returned: it bounds a list cut short
+        n_best=max(beam_size, n_best or 1) if text is not None else n_best or beam_size,
+        # One more than is returned: it bounds a list cut short. Of texts every segmentation counts.
+        num_recorded=0 if n_best is None or text is not None else n_best + 1,
         length_penalty=length_penalty,
         competing_ends=competing_ends,
     )
@@ -97,11 +102,11 @@ def beam_search(
     outcome = beams.outcome()
     results = []
     for source, (length, own) in enumerate(zip(lengths, limits, strict=True)):
-        ends = _best_ends(outcome.ends[source], n_best, length_penalty)
+        ends = _best_ends(outcome.ends[source], None if text is not None else n_best, length_penalty)
         finished = [_hypothesis(outcome, end, attention, length) for end in ends]
         search = Search(src_length=length, limits=own, finished=finished)
         search.bound, search.gave_up = outcome.bounds[source], outcome.gave_up[source]
-        results.append(search.result(model.output.normalized, n_best))
+        results.append(search.result(model.output.normalized, n_best, text))
     return results
 
 
