@@ -17,8 +17,8 @@ from tsallis.search.texts import TextProbability, complete_texts, join_segmentat
 from tsallis.search_budget import SPELLED
 from tsallis.special_symbols import UNK
 
-LISTED = 32  # texts of a list whose segmentations are all looked for
-LEAST = 64  # prefixes that are followed for each of them
+LISTED = 16  # texts of a list whose segmentations are all looked for
+LEAST = 250  # prefixes that are followed for each of them
 
 
 def score_outputs(
@@ -55,9 +55,8 @@ def score_outputs(
     best = {row: text.segmentations[0].tokens for row, text in found.items() if text.segmentations}
     others = [row for row, tokens in best.items() if list(tokens) != targets[row]]
     if others:
-        corpus = Corpus(
-            [batch.src[row, : batch.src_lengths[row]].tolist() for row in others], [best[r] for r in others]
-        )
+        sources_of = [batch.src[row, : int(batch.src_lengths[row])].tolist() for row in others]
+        corpus = TextCorpus(sources_of, [best[row] for row in others])
         part = corpus.batch(range(len(others))).to(batch.src.device)
         scores_of = score_tokens(model, part.src, part.src_lengths, part.tgt_in, part.tgt_out)
         usual = [dict(zip(others, scores_of, strict=True)).get(row, scores) for row, scores in enumerate(usual)]

@@ -253,7 +253,7 @@ def _choices(
         row = log_probs[0]
         for token in (row > -torch.inf).nonzero().squeeze(-1).tolist():
             longer = _Node(cost - float(row[token]), next(numbers), (*tokens, token), "", state, token)
-            name = names[token]
+            name = names[token] if rest else ""
             if not rest or (token != EOS and name.startswith(rest) and name != rest):
                 choices.append(longer)
             elif token != EOS and name and rest.startswith(name):

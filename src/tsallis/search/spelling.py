@@ -13,15 +13,17 @@ from torch import Tensor
 
 from tsallis.data.spellings import Place, Spellings
 from tsallis.models.protocol import Decoder, join
-from tsallis.search.certificate import Hypothesis
+from tsallis.search.certificate import LARGEST_LOG, Hypothesis
 from tsallis.search.step import Expansion, Prefix, advance, check_at_least_one, eval_mode
-from tsallis.search.texts import TextProbability, join_segmentations
+from tsallis.search.texts import ROUNDING, TextProbability, join_segmentations
 from tsallis.search_budget import SPELLED
 from tsallis.special_symbols import EOS
 
 ROWS = 64  # prefixes of a text that are followed together
 WINDOW = 16  # texts that are scored together
-NEGLIGIBLE = math.log(1e-10)  # of the most probable prefix that has spelled as much
+# Prefixes are put off whose probability is a smaller part of that of the best one that has spelled as much. If they
+# matter, they are followed later, each time down to a smaller part.
+PARTS = tuple(math.log(part) for part in (1e-6, 1e-9, 1e-12, 1e-15))
 
 
 class _Item(NamedTuple):
@@ -63,7 +65,8 @@ class _Lattice:
     waiting: dict[int, list[_Item]] = field(default_factory=dict)  # by position
     best: dict[int, float] = field(default_factory=dict)  # the greatest log-probability at each position
     found: list[Hypothesis] = field(default_factory=list)
-    dropped: list[float] = field(default_factory=list)  # log-probabilities
+    dropped: list[_Item] = field(default_factory=list)  # that were not followed, or not yet
+    passes: int = 1
 
     def push(self, item: _Item) -> None:
         if self.beginnings is not None and self.is_spelled(item):
@@ -76,18 +79,30 @@ class _Lattice:
     def pop(self) -> list[_Item]:
         """Remove and return the best prefixes of the least position; drop those beyond the budget."""
         kept: list[_Item] = []
-        while self.waiting and not kept:
+        while not kept and (self.waiting or self._resume()):
             kept = self._pop(min(self.waiting))
         return kept
+
+    def _resume(self) -> bool:
+        """Take up the prefixes that were dropped, if they matter and the budget is not spent."""
+        found = [*(h.log_prob for h in self.found), *(beginning.prefix.log_prob for beginning in self.beginnings or ())]
+        matters = self.dropped_probability() > ROUNDING * _sum_probs(found)
+        if not matters or self.budget <= 0 or self.passes == len(PARTS):
+            return False
+        self.passes += 1
+        for item in self.dropped:
+            self.waiting.setdefault(item.place.position, []).append(item)
+        self.dropped = []
+        return True
 
     def _pop(self, position: int) -> list[_Item]:
         items = sorted(self.waiting.pop(position), key=lambda item: -item.prefix.log_prob)
         width = max(1, self.budget // (len(self.text) - position + 1)) if self.budget > 0 else 1
-        least = self.best[position] + NEGLIGIBLE
+        least = self.best[position] + PARTS[self.passes - 1]
         kept = [item for item in items[:width] if item.prefix.log_prob >= least]
         if self.budget <= -len(self.text):  # symbols that spell nothing may follow each other for ever
             kept = []
-        self.dropped += [item.prefix.log_prob for item in items[len(kept) :]]
+        self.dropped += items[len(kept) :]
         if kept[ROWS:]:
             self.waiting[position] = kept[ROWS:]
         self.budget -= len(kept[:ROWS])
@@ -100,15 +115,22 @@ class _Lattice:
     def is_spelled(self, item: _Item) -> bool:
         return item.place.position == len(self.text)
 
+    def dropped_probability(self) -> float:
+        return _sum_probs([item.prefix.log_prob for item in self.dropped])
+
     def missing(self, normalized: bool) -> float:
         """Return the probability of the sequences that were not followed, at most."""
         if not normalized:
             return math.inf if self.dropped or not self.complete else 0.0
-        return math.fsum(map(math.exp, self.dropped)) if self.complete else 1.0
+        return self.dropped_probability() if self.complete else 1.0
 
     def result(self, normalized: bool) -> TextProbability:
         ranked = join_segmentations(self.found).segmentations if self.found else ()
         return TextProbability(ranked, self.missing(normalized))
+
+
+def _sum_probs(log_probs: Sequence[float]) -> float:
+    return math.fsum(math.exp(min(log_prob, LARGEST_LOG / 2)) for log_prob in log_probs)
 
 
 @torch.no_grad()
