@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -40,13 +40,8 @@ class Spellings:
         else:
             self._first = self._later = {number: vocabulary.name(number).encode() for number in numbers}
             self._drops_spaces = False
-        self._by_start = {begun: self._index(begun) for begun in (False, True)}
-
-    def _index(self, begun: bool) -> dict[bytes, list[int]]:
-        index: dict[bytes, list[int]] = {}
-        for number, spelling in (self._later if begun else self._first).items():
-            index.setdefault(spelling[:1], []).append(number)
-        return index
+        self._numbers = {False: _by_spelling(self._first), True: _by_spelling(self._later)}
+        self._lengths = {begun: sorted(set(map(len, numbers))) for begun, numbers in self._numbers.items()}
 
     @cached_property
     def unique(self) -> bool:
@@ -67,19 +62,19 @@ class Spellings:
             text: What is spelled, in UTF-8.
             place: That the symbols before have reached.
         """
-        spellings, index = self._later if place.begun else self._first, self._by_start[place.begun]
-        start = text[place.position : place.position + 1]
-        for number in [*index.get(b"", ()), *(index.get(start, ()) if start else ())]:
-            if text.startswith(spelling := spellings[number], place.position):
-                end = place.position + len(spelling)
+        numbers = self._numbers[place.begun]
+        for length in self._lengths[place.begun]:
+            if (end := place.position + length) > len(text):
+                return
+            for number in numbers.get(text[place.position : end], ()):
                 begun = place.begun or end > 0 or (not self._drops_spaces and self._later[number] != b"")
                 yield number, Place(end, begun)
 
     def crossing(self, text: bytes, place: Place) -> Iterator[int]:
         """Yield the symbols that spell the rest of the text, which is not empty, and more."""
-        spellings, rest = self._later if place.begun else self._first, text[place.position :]
-        for number in self._by_start[place.begun].get(rest[:1], ()):
-            if spellings[number] != rest and spellings[number].startswith(rest):
+        rest = text[place.position :]
+        for number, spelling in (self._later if place.begun else self._first).items():
+            if len(spelling) > len(rest) and spelling.startswith(rest):
                 yield number
 
     def are_all_of(self, text: str) -> bool:
@@ -98,6 +93,13 @@ class Spellings:
                     seen.add(reached)
                     waiting.append(reached)
         return False
+
+
+def _by_spelling(spellings: Mapping[int, bytes]) -> dict[bytes, list[int]]:
+    numbers: dict[bytes, list[int]] = {}
+    for number, spelling in spellings.items():
+        numbers.setdefault(spelling, []).append(number)
+    return numbers
 
 
 def ambiguous_text(vocabulary: Any) -> Callable[[Sequence[int]], str] | None:

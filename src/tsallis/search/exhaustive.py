@@ -72,8 +72,10 @@ class _Queue(Search):
         if self.heap:
             self.give_up(-self.heap[0].cost)
         result = super().result(normalized, n_best, self.goal.text)
-        proven = len(result.proven) if n_best else 0
-        is_complete = result.certificate.kind == "complete" or (n_best is not None and proven == n_best)
+        # Where texts can't be proved, the search has done what it is for once the sequences are.
+        judged = result if self.goal.text is None or self.proves_texts else super().result(normalized, n_best)
+        proven = len(judged.proven) if n_best else 0
+        is_complete = judged.certificate.kind == "complete" or (n_best is not None and proven == n_best)
         return replace(result, stopped_by=None if is_complete else self.reason, expanded=spent)
 
     @property
