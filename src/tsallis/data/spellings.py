@@ -18,6 +18,9 @@ class Place(NamedTuple):
     begun: bool = False  # whether a space before the next symbol counts
 
 
+START = Place()
+
+
 class Spellings:
     """The texts that the symbols of a vocabulary spell.
 
@@ -83,7 +86,7 @@ class Spellings:
 
     def can_spell(self, text: str) -> bool:
         """Return whether any sequence of symbols spells the text."""
-        encoded, seen, waiting = text.encode(), {Place()}, [Place()]
+        encoded, seen, waiting = text.encode(), {START}, [START]
         while waiting:
             place = waiting.pop()
             if place.position == len(encoded):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tsallis.data.spellings import Spellings
+from tsallis.data.spellings import START, Place, Spellings
 from tsallis.models.protocol import Decoder, join
 from tsallis.search.spelling import spell_beginning
 from tsallis.search.step import advance, check_at_least_one, check_prefix, eval_mode
@@ -161,6 +161,7 @@ def complete_text(
     spellings: Spellings,
     text: Text,
     *,
+    place: Place = START,
     n_best: int = 10,
     longest: int = 100,
 ) -> Completions:
@@ -177,13 +178,14 @@ def complete_text(
         typed: The beginning of a text.
         spellings: Of the model's vocabulary.
         text: Spells tokens.
+        place: Where the text begins: behind a prompt it has begun.
         n_best: choices that are listed.
         longest: tokens that are certain, at most.
     """
     check_at_least_one(n_best=n_best, longest=longest)
     numbers = itertools.count()
     with eval_mode(model):
-        beginnings, missing = spell_beginning(model, src, src_lengths, typed, spellings)
+        beginnings, missing = spell_beginning(model, src, src_lengths, typed, spellings, place=place)
         nodes: list[_Node] = []
         for prefix, state, row, exact in beginnings:
             tokens = tuple(node.token for node in prefix.chain())

@@ -67,13 +67,13 @@ class _Queue(Search):
     sums: dict[str, float] = field(default_factory=dict)  # the probabilities of the texts that are finished
     reason: Stop = "length"  # why prefixes with a chance were given up last
 
-    def result(self, normalized: bool, n_best: int | None) -> Result:
+    def result(self, normalized: bool, n_best: int | None, text: Text | None = None) -> Result:
         spent = self.goal.budget - self.budget
         if self.heap:
             self.give_up(-self.heap[0].cost)
-        result = super().result(normalized, n_best, self.goal.text)
+        result = super().result(normalized, n_best, text)
         # Where texts can't be proved, the search has done what it is for once the sequences are.
-        judged = result if self.goal.text is None or self.proves_texts else super().result(normalized, n_best)
+        judged = result if text is None or self.proves_texts else super().result(normalized, n_best)
         proven = len(judged.proven) if n_best else 0
         is_complete = judged.certificate.kind == "complete" or (n_best is not None and proven == n_best)
         return replace(result, stopped_by=None if is_complete else self.reason, expanded=spent)
@@ -247,7 +247,7 @@ def exhaustive(
             ]
             _search(model, opened, keep_attention, src.device)
             queues += opened
-    return [queue.result(normalized, n_best) for queue in queues]
+    return [queue.result(normalized, n_best, text) for queue in queues]
 
 
 def check_goal(seconds: float | None, mass: float | None, normalized: bool) -> None:

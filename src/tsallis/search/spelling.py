@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tsallis.data.spellings import Place, Spellings
+from tsallis.data.spellings import START, Place, Spellings
 from tsallis.models.protocol import Decoder, join
 from tsallis.search.certificate import LARGEST_LOG, Hypothesis
 from tsallis.search.step import Expansion, Prefix, advance, check_at_least_one, eval_mode
@@ -185,7 +185,7 @@ def score_texts(
             for row, text in enumerate(texts[window]):
                 facts = first + row, lengths[first + row], text.encode(), spellings, spellings.are_all_of(text)
                 opened.append(_Lattice(*facts, budget))
-                opened[-1].push(_Item(Prefix(), Place(), start, row))
+                opened[-1].push(_Item(Prefix(), START, start, row))
             _follow(model, opened, src.device)
             lattices += opened
     return [lattice.result(model.output.normalized) for lattice in lattices]
@@ -193,18 +193,25 @@ def score_texts(
 
 @torch.no_grad()
 def spell_beginning(
-    model: Decoder, src: Tensor, src_lengths: Tensor, text: str, spellings: Spellings, budget: int = SPELLED
+    model: Decoder,
+    src: Tensor,
+    src_lengths: Tensor,
+    text: str,
+    spellings: Spellings,
+    *,
+    place: Place = START,
+    budget: int = SPELLED,
 ) -> tuple[list[Beginning], float]:
     """Return the sequences with which outputs of one source begin that begin with a text.
 
-    They spell the text or, with their last token alone, more than the text.
+    They spell the text or, with their last token alone, more than the text. Behind a prompt the place has begun.
 
     Returns:
         The sequences, and the probability of those that were not followed, at most.
     """
     state = model.start(model.encode(src, src_lengths))
     lattice = _Lattice(0, int(src_lengths[0]), text.encode(), spellings, spellings.are_all_of(text), budget, [])
-    lattice.push(_Item(Prefix(), Place(), state, 0))
+    lattice.push(_Item(Prefix(), place, state, 0))
     _follow(model, [lattice], src.device)
     return lattice.beginnings or [], lattice.missing(model.output.normalized)
 
