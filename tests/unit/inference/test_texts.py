@@ -170,3 +170,63 @@ def test_labels_and_characters_are_free_of_it(make_run: Callable[..., TextRun]) 
     assert Classification.ambiguous_text(object.__new__(Classification), labels) is None
     assert Inflection(None).ambiguous_text(characters) is None
     assert make_run(PROBS).text is not None
+
+
+def test_the_api_answers_as_the_commands_do(make_run: Callable[..., TextRun]) -> None:
+    pytest.importorskip("starlette")
+    from tsallis.config import SearchConfig
+    from tsallis.serve.answers import ServedRun
+    from tsallis.serve.limits import Limits
+    from tsallis.serve.requests import StepsRequest, TranslateRequest
+
+    run = make_run(PROBS)
+    served = ServedRun("run", run.run, run.task, SearchConfig(beam_size=5, competing_ends=False), Limits())
+    for options in ({"nbest": 4}, {"search": "sample", "draws": 4, "seed": 1}, {"nbest": 2, "tree": True}):
+        (content,) = served.translate([TranslateRequest(sources=[SOURCE], **options)], lambda: None)
+        (answer,) = content["answers"]
+        outputs = answer.get("hypotheses") or answer["draws"]
+        for output in outputs:
+            (score,) = run.score([SOURCE], [output["text"]])
+            assert output["log_prob"] == pytest.approx(score.log_prob, abs=1e-5) and output["segmentations"]
+        assert len({output["text"] for output in outputs}) == len(outputs) or "draws" in answer
+    (content,) = served.steps([StepsRequest(source=SOURCE, output="low")], lambda: None)
+    assert content["output"] == "low" and content["text"]["exact"]
+    assert content["text"]["log_prob"] == pytest.approx(math.log(KNOWN["low"]), abs=1e-5)
+    assert [step["symbol"] for step in content["steps"]] == ["▁low", "</s>"]
+
+
+def test_a_language_model_adds_what_spells_one_text(make_run: Callable[..., TextRun]) -> None:
+    from tsallis.inference.continuations import GenerationOptions, continue_prompt
+
+    run = make_run(PROBS)
+    batch = run.task.read([SOURCE], "lines", run.run, gold=False).corpus.batch([0])
+    vocabulary = run.run.tgt_vocab
+    prompt = vocabulary.encode("low")  # in the place of a source, which the model with constant probabilities ignores
+    batch = replace(batch, src=torch.tensor([prompt]), src_lengths=torch.tensor([len(prompt)]))
+    (result,) = GenerationOptions(beam=40, length=3).search(run.run, run.task, batch, run.search)
+    text = continue_prompt(run.run, "low", prompt, result.best).text
+    assert text == "low" and result.best.prob == pytest.approx(0.4) and result.certificate.proves_best
+    spelled = {vocabulary.text([*prompt, *sequence.tokens]) for sequence in result.best.segmentations}
+    assert spelled == {"low"}  # behind a prompt a space is seen
+
+
+@pytest.mark.parametrize(
+    ("log_probs", "missing", "fields"),
+    [
+        ((-1.0, -2.0), 0.0, [f"{math.log(math.exp(-1) + math.exp(-2)):.6f}"]),
+        ((-1.0,), 1e-9, ["-1.000000"]),
+        ((-1.0,), 0.01, ["-1.000000", "lower bound"]),
+        ((), 0.01, [f"{math.log(0.01):.6f}", "upper bound"]),
+        ((), 0.0, ["-inf"]),
+    ],
+)
+def test_the_printed_score_says_what_it_is(log_probs: tuple[float, ...], missing: float, fields: list[str]) -> None:
+    from tsallis.cli.score import _total
+    from tsallis.inference import TextScore
+    from tsallis.search import Hypothesis, TokenScores
+    from tsallis.search.texts import TextProbability
+
+    sequences = tuple(Hypothesis((7 + i,), log_prob, (1, 1), (1, 1)) for i, log_prob in enumerate(log_probs))
+    scores = TokenScores((7, 2), (-1.0, 0.0), (1, 1), None)
+    score = TextScore(1, ("a", "</s>"), scores, TextProbability(sequences, missing))
+    assert _total(score) == fields
