@@ -23,6 +23,7 @@ from tsallis.errors import InputError
 from tsallis.models.classifier import AttentionMap
 from tsallis.models.label_decoder import LabelDecoder
 from tsallis.models.protocol import device_of
+from tsallis.models.spellings import ambiguous_text
 from tsallis.models.vqa import GridAttention
 from tsallis.search import beam_search
 from tsallis.search.step import eval_mode
@@ -217,7 +218,8 @@ def _batches(run: Run, corpus: Corpus, count: int) -> Iterator[tuple[Sequence[in
     """Yield the rows of each batch, the attention to them, and the answers with their probabilities."""
     for batch in corpus.batches(BATCH, count):
         device = device_of(run.model)
-        results = beam_search(run.model, batch.src.to(device), batch.src_lengths.to(device), beam_size=1)
+        sources, text = (batch.src.to(device), batch.src_lengths.to(device)), ambiguous_text(run.tgt_vocab)
+        results = beam_search(run.model, *sources, beam_size=1, text=text)
         best = [result.best for result in results]
         texts = [(run.tgt_vocab.text(one.tokens), one.prob) if one else ("", 0.0) for one in best]
         yield batch.index, _attention(run, batch.src, batch.src_lengths), texts

@@ -335,7 +335,7 @@ class EmptyRate(Record):
         return replace(self, outputs=outputs)
 
 
-def empty_rate(model: Any, corpus: Corpus, results: Sequence[Result]) -> EmptyRate:
+def empty_rate(model: Any, corpus: Corpus, results: Sequence[Result], vocabulary: Any = None) -> EmptyRate:
     r"""Compute the share of sentences whose empty output is more probable than the best one of a search.
 
     .. math:: \frac{1}{N} \, \big|\{n : p(\langle/s\rangle \mid x_n) > p(\hat y_n \mid x_n)\}\big|
@@ -348,6 +348,7 @@ def empty_rate(model: Any, corpus: Corpus, results: Sequence[Result]) -> EmptyRa
         model: an encoder-decoder.
         corpus: the sources.
         results: of a search, in the corpus's order.
+        vocabulary: Of the outputs, where results are about texts.
 
     Returns:
         The share of such sentences, and each of them.
@@ -369,9 +370,10 @@ def empty_rate(model: Any, corpus: Corpus, results: Sequence[Result]) -> EmptyRa
     if len(results) != len(corpus):
         raise ValueError(f"there must be one result a sentence: got {len(results)} for {len(corpus)} sentences")
     outputs = []
-    for index, (empty, result) in enumerate(zip(empty_log_probs(model, corpus).tolist(), results, strict=True)):
+    empties = empty_log_probs(model, corpus, vocabulary=vocabulary).tolist()
+    for index, (empty, result) in enumerate(zip(empties, results, strict=True)):
         best = result.best
         log_prob = best.log_prob if best else -float("inf")
-        if compare_empty(empty, result)[0]:
+        if compare_empty(empty, result, vocabulary)[0]:
             outputs.append(EmptyOutput(index, empty, log_prob))
     return EmptyRate(len(corpus), len(outputs) / len(corpus), tuple(outputs))

@@ -30,6 +30,7 @@ from tsallis.errors import InputError
 from tsallis.models import LanguageModel, TransformerSeq2Seq
 from tsallis.models.batch import Batch
 from tsallis.models.protocol import device_of
+from tsallis.models.spellings import ambiguous_text
 from tsallis.search import Result, beam_search
 from tsallis.special_symbols import UNK
 from tsallis.training.file_names import LOG, MODEL
@@ -280,6 +281,7 @@ def _search(
         return results
     size = options.beam_size
     search: dict[str, Any] = {"beam_size": size, "n_best": size, "competing_ends": options.competing_ends}
+    search["text"] = ambiguous_text(run.tgt_vocab)
     for first in range(0, len(rows), SEARCH_BATCH):
         part = rows[first : first + SEARCH_BATCH]
         batch = corpus.batch(part).to(device_of(run.model))
@@ -295,7 +297,7 @@ def _empty(run: Run, corpus: Corpus, results: dict[int, Result]) -> EmptyRate | 
     if not rows:
         return None
     searched = Corpus([[*corpus.src[row]] for row in rows], [[*corpus.tgt[row]] for row in rows])
-    return empty_rate(run.model, searched, list(results.values())).of_rows(rows)
+    return empty_rate(run.model, searched, list(results.values()), run.tgt_vocab).of_rows(rows)
 
 
 def _sentences(

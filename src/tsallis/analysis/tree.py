@@ -142,7 +142,8 @@ def beam_tree(model: Decoder, src: Tensor, result: Result, tgt_vocab: Symbols) -
         [0.0, 0.0]
     """
     src = src.reshape(1, -1)
-    outputs = [(*hypothesis.tokens, EOS) for hypothesis in result.hypotheses]
+    sequences = [s for hypothesis in result.hypotheses for s in hypothesis.segmentations or (hypothesis,)]
+    outputs = [(*sequence.tokens, EOS) for sequence in sequences]
     edges: list[Edge] = []
     with eval_mode(model):
         state: Any = model.start(model.encode(src, torch.tensor([src.shape[1]], device=src.device)))

@@ -89,7 +89,7 @@ class Editor:
         ][first : first + MOST_ROWS]
         if answer.support > len(rows):
             rows.append(f"  {answer.support} in all")
-        if not answer.support:
+        if not answer.possible:
             rows = ["  impossible"]
         self._clear()
         below = "".join(f"\r\n{row[:width]}" for row in rows)

@@ -30,6 +30,7 @@ from tsallis.data import io
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
 from tsallis.evaluation.search_results import search_corpus
+from tsallis.models.spellings import ambiguous_text
 from tsallis.tasks.base import Lines, Task
 from tsallis.tasks.registry import load_config
 from tsallis.training import Run
@@ -218,7 +219,8 @@ def _read_text(run: Run, task: Task, text: Text, language: str | None, options: 
 
 
 def _search_answers(run: Run, name: str, corpus: Corpus, options: Options) -> _Answers:
-    results = search_corpus(run.model, corpus, options.beam_size, competing_ends=options.competing_ends)
+    limits: dict[str, Any] = {"competing_ends": options.competing_ends, "text": ambiguous_text(run.tgt_vocab)}
+    results = search_corpus(run.model, corpus, options.beam_size, **limits)
     return _Answers(run, name, [list(result.best.tokens) if result.best else [] for result in results])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,7 +36,8 @@ def score(
     Lines are `lemma<TAB>form<TAB>tags`, `source<TAB>target` for translations, `label<TAB>text` for documents, or
     `image<TAB>question<TAB>answer`; a form or a target may be empty. With --tokens or --json also those of every
     symbol, and of an output that is impossible the first symbol that is, what was possible in its place, and how far
-    its score is below the threshold.
+    its score is below the threshold. A text that subwords can spell in several ways has the probability of all of them;
+    `lower bound` follows the number if there are more than can be followed, `upper bound` if none was found.
     """
     opened = open_run(run, checkpoint, device, others or ())
     loaded, task = opened.run, opened.task
@@ -44,9 +46,18 @@ def score(
             if as_json:
                 print_json(known.to_dict())
             else:
-                total = "" if known.scores is None else f"{known.log_prob:.6f}" if known.possible else "-inf"
-                print_fields(total, *(_fields(known) if tokens else ()))
+                print_fields(*_total(known), *(_fields(known) if tokens else ()))
         sys.stdout.flush()
+
+
+def _total(known: TextScore) -> list[str]:
+    """Return the log-probability, and what it is if not all segmentations of a text were followed."""
+    if known.scores is None:  # of a blank line
+        return [""]
+    if known.possible is None and known.text is not None:  # none was found, but some may be left
+        return [f"{math.log(known.text.missing):.6f}", "upper bound"]
+    total = f"{known.log_prob:.6f}" if known.possible else "-inf"
+    return [total] if known.exact else [total, "lower bound"]
 
 
 def _fields(known: TextScore) -> list[str]:

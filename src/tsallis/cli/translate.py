@@ -140,9 +140,10 @@ def translate(
     def check(block: Block) -> None:
         opened.spell(block.lines, options, block.first, block.beginnings, name)
 
-    reading = opened.run, opened.task, file, False, prefix_column
+    reading, shown = (opened.run, opened.task, file, False, prefix_column), as_json or options.many or options.mbr
     for block in line_blocks(*reading, check=check, language=language, images=images):
-        answers = opened.answer(block.lines, options, block.first, block.beginnings, name, tokens, alignment)
+        rows = block.lines, options, block.first, block.beginnings
+        answers = opened.answer(*rows, name, tokens, alignment, probabilities=shown)
         writer.write(answers)
         sys.stdout.flush()
 

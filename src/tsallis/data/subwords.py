@@ -201,6 +201,34 @@ class Subwords:
         text: str = self._processor.decode([i for i in ids if i not in (PAD, BOS, EOS)])
         return text
 
+    def spellings(self, numbers: Sequence[int]) -> tuple[dict[int, bytes], dict[int, bytes]]:
+        """Return what subwords add to an empty text, and what they add behind other subwords, in UTF-8.
+
+        A subword that stands for a byte adds this byte.
+        """
+        bytes_of = {number: bytes([value]) for value, number in self._byte_numbers.items()}
+        ordinary = [number for number in numbers if number not in bytes_of]
+        anchor = next((number for number in ordinary if self.name(number).strip(SPACE)), None)
+        before = [] if anchor is None else [anchor]
+        length = len(self.text(before))
+        first = self._processor.decode([[number] for number in ordinary]) if ordinary else []
+        later = self._processor.decode([[*before, number] for number in ordinary]) if ordinary else []
+        return (
+            {**bytes_of, **{number: text.encode() for number, text in zip(ordinary, first, strict=True)}},
+            {**bytes_of, **{number: text[length:].encode() for number, text in zip(ordinary, later, strict=True)}},
+        )
+
+    @property
+    def drops_leading_spaces(self) -> bool:
+        """Whether all spaces before the first word of a text are dropped, and not only one."""
+        space = int(self._processor.piece_to_id(SPACE))
+        return space != UNK and self.text([space, space]) == ""
+
+    @cached_property
+    def _byte_numbers(self) -> dict[int, int]:
+        """The numbers of the subwords that stand for bytes."""
+        return self._sampler.bytes
+
     def name(self, number: int) -> str:
         """Return the spelling of one subword, `▁` for a space; special ones too."""
         self._check_number(number)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from tsallis.data.corpus import Corpus
 from tsallis.evaluation.empty_output import compare_empty, empty_log_probs
 from tsallis.evaluation.teacher_forcing import TeacherForcedScores, teacher_forced_sums
+from tsallis.evaluation.text_probabilities import score_outputs
 from tsallis.models.label_decoder import ends_are_certain
+from tsallis.models.protocol import device_of
 from tsallis.search import Result
+from tsallis.special_symbols import UNK
 
 BATCH = 128  # rows computed together
 WHOLE = 1 - 1e-6  # a hypothesis with at least this much probability has all of it, up to rounding
@@ -80,7 +83,9 @@ class Evaluation:
         return asdict(self)
 
 
-def evaluate(model: Any, corpus: Corpus, results: Sequence[Result], seconds: float) -> Evaluation:
+def evaluate(
+    model: Any, corpus: Corpus, results: Sequence[Result], seconds: float, vocabulary: Any = None
+) -> Evaluation:
     """Compute loss, certificates and sparsity of a model, and of a search's results on a corpus with targets.
 
     Args:
@@ -88,6 +93,8 @@ def evaluate(model: Any, corpus: Corpus, results: Sequence[Result], seconds: flo
         corpus: with targets.
         results: of a search, in the corpus's order.
         seconds: the time that the search took.
+        vocabulary: Of the outputs, where results are about texts: then what is said of outputs is said of texts. None:
+            it is said of sequences of symbols.
 
     Returns:
         Means and shares over the corpus.
@@ -113,11 +120,13 @@ def evaluate(model: Any, corpus: Corpus, results: Sequence[Result], seconds: flo
     steps = [n for h in best for n in h.support[:last]]
     counts = [n for h in best for n in h.num_attended[:last]]
     single = sum(h.prob >= WHOLE for h in best) if model.output.normalized else 0
-    hits = sum(
-        any(list(h.tokens) == list(corpus.tgt[i]) for h in result.hypotheses) for i, result in enumerate(results)
-    )
-    empty = empty_log_probs(model, corpus).tolist()
-    compared = [compare_empty(log_prob, result) for log_prob, result in zip(empty, results, strict=True)]
+    output: Any = list if vocabulary is None else vocabulary.text
+    gold = [output(corpus.tgt[row]) for row in range(count)]
+    hits = sum(any(output(h.tokens) == gold[row] for h in result.hypotheses) for row, result in enumerate(results))
+    if vocabulary is not None:
+        possible.update(_possible_texts(model, corpus, _without_unknown(corpus, possible), vocabulary))
+    empty = empty_log_probs(model, corpus, vocabulary=vocabulary).tolist()
+    compared = [compare_empty(log_prob, result, vocabulary) for log_prob, result in zip(empty, results, strict=True)]
     return Evaluation(
         samples=count,
         loss=scores.loss,
@@ -142,3 +151,19 @@ def evaluate(model: Any, corpus: Corpus, results: Sequence[Result], seconds: flo
         seconds=seconds,
         speed=len(steps) / max(seconds, 1e-9),
     )
+
+
+def _without_unknown(corpus: Corpus, possible: Mapping[int, bool]) -> list[int]:
+    """Return the rows whose targets are not possible, but hold no unknown symbol."""
+    return [row for row in range(len(corpus)) if not possible[row] and UNK not in corpus.tgt[row]]
+
+
+def _possible_texts(model: Any, corpus: Corpus, rows: Sequence[int], vocabulary: Any) -> dict[int, bool]:
+    """Return by row whether any sequence that spells its target has a probability."""
+    possible: dict[int, bool] = {}
+    for first in range(0, len(rows), BATCH):
+        part = rows[first : first + BATCH]
+        batch = corpus.batch(part).to(device_of(model))
+        scored = score_outputs(model, batch, [vocabulary.text(corpus.tgt[row]) for row in part], vocabulary)
+        possible.update({row: found.possible is True for row, (_, found) in zip(part, scored, strict=True)})
+    return possible

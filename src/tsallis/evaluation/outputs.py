@@ -8,8 +8,11 @@ from typing import Any
 
 from tsallis.data.corpus import Corpus
 from tsallis.evaluation.empty_output import compare_empty, empty_log_probs
+from tsallis.evaluation.text_probabilities import complete_results, describe_segmentations, score_outputs
 from tsallis.models.protocol import device_of
+from tsallis.models.spellings import ambiguous_text
 from tsallis.search import Certificate, Hypothesis, Result, TokenScores, score_tokens
+from tsallis.search.texts import TextProbability
 
 BATCH = 128  # outputs scored together
 
@@ -47,6 +50,29 @@ def describe_tokens(scores: TokenScores, tgt_vocab: Any) -> dict[str, Any]:
     }
 
 
+def describe_text(scores: TokenScores, text: TextProbability, tgt_vocab: Any) -> dict[str, Any]:
+    """Return the log-probability of a text as what JSON holds.
+
+    Args:
+        scores: Of the symbols of its most probable segmentation, or of the usual one, if none is possible.
+        text: Its segmentations.
+        tgt_vocab: that spells symbols.
+
+    Returns:
+        What :func:`describe_tokens` returns, with the "log_prob" of the text: the sum over its "segmentations", a lower
+        bound unless it is "exact". Segmentations that were not followed have the probability "missing", at most;
+        "possible" is None if none was found and not all were followed.
+    """
+    return {
+        **describe_tokens(scores, tgt_vocab),
+        "possible": text.possible,
+        "log_prob": text.log_prob if text.segmentations else None,
+        "exact": text.exact,
+        "missing": finite(text.missing),
+        "segmentations": describe_segmentations(text.segmentations, tgt_vocab),
+    }
+
+
 def describe_hypothesis(hypothesis: Hypothesis, tgt_vocab: Any, length_penalty: float = 0.0) -> dict[str, Any]:
     """Return an output of a search or a draw as what JSON holds.
 
@@ -54,8 +80,10 @@ def describe_hypothesis(hypothesis: Hypothesis, tgt_vocab: Any, length_penalty: 
         hypothesis: to describe.
         tgt_vocab: that spells symbols.
         length_penalty: of the search; where it is not 0, "score" is what ranks outputs.
+
+    A text has its "segmentations", too: "prob" and "log_prob" are sums over them, supports are of the first.
     """
-    content = {
+    content: dict[str, Any] = {
         "text": tgt_vocab.text(hypothesis.tokens),
         "prob": hypothesis.prob,
         "log_prob": hypothesis.log_prob,
@@ -64,6 +92,8 @@ def describe_hypothesis(hypothesis: Hypothesis, tgt_vocab: Any, length_penalty: 
     }
     if length_penalty:
         content["score"] = hypothesis.score(length_penalty)
+    if hypothesis.segmentations:
+        content["segmentations"] = describe_segmentations(hypothesis.segmentations, tgt_vocab)
     return content
 
 
@@ -74,11 +104,16 @@ def describe_certificate(certificate: Certificate) -> dict[str, Any]:
 
 
 def describe_result(result: Result, tgt_vocab: Any) -> dict[str, Any]:
-    """Return the result of a search as what JSON holds: its certificate, bound and mass, and the hypotheses."""
+    """Return the result of a search as what JSON holds: its certificate, bound and mass, and the hypotheses.
+
+    A result about texts also has what is "missing": the probability of all sequences that were not found, at most.
+    """
     hypotheses = [describe_hypothesis(h, tgt_vocab, result.length_penalty) for h in result.hypotheses]
+    missing = {"missing": finite(result.missing)} if any(h.segmentations for h in result.hypotheses) else {}
     return {
         **describe_certificate(result.certificate),
         "mass": result.mass,
+        **missing,
         "hypotheses": hypotheses,
         "stopped_by": result.stopped_by,
         "expanded": result.expanded,
@@ -99,22 +134,30 @@ def output_records(
         references: the text of each target.
         results: of a search, one a row.
     """
-    empty, device = empty_log_probs(model, corpus).tolist(), device_of(model)
+    texts = ambiguous_text(tgt_vocab) is not None
+    empty, device = empty_log_probs(model, corpus, vocabulary=tgt_vocab).tolist(), device_of(model)
     for first in range(0, len(results), BATCH):
         rows = range(first, min(first + BATCH, len(results)))
         batch = corpus.batch(rows).to(device)
-        scores = score_tokens(model, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out)
-        for row, of_reference in zip(rows, scores, strict=True):
-            more, best = compare_empty(empty[row], results[row])
+        part = [results[row].truncated(1) for row in rows]
+        described: list[dict[str, Any]]
+        if texts:
+            part = complete_results(model, batch, part, tgt_vocab)
+            scored = score_outputs(model, batch, [references[row] for row in rows], tgt_vocab)
+            described = [describe_text(*of_row, tgt_vocab) for of_row in scored]
+        else:
+            scores = score_tokens(model, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out)
+            described = [describe_tokens(of_row, tgt_vocab) for of_row in scores]
+        for row, of_reference, of_output in zip(rows, described, part, strict=True):
+            more, best = compare_empty(empty[row], results[row], tgt_vocab if texts else None)
             yield {
-                "reference": {"text": references[row], **describe_tokens(of_reference, tgt_vocab)},
-                "output": _describe_best(tgt_vocab, references[row], results[row]),
+                "reference": {"text": references[row], **of_reference},
+                "output": _describe_best(tgt_vocab, references[row], results[row], of_output.best),
                 "empty": {"log_prob": finite(empty[row]), "more_probable": more, "best_of_all": best},
             }
 
 
-def _describe_best(tgt_vocab: Any, reference: str, result: Result) -> dict[str, Any]:
-    best = result.best
+def _describe_best(tgt_vocab: Any, reference: str, result: Result, best: Hypothesis | None) -> dict[str, Any]:
     text = tgt_vocab.text(best.tokens) if best else ""
     return {
         "text": text,

@@ -11,6 +11,7 @@ from tsallis.inference.options import SearchOptions
 
 if TYPE_CHECKING:
     from tsallis.search import Hypothesis, Result, RiskChoice, TokenScores
+    from tsallis.search.texts import TextProbability
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,8 @@ class Output:
 
     Args:
         text: of the output.
-        tokens: the strings of its symbols, without the end.
+        tokens: the strings of its symbols, without the end; of the most probable segmentation or of the draw, where
+            several spell the text. All that were found are in `hypothesis.segmentations`.
         score: its log-probability, with a length penalty divided by that power of its length.
         hypothesis: its symbols' numbers, log-probability and supports.
         scores: the log-probability of each symbol, the end's last; None unless `tokens=True` asked for them.
@@ -65,7 +67,10 @@ class Output:
 
     @property
     def token_log_probs(self) -> tuple[float, ...] | None:
-        """The log-probability of each symbol given those before it, and of the end; they sum to `log_prob`."""
+        """The log-probability of each symbol given those before it, and of the end.
+
+        They sum to `log_prob`, or for a text to the log-probability of the segmentation that `tokens` has.
+        """
         return None if self.scores is None else self.scores.log_probs
 
 
@@ -214,6 +219,8 @@ class TextScore:
         line: its number, from 1.
         tokens: the strings of its symbols, its end included, up to the first that is impossible.
         scores: the log-probability of each, and why one is impossible; None of a blank line.
+        text: The segmentations, where several sequences of symbols may spell a text: symbols are then those of the most
+            probable one, and the log-probability is that of the text.
 
     Example:
         >>> from tsallis.search import TokenScores
@@ -225,16 +232,29 @@ class TextScore:
     line: int
     tokens: tuple[str, ...]
     scores: TokenScores | None
+    text: TextProbability | None = None
     _vocabulary: Any = field(default=None, repr=False, compare=False)
 
     @property
     def log_prob(self) -> float:
-        """The natural logarithm of the output's probability: -inf if the model excludes it, NaN of a blank line."""
-        return float("nan") if self.scores is None else self.scores.log_prob
+        """The natural logarithm of the output's probability: -inf if the model excludes it, NaN of a blank line.
+
+        A lower bound, if it is not `exact`.
+        """
+        if self.scores is None:
+            return float("nan")
+        return self.scores.log_prob if self.text is None else self.text.log_prob
 
     @property
-    def possible(self) -> bool:
-        """True where every symbol is within its step's support."""
+    def exact(self) -> bool:
+        """Whether all segmentations of a text count, or what is missing changes nothing but the rounding."""
+        return self.text is None or self.text.exact
+
+    @property
+    def possible(self) -> bool | None:
+        """Whether every symbol is within its step's support; None if no segmentation was found, but not all tried."""
+        if self.text is not None:
+            return self.text.possible
         return self.scores is not None and self.scores.exclusion is None
 
     def to_dict(self) -> dict[str, Any]:
@@ -243,10 +263,12 @@ class TextScore:
         Raises:
             ValueError: a score that no run gave.
         """
-        from tsallis.evaluation.outputs import describe_tokens
+        from tsallis.evaluation.outputs import describe_text, describe_tokens
 
         if self._vocabulary is None:
             raise ValueError("a score is described by the run that gave it: this one was made by hand")
         if self.scores is None:
             return {"line": self.line, "possible": None, "log_prob": None, "tokens": [], "impossible": None}
+        if self.text is not None:
+            return {"line": self.line, **describe_text(self.scores, self.text, self._vocabulary)}
         return {"line": self.line, **describe_tokens(self.scores, self._vocabulary)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tsallis.errors import check_whole
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from tsallis.config import SearchConfig
     from tsallis.models.batch import Batch
     from tsallis.search import GeneratedText, Hypothesis, Result
+    from tsallis.search.texts import Text
+    from tsallis.tasks.base import Task
     from tsallis.training import Run
 
 TOKENS = 256  # behind a prompt, at most, where nothing else is said
@@ -27,7 +30,8 @@ class Continuation:
     Args:
         text: the prompt, as it was given, and what follows it.
         tokens: the strings of the symbols that follow, without the end.
-        log_prob: natural logarithm of their probability given the prompt, with that of the end where it was reached.
+        log_prob: natural logarithm of their probability given the prompt, with that of the end where it was reached; of
+            a text that a beam found, the sum over the segmentations that it found.
         support: the symbols that were possible at each step, the end's last.
         ended: False where the text was cut at its greatest length, or nothing was possible.
 
@@ -44,7 +48,8 @@ class Continuation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `tsallis generate --json` prints for a draw."""
-        return {"text": self.text, "log_prob": self.log_prob, "ended": self.ended, "support": self.support}
+        values = {"text": self.text, "log_prob": self.log_prob, "ended": self.ended, "support": self.support}
+        return {**values, "symbols": self.tokens}
 
 
 @dataclass(frozen=True)
@@ -161,13 +166,27 @@ class GenerationOptions:
             temperature=1.0 if self.temperature is None else float(self.temperature),
         )
 
-    def search(self, run: Run, batch: Batch, defaults: SearchConfig) -> list[Result]:
+    def search(self, run: Run, task: Task, batch: Batch, defaults: SearchConfig) -> list[Result]:
         """Search for the most probable text behind each prompt; what the options leave open is as `defaults` say."""
         from tsallis.search import beam_search
+        from tsallis.search.texts import merge_texts
 
         ends = True if self.competing_ends else False if self.every_end else None
         beam = defaults.beam(self.beam, ends)
-        return beam_search(run.model, batch.src, batch.src_lengths, n_best=1, max_length=self.length, **beam)
+        limits: dict[str, Any] = {"max_length": self.length, **beam}
+        spell = task.ambiguous_text(run.tgt_vocab)
+        if spell is None:
+            return beam_search(run.model, batch.src, batch.src_lengths, n_best=1, **limits)
+        results = beam_search(run.model, batch.src, batch.src_lengths, **limits)
+        prompts = [row[:length] for row, length in zip(batch.src.tolist(), batch.src_lengths.tolist(), strict=True)]
+        return [
+            merge_texts(result, partial(_spell_behind, spell, prompt), run.model.output.normalized).truncated(1)
+            for result, prompt in zip(results, prompts, strict=True)
+        ]
+
+
+def _spell_behind(spell: Text, prompt: Sequence[int], tokens: Sequence[int]) -> str:
+    return spell([*prompt, *tokens])
 
 
 def continue_prompt(run: Run, prompt: str, symbols: Sequence[int], output: GeneratedText | Hypothesis) -> Continuation:

@@ -233,29 +233,37 @@ class SearchOptions:
         return tokens
 
     def draw(
-        self, run: Run, batch: Batch, prefixes: list[list[int]] | None, lines: Sequence[int]
+        self, run: Run, task: Task, batch: Batch, prefixes: list[list[int]] | None, lines: Sequence[int]
     ) -> list[list[Hypothesis | None]]:
-        """Draw outputs of a batch.
+        """Draw outputs of a batch; their probabilities are those of their texts.
 
         Args:
             run: with the model.
+            task: of the run.
             batch: of sources.
             prefixes: that the outputs begin with.
             lines: the numbers of the rows' lines, from 1: draws depend on them and on the seed alone.
         """
+        from tsallis.evaluation.text_probabilities import join_draws
         from tsallis.search.sampling import line_seed, sample
+        from tsallis.search.temperature import with_temperature
 
         seeds = [line_seed(self.seed or 0, line) for line in lines]
         options: dict[str, Any] = {"prefixes": prefixes, "max_length": self.max_length, "seeds": seeds}
-        temperature = 1.0 if self.temperature is None else float(self.temperature)
-        return sample(run.model, batch.src, batch.src_lengths, self.sample or 1, temperature=temperature, **options)
+        model = with_temperature(run.model, 1.0 if self.temperature is None else float(self.temperature))
+        draws = sample(model, batch.src, batch.src_lengths, self.sample or 1, **options)
+        text = task.ambiguous_text(run.tgt_vocab)
+        return draws if text is None else join_draws(model, batch, draws, run.tgt_vocab)
 
-    def search(self, run: Run, batch: Batch, prefixes: list[list[int]] | None, defaults: SearchConfig) -> list[Result]:
+    def search(
+        self, run: Run, task: Task, batch: Batch, prefixes: list[list[int]] | None, defaults: SearchConfig
+    ) -> list[Result]:
         """Search for outputs of a batch; what the options leave open is as `defaults` say."""
         from tsallis.search import beam_search, exact_search, exhaustive
 
         n_best = self.nbest or 1
-        common: dict[str, Any] = {"prefixes": prefixes, **self.limits}
+        text = task.ambiguous_text(run.tgt_vocab)
+        common: dict[str, Any] = {"prefixes": prefixes, "text": text, **self.limits}
         budgets: dict[str, Any] = {"budget": self.budget or EXPANSIONS, "seconds": self.time, "mass": self.mass}
         beam = defaults.beam(self.beam, self.ends, n_best)
         model, src, lengths = run.model, batch.src, batch.src_lengths

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from tsallis.config import SearchConfig
     from tsallis.data.corpus import Corpus
     from tsallis.models.batch import Batch
-    from tsallis.search import GeneratedText, Hypothesis, Result, RiskChoice
+    from tsallis.search import GeneratedText, Hypothesis, Result, RiskChoice, TokenScores
+    from tsallis.search.texts import TextProbability
     from tsallis.tasks.base import Lines, Task
     from tsallis.training import Run
 
@@ -112,6 +113,11 @@ class TextRun:
         from tsallis.training.file_names import CONFIG
 
         return load_config(self.run.folder / CONFIG).search
+
+    @cached_property
+    def text(self) -> Any:
+        """The function that spells outputs, if several sequences of symbols may spell one text; else None."""
+        return self.task.ambiguous_text(self.run.tgt_vocab)
 
     def check_command(self, command: str) -> None:
         """Refuse what a run of this task is not for.
@@ -241,6 +247,7 @@ class TextRun:
         name: str = "lines",
         tokens: bool = False,
         alignment: Links | None = None,
+        probabilities: bool = True,
     ) -> list[Answer]:
         """Return the answer to each of some lines that were read, those without symbols among them.
 
@@ -252,10 +259,13 @@ class TextRun:
             name: what messages call the beginnings' file.
             tokens: whether outputs have the log-probability of each symbol.
             alignment: that outputs have.
+            probabilities: Whether texts need all their segmentations. Otherwise their probabilities are lower bounds.
 
         Raises:
             InputError: a beginning that the run never gives.
         """
+        from tsallis.evaluation.text_probabilities import complete_results
+
         prefixes = self.spell(lines, options, first, beginnings, name)
         options = options.with_defaults(self.search)
         numbers = [first + number + 1 for number in lines.numbers]
@@ -267,9 +277,11 @@ class TextRun:
         results: list[Result | None] = [None] * len(numbers)
         rows: list[list[Hypothesis | None]]
         if options.sample is not None:
-            rows = options.draw(self.run, batch, prefixes, numbers)
+            rows = options.draw(self.run, self.task, batch, prefixes, numbers)
         else:
-            searched = options.search(self.run, batch, prefixes, self.search)
+            searched = options.search(self.run, self.task, batch, prefixes, self.search)
+            if probabilities and self.text is not None:
+                searched = complete_results(self.run.model, batch, searched, self.run.tgt_vocab)
             results, rows = [*searched], [[*result.hypotheses] for result in searched]
         outputs = self._outputs(lines.corpus, rows, options, tokens, alignment)
         for row, (number, part, result) in enumerate(zip(numbers, outputs, results, strict=True)):
@@ -429,7 +441,7 @@ class TextRun:
         if options.beam is None:
             rows = options.draw(self.run, batch, numbers)
         else:
-            searched = options.search(self.run, batch, self.search)
+            searched = options.search(self.run, self.task, batch, self.search)
             results, rows = [*searched], [result.hypotheses[:1] for result in searched]
         answers = []
         for row, (number, written, result) in enumerate(zip(numbers, rows, results, strict=True)):
@@ -514,16 +526,23 @@ class TextRun:
             lines: that were read.
             first: the number of the first of them, from 0.
         """
+        from tsallis.evaluation.text_probabilities import score_outputs
         from tsallis.search import score_tokens
 
         vocabulary = self.run.tgt_vocab
-        answers = [TextScore(first + line, (), None, vocabulary) for line in range(1, lines.count + 1)]
+        answers = [TextScore(first + line, (), None, _vocabulary=vocabulary) for line in range(1, lines.count + 1)]
         if not len(lines.corpus):
             return answers
         batch = whole_batch(lines.corpus, self.run.model)
-        scores = score_tokens(self.run.model, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out)
-        for number, score in zip(lines.numbers, scores, strict=True):
-            answers[number] = replace(answers[number], tokens=tuple(map(vocabulary.name, score.tokens)), scores=score)
+        scored: Sequence[tuple[TokenScores, TextProbability | None]]
+        if self.text is not None:
+            scored = score_outputs(self.run.model, batch, lines.references, vocabulary)
+        else:
+            each = score_tokens(self.run.model, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out)
+            scored = [(score, None) for score in each]
+        for number, (score, text) in zip(lines.numbers, scored, strict=True):
+            names = tuple(map(vocabulary.name, score.tokens))
+            answers[number] = replace(answers[number], tokens=names, scores=score, text=text)
         return answers
 
     def _blocks(self, lines: Sequence[str], name: str, gold: bool, **options: Any) -> Iterator[tuple[int, Lines]]:

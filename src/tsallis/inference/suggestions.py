@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tsallis.models.batch import Batch
-    from tsallis.search import Choice, Completions
+    from tsallis.search import Completions
     from tsallis.tasks.base import Task
     from tsallis.training import Run
 
@@ -23,7 +23,8 @@ class Suggestion:
 
     Args:
         text: the output so far, with the continuation.
-        symbols: the strings of the symbols that it adds, behind those that are certain.
+        symbols: the strings of the symbols that it adds, behind those that are certain; with those that spell what is
+            typed, where several sequences of symbols may.
         prob: its probability, given what is typed.
         ends: whether it is the end of the output.
 
@@ -51,7 +52,8 @@ class Suggestions:
         typed: the beginning of the output, as it was given.
         text: the beginning with the symbols that are certain: while one continuation is possible it is taken.
         certain: the strings of those symbols.
-        log_prob: natural logarithm of the probability of the whole symbols of what is typed; -inf: impossible.
+        log_prob: natural logarithm of the probability of the whole symbols of what is typed, or of all that is typed,
+            where several sequences of symbols may spell it; -inf: impossible.
         support: the continuations that are possible, listed or not.
         mass: their probability: 1 where no part of a symbol is typed, and the model's probabilities sum to 1.
         missing: at most, the probability of those that were not looked for.
@@ -76,8 +78,8 @@ class Suggestions:
 
     @property
     def possible(self) -> bool:
-        """Whether any output begins with what is typed."""
-        return bool(self.next)
+        """Whether any output begins with what is typed; True also if none was found, but not all could be tried."""
+        return bool(self.next or self.missing)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `tsallis suggest --json` prints for the line."""
@@ -92,7 +94,7 @@ class Suggestions:
             "certain": list(self.certain),
             "support": self.support,
             "mass": self.mass,
-            "missing": self.missing,
+            "missing": finite(self.missing),
             "next": [suggestion.to_dict() for suggestion in self.next],
         }
 
@@ -127,23 +129,34 @@ class Completer:
         if source is None:
             return Suggestions(line, typed, typed, (), float("-inf"), 0, 0.0, 0.0, ())
         tokens, completions = self._complete(source, typed)
-        start = [*tokens, *completions.certain]
+        start, prompt = [*tokens, *completions.certain], self._prompt(source)
         return Suggestions(
             line=line,
             typed=typed,
-            text=self._text(start) if completions.certain else typed,
+            text=self._text(start, prompt, typed) if completions.certain else typed,
             certain=self._names(completions.certain),
             log_prob=completions.log_prob,
             support=completions.support,
             mass=completions.mass,
             missing=completions.missing,
-            next=tuple(self._suggestion(start, choice) for choice in completions.choices),
+            next=tuple(
+                Suggestion(
+                    self._text([*start, *choice.tokens], prompt, typed),
+                    self._names(choice.tokens),
+                    choice.prob,
+                    choice.ends,
+                )
+                for choice in completions.choices
+            ),
         )
 
     def _complete(self, source: Batch, typed: str) -> tuple[list[int], Completions]:
         """Return the whole symbols of what is typed, and what may follow them."""
+        from tsallis.data.subwords import SPACE
         from tsallis.models.protocol import device_of
+        from tsallis.models.spellings import Place, spellings_of
         from tsallis.search import Completions, complete
+        from tsallis.search.completion import complete_text
         from tsallis.special_symbols import UNK
 
         tokens, rest = self.task.split_typed(typed, self.run)
@@ -151,15 +164,30 @@ class Completer:
             return tokens, Completions(float("-inf"), (), (), 0, 0.0, 0.0)
         batch = source.to(device_of(self.run.model))
         sources = self.run.model, batch.src, batch.src_lengths
+        if self.task.ambiguous_text(self.run.tgt_vocab) is not None:
+            prompt, spellings = self._prompt(source), spellings_of(self.run.tgt_vocab)
+            beginning = self._spell(tokens, prompt) + rest.replace(SPACE, " ")
+            place = Place(begun=bool(prompt))
+            if not (tokens or prompt):  # the space before the first word is not seen
+                beginning = beginning.removeprefix(" ")
+            spell = partial(self._spell, prompt=prompt)
+            return [], complete_text(*sources, beginning, spellings, spell, place=place, n_best=self.n_best)
         return tokens, complete(*sources, self.names, tokens, rest, n_best=self.n_best)
-
-    def _suggestion(self, start: Sequence[int], choice: Choice) -> Suggestion:
-        text = self._text([*start, *choice.tokens])
-        return Suggestion(text, self._names(choice.tokens), choice.prob, choice.ends)
 
     def _names(self, tokens: Sequence[int]) -> tuple[str, ...]:
         return tuple(self.run.tgt_vocab.name(token) for token in tokens)
 
-    def _text(self, tokens: Sequence[int]) -> str:
+    def _prompt(self, source: Batch) -> list[int]:
+        """Return the symbols of a source that the output goes on with: those of a language model's prompt."""
+        goes_on = not self.task.searched and self.task.ambiguous_text(self.run.tgt_vocab) is not None
+        return [int(symbol) for symbol in source.src[0, : int(source.src_lengths[0])]] if goes_on else []
+
+    def _spell(self, tokens: Sequence[int], prompt: Sequence[int] = ()) -> str:
+        """Return what tokens add to the text of a prompt."""
         vocabulary: Any = self.run.tgt_vocab
-        return str(vocabulary.text(tokens))
+        return str(vocabulary.text([*prompt, *tokens]))[len(vocabulary.text(prompt)) :]
+
+    def _text(self, tokens: Sequence[int], prompt: Sequence[int], typed: str) -> str:
+        """Return a continuation as it is shown: behind a prompt, what is typed begins with a word."""
+        text = self._spell(tokens, prompt)
+        return text.removeprefix(" ") if prompt and typed else text

@@ -15,6 +15,7 @@ from tsallis.ops.backend import load_beams
 from tsallis.search.certificate import Hypothesis, Result
 from tsallis.search.checks import check_at_least_one, check_sources
 from tsallis.search.step import Search, eval_mode, make_limits, refuse_nan
+from tsallis.search.texts import Text
 from tsallis.special_symbols import BOS, EOS
 
 
@@ -32,6 +33,7 @@ def beam_search(
     length_penalty: float = 0.0,
     competing_ends: bool = False,
     keep_attention: bool = False,
+    text: Text | None = None,
 ) -> list[Result]:
     r"""Find the most probable outputs of every source, with a certificate of what is proved about them.
 
@@ -61,6 +63,8 @@ def beam_search(
             endings included; those that do not are dropped prefixes to the certificate. With a beam of 1 that is greedy
             search. A model that finds short outputs too probable is then not asked for them.
         keep_attention: whether hypotheses carry their attention weights.
+        text: Spells the tokens of an output, for vocabularies in which several sequences may spell one text. Results
+            are then about texts: see :func:`tsallis.search.texts.merge_texts`.
 
     Returns:
         One :class:`Result` a source, whose certificate speaks of the outputs that begin so and are as long.
@@ -86,8 +90,9 @@ def beam_search(
     beam_size, n_best = int(beam_size), None if n_best is None else int(n_best)
     options = BeamOptions(
         size=beam_size,
-        n_best=n_best or beam_size,
-        num_recorded=0 if n_best is None else n_best + 1,  # one more than is returned: it bounds a list cut short
+        n_best=max(beam_size, n_best or 1) if text is not None else n_best or beam_size,
+        # One more than is returned: it bounds a list cut short. Of texts every segmentation counts.
+        num_recorded=0 if n_best is None or text is not None else n_best + 1,
         length_penalty=float(length_penalty),
         competing_ends=competing_ends,
     )
@@ -99,12 +104,12 @@ def beam_search(
     outcome = beams.outcome()
     results = []
     for source, (length, own) in enumerate(zip(lengths, limits, strict=True)):
-        ends = _best_ends(outcome.ends[source], n_best, length_penalty)
+        ends = _best_ends(outcome.ends[source], None if text is not None else n_best, length_penalty)
         finished = [_hypothesis(outcome, end, attention, length) for end in ends]
         search = Search(src_length=length, limits=own, finished=finished)
         search.bound, search.gave_up = outcome.bounds[source], outcome.gave_up[source]
         search.unclear = outcome.unclear[source]
-        results.append(search.result(model.output.normalized, n_best))
+        results.append(search.result(model.output.normalized, n_best, text))
     return results
 
 

@@ -28,6 +28,8 @@ class Hypothesis:
         support: the number of symbols with a probability, one count a step, the end's step included.
         num_attended: the number of source positions with a weight, one count a step.
         attention: weights [steps, src length], with `keep_attention`.
+        segmentations: For a text, the sequences found that spell it, the most probable first: `log_prob` is the
+            logarithm of the sum of their probabilities, everything else belongs to the first. Empty for a sequence.
 
     Example:
         >>> hypothesis = Hypothesis(tokens=(7, 8), log_prob=math.log(0.9), support=(2, 1, 1), num_attended=(1, 1, 1))
@@ -40,6 +42,7 @@ class Hypothesis:
     support: tuple[int, ...]
     num_attended: tuple[int, ...]
     attention: Tensor | None = field(default=None, compare=False)
+    segmentations: tuple[Hypothesis, ...] = field(default=(), compare=False)
 
     @property
     def prob(self) -> float:
@@ -110,6 +113,8 @@ class Result:
         scope: what the certificate speaks of: "all": of every output with a symbol; "limited": of those that begin with
             a prefix or have at least a length of two symbols or more.
         normalized: whether the probabilities of all outputs sum to at most 1.
+        missing: For texts, an upper bound on the probability of all sequences that were not found: so much, at most, is
+            missing from the probability of any text.
 
     Example:
         >>> drew = Hypothesis((7, 8), -0.105, (2, 1, 1), (1, 1, 1))
@@ -128,6 +133,7 @@ class Result:
     expanded: int = field(default=0, compare=False)
     scope: Scope = field(default="all", compare=False)
     normalized: bool = field(default=True, compare=False)
+    missing: float = field(default=0.0, compare=False)
 
     @property
     def best(self) -> Hypothesis | None:
@@ -151,7 +157,10 @@ class Result:
         """Return the `n_best` best hypotheses (None: all) and their certificate: a list cut short is not complete."""
         if n_best is None or len(self.hypotheses) <= n_best:
             return self
-        bound = max(self.certificate.bound, self.hypotheses[n_best].score(self.length_penalty))
+        dropped = self.hypotheses[n_best]
+        bound = max(self.certificate.bound, dropped.score(self.length_penalty))
+        if 0 < self.missing < math.inf and not self.length_penalty:
+            bound = max(bound, math.log(dropped.prob + self.missing))
         kind: Kind = "optimal" if self.certificate.kind == "complete" else self.certificate.kind
         return replace(
             self, hypotheses=self.hypotheses[:n_best], certificate=replace(self.certificate, kind=kind, bound=bound)

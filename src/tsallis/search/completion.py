@@ -6,16 +6,19 @@ import heapq
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tsallis.models.protocol import Decoder, join
+from tsallis.models.spellings import START, Place, Spellings
 from tsallis.search.certificate import total_mass
 from tsallis.search.checks import check_at_least_one, check_prefix, check_sources
+from tsallis.search.spelling import spell_beginning
 from tsallis.search.step import advance, eval_mode
+from tsallis.search.texts import Text
 from tsallis.special_symbols import BOS, EOS
 
 MOST_SPELLINGS = 256  # ways to spell what is typed of a symbol that are followed
@@ -154,6 +157,90 @@ def complete(
     return Completions(log_prob, certain, best, len(nodes), mass, missing)
 
 
+@torch.no_grad()
+def complete_text(
+    model: Decoder,
+    src: Tensor,
+    src_lengths: Tensor,
+    typed: str,
+    spellings: Spellings,
+    text: Text,
+    *,
+    place: Place = START,
+    n_best: int = 10,
+    longest: int = 100,
+) -> Completions:
+    """Find the texts that may follow the beginning of a text, however the tokens spell it.
+
+    Unlike :func:`complete` it follows every spelling of what is typed, also by tokens that go on behind it. The
+    log-probability is that of the beginning, and choices have their probabilities given the beginning. Choices with the
+    same text are one. Tokens include those that spell what is typed.
+
+    Args:
+        model: anything with the decoder protocol.
+        src: [1, src] symbols.
+        src_lengths: [1] their count.
+        typed: The beginning of a text.
+        spellings: Of the model's vocabulary.
+        text: Spells tokens.
+        place: Where the text begins: behind a prompt it has begun.
+        n_best: choices that are listed.
+        longest: tokens that are certain, at most.
+    """
+    check_at_least_one(n_best=n_best, longest=longest)
+    check_sources(model, src, src_lengths)
+    numbers = itertools.count()
+    with eval_mode(model):
+        beginnings, missing = spell_beginning(model, src, src_lengths, typed, spellings, place=place)
+        nodes: list[_Node] = []
+        for prefix, state, row, exact in beginnings:
+            tokens = tuple(node.token for node in prefix.chain())
+            state = state.select(torch.tensor([row], device=src.device))
+            node = _Node(-prefix.log_prob, next(numbers), tokens, "", state, prefix.token)
+            nodes += _choices(model, node, (), numbers, src.device)[0] if exact else [node]
+        total = math.fsum(math.exp(-node.cost) for node in nodes)
+        certain = tuple[int, ...]()
+        while len(nodes) == 1 and not missing and nodes[0].last != EOS and len(certain) < longest:
+            certain += nodes[0].tokens
+            nodes = _choices(model, nodes[0]._replace(tokens=()), (), numbers, src.device)[0]
+        groups: dict[tuple[str, bool], list[_Node]] = {}
+        for node in nodes:
+            ends = node.last == EOS
+            spelled = node.tokens[: len(node.tokens) - ends]
+            groups.setdefault((text([*certain, *spelled]), ends), []).append(node)
+        ranked = sorted(map(_GroupedNode.of, groups.values()), key=lambda group: -group.prob)[:n_best]
+        # What is certain after one of several spellings need not follow the others.
+        alone = iter(_follow(model, [group.best for group in ranked if group.single], longest, src.device))
+        listed = [next(alone) if group.single else group.choice for group in ranked]
+    choices: dict[tuple[str, bool], Choice] = {}
+    for group, choice in zip(ranked, listed, strict=True):
+        key = text([*certain, *choice.tokens]), choice.ends
+        before = choices[key].prob if key in choices else 0.0
+        choices[key] = replace(choices.get(key, choice), prob=before + group.prob / total)
+    best = tuple(sorted(choices.values(), key=lambda choice: -choice.prob))
+    log_prob = math.log(total) if total else -math.inf
+    mass = total_mass((math.exp(-node.cost) / total for node in nodes), model.output.normalized) if total else 0.0
+    missing = missing / total if total else missing
+    return Completions(log_prob, certain, best, len(groups), mass, missing)
+
+
+class _GroupedNode(NamedTuple):
+    """The ways to spell one choice."""
+
+    best: _Node
+    prob: float
+    single: bool
+
+    @classmethod
+    def of(cls, nodes: Sequence[_Node]) -> _GroupedNode:
+        return cls(min(nodes), math.fsum(math.exp(-node.cost) for node in nodes), len(nodes) == 1)
+
+    @property
+    def choice(self) -> Choice:
+        ends = self.best.last == EOS
+        return Choice(self.best.tokens[: len(self.best.tokens) - ends], self.prob, ends)
+
+
 def _step(model: Decoder, state: Any, last: Sequence[int], device: torch.device) -> tuple[Tensor, Any]:
     """Read tokens: log-probabilities [rows, d_vocab] of the next ones, and the state; the old one stays as it is."""
     rows = torch.arange(len(last), device=device)
@@ -175,7 +262,7 @@ def _choices(
         row = log_probs[0]
         for token in (row > -torch.inf).nonzero().squeeze(-1).tolist():
             longer = _Node(cost - float(row[token]), next(numbers), (*tokens, token), "", state, token)
-            name = names[token]
+            name = names[token] if rest else ""
             if not rest or (token != EOS and name.startswith(rest) and name != rest):
                 choices.append(longer)
             elif token != EOS and name and rest.startswith(name):

@@ -15,6 +15,7 @@ from tsallis.search.certificate import Result
 from tsallis.search.checks import check_at_least_one, check_goal, check_sources
 from tsallis.search.exhaustive import exhaustive
 from tsallis.search.step import make_limits
+from tsallis.search.texts import Text
 from tsallis.search_budget import EXPANSIONS
 
 
@@ -30,6 +31,7 @@ def exact_search(
     seconds: float | None = None,
     mass: float | None = None,
     prefixes: Sequence[Sequence[int]] | None = None,
+    text: Text | None = None,
     **limits: Any,
 ) -> list[Result]:
     r"""Find the `n_best` most probable outputs of every source, and prove that they are, whatever the output's map.
@@ -54,6 +56,8 @@ def exact_search(
         seconds: time a source, at most; the beam search is part of it and ends by itself.
         mass: the probability that is enough, of all outputs together that nothing left can beat; above 0 and below 1.
         prefixes: the tokens that all outputs of a source begin with.
+        text: Spells the tokens of an output, for vocabularies in which several sequences may spell one text. Results
+            are then about texts: see :func:`tsallis.search.texts.merge_texts`.
         limits: `min_length`, `max_length` and `length_penalty`, see :func:`beam_search`.
 
     Returns:
@@ -79,7 +83,7 @@ def exact_search(
         rows = slice(first, first + width)
         starts = None if prefixes is None else prefixes[rows]
         size = max(beam_size, n_best)
-        part = beam_search(model, src[rows], src_lengths[rows], beam_size=size, prefixes=starts, **limits)
+        part = beam_search(model, src[rows], src_lengths[rows], beam_size=size, prefixes=starts, text=text, **limits)
         open_rows = [i for i, result in enumerate(part) if not _is_proved(result, n_best)]
         if open_rows:
             index = torch.tensor(open_rows, device=src.device)
@@ -94,6 +98,7 @@ def exact_search(
                 mass=mass,
                 known=[part[i] for i in open_rows],
                 prefixes=None if starts is None else [starts[i] for i in open_rows],
+                text=text,
                 **limits,
             )
             for i, result in zip(open_rows, more, strict=True):

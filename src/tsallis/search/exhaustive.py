@@ -7,7 +7,7 @@ import itertools
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from tsallis.models.protocol import Decoder, join, unclear_rows
 from tsallis.search.certificate import ROUNDING, Hypothesis, Result, Stop
 from tsallis.search.checks import check_at_least_one, check_goal, check_sources
 from tsallis.search.step import Expansion, Limits, Prefix, Search, checked_log_probs, eval_mode, make_limits
+from tsallis.search.texts import Text, missing_probability
 from tsallis.search_budget import EXPANSIONS
 
 CHUNK = 16  # prefixes of a source expanded together; whatever the batch, so that results don't depend on it
@@ -33,6 +34,7 @@ class Goal:
         deadline: of the monotonic clock; None: no time is too long.
         mass: the probability that is enough, of all outputs together that no open prefix can beat; None: none is.
         n_best: outputs that are wanted; None: all.
+        text: Spells outputs, of which texts are wanted; None: sequences are.
     """
 
     normalized: bool
@@ -40,6 +42,7 @@ class Goal:
     deadline: float | None
     mass: float | None
     n_best: int | None
+    text: Text | None = None
 
 
 class _QueueEntry(NamedTuple):
@@ -62,22 +65,34 @@ class _Queue(Search):
     heap: list[_QueueEntry]
     known: set[tuple[int, ...]]  # the outputs that were finished before
     mass: float  # of what is finished
+    sums: dict[str, float] = field(default_factory=dict)  # the probabilities of the texts that are finished
     reason: Stop = "length"  # why prefixes with a chance were given up last
 
-    def result(self, normalized: bool, n_best: int | None) -> Result:
+    def result(self, normalized: bool, n_best: int | None, text: Text | None = None) -> Result:
         spent = self.goal.budget - self.budget
         if self.heap:
             self.give_up(-self.heap[0].cost)
-        result = super().result(normalized, n_best)
-        proven = len(result.proven) if n_best else 0
-        is_complete = result.certificate.kind == "complete" or (n_best is not None and proven == n_best)
+        result = super().result(normalized, n_best, text)
+        # Where texts can't be proved, the search has done what it is for once the sequences are.
+        judged = result if text is None or self.proves_texts else super().result(normalized, n_best)
+        proven = len(judged.proven) if n_best else 0
+        is_complete = judged.certificate.kind == "complete" or (n_best is not None and proven == n_best)
         # Where nothing can be proved, a search without open prefixes has ended by itself.
         ended = is_complete or (self.unclear and not self.heap)
         return replace(result, stopped_by=None if ended else self.reason, expanded=spent)
 
+    @property
+    def proves_texts(self) -> bool:
+        """Whether the search goes on until texts are proved: see `merge_texts` for those that can be."""
+        limited = self.limits.free_from > 0 or self.limits.length_penalty > 0
+        return self.goal.text is not None and self.goal.normalized and not limited
+
     def threshold(self) -> float:
         """Return the score that an output must exceed to be wanted."""
-        return self.nth_score(self.goal.n_best) if self.goal.n_best and self.goal.normalized else -math.inf
+        # Improbable sequences count in a text's probability, too.
+        if not self.goal.n_best or not self.goal.normalized or self.proves_texts:
+            return -math.inf
+        return self.nth_score(self.goal.n_best)
 
     def stop(self) -> Stop | None:
         """Return why nothing more is expanded, whatever is left in the queue."""
@@ -91,9 +106,21 @@ class _Queue(Search):
         """Tell whether the outputs that no open prefix can beat have the probability that is enough."""
         if self.goal.mass is None or self.mass < self.goal.mass:
             return False
+        if self.goal.text is not None:
+            missing = missing_probability(self.mass)
+            return math.fsum(prob for prob in self.sums.values() if prob >= missing) >= self.goal.mass
         least = min(self.limits.score_bound(-self.heap[0].cost), self.known_bound) - ROUNDING
         ahead = [h.prob for h in self.finished if h.score(self.limits.length_penalty) >= least]
         return math.fsum(ahead) >= self.goal.mass
+
+    def has_texts(self) -> bool:
+        """Return whether the texts that are wanted are proved: each leads the next one by all that is missing."""
+        if self.goal.n_best is None or not self.sums or not self.proves_texts:
+            return False
+        missing = missing_probability(self.mass)
+        best = [*heapq.nlargest(self.goal.n_best + 1, self.sums.values()), 0.0]
+        leads = [prob - following >= missing for prob, following in itertools.pairwise(best)]
+        return len(leads) >= self.goal.n_best and all(leads[: self.goal.n_best])
 
     def cut(self, log_prob: float) -> None:
         """Note that a prefix is as long as there may be: scores are compared among the outputs that are no longer."""
@@ -103,6 +130,8 @@ class _Queue(Search):
         """Remove and return the best prefixes, as many as are expanded at once; none if this search is over."""
         threshold = self.threshold()
         if not self.heap or self.limits.score_bound(-self.heap[0].cost) <= threshold:
+            return []
+        if self.has_texts():
             return []
         if stop := self.stop():
             self.reason = stop
@@ -119,6 +148,12 @@ class _Queue(Search):
         if hypothesis.tokens not in self.known:
             self.finished.append(hypothesis)
             self.mass += hypothesis.prob if self.goal.normalized else 0  # other values may be too large to add up
+            self.count(hypothesis)
+
+    def count(self, hypothesis: Hypothesis) -> None:
+        if self.goal.text is not None:
+            text = self.goal.text(hypothesis.tokens)
+            self.sums[text] = self.sums.get(text, 0.0) + hypothesis.prob
 
     def push(self, item: _QueueEntry) -> None:
         heapq.heappush(self.heap, item)
@@ -149,6 +184,7 @@ def exhaustive(
     max_length: int | None = None,
     length_penalty: float = 0.0,
     keep_attention: bool = False,
+    text: Text | None = None,
 ) -> list[Result]:
     """Find every output with a probability, best first, by expanding the most probable prefixes again and again.
 
@@ -175,6 +211,8 @@ def exhaustive(
         length_penalty: outputs are ranked by their log-probabilities over this power of their lengths, see
             :func:`beam_search`.
         keep_attention: whether hypotheses carry their attention weights.
+        text: Spells the tokens of an output, for vocabularies in which several sequences may spell one text. Results
+            are then about texts: see :func:`tsallis.search.texts.merge_texts`.
 
     Returns:
         One :class:`Result` a source, whose certificate speaks of the outputs that begin so and are as long.
@@ -206,7 +244,7 @@ def exhaustive(
         for first in range(0, src.shape[0], width):
             window = slice(first, first + width)
             deadline = None if seconds is None else time.monotonic() + seconds
-            goal = Goal(normalized, budget, deadline, mass, n_best)
+            goal = Goal(normalized, budget, deadline, mass, n_best, text)
             start = model.start(model.encode(src[window], src_lengths[window]))
             opened = [
                 _open_queue(goal, first + i, n, limits[first + i], start, i, known[first + i] if known else None)
@@ -214,26 +252,29 @@ def exhaustive(
             ]
             _search(model, opened, keep_attention, src.device)
             queues += opened
-    return [queue.result(normalized, n_best) for queue in queues]
+    return [queue.result(normalized, n_best, text) for queue in queues]
 
 
 def _open_queue(
     goal: Goal, source: int, src_length: int, limits: Limits, start: Any, row: int, known: Result | None
 ) -> _Queue:
-    hypotheses = known.hypotheses if known else ()
-    return _Queue(
+    hypotheses = [s for h in known.hypotheses for s in h.segmentations or (h,)] if known else []
+    queue = _Queue(
         source=source,
         src_length=src_length,
         limits=limits,
         goal=goal,
         budget=goal.budget,
         heap=[_QueueEntry(0.0, 0, Prefix(), start, row)],
-        finished=list(hypotheses),
+        finished=hypotheses,
         known={hypothesis.tokens for hypothesis in hypotheses},
         known_bound=known.certificate.bound if known and goal.normalized else math.inf,
         mass=known.mass if known and goal.normalized else 0.0,
         unclear=known is not None and known.certificate.reason is not None,
     )
+    for hypothesis in hypotheses:
+        queue.count(hypothesis)
+    return queue
 
 
 def _search(model: Decoder, queues: list[_Queue], keep: bool, device: torch.device) -> None:

@@ -16,6 +16,7 @@ from tsallis.errors import describe
 from tsallis.models.protocol import Decoder
 from tsallis.search.certificate import Hypothesis, Result, Scope, certify
 from tsallis.search.checks import check_limits, check_prefix
+from tsallis.search.texts import Text, merge_texts
 from tsallis.special_symbols import BOS, EOS
 
 
@@ -105,9 +106,11 @@ class Search:
             return -math.inf
         return heapq.nlargest(n, (h.score(self.limits.length_penalty) for h in self.finished))[-1]
 
-    def result(self, normalized: bool, n_best: int | None) -> Result:
+    def result(self, normalized: bool, n_best: int | None, text: Text | None = None) -> Result:
         bound, penalty = min(self.limits.score_bound(self.bound), self.known_bound), self.limits.length_penalty
         result = certify(self.finished, bound, self.gave_up, normalized, penalty, self.limits.scope, self.unclear)
+        if text is not None:
+            result = merge_texts(result, text, normalized, limited=self.limits.free_from > 0)
         return result.truncated(n_best)
 
 

@@ -15,7 +15,8 @@ from tsallis.analysis import AttentionReader, Sentence, beam_tree, read_model, r
 from tsallis.config import SearchConfig
 from tsallis.data.packing import TextCorpus
 from tsallis.errors import InputError, describe
-from tsallis.evaluation.outputs import finite
+from tsallis.evaluation.outputs import describe_text, finite
+from tsallis.evaluation.text_probabilities import complete_results, join_draws, score_outputs
 from tsallis.inference.answers import Answer, Form, Output
 from tsallis.inference.options import SearchOptions
 from tsallis.inference.run import whole_batch
@@ -25,6 +26,7 @@ from tsallis.search import (
     GeneratedText,
     Hypothesis,
     Result,
+    TokenScores,
     beam_search,
     exact_search,
     exhaustive,
@@ -33,6 +35,7 @@ from tsallis.search import (
 )
 from tsallis.search.sampling import line_seed
 from tsallis.search.step import advance, eval_mode
+from tsallis.search.texts import TextProbability
 from tsallis.search_budget import EXPANSIONS
 from tsallis.serve.limits import MOST_HEADS, Limits, Refusal
 from tsallis.serve.requests import (
@@ -236,6 +239,7 @@ class ServedRun:
             "prefixes": None if prefix is None else [prefix] * len(rows),
             "max_length": self._longest(request),
         }
+        vocabulary, text = self.run.tgt_vocab, self.task.ambiguous_text(self.run.tgt_vocab)
         if request.search == "sample":
             seeds = [line_seed(request.seed or 0, line) for _, line in rows]
             if not self.task.searched and prefix is None:  # texts, of which the beginnings are worth having, too
@@ -243,15 +247,19 @@ class ServedRun:
                 texts = generate(model, batch.src, batch.src_lengths, request.draws or 1, length=length, seeds=seeds)
                 return [_Found(texts=[self._text(text) for text in part]) for part in texts]
             draws = sample(model, batch.src, batch.src_lengths, request.draws or 1, seeds=seeds, **common)
+            if text is not None:
+                draws = join_draws(model, batch, draws, vocabulary)
             return [_Found(self._outputs(part)) for part in draws]
         least, penalty = self._shortest(request), request.length_penalty
         common |= {"min_length": least, "length_penalty": self.search.length_penalty if penalty is None else penalty}
-        results = self._results(request, model, batch, common)
+        results = self._results(request, model, batch, {**common, "text": text})
+        if request.search == "beam" and text is not None:  # the others have used their time
+            results = complete_results(model, batch, results, vocabulary)
         found = [_Found(self._outputs(result.hypotheses), result) for result in results]
         if request.tree:
             for row, (result, part) in enumerate(zip(results, found, strict=True)):
                 source = batch.src[row, : int(batch.src_lengths[row])]
-                tree = beam_tree(model, source, result, self.run.tgt_vocab).to_dict() if result.best else None
+                tree = beam_tree(model, source, result, vocabulary).to_dict() if result.best else None
                 part.more["tree"] = tree
         return found
 
@@ -341,12 +349,25 @@ class ServedRun:
             tokens = self.task.spell(request.output, self.run) if request.output else []
             if len(tokens) > self.limits.longest:
                 raise Refusal(400, f"output: at most {self.limits.longest} symbols, found {len(tokens)}")
-            return tokens
-        search = {**self.search.beam(), **self.search.limits}
+            scored = self._score_text(tokens, request.output, source, model)
+            # Of the ways to spell a text, the most probable one is shown.
+            return [*scored[1].segmentations[0].tokens] if scored and scored[1].segmentations else tokens
+        text = self.task.ambiguous_text(self.run.tgt_vocab)
+        search = {**self.search.beam(), **self.search.limits, "text": text}
         (result,) = beam_search(model, source.src, source.src_lengths, n_best=1, **search)
         if result.best is None:
             raise Refusal(400, "output: the search found none, send one")
         return [*result.best.tokens]
+
+    def _score_text(
+        self, tokens: Sequence[int], text: str, source: Batch, model: Any
+    ) -> tuple[TokenScores, TextProbability] | None:
+        """Return the probability of an output's text; None where no other symbols can spell it."""
+        if self.task.ambiguous_text(self.run.tgt_vocab) is None:
+            return None
+        batch = TextCorpus([source.src[0].tolist()], [tokens]).batch([0]).to(source.src.device)
+        (scored,) = score_outputs(model, batch, [text], self.run.tgt_vocab)
+        return scored
 
     @torch.no_grad()
     def steps(self, requests: Sequence[StepsRequest], check: Check) -> list[Content]:
@@ -367,7 +388,12 @@ class ServedRun:
                 last = token
         possible = steps[-1]["log_prob"] is not None
         total = sum(step["log_prob"] for step in steps) if possible else None
-        return [{"run": self.name, **self._of_output(tokens), "possible": possible, "log_prob": total, "steps": steps}]
+        content = {"run": self.name, **self._of_output(tokens), "possible": possible, "log_prob": total, "steps": steps}
+        text = request.output if request.output is not None else self.run.tgt_vocab.text(tokens)
+        if scored := self._score_text(tokens, text, source, model):
+            described = describe_text(*scored, self.run.tgt_vocab)
+            content["text"] = {key: described[key] for key in ("possible", "log_prob", "exact", "missing")}
+        return [content]
 
     def _step(self, token: int, log_probs: torch.Tensor, num_attended: int, n_best: int) -> Content:
         """Describe a symbol among those that are possible, by log-probabilities [d_vocab]."""

@@ -83,7 +83,8 @@ def describe_attention(
     if not rows:
         return
     batch = lines.corpus.batch(rows).to(device_of(run.model))
-    results = beam_search(run.model, batch.src, batch.src_lengths, **search)
+    text = task.ambiguous_text(run.tgt_vocab)
+    results = beam_search(run.model, batch.src, batch.src_lengths, text=text, **search)
     best = [(row, result.best) for row, result in zip(rows, results, strict=True) if result.best is not None]
     if not best:
         return

@@ -31,6 +31,7 @@ from tsallis.evaluation.text_scores import CorpusScore
 from tsallis.models.batch import Batch
 from tsallis.models.protocol import device_of
 from tsallis.models.registry import MODELS
+from tsallis.models.spellings import ambiguous_text
 from tsallis.search import Result, beam_search
 from tsallis.special_symbols import UNK
 from tsallis.tasks.attention_weights import Attention, describe_attention, heads_of_run
@@ -234,6 +235,14 @@ class Task(ABC):
     def spell(self, text: str, run: Run) -> list[int]:
         """Return the symbols of an output, or of the beginning of one."""
         return run.tgt_vocab.encode(text)
+
+    def ambiguous_text(self, vocabulary: Any) -> Callable[[Sequence[int]], str] | None:
+        """Return the function that spells outputs, if several sequences of symbols may spell one text; else None.
+
+        Args:
+            vocabulary: Of the outputs.
+        """
+        return ambiguous_text(vocabulary)
 
     def split_typed(self, text: str, run: Run) -> tuple[list[int], str]:
         """Return the whole symbols of what is typed of an output, and the rest: the beginning of the next symbol."""
@@ -464,7 +473,8 @@ class Task(ABC):
         """
         if not len(lines.corpus):
             raise InputError(f"{run.folder}: there is nothing to evaluate: no line holds what the run reads")
-        results, seconds = timed_search(run.model, lines.corpus, beam_size, budget, **limits)
+        text = self.ambiguous_text(run.tgt_vocab)
+        results, seconds = timed_search(run.model, lines.corpus, beam_size, budget, text=text, **limits)
         texts = best_texts(results, run.tgt_vocab)
         scores, each = self.score(texts, lines.references), language_scores(self, texts, lines)
         report: dict[str, Any] = score_values(scores, each)
@@ -472,7 +482,8 @@ class Task(ABC):
         report.update(self.measure_outputs(texts, lines.references))
         report.update({"signatures": signatures} if signatures else {})
         report.update({"languages": each} if each else {})
-        return {**report, **evaluate(run.model, lines.corpus, results, seconds).as_dict()}, results
+        vocabulary = run.tgt_vocab if text is not None else None
+        return {**report, **evaluate(run.model, lines.corpus, results, seconds, vocabulary).as_dict()}, results
 
     def continue_texts(self, run: Run, lines: Lines, count: int) -> dict[str, Any]:
         """Return how texts go on that are drawn behind the beginnings of `count` texts, beside how those go on.
@@ -490,8 +501,8 @@ class Task(ABC):
         Raises:
             InputError: if matplotlib is missing.
         """
-        on_cpu = _on_cpu(run)
-        for row, batch, result in _answers(run, lines, beam_size=beam_size, **limits):
+        on_cpu, text = _on_cpu(run), self.ambiguous_text(run.tgt_vocab)
+        for row, batch, result in _answers(run, lines, beam_size=beam_size, text=text, **limits):
             with torch.no_grad():
                 yield lines.numbers[row], self.plot(on_cpu, batch, result, lines.titles[row])
 
@@ -517,8 +528,8 @@ class Task(ABC):
 
         on_cpu = _on_cpu(run)
         chosen = heads_of_run(run, heads)
-        several = len({layer.kind for layer, _ in chosen}) > 1
-        for row, _, result in _answers(run, lines, beam_size=beam_size, **limits):
+        several, text = len({layer.kind for layer, _ in chosen}) > 1, self.ambiguous_text(run.tgt_vocab)
+        for row, _, result in _answers(run, lines, beam_size=beam_size, text=text, **limits):
             assert result.best is not None
             for kind, figure in head_panels(on_cpu, lines.corpus.src[row], result.best.tokens, chosen):
                 yield lines.numbers[row], kind if several else None, figure

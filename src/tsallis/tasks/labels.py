@@ -44,6 +44,9 @@ class LabelTask(Task):
         labels: Any = run.tgt_vocab
         return [int(number) for number in labels.encode([text])]
 
+    def ambiguous_text(self, vocabulary: Any) -> None:
+        return None  # an output is one label
+
     scores = ("accuracy",)
 
     def split_typed(self, text: str, run: Run) -> tuple[list[int], str]:

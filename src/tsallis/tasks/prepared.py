@@ -19,6 +19,7 @@ from tsallis.data.word_vectors import read_word_vectors
 from tsallis.data.yaml_text import LARGEST_FILE, parse_yaml
 from tsallis.errors import InputError, describe, memory_for
 from tsallis.evaluation.score_names import TEACHER_FORCED
+from tsallis.search.texts import merge_texts
 from tsallis.tasks.scoring import best_texts, language_scores, score_values
 from tsallis.training.changes import Changes, find_changes
 from tsallis.training.checkpoint import Checkpoints
@@ -119,6 +120,9 @@ class PreparedRun:
         quick = (self.settings.select or "").removeprefix("macro_") not in task.costly_scores
 
         def measure(results: Any) -> dict[str, float]:
+            text = task.ambiguous_text(data.vocabularies.tgt)
+            if text is not None:
+                results = [merge_texts(result, text, normalized=True) for result in results]
             texts = best_texts(results, data.vocabularies.tgt)
             scores = task.score(texts, data.dev.references[: len(texts)], quick)
             return score_values(scores, language_scores(task, texts, data.dev, quick))

@@ -1,0 +1,115 @@
+"""The sequences of symbols that spell one text: whether there are several, and which symbols may come next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from tsallis.special_symbols import BOS, EOS, PAD, UNK
+
+
+class Place(NamedTuple):
+    """How far a sequence of symbols has spelled a text."""
+
+    position: int = 0  # in bytes
+    begun: bool = False  # whether a space before the next symbol counts
+
+
+START = Place()
+
+
+class Spellings:
+    """The texts that the symbols of a vocabulary spell.
+
+    Args:
+        vocabulary: A :class:`~tsallis.data.vocabulary.Vocabulary` or :class:`~tsallis.data.subwords.Subwords`.
+
+    Example:
+        >>> from tsallis.data.vocabulary import Vocabulary
+        >>> Spellings(Vocabulary(["a", "b"])).unique, Spellings(Vocabulary(["a", "b", "ab"])).unique
+        (True, False)
+        >>> [token for token, _ in Spellings(Vocabulary(["a", "b", "ab"])).following("abc".encode(), Place())]
+        [4, 6]
+    """
+
+    def __init__(self, vocabulary: Any) -> None:
+        numbers = [number for number in range(len(vocabulary)) if number not in (PAD, BOS, EOS, UNK)]
+        if hasattr(vocabulary, "spellings"):  # subwords, whose texts depend on what stands before
+            self._first, self._later = vocabulary.spellings(numbers)
+            self._drops_spaces = vocabulary.drops_leading_spaces
+        else:
+            self._first = self._later = {number: vocabulary.name(number).encode() for number in numbers}
+            self._drops_spaces = False
+        self._numbers = {False: _by_spelling(self._first), True: _by_spelling(self._later)}
+        self._lengths = {begun: sorted(set(map(len, numbers))) for begun, numbers in self._numbers.items()}
+
+    @cached_property
+    def unique(self) -> bool:
+        """Whether different sequences of symbols always spell different texts, as sequences of characters do."""
+        spellings = sorted(self._later.values())
+        if not all(spellings) or len(set(spellings)) < len(spellings):
+            return False
+        # Words: a space begins each of them, and none holds another space.
+        if all(spelling.rfind(b" ") == 0 and len(spelling) > 1 for spelling in spellings):
+            return all(self._first[number] in (word, word[1:]) for number, word in self._later.items())
+        prefix_free = not any(longer.startswith(shorter) for shorter, longer in pairwise(spellings))
+        return prefix_free and self._first == self._later
+
+    def following(self, text: bytes, place: Place) -> Iterator[tuple[int, Place]]:
+        """Yield the symbols that may follow in a spelling of the text, each with the place behind it.
+
+        Args:
+            text: What is spelled, in UTF-8.
+            place: That the symbols before have reached.
+        """
+        numbers = self._numbers[place.begun]
+        for length in self._lengths[place.begun]:
+            if (end := place.position + length) > len(text):
+                return
+            for number in numbers.get(text[place.position : end], ()):
+                begun = place.begun or end > 0 or (not self._drops_spaces and self._later[number] != b"")
+                yield number, Place(end, begun)
+
+    def crossing(self, text: bytes, place: Place) -> Iterator[int]:
+        """Yield the symbols that spell the rest of the text, which is not empty, and more."""
+        rest = text[place.position :]
+        for number, spelling in (self._later if place.begun else self._first).items():
+            if len(spelling) > len(rest) and spelling.startswith(rest):
+                yield number
+
+    def are_all_of(self, text: str) -> bool:
+        """Return whether `following` finds every spelling: not those by an unknown symbol or by incomplete bytes."""
+        return "\N{REPLACEMENT CHARACTER}" not in text and "\N{DOUBLE QUESTION MARK}" not in text
+
+    def can_spell(self, text: str) -> bool:
+        """Return whether any sequence of symbols spells the text."""
+        encoded, seen, waiting = text.encode(), {START}, [START]
+        while waiting:
+            place = waiting.pop()
+            if place.position == len(encoded):
+                return True
+            for _, reached in self.following(encoded, place):
+                if reached not in seen:
+                    seen.add(reached)
+                    waiting.append(reached)
+        return False
+
+
+def _by_spelling(spellings: Mapping[int, bytes]) -> dict[bytes, list[int]]:
+    numbers: dict[bytes, list[int]] = {}
+    for number, spelling in spellings.items():
+        numbers.setdefault(spelling, []).append(number)
+    return numbers
+
+
+def ambiguous_text(vocabulary: Any) -> Callable[[Sequence[int]], str] | None:
+    """Return the function that spells sequences, if several of them may spell one text; None if none do."""
+    return None if spellings_of(vocabulary).unique else vocabulary.text
+
+
+@lru_cache(maxsize=8)
+def spellings_of(vocabulary: Any) -> Spellings:
+    """Return the spellings of a vocabulary, computed once."""
+    return Spellings(vocabulary)

@@ -1,0 +1,245 @@
+"""The probability of a text: the sum over the sequences of tokens that spell it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tsallis.models.protocol import Decoder, join
+from tsallis.models.spellings import START, Place, Spellings
+from tsallis.search.certificate import LARGEST_LOG, Hypothesis
+from tsallis.search.step import Expansion, Prefix, advance, check_at_least_one, eval_mode
+from tsallis.search.texts import ROUNDING, TextProbability, join_segmentations
+from tsallis.search_budget import SPELLED
+from tsallis.special_symbols import EOS
+
+ROWS = 64  # prefixes of a text that are followed together
+WINDOW = 16  # texts that are scored together
+# Prefixes are put off whose probability is a smaller part of that of the best one that has spelled as much. If they
+# matter, they are followed later, each time down to a smaller part.
+PARTS = tuple(math.log(part) for part in (1e-6, 1e-9, 1e-12, 1e-15))
+
+
+class _Item(NamedTuple):
+    """A prefix of a spelling, and its row in a decoder state."""
+
+    prefix: Prefix
+    place: Place
+    state: Any  # after all but the prefix's last token
+    row: int
+
+
+class Beginning(NamedTuple):
+    """A sequence that spells the beginning of an output.
+
+    Args:
+        prefix: Its tokens and log-probability.
+        state: Before its last token is read.
+        row: Its row of the state.
+        exact: Whether it spells no more than the beginning.
+    """
+
+    prefix: Prefix
+    state: Any
+    row: int
+    exact: bool
+
+
+@dataclass
+class _Lattice:
+    """The prefixes that spell the beginnings of one text, in the order of their lengths in the text."""
+
+    source: int
+    src_length: int
+    text: bytes
+    spellings: Spellings
+    complete: bool  # whether the spellings are all there are
+    budget: int
+    beginnings: list[Beginning] | None = None  # of outputs that begin with the text; None: they end behind it
+    waiting: dict[int, list[_Item]] = field(default_factory=dict)  # by position
+    best: dict[int, float] = field(default_factory=dict)  # the greatest log-probability at each position
+    found: list[Hypothesis] = field(default_factory=list)
+    dropped: list[_Item] = field(default_factory=list)  # that were not followed, or not yet
+    passes: int = 1
+
+    def push(self, item: _Item) -> None:
+        if self.beginnings is not None and self.is_spelled(item):
+            self.beginnings.append(Beginning(item.prefix, item.state, item.row, True))
+            return
+        position, log_prob = item.place.position, item.prefix.log_prob
+        self.best[position] = max(self.best.get(position, -math.inf), log_prob)
+        self.waiting.setdefault(position, []).append(item)
+
+    def pop(self) -> list[_Item]:
+        """Remove and return the best prefixes of the least position; drop those beyond the budget."""
+        kept: list[_Item] = []
+        while not kept and (self.waiting or self._resume()):
+            kept = self._pop(min(self.waiting))
+        return kept
+
+    def _resume(self) -> bool:
+        """Take up the prefixes that were dropped, if they matter and the budget is not spent."""
+        found = [*(h.log_prob for h in self.found), *(beginning.prefix.log_prob for beginning in self.beginnings or ())]
+        matters = self.dropped_probability() > ROUNDING * _sum_probs(found)
+        if not matters or self.budget <= 0 or self.passes == len(PARTS):
+            return False
+        self.passes += 1
+        for item in self.dropped:
+            self.waiting.setdefault(item.place.position, []).append(item)
+        self.dropped = []
+        return True
+
+    def _pop(self, position: int) -> list[_Item]:
+        items = sorted(self.waiting.pop(position), key=lambda item: -item.prefix.log_prob)
+        width = max(1, self.budget // (len(self.text) - position + 1)) if self.budget > 0 else 1
+        least = self.best[position] + PARTS[self.passes - 1]
+        kept = [item for item in items[:width] if item.prefix.log_prob >= least]
+        if self.budget <= -len(self.text):  # symbols that spell nothing may follow each other for ever
+            kept = []
+        self.dropped += items[len(kept) :]
+        if kept[ROWS:]:
+            self.waiting[position] = kept[ROWS:]
+        self.budget -= len(kept[:ROWS])
+        return kept[:ROWS]
+
+    def follow(self, item: _Item) -> Iterator[tuple[int, Place]]:
+        """Yield the symbols that may follow a prefix, and the places behind them."""
+        return self.spellings.following(self.text, item.place)
+
+    def is_spelled(self, item: _Item) -> bool:
+        return item.place.position == len(self.text)
+
+    def dropped_probability(self) -> float:
+        return _sum_probs([item.prefix.log_prob for item in self.dropped])
+
+    def missing(self, normalized: bool) -> float:
+        """Return the probability of the sequences that were not followed, at most."""
+        if not normalized:
+            return math.inf if self.dropped or not self.complete else 0.0
+        return self.dropped_probability() if self.complete else 1.0
+
+    def result(self, normalized: bool) -> TextProbability:
+        ranked = join_segmentations(self.found).segmentations if self.found else ()
+        return TextProbability(ranked, self.missing(normalized))
+
+
+def _sum_probs(log_probs: Sequence[float]) -> float:
+    return math.fsum(math.exp(min(log_prob, LARGEST_LOG / 2)) for log_prob in log_probs)
+
+
+@torch.no_grad()
+def score_texts(
+    model: Decoder,
+    src: Tensor,
+    src_lengths: Tensor,
+    texts: Sequence[str],
+    spellings: Spellings,
+    *,
+    budget: int = SPELLED,
+) -> list[TextProbability]:
+    r"""Compute the probability of given texts: the sum over all sequences of tokens that spell them.
+
+    .. math:: p(t \mid x) = \sum_{y: \mathrm{text}(y) = t} p(y \mid x)
+
+    Prefixes are followed in the order of how much of the text they have spelled. A sparse model excludes most of them,
+    so all can be followed. Beyond the budget only the most probable ones are, and `missing` says how much the others
+    could add at most.
+
+    Args:
+        model: anything with the decoder protocol.
+        src: [batch, src] symbols.
+        src_lengths: [batch] their counts.
+        texts: One per source.
+        spellings: Of the model's vocabulary.
+        budget: Prefixes that are followed per text.
+
+    Returns:
+        One :class:`TextProbability` per text.
+
+    Raises:
+        ValueError: not one text per source; a budget below 1; a model whose probabilities are NaN.
+
+    Example:
+        >>> from tsallis.data.vocabulary import Vocabulary
+        >>> from tsallis.models import RNNSeq2Seq
+        >>> model, spellings = RNNSeq2Seq(20, 7, d_model=8, output="softmax"), Spellings(Vocabulary(["a", "b", "ab"]))
+        >>> (scored,) = score_texts(model, torch.tensor([[4, 5]]), torch.tensor([2]), ["ab"], spellings)
+        >>> sorted(sequence.tokens for sequence in scored.segmentations), scored.exact
+        ([(4, 5), (6,)], True)
+    """
+    check_at_least_one(budget=budget)
+    if len(texts) != len(src):
+        raise ValueError(f"there must be one text per source, got {len(texts)} for {len(src)} sources")
+    lengths, lattices = src_lengths.tolist(), list[_Lattice]()
+    with eval_mode(model):
+        for first in range(0, len(src), WINDOW):
+            window = slice(first, first + WINDOW)
+            start = model.start(model.encode(src[window], src_lengths[window]))
+            opened = []
+            for row, text in enumerate(texts[window]):
+                facts = first + row, lengths[first + row], text.encode(), spellings, spellings.are_all_of(text)
+                opened.append(_Lattice(*facts, budget))
+                opened[-1].push(_Item(Prefix(), START, start, row))
+            _follow(model, opened, src.device)
+            lattices += opened
+    return [lattice.result(model.output.normalized) for lattice in lattices]
+
+
+@torch.no_grad()
+def spell_beginning(
+    model: Decoder,
+    src: Tensor,
+    src_lengths: Tensor,
+    text: str,
+    spellings: Spellings,
+    *,
+    place: Place = START,
+    budget: int = SPELLED,
+) -> tuple[list[Beginning], float]:
+    """Return the sequences with which outputs of one source begin that begin with a text.
+
+    They spell the text or, with their last token alone, more than the text. Behind a prompt the place has begun.
+
+    Returns:
+        The sequences, and the probability of those that were not followed, at most.
+    """
+    state = model.start(model.encode(src, src_lengths))
+    lattice = _Lattice(0, int(src_lengths[0]), text.encode(), spellings, spellings.are_all_of(text), budget, [])
+    lattice.push(_Item(Prefix(), place, state, 0))
+    _follow(model, [lattice], src.device)
+    return lattice.beginnings or [], lattice.missing(model.output.normalized)
+
+
+def _follow(model: Decoder, lattices: Sequence[_Lattice], device: torch.device) -> None:
+    """Follow the prefixes of all texts together, until none is left."""
+    while rows := [(lattice, item) for lattice in lattices for item in lattice.pop()]:
+        rows.sort(key=lambda pair: id(pair[1].state))
+        groups = [list(group) for _, group in itertools.groupby(rows, key=lambda pair: id(pair[1].state))]
+        parts = [group[0][1].state.select(torch.tensor([i.row for _, i in group], device=device)) for group in groups]
+        tokens = torch.tensor([item.prefix.token for _, item in rows], device=device)
+        log_probs, attention, state = advance(model, join(parts), tokens, [lattice.source for lattice, _ in rows])
+        expansion = Expansion(attention, log_probs, keep=False)
+        children = [(row, *child) for row, (lattice, item) in enumerate(rows) for child in lattice.follow(item)]
+        numbers = torch.tensor([(row, token) for row, token, _ in children], device=device, dtype=torch.long)
+        values = log_probs[numbers[:, 0], numbers[:, 1]].tolist() if children else []
+        for (row, token, place), value in zip(children, values, strict=True):
+            if value > -math.inf:
+                lattice, item = rows[row]
+                longer = expansion.extend(item.prefix, row, token, item.prefix.log_prob + value)
+                lattice.push(_Item(longer, place, state, row))
+        for row, (lattice, item) in enumerate(rows):
+            if lattice.beginnings is not None:
+                for token in lattice.spellings.crossing(lattice.text, item.place):
+                    if (value := float(log_probs[row, token])) > -math.inf:
+                        longer = expansion.extend(item.prefix, row, token, item.prefix.log_prob + value)
+                        lattice.beginnings.append(Beginning(longer, state, row, False))
+        for row, ((lattice, item), value) in enumerate(zip(rows, log_probs[:, EOS].tolist(), strict=True)):
+            if lattice.is_spelled(item) and value > -math.inf:
+                total = item.prefix.log_prob + value
+                lattice.found.append(expansion.finish(item.prefix, row, total, lattice.src_length))

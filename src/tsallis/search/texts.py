@@ -1,0 +1,157 @@
+"""Results about texts, where several sequences of tokens may spell one text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from tsallis.search.certificate import Certificate, Hypothesis, Result
+
+Text = Callable[[Sequence[int]], str]
+ROUNDING = 1e-6  # of a sum of probabilities that a model computes in float32
+
+
+def merge_texts(result: Result, text: Text, normalized: bool, limited: bool = False) -> Result:
+    r"""Return a result about texts: one hypothesis per text, with the sum of its segmentations' probabilities.
+
+    Let m be the probability of all sequences that were not found, at most. No text is more probable than its listed
+    probability plus m, and no text that is not listed is more probable than m. So the best text is optimal if it leads
+    the second one, and zero, by m:
+
+    .. math:: p(t_1) \ge \max(p(t_2), 0) + m, \qquad m = 1 - \sum_y p(y)
+
+    A certificate about texts may be weaker than the one about sequences, for their probabilities add up. It is "none"
+    under a length penalty and for values that are not normalised, unless the list is complete.
+
+    Args:
+        result: Of a search, not cut to its best hypotheses.
+        text: Spells a sequence of tokens.
+        normalized: Whether the probabilities of all sequences sum to at most 1.
+        limited: Whether the search excluded sequences, by a prefix or a least length. They may spell listed texts.
+
+    Returns:
+        The texts, best first.
+
+    Example:
+        >>> probs = {(5,): 0.5, (6, 7): 0.25, (8,): 0.25}
+        >>> sequences = [Hypothesis(tokens, math.log(prob), (2,), (1,)) for tokens, prob in probs.items()]
+        >>> result = Result(tuple(sequences), Certificate("complete", -math.inf))
+        >>> merged = merge_texts(result, lambda tokens: "new" if 8 in tokens else "low", normalized=True)
+        >>> [(hypothesis.tokens, round(hypothesis.prob, 2)) for hypothesis in merged.hypotheses]
+        [((5,), 0.75), ((8,), 0.25)]
+    """
+    groups: dict[str, dict[tuple[int, ...], Hypothesis]] = {}
+    for hypothesis in result.hypotheses:
+        for sequence in hypothesis.segmentations or (hypothesis,):
+            groups.setdefault(text(sequence.tokens), {})[sequence.tokens] = sequence
+    penalty = result.length_penalty
+    texts = [join_segmentations(group.values()) for group in groups.values()]
+    texts.sort(key=lambda h: (-h.score(penalty), h.tokens))
+    merged = replace(result, hypotheses=tuple(texts), missing=0.0)
+    if result.certificate.kind == "complete" and not limited:
+        return merged
+    missing = missing_probability(merged.mass) if normalized else math.inf
+    if not normalized or penalty or not texts or result.certificate.kind == "none":
+        # A score is the logarithm of a probability over a positive number, so it is at most 0.
+        bound = result.certificate.bound if not normalized else 0.0 if penalty else math.log(missing)
+        return replace(merged, certificate=Certificate("none", bound, result.certificate.reason), missing=missing)
+    return replace(merged, certificate=_certify_texts(texts, [missing] * len(texts), missing), missing=missing)
+
+
+def _certify_texts(texts: Sequence[Hypothesis], missing: Sequence[float], unlisted: float) -> Certificate:
+    """Return what is proved about texts, best first.
+
+    Args:
+        texts: That are listed.
+        missing: What may be missing from the probability of each, at most.
+        unlisted: The greatest probability that another text may have.
+    """
+    probs = [text.prob for text in texts]
+    most = [prob + rest for prob, rest in zip(probs, missing, strict=True)]
+    # Where a text may be more probable than the one before it, no rank is certain from there on.
+    bound = max([unlisted, *(after for before, after in zip(probs, most[1:], strict=False) if after > before)])
+    if probs[0] >= bound:
+        return Certificate("optimal", math.log(bound))
+    return Certificate("bounded", math.log(min(max(bound, most[0]), 1.0)))
+
+
+def complete_texts(result: Result, found: Sequence[TextProbability]) -> Result:
+    """Return a result about texts with all segmentations of its best ones.
+
+    Args:
+        result: About texts.
+        found: The segmentations of the first texts, by :func:`score_texts`.
+    """
+    missing, texts = [], []
+    for number, text in enumerate(result.hypotheses):
+        rest = result.missing
+        if number < len(found):
+            rest = min(rest, found[number].missing)
+            both = (*text.segmentations, *found[number].segmentations)
+            text = join_segmentations({sequence.tokens: sequence for sequence in both}.values())
+        texts.append(text)
+        missing.append(rest)
+    penalty = result.length_penalty
+    order = sorted(range(len(texts)), key=lambda i: (-texts[i].score(penalty), texts[i].tokens))
+    texts, missing = [texts[i] for i in order], [missing[i] for i in order]
+    certificate = result.certificate
+    if certificate.kind in ("optimal", "bounded"):
+        # The bound holds for all other texts; so does what is missing.
+        certificate = _certify_texts(texts, missing, math.exp(certificate.bound))
+    return replace(result, hypotheses=tuple(texts), certificate=certificate)
+
+
+@dataclass(frozen=True)
+class TextProbability:
+    """The segmentations of a text, as far as they were followed.
+
+    Args:
+        segmentations: The sequences that spell the text and are possible, the most probable first.
+        missing: The probability of those that were not followed, at most; 0 if all were.
+
+    Example:
+        >>> both = [Hypothesis((number,), math.log(prob), (2, 1), (1, 1)) for number, prob in ((5, 0.5), (6, 0.25))]
+        >>> round(math.exp(TextProbability(tuple(both), 0.0).log_prob), 6)
+        0.75
+    """
+
+    segmentations: tuple[Hypothesis, ...]
+    missing: float
+
+    @property
+    def log_prob(self) -> float:
+        """The logarithm of the text's probability; a lower bound unless it is exact."""
+        return join_segmentations(self.segmentations).log_prob if self.segmentations else -math.inf
+
+    @property
+    def exact(self) -> bool:
+        """Whether the logarithm is that of the text, but for its rounding."""
+        return self.missing <= ROUNDING * math.exp(min(self.log_prob, 0.0))
+
+    @property
+    def possible(self) -> bool | None:
+        """Whether any sequence spells the text; None if none was found and not all were followed."""
+        return True if self.segmentations else None if self.missing else False
+
+    def including(self, sequence: Hypothesis) -> TextProbability:
+        """Return the probability with a sequence that is known to be possible, found or not."""
+        if any(known.tokens == sequence.tokens for known in self.segmentations):
+            return self
+        ranked = join_segmentations((*self.segmentations, sequence)).segmentations
+        return replace(self, segmentations=ranked)
+
+
+def missing_probability(mass: float) -> float:
+    """Return what is missing from a mass of at most 1, with a margin for its rounding."""
+    return max(0.0, 1 - mass) + ROUNDING
+
+
+def join_segmentations(sequences: Iterable[Hypothesis]) -> Hypothesis:
+    """Return the text of sequences that spell it: the most probable one, with the probability of all."""
+    ranked = tuple(sorted(sequences, key=lambda h: (-h.log_prob, h.tokens)))
+    best = ranked[0]
+    total = best.log_prob
+    if len(ranked) > 1 and total > -math.inf:
+        total += math.log(math.fsum(math.exp(h.log_prob - best.log_prob) for h in ranked))
+    return replace(best, log_prob=total, segmentations=ranked)

@@ -1,0 +1,184 @@
+"""Results about texts against an enumeration of all sequences of tokens, grouped by the texts that they spell."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+
+import pytest
+
+from contract.tables import EOS, SYMBOLS, A, C, TableModel, random_table
+from contract.tables import sources as table_sources
+from tsallis.data import Vocabulary
+from tsallis.models.spellings import Spellings, ambiguous_text
+from tsallis.search import Certificate, Hypothesis, Result, beam_search, exact_search, exhaustive
+from tsallis.search.completion import complete_text
+from tsallis.search.spelling import score_texts
+from tsallis.search.texts import complete_texts, merge_texts
+
+VOCABULARY = Vocabulary(["a", "b", "ab"])
+TEXT = VOCABULARY.text
+TRANSFORMS = [("softmax", 1.0), ("entmax", 1.5), ("sparsemax", 2.0)]
+LONGEST = 4  # tokens: longer sequences are impossible, so that an enumeration is the whole distribution
+
+
+def finite_table(transform: str, alpha: float, seed: int, sharpness: float = 3.0) -> TableModel:
+    table = random_table("entmax" if transform == "sparsemax" else transform, alpha, seed, sharpness)
+    return TableModel(lambda source, prefix: {EOS: 1.0} if len(prefix) == LONGEST else table.row(source, prefix))
+
+
+def texts_of(table: TableModel, source: int) -> dict[str, float]:
+    """The probability of every text that is possible."""
+    probs: dict[str, float] = defaultdict(float)
+    for tokens, log_prob in table.enumerate(source, LONGEST).items():
+        probs[TEXT(tokens)] += math.exp(log_prob)
+    return dict(probs)
+
+
+def check(result: Result, truth: dict[str, float]) -> None:
+    texts, probs = [TEXT(h.tokens) for h in result.hypotheses], [h.prob for h in result.hypotheses]
+    kind, most = result.certificate.kind, math.exp(result.certificate.bound)
+    assert len(set(texts)) == len(texts)
+    for text, prob in zip(texts, probs, strict=True):
+        assert prob <= truth[text] + 1e-9 and truth[text] <= prob + result.missing + 1e-9
+    if not result.length_penalty:
+        assert probs == sorted(probs, reverse=True)
+    for hypothesis in result.hypotheses:
+        assert hypothesis.segmentations[0].tokens == hypothesis.tokens
+        assert {TEXT(s.tokens) for s in hypothesis.segmentations} == {TEXT(hypothesis.tokens)}
+        assert hypothesis.prob == pytest.approx(math.fsum(s.prob for s in hypothesis.segmentations))
+    best = max(truth.values())
+    if kind == "complete":
+        assert dict(zip(texts, probs, strict=True)) == pytest.approx(truth)
+    elif result.length_penalty:
+        assert kind == "none" or (kind == "optimal" and not result.missing)  # a complete list that was cut
+    elif kind == "optimal":
+        assert truth[texts[0]] == pytest.approx(best)
+    elif kind == "bounded":
+        assert probs[0] < most and best <= most + 1e-9
+    if not result.length_penalty:
+        assert max((p for t, p in truth.items() if t not in texts), default=0.0) <= most + 1e-9
+        for rank, _ in enumerate(result.proven):
+            others = [p for t, p in truth.items() if t not in texts[: rank + 1]]
+            assert truth[texts[rank]] >= max(others, default=0.0) - 1e-9
+
+
+@pytest.mark.parametrize(("transform", "alpha"), TRANSFORMS)
+@pytest.mark.parametrize("seed", range(3))
+def test_no_certificate_about_texts_is_refuted(transform: str, alpha: float, seed: int) -> None:
+    sources, table = table_sources(0, 1, 2), finite_table(transform, alpha, seed)
+    truth = [texts_of(table, source) for source in range(3)]
+    results: list[list[Result]] = []
+    for size, n_best, competing in itertools.product((1, 2, 6), (None, 1, 3), (False, True)):
+        results.append(beam_search(table, *sources, beam_size=size, n_best=n_best, competing_ends=competing, text=TEXT))
+    for limits in ({"max_length": 2}, {"min_length": 2}, {"prefixes": [[A]] * 3}, {"length_penalty": 0.7}):
+        results.append(beam_search(table, *sources, beam_size=3, text=TEXT, **limits))
+        results.append(exhaustive(table, *sources, budget=60, text=TEXT, **limits))
+        results.append(exact_search(table, *sources, beam_size=2, n_best=2, text=TEXT, **limits))
+    for budget, n_best in ((5, None), (25, 2), (10_000, None), (10_000, 2)):
+        results.append(exhaustive(table, *sources, budget=budget, n_best=n_best, text=TEXT))
+        results.append(exact_search(table, *sources, budget=budget, n_best=n_best or 1, text=TEXT))
+    results.append(exhaustive(table, *sources, mass=0.8, text=TEXT))
+    for result, known in ((r, k) for of_search in results for r, k in zip(of_search, truth, strict=True)):
+        check(result, known)
+        if not result.length_penalty and len(result.hypotheses) < 4:
+            listed = [TEXT(h.tokens) for h in result.hypotheses]
+            rows = table_sources(*[truth.index(known)] * len(listed))
+            check(complete_texts(result, score_texts(table, *rows, listed, Spellings(VOCABULARY))), known)
+
+
+def test_searches_of_texts_prove_as_much_as_they_can() -> None:
+    kinds = set()
+    for (transform, alpha), seed in itertools.product(TRANSFORMS, range(4)):
+        table, sources = finite_table(transform, alpha, seed), table_sources(0, 1, 2)
+        for result in exact_search(table, *sources, text=TEXT):
+            assert result.certificate.proves_best and result.stopped_by is None
+        for result in exhaustive(table, *sources, text=TEXT):
+            assert result.certificate.kind == "complete" and result.mass == pytest.approx(1) and not result.missing
+        kinds |= {r.certificate.kind for r in beam_search(table, *sources, beam_size=2, text=TEXT)}
+    assert kinds >= {"optimal", "bounded"}
+
+
+def test_the_best_sequence_need_not_spell_the_best_text() -> None:
+    """The certificate of the sequences is optimal: nothing that is missing is as probable as `b`."""
+    rows = {(): {5: 0.4, 4: 0.3, 6: 0.3}, (5,): {EOS: 1.0}, (4,): {5: 1.0}, (4, 5): {EOS: 1.0}, (6,): {EOS: 1.0}}
+    table = TableModel(lambda source, prefix: rows[prefix])
+    for beam_size in (1, 2):
+        options = {"beam_size": beam_size, "n_best": 1}
+        (sequence,) = beam_search(table, *table_sources(0), **options)
+        assert TEXT(sequence.best.tokens) == "b" and sequence.certificate.kind == "optimal"
+        (found,) = beam_search(table, *table_sources(0), **options, text=TEXT)
+        assert TEXT(found.best.tokens) == "b" and found.certificate.kind == "bounded"
+    for search, options in ((beam_search, {"beam_size": 3}), (exact_search, {}), (exhaustive, {})):
+        (found,) = search(table, *table_sources(0), n_best=1, text=TEXT, **options)
+        assert TEXT(found.best.tokens) == "ab" and found.best.prob == pytest.approx(0.6)
+        assert found.certificate.proves_best and found.best.tokens == (4, 5) and len(found.best.segmentations) == 2
+
+
+@pytest.mark.parametrize(("transform", "alpha"), TRANSFORMS)
+def test_the_score_of_a_text_is_the_sum_over_its_segmentations(transform: str, alpha: float) -> None:
+    for seed in range(4):
+        table = finite_table(transform, alpha, seed)
+        known = {(source, text): p for source in range(3) for text, p in texts_of(table, source).items()}
+        asked = [*known, (0, "bbbbb"), (1, "aba" * 5), (2, "c"), (0, "")]
+        sources, texts = table_sources(*(source for source, _ in asked)), [text for _, text in asked]
+        scored = score_texts(table, *sources, texts, Spellings(VOCABULARY))
+        for key, text in zip(asked, scored, strict=True):
+            assert math.exp(text.log_prob) == pytest.approx(known.get(key, 0.0))
+            assert text.possible is (key in known) and text.exact
+            assert {TEXT(s.tokens) for s in text.segmentations} <= {key[1]}
+
+
+def test_a_budget_leaves_a_lower_bound_that_says_so() -> None:
+    table, text = finite_table("softmax", 1.0, 1), "abab"
+    truth = texts_of(table, 0)[text]
+    spellings, inexact = Spellings(VOCABULARY), 0
+    for budget in range(1, 12):
+        (scored,) = score_texts(table, *table_sources(0), [text], spellings, budget=budget)
+        found = math.exp(scored.log_prob)
+        assert scored.possible and found <= truth + 1e-12 and truth <= found + scored.missing + 1e-12
+        assert scored.exact == (found == pytest.approx(truth, rel=1e-6))
+        inexact += not scored.exact
+    assert inexact
+
+
+def test_values_that_are_not_normalized_prove_nothing_about_texts_unless_all_are_found() -> None:
+    table = finite_table("alpha_relu", 1.5, 0)
+    unnormalized = TableModel(table.row, normalized=False)
+    for result in (*beam_search(unnormalized, *table_sources(0), beam_size=1, text=TEXT, max_length=2),):
+        assert result.certificate.kind in ("none", "complete")
+    (scored,) = score_texts(unnormalized, *table_sources(0), ["abab"], Spellings(VOCABULARY), budget=1)
+    assert scored.missing in (0.0, math.inf)
+
+
+@pytest.mark.parametrize(("transform", "alpha"), TRANSFORMS)
+@pytest.mark.parametrize("typed", ["", "a", "b", "ab", "aba", "abb"])
+def test_what_follows_a_beginning_follows_all_its_spellings(transform: str, alpha: float, typed: str) -> None:
+    spellings = Spellings(VOCABULARY)
+    for seed in range(4):
+        table = finite_table(transform, alpha, seed)
+        truth = texts_of(table, 0)
+        total = math.fsum(p for text, p in truth.items() if text.startswith(typed))
+        result = complete_text(table, *table_sources(0), typed, spellings, TEXT, n_best=100)
+        assert math.exp(result.log_prob) == pytest.approx(total) and result.possible == (total > 0)
+        assert not result.missing
+        listed = [(TEXT([*result.certain, *choice.tokens]), choice.ends) for choice in result.choices]
+        assert len(set(listed)) == len(listed)
+        if total:
+            assert math.fsum(choice.prob for choice in result.choices) == pytest.approx(1) == pytest.approx(result.mass)
+        for (text, ends), choice in zip(listed, result.choices, strict=True):
+            most = truth.get(text, 0.0) if ends else math.fsum(p for t, p in truth.items() if t.startswith(text))
+            assert text.startswith(typed) and choice.prob <= most / total + 1e-9
+            if ends and text == typed:
+                assert choice.prob == pytest.approx(truth[text] / total)
+
+
+def test_results_that_are_not_about_texts_stay_as_they_are() -> None:
+    assert ambiguous_text(Vocabulary(["a", "b"])) is None and ambiguous_text(VOCABULARY) is not None
+    sequences = tuple(Hypothesis((token,), math.log(0.25), (3, 1), (1, 1)) for token in SYMBOLS)
+    result = Result(sequences, Certificate("optimal", math.log(0.25)))
+    merged = merge_texts(result, TEXT, normalized=True)
+    assert [h.tokens for h in merged.hypotheses] == [(4,), (5,), (C,)]
+    assert merged.certificate.kind == "bounded"  # the quarter that is missing may spell any of them
+    assert merged.certificate.bound == pytest.approx(math.log(0.5), abs=1e-5)

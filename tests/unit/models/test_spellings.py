@@ -1,0 +1,72 @@
+"""The texts that symbols spell: whether different sequences may spell one, and how a text is spelled step by step."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tsallis.data import Vocabulary
+from tsallis.data.subwords import Subwords
+from tsallis.models.spellings import Place, Spellings
+
+LINES = ["low lower lowest new newest wide widest abc ä"] * 3
+
+
+@pytest.mark.parametrize(
+    ("symbols", "unique"),
+    [
+        (["a", "b", "ä", " "], True),
+        (["a", "b", "ab"], False),
+        (["<tag:V>", "a"], True),
+        ([" a", " ab", " b"], True),
+        ([" a", " ab", "b"], False),
+        (["a", ""], False),
+    ],
+)
+def test_vocabularies_whose_texts_have_one_spelling(symbols: list[str], unique: bool) -> None:
+    assert Spellings(Vocabulary(symbols)).unique is unique
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "options"),
+    [
+        ("bpe", 40, {}),
+        ("unigram", 24, {}),
+        ("bpe", 300, {"byte_fallback": True}),
+        ("bpe", 40, {"normalization": "nmt_nfkc_cf", "split_digits": True}),
+        ("word", 40, {}),
+    ],
+)
+def test_symbols_follow_the_texts_that_subwords_spell(kind: str, size: int, options: dict[str, bool]) -> None:
+    subwords = Subwords.train(LINES, size, kind=kind, **options)
+    spellings, draw = Spellings(subwords), random.Random(3)
+    assert spellings.unique is (kind == "word")
+    texts: dict[str, tuple[int, ...]] = {}
+    for _ in range(1500):
+        tokens = tuple(draw.choice(range(4, len(subwords))) for _ in range(draw.randrange(5)))
+        text = subwords.text(tokens)
+        if not spellings.are_all_of(text):  # incomplete bytes
+            continue
+        if kind == "word":
+            assert texts.setdefault(text, tokens) == tokens
+        place = Place()
+        for token in tokens:
+            following = dict(spellings.following(text.encode(), place))
+            place = following[token]
+        assert place.position == len(text.encode()) and spellings.can_spell(text)
+
+
+def test_every_way_to_spell_a_text_is_found_and_no_other() -> None:
+    subwords = Subwords.train(["ab abc a b"] * 3, 12)
+    spellings, text = Spellings(subwords), "ab abc"
+    found, waiting = [], [((), Place())]
+    while waiting:
+        tokens, place = waiting.pop()
+        if place.position == len(text):
+            found.append(tokens)
+        elif len(tokens) < 7:
+            waiting += [((*tokens, token), after) for token, after in spellings.following(text.encode(), place)]
+    assert len(found) == len(set(found)) > 5 and all(subwords.text(tokens) == text for tokens in found)
+    assert tuple(subwords.encode(text)) in found
+    assert not spellings.can_spell("AB") and not spellings.can_spell("abx") and spellings.can_spell("")
