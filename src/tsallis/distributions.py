@@ -11,10 +11,10 @@ from torch.distributions.utils import lazy_property
 
 from tsallis import functional
 from tsallis.functional.maps import log_entmax
-from tsallis.functional.rows import alpha_number, check_floating, number
+from tsallis.functional.rows import alpha_number, check_floating, check_real, number
 from tsallis.ops.alphas import Alpha, check_alpha
 from tsallis.ops.dtypes import compute_dtype
-from tsallis.ops.transforms import traced, without_numbers
+from tsallis.ops.transforms import savable, traced, transforms_active, without_numbers
 
 __all__ = ["EntmaxCategorical", "RelaxedEntmax", "Support", "kl_divergence"]
 
@@ -132,6 +132,8 @@ class EntmaxCategorical(Categorical):
     @lazy_property
     def indices(self) -> Tensor:
         """The classes in the support, most probable first [..., width]; rows with fewer are filled up with -1."""
+        if transforms_active():
+            raise RuntimeError("indices and values have a width that depends on the scores: take probs in torch.func")
         width = max(int(self.support_size.amax()), 1) if self.scores.numel() else 1
         values, order = self._log_probs.detach().topk(width, -1)
         return order.masked_fill(values == -torch.inf, -1)
@@ -181,7 +183,7 @@ class EntmaxCategorical(Categorical):
         right = (value >= 0) & (value < self.num_classes)  # False for NaN
         if value.is_floating_point():
             right = right & (value == value.floor())
-        if not right.all():
+        if not torch._is_all_true(right):
             wrong = value[~right][0].item()
             raise ValueError(f"value must hold classes from 0 to {self.num_classes - 1}, got {wrong:g}")
 
@@ -192,12 +194,18 @@ class EntmaxCategorical(Categorical):
         return functional.entmax_loss(scores, index.squeeze(-1), alpha, reduction="none")
 
     @torch.no_grad()
-    def sample(self, sample_shape: Any = ()) -> Tensor:
+    def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
         """Draw classes [*sample_shape, ...], from the support alone.
+
+        Args:
+            sample_shape: Shape of the draws of each row.
+            generator: Source of the random numbers; None: PyTorch's default one.
 
         Raises:
             ValueError: a row without support: every class taken out, or scores that are NaN or infinite.
         """
+        if transforms_active():
+            return self._sample_transformed(sample_shape, generator)
         if bool((self.support_size == 0).any()):
             if bool(self.probs.isnan().any()):
                 raise ValueError("can't sample: a row has scores that are not finite, NaN or infinity")
@@ -206,12 +214,23 @@ class EntmaxCategorical(Categorical):
         width = self.indices.shape[-1]
         count = torch.Size(sample_shape).numel()
         cumulative = self.values.double().cumsum(-1).reshape(-1, width)  # [rows, width]
-        draws = torch.rand(cumulative.shape[0], count, dtype=torch.float64, device=self.scores.device)
+        device = self.scores.device
+        draws = torch.rand(len(cumulative), count, dtype=torch.float64, device=device, generator=generator)
         slot = torch.searchsorted(cumulative, draws * cumulative[:, -1:], right=True)  # [rows, count]
         slot = slot.minimum(
             (cumulative < cumulative[:, -1:]).sum(-1, keepdim=True)
         )  # a product may round up to the sum
         return self.indices.reshape(-1, width).gather(-1, slot).T.reshape(shape)
+
+    def _sample_transformed(self, sample_shape: Any, generator: torch.Generator | None) -> Tensor:
+        """Draw inside torch.func, where no shape may depend on the scores and no row can be checked."""
+        shape = self._extended_shape(sample_shape)
+        cumulative = self.probs.double().cumsum(-1)
+        draws = torch.rand(shape, dtype=torch.float64, device=self.scores.device, generator=generator)
+        drawn = (cumulative <= (draws * cumulative[..., -1]).unsqueeze(-1)).sum(-1)
+        places = torch.arange(self.num_classes, device=self.scores.device)
+        last = torch.where(self.probs > 0, places, 0).amax(-1)
+        return torch.minimum(drawn, last)  # the product may round up to the whole sum
 
     def entropy(self) -> Tensor:
         """Return Shannon's entropy in nats [...]."""
@@ -281,11 +300,25 @@ class RelaxedEntmax(Distribution):
         self.alpha = _checked_alpha(alpha, scores.shape[:-1])
         super().__init__(scores.shape[:-1], scores.shape[-1:], validate_args=validate_args)
 
-    def rsample(self, sample_shape: Any = ()) -> Tensor:
-        """Draw samples [*sample_shape, ..., classes], with gradients in scores, alpha and temperature."""
+    @torch.no_grad()
+    def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
+        """Draw samples as :meth:`rsample` does, without gradients."""
+        return self.rsample(sample_shape, generator)
+
+    def rsample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
+        """Draw samples [*sample_shape, ..., classes], with gradients in scores, alpha and temperature.
+
+        Args:
+            sample_shape: Shape of the draws of each row.
+            generator: Source of the random numbers; None: PyTorch's default one.
+        """
         shape = self._extended_shape(sample_shape)
         dtype = compute_dtype(self.scores.dtype)
-        draws = torch.empty(shape, dtype=dtype, device=self.scores.device).exponential_()
+        device = self.scores.device
+        if transforms_active():  # vmap excludes draws in place
+            draws = -torch.rand(shape, dtype=torch.float64, device=device, generator=generator).neg().log1p().to(dtype)
+        else:
+            draws = torch.empty(shape, dtype=dtype, device=device).exponential_(generator=generator)
         noise = -draws.clamp_min(torch.finfo(dtype).tiny).log()  # a draw of zero would be noise without end
         alpha = self.alpha.unsqueeze(-1) if isinstance(self.alpha, Tensor) else self.alpha
         temperature = self.temperature
@@ -319,7 +352,8 @@ def _checked_alpha(alpha: Alpha, shape: torch.Size) -> Alpha:
         return alpha_number(alpha, positive=True)
     if not (traced() or without_numbers(alpha)):
         check_alpha(alpha, positive=True)
-    return _expand("alpha", alpha, shape)
+    check_real(alpha, "alpha")
+    return _expand("alpha", savable(alpha), shape)
 
 
 def _checked_temperature(temperature: float | Tensor, scores: Tensor) -> float | Tensor:
@@ -334,7 +368,7 @@ def _checked_temperature(temperature: float | Tensor, scores: Tensor) -> float |
         raise ValueError(f"temperature must be above 0, got a tensor with {wrong:g}")
     # One number serves any batch, that of a single row too, as it does in torch.distributions.
     one = temperature.reshape(()) if temperature.numel() == 1 else temperature
-    return _expand("temperature", one.to(device=scores.device, dtype=scores.dtype), scores.shape[:-1])
+    return _expand("temperature", savable(one).to(device=scores.device, dtype=scores.dtype), scores.shape[:-1])
 
 
 def _expand(name: str, x: Tensor, shape: torch.Size) -> Tensor:
@@ -351,7 +385,7 @@ def _expand(name: str, x: Tensor, shape: torch.Size) -> Tensor:
 def _align(value: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return values [..., 1] and rows [..., classes] of one batch shape."""
     shape = torch.broadcast_shapes(value.shape, rows.shape[:-1])
-    return value.expand(shape).unsqueeze(-1), rows.expand(*shape, rows.shape[-1])
+    return savable(value).expand(shape).unsqueeze(-1), rows.expand(*shape, rows.shape[-1])
 
 
 @register_kl(EntmaxCategorical, EntmaxCategorical)  # type: ignore[untyped-decorator]

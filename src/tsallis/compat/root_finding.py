@@ -120,7 +120,7 @@ def _by_value(apply: Callable[[Tensor, float], Tensor], X: Tensor, values: Alpha
         return _by_value(apply, X, float(values), dim)
     shape = list(X.shape)
     shape[dim] = 1
-    each = values.expand(shape).movedim(dim, -1).reshape(-1)  # [rows]
+    each = values.to(X.device).expand(shape).movedim(dim, -1).reshape(-1)  # [rows]
     last = X.movedim(dim, -1)
     rows = last.reshape(-1, last.shape[-1])
     result = torch.zeros_like(rows)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tsallis.functional.rows import alpha_number, autocast_enabled, check_floating, number
+from tsallis.functional.rows import alpha_number, autocast_enabled, check_floating, check_real, number
 from tsallis.ops.alphas import Alpha, bounds
 from tsallis.ops.arguments import AttentionArgs
 from tsallis.ops.autograd import attention
@@ -322,14 +322,14 @@ def _alphas(alpha: Alpha, q: Tensor, outer: Sequence[int]) -> Alpha:
             return alpha
         alpha = as_input(alpha, q)
     if alpha.dtype == torch.bool:
-        raise TypeError("alpha must be floating point, got torch.bool; did you mean attn_mask=?")
+        raise TypeError("alpha must hold numbers, got torch.bool; did you mean attn_mask=?")
     return _per_head("alpha", alpha, q, outer, "; did you mean attn_mask=?" if alpha.dim() >= 2 else "")
 
 
 def _per_head(name: str, x: Tensor, q: Tensor, outer: Sequence[int], hint: str = "") -> Tensor:
     """Return numbers of heads as [1 or batch, heads] in the dtype of the computation."""
     batch, heads = q.shape[:2]
-    check_floating(x, name)
+    check_real(x, name)
     shape = tuple(x.shape)
     if x.numel() == 1 and x.dim() <= 1:
         x = x.reshape(1, 1).expand(1, heads)

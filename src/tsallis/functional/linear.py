@@ -16,6 +16,7 @@ from tsallis.functional.rows import (
 )
 from tsallis.ops.alphas import Alpha
 from tsallis.ops.autograd.linear import Layer, linear_loss
+from tsallis.ops.transforms import savable
 
 
 def linear_entmax_loss(
@@ -136,7 +137,7 @@ def _check_arguments(
         hidden, weight = (x if x.dtype == torch.float64 else x.to(dtype) for x in (hidden, weight))
     if weight.dtype != hidden.dtype:
         raise TypeError(f"hidden and weight must have one dtype, got {hidden.dtype} and {weight.dtype}")
-    return hidden, weight, None if bias is None else bias.to(hidden.dtype)
+    return hidden, weight, None if bias is None else savable(bias).to(hidden.dtype)
 
 
 def _reduce(
@@ -152,6 +153,8 @@ def _reduce(
     leading = hidden.shape[:-1]
     rows = hidden.reshape(-1, hidden.shape[-1])
     classes = class_rows((*leading, len(weight)), weight.device, target, ignore_index)
+    # The product leaves out ignored rows: 0 times NaN would reach the gradient of the weight.
+    rows = torch.where((classes >= 0).unsqueeze(-1), rows, 0)
     layer = Layer(rows, weight, bias, classes, alpha, tau)
     if rows.shape[0] == 0:
         inputs = [x for x in (weight, bias, alpha) if isinstance(x, Tensor)]

@@ -12,7 +12,7 @@ from tsallis.ops.alphas import Alpha
 from tsallis.ops.autograd import losses as autograd
 from tsallis.ops.backend import Backend
 from tsallis.ops.eager.entropy import entropy
-from tsallis.ops.transforms import traced, without_numbers
+from tsallis.ops.transforms import savable, traced, without_numbers
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -165,7 +165,7 @@ def _soft(
 ) -> Tensor:
     if target.shape != shape:
         raise ValueError(f"probability targets must have the scores' shape {tuple(shape)}, got {tuple(target.shape)}")
-    y = target.to(device=scores.device, dtype=scores.dtype).reshape(scores.shape)
+    y = savable(target).to(device=scores.device, dtype=scores.dtype).reshape(scores.shape)
     active = scores > -torch.inf
     if smoothing > 0:
         y = (1 - smoothing) * y + smoothing * active.to(y.dtype) / active.sum(-1, keepdim=True).clamp(min=1)

@@ -31,7 +31,8 @@ def entmax(scores: Tensor, alpha: Alpha = 1.5, dim: int = -1, *, mask: Tensor | 
 
     Args:
         scores: any shape, any floating dtype. -inf takes no part. Half precision is computed in float32.
-        alpha: positive: a number, or a tensor broadcastable to `scores` with size 1 along `dim`.
+        alpha: positive: a number, or a tensor broadcastable to `scores` with size 1 along `dim`. Unlike the second
+            argument of `torch.softmax`, this is not the dimension: write `entmax(scores, dim=1)`.
         dim: the dimension whose entries sum to 1.
         mask: boolean, broadcastable to `scores`; True takes part.
 

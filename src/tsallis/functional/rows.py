@@ -13,9 +13,11 @@ from torch import Tensor
 from tsallis.ops.alphas import Alpha, check_alpha
 from tsallis.ops.backend import Backend, choose_direct
 from tsallis.ops.dtypes import compute_dtype, contiguous, upcast
-from tsallis.ops.transforms import as_input, forward_mode, traced, varies, without_numbers
+from tsallis.ops.transforms import as_input, forward_mode, savable, traced, varies, without_numbers
 
 _NUMBERS = (Real, torch.SymFloat, torch.SymInt)  # numpy's are among the real ones, and a tracer's are not
+
+_STRIDED = torch.strided
 
 _WIDE = (torch.float32, torch.float64)
 
@@ -55,7 +57,12 @@ def as_rows(
     the operations; it takes the scores with few steps on the way, or none, because those are most of the time of small
     tensors. Without `merge` and a backend, scores stay [..., d] and alphas [..., 1].
     """
-    if not (isinstance(scores, Tensor) and scores.is_floating_point()):
+    if (
+        type(scores) is not Tensor
+        or not scores.is_floating_point()
+        or scores.layout is not _STRIDED
+        or scores.is_nested
+    ):
         check_floating(scores)
     if mask is not None:
         scores = masked(scores, mask)
@@ -129,8 +136,21 @@ def check_dim(dim: Any) -> None:
 def check_floating(scores: Tensor, name: str = "scores") -> None:
     if not isinstance(scores, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(scores).__name__}")
+    kind = type(scores).__name__
+    if scores.is_nested or scores.layout is not _STRIDED or kind in ("MaskedTensor", "DTensor"):
+        kind = f"{kind} of layout {scores.layout}" + (", nested" if scores.is_nested else "")
+        raise TypeError(
+            f"{name} must be a dense tensor, got {kind}: pad nested tensors and use a mask, call to_dense() on sparse "
+            "ones, get_data() on masked ones and full_tensor() or to_local() on a DTensor"
+        )
     if not scores.is_floating_point():
         raise TypeError(f"{name} must be floating point, got {scores.dtype}; convert first, as in {name}.float()")
+
+
+def check_real(x: Tensor, name: str) -> None:
+    """Raise a TypeError unless a tensor holds integers or floating-point numbers."""
+    if x.dtype == torch.bool or x.is_complex():
+        raise TypeError(f"{name} must hold integers or floating-point numbers, got {x.dtype}")
 
 
 def result_dtype(scores: Tensor) -> torch.dtype:
@@ -183,13 +203,13 @@ def alpha_along(
             return alpha
         alpha = as_input(alpha, scores)
     argument = alpha
-    check_floating(alpha, "alpha")
+    check_real(alpha, "alpha")
     one_number = alpha.numel() == 1 and alpha.dim() <= ndim
     if one_number and not (alpha.requires_grad or forward_mode() or traced() or without_numbers(alpha)):
         return alpha_number(alpha.item(), positive)
     if alpha.dim() > ndim:
         raise ValueError(f"alpha of shape {tuple(alpha.shape)} has more dimensions than the scores, which have {ndim}")
-    alpha = alpha.to(device=scores.device, dtype=compute_dtype(scores.dtype))
+    alpha = savable(alpha).to(device=scores.device, dtype=compute_dtype(scores.dtype))
     if ndim == 0:
         return alpha.reshape(1, 1)
     if alpha.dim() < ndim:

@@ -217,6 +217,8 @@ class OutputLayer(ConstantBuffers):
         """
         if not 0 <= label_smoothing <= 1:
             raise ValueError(f"label_smoothing must be between 0 and 1, got {label_smoothing}")
+        if target.shape == hidden.shape[:-1]:  # 0 times NaN of an ignored row would reach the gradient of the weight
+            hidden = torch.where((target != ignore_index).unsqueeze(-1), hidden, 0)
         plain = self._loss(hidden, target, ignore_index, reduction)
         if label_smoothing == 0:
             return plain

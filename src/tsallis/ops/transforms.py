@@ -81,6 +81,12 @@ def outside_tracers() -> Iterator[None]:
         yield
 
 
+def savable(x: Tensor) -> Tensor:
+    """Return a tensor that autograd can save for backward: a copy of one that was made in inference mode."""
+    copied = not torch.compiler.is_compiling() and x.is_inference() and torch.is_grad_enabled()
+    return x.clone() if copied else x
+
+
 def physical(x: Tensor) -> Tensor:
     """Return the tensor beneath the wrappers of torch.func, detached: of `vmap` all of the batch, in front."""
     wrappers = torch._C._functorch

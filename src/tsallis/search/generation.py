@@ -12,7 +12,7 @@ from torch import Tensor
 from tsallis.models.protocol import Decoder
 from tsallis.search.certificate import LARGEST_LOG
 from tsallis.search.checks import check_at_least_one, check_sources
-from tsallis.search.sampling import draw_tokens, draw_uniform, make_generators
+from tsallis.search.sampling import dead_share, draw_tokens, draw_uniform, make_generators
 from tsallis.search.step import advance, eval_mode
 from tsallis.search.temperature import with_temperature
 from tsallis.special_symbols import BOS, EOS
@@ -99,7 +99,8 @@ def generate(
             log_probs, _, state = advance(model, state, tokens, [row // n for row in active])
             uniform = draw_uniform(n, generators)
             log_probs = log_probs.cpu()
-            draws, steps = draw_tokens(log_probs, uniform[active])
+            dead = dead_share(log_probs, model.output.normalized)
+            draws, steps = draw_tokens(log_probs, uniform[active], dead)
             support = (log_probs > -torch.inf).sum(-1)
             rows: Iterable[tuple[int, int, float, int]] = zip(
                 active, draws.tolist(), steps.tolist(), support.tolist(), strict=True

@@ -15,6 +15,8 @@ from tsallis.search.step import Expansion, Prefix, advance, eval_mode, make_limi
 from tsallis.search.temperature import with_temperature
 from tsallis.special_symbols import EOS
 
+ROUNDED = 1e-6  # what probabilities may lack to 1 by rounding
+
 
 @torch.no_grad()
 def sample(
@@ -80,10 +82,13 @@ def sample(
             tokens = torch.tensor([prefix_of[row].token for row in rows], device=src.device)
             log_probs, attention, state = advance(model, state, tokens, [row // n for row in rows])
             expansion = Expansion(attention, log_probs, keep=False)
+            dead = dead_share(log_probs, model.output.normalized)
             for i, row in enumerate(rows):
                 limits[row].restrict(log_probs[i], prefix_of[row].length)
+                if prefix_of[row].length < len(limits[row].prefix):
+                    dead[i] = 0  # this symbol is given, not drawn
             uniform = draw_uniform(n, generators)
-            draws, log_prob = draw_tokens(log_probs.cpu(), uniform[rows])  # a GPU sums in an order of its own
+            draws, log_prob = draw_tokens(log_probs.cpu(), uniform[rows], dead)  # a GPU sums in an order of its own
             active = []
             for i, (row, token, step) in enumerate(zip(rows, draws.tolist(), log_prob.tolist(), strict=True)):
                 prefix = prefix_of[row]
@@ -116,16 +121,32 @@ def make_generators(sources: int, seeds: Sequence[int] | None) -> list[torch.Gen
     return [torch.Generator().manual_seed(seed) for seed in check_seeds(seeds, sources)]
 
 
-def draw_tokens(log_probs: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+def dead_share(log_probs: Tensor, normalized: bool) -> Tensor:
+    """Return the probability [rows] that nothing can follow: what the rows of a normalised model lack to 1.
+
+    It is positive where a member of an ensemble is at a dead end. The result is on the CPU.
+    """
+    missing = 1 - log_probs.exp().sum(-1).cpu()
+    return torch.where(missing > ROUNDED, missing, 0) if normalized else torch.zeros_like(missing)
+
+
+def draw_tokens(log_probs: Tensor, uniform: Tensor, dead: Tensor) -> tuple[Tensor, Tensor]:
     """Draw a token a row from log-probabilities [rows, d_vocab] with numbers [rows] from 0 to 1, 1 excluded.
 
+    Args:
+        log_probs: [rows, d_vocab]
+        uniform: [rows]
+        dead: the probability [rows] that nothing follows.
+
     Returns:
-        The tokens [rows] and their log-probabilities [rows], -inf where no token is possible.
+        The tokens [rows] and their log-probabilities [rows], -inf where nothing follows.
     """
     weights = (log_probs - log_probs.amax(-1, keepdim=True)).exp().nan_to_num(0)  # a row of -inf has no weight
     sums = weights.cumsum(-1)  # [rows, d_vocab]
     # The first sum above the number is that of a token with a weight: one without has the sum before it.
-    token = torch.searchsorted(sums, (uniform * sums[:, -1]).unsqueeze(-1), right=True)
+    share = uniform / (1 - dead).clamp(min=ROUNDED)
+    token = torch.searchsorted(sums, (share * sums[:, -1]).unsqueeze(-1), right=True)
     last = log_probs.shape[-1] - 1 - (weights.flip(-1) > 0).int().argmax(-1, keepdim=True)
-    token = token.minimum(last)  # the product may round up to the whole sum
-    return token.squeeze(-1), log_probs.gather(-1, token).squeeze(-1)
+    token = token.minimum(last).squeeze(-1)  # the product may round up to the whole sum
+    log_prob = log_probs.gather(-1, token.unsqueeze(-1)).squeeze(-1)
+    return token, log_prob.masked_fill((dead > 0) & (uniform >= 1 - dead), -torch.inf)

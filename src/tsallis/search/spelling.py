@@ -14,7 +14,8 @@ from torch import Tensor
 from tsallis.models.protocol import Decoder, join
 from tsallis.models.spellings import START, Place, Spellings
 from tsallis.search.certificate import LARGEST_LOG, Hypothesis
-from tsallis.search.step import Expansion, Prefix, advance, check_at_least_one, eval_mode
+from tsallis.search.checks import check_at_least_one
+from tsallis.search.step import Expansion, Prefix, advance, eval_mode
 from tsallis.search.texts import ROUNDING, TextProbability, join_segmentations
 from tsallis.search_budget import SPELLED
 from tsallis.special_symbols import EOS

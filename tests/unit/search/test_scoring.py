@@ -124,7 +124,7 @@ def test_draws_that_end_nowhere_are_none() -> None:
 def test_the_largest_number_draws_the_last_symbol_with_a_probability() -> None:
     log_probs = torch.tensor([[-torch.inf, math.log(0.25), math.log(0.75), -torch.inf], [-torch.inf] * 4]).double()
     for number, token in ((0.0, 1), (0.24, 1), (0.26, 2), (1.0, 2)):  # 1 stands for a product that was rounded up
-        draws, log_prob = draw_tokens(log_probs, torch.full((2,), number, dtype=torch.float64))
+        draws, log_prob = draw_tokens(log_probs, torch.full((2,), number, dtype=torch.float64), torch.zeros(2))
         assert draws[0] == token and log_prob[0] == log_probs[0, token] and log_prob[1] == -torch.inf
 
 

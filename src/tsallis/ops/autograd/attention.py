@@ -28,6 +28,7 @@ from tsallis.ops.transforms import (
     jit_tracing,
     modes_active,
     operators_only,
+    savable,
     traced,
     without_numbers,
 )
@@ -55,6 +56,8 @@ def compute(args: AttentionArgs, backend: str, dense: bool) -> tuple[Tensor, Ten
     inputs = (query, key, value, alphas, mask, slopes)
     needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
     needs_grad = needs_grad or jit_tracing()  # its check traces again, with other inputs that need gradients
+    if needs_grad and not compiling():
+        args = AttentionArgs._make(savable(x) if isinstance(x, Tensor) else x for x in args)
     if backend != "eager" and (compiling() or operators_only(query)):
         output, support, *_ = _attention_op(*args, backend, needs_grad)
     elif needs_grad:

@@ -53,9 +53,10 @@ def _relu_margin(scores: Tensor, eps: float, tau: float | Tensor) -> Tensor:
 
 
 def _relu_power(u: Tensor, eps: float) -> Tensor:
-    power: float | Tensor = 1 / eps
+    inverse = 1 / eps
+    power: float | Tensor = inverse
     if varies(eps):  # and no comparison of it becomes a condition of the graph
-        power = as_input(power, u)
+        power = as_input(inverse, u)
     elif eps == 0.5:
         return u.relu().square()
     elif eps == 1.0:
