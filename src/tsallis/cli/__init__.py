@@ -82,6 +82,9 @@ def main(command: Callable[[], object] = app) -> None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     with optional_stderr():
         status = _status(command)
+    distributed = sys.modules.get("tsallis.training.distributed")
+    if distributed is not None:
+        distributed.exit_process(status)
     raise SystemExit(status)
 
 
