@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from run_seed import SEED
 from task_runs import encode, evaluate, prepare, read_split
 from tsallis.config import Config
 from tsallis.errors import InputError
@@ -34,7 +35,7 @@ def config(folder: Path, data: dict[str, Any] | None = None, **model: Any) -> Co
         "version": 1,
         "data": {"task": "classification", "folder": str(folder), "train": "train", "test": "test", **(data or {})},
         "model": {"architecture": "classifier", "d_model": 16, "num_basis": 8, "dropout": 0.0, **model},
-        "training": {"epochs": 6, "batch_size": 16, "learning_rate": 0.02, "schedule": "constant"},
+        "training": {"epochs": 6, "batch_size": 16, "learning_rate": 0.02, "schedule": "constant", "seed": SEED},
     }
     return check_config(content, "test")
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from run_seed import SEED
 from task_runs import encode, evaluate, prepare, read_lines, read_split
 from tsallis.config import Config
 from tsallis.errors import InputError
@@ -41,7 +42,7 @@ def config(folder: Path, data: dict[str, Any] | None = None, **model: Any) -> Co
         "version": 1,
         "data": {**inputs, "images": {"train": "train.npy", "test": "test.npy"}, **(data or {})},
         "model": {"architecture": "answerer", **sizes, **model},
-        "training": {"epochs": 9, "batch_size": 8, "learning_rate": 0.005, "schedule": "constant"},
+        "training": {"epochs": 9, "batch_size": 8, "learning_rate": 0.005, "schedule": "constant", "seed": SEED},
     }
     return check_config(content, "test")
 
