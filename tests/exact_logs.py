@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from decimal import Decimal, localcontext
@@ -12,6 +13,11 @@ EDGE = Decimal(2) ** -46  # scores so near the threshold are the threshold
 
 def exact_logs(scores: Sequence[float], alpha: float, tau: float | None = None) -> list[float]:
     """Return the log-probabilities of a row of scores, by bisection for the threshold, -inf outside the support."""
+    return list(_exact_logs(tuple(scores), alpha, tau))
+
+
+@functools.cache
+def _exact_logs(scores: tuple[float, ...], alpha: float, tau: float | None) -> list[float]:
     with localcontext() as context:
         context.prec = DIGITS
         eps = Decimal(alpha) - 1

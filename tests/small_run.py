@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from run_seed import SEED
 from tsallis.data import Vocabulary
 from tsallis.tasks.inflection import encode_examples, english_verbs
 from tsallis.training import Progress, Settings, Trainer
@@ -21,7 +22,7 @@ EXAMPLES = english_verbs()["train"][:40]
 SRC = Vocabulary.build(e.src_tokens() for e in EXAMPLES)
 TGT = Vocabulary.build(e.tgt_tokens() for e in EXAMPLES)
 TRAIN, DEV = (encode_examples(part, SRC, TGT) for part in (EXAMPLES[:32], EXAMPLES[32:]))
-SETTINGS = Settings(epochs=3, batch_size=8, learning_rate=0.01, checkpoint_every=3, seed=5, keep=2)
+SETTINGS = Settings(epochs=3, batch_size=8, learning_rate=0.01, checkpoint_every=3, seed=SEED, keep=2)
 DESCRIPTION = {
     "class": "rnn",
     "arguments": {"src_vocab": len(SRC), "tgt_vocab": len(TGT), "d_model": 8, "layers": 1, "tau": 0.0},

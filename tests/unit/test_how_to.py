@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pages import DOCS, run_blocks
+from run_seed import SEED
 from task_runs import encode, evaluate, figures, prepare, read_lines, read_split
 from tsallis.errors import InputError
 from tsallis.tasks import registry
@@ -59,7 +60,7 @@ def test_the_task_of_the_page(reversal: Any, tmp_path: Path) -> None:
         "training: {epochs: 150, learning_rate: 0.01, validate_every: 50}\n",
         encoding="utf-8",
     )
-    config = registry.load_config(path, [f"data.folder={tmp_path}"])
+    config = registry.load_config(path, [f"data.folder={tmp_path}", f"training.seed={SEED}"])
     prepared = prepare(config)
     assert prepared.task == reversal() and prepared.description["class"] == "rnn"
     symbols, data, folder = prepared.data.vocabularies, prepared.data, tmp_path / "run"

@@ -86,6 +86,9 @@ def main(command: Callable[[], object] = app) -> None:
         status = _status(command)
         for note in () if status else notes:  # a mistake is one line alone
             print(note, file=sys.stderr)
+    distributed = sys.modules.get("tsallis.training.distributed")
+    if distributed is not None:
+        distributed.exit_process(status)
     raise SystemExit(status)
 
 

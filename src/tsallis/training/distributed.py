@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import secrets
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,6 +24,7 @@ from tsallis.training.lock import writing
 T = TypeVar("T")
 DEVICES = ("cpu", "cuda", "auto")
 PATIENCE = timedelta(minutes=30)  # a rank waits for the others; validation and downloads take their time
+_had_group = False  # whether this process has been in a process group
 
 
 class CommonError(InputError):
@@ -183,6 +186,8 @@ def init_distributed(device: str = "auto") -> Iterator[World]:
     dist.init_process_group(
         "nccl" if kind == "cuda" else "gloo", timeout=PATIENCE, device_id=torch_device if kind == "cuda" else None
     )
+    global _had_group
+    _had_group = True
     try:
         yield World(dist.get_rank(), dist.get_world_size(), torch_device)
     except RuntimeError as error:
@@ -193,6 +198,22 @@ def init_distributed(device: str = "auto") -> Iterator[World]:
         raise
     finally:
         dist.destroy_process_group()
+
+
+def exit_process(status: object) -> NoReturn:
+    """Exit with a status; if this process has been in a process group, skip Python's finalization.
+
+    Caches of PyTorch keep the group of a sharded model after it was destroyed, and with it the threads of gloo. Such a
+    thread needs the GIL to release the last tensor that it exchanged. If Python is shutting down by then, the thread
+    gets no GIL and aborts the process.
+    """
+    if not _had_group:
+        raise SystemExit(status)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(status if isinstance(status, int) else status is not None)
 
 
 def _is_lost(error: RuntimeError) -> bool:

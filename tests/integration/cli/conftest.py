@@ -14,6 +14,7 @@ import pytest
 
 from process_fork import command as forked_command
 from process_fork import run_forked
+from run_seed import SEED
 from tsallis.tasks.inflection import InflectionExample, english_verbs
 
 CONFIG = """\
@@ -24,7 +25,7 @@ data:
   dev: dev.tsv
   test: dev.tsv
 model: {{d_model: 24, layers: 1, dropout: 0.1}}
-training: {{epochs: 4, batch_size: 16, learning_rate: 0.01, checkpoint_every: 5}}
+training: {{epochs: 4, batch_size: 16, learning_rate: 0.01, checkpoint_every: 5, seed: {seed}}}
 """
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -76,7 +77,7 @@ def small_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     verbs = english_verbs()
     write_examples(folder / "train.tsv", verbs["train"][:320])
     write_examples(folder / "dev.tsv", verbs["dev"][:24])
-    (folder / "config.yaml").write_text(CONFIG.format(folder=folder))
+    (folder / "config.yaml").write_text(CONFIG.format(folder=folder, seed=SEED))
     return folder
 
 

@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 
 from integration.cli.conftest import write_examples
+from run_seed import SEED
 from tsallis.tasks.inflection import english_verbs
 
 INFLECTION = """\
 version: 1
 data: {{folder: {folder}, train: train.tsv, dev: dev.tsv}}
 model: {{d_model: 4, layers: 1}}
-training: {{epochs: 2, batch_size: 8, checkpoint_every: 2, learning_rate: 0.01, keep: 2}}
+training: {{epochs: 2, batch_size: 8, checkpoint_every: 2, learning_rate: 0.01, keep: 2, seed: {seed}}}
 """
 TRANSLATION = """\
 version: 1
@@ -21,7 +22,7 @@ data:
     subwords: {{size: 90, sample: 0.2}}}}
 model: {{architecture: transformer, d_model: 4, heads: 2, encoder_layers: 1, decoder_layers: 1, d_ff: 4,
   attention: learned}}
-training: {{epochs: 2, max_tokens: 400, checkpoint_every: 3, learning_rate: 0.01}}
+training: {{epochs: 2, max_tokens: 400, checkpoint_every: 3, learning_rate: 0.01, seed: {seed}}}
 """
 
 
@@ -48,7 +49,7 @@ def translation(folder: Path, dev: int = 6) -> Path:
 
 def _written(folder: Path, text: str) -> Path:
     path = folder / "config.yaml"
-    path.write_text(text.format(folder=folder))
+    path.write_text(text.format(folder=folder, seed=SEED))
     return path
 
 

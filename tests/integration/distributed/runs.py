@@ -16,7 +16,7 @@ from integration.distributed.parts import DEV, SETTINGS, TRAIN, arguments, model
 from process_fork import CALLS, Faults
 from tsallis.errors import InputError
 from tsallis.training import Trainer
-from tsallis.training.distributed import CommonError, World, init_distributed
+from tsallis.training.distributed import CommonError, World, exit_process, init_distributed
 from tsallis.training.termination import STATUS, note_termination
 
 
@@ -77,8 +77,8 @@ def main() -> None:
                         setattr(os, name, call)
     except InputError as error:
         say(error)
-        raise SystemExit(2) from None
-    raise SystemExit(status)
+        status = 2
+    exit_process(status)
 
 
 if __name__ == "__main__":

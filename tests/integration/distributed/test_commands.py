@@ -81,3 +81,8 @@ def test_a_mistake_of_the_first_process_alone_is_one_line(launch: Launch, tmp_pa
     done = launch("-m", "tsallis", "train", config, "--run-dir", run, "--device", "cpu", status=1)
     (line,) = ours(done)
     assert line.startswith("tsallis: ") and "the folder is not empty and holds no run" in line
+
+
+def test_a_thread_that_outlives_the_group_does_not_abort_the_process(launch: Launch, tmp_path: Path) -> None:
+    done = launch(Path(__file__).with_name("late_release.py"), tmp_path / "exiting")
+    assert done.stdout == "to the end\n" and "terminate called" not in done.stderr

@@ -9,7 +9,7 @@ import torch
 
 from integration.distributed.parts import DEV, KINDS, SETTINGS, arguments, model, plain, windows
 from tsallis.evaluation.teacher_forcing import TeacherForcedScores, teacher_forced_sums
-from tsallis.training.distributed import World, init_distributed
+from tsallis.training.distributed import World, exit_process, init_distributed
 from tsallis.training.engine import Engine
 
 
@@ -47,6 +47,7 @@ def main() -> None:
                 actual[f"{kind}, {strategy}, from one"] = plain({"model": engine.state()[0]})
         if world.main:
             torch.save(actual, request["out"])
+    exit_process(0)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 import tsallis
+from run_seed import SEED
 from tsallis.continuous import (
     BetaGaussian,
     Gaussian,
@@ -478,7 +479,7 @@ def test_alphas_of_a_trained_run(tmp_path: Path) -> None:
     sizes = {"d_model": 8, "heads": 2, "layers": 1, "d_ff": 8, "dropout": 0.0}
     model = TransformerSeq2Seq(len(src), len(tgt), attention="learned", **sizes)
     before = model.alphas()
-    settings = Settings(updates=12, validate_updates=4, batch_size=8, learning_rate=0.05)
+    settings = Settings(updates=12, validate_updates=4, batch_size=8, learning_rate=0.05, seed=SEED)
     Trainer(model, train, dev, tmp_path, settings, lambda _: None).run()
     for kind, ax in zip(("encoder", "decoder", "cross"), report.learned_alphas(tmp_path).axes, strict=True):
         assert ax.get_title("left") == kind and len(ax.lines) == 2

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from run_seed import SEED
 from tsallis.cli import app
 from tsallis.config import SearchConfig
 from tsallis.search import beam_search, generate
@@ -28,7 +29,7 @@ def speaker(tmp_path_factory: pytest.TempPathFactory) -> ServedRun:
         "version": 1,
         "data": {"task": "language", "embedded": "german-numbers", "length": 32},
         "model": {"d_model": 16, "heads": 2, "layers": 2, "d_ff": 16, "alpha": "learned"},
-        "training": {"epochs": 1, "updates": 20, "max_tokens": 256, "learning_rate": 0.01},
+        "training": {"epochs": 1, "updates": 20, "max_tokens": 256, "learning_rate": 0.01, "seed": SEED},
     }
     (folder / "config.yaml").write_text(json.dumps(content))
     app(["train", str(folder / "config.yaml"), "--run-dir", str(folder / "run")], standalone_mode=False)

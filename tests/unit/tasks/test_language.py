@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from run_seed import SEED
 from task_runs import prepare, read_split
 from tsallis.config import Config
 from tsallis.datasets.synthetic_corpus import synthetic_corpus
@@ -28,7 +29,7 @@ def config(data: dict[str, Any], model: dict[str, Any] | None = None, **training
         "version": 1,
         "data": {"task": "language", **data},
         "model": {**SMALL, **(model or {})},
-        "training": {"epochs": 1000, "updates": 3, "max_tokens": 256, "validate_updates": 3, **training},
+        "training": {"epochs": 1000, "updates": 3, "max_tokens": 256, "validate_updates": 3, "seed": SEED, **training},
     }
     return check_config(content, "test")
 

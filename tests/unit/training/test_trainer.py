@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import tsallis.training.checkpoint as checkpoint_module
+from run_seed import SEED
 from tsallis.analysis import value_history
 from tsallis.data import Vocabulary
 from tsallis.data.corpus import Corpus
@@ -31,7 +32,7 @@ SRC = Vocabulary.build(e.src_tokens() for e in EXAMPLES)
 TGT = Vocabulary.build(e.tgt_tokens() for e in EXAMPLES)
 TRAIN = encode_examples(EXAMPLES[:32], SRC, TGT)
 DEV = encode_examples(EXAMPLES[32:], SRC, TGT)
-SETTINGS = Settings(epochs=3, batch_size=8, learning_rate=0.01, checkpoint_every=3, seed=5)
+SETTINGS = Settings(epochs=3, batch_size=8, learning_rate=0.01, checkpoint_every=3, seed=SEED)
 
 
 class Killed(BaseException):

@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 
+from run_seed import SEED
 from task_runs import prepare
 from tsallis.data.corpus import Corpus
 from tsallis.data.io import write_atomic
@@ -33,7 +34,7 @@ def small_config(**training: object):
             "version": 1,
             "data": {"embedded": "english-verbs"},
             "model": {"d_model": 8, "layers": 1},
-            "training": {"epochs": 1, "batch_size": 32, **training},
+            "training": {"epochs": 1, "batch_size": 32, "seed": SEED, **training},
         },
         "test",
     )

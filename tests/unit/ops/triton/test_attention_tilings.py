@@ -159,20 +159,30 @@ for dtype, size, value_size, alpha, features in CASES:
         finish("decode_scores", "decode_thresholds", "decode_output", "decode_sum")
 """
 SHARED = """
-from triton._C.libtriton import llvm
-from triton.backends.nvidia.compiler import CUDABackend
+from triton.backends.nvidia.compiler import CUDABackend, nvidia
 from tsallis.ops.arguments import AttentionArgs
 from tsallis.ops.triton import attention
 from tsallis.ops.triton.attention import calls, launch
 
-class Size(Exception):  # of the shared memory, which is known before the code is made
+class Size(Exception):  # of the shared memory, which is known before any code is made
     pass
 
+class Allocated(Exception):
+    pass
+
+def stop(passes, *options):
+    raise Allocated(passes)
+
 def add_stages(self, stages, *options, add=CUDABackend.add_stages):
-    def stop(source, metadata):
-        raise Size(metadata["shared"])
     add(self, stages, *options)
-    stages["ptx"] = stop
+    lower = stages["llir"]
+    def allocate(source, metadata):
+        try:
+            lower(source, metadata)
+        except Allocated as allocated:
+            allocated.args[0].run(source, "allocate")
+        raise Size(source.get_int_attr("ttg.shared"))
+    stages["llir"] = allocate
 
 def run(kernel, grid, where, **arguments):
     if kernel.fn.__name__ in sizes:  # with fewer arguments before
@@ -184,7 +194,7 @@ def run(kernel, grid, where, **arguments):
 
 capability, limit = TARGET
 Driver.get_current_target = lambda self: GPUTarget("cuda", capability, 32)
-CUDABackend.add_stages, llvm.optimize_module = add_stages, lambda *_: None
+CUDABackend.add_stages, nvidia.passes.ttgpuir.add_to_llvmir = add_stages, stop
 calls.run = launch.run = run
 launch.shared_memory = lambda device: limit
 alphas, slopes, lengths = torch.tensor([[1.0, 1.2, 1.5, 2.0] * 16]), torch.ones(1, 64), torch.tensor([1000])

@@ -1,0 +1,10 @@
+"""The seed of the tiny runs that tests train.
+
+`TSALLIS_TEST_SEED` is added to it, so that one can check that the tests hold whatever such a run has learned.
+"""
+
+from __future__ import annotations
+
+import os
+
+SEED = 1 + int(os.environ.get("TSALLIS_TEST_SEED", "0"))
