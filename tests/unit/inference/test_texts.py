@@ -155,7 +155,7 @@ def test_all_commands_show_one_best_text(run: TextRun) -> None:
     read = run.task.read([SOURCE], "lines", run.run, gold=False)
     options: Any = {"beam_size": 5}
     shown = run.task.describe_attention(run.run, read, **options)
-    assert [content["translation"] for _, content in shown] == [answer.text]
+    assert [content["text"] for _, content in shown] == [answer.text]
     gold = run.task.read([f"{SOURCE}\tlow"], "lines", run.run, gold=True)
     _, (result,) = run.task.evaluate_outputs(run.run, gold, 5)
     assert run.run.tgt_vocab.text(result.best.tokens) == answer.text
