@@ -841,7 +841,7 @@ def given_instead(**changes: Any) -> dict[str, Any]:
         ({"alpha": torch.ones(3)}, ValueError, r"alpha .* \(3,\)$"),
         ({"alpha": torch.ones(6, 6)}, ValueError, r"alpha .* \(6, 6\); did you mean attn_mask=\?"),
         ({"alpha": torch.ones(6, 6).bool()}, TypeError, r"torch.bool; did you mean attn_mask=\?"),
-        ({"alpha": torch.tensor(2)}, TypeError, "alpha .* torch.int64"),
+        ({"alpha": torch.tensor(2j)}, TypeError, "alpha .* torch.complex64"),
         ({"alpha": "learned"}, TypeError, "alpha .* 'learned'"),
         ({"alpha": None}, TypeError, "alpha .* None"),
         ({"scale": "1"}, TypeError, "scale .* '1'"),

@@ -10,6 +10,7 @@ import pytest
 
 from tsallis.cli.input import _split
 from tsallis.cli.output import check_writable
+from tsallis.data.io import Ignored
 from tsallis.errors import InputError
 from tsallis.search.certificate import Hypothesis
 from tsallis.tasks.language import Language
@@ -28,8 +29,8 @@ def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path) -> None:
 
 
 def test_a_carriage_return_at_the_end_of_a_line_is_no_text() -> None:
-    assert Language().parse("ab\r", "line 1", gold=True) == ("", "ab")
-    assert Language().parse("ab\r", "line 1", gold=False) == ("ab", "")
+    for gold in (True, False):
+        assert list(Language().number_lines(["ab\r"], gold, Ignored())) == [(0, "ab")]
     assert list(_split(["ab\tR\tb\r"], 2, "{}", 0, optional=False)) == [("ab\tR", "b")]
 
 

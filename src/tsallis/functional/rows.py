@@ -148,7 +148,9 @@ def check_floating(scores: Tensor, name: str = "scores") -> None:
 
 
 def check_real(x: Tensor, name: str) -> None:
-    """Raise a TypeError unless a tensor holds integers or floating-point numbers."""
+    """Raise a TypeError unless x is a tensor of integers or floating-point numbers."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
     if x.dtype == torch.bool or x.is_complex():
         raise TypeError(f"{name} must hold integers or floating-point numbers, got {x.dtype}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from tsallis.config import Count, FileName, Section
 from tsallis.data.corpus import Corpus, SampledCorpus
 from tsallis.data.corpus_cache import cached_corpus, cached_sampled_corpus, cached_subwords, read_parallel
-from tsallis.data.io import find_packed
+from tsallis.data.io import Ignored, find_packed
 from tsallis.data.ragged import RaggedRows
 from tsallis.data.subword_numbers import load_subwords
 from tsallis.data.subwords import Subwords
@@ -135,6 +135,13 @@ class Translation(SequenceTask):
     @property
     def limit(self) -> int:
         return max(LONGEST, self.max_length or 0)
+
+    def number_lines(self, lines: Sequence[str], gold: bool, ignored: Ignored) -> Iterator[tuple[int, str]]:
+        """Yield lines without what is ignored at their end; spaces at the end of a target stay, as it is scored so."""
+        for number, line in super().number_lines(lines, gold, ignored):
+            written = lines[number].removesuffix("\r")
+            keep = gold and written.count("\t") == 1 and written.rpartition("\t")[2].strip()
+            yield number, written if keep else line
 
     def parse(self, line: str, origin: str, gold: bool, empty: bool = False) -> Pair:
         fields = line.split("\t")

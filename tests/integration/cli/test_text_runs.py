@@ -252,7 +252,7 @@ def test_mistakes(tsallis, trained: Path, options: tuple[object, ...], words: st
         ({"n_best": True}, "n_best must be a whole number"),
         ({"beam_size": 2, "exhaustive": True}, "beam_size is for beam search: exhaustive searches without a beam"),
         ({"seconds": 1}, "seconds is for exhaustive and exact"),
-        ({"seconds": -1.0, "exact": True}, "seconds must be at least 0, got -1"),
+        ({"seconds": -1.0, "exact": True}, "seconds must be at least 0 and finite, got -1.0"),
         ({"length_penalty": 101}, "length_penalty must be from 0 to 100, got 101"),
         ({"length_penalty": "1"}, "length_penalty must be a number, got '1'"),
         ({"mass": 1, "exhaustive": True}, "mass must be above 0 and below 1, got 1"),

