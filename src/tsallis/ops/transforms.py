@@ -77,8 +77,9 @@ def outside_tracers() -> Iterator[None]:
 
             stack.enter_context(temporarily_clear_interpreter_stack())
         if state := torch._C._get_tracing_state():
-            torch._C._set_tracing_state(None)
-            stack.callback(torch._C._set_tracing_state, state)
+            set_state = torch._C._set_tracing_state  # type: ignore[attr-defined]
+            set_state(None)
+            stack.callback(set_state, state)
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
         yield

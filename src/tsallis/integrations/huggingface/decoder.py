@@ -152,7 +152,7 @@ class TransformersDecoder(nn.Module):
                 is not text.
         """
         ids = batch["input_ids"]
-        if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point():
+        if not isinstance(ids, Tensor) or ids.dim() != 2:
             raise ValueError('input_ids must be a tensor [batch, src], as of a tokenizer with return_tensors="pt"')
         if ids.dtype not in (torch.int32, torch.int64):
             raise TypeError(f"input_ids must be a tensor of int64 or int32, got {ids.dtype}")
