@@ -25,6 +25,8 @@ def _exact_logs(scores: tuple[float, ...], alpha: float, tau: float | None) -> l
             bases = [eps * Decimal(z) - Decimal(tau) if z > -math.inf else Decimal(-1) for z in scores]
             return [float(u.ln() / eps) if u > 0 else -math.inf for u in bases]
         top = max(scores)
+        if top == -math.inf:
+            return [-math.inf] * len(scores)
         below = [Decimal(z) - Decimal(top) if z > -math.inf else None for z in scores]
         if eps == 0:
             total = sum(x.exp() for x in below if x is not None).ln()

@@ -451,3 +451,15 @@ def test_dead_ends_give_no_hypothesis() -> None:
 def test_sizes_below_one_are_refused(option: str) -> None:
     with pytest.raises(ValueError, match=option):
         beam_search(random_model("softmax", 1.0, 0), *sources(0), **{option: 0})
+
+
+@pytest.mark.parametrize("transform", ["softmax", "entmax"])
+def test_a_compiled_decoder_with_large_scores_proves_nothing(transform: str) -> None:
+    model = random_transformer(transform, 1.5, 0)
+    src, lengths = sources(0)
+    for offset, reason in ((1e4, False), (1e17, True)):
+        with torch.no_grad():
+            model.output.projection.bias.fill_(offset)
+        for result in beam_search(model, src, lengths, beam_size=200, max_length=LONGEST):
+            assert (result.certificate.reason is not None) == reason
+            assert not reason or (result.certificate.kind == "none" and 0 < result.mass <= 1)
