@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogitsWarper
 
 from tsallis.functional.maps import log_entmax
 from tsallis.functional.rows import alpha_number
 
-# Processors that `generate` runs after those of its caller, with the settings that leave them out.
+# Processors that `generate` runs after those of its caller, with the settings that leave them out. A temperature is no
+# cut: it is undone.
 NEUTRAL = {
-    "TemperatureLogitsWarper": "temperature=1.0",
     "TopHLogitsWarper": "top_h=None",
     "TopKLogitsWarper": "top_k=0",
     "TopPLogitsWarper": "top_p=1.0",
@@ -33,10 +34,11 @@ class EntmaxLogitsProcessor(LogitsProcessor):
     The scores become :math:`\log p`, so that the softmax of `generate` gives :math:`p` itself. The size of the support
     follows the model's certainty: one token where it is sure, many where it is not. Top-k and top-p are not needed.
 
-    Call `generate` with `do_sample=True, top_k=0, top_p=1.0, temperature=1.0`. `generate` applies temperature, top-k,
-    top-p, min-p and other cuts of its own after this processor, and many models come with such settings. They would
-    change :math:`p`, so a call with them raises an error that names the setting and the value to pass. Penalties and
-    forbidden tokens act before: :math:`z` are the scores after them.
+    Call `generate` with `do_sample=True, top_k=0, top_p=1.0`. `generate` applies top-k, top-p, min-p and other cuts of
+    its own after this processor, and many models come with such settings. They would change :math:`p`, so a call with
+    them raises an error that names the setting and the value to pass. A temperature of `generate` or of the model is
+    undone with a warning; the one that counts is the argument below. Penalties and forbidden tokens act before:
+    :math:`z` are the scores after them.
 
     `support_sizes` are those of the last call of `generate`; one whose prompts are exactly what the call before
     returned counts as the same call.
@@ -68,26 +70,39 @@ class EntmaxLogitsProcessor(LogitsProcessor):
         Raises:
             ValueError: `generate` would change the probabilities afterwards.
         """
-        frame = inspect.currentframe()
+        frame, later = inspect.currentframe(), 1.0
         if frame is not None and frame.f_back is not None:
-            self._check_followers(frame.f_back.f_locals.get("self"), scores.shape[-1])
+            later = self._check_followers(frame.f_back.f_locals.get("self"), scores.shape[-1])
         if not self._continues(input_ids):  # another call of `generate`
             self._sizes.clear()
         self._ids = input_ids
         log_probs = log_entmax(scores.float() / self.temperature, self.alpha)
         self._sizes.append((log_probs > -torch.inf).sum(-1))
-        return log_probs.to(scores.dtype)
+        return (log_probs * later).to(scores.dtype)
 
-    def _check_followers(self, processors: Any, classes: int) -> None:
-        """Raise if a list of processors, the caller, changes the probabilities after this one."""
+    def _check_followers(self, processors: Any, classes: int) -> float:
+        """Return the temperature that the caller, a list of processors, applies after this one.
+
+        Raises:
+            ValueError: the list changes the probabilities in another way.
+        """
+        later = 1.0
         if not isinstance(processors, LogitsProcessorList) or self not in processors:
-            return
+            return later
         for processor in processors[processors.index(self) + 1 :]:
             setting = NEUTRAL.get(type(processor).__name__)
             keeps_all = getattr(processor, "top_k", 0) >= classes or getattr(processor, "min_p", None) == 0
             if setting is not None and not keeps_all:
                 name = setting.partition("=")[0]
                 raise ValueError(f"generate would apply {name} after entmax: pass {setting} to generate")
+            if isinstance(processor, TemperatureLogitsWarper):
+                later *= processor.temperature
+        if later != 1:
+            warnings.warn(
+                f"generate's temperature {later:g} is undone: give the temperature to EntmaxLogitsProcessor",
+                stacklevel=3,
+            )
+        return later
 
     def _continues(self, input_ids: Tensor) -> bool:
         """Tell whether every sentence is one of the last step and a token more; a beam search changes their order."""

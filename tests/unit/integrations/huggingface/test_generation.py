@@ -44,7 +44,6 @@ def test_every_sampled_token_lies_in_its_support(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "neutral"),
     [
-        ("temperature", 0.6, "temperature=1.0"),
         ("top_k", 3, "top_k=0"),
         ("top_p", 0.9, "top_p=1.0"),
         ("min_p", 0.1, "min_p=None"),
@@ -72,6 +71,25 @@ def test_settings_that_act_after_entmax_are_refused(name: str, value: float, neu
         expected = tsallis.entmax(model(prompts[:1]).logits[0, -1] / 4, 1.5)
     distance = (torch.bincount(drawn, minlength=VOCABULARY) / len(prompts) - expected).abs().sum() / 2
     assert distance < 0.05  # by chance: some 0.02
+
+
+@pytest.mark.parametrize("place", ["model", "call"])
+def test_a_temperature_that_acts_after_entmax_is_undone(place: str) -> None:
+    """Without that the draws have the probabilities p^(1/T), normalised."""
+    model, prompts = build("llama"), torch.full((4000, 3), 5)
+    call = {"do_sample": True, "top_k": 0, "top_p": 1.0, "max_new_tokens": 1, "attention_mask": torch.ones(4000, 3)}
+    if place == "model":
+        model.generation_config.temperature = 0.3
+    else:
+        call["temperature"] = 0.3
+    torch.manual_seed(0)
+    with pytest.warns(UserWarning, match="temperature 0.3 is undone: give the temperature to EntmaxLogitsProcessor"):
+        drawn = model.generate(prompts, **call, logits_processor=[EntmaxLogitsProcessor(1.5, temperature=4.0)])[:, -1]
+    with torch.no_grad():
+        expected = tsallis.entmax(model(prompts[:1]).logits[0, -1] / 4, 1.5)
+    shares = torch.bincount(drawn, minlength=VOCABULARY) / len(prompts)
+    cold = expected ** (1 / 0.3)
+    assert (shares - expected).abs().sum() / 2 < 0.05 < (cold / cold.sum() - expected).abs().sum() / 4
 
 
 def test_settings_that_change_nothing_are_accepted() -> None:
