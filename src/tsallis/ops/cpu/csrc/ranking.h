@@ -171,7 +171,11 @@ void rank_relu_row(const RankCall& call, const float* z, Largest largest, Ranked
     constexpr int N = LANES<float>;
     const int64_t d = call.d;
     const double eps = call.alpha - 1, b = 1 / eps;
-    float bound = -INFINITY;
+    // Just below the least score with a value: the exact comparison is one in double.
+    const double edge = call.tau / eps;
+    const bool finite = ::fabs(edge) < std::numeric_limits<float>::max();
+    const float cut = finite ? (float)(edge - 1e-6 * ::fabs(edge) - 1e-30) : -INFINITY;
+    float bound = cut;
     D mass = {};
     FI wrong = {};
     int64_t support = 0;
@@ -179,6 +183,7 @@ void rank_relu_row(const RankCall& call, const float* z, Largest largest, Ranked
     for (int64_t i = 0; i < d; i += N) {
         const F x = load_row(z, i, d, -INFINITY);
         wrong |= x != x;
+        if (!bits(x >= cut)) continue;
         const D halves[2] = {lower_half(x), upper_half(x)};
         for (const D& half : halves) {
             const D u = prevent_fma(half * eps) - call.tau;
