@@ -115,19 +115,19 @@ def refuse_learned(name: str, value: Alpha) -> None:
 def _by_value(apply: Callable[[Tensor, float], Tensor], X: Tensor, values: Alpha, dim: int) -> Tensor:
     """Return `apply(rows, value)` along `dim`; with a tensor of values, once for each distinct one."""
     if not isinstance(values, Tensor):
-        return apply(X.movedim(dim, -1), values).movedim(-1, dim) if X.dim() else apply(X, values)
+        return apply(X.transpose(dim, -1), values).transpose(dim, -1) if X.dim() else apply(X, values)
     if values.numel() == 1:
         return _by_value(apply, X, float(values), dim)
     shape = list(X.shape)
     shape[dim] = 1
-    each = values.to(X.device).expand(shape).movedim(dim, -1).reshape(-1)  # [rows]
-    last = X.movedim(dim, -1)
+    each = values.to(X.device).expand(shape).transpose(dim, -1).reshape(-1)  # [rows]
+    last = X.transpose(dim, -1)
     rows = last.reshape(-1, last.shape[-1])
     result = torch.zeros_like(rows)
     for value in each.unique().tolist():
         index = (each == value).nonzero().squeeze(-1)
         result = result.index_copy(0, index, apply(rows[index], value))
-    return result.reshape(last.shape).movedim(-1, dim)
+    return result.reshape(last.shape).transpose(dim, -1)
 
 
 class SparsemaxBisect(Map):

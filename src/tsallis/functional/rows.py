@@ -38,7 +38,7 @@ class Rows(NamedTuple):
         if self.shape is not None:
             result = result.reshape(self.shape)
         if self.moved != -1:
-            result = result.movedim(-1, self.moved)
+            result = result.movedim(result.dim() - 1, self.moved)
         return result if result.dtype == self.dtype else result.to(self.dtype)
 
 
@@ -107,7 +107,12 @@ def _moved_last(scores: Tensor, axis: int) -> Sequence[int]:
 def _plain_rows(scores: Tensor, alpha: Alpha, axis: int, dtype: torch.dtype, merge: bool) -> Rows:
     if scores.dim() == 0:
         return Rows(upcast(scores.reshape(1, 1)), alpha, -1, None, scores.shape, -1, dtype)
-    moved = scores.resolve_neg().movedim(axis, -1)
+    last = scores.dim() - 1
+    moved = scores.resolve_neg()
+    if axis == last:
+        axis = -1
+    else:  # by numbers from 0: the tracing ONNX exporter writes negative ones into its file
+        moved = moved.movedim(axis, last)
     if not merge:
         alpha = alpha.reshape(*moved.shape[:-1], 1) if isinstance(alpha, Tensor) else alpha
         return Rows(upcast(moved), alpha, -1, None, None, axis, dtype)
@@ -217,7 +222,7 @@ def alpha_along(
     if alpha.dim() < ndim:
         alpha = alpha.reshape((1,) * (ndim - alpha.dim()) + alpha.shape)
     if dim % ndim != ndim - 1:  # of small tensors every operation counts
-        alpha = alpha.movedim(dim, -1)
+        alpha = alpha.movedim(dim % ndim, ndim - 1)
     if alpha.shape[-1] != 1:
         raise ValueError(
             f"alpha must have size 1 along dim {dim} of the scores: one alpha a row, got size {alpha.shape[-1]}"

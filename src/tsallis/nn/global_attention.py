@@ -47,7 +47,7 @@ class ScoredAttention(nn.Module):
     def scores(self, query: Tensor, keys: Tensor) -> Tensor:
         """Return the scores [batch, tgt, src] of states [batch, tgt, d_query] and the result of :meth:`keys`."""
         if self.scorer == "bilinear":
-            return query @ keys.mT
+            return query @ keys.transpose(-2, -1)
         mixed = torch.tanh(keys.unsqueeze(1) + self.by_query(query).unsqueeze(2))  # [batch, tgt, src, d_query]
         scores: Tensor = self.score(mixed).squeeze(-1)
         return scores

@@ -440,8 +440,9 @@ class MultiheadAttention(ConstantBuffers):
         return q, self._heads(F.linear(key, weights[1], biases[1])), self._heads(F.linear(value, weights[2], biases[2]))
 
     def _heads(self, x: Tensor) -> Tensor:
-        heads: Tensor = self._batch_first(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-        return heads
+        x = self._batch_first(x)
+        # Not `unflatten`, through which the tracing ONNX exporter loses track of a dynamic batch.
+        return x.reshape(x.shape[0], x.shape[1], -1, self.head_dim).transpose(1, 2)
 
     def _batch_first(self, x: Tensor) -> Tensor:
         if x.dim() == 2:

@@ -91,7 +91,8 @@ class OutputLayer(ConstantBuffers):
     @property
     def weight(self) -> Tensor:
         """The projection's matrix [d_vocab, d_model]."""
-        return self.projection.weight
+        weight = self.projection.weight
+        return weight().dequantize() if callable(weight) else weight  # a quantised layer's is a method
 
     @property
     def d_model(self) -> int:
@@ -101,7 +102,8 @@ class OutputLayer(ConstantBuffers):
     @property
     def bias(self) -> Tensor | None:
         """The projection's bias [d_vocab], if there is one."""
-        return self.projection.bias
+        bias = self.projection.bias
+        return bias() if callable(bias) else bias
 
     def tie(self, weight: nn.Parameter) -> None:
         """Project with a matrix [d_vocab, d_model] that another module has, too, such as the target embedding.

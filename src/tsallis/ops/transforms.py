@@ -44,6 +44,12 @@ def recording() -> bool:
     return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
 
+def graph_outlives_values() -> bool:
+    """Return whether a graph is recorded that serves other inputs later: by torch.jit.trace, torch.export, make_fx."""
+    proxies = torch._C._get_dispatch_mode(_MODES.PROXY) is not None
+    return jit_tracing() or torch.compiler.is_exporting() or proxies
+
+
 def varies(number: float) -> bool:
     """Return whether a number is an input of a compiled graph: a compiler would make a graph for each of its values.
 

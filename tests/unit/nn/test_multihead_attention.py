@@ -914,3 +914,14 @@ def test_statistics_of_a_compiled_module_come_from_a_pass_that_is_not() -> None:
         compiled(x, x, x)
     for ours, theirs in zip(attention.stats(), expected, strict=True):
         assert torch.equal(ours, theirs)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_quantised_attention_takes_another_alpha() -> None:
+    attention, x = tsallis.nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(2, 3, 8)
+    quantised = torch.ao.quantization.quantize_dynamic(attention, {torch.nn.Linear}, dtype=torch.qint8)
+    for module in (attention, quantised):
+        module.set_alpha(2.0)
+    torch.testing.assert_close(quantised(x, x, x)[1], attention(x, x, x)[1])
+    quantised.set_alpha("learned")
+    assert quantised.alpha.bias.dtype == torch.float32

@@ -286,3 +286,10 @@ def test_half_precision_ranks_by_float32(transform: str, alpha: float, dtype: to
             best = output.best_symbols(scores, 5, 0)
         torch.testing.assert_close(best.ends, exact[:, 0], rtol=1e-5, atol=1e-5)
         assert best.support.equal((exact > -torch.inf).sum(-1))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_quantised_layer_has_a_loss() -> None:
+    layer, hidden, target = OutputLayer(8, 5), torch.randn(6, 8), torch.arange(6) % 5
+    quantised = torch.ao.quantization.quantize_dynamic(layer, {torch.nn.Linear}, dtype=torch.qint8)
+    torch.testing.assert_close(quantised.loss(hidden, target), layer.loss(hidden, target), rtol=0, atol=0.05)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +66,20 @@ def test_a_program_does_not_keep_the_number_of_threads() -> None:
     )
     fields = dict(zip(AttentionArgs._fields, call.args, strict=False))
     assert fields["threads"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_a_program_compiled_ahead_of_time_runs_by_another_backend(tmp_path: Path) -> None:
+    module, x = layer(), torch.randn(5, 24, 16)
+    batch = ({0: torch.export.Dim("b", min=2, max=64)},)
+    with torch.no_grad():
+        program = torch.export.export(module, (torch.randn(3, 24, 16),), dynamic_shapes=batch)
+        path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "layer.pt2"))
+        run = torch._inductor.aoti_load_package(path)
+        for name in ("auto", "eager"):
+            with tsallis.backend(name):
+                torch.testing.assert_close(run(x), module(x), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

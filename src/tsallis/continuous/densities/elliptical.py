@@ -22,6 +22,7 @@ from tsallis.functional.rows import check_floating, result_dtype
 from tsallis.ops.dtypes import upcast
 from tsallis.ops.transforms import (
     forward_mode,
+    graph_outlives_values,
     outside_tracers,
     physical,
     recording,
@@ -368,6 +369,11 @@ class Elliptical(Density):
         reach = self.family.reach(self._mean) if points is not None else math.inf
         if isinstance(reach, Tensor) or math.isfinite(reach):
             return UNKNOWN._replace(degree=basis.degree)
+        if points is None and graph_outlives_values():
+            raise NotImplementedError(
+                "a graph for later inputs can't hold an expectation whose number of points depends on the density: "
+                "set points="
+            )
         widest = self._widest() or math.nan
         return Growth(basis.frequency * widest, widest / basis.width, basis.degree)
 
