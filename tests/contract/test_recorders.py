@@ -37,7 +37,6 @@ FIXED = {  # arguments without a default, and those whose default is too large o
     "dim_feedforward": 8,
     "batch_first": True,
     "beta": 0.7,
-    "points": 128,  # without it the width of the density decides, which a recorder can't look at
 }
 OPTIONS: dict[str, list[Any]] = {  # the first of each is the default, or stands for it
     "alpha": [1.5, 1.0, 1.25, 2.0, 2.5, torch.tensor(1.3)],
