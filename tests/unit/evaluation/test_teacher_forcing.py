@@ -164,3 +164,21 @@ def test_a_text_of_unknown_symbols_alone_has_no_loss() -> None:
 
 def _inputs(batch: Batch) -> tuple[torch.Tensor, ...]:
     return batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out
+
+
+def test_a_symbol_too_improbable_for_a_float32_is_possible_as_in_a_search() -> None:
+    net = model("entmax").eval()
+    net.output.alpha = 1.05
+    with torch.no_grad():
+        net.output.projection.weight.zero_()
+        net.output.projection.bias.fill_(-100)
+        net.output.projection.bias[:3] = net.output.projection.bias.new_tensor([-100, -100, 0])
+        net.output.projection.bias[5] = -19.75
+    corpus = Corpus([[4]], [[5]])
+    batch = corpus.batch([0])
+    with torch.no_grad():
+        scores = net.output.scores(net(batch.src, batch.src_lengths, batch.tgt_in).hidden)
+    assert net.output.probs(scores)[0, 0, 5] == 0
+    result = teacher_forced_scores(net, corpus)
+    assert score(net, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out).item() > -math.inf
+    assert result.gold_in_support == 1 and result.output_support == 2

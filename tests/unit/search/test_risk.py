@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from tsallis.search import minimum_risk
+from tsallis.inference.run import TextRun
+from tsallis.search import Certificate, Hypothesis, Result, minimum_risk
 
 
 def agreement(text: str, reference: str) -> float:
@@ -67,3 +70,13 @@ def test_hopeless_candidates_are_not_compared_to_the_end() -> None:
     texts = [str(i) for i in range(200)]
     choice = minimum_risk(texts, [0.9] + [0.1 / 199] * 199, count)
     assert choice is not None and choice.index == 0 and len(calls) == 200 + 199
+
+
+def test_large_scores_prove_no_choice_of_least_risk() -> None:
+    run = SimpleNamespace(model=SimpleNamespace(output=SimpleNamespace(normalized=True)))
+    texts: Any = SimpleNamespace(run=run, task=SimpleNamespace(utility=agreement))
+    outputs = [SimpleNamespace(text="a", prob=0.9), SimpleNamespace(text="b", prob=0.1)]
+    found = tuple(Hypothesis((k,), math.log(p), (2,), (1,)) for k, p in ((4, 0.9), (5, 0.1)))
+    for certificate, proved in ((Certificate("complete", -math.inf), True), (Certificate("none", 0.0, "large"), False)):
+        choice = TextRun._choose(texts, outputs, Result(found, certificate))
+        assert choice is not None and choice.index == 0 and choice.proved == proved
