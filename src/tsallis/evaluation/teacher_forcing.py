@@ -178,9 +178,8 @@ def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> tuple[dict[str, f
     known = has_loss(gold)  # [symbols]
     scores = output.scores(hidden)  # [symbols, d_vocab]
     probs = output.probs(scores)
-    possible = (
-        output.log_probs(scores) > -torch.inf
-    )  # as a search has it: some probabilities are too small for a number
+    # As a search has it: some probabilities are too small for a number.
+    possible = output.log_probs(scores) > -torch.inf
     gold_possible = _gold_values(possible, gold, known)
     thresholds = output.thresholds(scores, probs) if hasattr(output, "thresholds") else None
     # What is not normalised is no distribution, as the two scores of Martins et al. need it.
