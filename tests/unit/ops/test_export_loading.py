@@ -69,7 +69,7 @@ def test_a_program_does_not_keep_the_number_of_threads() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs compiler: g++")
 def test_a_program_compiled_ahead_of_time_runs_by_another_backend(tmp_path: Path) -> None:
     module, x = layer(), torch.randn(5, 24, 16)
     batch = ({0: torch.export.Dim("b", min=2, max=64)},)
