@@ -1,0 +1,54 @@
+"""A run of every task, trained before names changed, still opens, answers as it did, and goes on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from integration.cli.conftest import Run
+
+RUNS = Path(__file__).parents[2] / "fixtures" / "version1"
+ANSWERS = ("translate", "run", "input.txt", "--json")
+COMMANDS = {  # how the expected lines were made
+    "strings": ANSWERS,
+    "translation": ANSWERS,
+    "classification": ANSWERS,
+    "visual": ANSWERS,
+    "language": ("score", "run", "input.txt", "--json"),
+}
+
+
+@pytest.fixture(params=sorted(path.name for path in RUNS.iterdir()))
+def earlier(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    shutil.copytree(RUNS / request.param, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return request.param
+
+
+def test_it_answers_as_before(earlier: str, tsallis: Run) -> None:
+    lines = [json.loads(line) for line in tsallis(*COMMANDS[earlier]).stdout.splitlines()]
+    before = [json.loads(line) for line in Path("expected.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert len(before) == 3
+    assert [_log_probs(line) for line in lines] == [
+        {text: pytest.approx(log_prob, rel=1e-4, abs=1e-5) for text, log_prob in _log_probs(line).items()}
+        for line in before
+    ]
+
+
+def _log_probs(line: dict[str, Any]) -> dict[str, float]:
+    """Return the log-probability of each output, or of the text whose probability was asked for."""
+    return {output["text"]: output["log_prob"] for output in line.get("hypotheses", [{**line, "text": ""}])}
+
+
+def test_it_goes_on(earlier: str, tsallis: Run) -> None:
+    before = Path("run/log.jsonl").read_text(encoding="utf-8")
+    tsallis("train", "config.yaml", "training.updates=65", "training.epochs=40")
+    log = Path("run/log.jsonl").read_text(encoding="utf-8")
+    assert log.startswith(before)
+    assert json.loads(log.splitlines()[-1])["step"] == 65
+    tsallis(*COMMANDS[earlier])
