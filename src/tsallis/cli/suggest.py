@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tsallis.cli.input import line_blocks
-from tsallis.cli.keys import Editor, terminal_keys
 from tsallis.cli.options import Device, FileArgument, Images, Json, Language, RunArgument, Which, With
 from tsallis.cli.output import print_fields, print_json
 from tsallis.inference import open_run
@@ -17,7 +16,6 @@ from tsallis.search_budget import MOST
 
 if TYPE_CHECKING:
     from tsallis.inference import Suggestions
-    from tsallis.models.batch import Batch
 
 
 def suggest(
@@ -35,7 +33,7 @@ def suggest(
 
     Lines are those of `tsallis translate`, and may have one column more: what is typed so far. Prints the number of the
     line, the output with the continuation, its probability and `end` where the output is over, or `impossible`. While a
-    single continuation is possible it is taken. In a terminal: a line for the source, then keys.
+    single continuation is possible it is taken. In a terminal, the source and what is typed are lines of their own.
     """
     opened = open_run(run, checkpoint, device, others or ())
     loaded, task = opened.run, opened.task
@@ -52,39 +50,39 @@ def suggest(
             if as_json:
                 print_json(answer.to_dict())
             else:
-                for choice in answer.next:
-                    end = "end" if choice.ends else ""
-                    print_fields(str(answer.line), choice.text, f"{choice.prob:.6g}", end)
-                if not answer.possible:
-                    print_fields(str(answer.line), typed, "0", "none" if source is None else "impossible")
+                _print_suggestions(answer, "none" if source is None else "impossible")
         sys.stdout.flush()
 
 
+def _print_suggestions(answer: Suggestions, otherwise: str = "impossible") -> None:
+    """Print a line for each continuation: number, text, probability, `end`; one line if there is none."""
+    for choice in answer.next:
+        print_fields(str(answer.line), choice.text, f"{choice.prob:.6g}", "end" if choice.ends else "")
+    if not answer.possible:
+        print_fields(str(answer.line), answer.typed, "0", otherwise)
+
+
 def _converse(completer: Completer, options: dict[str, Any]) -> None:
-    """Ask for sources, and complete their outputs key by key, until the end of the input."""
+    """Read a source, then beginnings of its output, and print the continuations of each, until the input ends.
+
+    An empty line instead of a beginning asks for the next source.
+    """
     from tsallis.errors import InputError
 
     run, task = completer.run, completer.task
-    print(
-        f"A line of {task.columns[0]}, then its {task.noun}: Tab completes, arrows choose, Enter ends, Ctrl-C leaves."
-    )
-    while True:
-        try:
+    print(f"Type {task.columns[0]}, then what the {task.noun} begins with. An empty line: next source. Ctrl-D: end.")
+    try:
+        while True:
             line = input(f"{task.columns[0]}: ").replace("<TAB>", "\t")
-        except (EOFError, KeyboardInterrupt):
-            print()
-            return
-        try:
-            lines = task.read([line], "the line", run, False, **options)
-        except InputError as error:
-            print(error)
-            continue
-        if not lines.numbers:
-            continue
-        batch = lines.corpus.batch([0])
-
-        def suggestions(typed: str, batch: Batch = batch) -> Suggestions:
-            return completer.suggest(batch, typed)
-
-        with terminal_keys() as keys:
-            Editor(task.noun, suggestions, keys, sys.stdout).run()
+            try:
+                lines = task.read([line], "the line", run, False, **options)
+            except InputError as error:
+                print(error)
+                continue
+            if lines.numbers:
+                source, typed = lines.corpus.batch([0]), ""
+                _print_suggestions(completer.suggest(source, typed))
+                while typed := input(f"{task.noun}: "):
+                    _print_suggestions(completer.suggest(source, typed))
+    except (EOFError, KeyboardInterrupt):
+        print()

@@ -1,8 +1,7 @@
-"""Completion: as lines, as JSON, and key by key in a terminal."""
+"""Completion: as lines, as JSON, and as a conversation in a terminal."""
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
@@ -17,9 +16,8 @@ from typing import Any
 
 import pytest
 
-from tsallis.cli.keys import Editor, read_keys
 from tsallis.errors import InputError
-from tsallis.inference import Suggestion, Suggestions, open_run
+from tsallis.inference import open_run
 from tsallis.inference.suggestions import Completer
 from tsallis.tasks.registry import task_of
 from tsallis.training import load_run
@@ -121,78 +119,8 @@ def test_python_refuses_what_the_command_does(
         open_run(trained).suggest(*arguments, **keywords)
 
 
-class Script:
-    """Suggestions for a word by heart."""
-
-    WORD = "walked"
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-
-    def __call__(self, text: str) -> Suggestions:
-        self.calls.append(text)
-        if not self.WORD.startswith(text):
-            return Suggestions(1, text, text, (), -math.inf, 0, 0.0, 0.0, ())
-        certain = "wal" if len(text) < 3 else text
-        choices = Suggestion(f"{certain}k", ("k",), 0.9, False), Suggestion(f"{certain}t\x1b", ("t\x1b",), 0.1, True)
-        return Suggestions(1, text, certain, tuple(certain[len(text) :]), 0.0, 14, 1.0, 0.0, choices)
-
-
-def edit(*keys: str) -> tuple[str | None, str]:
-    screen = io.StringIO()
-    return Editor("form", Script(), iter(keys), screen).run(), screen.getvalue()
-
-
-def test_keys_and_suggestions_make_a_text() -> None:
-    assert edit("w", "enter")[0] == "w"
-    assert edit("w", "tab", "tab", "enter")[0] == "walk"  # what is certain, then the best choice
-    assert edit("w", "down", "tab", "enter")[0] == "walt\x1b"  # or the one that is chosen
-    assert edit("w", "up", "up", "tab", "enter")[0] == "wal"
-    assert edit("x", "backspace", "w", "leave")[0] is None and edit()[0] is None
-    text, screen = edit("x", "tab", "enter")
-    assert text == "x" and "impossible" in screen
-    shown = edit("w", "enter")[1]
-    assert "0.9000  walk" in shown and "(end)" in shown and "14 in all" in shown and "walt\\x1b" in shown
-
-
-def test_bytes_are_keys() -> None:
-    reading, writing = os.pipe()
-    os.write(writing, "aé\x1b[A\x1b[B\x1b[C\t\r\x7f\x01".encode() + "√".encode()[:1])
-    keys = read_keys(reading)
-    assert [next(keys) for _ in range(8)] == ["a", "é", "up", "down", "tab", "tab", "enter", "backspace"]
-    os.write(writing, "√".encode()[1:] + b"\x1b[99~")
-    os.write(writing, b"\x03")
-    os.close(writing)
-    assert list(keys) == ["√", "leave"]
-    os.close(reading)
-
-
-@pytest.mark.parametrize(
-    "sequence",
-    [b"\x1b[99~", b"\x1b[1;5A", b"\x1b[?25 q", b"\x1b[[A", b"\x1bOP", b"\x1ba", b"\x1b", b"\x1b[9"],
-    ids=repr,
-)
-def test_of_an_unknown_sequence_no_key_behind_it_is_a_part(sequence: bytes) -> None:
-    assert keys_of(sequence + b"\x03") == ["leave"]
-    assert keys_of(sequence + b"\x1b[A\rb") == ["up", "enter", "b"]
-
-
-@pytest.mark.parametrize("sequence", [b"\x1b[A", b"\x1bOA"], ids=repr)
-def test_a_sequence_may_come_in_two_parts(sequence: bytes) -> None:
-    assert keys_of(sequence[:2], sequence[2:] + b"b") == ["up", "b"]
-    assert keys_of(b"a\x1b[9", b"9~b") == ["a", "b"]
-
-
-def keys_of(*parts: bytes) -> list[str]:
-    """The keys of bytes that come in parts, and then the end."""
-    blobs = iter(parts)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tsallis.cli.keys.os.read", lambda handle, size: next(blobs, b""))
-        return list(read_keys(0))
-
-
 @pytest.mark.process
-def test_a_terminal_is_answered_key_by_key(trained: Path) -> None:
+def test_a_terminal_is_answered_line_by_line(trained: Path) -> None:
     master, slave = pty.openpty()
     process = subprocess.Popen(
         command("suggest", trained), stdin=slave, stdout=slave, stderr=slave, env=environment(), start_new_session=True
@@ -200,16 +128,21 @@ def test_a_terminal_is_answered_key_by_key(trained: Path) -> None:
     os.close(slave)
     screen = Screen(master)
     try:
-        screen.wait_for("Ctrl-C leaves")
-        os.write(master, b"walk\tV;PST\n")
+        screen.wait_for("Ctrl-D: end")
+        os.write(master, b"walk\n")
+        screen.wait_for("expected")  # one column is missing
+        os.write(master, b"walk<TAB>V;PST\n")
+        screen.wait_for("\r\n1\t")  # what an output may begin with
         screen.wait_for("form: ")
-        screen.wait_for("in all", "(end)", "0.", "1.0")
-        os.write(master, b"a")
-        screen.wait_for("form: a")
-        os.write(master, b"\r")
-        screen.wait_for("form: a\r\n")
+        os.write(master, b"a\n")
+        screen.wait_for("\r\n1\ta")
+        screen.wait_for("form: ")
+        os.write(master, b"#\n")
+        screen.wait_for("1\t#\t0\timpossible")
+        screen.wait_for("form: ")
+        os.write(master, b"\n")
         screen.wait_for("lemma<TAB>tags: ")
-        os.write(master, b"\x04")  # the end of the input, where a source is asked for
+        os.write(master, b"\x04")  # the end of the input
         assert process.wait(timeout=60) == 0
     finally:
         process.kill()
