@@ -320,16 +320,10 @@ class ServedRun:
         """Return how many continuations or symbols an answer lists."""
         return request.nbest or min(CHOICES, self.limits.outputs)
 
-    def _source(self, request: SuggestRequest | OutputRequest) -> Batch:
-        """Return the source of a request as a batch.
-
-        Raises:
-            Refusal: one without symbols.
-        """
+    def _source(self, request: SuggestRequest | OutputRequest) -> Batch | None:
+        """Return the source of a request as a batch; None if it is blank."""
         lines = self._read([request.source], request)
-        if not lines.numbers:
-            raise Refusal(400, "source: holds nothing that can be read")
-        return self._batch([[*lines.corpus.src[0]]])
+        return self._batch([[*lines.corpus.src[0]]]) if lines.numbers else None
 
     def _output(self, request: OutputRequest, source: Batch, model: Any) -> list[int]:
         """Return the symbols of a request's output, or of the best one.
@@ -375,6 +369,8 @@ class ServedRun:
         (request,) = requests
         model: Any = InterruptibleModel(self.run.model, check)
         source = self._source(request)
+        if source is None:
+            return [{"run": self.name, **self._of_output([]), "possible": False, "log_prob": None, "steps": []}]
         tokens = self._output(request, source, model)
         steps: list[Content] = []
         with eval_mode(self.run.model):
@@ -422,6 +418,8 @@ class ServedRun:
             raise Refusal(400, f"{self.name}: heads are of models with discrete attention, this run has none")
         names = self._head_names(request)
         source = self._source(request)
+        if source is None:
+            return [{"run": self.name, **self._of_output([]), "heads": []}]
         tokens = self._output(request, source, InterruptibleModel(self.run.model, check))
         check()
         corpus = TextCorpus([source.src[0].tolist()], [tokens])

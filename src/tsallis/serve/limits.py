@@ -19,7 +19,7 @@ class Limits:
         outputs: hypotheses, prefixes of a beam, draws or choices that a request may ask for.
         seconds: of work on a request.
         waiting: requests that wait for the model.
-        patience: seconds that a request waits for the model, or for the rest of itself.
+        patience: seconds that a request waits for the model, or for the rest of its body.
 
     Example:
         >>> Limits(symbols=100).longest

@@ -173,6 +173,17 @@ def test_completions_are_those_of_the_command(served: ServedRun) -> None:
     assert content == {"run": "verbs", **expected}
 
 
+@pytest.mark.parametrize("blank", ["", " \t "])
+def test_a_blank_source_has_the_answers_of_the_commands(served: ServedRun, blank: str) -> None:
+    (suggested,) = served.suggest([SuggestRequest(source=blank, typed="sc")], no_check)
+    (expected,) = open_run(served.run.folder).suggest([blank], ["sc"])
+    assert suggested == {"run": "verbs", **expected.to_dict()} and not suggested["possible"]
+    (steps,) = served.steps([StepsRequest(source=blank)], no_check)
+    assert not steps["possible"] and steps["steps"] == [] and steps["tokens"] == []
+    (attention,) = served.attention([AttentionRequest(source=blank)], no_check)
+    assert attention["heads"] == [] and attention["output"] == ""
+
+
 def test_steps_are_those_of_the_analysis(served: ServedRun) -> None:
     (content,) = served.steps([StepsRequest(source=LINES[0], output="scaned", nbest=4)], no_check)
     source = served.task.read(LINES[:1], "here", served.run, False).corpus.src[0]
