@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import lzma
 import math
-import os
 import struct
 import tarfile
 import tokenize
@@ -19,16 +18,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tsallis.data.io import PLAUSIBLE, input_errors, open_file, read_bytes
+from tsallis.data.io import input_errors, open_file, read_bytes
 from tsallis.errors import InputError, describe
 
 ARRAYS = (".npy", ".npy.xz")
 PHOTOS = (".jpg", ".jpeg", ".png")
 MOST_PIXELS = 1 << 26  # of a photograph, packed or brought to a size
 MOST_BYTES = 1 << 28  # of a photograph's file
-MOST_PACKED = 8_000  # times its size that xz makes of anything
-LONGEST_HEADER = 10_000  # bytes, as NumPy has it
-PIECE = 1 << 24  # bytes read in one go
 BAD_HEADER = (ValueError, TypeError, SyntaxError, OverflowError, RecursionError, tokenize.TokenError, struct.error)
 Load = Callable[[], bytes]
 
@@ -270,61 +266,17 @@ def _in_tar(path: Path) -> dict[str, Load]:
 
 
 def _array(path: Path) -> NDArray[Any]:
-    """Mapped into memory where it is not packed; never objects."""
-    packed = path.suffix == ".xz"
-    with open_file(path) as stream, input_errors(path):
-        size = os.fstat(stream.fileno()).st_size
-        source: Any = lzma.LZMAFile(stream) if packed else stream  # noqa: SIM115
-        shape, fortran, dtype = _header(source, path)
-        expected = math.prod(shape) * dtype.itemsize
-        if expected > (max(PLAUSIBLE, MOST_PACKED * size) if packed else size - stream.tell()):
-            raise InputError(f"{path}: not an array file: {size} bytes hold no array {list(shape)} of {dtype}")
-        order: Any = "F" if fortran else "C"
-        if not packed:
-            return np.memmap(path, dtype, "r", stream.tell(), shape, order)
-        if expected > _memory():
-            raise InputError(
-                f"{path}: its {expected} bytes don't fit into memory; unpacked, as .npy, they are not read"
-            )
-        array = np.empty(expected, np.uint8)
-        if _fill(memoryview(array.data), source) < expected:
-            raise InputError(f"{path}: not an array file: it ends before its {expected} bytes")
-        return array.view(dtype).reshape(shape, order=order)
-
-
-def _header(stream: Any, path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Return shape, order and dtype of an array in NumPy's format, of which nothing is believed."""
-    try:
-        version = np.lib.format.read_magic(stream)
-        width = 2 if version == (1, 0) else 4
-        length = stream.read(width)
-        if len(length) < width or int.from_bytes(length, "little") > LONGEST_HEADER:
-            raise ValueError("its header is too long")
-        header = BytesIO(length + stream.read(int.from_bytes(length, "little")))
-        read = np.lib.format.read_array_header_1_0 if width == 2 else np.lib.format.read_array_header_2_0
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of headers that Python 2 wrote
-            shape, fortran, dtype = read(header)
-    except BAD_HEADER as error:
-        raise InputError(f"{path}: not an array file: {error}") from error
-    if len(shape) != 4 or min(shape) < 1:
-        raise InputError(f"{path}: expected an array [images, height, width, channels], found {describe(list(shape))}")
-    if dtype.hasobject:
-        raise InputError(f"{path}: not an array file: it holds objects")
-    return shape, fortran, dtype
-
-
-def _memory() -> float:
-    """Return the bytes of memory of this machine, infinity where it does not say."""
-    try:
-        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (AttributeError, ValueError, OSError):
-        return math.inf
-
-
-def _fill(target: memoryview, stream: Any) -> int:
-    """Read into memory until it is full or the stream ends; how many bytes were there."""
-    count = 0
-    while count < len(target) and (read := stream.readinto(target[count : count + PIECE])):
-        count += read
-    return count
+    """Load an array that holds no objects; map it into memory if it is not compressed."""
+    with open_file(path) as stream, input_errors(path), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about headers that Python 2 wrote
+        try:
+            if path.suffix == ".xz":
+                with lzma.open(stream) as unpacked:
+                    loaded = np.load(unpacked, allow_pickle=False)
+            else:
+                loaded = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (*BAD_HEADER, EOFError) as error:
+            raise InputError(f"{path}: not an array file: {error}") from error
+    if not isinstance(loaded, np.ndarray):
+        raise InputError(f"{path}: not an array file, but an archive of them")
+    return loaded
