@@ -9,7 +9,7 @@ import yaml
 from tsallis.errors import InputError, truncate
 
 LARGEST_FILE = 1 << 18  # bytes
-LARGEST_TREE = 20_000  # keys and values, each as often as aliases repeat it
+MOST_ALIASES = 20  # in a file: nested ones stand for content that grows without bounds
 LONGEST_KEY = 60  # characters of a key in a message
 # What constructing values raises besides: impossible dates, numbers that are none, a depth without end.
 NOT_YAML = (yaml.YAMLError, ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError)
@@ -26,8 +26,8 @@ def parse_yaml(text: str, name: str) -> Any:
         node = loader.get_single_node()
         if node is None:
             return None
-        if _weight(node, {}) > LARGEST_TREE:
-            raise InputError(f"{name}: not a configuration: more than {LARGEST_TREE} keys and values, aliases resolved")
+        if sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)) > MOST_ALIASES:
+            raise InputError(f"{name}: not a configuration: more than {MOST_ALIASES} aliases")
         _refuse_duplicates(node, name, (), set())
         return loader.construct_document(node)
     except InputError:
@@ -40,17 +40,6 @@ def parse_yaml(text: str, name: str) -> Any:
         if mark is not None:
             detail = f"line {mark.line + 1}, column {mark.column + 1}: {getattr(error, 'problem', None)}"
         raise InputError(f"{name}: not YAML: {detail}") from error
-
-
-def _weight(node: yaml.Node, weights: dict[int, int]) -> int:
-    """Count a tree's nodes with every alias expanded to a copy; more than LARGEST_TREE where a node holds itself."""
-    if isinstance(node, yaml.ScalarNode):
-        return 1
-    if id(node) not in weights:
-        weights[id(node)] = LARGEST_TREE + 1  # until it is known: inside of itself
-        parts = [part for pair in node.value for part in (pair if isinstance(pair, tuple) else (pair,))]
-        weights[id(node)] = 1 + sum(_weight(part, weights) for part in parts)
-    return weights[id(node)]
 
 
 def _refuse_duplicates(node: yaml.Node, name: str, path: tuple[str, ...], done: set[int]) -> None:
