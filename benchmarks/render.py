@@ -1,11 +1,10 @@
-"""Pages whose figures come from committed rows: tables and sentences of README and docs, rendered.
+"""Tables of README and docs whose figures come from committed rows, rendered.
 
     python benchmarks/render.py            # write the pages anew
     python benchmarks/render.py --check    # tell what differs, with exit status 1, and write nothing
 
-A file of `benchmarks/pages` has, for a page, a template of each table (on the page between `<!-- table: NAME -->` and
-`<!-- end -->`) and of each sentence with measured figures, and under `others` what else looks like a figure and was not
-measured here: settings, published numbers. A figure in a template stands in braces:
+A file of `benchmarks/pages` has, for a page, a template of each table, which stands on the page between
+`<!-- table: NAME -->` and `<!-- end -->`. A figure in a template stands in braces:
 
     {maps-cpu.csv[shape=8192x2048, operation=entmax15, owner=tsallis, input=normal].both_to_dense | .2f}
 
@@ -39,9 +38,6 @@ FIGURE = re.compile(r"\{(?:(?P<of>mean|min|max|count) )?(?P<file>[\w./,-]+?\.(?:
 SEVERAL = re.compile(r"(?P<stem>.*?)(?P<numbers>\d+(?:,\d+)+)(?P<end>(?:-\w+)?\.json)")
 REST = re.compile(r"(?:\[(?P<where>[^\]]*)\])?(?:\.(?P<path>[\w.-]+))?(?: \| (?P<spec>[\w.,+%-]+))?")
 BLOCK = re.compile(r"<!-- table: (?P<name>[\w-]+) -->\n(?P<body>.*?)<!-- end -->", re.S)
-CODE = re.compile(r"```.*?```|`[^`\n]*`|\]\([^)]*\)|\$\$.*?\$\$|\$[^$\n]+\$|<!--.*?-->", re.S)
-# Percentages, decimals, thousands: what reads like a measurement.
-MEASUREMENT = re.compile(r"(?<![\w.,-])\d[\d,]*(?:\.\d+)?(?:e-?\d+)?(?: ?%| percent)?")
 STATISTICS: dict[str, Callable[[Sequence[float]], float]] = {
     "mean": statistics.fmean,
     "min": min,
@@ -176,59 +172,7 @@ def _substitute(cell: str, values: Mapping[str, Any]) -> str:
     return re.sub(r"\$(\w+)", value, str(cell))
 
 
-def sentence_pattern(template: str) -> re.Pattern[str]:
-    """Return the pattern of a sentence on a page, whatever its figures and wherever its lines break."""
-    pattern, end = "", 0
-    for match in FIGURE.finditer(template):
-        pattern += _words(template[end : match.start()]) + r"([\d.,e-]*\d(?:\s%)?)"
-        end = match.end()
-    return re.compile(pattern + _words(template[end:]))
-
-
-def _words(text: str) -> str:
-    return r"\s+".join(map(re.escape, re.split(r"\s+", text)))
-
-
-def render_sentence(page: str, template: str, results: Path = RESULTS) -> tuple[str, list[tuple[int, int]]]:
-    """Return a page with the figures of one sentence, and where they stand."""
-    matches = list(sentence_pattern(template).finditer(page))
-    if len(matches) != 1:
-        raise Mismatch(f"{len(matches) or 'no'} sentences such as: {template}")
-    figures = [find_figure(match, results) for match in FIGURE.finditer(template)]
-    spans, shift = [], 0
-    for (first, last), figure in zip(map(matches[0].span, range(1, len(figures) + 1)), figures, strict=True):
-        first, last = first + shift, last + shift
-        if page[first:last].split() != figure.split():  # a percent sign may stand on the next line
-            page = page[:first] + figure + page[last:]
-            shift += len(figure) - (last - first)
-            last = first + len(figure)
-        spans.append((first, last))
-    return page, spans
-
-
-def render_page(page: str, templates: Mapping[str, Any], results: Path = RESULTS) -> tuple[str, list[str]]:
-    """Return a page as its templates have it, and every figure on it that is in none of them, with its line."""
-    page = _render_tables(page, templates.get("tables") or {}, results)
-    sentences = templates.get("sentences") or []
-    for template in sentences:
-        page, _ = render_sentence(page, template, results)
-    spans = [match.span() for pattern in (BLOCK, CODE) for match in pattern.finditer(page)]
-    for template in sentences:
-        spans += render_sentence(page, template, results)[1]
-    for text in templates.get("others") or []:
-        pattern = re.compile(rf"(?<![\d.]){_words(str(text))}(?![\d%])")
-        places = [match.span() for match in pattern.finditer(page)]
-        if not places:
-            raise Mismatch(f"not on the page any more: {text}")
-        spans += places
-    return page, [
-        f"{page.count(chr(10), 0, match.start()) + 1}: {match[0]}"
-        for match in MEASUREMENT.finditer(_blank(page, spans))
-        if re.search(r"[.%,e]", match[0].rstrip(".,"))
-    ]
-
-
-def _render_tables(page: str, tables: Mapping[str, Any], results: Path) -> str:
+def render_page(page: str, tables: Mapping[str, Any], results: Path = RESULTS) -> str:
     """Return a page with its tables, each of which it has once."""
     names = [match["name"] for match in BLOCK.finditer(page)]
     if missing := sorted(set(names) - set(tables)):
@@ -237,12 +181,6 @@ def _render_tables(page: str, tables: Mapping[str, Any], results: Path) -> str:
         raise Mismatch(f"templates of the tables {', '.join(sorted(tables))}; on the page: {', '.join(sorted(names))}")
     marks = "<!-- table: {} -->\n{}<!-- end -->"
     return BLOCK.sub(lambda match: marks.format(match["name"], render_table(tables[match["name"]], results)), page)
-
-
-def _blank(text: str, spans: Sequence[tuple[int, int]]) -> str:
-    for first, last in spans:
-        text = text[:first] + re.sub(r"[^\n]", " ", text[first:last]) + text[last:]
-    return text
 
 
 def render(check: bool, root: Path = ROOT, templates: Path = PAGES, results: Path = RESULTS) -> list[str]:
@@ -254,11 +192,10 @@ def render(check: bool, root: Path = ROOT, templates: Path = PAGES, results: Pat
         path = root / name
         before = path.read_text(encoding="utf-8")
         try:
-            after, others = render_page(before, page, results)
+            after = render_page(before, page["tables"], results)
         except Mismatch as error:
             wrong.append(f"{name}: {error}")
             continue
-        wrong += [f"{name}:{line} is of no row" for line in others]
         if after != before and check:
             lines = zip(before.split("\n"), after.split("\n"), strict=False)
             number = next(i for i, (old, new) in enumerate([*lines, ("", "-")], start=1) if old != new)
