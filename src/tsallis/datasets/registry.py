@@ -8,7 +8,7 @@ from pathlib import Path
 from tsallis.datasets.archive import Report, fetch_text
 from tsallis.datasets.download import Part, SourceFile, count_lines, fetch, record_of, verify
 from tsallis.datasets.labelled_sets import SETS
-from tsallis.datasets.source import Source, language_of, table, unpack
+from tsallis.datasets.source import Source, language_of, remote, table, unpack
 from tsallis.errors import InputError
 
 __all__ = ["SOURCES", "Source", "check_sides", "get", "language_of"]
@@ -57,7 +57,7 @@ def _multi30k() -> Source:
     base = "https://raw.githubusercontent.com/multi30k/dataset/a3d2e0d26b56f3846f66a952536ffed4e401d05a/data/task1/raw"
     entries = []
     for name, (size, sha256) in MULTI30K.items():
-        part = Part(SourceFile(f"{name}.gz", (f"{base}/{name}.gz",)), "gz")
+        part = Part(remote(f"{base}/{name}.gz"), "gz")
         lines = MULTI30K_LINES[name.partition(".")[0]]
         entries.append(SourceFile(name, size=size, sha256=sha256, lines=lines, parts=(part,)))
     return Source(
@@ -72,7 +72,7 @@ def _multi30k() -> Source:
 
 
 def _kftt() -> Source:
-    archive = SourceFile("kftt-data-1.0.tar.gz", ("https://www.phontron.com/kftt/download/kftt-data-1.0.tar.gz",))
+    archive = remote("https://www.phontron.com/kftt/download/kftt-data-1.0.tar.gz")
     lines = {"train": 440_288, "dev": 1_166, "tune": 1_235, "test": 1_160}
     names = [(f"kyoto-{split}.{side}", count) for split, count in lines.items() for side in ("ja", "en")]
     return Source(
@@ -87,9 +87,7 @@ def _kftt() -> Source:
 
 def _tatoeba() -> Source:
     commit = "de48b7027f7318d77010a6e08ed928c10748c23d"
-    archive = SourceFile(
-        "deu-eng.zip", (f"https://raw.githubusercontent.com/rioyshky/translation/{commit}/deu-eng.zip",)
-    )
+    archive = remote(f"https://raw.githubusercontent.com/rioyshky/translation/{commit}/deu-eng.zip")
     entries = [
         unpack(f"{split}.{side}", None, [Part(archive, "zip", "deu.txt", "clusters", split=split, column=column)])
         for split in ("train", "dev", "test")
@@ -107,7 +105,7 @@ def _tatoeba() -> Source:
 
 
 def _iwslt14() -> Source:
-    archive = SourceFile("de-en.tgz", ("https://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz",))
+    archive = remote("https://dl.fbaipublicfiles.com/fairseq/data/iwslt14/de-en.tgz")
     sets = ("TED.dev2010", "TEDX.dev2012", "TED.tst2010", "TED.tst2011", "TED.tst2012")
     entries = []
     for side in ("de", "en"):
@@ -131,7 +129,7 @@ def _iwslt14() -> Source:
 
 def _iwslt17() -> Source:
     base = "https://huggingface.co/datasets/IWSLT/iwslt2017/resolve/main/data/2017-01-trnted/texts/de/en"
-    archive = SourceFile("de-en.zip", (f"{base}/de-en.zip",))
+    archive = remote(f"{base}/de-en.zip")
     entries = []
     for side in ("de", "en"):
         sets = [f"de-en/IWSLT17.TED.{s}.de-en.{side}.xml" for s in ("dev2010", *(f"tst{y}" for y in range(2010, 2016)))]
@@ -155,9 +153,8 @@ STATMT = "https://www.statmt.org"
 
 
 def _wmt16() -> Source:
-    europarl = SourceFile(
-        "training-parallel-ep-v8.tgz",
-        ("https://data.statmt.org/wmt16/translation-task/training-parallel-ep-v8.tgz",),
+    europarl = remote(
+        "https://data.statmt.org/wmt16/translation-task/training-parallel-ep-v8.tgz",
         225018324,
         "8917bd3bef3bc894c8519ca1f8a4c7c330aad08a1263655a9d99ee13d532e3c7",
     )
@@ -197,21 +194,18 @@ def _wmt16() -> Source:
 
 
 def _wmt14() -> Source:
-    europarl = SourceFile(
-        "training-parallel-europarl-v7.tgz",
-        (f"{STATMT}/wmt13/training-parallel-europarl-v7.tgz",),
+    europarl = remote(
+        f"{STATMT}/wmt13/training-parallel-europarl-v7.tgz",
         657632379,
         "0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7",
     )
-    crawl = SourceFile(
-        "training-parallel-commoncrawl.tgz",
-        (f"{STATMT}/wmt13/training-parallel-commoncrawl.tgz",),
+    crawl = remote(
+        f"{STATMT}/wmt13/training-parallel-commoncrawl.tgz",
         918311367,
         "c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5",
     )
-    news = SourceFile(
-        "training-parallel-nc-v9.tgz",
-        (f"{STATMT}/wmt14/training-parallel-nc-v9.tgz",),
+    news = remote(
+        f"{STATMT}/wmt14/training-parallel-nc-v9.tgz",
         80418416,
         "cb8953f292298e6877ae433c98912b927cb0766b303f4540512ddd286c748485",
     )

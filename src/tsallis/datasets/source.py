@@ -104,6 +104,15 @@ def table(name: str) -> list[list[str]]:
     return [line.split("\t") for line in text.split("\n")[:-1]]
 
 
+def remote(url: str, size: int | None = None, sha256: str | None = None, md5: str | None = None) -> SourceFile:
+    """Return a file that is named as the end of its address.
+
+    >>> remote("https://example.org/a/b.txt").name
+    'b.txt'
+    """
+    return SourceFile(url.rpartition("/")[2], (url,), size, sha256, md5)
+
+
 def unpack(name: str, lines: int | None, parts: Iterable[Part]) -> SourceFile:
     """Return a text without a published digest."""
     return SourceFile(name, lines=lines, parts=tuple(parts))
