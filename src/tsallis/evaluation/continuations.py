@@ -11,7 +11,7 @@ import torch
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
 from tsallis.evaluation.language import distinct_ngrams, repetition
-from tsallis.models.protocol import device_of
+from tsallis.models.protocol import Decoder, device_of
 from tsallis.search import generate
 from tsallis.search.sampling import line_seed
 from tsallis.special_symbols import BOS, PAD
@@ -23,7 +23,7 @@ BEGINNING = 4  # a text's first fourth is the prompt
 TOGETHER = 64  # texts drawn together
 
 
-def compare_continuations(model: Any, corpus: Corpus, count: int, seed: int = 0) -> dict[str, Any]:
+def compare_continuations(model: Decoder, corpus: Corpus, count: int, seed: int = 0) -> dict[str, Any]:
     """Draw what follows the beginnings of texts, and return how much is repeated there and in the texts themselves.
 
     Of each of the longest texts in the corpus's rows, or parts of texts where rows cut them, the first fourth is the
@@ -100,7 +100,7 @@ def repetition_rates(texts: Sequence[Sequence[int]]) -> dict[str, float]:
 
 
 def _draw(
-    model: Any, prompts: Sequence[Sequence[int]], lengths: Sequence[int], seeds: Sequence[int]
+    model: Decoder, prompts: Sequence[Sequence[int]], lengths: Sequence[int], seeds: Sequence[int]
 ) -> list[Sequence[int]]:
     """Return what is drawn behind each prompt, at most as many tokens as `lengths` say."""
     device, counts = device_of(model), torch.tensor([len(prompt) for prompt in prompts])

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from tsallis.data.corpus import Corpus
-from tsallis.models.protocol import device_of
+from tsallis.models.protocol import Decoder, device_of
 from tsallis.models.spellings import ambiguous_text, spellings_of
 from tsallis.search import Result, score
 from tsallis.search.spelling import score_texts
 from tsallis.special_symbols import BOS, EOS
 
 
-def empty_log_probs(model: Any, corpus: Corpus, batch_size: int = 128, vocabulary: Any = None) -> Tensor:
+def empty_log_probs(model: Decoder, corpus: Corpus, batch_size: int = 128, vocabulary: Any = None) -> Tensor:
     """Compute the log-probability of the empty output for every row [rows], in float64.
 
     With a vocabulary in which several sequences spell the empty text it is that of the text.

@@ -12,7 +12,7 @@ from tsallis.evaluation.empty_output import compare_empty, empty_log_probs
 from tsallis.evaluation.teacher_forcing import TeacherForcedScores, teacher_forced_sums
 from tsallis.evaluation.text_probabilities import score_outputs
 from tsallis.models.label_decoder import ends_are_certain
-from tsallis.models.protocol import device_of
+from tsallis.models.protocol import Decoder, device_of
 from tsallis.search import Result
 from tsallis.special_symbols import UNK
 
@@ -84,7 +84,7 @@ class Evaluation:
 
 
 def evaluate(
-    model: Any, corpus: Corpus, results: Sequence[Result], seconds: float, vocabulary: Any = None
+    model: Decoder, corpus: Corpus, results: Sequence[Result], seconds: float, vocabulary: Any = None
 ) -> Evaluation:
     """Compute loss, certificates and sparsity of a model, and of a search's results on a corpus with targets.
 
@@ -158,7 +158,7 @@ def _without_unknown(corpus: Corpus, possible: Mapping[int, bool]) -> list[int]:
     return [row for row in range(len(corpus)) if not possible[row] and UNK not in corpus.tgt[row]]
 
 
-def _possible_texts(model: Any, corpus: Corpus, rows: Sequence[int], vocabulary: Any) -> dict[int, bool]:
+def _possible_texts(model: Decoder, corpus: Corpus, rows: Sequence[int], vocabulary: Any) -> dict[int, bool]:
     """Return by row whether any sequence that spells its target has a probability."""
     possible: dict[int, bool] = {}
     for first in range(0, len(rows), BATCH):

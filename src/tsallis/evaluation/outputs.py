@@ -9,7 +9,7 @@ from typing import Any
 from tsallis.data.corpus import Corpus
 from tsallis.evaluation.empty_output import compare_empty, empty_log_probs
 from tsallis.evaluation.text_probabilities import complete_results, describe_segmentations, score_outputs
-from tsallis.models.protocol import device_of
+from tsallis.models.protocol import Decoder, device_of
 from tsallis.models.spellings import ambiguous_text
 from tsallis.search import Certificate, Hypothesis, Result, TokenScores, score_tokens
 from tsallis.search.texts import TextProbability
@@ -121,7 +121,7 @@ def describe_result(result: Result, tgt_vocab: Any) -> dict[str, Any]:
 
 
 def output_records(
-    model: Any, tgt_vocab: Any, corpus: Corpus, references: Sequence[str], results: Sequence[Result]
+    model: Decoder, tgt_vocab: Any, corpus: Corpus, references: Sequence[str], results: Sequence[Result]
 ) -> Iterator[dict[str, Any]]:
     """Yield a record of each row: reference and best output, with what is known and proved about them.
 

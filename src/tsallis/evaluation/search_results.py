@@ -8,12 +8,12 @@ from typing import Any
 
 from tsallis.data.corpus import Corpus
 from tsallis.models.batch import Batch
-from tsallis.models.protocol import device_of
+from tsallis.models.protocol import Decoder, device_of
 from tsallis.search import Result, beam_search, exact_search
 
 
 def search_batches(
-    model: Any, batches: Iterable[Batch], beam_size: int, budget: int | None = None, **limits: Any
+    model: Decoder, batches: Iterable[Batch], beam_size: int, budget: int | None = None, **limits: Any
 ) -> dict[int, Result]:
     """Return the results of a beam search by row of the corpus; with a budget, of an exact search.
 
@@ -32,7 +32,7 @@ def search_batches(
 
 
 def search_corpus(
-    model: Any, corpus: Corpus, beam_size: int, batch_size: int = 128, budget: int | None = None, **limits: Any
+    model: Decoder, corpus: Corpus, beam_size: int, batch_size: int = 128, budget: int | None = None, **limits: Any
 ) -> list[Result]:
     """Compute the results of a beam search for every row of a corpus.
 
@@ -57,7 +57,7 @@ def search_corpus(
 
 
 def timed_search(
-    model: Any, corpus: Corpus, beam_size: int, budget: int | None = None, **limits: Any
+    model: Decoder, corpus: Corpus, beam_size: int, budget: int | None = None, **limits: Any
 ) -> tuple[list[Result], float]:
     """Return the results of a beam search, or with a budget an exact one, and the seconds it took."""
     began = time.perf_counter()

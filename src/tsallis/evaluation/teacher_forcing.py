@@ -14,7 +14,7 @@ from tsallis.data.corpus import Corpus
 from tsallis.evaluation.language import smoothed_losses, sparsemax_scores
 from tsallis.models.batch import Batch, has_loss
 from tsallis.models.label_decoder import ends_are_certain
-from tsallis.models.protocol import device_of
+from tsallis.models.protocol import Decoder, device_of
 from tsallis.search.step import eval_mode
 from tsallis.special_symbols import EOS, IGNORE_INDEX
 
@@ -74,7 +74,7 @@ class TeacherForcedScores:
         return cls(loss / max(symbols - unknown, 1), *means, unknown_symbols=int(unknown))
 
 
-def teacher_forced_scores(model: Any, corpus: Corpus, batch_size: int = 128) -> TeacherForcedScores:
+def teacher_forced_scores(model: Decoder, corpus: Corpus, batch_size: int = 128) -> TeacherForcedScores:
     """Compute loss and sparsity with teacher forcing.
 
     Args:
@@ -94,7 +94,7 @@ def teacher_forced_scores(model: Any, corpus: Corpus, batch_size: int = 128) -> 
     return TeacherForcedScores.of(teacher_forced_sums(model, corpus.batches(batch_size)))
 
 
-def counted_symbols(model: Any, tgt_out: Tensor) -> Tensor:
+def counted_symbols(model: object, tgt_out: Tensor) -> Tensor:
     """Tell which target symbols count: all but padding, and of a classifier the labels alone, for its ends are certain.
 
     >>> from tsallis.models import RNNSeq2Seq

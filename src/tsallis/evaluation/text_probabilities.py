@@ -10,6 +10,7 @@ import torch
 
 from tsallis.data.batching import IGNORE_INDEX, Batch
 from tsallis.data.packing import TextCorpus
+from tsallis.models.protocol import Decoder
 from tsallis.models.spellings import ambiguous_text, spellings_of
 from tsallis.search import Hypothesis, Result, TokenScores, score_tokens
 from tsallis.search.spelling import score_texts
@@ -22,7 +23,7 @@ LEAST = 250  # prefixes that are followed for each of them
 
 
 def score_outputs(
-    model: Any, batch: Batch, references: Sequence[str], vocabulary: Any
+    model: Decoder, batch: Batch, references: Sequence[str], vocabulary: Any
 ) -> list[tuple[TokenScores, TextProbability]]:
     """Return the probability of the text of each row, with the symbols of its most probable segmentation.
 
@@ -64,7 +65,7 @@ def score_outputs(
 
 
 def text_probabilities(
-    model: Any, batch: Batch, rows: Sequence[Sequence[str]], vocabulary: Any
+    model: Decoder, batch: Batch, rows: Sequence[Sequence[str]], vocabulary: Any
 ) -> list[dict[str, TextProbability]]:
     """Return the probabilities of the first different texts of each row, which share the budget of one text."""
     texts = [list(dict.fromkeys(row))[:LISTED] for row in rows]
@@ -79,7 +80,7 @@ def text_probabilities(
     return found
 
 
-def complete_results(model: Any, batch: Batch, results: Sequence[Result], vocabulary: Any) -> list[Result]:
+def complete_results(model: Decoder, batch: Batch, results: Sequence[Result], vocabulary: Any) -> list[Result]:
     """Return results about texts with all segmentations of the texts that are listed first.
 
     Results of vocabularies in which sequences spell different texts stay as they are, as do complete ones.
@@ -99,7 +100,7 @@ def complete_results(model: Any, batch: Batch, results: Sequence[Result], vocabu
 
 
 def join_draws(
-    model: Any, batch: Batch, rows: Sequence[Sequence[Hypothesis | None]], vocabulary: Any
+    model: Decoder, batch: Batch, rows: Sequence[Sequence[Hypothesis | None]], vocabulary: Any
 ) -> list[list[Hypothesis | None]]:
     """Return draws as texts, those of one text with one probability: that of its segmentations, drawn or not."""
     texts = [[vocabulary.text(draw.tokens) for draw in row if draw is not None] for row in rows]

@@ -117,7 +117,7 @@ class LabelOutput(nn.Module):
         return self.layer.loss_of_scores(scores, target, ignore_index, reduction)
 
 
-def ends_are_certain(model: Any) -> bool:
+def ends_are_certain(model: object) -> bool:
     """Tell whether a model, or each of an ensemble, gives one label and then the end, of which there is nothing to say.
 
     >>> ends_are_certain(LabelDecoder(20, 6, d_model=8))

@@ -190,7 +190,7 @@ def check_symbols(symbols: Tensor, d_vocab: int) -> None:
         raise ValueError(f"a prefix holds the symbol {largest}, the model knows {d_vocab}")
 
 
-def device_of(model: Any) -> torch.device:
+def device_of(model: object) -> torch.device:
     """Return where a model's parameters are; the CPU for one without any."""
     parameter = next(iter(model.parameters()), None) if hasattr(model, "parameters") else None
     return torch.device("cpu") if parameter is None else parameter.device

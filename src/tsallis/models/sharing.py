@@ -89,6 +89,6 @@ def _share_again(model: SharingModel, _: Any = None) -> None:
     model._shared = {}
 
 
-def aliases_of(model: Any) -> dict[str, str]:
+def aliases_of(model: object) -> dict[str, str]:
     """Return the names that stand for the same parameter as an earlier one of a model, see :class:`SharingModel`."""
     return dict(model.shared_parameters()) if hasattr(model, "shared_parameters") else {}
