@@ -114,12 +114,6 @@ def evaluate(
         raise ValueError(f"there must be one result a sample, and a sample at least: got {len(results)} for {count}")
     possible: dict[int, bool] = {}
     scores = TeacherForcedScores.of(teacher_forced_sums(model, corpus.batches(BATCH), possible=possible))
-    kinds = [r.certificate.kind for r in results]
-    best = [r.best for r in results if r.best is not None]
-    last = -1 if ends_are_certain(model) else None  # the step of the end, of which there is nothing to say
-    steps = [n for h in best for n in h.support[:last]]
-    counts = [n for h in best for n in h.num_attended[:last]]
-    single = sum(h.prob >= WHOLE for h in best) if model.output.normalized else 0
     output: Any = list if vocabulary is None else vocabulary.text
     gold = [output(corpus.tgt[row]) for row in range(count)]
     hits = sum(any(output(h.tokens) == gold[row] for h in result.hypotheses) for row, result in enumerate(results))
@@ -135,22 +129,32 @@ def evaluate(
         unknown_symbols=scores.unknown_symbols,
         gold_possible=sum(possible.values()) / count,
         gold_listed=hits / count,
-        single=single / count,
-        complete=kinds.count("complete") / count,
-        optimal=kinds.count("optimal") / count,
-        bounded=kinds.count("bounded") / count,
-        none=kinds.count("none") / count,
-        output_support=sum(steps) / max(len(steps), 1),
         output_sum=scores.output_sum,
-        attention_support=sum(counts) / max(len(counts), 1),
         attention_support_teacher_forced=scores.attention_support,
-        empty=count - len(best),
         empty_rate=sum(more for more, _ in compared) / count,
         empty_best=sum(proof == "yes" for _, proof in compared) / count,
         empty_possible=sum(log_prob > -math.inf for log_prob in empty) / count,
         seconds=seconds,
-        speed=len(steps) / max(seconds, 1e-9),
+        **_search_scores(model, results, seconds),
     )
+
+
+def _search_scores(model: Decoder, results: Sequence[Result], seconds: float) -> dict[str, Any]:
+    """Return what :class:`Evaluation` has of the results alone."""
+    count = len(results)
+    kinds = [r.certificate.kind for r in results]
+    best = [r.best for r in results if r.best is not None]
+    last = -1 if ends_are_certain(model) else None  # the step of the end, of which there is nothing to say
+    steps = [n for h in best for n in h.support[:last]]
+    counts = [n for h in best for n in h.num_attended[:last]]
+    return {
+        "single": sum(h.prob >= WHOLE for h in best) / count if model.output.normalized else 0.0,
+        **{kind: kinds.count(kind) / count for kind in ("complete", "optimal", "bounded", "none")},
+        "output_support": sum(steps) / max(len(steps), 1),
+        "attention_support": sum(counts) / max(len(counts), 1),
+        "empty": count - len(best),
+        "speed": len(steps) / max(seconds, 1e-9),
+    }
 
 
 def _without_unknown(corpus: Corpus, possible: Mapping[int, bool]) -> list[int]:

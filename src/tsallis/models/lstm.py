@@ -130,16 +130,9 @@ class RNNSeq2Seq(SharingModel):
     ) -> None:
         super().__init__()
         self.arguments = constructor_arguments(locals()) | {"forbidden": list(forbidden)}
-        if d_model < 2 or d_model % 2:
-            raise ValueError(f"d_model must be even: half of it goes to each direction of the encoder, got {d_model}")
-        if layers < 1:
-            raise ValueError(f"layers must be at least 1, got {layers}")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
-        check_cell(cell)
         size = d_model if d_embedding is None else d_embedding
-        if share != "none" and size != d_model:
-            raise ValueError(f"share: {share} needs embeddings as wide as the states, {d_model}, got {size}")
+        _check(d_model, layers, dropout, share, size)
+        check_cell(cell)
         self.d_model, self.layers, self.input_feeding = d_model, layers, input_feeding
         between = dropout if layers > 1 else 0.0
         self.src_embedding = nn.Embedding(src_vocab, size, padding_idx=0)
@@ -164,6 +157,9 @@ class RNNSeq2Seq(SharingModel):
         self.output = OutputLayer(d_model, tgt_vocab, output, output_alpha, tau, forbidden=forbidden)
         share_embeddings(share, self.src_embedding, self.tgt_embedding, self.output, SHARES[:2])
         self.dropout = float(dropout)
+        self._initialise()
+
+    def _initialise(self) -> None:
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -INITIAL, INITIAL)
         with torch.no_grad():
@@ -353,3 +349,15 @@ def _can_fuse(x: Tensor, *modules: nn.Module) -> bool:
     """Tell whether operations on a CPU may take the place of modules: no one traces PyTorch's, or hooks the modules."""
     hooks = any(module._forward_hooks or module._forward_pre_hooks for module in modules)
     return x.device.type == "cpu" and not hooks and not tracing_active()
+
+
+def _check(d_model: int, layers: int, dropout: float, share: str, d_embedding: int) -> None:
+    """Raise a ValueError for sizes that do not fit."""
+    if d_model < 2 or d_model % 2:
+        raise ValueError(f"d_model must be even: half of it goes to each direction of the encoder, got {d_model}")
+    if layers < 1:
+        raise ValueError(f"layers must be at least 1, got {layers}")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
+    if share != "none" and d_embedding != d_model:
+        raise ValueError(f"share: {share} needs embeddings as wide as the states, {d_model}, got {d_embedding}")

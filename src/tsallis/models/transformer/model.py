@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tsallis.models.arguments import constructor_arguments
 from tsallis.models.checks import check_counts, check_last_pass
 from tsallis.models.protocol import BestStep, DecoderOutput, Memory, Step, best_of_step, source_mask
 from tsallis.models.sharing import SEQUENCE_ROWS, SHARES, SharingModel, SymbolRows, share_embeddings
@@ -139,32 +140,16 @@ class TransformerSeq2Seq(SharingModel):
         length_scale: LengthScaleKind | None = None,
     ) -> None:
         super().__init__()
-        self.arguments: dict[str, Any] = {
-            "src_vocab": src_vocab,
-            "tgt_vocab": tgt_vocab,
-            "d_model": d_model,
-            "heads": heads,
-            "encoder_layers": layers if encoder_layers is None else encoder_layers,
-            "decoder_layers": layers if decoder_layers is None else decoder_layers,
-            "d_ff": d_ff,
-            "dropout": dropout,
+        self.arguments = constructor_arguments(locals()) | {
+            "forbidden": list(forbidden),
             "attention_dropout": dropout if attention_dropout is None else attention_dropout,
-            "norm": norm,
-            "activation": activation,
             "encoder_attention": encoder_attention or attention,
             "decoder_attention": decoder_attention or attention,
             "cross_attention": cross_attention or attention,
-            "attention_alpha": attention_alpha,
-            "tie_alphas": tie_alphas,
-            "output": output,
-            "output_alpha": output_alpha,
-            "tau": tau,
-            "share": share,
-            "forbidden": list(forbidden),
-            "checkpoint_activations": checkpoint_activations,
-            "positions": positions,
-            "length_scale": length_scale,
+            "encoder_layers": layers if encoder_layers is None else encoder_layers,
+            "decoder_layers": layers if decoder_layers is None else decoder_layers,
         }
+        del self.arguments["attention"], self.arguments["layers"]
         _check(self.arguments)
         self.d_model, self.heads, self.checkpoint_activations = d_model, heads, checkpoint_activations
         self.src_embedding = nn.Embedding(src_vocab, d_model, padding_idx=0)
