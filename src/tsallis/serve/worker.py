@@ -75,7 +75,6 @@ class Job:
     size: int
     answer: Future[Any] = field(default_factory=Future)
     cancelled: bool = False
-    queued: float = field(default_factory=time.monotonic)
 
     def cancel(self) -> None:
         """Say that nobody waits for the answer: a job that waits is dropped, work on it ends at its next step."""
@@ -127,11 +126,8 @@ class Worker:
                 return
             self._jobs.remove(job)
         if job.answer.set_running_or_notify_cancel():
-            self._refuse(job)
-
-    def _refuse(self, job: Job) -> None:
-        message = f"the request has waited for more than {self.limits.patience:g} seconds"
-        job.answer.set_exception(Refusal(503, message, self.retry_after()))
+            message = f"the request has waited for more than {self.limits.patience:g} seconds"
+            job.answer.set_exception(Refusal(503, message, self.retry_after()))
 
     def retry_after(self) -> int:
         """Return the seconds after which half of what waits now will have been answered, about."""
@@ -174,18 +170,9 @@ class Worker:
                         batch.append(job)
                         size += job.size
                         self._jobs.remove(job)
-            batch = [job for job in batch if self._start(job)]
+            batch = [job for job in batch if job.answer.set_running_or_notify_cancel()]  # somebody waits for it
             if batch:
                 return batch
-
-    def _start(self, job: Job) -> bool:
-        """Tell whether a job is to be worked on: one that nobody waits for is not, one that waited too long neither."""
-        if not job.answer.set_running_or_notify_cancel():
-            return False
-        if time.monotonic() - job.queued > self.limits.patience:
-            self._refuse(job)
-            return False
-        return True
 
     def _answer(self, batch: list[Job]) -> None:
         """Work on jobs together; where that fails, on each by itself, so that none suffers from another."""
