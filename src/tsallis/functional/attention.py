@@ -157,15 +157,9 @@ def attend(
     """Compute :func:`entmax_attention`; return with it a tensor that its sparsity can be read from."""
     query, key, value = _one_dtype(query, key, value)
     _check(query, key, value, enable_gqa)
-    if not 0 <= dropout_p <= 1:
-        raise ValueError(f"dropout_p must be between 0 and 1, got {dropout_p}")
-    if query_offset < 0:
-        raise ValueError(f"query_offset must be at least 0, got {query_offset}")
+    _check_numbers(dropout_p, query_offset)
     outer, queries, keys = query.shape[:-2], query.shape[-2], key.shape[-2]
-    q, k, v = (x.resolve_neg() for x in (query, key, value))
-    if len(outer) != 2:
-        batch = math.prod(outer[:-1])
-        q, k, v = (x.reshape(batch, *(x.shape[-3:] if outer else (1, *x.shape))) for x in (q, k, v))
+    q, k, v = (_four_dimensions(x.resolve_neg()) for x in (query, key, value))
     alpha = _alphas(alpha, q, outer)
     limits = None if isinstance(alpha, Tensor) and (traced() or without_numbers(q)) else bounds(alpha)
     if limits is None and transforms_active():
@@ -200,11 +194,8 @@ def attend(
             output, weights, support = attention.compute(args, backend, dense)
     else:
         output, weights, support = _empty(args)
-
-    def restore(x: Tensor) -> Tensor:
-        return (x if len(outer) == 2 else x.reshape(*outer, *x.shape[-2:])).to(query.dtype)
-
-    return AttentionOutput(restore(output), restore(weights) if need_weights and weights is not None else None, support)
+    held = _restore(weights, query) if need_weights and weights is not None else None
+    return AttentionOutput(_restore(output, query), held, support)
 
 
 def _seed(dense: bool) -> Tensor | None:
@@ -238,6 +229,25 @@ def _one_dtype(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
         return inputs
     dtype = torch.get_autocast_dtype(query.device.type)
     return tuple(x.to(dtype) if x.dtype in _AUTOCAST else x for x in inputs)
+
+
+def _four_dimensions(x: Tensor) -> Tensor:
+    """Return [..., heads, length, size] as [batch, heads, length, size]."""
+    if x.dim() == 4:
+        return x
+    return x.reshape(math.prod(x.shape[:-3]), *(x.shape[-3:] if x.dim() > 2 else (1, *x.shape)))
+
+
+def _restore(x: Tensor, query: Tensor) -> Tensor:
+    """Return [batch, heads, ...] in the leading dimensions and the dtype of the query."""
+    return (x if query.dim() == 4 else x.reshape(*query.shape[:-2], *x.shape[-2:])).to(query.dtype)
+
+
+def _check_numbers(dropout_p: float, query_offset: int) -> None:
+    if not 0 <= dropout_p <= 1:
+        raise ValueError(f"dropout_p must be between 0 and 1, got {dropout_p}")
+    if query_offset < 0:
+        raise ValueError(f"query_offset must be at least 0, got {query_offset}")
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:

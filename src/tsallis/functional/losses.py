@@ -65,25 +65,18 @@ def entmax_loss(
                 [ 0.0000,  0.0000,  0.0000]])
     """
     _check(scores, reduction, label_smoothing)
-    if not isinstance(target, Tensor):
-        raise TypeError(f"target must be a tensor, got {type(target).__name__}")
+    _check_target(scores, target, alpha, weight)
     plain = weight is None and label_smoothing == 0 and not target.is_floating_point()
-    if isinstance(alpha, Tensor) and weight is None and alpha.shape == scores.shape[-1:] != (1,):
-        raise ValueError(f"alpha must have last size 1, got shape {tuple(alpha.shape)}; did you mean weight=?")
     rows = as_rows(scores, alpha, direct=plain, positive=True)
     z = rows.scores.reshape(-1, scores.shape[-1])  # [rows, classes]
-    if weight is not None:
-        if weight.shape != scores.shape[-1:]:
-            raise ValueError(f"weight must have shape ({scores.shape[-1]},), got {tuple(weight.shape)}")
-        weight = weight.to(device=scores.device, dtype=z.dtype)
+    weight = None if weight is None else weight.to(device=scores.device, dtype=z.dtype)
     if target.is_floating_point():
         loss = _soft(z, scores.shape, target, rows.alpha, weight, label_smoothing)
         total: Tensor | int = loss.numel()
     else:
         classes = class_rows(scores.shape, scores.device, target, ignore_index)
         loss, total = _hard(z, classes, rows.alpha, weight, label_smoothing, rows.backend)
-    loss = loss.reshape(scores.shape[:-1])
-    return reduce(loss, total, reduction).to(rows.dtype)
+    return reduce(loss.reshape(scores.shape[:-1]), total, reduction).to(rows.dtype)
 
 
 def reduce(loss: Tensor, total: Tensor | int, reduction: str) -> Tensor:
@@ -111,6 +104,15 @@ def _check(scores: Tensor, reduction: str, label_smoothing: float = 0.0) -> None
     check_floating(scores)
     if scores.dim() == 0 or scores.shape[-1] == 0:
         raise ValueError(f"scores must be [..., classes] with at least one class, got shape {tuple(scores.shape)}")
+
+
+def _check_target(scores: Tensor, target: Tensor, alpha: Alpha, weight: Tensor | None) -> None:
+    if not isinstance(target, Tensor):
+        raise TypeError(f"target must be a tensor, got {type(target).__name__}")
+    if isinstance(alpha, Tensor) and weight is None and alpha.shape == scores.shape[-1:] != (1,):
+        raise ValueError(f"alpha must have last size 1, got shape {tuple(alpha.shape)}; did you mean weight=?")
+    if weight is not None and weight.shape != scores.shape[-1:]:
+        raise ValueError(f"weight must have shape ({scores.shape[-1]},), got {tuple(weight.shape)}")
 
 
 def class_rows(shape: Sequence[int], device: torch.device, target: Tensor, ignore_index: int) -> Tensor:

@@ -308,17 +308,32 @@ class MultiheadAttention(ConstantBuffers):
             query_offset=visible.offset,
             key_norms=None if cache is None or self.slopes is None else cache.key_norms,
         )
-        if not traced():
-            heads = self._expand_alpha(alpha).detach().clone()  # an optimiser's step changes parameters
-            mask = None if visible.mask is None else visible.mask.detach()
-            of_queries = (key_lengths, key_padding_mask) if key is query and cache is None else (None, None)
-            self._last = _PassRecord(result.support, visible._replace(mask=mask), heads, *of_queries)
-        elif self._last is not None:  # of a pass before this one
-            self._last = None
-        out = self.out_proj(result.output.transpose(1, 2).flatten(2))  # [batch, queries, size]
+        of_queries = (key_lengths, key_padding_mask) if key is query and cache is None else (None, None)
+        self._keep_record(result.support, visible, alpha, *of_queries)
         weights = result.weights
         if weights is not None and average_attn_weights:
             weights = weights.mean(1)
+        return self._as_output(query, result.output, weights)
+
+    def _keep_record(
+        self,
+        support: Tensor,
+        visible: VisibleKeys,
+        alpha: float | Tensor,
+        query_lengths: Tensor | None,
+        query_padding: Tensor | None,
+    ) -> None:
+        """Keep what :meth:`stats` reports of this pass; under a tracer, forget the pass before it."""
+        if not traced():
+            heads = self._expand_alpha(alpha).detach().clone()  # an optimiser's step changes parameters
+            mask = None if visible.mask is None else visible.mask.detach()
+            self._last = _PassRecord(support, visible._replace(mask=mask), heads, query_lengths, query_padding)
+        elif self._last is not None:
+            self._last = None
+
+    def _as_output(self, query: Tensor, context: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Project contexts [batch, heads, queries, size]; return them and the weights in the layout of the query."""
+        out = self.out_proj(context.transpose(1, 2).flatten(2))  # [batch, queries, size]
         if query.dim() == 2:
             return out.squeeze(0), None if weights is None else weights.squeeze(0)
         return out if self.batch_first else out.transpose(0, 1), weights

@@ -11,7 +11,7 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_
 from transformers.modeling_utils import AttentionInterface
 from transformers.utils import output_capturing
 
-from tsallis.functional.attention import attend
+from tsallis.functional.attention import AttentionOutput, attend
 from tsallis.integrations.huggingface.alphas import ALPHA
 from tsallis.ops.transforms import traced
 
@@ -90,16 +90,13 @@ def attention_forward(
     Raises:
         NotImplementedError: the model does something to the scores that entmax attention cannot.
     """
-    for name, what in UNSUPPORTED.items():
-        if kwargs.get(name) is not None:
-            raise NotImplementedError(f"{type(module).__name__} uses {what}, which entmax attention does not support")
+    _check_supported(module, kwargs)
     alpha_module = getattr(module, ALPHA, None)
-    receive = getattr(alpha_module, "receive", None)
-    need_weights = bool(kwargs.get("output_attentions")) or receive is not None or _weights_requested()
+    recorded = getattr(alpha_module, "receive", None) is not None
+    need_weights = bool(kwargs.get("output_attentions")) or recorded or _weights_requested()
     if alpha_module is None and not need_weights and position_bias is None:
-        dense: tuple[Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout, scaling, is_causal, **kwargs
-        )
+        inputs = module, query, key, value, attention_mask
+        dense: tuple[Tensor, None] = sdpa_attention_forward(*inputs, dropout, scaling, is_causal, **kwargs)
         return dense
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     causal = bool(query.shape[2] > 1 and attention_mask is None and causal)
@@ -118,12 +115,25 @@ def attention_forward(
         enable_gqa=True,
         need_weights=need_weights,
     )
-    meter = getattr(alpha_module, "meter", None)
+    _report(alpha_module, result, mask, causal, query, key)
+    return result.output.transpose(1, 2).contiguous(), result.weights
+
+
+def _report(
+    alpha_module: Any, result: AttentionOutput, mask: Tensor | None, causal: bool, query: Tensor, key: Tensor
+) -> None:
+    """Give an attention's sparsity and weights to what measures and records them."""
+    meter, receive = getattr(alpha_module, "meter", None), getattr(alpha_module, "receive", None)
     if meter is not None and not traced():
         meter.add(result.support.detach(), mask, causal, query.shape[2], key.shape[2])
     if receive is not None:
         receive(result.weights)
-    return result.output.transpose(1, 2).contiguous(), result.weights
+
+
+def _check_supported(module: nn.Module, arguments: dict[str, Any]) -> None:
+    for name, what in UNSUPPORTED.items():
+        if arguments.get(name) is not None:
+            raise NotImplementedError(f"{type(module).__name__} uses {what}, which entmax attention does not support")
 
 
 def _hide_lowest(mask: Tensor | None) -> Tensor | None:

@@ -101,13 +101,7 @@ def lm_loss(
     """
     if inputs.get("labels") is None:
         raise ValueError(f"inputs must have labels, got {', '.join(inputs)}")
-    lm = model.get_base_model() if hasattr(model, "get_base_model") else model  # of PEFT
-    lm = getattr(lm, COMPILED, lm)
-    if not isinstance(lm, PreTrainedModel):  # such as DistributedDataParallel, which must be called itself
-        raise TypeError(f"model must be a Transformers model, got {type(lm).__name__}")
-    head = lm.get_output_embeddings()
-    if not isinstance(head, nn.Linear):
-        raise ValueError(f"{type(lm).__name__} has no linear head")
+    lm, head = _language_model(model)
     shift = _shifts(lm) if shift is None else shift
     rest = {name: x for name, x in inputs.items() if name != "labels"}
     labels: Tensor = inputs["labels"]
@@ -120,10 +114,21 @@ def lm_loss(
             f"got {list(labels.shape)}"
         )
     labels = (torch.nn.functional.pad(labels, (0, 1), value=-100)[..., 1:] if shift else labels).to(hidden.device)
-    weight = head.weight.to(hidden.dtype)
-    if num_items_in_batch is None:
-        return linear_entmax_loss(hidden, weight, labels, alpha, bias=head.bias)
-    return linear_entmax_loss(hidden, weight, labels, alpha, bias=head.bias, reduction="sum") / num_items_in_batch
+    reduction = "mean" if num_items_in_batch is None else "sum"
+    loss = linear_entmax_loss(hidden, head.weight.to(hidden.dtype), labels, alpha, bias=head.bias, reduction=reduction)
+    return loss if num_items_in_batch is None else loss / num_items_in_batch
+
+
+def _language_model(model: Any) -> tuple[Any, nn.Linear]:
+    """Return the Transformers model inside of PEFT or torch.compile, and its head."""
+    lm = model.get_base_model() if hasattr(model, "get_base_model") else model  # of PEFT
+    lm = getattr(lm, COMPILED, lm)
+    if not isinstance(lm, PreTrainedModel):  # such as DistributedDataParallel, which must be called itself
+        raise TypeError(f"model must be a Transformers model, got {type(lm).__name__}")
+    head = lm.get_output_embeddings()
+    if not isinstance(head, nn.Linear):
+        raise ValueError(f"{type(lm).__name__} has no linear head")
+    return lm, head
 
 
 def _shifts(lm: Any) -> bool:
