@@ -30,6 +30,11 @@ DESCRIPTION = {
 TASK = {"task": "inflection", "languages": None}
 
 
+def changed(settings: Settings, **values: Any) -> Settings:
+    """Other values of some settings, checked."""
+    return Settings(**{**settings.model_dump(), **values})
+
+
 class Killed(BaseException):
     """As a kill: no handler of the code under test catches it."""
 

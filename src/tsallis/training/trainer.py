@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tsallis.config import Settings
 from tsallis.data.corpus import Corpus, SampledCorpus
 from tsallis.data.io import remove_leftovers
 from tsallis.errors import InputError
@@ -27,8 +28,8 @@ from tsallis.training.engine import BatchStats, Engine
 from tsallis.training.file_names import BOARD, CHECKPOINTS, INDEX, LOCK, LOG, TIMING, TRAINING
 from tsallis.training.lock import Lock, writing
 from tsallis.training.log import Log
+from tsallis.training.schedules import make_schedule
 from tsallis.training.schema import TrainingRecord, check_record
-from tsallis.training.settings import Settings
 from tsallis.training.tensorboard import Board, require_tensorboard
 
 WATCH_EVERY = 25  # updates between two records of supports for the progress display
@@ -129,9 +130,9 @@ class Trainer:
         self.search, self.stop, self.stopped = search, stop, False
         self.model, self.train, self.dev, self.settings, self.watch = model, train, dev, settings, watch
         self.world = world or World()
-        self.engine = Engine(model, settings.of_engine(), self.world)
+        self.engine = Engine(model, settings, self.world)
         self.plan = settings.plan(train.lengths())
-        self.schedule = settings.make_schedule()
+        self.schedule = make_schedule(settings)
         self.measure = measure or (lambda results: {"accuracy": accuracy(results, dev)})
         self.folder, self.lock, self.init = folder, lock, init
         self.checkpoints = Checkpoints(folder / CHECKPOINTS, settings.keep, lock)

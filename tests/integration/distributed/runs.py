@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 
 from integration.distributed.parts import DEV, SETTINGS, TRAIN, arguments, model
 from process_fork import CALLS, Faults
+from small_run import changed
 from tsallis.errors import InputError
 from tsallis.training import Trainer
 from tsallis.training.distributed import CommonError, World, exit_process, init_distributed
@@ -37,7 +37,7 @@ class Stopped(Trainer):
 
 
 def trainer(request: dict[str, Any], world: World, is_stopped: Callable[[], bool] = lambda: False) -> Trainer:
-    settings = replace(SETTINGS, strategy=request["strategy"])
+    settings = changed(SETTINGS, strategy=request["strategy"])
     stop = next(((how, request[how]) for how in ("kill", "term", "full") if how in request), None)
     kind = Stopped if stop and stop[1]["rank"] == world.rank else Trainer
     net = model(dropout=request.get("dropout", 0.0))

@@ -12,8 +12,9 @@ from tsallis.evaluation.search_results import search_corpus
 from tsallis.evaluation.teacher_forcing import teacher_forced_scores
 from tsallis.models import LabelDecoder
 from tsallis.search import beam_search, exhaustive, score
+from tsallis.training import Settings
 from tsallis.training.distributed import World
-from tsallis.training.engine import Engine, EngineSettings
+from tsallis.training.engine import Engine
 
 
 def make(output: str = "softmax", attention: str = "combined") -> LabelDecoder:
@@ -72,7 +73,7 @@ def test_the_engine_trains_it(attention: str) -> None:
     rows = [[4 + label, *([10 + i % 7] * (i % 5))] for i, label in enumerate(labels)]
     corpus = Corpus(rows, [[label + 4] for label in labels])
     model = make("sparsemax", attention)
-    engine = Engine(model, EngineSettings(), World())
+    engine = Engine(model, Settings(), World())
     for _ in range(60):
         model.train()
         symbols, loss = engine.update([corpus.batch(range(30))], 1, 1, 0.02, collect_stats=True)
