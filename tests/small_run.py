@@ -44,7 +44,7 @@ def train(folder: Path, watch: Callable[[Progress], None] = lambda _: None, sett
     with locked(folder) as lock:
         start_run(folder, "version: 1\n", DESCRIPTION, TASK, SRC, TGT, lock)
         torch.manual_seed(settings.seed)
-        made = Trainer(build_model(DESCRIPTION), TRAIN, DEV, folder, settings, watch, lock=lock)
+        made = Trainer(build_model(DESCRIPTION), TRAIN, DEV, folder, settings, watch=watch, lock=lock)
         made.run()
     return made
 

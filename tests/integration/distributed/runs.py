@@ -42,7 +42,7 @@ def trainer(request: dict[str, Any], world: World, is_stopped: Callable[[], bool
     kind = Stopped if stop and stop[1]["rank"] == world.rank else Trainer
     net = model(dropout=request.get("dropout", 0.0))
     folder = Path(request.get("folders", {}).get(str(world.rank), request["folder"]))
-    made = kind(net, TRAIN, DEV, folder, settings, lambda _: None, world=world, stop=is_stopped)
+    made = kind(net, TRAIN, DEV, folder, settings, world=world, stop=is_stopped)
     if isinstance(made, Stopped) and stop:
         made.how, made.at = stop[0], stop[1]["step"]
     return made

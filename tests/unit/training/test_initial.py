@@ -135,7 +135,7 @@ def test_frozen_embeddings_stay_as_they_are(tmp_path: Path, decay: float) -> Non
             freeze(model, ["src_embedding.weight"])
             before = {name: p.detach().clone() for name, p in model.named_parameters()}
             try:
-                Trainer(model, TRAIN, DEV, tmp_path / folder, settings, stop_after(limit)).run()
+                Trainer(model, TRAIN, DEV, tmp_path / folder, settings, watch=stop_after(limit)).run()
             except KeyboardInterrupt:
                 continue
             trained.append(model.state_dict())

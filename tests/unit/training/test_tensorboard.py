@@ -29,7 +29,7 @@ def train(folder: Path, settings: Settings = ALL, last: int | None = None) -> No
 
     sizes = {"d_model": 8, "heads": 2, "layers": 2, "d_ff": 8}
     model = TransformerSeq2Seq(len(SRC), len(TGT), attention="learned", **sizes)
-    Trainer(model, TRAIN, DEV, folder, settings, watch).run()
+    Trainer(model, TRAIN, DEV, folder, settings, watch=watch).run()
 
 
 def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:

@@ -51,7 +51,7 @@ def trainer(
     train: Corpus = TRAIN,
     dropout: float = 0.2,
 ) -> Trainer:
-    return Trainer(model(dropout), train, DEV, folder, settings, watch)
+    return Trainer(model(dropout), train, DEV, folder, settings, watch=watch)
 
 
 def outcome(folder: Path) -> dict[str, object]:
@@ -354,7 +354,7 @@ def test_a_search_of_the_first_rows_and_a_measure_of_ones_own(tmp_path: Path) ->
         return {"score": -float(len(record)), "other": 7.0}
 
     settings = changed(SETTINGS, validation_rows=5, validation_beam=2)
-    made = Trainer(model(), TRAIN, DEV, tmp_path, settings, lambda _: None, measure)
+    made = Trainer(model(), TRAIN, DEV, tmp_path, settings, measure=measure)
     made.run()
     assert record == [5, 5, 5]
     events = logged(tmp_path)
@@ -371,7 +371,7 @@ def test_validation_may_search_greedily(tmp_path: Path) -> None:
         torch.manual_seed(3)
         net = RNNSeq2Seq(len(SRC), len(TGT), d_model=8, layers=1, output="softmax")
         settings = changed(SETTINGS, epochs=1, validation_competing_ends=competing)
-        Trainer(net, TRAIN, DEV, tmp_path / str(competing), settings, lambda _: None, collect(searches)).run()
+        Trainer(net, TRAIN, DEV, tmp_path / str(competing), settings, measure=collect(searches)).run()
         batch = DEV.batch(range(len(DEV)))
         expected = beam_search(net, batch.src, batch.src_lengths, beam_size=1, competing_ends=competing)
         assert [r.best and r.best.tokens for r in searches[-1]] == [r.best and r.best.tokens for r in expected]
@@ -392,7 +392,7 @@ def test_what_is_logged_of_a_model(tmp_path: Path) -> None:
     relu = RNNSeq2Seq(*sizes, d_model=8, layers=1, output="alpha_relu", tau=0.25)
     learned = TransformerSeq2Seq(*sizes, d_model=8, heads=2, layers=3, d_ff=8, attention="learned")
     for name, net in (("relu", relu), ("learned", learned)):
-        Trainer(net, TRAIN, DEV, tmp_path / name, changed(SETTINGS, epochs=1), lambda _: None).run()
+        Trainer(net, TRAIN, DEV, tmp_path / name, changed(SETTINGS, epochs=1)).run()
     (event,) = logged(tmp_path / "relu")
     assert event["tau"] == 0.25 and not [key for key in event if key.startswith("alpha")]
     (event,) = logged(tmp_path / "learned")
@@ -462,7 +462,7 @@ def test_the_log_has_alphas_and_densities_of_every_head(tmp_path: Path) -> None:
     torch.manual_seed(1)
     sizes = {"d_model": 8, "heads": 2, "layers": 1, "d_ff": 8, "dropout": 0.0}
     net = TransformerSeq2Seq(len(SRC), len(TGT), attention="learned", **sizes)
-    Trainer(net, TRAIN, DEV, tmp_path, changed(SETTINGS, epochs=1), lambda _: None).run()
+    Trainer(net, TRAIN, DEV, tmp_path, changed(SETTINGS, epochs=1)).run()
     start, end = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     for kind in ("encoder", "decoder", "cross"):
         before, after, density = (
@@ -483,7 +483,7 @@ def test_the_score_that_decides(tmp_path: Path, select: str | None, best: int) -
         return {"down": -up, "up": up, "levenshtein": distance, "macro_levenshtein": macro}
 
     settings = changed(SETTINGS, select=select)
-    Trainer(model(), TRAIN, DEV, tmp_path, settings, lambda _: None, measure).run()
+    Trainer(model(), TRAIN, DEV, tmp_path, settings, measure=measure).run()
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     assert checkpoints.index().best == f"step-{best:08d}"
     assert {event["select"] for event in logged(tmp_path)} == {select or "down"}
@@ -519,7 +519,7 @@ def test_validations_search_with_the_weights_of_their_update(tmp_path: Path) -> 
         scores.append((ours, theirs))
         return {"accuracy": ours}
 
-    Trainer(transformer, TRAIN, DEV, tmp_path, SETTINGS, lambda _: None, measure).run()
+    Trainer(transformer, TRAIN, DEV, tmp_path, SETTINGS, measure=measure).run()
     assert len(set(scores)) == SETTINGS.epochs
     for ours, theirs in scores:
         assert ours == pytest.approx(theirs, rel=1e-5)

@@ -193,7 +193,7 @@ def trainer(folder: Path, **training: object) -> Trainer:
     arguments = {**prepared.description["arguments"], "dropout": 0.0}
     whole = prepared.data.train
     corpus = Corpus(whole.src[:64], whole.tgt[:64])
-    return Trainer(RNNSeq2Seq(**arguments), corpus, corpus, folder, prepared.settings, lambda _: None)
+    return Trainer(RNNSeq2Seq(**arguments), corpus, corpus, folder, prepared.settings)
 
 
 def test_accumulated_batches_make_the_update_of_one_large_batch(tmp_path: Path) -> None:
