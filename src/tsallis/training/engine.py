@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
 from tsallis.config import Settings
 from tsallis.errors import InputError
 from tsallis.evaluation.teacher_forcing import counted_symbols
+from tsallis.models.arguments import untrained_copy
 from tsallis.models.batch import Batch, has_loss
 from tsallis.models.sharing import aliases_of
 from tsallis.nn.parameter_groups import split_parameters
@@ -210,9 +211,7 @@ class Engine:
         if not self.sharded:
             return self.model
         state = get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True))
-        model: Any = type(self.model)(**cast(Any, self.model).arguments)
-        if hasattr(model, "image_store"):  # no parameter, and not to be copied
-            model.image_store = cast(Any, self.model).image_store
+        model = untrained_copy(self.model)
         model.to(self.world.device, next(self.model.parameters()).dtype).load_state_dict(state)
         plain: nn.Module = model.eval()
         return plain

@@ -11,6 +11,7 @@ from tsallis.evaluation.metrics import evaluate
 from tsallis.evaluation.search_results import search_corpus
 from tsallis.evaluation.teacher_forcing import teacher_forced_scores
 from tsallis.models import LabelDecoder
+from tsallis.models.arguments import untrained_copy
 from tsallis.search import beam_search, exhaustive, score
 from tsallis.training import Settings
 from tsallis.training.distributed import World
@@ -94,3 +95,12 @@ def test_it_needs_a_label() -> None:
         LabelDecoder(30, 4)
     with pytest.raises(ValueError, match="kind must be documents or questions, got 'songs'"):
         LabelDecoder(30, 5, "songs")
+
+
+def test_an_untrained_copy_sees_the_same_images() -> None:
+    model = LabelDecoder(20, 6, kind="questions", image="features", d_image=5, d_model=8, heads=2, layers=1)
+    model.image_store = lambda numbers: torch.zeros(len(numbers), 2, 2, 5)
+    copy = untrained_copy(model)
+    assert copy is not model and copy.arguments == model.arguments
+    assert copy.image_store is model.image_store
+    assert untrained_copy(LabelDecoder(20, 6, d_model=8)).image_store is None
