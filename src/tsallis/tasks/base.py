@@ -155,6 +155,8 @@ class Task(ABC):
         refusals: why some commands can't run this task, by their names.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")  # of `restore`
+
     name: ClassVar[str]
     Config: ClassVar[type[Section]]
     models: ClassVar[Mapping[str, type[ModelSection]]]
@@ -306,7 +308,6 @@ class Task(ABC):
         if facts.get("task", cls.name) != cls.name:
             raise InputError(f"{path}: expected the task {cls.name}, found {describe(facts['task'])}; restore the file")
         fields = json.dumps({key: value for key, value in facts.items() if key != "task"})
-        cls.__pydantic_config__ = ConfigDict(strict=True, extra="forbid")  # type: ignore[attr-defined]
         try:
             task: Task = TypeAdapter(cls).validate_json(fields)
         except ValidationError as error:
