@@ -45,7 +45,10 @@ class Editor:
     """
 
     def __init__(self, title: str, suggest: Callable[[str], Suggestions], keys: Iterator[str], screen: TextIO) -> None:
-        self.title, self.suggest, self.keys, self.screen = title, suggest, keys, screen
+        self.title = title
+        self.suggest = suggest
+        self.keys = keys
+        self.screen = screen
         self.text, self.choice = "", 0
 
     def run(self) -> str | None:

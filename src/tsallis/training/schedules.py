@@ -90,7 +90,10 @@ class Plateau:
     """
 
     def __init__(self, learning_rate: float, patience: int = 2, factor: float = 0.5, lowest: float = 0.0) -> None:
-        self.learning_rate, self.patience, self.factor, self.lowest = learning_rate, patience, factor, lowest
+        self.learning_rate = learning_rate
+        self.patience = patience
+        self.factor = factor
+        self.lowest = lowest
         self.stale = 0
 
     def rate(self, step: int) -> float:

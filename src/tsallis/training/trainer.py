@@ -417,7 +417,10 @@ class Trainer:
         self.world.on_main(log)
         progress = self._progress(updates, metrics)
         if event == "epoch":
-            position.update, position.loss, position.symbols, self.elapsed = 0, 0.0, 0, 0.0
+            position.update = 0
+            position.loss = 0.0
+            position.symbols = 0
+            self.elapsed = 0.0
         self._save(metrics)
         if self.world.main:
             self.watch(progress)
@@ -475,7 +478,9 @@ class Trainer:
         best = (score, -loss) > (position.best_score, -position.best_loss)
         self.schedule.after_validation(loss, best)
         if best:
-            position.best_score, position.best_loss, position.stale = score, loss, 0
+            position.best_score = score
+            position.best_loss = loss
+            position.stale = 0
         else:
             position.stale += 1
 
