@@ -30,8 +30,9 @@ from tsallis.models.batch import Batch
 from tsallis.ops import backend as dispatch
 from tsallis.search import generate
 from tsallis.tasks.registry import load_config, task_of
+from tsallis.training import Settings
 from tsallis.training.distributed import World
-from tsallis.training.engine import Engine, EngineSettings
+from tsallis.training.engine import Engine
 from tsallis.training.file_names import CONFIG
 from tsallis.training.run_folder import load_run
 
@@ -82,7 +83,7 @@ def random_rows(length: int, rows: int, seed: int) -> PackedCorpus:
 
 def train(model: Any) -> Callable[[Batch], tuple[int, float]]:
     """Updates that change nothing, their learning rate being zero."""
-    engine = Engine(model, EngineSettings(clip=1.0), World())
+    engine = Engine(model, Settings(clip=1.0), World())
 
     def act(batch: Batch) -> tuple[int, float]:
         model.train()

@@ -95,7 +95,7 @@ def measure(inputs: argparse.Namespace) -> list[Row]:
     candidates = []
     for name, changes in CHANGES.items():
         settings = replace(prepared.settings, **changes)
-        engine = Engine(prepared.build().train(), settings.of_engine(), World())
+        engine = Engine(prepared.build().train(), settings, World())
         plan = settings.plan(lengths).epoch(0)
         candidates.append(Candidate(name, settings, engine, [plan[i] for i in range(len(plan))]))
     order, turn = random.Random(inputs.seed), list(candidates)

@@ -35,8 +35,9 @@ from tsallis.data.io import find_packed
 from tsallis.models import TransformerSeq2Seq
 from tsallis.models.batch import Batch
 from tsallis.search import beam_search
+from tsallis.training import Settings
 from tsallis.training.distributed import World
-from tsallis.training.engine import Engine, EngineSettings
+from tsallis.training.engine import Engine
 from tsallis.training.run_folder import Run, load_run
 
 OURS = {
@@ -84,7 +85,7 @@ def ours(name: str, vocab: int, sizes: argparse.Namespace) -> Candidate:
         share="all",
         **arguments,
     )
-    engine = Engine(model, EngineSettings(clip=1.0, label_smoothing=sizes.label_smoothing), World())
+    engine = Engine(model, Settings(clip=1.0, label_smoothing=sizes.label_smoothing), World())
 
     def update(batch: Batch) -> None:
         model.train()

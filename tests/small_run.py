@@ -30,6 +30,11 @@ DESCRIPTION = {
 TASK = {"task": "inflection", "languages": None}
 
 
+def changed(settings: Settings, **values: Any) -> Settings:
+    """Other values of some settings, checked."""
+    return Settings(**{**settings.model_dump(), **values})
+
+
 class Killed(BaseException):
     """As a kill: no handler of the code under test catches it."""
 
@@ -39,7 +44,7 @@ def train(folder: Path, watch: Callable[[Progress], None] = lambda _: None, sett
     with locked(folder) as lock:
         start_run(folder, "version: 1\n", DESCRIPTION, TASK, SRC, TGT, lock)
         torch.manual_seed(settings.seed)
-        made = Trainer(build_model(DESCRIPTION), TRAIN, DEV, folder, settings, watch, lock=lock)
+        made = Trainer(build_model(DESCRIPTION), TRAIN, DEV, folder, settings, watch=watch, lock=lock)
         made.run()
     return made
 

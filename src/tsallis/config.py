@@ -1,33 +1,25 @@
 """Configurations: YAML files, overrides and checked schemas. What `data` and `model` may hold, the tasks know.
 
-Defaults are those of the classes and functions that take the settings; a test compares them.
+Defaults of `search` and `model` are those of the functions and classes that take them; a test compares them.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
 import yaml
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    ValidationError,
-    create_model,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic_core import ErrorDetails
+from torch import Tensor
 
+from tsallis.data.batching import BatchPlan
 from tsallis.data.io import read_text
 from tsallis.data.yaml_text import LARGEST_FILE, LONGEST_KEY, parse_yaml
 from tsallis.errors import InputError, describe, truncate
 from tsallis.search_budget import LENGTH, PENALTY
-from tsallis.training.schema import NEW_NAMES
 
 
 def _check_name(name: str) -> str:
@@ -47,8 +39,17 @@ NEEDS = {
     "training.lowest_learning_rate": ("schedule", ("plateau",)),
     "model.output_alpha": ("output", ("entmax", "alpha_relu")),
 }
+# Settings of runs that were saved under earlier names; their new names.
+NEW_NAMES = {
+    "alpha_rate": "alpha_lr_scale",
+    "context_attention": "cross_attention",
+    "functions": "num_basis",
+    "penalty": "ridge",
+}
+ON_RESUME = "may change when a run is resumed"  # marks settings
 MOST_BEAMS = 1_000
 MOST_MISTAKES = 20  # in one message
+ARCHITECTURE = ("model", "architecture")
 
 FileName = Annotated[str, AfterValidator(_check_name)]
 # What no machine has room for, and no kernel's indices reach, is a mistake.
@@ -81,16 +82,68 @@ class EmbeddingsConfig(Section):
         return {"file": value} if isinstance(value, str) else value
 
 
-class TrainingConfig(Section):
-    """The arguments of `tsallis.training.Settings`, and the parameters that a run begins with."""
+class Settings(Section):
+    """The settings of a training: the section `training` of a configuration.
+
+    Args:
+        init_from: Run folder whose model's parameters the training begins with. `tsallis train` reads this setting and
+            the next three; the trainer takes the model as it is.
+        init_checkpoint: Checkpoint of that run: "best", "last" or "average".
+        src_embeddings: File of word vectors that the source embeddings begin with.
+        tgt_embeddings: File of word vectors that the target embeddings begin with.
+        epochs: Largest number of epochs.
+        updates: Largest number of updates; default: as many as `epochs` have.
+        batch_size: Rows per batch.
+        max_tokens: Padded symbols per batch, counted on the longer side; replaces `batch_size`.
+        bucket: Number of batches among which rows are sorted by length.
+        sort_by: Length by which rows are sorted, "total" or "target", see :class:`tsallis.data.batching.BatchPlan`.
+        learning_rate: Largest learning rate.
+        alpha_lr_scale: Factor of the learning rate for learned alphas.
+        optimizer: "adam" or "adamw".
+        weight_decay: Decay of matrices; biases, norms and alphas do not decay. "adam" adds it to the gradient, an l2
+            penalty. "adamw" subtracts it from the weights, times the learning rate.
+        betas: Decay rates of the optimizer's two moments.
+        schedule: Schedule of the learning rate, one of :mod:`tsallis.training.schedules`.
+        warmup: Updates of warm-up, for "inverse-square-root" and "linear".
+        plateau_patience: Validations without a better score before "plateau" lowers the rate.
+        plateau_factor: Factor by which "plateau" multiplies the rate.
+        lowest_learning_rate: Lowest rate of "plateau".
+        clip: Largest norm of the gradient.
+        label_smoothing: Share of the target spread over all symbols, from 0 to 1.
+        accumulate: Batches per update and process; the loss is divided once, by the symbols of all of them.
+        precision: "float32" or "bfloat16".
+        strategy: "ddp" or "fsdp", if there are several processes.
+        compile: Whether the model is compiled.
+        validate_every: Epochs between validations.
+        validate_updates: Updates between validations; replaces `validate_every`.
+        validation_beam: Beam size of validation.
+        validation_competing_ends: Whether the outputs of validation must end among the beam's best continuations, see
+            :func:`tsallis.search.beam_search`.
+        validation_rows: Number of rows of the development set that are searched; default: all. The loss is computed on
+            all rows.
+        select: Score of the development set that chooses the best checkpoint; default: the first score of the task.
+        patience: Validations without a better score before the run ends.
+        checkpoint_every: Updates between checkpoints; every validation saves one, too.
+        keep: Validated checkpoints that are kept for averaging.
+        tensorboard: Whether the log is also written for TensorBoard (extra `tensorboard`).
+        seed: Seed of the order of batches and of dropout.
+
+    Raises:
+        pydantic.ValidationError: If a value is out of range, or settings do not go together.
+
+    Example:
+        >>> settings = Settings(epochs=3, batch_size=8, clip=1.0)
+        >>> settings.epochs, settings.schedule
+        (3, 'halve-on-worse')
+    """
 
     init_from: FileName | None = None  # a run folder
     init_checkpoint: Literal["best", "last", "average"] = "best"
     src_embeddings: EmbeddingsConfig | None = None
     tgt_embeddings: EmbeddingsConfig | None = None
 
-    epochs: Count = 20
-    updates: Count | None = None
+    epochs: Annotated[Count, ON_RESUME] = 20
+    updates: Annotated[Count | None, ON_RESUME] = None
     batch_size: Count = 64
     max_tokens: Count | None = None
     bucket: Annotated[int, Field(ge=1, le=1_000_000)] = 40
@@ -117,14 +170,14 @@ class TrainingConfig(Section):
     validation_competing_ends: bool = False
     validation_rows: Count | None = None
     select: str | None = Field(None, min_length=1, max_length=100)
-    patience: Count | None = None
-    checkpoint_every: Count = 500
-    keep: Count = 1
-    tensorboard: bool = False
+    patience: Annotated[Count | None, ON_RESUME] = None
+    checkpoint_every: Annotated[Count, ON_RESUME] = 500
+    keep: Annotated[Count, ON_RESUME] = 1
+    tensorboard: Annotated[bool, ON_RESUME] = False
     seed: int = Field(1, ge=0, lt=2**63)
 
     @model_validator(mode="after")
-    def _check_combinations(self) -> TrainingConfig:
+    def _check_combinations(self) -> Settings:
         if self.sort_by == "target" and self.max_tokens is not None:
             raise ValueError("sort_by: target is for batches of batch_size rows, without max_tokens")
         if self.lowest_learning_rate > self.learning_rate:
@@ -133,9 +186,9 @@ class TrainingConfig(Section):
             raise ValueError("schedule linear needs updates, and more of them than of warmup")
         return self
 
-    def settings(self) -> dict[str, Any]:
-        """Return the arguments of `tsallis.training.Settings`."""
-        return self.model_dump(exclude={"init_from", "init_checkpoint", "src_embeddings", "tgt_embeddings"})
+    def plan(self, lengths: Tensor) -> BatchPlan:
+        """Return the rows of all batches, for rows of these lengths."""
+        return BatchPlan(lengths, self.batch_size, self.max_tokens, self.seed, self.bucket, self.sort_by)
 
 
 class SearchConfig(Section):
@@ -175,55 +228,54 @@ class SearchConfig(Section):
 class Config(Section):
     """A whole run. The sections `data` and `model` are the task's: see :func:`make_schema`."""
 
+    models: ClassVar[Mapping[str, type[Section]]] = {}  # the task's sections `model`, by their `architecture`
+
     version: Literal[1]
     run_dir: FileName | None = None
     data: Any
     model: Any
-    training: TrainingConfig = TrainingConfig()
-    search: SearchConfig = SearchConfig()
+    training: Settings = Settings()
+    search: Annotated[SearchConfig, ON_RESUME] = SearchConfig()
 
     def text(self) -> str:
         """Return the configuration as YAML, every default filled in; without the folder, which may be moved."""
         return yaml.safe_dump(self.model_dump(exclude={"run_dir"}), sort_keys=False, allow_unicode=True)
 
 
-# Finds the schema for the content of a file of some name.
-ChooseSchema = Callable[[Mapping[str, Any], str], type[Config]]
-
-
-def make_schema(data: type[Section], models: Mapping[str, type[Section]], competing_ends: bool = False) -> type[Config]:
+def make_schema(
+    data: type[Section], models: Mapping[str, type[Section]], architecture: str, competing_ends: bool = False
+) -> type[Config]:
     """Return the schema of one task's configurations.
 
     Args:
-        data: the section `data`.
-        models: the sections that `model` may be, by its key `architecture`; without that key it is the first.
-        competing_ends: whether outputs of searches must end among the beam's best continuations, by default.
+        data: The section `data`.
+        models: The task's sections `model`, by their `architecture`.
+        architecture: Key of the section among them that the configuration has.
+        competing_ends: Whether outputs of searches must end among the beam's best continuations, by default.
     """
-    first = next(iter(models))
-
-    def architecture(value: Any) -> Any:
-        return value.get("architecture", first) if isinstance(value, dict) else getattr(value, "architecture", first)
-
-    model: Any = models[first]
-    if len(models) > 1:
-        union: Any = Union[tuple(Annotated[section, Tag(key)] for key, section in models.items())]  # noqa: UP007
-        model = Annotated[union, Discriminator(architecture)]
-    fields: dict[str, Any] = {"data": (data, ...), "model": (model, Field(default_factory=models[first]))}
-    for key, section, name in (
-        ("training", TrainingConfig, "validation_competing_ends"),
-        ("search", SearchConfig, "competing_ends"),
-    ):
-        default: Any = {name: (bool, competing_ends)}
-        of_task = create_model(section.__name__, __base__=section, __module__=__name__, **default)
-        fields[key] = (of_task, of_task())
-    return create_model("Config", __base__=Config, __module__=__name__, **fields)
+    model = models[architecture]
+    training = create_model("Settings", __base__=Settings, validation_competing_ends=(bool, competing_ends))
+    search = create_model("SearchConfig", __base__=SearchConfig, competing_ends=(bool, competing_ends))
+    schema = create_model(
+        "Config",
+        __base__=Config,
+        data=(data, ...),
+        model=(model, Field(default_factory=model)),
+        training=(training, training()),
+        search=(Annotated[search, ON_RESUME], search()),
+    )
+    schema.models = models
+    return schema
 
 
-def read_config(path: Path | str, overrides: Sequence[str], choose_schema: ChooseSchema) -> Config:
+def read_content(path: Path | str, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], list[Override]]:
     """Read a YAML file and apply `key=value` overrides such as `model.output=sparsemax`.
 
+    Returns:
+        The content, not yet checked against a schema, and the overrides.
+
     Raises:
-        InputError: with every mistake in one message, each with its path and the file or the override it stands in.
+        InputError: If the file cannot be read or holds no settings, or an override is malformed.
     """
     text = ""
     try:
@@ -235,7 +287,7 @@ def read_config(path: Path | str, overrides: Sequence[str], choose_schema: Choos
         raise InputError(f"{path}: the file is empty, expected a configuration (version: 1, data: ...)")
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected keys and values (version: 1, data: ...){_data_hint(path, text)}")
-    return check_content(content, str(path), choose_schema, _apply_overrides(content, overrides))
+    return content, _apply_overrides(content, overrides)
 
 
 def _data_hint(path: Path | str, text: str) -> str:
@@ -279,7 +331,8 @@ class Override(NamedTuple):
     whole: str
     key: str
     text: str  # of the value
-    value: Any  # of the text as YAML, or a :class:`_NotYaml`
+    value: Any  # the text as YAML, or the text itself if it is not YAML
+    mistake: str = ""  # why the text is not YAML
 
     @property
     def name(self) -> str:
@@ -287,42 +340,31 @@ class Override(NamedTuple):
         return f"override {describe(self.whole)}"
 
 
-class _NotYaml:
-    """A value that is not YAML, which only a setting that is a text can have."""
-
-    def __init__(self, text: str, mistake: str) -> None:
-        self.text, self.mistake = text, mistake
-
-    def __repr__(self) -> str:
-        return repr(self.text)
-
-
 def check_content(
-    content: dict[str, Any], name: str, choose_schema: ChooseSchema, overrides: Sequence[Override] = ()
+    content: dict[str, Any], name: str, schema: type[Config], overrides: Sequence[Override] = ()
 ) -> Config:
-    """Return a configuration from its content; its task, which `choose_schema` finds in it, says which keys there are.
+    """Return a configuration from its content.
 
     Args:
-        content: of a file, with overrides applied to it.
-        name: of the file.
-        choose_schema: finds the schema.
-        overrides: those that were applied.
+        content: Content of a file, with overrides applied to it.
+        name: Name of the file.
+        schema: Schema of the task's configurations.
+        overrides: The overrides that were applied.
 
     Raises:
-        InputError: with every mistake in one message, each with its path, behind `name` or the override it stands in.
+        InputError: With every mistake in one message, each with its path, behind `name` or its override.
     """
-    schema = choose_schema(content, name)
     try:
         return schema.model_validate(content)
     except ValidationError as error:
-        mistakes, texts = _find_mistakes(error, schema)
+        mistakes, texts = _find_mistakes(error, schema, content)
         plain = [override for override in overrides if override.key in texts and not isinstance(override.value, str)]
         if not plain:
             raise InputError(_explain(mistakes, name, overrides)) from error
-    for override in plain:  # a text that YAML takes for something else, such as {language}-train
+    for override in plain:  # a name that YAML reads as another type, such as 2018
         _set(content, override.key, override.text)
     changed = [override._replace(value=override.text) if override in plain else override for override in overrides]
-    return check_content(content, name, choose_schema, changed)
+    return check_content(content, name, schema, changed)
 
 
 def _apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> list[Override]:
@@ -354,7 +396,7 @@ def _parse_override(whole: str) -> Override:
     try:
         return override._replace(value=parse_yaml(text, override.name))
     except InputError as error:
-        return override._replace(value=_NotYaml(text, str(error)))
+        return override._replace(value=text, mistake=str(error))
 
 
 def _holds(value: Any, keys: Sequence[str]) -> bool:
@@ -383,8 +425,8 @@ def _explain(mistakes: Mapping[str, str], name: str, overrides: Sequence[Overrid
     texts: dict[str, list[str]] = {}
     for key, mistake in mistakes.items():
         own = next((o for o in overrides if f"{key}.".startswith(f"{o.key}.")), None)
-        if own is not None and isinstance(own.value, _NotYaml):
-            texts[own.value.mistake] = []
+        if own is not None and own.mistake:
+            texts[own.mistake] = []
             continue
         inner = [o.name for o in overrides if o.key.startswith(f"{key}.")]  # where settings don't go together
         origin = own.name if own is not None else " with ".join([name, ", ".join(inner)] if inner else [name])
@@ -392,93 +434,82 @@ def _explain(mistakes: Mapping[str, str], name: str, overrides: Sequence[Overrid
     return "; ".join(f"{origin}: {'; '.join(lines)}" if lines else origin for origin, lines in texts.items())
 
 
-def _find_mistakes(error: ValidationError, schema: type[Section]) -> tuple[dict[str, str], set[str]]:
+def _find_mistakes(
+    error: ValidationError, schema: type[Config], content: Mapping[str, Any]
+) -> tuple[dict[str, str], set[str]]:
     """Return every mistake by its path, and the paths where a text was expected.
 
-    Where a setting may be of several types, they are one mistake.
+    If a setting may have several types, their mistakes are one.
     """
-    inputs: dict[str, str] = {}
-    hints: dict[str, str] = {}
+    mistakes = [(d, _path(d, content)) for d in error.errors(include_url=False, include_context=False)]
+    if any(path == ARCHITECTURE for _, path in mistakes):  # which other settings the section has is unknown
+        mistakes = [(d, path) for d, path in mistakes if path == ARCHITECTURE or path[:1] != ("model",)]
     expected: dict[str, list[str]] = {}
+    endings: dict[str, str] = {}
     texts: set[str] = set()
-    for detail in error.errors(include_url=False, include_context=False):
-        key, section = _find_section(detail["loc"], schema)
-        others = _accepted_by(detail, schema)
-        if detail["type"] == "union_tag_invalid":  # pydantic's message speaks of tags
-            key, detail["input"] = f"{key}.architecture", detail["input"]["architecture"]
-            detail["msg"] = f"expected {detail['msg'].rpartition(': ')[2].replace(', ', ' or ')}"
+    for detail, path in mistakes:
+        key = ".".join(map(str, path)) or "the file"
         if key not in expected and len(expected) == MOST_MISTAKES:
             expected["and more"] = [f"these are the first {MOST_MISTAKES} mistakes"]
             break
-        message = detail["msg"].removeprefix("Value error, ")
-        if detail["type"] == "string_type":
-            texts.add(key)
-        if detail["type"] == "extra_forbidden":
-            close = difflib.get_close_matches(str(detail["loc"][-1])[:LONGEST_KEY], section.model_fields, 1)
-            message = "unknown key" + (f" (did you mean {close[0]}?)" if close else "")
-            if NEW_NAMES.get(str(detail["loc"][-1])) in section.model_fields:
-                message = f"now called {NEW_NAMES[str(detail['loc'][-1])]}: rename it in the file"
-        elif detail["type"] == "missing":
-            message = "missing"
-        elif detail["type"] != "value_error":
-            inputs[key] = f", found {describe(detail['input'])}"
-        if others:
-            hints[key] = f"; {others} accepts it" if detail["type"] != "extra_forbidden" else ""
-            message = message if hints[key] else f"unknown key (it belongs to {others})"
-        message = message[:1].lower() + message[1:]
+        message, endings[key] = _describe_mistake(detail, path, schema)
         lines = expected.setdefault(key, [])
         lines.append(message.removeprefix("input should be ") if lines else message)
-    nested = {key for key in texts if any(other.startswith(f"{key}.") for other in expected)}  # a section is possible
-    mistakes = {key: " or ".join(lines) + inputs.get(key, "") + hints.get(key, "") for key, lines in expected.items()}
-    return mistakes, texts - nested
+        if detail["type"] == "string_type":
+            texts.add(key)
+    return {key: " or ".join(lines) + endings.get(key, "") for key, lines in expected.items()}, texts
 
 
-def _accepted_by(detail: Any, schema: type[Section]) -> str:
-    """Return the choices of a section, such as `architecture: transformer`, that take a setting this one refuses."""
-    loc = detail["loc"]
-    field = schema.model_fields.get(str(loc[0])) if len(loc) >= 3 else None
-    members = _tagged_members(_section_of(field.annotation)) if field else []
+def _path(detail: ErrorDetails, content: Any) -> tuple[int | str, ...]:
+    """Return the path of a mistake, without the names of types that pydantic adds to it."""
+    path: tuple[int | str, ...] = ()
+    for part in detail["loc"]:
+        is_key = isinstance(content, Mapping) and part in content
+        if is_key or (isinstance(content, list) and part in range(len(content))):
+            content = content[part]
+            path += (part,)
+    return (*path, detail["loc"][-1]) if detail["type"] == "missing" else path
+
+
+def _describe_mistake(detail: ErrorDetails, path: Sequence[int | str], schema: type[Config]) -> tuple[str, str]:
+    """Return what is wrong with a setting, and the end of the message: the value, and who accepts it."""
+    key, kind, value = str(path[-1]) if path else "", detail["type"], detail["input"]
+    if kind == "missing":
+        return "missing", ""
+    architectures = _accepting(key, value, schema) if len(path) == 2 and path[0] == "model" else ""
+    if kind == "extra_forbidden":
+        fields = _section(schema, path[:-1]).model_fields
+        close = difflib.get_close_matches(key[:LONGEST_KEY], fields, 1)
+        if architectures:
+            return f"unknown key (it belongs to {architectures})", ""
+        if NEW_NAMES.get(key) in fields:
+            return f"now called {NEW_NAMES[key]}: rename it in the file", ""
+        return "unknown key" + (f" (did you mean {close[0]}?)" if close else ""), ""
+    if path == ARCHITECTURE:
+        return f"expected {' or '.join(map(repr, schema.models))}", f", found {describe(value)}"
+    message = detail["msg"].removeprefix("Value error, ")
+    found = "" if kind == "value_error" else f", found {describe(value)}"
+    return message[:1].lower() + message[1:], found + (f"; {architectures} accepts it" if architectures else "")
+
+
+def _accepting(key: str, value: Any, schema: type[Config]) -> str:
+    """Return the other architectures, such as `architecture: transformer`, that accept a setting of `model`."""
     found = []
-    for section, tag in members:
-        if tag.tag == loc[1] or loc[2] not in section.model_fields:
+    for architecture, section in schema.models.items():
+        if section is schema.model_fields["model"].annotation or key not in section.model_fields:
             continue
         try:
-            section.model_validate({"architecture": tag.tag, loc[2]: detail["input"]})
+            section.model_validate({"architecture": architecture, key: value})
         except ValidationError as error:
-            if any(other["loc"][:1] == loc[2:3] for other in error.errors(include_url=False, include_context=False)):
+            if any(detail["loc"][:1] == (key,) for detail in error.errors(include_url=False, include_context=False)):
                 continue
-        found.append(f"architecture: {tag.tag}")
+        found.append(f"architecture: {architecture}")
     return " or ".join(found)
 
 
-def _find_section(loc: Sequence[int | str], section: type[Section]) -> tuple[str, type[Section]]:
-    """Return the path of a setting and its section, without the types that pydantic adds to it."""
-    parts: list[str] = []
-    inside = True
-    sections: dict[str, type[Section]] = {}  # of a union, by the tags in the path
-    for part in loc:
-        if part in sections:
-            section, sections, inside = sections[str(part)], {}, True
-            continue
-        if not inside and isinstance(part, str):
-            continue
-        parts.append(str(part))
-        field = section.model_fields.get(str(part)) if inside else None
-        kind = _section_of(field.annotation) if field else None
-        sections = {tag.tag: member for member, tag in _tagged_members(kind)}
-        inside = isinstance(kind, type) and issubclass(kind, Section)
-        section = kind if isinstance(kind, type) and issubclass(kind, Section) else section
-    return ".".join(parts) or "the file", section
-
-
-def _section_of(kind: Any) -> Any:
-    """Return the section of a field that is one or nothing; of any other field its type."""
-    members = [member for member in get_args(kind) if member is not type(None)]
-    alone = len(members) == 1 and len(get_args(kind)) == 2
-    return members[0] if alone and isinstance(members[0], type) and issubclass(members[0], Section) else kind
-
-
-def _tagged_members(kind: Any) -> list[tuple[type[Section], Tag]]:
-    """Return the tagged members of a union of sections; none of anything else."""
-    members = [get_args(member) for member in get_args(kind)]
-    return [(member[0], member[1]) for member in members if len(member) == 2 and isinstance(member[1], Tag)]
+def _section(section: type[Section], path: Sequence[int | str]) -> type[Section]:
+    """Return the section at a path."""
+    for key in path:
+        kind = section.model_fields[str(key)].annotation
+        section = next(k for k in (kind, *get_args(kind)) if isinstance(k, type) and issubclass(k, Section))
+    return section

@@ -66,8 +66,8 @@ def test_the_task_of_the_page(reversal: Any, tmp_path: Path) -> None:
     symbols, data, folder = prepared.data.vocabularies, prepared.data, tmp_path / "run"
     folder.mkdir()
     start_run(folder, config.text(), prepared.description, prepared.task.facts(), symbols.src, symbols.tgt)
-    settings = (prepared.settings, lambda _: None, prepared.measure())
-    Trainer(prepared.build(), data.train, data.dev.corpus, folder, *settings).run()
+    parts = (data.train, data.dev.corpus, folder, prepared.settings)
+    Trainer(prepared.build(), *parts, measure=prepared.measure()).run()
     run = load_run(folder)
     assert registry.task_of(run.task) == reversal()
     report = evaluate(run, encode(run, read_split(config.data, "dev")), beam_size=2)

@@ -72,8 +72,6 @@ app.command()(look.look)
 app.command()(analyze.analyze)
 app.command()(demo.demo)
 
-UsageError: Any = typer.BadParameter.__mro__[1]  # which typer doesn't export
-
 
 def main(command: Callable[[], object] = app) -> None:
     """Run a command; a mistake in its input is one line on standard error and exit status 2."""
@@ -149,11 +147,12 @@ def _run(command: Callable[[], object]) -> object:
         if isinstance(leave.__context__, BrokenPipeError):  # typer makes it an exit status of 1
             raise leave.__context__ from None
         raise
-    except UsageError as error:
+    except typer.TyperException as error:
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.format_message())
             return 2
-        path = error.ctx.command_path if error.ctx else "tsallis"
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context else "tsallis"
         raise InputError(f"{_explain_usage(error)} (see {path} --help)") from error
 
 
@@ -165,7 +164,7 @@ def _explain_usage(error: Any) -> str:
     descriptor: Any = getattr(getattr(error, "param", None), "type_descriptor", None)
     kind = _number_kind(getattr(descriptor, "annotation", None))
     if kind is None or not hasattr(error.__cause__, "errors"):
-        return text  # typer before 0.29 names value and range by itself
+        return text
     bounds = descriptor.parameter_info.min, descriptor.parameter_info.max
     least, most = (int(bound) if bound is not None and bound == int(bound) else bound for bound in bounds)
     span = "" if least is None else f" of at least {least}" if most is None else f" from {least} to {most}"

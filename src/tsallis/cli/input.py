@@ -199,7 +199,9 @@ class LineReader:
     """Bytes of a pipe or a terminal, line by line, that tells whether another line is there."""
 
     def __init__(self, handle: int) -> None:
-        self.handle, self.buffer, self.ended = handle, b"", False
+        self.handle = handle
+        self.buffer = b""
+        self.ended = False
 
     def readline(self, size: int = sys.maxsize, /) -> bytes:
         """Return the next line, or so many bytes of it; nothing at the end."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -54,33 +53,40 @@ def train(
 
 
 class TrainingStart(NamedTuple):
-    """What a training begins or goes on with."""
+    """A prepared training, and whether its folder already holds the run."""
 
     run: PreparedRun
     parameters: Start
+    blob: bytes | None  # the parameters as a file, unless they are drawn at random
     resumed: bool
-    write: Callable[[Lock | None], object]  # writes the run folder, but for the logs and checkpoints
 
 
 def prepare_training(loaded: Config, folder: Path, world: World) -> TrainingStart:
-    """Prepare a run, and check its folder; write nothing."""
+    """Prepare a run and check its folder; write nothing."""
     from tsallis.tasks.registry import task_type
-    from tsallis.training.run_folder import start_run
 
     run = task_type(loaded).prepare(loaded, folder)
-    parameters, symbols = run.initialize(run.build()), run.data.vocabularies
-    start = partial(
-        start_run,
+    parameters = run.initialize(run.build())
+    blob = parameters.blob()  # before the parameters are moved to a device or sharded
+    return TrainingStart(run, parameters, blob, world.main and _write_run(run, blob, folder, dry=True))
+
+
+def _write_run(run: PreparedRun, blob: bytes | None, folder: Path, lock: Lock | None = None, dry: bool = False) -> bool:
+    """Write the run folder without logs and checkpoints; return whether it was there. If `dry`, only check it."""
+    from tsallis.training.run_folder import start_run
+
+    return start_run(
         folder,
         config=run.text,
         description=run.description,
         task=run.task.facts(),
-        src_vocab=symbols.src,
-        tgt_vocab=symbols.tgt,
-        start=parameters.blob(),
+        src_vocab=run.data.vocabularies.src,
+        tgt_vocab=run.data.vocabularies.tgt,
+        lock=lock,
+        start=blob,
         changes=run.changes,
+        dry=dry,
     )
-    return TrainingStart(run, parameters, world.main and start(dry=True), lambda lock: world.main and start(lock=lock))
 
 
 def run_training(loaded: Config, folder: Path, world: World) -> None:
@@ -89,39 +95,24 @@ def run_training(loaded: Config, folder: Path, world: World) -> None:
     Raises:
         typer.Exit: after SIGTERM.
     """
-    from tsallis.errors import InputError
     from tsallis.training import Checkpoints, Trainer, reuse_memory
-    from tsallis.training.file_names import CHECKPOINTS, CONFIG
+    from tsallis.training.file_names import CHECKPOINTS
     from tsallis.training.progress import TrainingDisplay
-    from tsallis.training.run_folder import locked
     from tsallis.training.termination import STATUS, note_termination
 
     reuse_memory()
     with contextlib.ExitStack() as stack:
-
-        def hold() -> Lock | None:
-            return stack.enter_context(locked(folder)) if world.main else None
-
-        def prepare() -> tuple[TrainingStart, Lock | None]:
-            begun = (folder / CONFIG).exists()
-            if not begun:
-                check_folder(folder)
-            lock = hold() if begun else None
-            start = prepare_training(loaded, folder, world)
-            lock = lock or hold()  # the folder of a new run is created when all is checked
-            if world.main and (folder / CONFIG).exists() != begun:
-                raise InputError(f"{folder}: another process started a run here meanwhile; the same command goes on")
-            return start, lock
-
-        start, lock = world.run_on_all(prepare)
+        with world.share_mistakes():
+            start, lock = _prepare_locked(loaded, folder, world, stack)
         data, settings = start.run.data, start.run.settings
+        display = TrainingDisplay(folder, start.resumed, settings.epochs, data.train.counts, quiet=not world.main)
         trainer = Trainer(
             start.parameters.model,
             data.train,
             data.dev.corpus,
             folder,
             settings,
-            watch=lambda progress: display.update(progress),
+            watch=display.update,
             measure=start.run.measure(),
             world=world,
             lock=lock,
@@ -132,9 +123,10 @@ def run_training(loaded: Config, folder: Path, world: World) -> None:
         trainer.load()
         checkpoints = Checkpoints(folder / CHECKPOINTS)
         before = checkpoints.index() if start.resumed else None
-        world.run_on_all(partial(start.write, lock))  # the first write: all checks come before it
-        counts, quiet = data.train.counts, not world.main
-        display = stack.enter_context(TrainingDisplay(folder, start.resumed, settings.epochs, counts, quiet))
+        with world.share_mistakes():
+            if world.main:  # the first write: all checks come before it
+                _write_run(start.run, start.blob, folder, lock)
+        stack.enter_context(display)
         display.print_lines(start.parameters.lines)
         display.print_lines(start.run.changes.lines if start.run.changes else ())
         del start  # with the run that this one starts from
@@ -144,6 +136,26 @@ def run_training(loaded: Config, folder: Path, world: World) -> None:
             raise typer.Exit(STATUS)
         if before is not None and before.finished and checkpoints.index() == before:
             display.print_lines([_describe_finished(checkpoints, before)])
+
+
+def _prepare_locked(
+    loaded: Config, folder: Path, world: World, stack: contextlib.ExitStack
+) -> tuple[TrainingStart, Lock | None]:
+    """Prepare a run; on the first process, lock its folder until the stack is closed."""
+    from tsallis.errors import InputError
+    from tsallis.training.file_names import CONFIG
+    from tsallis.training.run_folder import locked
+
+    begun = (folder / CONFIG).exists()
+    if not begun:
+        check_folder(folder)
+    lock = stack.enter_context(locked(folder)) if world.main and begun else None
+    start = prepare_training(loaded, folder, world)
+    if world.main and lock is None:  # the folder of a new run is created after all checks
+        lock = stack.enter_context(locked(folder))
+    if world.main and (folder / CONFIG).exists() != begun:
+        raise InputError(f"{folder}: another process started a run here meanwhile; the same command goes on")
+    return start, lock
 
 
 def _describe_finished(checkpoints: Checkpoints, index: Index) -> str:
@@ -165,7 +177,8 @@ def _describe_finished(checkpoints: Checkpoints, index: Index) -> str:
 
 def print_plan(loaded: Config, folder: Path, world: World) -> None:
     """Print the sizes of data and model as comments, and the whole configuration."""
-    start = world.run_on_all(lambda: prepare_training(loaded, folder, world))
+    with world.share_mistakes():
+        start = prepare_training(loaded, folder, world)
     if world.main:
         for line in _describe_plan(start, folder, world):
             print(f"# {line}")

@@ -152,7 +152,9 @@ class Writer:
     """The printed form of answers."""
 
     def __init__(self, options: SearchOptions, as_json: bool, alignment: bool = False) -> None:
-        self.options, self.as_json, self.alignment = options, as_json, alignment
+        self.options = options
+        self.as_json = as_json
+        self.alignment = alignment
 
     def write(self, answers: list[Answer]) -> None:
         """Print answers, and what lines without symbols have in their place."""

@@ -90,7 +90,10 @@ class Batches(Sequence[list[int]]):
     """
 
     def __init__(self, rows: Ints, starts: Ints, stops: Ints, costs: Ints) -> None:
-        self.rows, self.starts, self.stops, self.costs = rows, starts, stops, costs
+        self.rows = rows
+        self.starts = starts
+        self.stops = stops
+        self.costs = costs
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -129,7 +132,9 @@ class Updates(Sequence[list[list[list[int]]]]):
         for name, value in (("accumulate", accumulate), ("ranks", ranks)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
-        self.batches, self.accumulate, self.ranks = batches, accumulate, ranks
+        self.batches = batches
+        self.accumulate = accumulate
+        self.ranks = ranks
 
     def __len__(self) -> int:
         return -(-len(self.batches) // (self.accumulate * self.ranks))
@@ -203,7 +208,10 @@ class BatchPlan:
             raise ValueError("there are no rows to make batches of")
         if counts.ndim > 2 or (counts.ndim == 2 and counts.shape[1] != 2):
             raise ValueError(f"lengths must be [rows] or [rows, 2], got {list(counts.shape)}")
-        self.batch_size, self.max_tokens, self.seed, self.bucket = batch_size, max_tokens, seed, bucket
+        self.batch_size = batch_size
+        self.max_tokens = max_tokens
+        self.seed = seed
+        self.bucket = bucket
         pairs = counts.ndim == 2
         if sort_by not in ORDERS:
             raise ValueError(f"sort_by must be one of {', '.join(ORDERS)}, got {sort_by!r}")

@@ -118,7 +118,9 @@ class ArrayPictures:
         height, width, channels = array.shape[1:]
         if size is not None and tuple(size) != (height, width):
             raise InputError(f"{source}: images of {height} x {width} stay so, {size[0]} x {size[1]} was asked for")
-        self.array, self.source, self.shape = array, source, (height, width, channels)
+        self.array = array
+        self.source = source
+        self.shape = (height, width, channels)
 
     def __len__(self) -> int:
         return len(self.array)

@@ -439,7 +439,9 @@ class BoundedStream:
     """
 
     def __init__(self, stream: Stream, packed: IO[bytes], path: Path) -> None:
-        self.stream, self.path, self.size = stream, path, 0
+        self.stream = stream
+        self.path = path
+        self.size = 0
         self.limit = max(PLAUSIBLE, RATIO * os.fstat(packed.fileno()).st_size)
 
     def read(self, size: int = -1, /) -> bytes:

@@ -64,7 +64,10 @@ class RaggedRows(Sequence[Row]):
         folder: Path | None = None,
         manifest: dict[str, Any] | None = None,
     ) -> None:
-        self.tokens, self.offsets, self.folder, self.manifest = tokens, offsets, folder, manifest or {}
+        self.tokens = tokens
+        self.offsets = offsets
+        self.folder = folder
+        self.manifest = manifest or {}
 
     @classmethod
     def of(cls, rows: Iterable[ArrayLike], dtype: DTypeLike = np.int64) -> RaggedRows:
@@ -167,7 +170,9 @@ class RaggedWriter:
     def __init__(self, folder: Path | str, dtype: str, made_from: dict[str, Any] | None = None) -> None:
         if dtype not in TYPES:
             raise ValueError(f"dtype must be one of {', '.join(TYPES)}, got {dtype!r}")
-        self.folder, self.dtype, self.made_from = Path(folder), np.dtype(dtype), made_from
+        self.folder = Path(folder)
+        self.dtype = np.dtype(dtype)
+        self.made_from = made_from
         self.count = self.symbols = 0
         self._digest = _Digest()
         try:

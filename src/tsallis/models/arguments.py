@@ -17,3 +17,11 @@ def constructor_arguments(variables: Mapping[str, Any]) -> dict[str, Any]:
     {'d_model': 8, 'layers': 2}
     """
     return {name: value for name, value in variables.items() if name not in ("self", "__class__")}
+
+
+def untrained_copy(model: Any) -> Any:
+    """Return a new model with the same arguments, and the attributes that `model.shared` names."""
+    copy = type(model)(**model.arguments)
+    for name in getattr(model, "shared", ()):
+        setattr(copy, name, getattr(model, name))
+    return copy

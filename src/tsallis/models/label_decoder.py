@@ -208,6 +208,8 @@ class LabelDecoder(nn.Module):
         (torch.Size([2, 2, 6]), torch.Size([2, 2, 5]))
     """
 
+    shared = ("image_store",)  # attributes that a copy of the model gets as they are
+
     def __init__(self, src_vocab: int, tgt_vocab: int, kind: str = "documents", **more: Any) -> None:
         super().__init__()
         if tgt_vocab <= FIRST:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict, TypeAdapter, ValidationError, model_validator
 
 from tsallis.config import Config as RunConfig
-from tsallis.config import Section
+from tsallis.config import Section, Settings
 from tsallis.data.corpus import Corpus, SampledCorpus
 from tsallis.data.image_store import ImageStore
 from tsallis.data.io import Ignored, find_packed, number_lines
@@ -40,7 +40,6 @@ from tsallis.tasks.scoring import best_texts, language_scores, score_values
 from tsallis.training.file_names import CONFIG, MODEL, TASK
 from tsallis.training.run_folder import Run, read_stored
 from tsallis.training.schema import explain
-from tsallis.training.settings import Settings
 from tsallis.training.tensorboard import require_tensorboard
 
 if TYPE_CHECKING:
@@ -155,6 +154,8 @@ class Task(ABC):
         empty_outputs: whether a line's right output may be empty where `read` is told so, by the keyword `empty`.
         refusals: why some commands can't run this task, by their names.
     """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")  # of `restore`
 
     name: ClassVar[str]
     Config: ClassVar[type[Section]]
@@ -307,7 +308,6 @@ class Task(ABC):
         if facts.get("task", cls.name) != cls.name:
             raise InputError(f"{path}: expected the task {cls.name}, found {describe(facts['task'])}; restore the file")
         fields = json.dumps({key: value for key, value in facts.items() if key != "task"})
-        cls.__pydantic_config__ = ConfigDict(strict=True, extra="forbid")  # type: ignore[attr-defined]
         try:
             task: Task = TypeAdapter(cls).validate_json(fields)
         except ValidationError as error:
@@ -400,7 +400,7 @@ class Task(ABC):
         else:
             cls.restore(stored.task, folder / TASK)
             cls.check_facts(stored.task, config.data, folder / TASK)
-        settings = Settings(**config.training.settings())
+        settings = config.training
         if settings.tensorboard:
             require_tensorboard()
         started = folder if stored is not None else None
@@ -409,12 +409,10 @@ class Task(ABC):
         check_rows(settings, data)
         check_select(settings.select, task, data)
         if stored is not None:
-            return PreparedRun(
-                task, data, stored.description, settings, text, config.training, started, changes=changes
-            )
+            return PreparedRun(task, data, stored.description, settings, text, started, changes=changes)
         arguments = config.model.arguments(data, settings, source)
         description = {"class": config.model.architecture, "arguments": arguments}
-        return PreparedRun(task, data, description, settings, text, config.training, source=source)
+        return PreparedRun(task, data, description, settings, text, source=source)
 
     @classmethod
     def read_split(cls, config: Any, split: str, **options: Any) -> list[Any]:

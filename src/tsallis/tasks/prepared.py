@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 
 from tsallis.config import Config as RunConfig
-from tsallis.config import EmbeddingsConfig, TrainingConfig
+from tsallis.config import EmbeddingsConfig, Settings
 from tsallis.data.io import read_text
 from tsallis.data.ragged import RaggedRows, Rows
 from tsallis.data.word_vectors import read_word_vectors
@@ -35,7 +35,6 @@ from tsallis.training.initial import (
     take_parameters,
 )
 from tsallis.training.run_folder import Run, build_model, load_run
-from tsallis.training.settings import Settings
 from tsallis.training.trainer import Measure
 
 if TYPE_CHECKING:
@@ -53,7 +52,6 @@ class PreparedRun:
     description: dict[str, Any]  # class and arguments of the model
     settings: Settings
     text: str  # of the configuration, as it stands in the run folder
-    training: TrainingConfig
     folder: Path | None = None  # of the run, if it was started before
     source: Run | None = None  # that it starts from, if it was not
     changes: Changes | None = None  # of its settings since it was started
@@ -75,10 +73,10 @@ class PreparedRun:
         Raises:
             InputError: another kind of model or task, other sizes, files that can't be read.
         """
-        sides = {side: section for side in ("src", "tgt") if (section := getattr(self.training, f"{side}_embeddings"))}
+        sides = {side: section for side in ("src", "tgt") if (section := getattr(self.settings, f"{side}_embeddings"))}
         start = Start(model)
         if self.folder is not None:
-            if (sides or self.training.init_from) and Checkpoints(self.folder / CHECKPOINTS).index().last is None:
+            if (sides or self.settings.init_from) and Checkpoints(self.folder / CHECKPOINTS).index().last is None:
                 start.facts = load_start(model, self.folder)
         else:
             if self.source is not None:
@@ -98,7 +96,7 @@ class PreparedRun:
             )
         symbols = {"src": self.data.vocabularies.src, "tgt": self.data.vocabularies.tgt}
         facts = take_parameters(model, source, symbols)
-        which = {"checkpoint": self.training.init_checkpoint, "step": source.facts["step"]}
+        which = {"checkpoint": self.settings.init_checkpoint, "step": source.facts["step"]}
         return {"folder": str(source.folder), **which, **facts}
 
     def _embed(self, side: str, section: EmbeddingsConfig, model: Any) -> dict[str, Any]:
@@ -146,8 +144,7 @@ def text_of_run(config: RunConfig, folder: Path) -> tuple[str, Changes | None]:
         return text, None
     if before.text() == text:
         return stored, None
-    first, second = (content.model_dump(exclude={"run_dir"}) for content in (before, config))
-    return text, find_changes(stored, first, second, Settings(**config.training.settings()))
+    return text, find_changes(stored, before, config)
 
 
 def read_source(config: RunConfig) -> Run | None:

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tsallis.config import Config, check_content, make_schema, read_config
+from tsallis.config import Config, check_content, make_schema, read_content
 from tsallis.errors import InputError, describe
 from tsallis.tasks.base import Task
 from tsallis.tasks.classification import Classification
@@ -43,22 +43,26 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
         >>> config.data.task, config.model.architecture, config.training.epochs
         ('inflection', 'rnn', 3)
     """
-    return read_config(path, overrides, _choose_schema)
+    content, applied = read_content(path, overrides)
+    return check_content(content, str(path), _choose_schema(content, str(path)), applied)
 
 
 def check_config(content: dict[str, Any], name: str) -> Config:
     """Return a configuration from its content, with the sections of its task; errors begin with `name`."""
-    return check_content(content, name, _choose_schema)
+    return check_content(content, name, _choose_schema(content, name))
 
 
 def _choose_schema(content: Mapping[str, Any], name: str) -> type[Config]:
-    return schema(_find(content.get("data"), f"{name}: data"))
+    task, model = _find(content.get("data"), f"{name}: data"), content.get("model")
+    architecture = model.get("architecture") if isinstance(model, Mapping) else None
+    known = isinstance(architecture, str) and architecture in task.models
+    return schema(task, architecture if known else next(iter(task.models)))
 
 
 @cache
-def schema(task: type[Task]) -> type[Config]:
-    """Return the schema of a task's configurations."""
-    return make_schema(task.Config, task.models, task.competing_ends)
+def schema(task: type[Task], architecture: str) -> type[Config]:
+    """Return the schema of a task's configurations with a model of this architecture."""
+    return make_schema(task.Config, task.models, architecture, task.competing_ends)
 
 
 def task_type(config: Config) -> type[Task]:

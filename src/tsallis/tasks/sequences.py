@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import torch
 from pydantic import Field, model_validator
 
-from tsallis.config import Alpha, Basis, Density, Depth, Map, Size
+from tsallis.config import Alpha, Basis, Density, Depth, Map, Settings, Size
 from tsallis.data.corpus import Corpus, SampledCorpus
 from tsallis.errors import InputError
 from tsallis.functional import estimate_tau, estimate_tau_from_scores
@@ -20,7 +20,6 @@ from tsallis.special_symbols import BOS, EOS
 from tsallis.tasks.attention_weights import Attention
 from tsallis.tasks.base import Data, ModelSection, Task
 from tsallis.training.run_folder import Run, build_model
-from tsallis.training.settings import Settings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from tsallis.config import Alpha, Basis, Count, Depth, FileName, Map, Pixels, Section, Size
+from tsallis.config import Alpha, Basis, Count, Depth, FileName, Map, Pixels, Section, Settings, Size
 from tsallis.data.corpus import Corpus
 from tsallis.data.image_store import ImageStore
 from tsallis.data.images import Pictures, open_pictures
@@ -31,7 +31,6 @@ from tsallis.tasks.attention_weights import Attention
 from tsallis.tasks.base import Data, Lines, ModelSection, Task, Vocabularies, split_name
 from tsallis.tasks.labels import LabelModel, LabelTask, describe_answer, label_attention
 from tsallis.training.run_folder import Run
-from tsallis.training.settings import Settings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,31 +1,30 @@
-"""Settings that a run may go on with in place of its own: they leave the updates that it has made as they were."""
+"""Settings that may change when a run is resumed: they leave the updates that were made as they are."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tsallis.config import ON_RESUME, Config, Section, Settings
 from tsallis.errors import InputError
 from tsallis.training.checkpoint import Checkpoints
 from tsallis.training.file_names import CHECKPOINTS, TRAINING
 from tsallis.training.schema import PositionRecord, TrainingRecord, check_record
-from tsallis.training.settings import Settings
 
 ENDS = ("training.epochs", "training.updates", "training.patience")
-CHANGEABLE = (*ENDS, "training.checkpoint_every", "training.keep", "training.tensorboard", "search")
-BY_VALIDATIONS = ("halve-on-worse", "plateau")  # schedules
+BY_VALIDATIONS = ("halve-on-worse", "plateau")  # schedules that validations change
 
 
 @dataclass(frozen=True)
 class Changes:
-    """The settings of a run that are others than those it was started with.
+    """The settings with which a run is resumed that differ from those in its folder.
 
     Args:
-        before: the text of the configuration in the run folder.
-        values: by the settings' paths: before, and now.
-        settings: of the training from now on.
+        before: The configuration in the run folder, as text.
+        values: The old and the new value of each setting, by its path.
+        settings: The new settings of the training.
     """
 
     before: str
@@ -34,17 +33,17 @@ class Changes:
 
     @property
     def lines(self) -> list[str]:
-        """The changes, for people."""
+        """One line per change, to be printed."""
         return [f"{path}: {now}, {before} until now" for path, (before, now) in self.values.items()]
 
     def check(self, folder: Path) -> None:
-        """Refuse another end of the run than one of the same settings from its start would come to.
+        """Raise if the resumed run would end differently from a fresh one with the new settings.
 
         Args:
-            folder: of the run.
+            folder: The run folder.
 
         Raises:
-            InputError: with the setting, and the value that would be right.
+            InputError: Names the setting and a value that would be right.
         """
         checkpoints = Checkpoints(folder / CHECKPOINTS)
         last = checkpoints.index().last
@@ -75,7 +74,7 @@ class Changes:
             raise InputError(f"training.patience: expected {before} as before, or more, found {now}")
 
     def _check_validations(self, path: str, position: PositionRecord, validated: bool) -> None:
-        """Refuse a run whose end was validated where a longer one is not, if the updates go by validations."""
+        """Raise if the run was validated at its end, a longer run would not be, and updates depend on validations."""
         settings, counted = self.settings, "training.patience" in self.values or self.settings.patience is not None
         if not validated or not (counted or settings.schedule in BY_VALIDATIONS):
             return
@@ -92,29 +91,27 @@ class Changes:
             )
 
 
-def find_changes(text: str, before: Mapping[str, Any], now: Mapping[str, Any], settings: Settings) -> Changes | None:
-    """Return what is other in a run's configuration; None where a run can't go on with that.
+def find_changes(text: str, before: Config, now: Config) -> Changes | None:
+    """Return the settings that differ; None if one of them may not change when a run is resumed.
 
     Args:
-        text: of the configuration in the run folder.
-        before: its content, every default filled in.
-        now: the content of the configuration to go on with.
-        settings: of the training by it.
+        text: The configuration in the run folder, as text.
+        before: The same configuration.
+        now: The configuration with which the run is to be resumed.
     """
-    first, second = _flatten(before), _flatten(now)
-    if first.keys() != second.keys():
-        return None
-    values = {path: (first[path], second[path]) for path in first if first[path] != second[path]}
-    allowed = all(any(f"{path}.".startswith(f"{name}.") for name in CHANGEABLE) for path in values)
-    return Changes(text, values, settings) if allowed else None
+    changed = list(_differences(before, now.model_copy(update={"run_dir": before.run_dir})))
+    values = {path: values for path, values, _ in changed}
+    return Changes(text, values, now.training) if all(allowed for *_, allowed in changed) else None
 
 
-def _flatten(content: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Return the settings of nested sections by their paths."""
-    settings: dict[str, Any] = {}
-    for key, value in content.items():
-        if isinstance(value, Mapping) and value:
-            settings.update(_flatten(value, f"{path}{key}."))
-        else:
-            settings[f"{path}{key}"] = value
-    return settings
+def _differences(
+    before: Section, now: Section, path: str = "", allowed: bool = False
+) -> Iterator[tuple[str, tuple[Any, Any], bool]]:
+    """Yield the path of each setting that differs, its values, and whether it may change."""
+    for name, field in type(now).model_fields.items():
+        old, new = getattr(before, name), getattr(now, name)
+        may_change = allowed or ON_RESUME in field.metadata
+        if isinstance(old, Section) and type(old) is type(new):
+            yield from _differences(old, new, f"{path}{name}.", may_change)
+        elif old != new:
+            yield f"{path}{name}", (old, new), may_change

@@ -60,7 +60,9 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path | str, keep: int = 1, lock: Lock | None = None) -> None:
-        self.folder, self.keep, self.lock = Path(folder), keep, lock
+        self.folder = Path(folder)
+        self.keep = keep
+        self.lock = lock
         self.written: Index | None = None  # by this process, or found in order by it
 
     def index(self) -> Index:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,6 @@ from tsallis.errors import InputError
 from tsallis.training.file_names import LOCK
 from tsallis.training.lock import writing
 
-T = TypeVar("T")
 DEVICES = ("cpu", "cuda", "auto")
 PATIENCE = timedelta(minutes=30)  # a rank waits for the others; validation and downloads take their time
 _had_group = False  # whether this process has been in a process group
@@ -72,16 +71,6 @@ class World:
         dist.all_gather_object(parts, part)
         return parts
 
-    def run_on_all(self, work: Callable[[], T]) -> T:
-        """Run `work` on all processes, and return to each its own result.
-
-        Raises:
-            CommonError: on all processes, if one of them found a mistake: the first such one's.
-        """
-        with self.share_mistakes():
-            result = work()
-        return result
-
     @contextlib.contextmanager
     def share_mistakes(self) -> Iterator[None]:
         """Make a mistake that one process finds in a block, which all of them run, a mistake of all of them.
@@ -107,7 +96,9 @@ class World:
         Raises:
             CommonError: on all processes, if it found a mistake.
         """
-        self.run_on_all(lambda: work() if self.main else None)
+        with self.share_mistakes():
+            if self.main:
+                work()
 
     def check_folder(self, folder: Path) -> None:
         """See that every process sees a folder of the first one: what one writes there, all read.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -22,32 +21,18 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from tsallis.config import Settings
 from tsallis.errors import InputError
 from tsallis.evaluation.teacher_forcing import counted_symbols
+from tsallis.models.arguments import untrained_copy
 from tsallis.models.batch import Batch, has_loss
 from tsallis.models.sharing import aliases_of
 from tsallis.nn.parameter_groups import split_parameters
 from tsallis.special_symbols import IGNORE_INDEX
 from tsallis.training.distributed import World
 
-STRATEGIES = ("ddp", "fsdp")
 OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
-
-
-@dataclass(frozen=True)
-class EngineSettings:
-    """The settings of one update: clipping, optimizer, precision and strategy."""
-
-    clip: float = 5.0  # largest norm of the gradient
-    label_smoothing: float = 0.0
-    optimizer: str = "adam"  # or "adamw"
-    betas: tuple[float, float] = (0.9, 0.999)  # of either
-    weight_decay: float = 0.0  # of matrices; by adam a part of the gradient, by adamw of the step
-    alpha_lr_scale: float = 1.0  # learned alphas follow so many times the learning rate
-    precision: str = "float32"
-    strategy: str = "ddp"  # where there are several processes
-    compile: bool = False
 
 
 class BatchStats(NamedTuple):
@@ -100,18 +85,9 @@ class Engine:
         model: in its initial state, the same on every process.
         settings: how gradients are made.
         world: this process's place.
-
-    Raises:
-        InputError: settings that are unknown or don't go together.
     """
 
-    def __init__(self, model: nn.Module, settings: EngineSettings, world: World) -> None:
-        if settings.precision not in PRECISIONS:
-            raise InputError(f"precision must be one of {', '.join(PRECISIONS)}, got {settings.precision!r}")
-        if settings.strategy not in STRATEGIES:
-            raise InputError(f"strategy must be one of {', '.join(STRATEGIES)}, got {settings.strategy!r}")
-        if settings.optimizer not in OPTIMIZERS:
-            raise InputError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {settings.optimizer!r}")
+    def __init__(self, model: nn.Module, settings: Settings, world: World) -> None:
         self.world, self.settings = world, settings
         self.stop = False  # whether a process was to stop after the last update
         self.model = model.to(world.device)
@@ -235,9 +211,7 @@ class Engine:
         if not self.sharded:
             return self.model
         state = get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True))
-        model: Any = type(self.model)(**cast(Any, self.model).arguments)
-        if hasattr(model, "image_store"):  # no parameter, and not to be copied
-            model.image_store = cast(Any, self.model).image_store
+        model = untrained_copy(self.model)
         model.to(self.world.device, next(self.model.parameters()).dtype).load_state_dict(state)
         plain: nn.Module = model.eval()
         return plain

@@ -29,7 +29,10 @@ class TrainingDisplay:
     def __init__(
         self, folder: Path, resumed: bool, epochs: int, counts: Counts | None = None, quiet: bool = False
     ) -> None:
+        self.folder = folder
+        self.resumed = resumed
         self.epochs = epochs
+        self.counts = counts
         note = "the training goes on without a display"
         self.console = Console(file=cast("IO[str]", OptionalOutput(sys.stdout, note)), quiet=quiet)
         self.progress = Progress(
@@ -46,13 +49,17 @@ class TrainingDisplay:
             disable=not self.console.is_terminal,
         )
         self.task: TaskID | None = None
-        name = without_controls(str(folder))
-        self.console.print(
-            f"{'Going on' if resumed else 'Training'} in {name}", highlight=False, soft_wrap=True, markup=False
-        )
-        self._print_counts(counts)
 
     def __enter__(self) -> TrainingDisplay:
+        counts = self.counts
+        self.print_lines([f"{'Going on' if self.resumed else 'Training'} in {self.folder}"])
+        if counts is not None and counts.rows < counts.read:
+            self.print_lines(
+                [
+                    f"Left out of {counts.read} examples: {counts.long} longer than data.max_length, "
+                    f"{counts.empty} with an empty side"
+                ]
+            )
         self.progress.start()
         return self
 
@@ -65,16 +72,6 @@ class TrainingDisplay:
         """Print lines about the run."""
         for line in lines:
             self.console.print(without_controls(line), highlight=False, soft_wrap=True, markup=False)
-
-    def _print_counts(self, counts: Counts | None) -> None:
-        """Say how much of the training data is left out."""
-        if counts is not None and counts.rows < counts.read:
-            self.console.print(
-                f"Left out of {counts.read} examples: {counts.long} longer than data.max_length, "
-                f"{counts.empty} with an empty side",
-                highlight=False,
-                soft_wrap=True,
-            )
 
     def update(self, state: State) -> None:
         fields: dict[str, Any] = {

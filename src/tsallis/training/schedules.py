@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-SCHEDULES = ("constant", "halve-on-worse", "plateau", "inverse-square-root", "linear")
+from tsallis.config import Settings
 
 
 class Schedule(Protocol):
@@ -90,15 +90,10 @@ class Plateau:
     """
 
     def __init__(self, learning_rate: float, patience: int = 2, factor: float = 0.5, lowest: float = 0.0) -> None:
-        if patience < 1:
-            raise ValueError(f"plateau_patience must be at least 1 validation, got {patience}")
-        if not 0 < factor < 1:
-            raise ValueError(f"plateau_factor must lie between 0 and 1, got {factor:g}")
-        if not 0 <= lowest <= learning_rate:
-            raise ValueError(
-                f"lowest_learning_rate must lie between 0 and the learning rate {learning_rate:g}, got {lowest:g}"
-            )
-        self.learning_rate, self.patience, self.factor, self.lowest = learning_rate, patience, factor, lowest
+        self.learning_rate = learning_rate
+        self.patience = patience
+        self.factor = factor
+        self.lowest = lowest
         self.stale = 0
 
     def rate(self, step: int) -> float:
@@ -126,8 +121,6 @@ class InverseSquareRoot(Constant):
 
     def __init__(self, learning_rate: float, warmup: int) -> None:
         super().__init__(learning_rate)
-        if warmup < 1:
-            raise ValueError(f"warmup must be at least 1 step, got {warmup}")
         self.warmup = warmup
 
     def rate(self, step: int) -> float:
@@ -146,8 +139,6 @@ class Linear(Constant):
 
     def __init__(self, learning_rate: float, warmup: int, updates: int) -> None:
         super().__init__(learning_rate)
-        if not 1 <= warmup < updates:
-            raise ValueError(f"warmup must be at least 1 and below the {updates} updates of the run, got {warmup}")
         self.warmup, self.updates = warmup, updates
 
     def rate(self, step: int) -> float:
@@ -156,30 +147,16 @@ class Linear(Constant):
         return self.learning_rate * factor
 
 
-def make_schedule(
-    name: str,
-    learning_rate: float,
-    warmup: int = 4000,
-    updates: int | None = None,
-    plateau_patience: int = 2,
-    plateau_factor: float = 0.5,
-    lowest_learning_rate: float = 0.0,
-) -> Schedule:
-    """Make one of `SCHEDULES`; "linear" needs the number of `updates` of the run.
-
-    Raises:
-        ValueError: an unknown name, or an argument that the schedule can't do with.
-    """
-    if name == "linear":
-        if updates is None:
-            raise ValueError("a linear schedule needs the number of updates of the run")
-        return Linear(learning_rate, warmup, updates)
-    if name == "constant":
-        return Constant(learning_rate)
-    if name == "halve-on-worse":
-        return HalveOnWorse(learning_rate)
-    if name == "plateau":
-        return Plateau(learning_rate, plateau_patience, plateau_factor, lowest_learning_rate)
-    if name == "inverse-square-root":
-        return InverseSquareRoot(learning_rate, warmup)
-    raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, got {name!r}")
+def make_schedule(settings: Settings) -> Schedule:
+    """Create the schedule that the settings name."""
+    rate = settings.learning_rate
+    if settings.schedule == "constant":
+        return Constant(rate)
+    if settings.schedule == "halve-on-worse":
+        return HalveOnWorse(rate)
+    if settings.schedule == "plateau":
+        return Plateau(rate, settings.plateau_patience, settings.plateau_factor, settings.lowest_learning_rate)
+    if settings.schedule == "inverse-square-root":
+        return InverseSquareRoot(rate, settings.warmup)
+    assert settings.updates is not None  # checked by the settings
+    return Linear(rate, settings.warmup, settings.updates)

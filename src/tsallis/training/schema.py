@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from tsallis.config import NEW_NAMES
 from tsallis.data.io import read_bytes, without_mark
 from tsallis.errors import InputError, describe, truncate
 from tsallis.training.file_names import CONFIG
@@ -26,13 +27,6 @@ MOST_MISTAKES = 3  # mistakes of one file that an error lists
 LONGEST_KEY = 80  # characters of a key in a message
 SIZES = ("layers", "encoder_layers", "decoder_layers", "stages", "num_basis")
 LAYERS = SIZES[:3]
-# Settings of runs that were saved under earlier names; their new names.
-NEW_NAMES = {
-    "alpha_rate": "alpha_lr_scale",
-    "context_attention": "cross_attention",
-    "functions": "num_basis",
-    "penalty": "ridge",
-}
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Step = Annotated[str, StringConstraints(pattern=r"^step-[0-9]{8,18}$")]

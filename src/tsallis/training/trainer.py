@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tsallis.config import Settings
 from tsallis.data.corpus import Corpus, SampledCorpus
 from tsallis.data.io import remove_leftovers
 from tsallis.errors import InputError
@@ -27,8 +28,8 @@ from tsallis.training.engine import BatchStats, Engine
 from tsallis.training.file_names import BOARD, CHECKPOINTS, INDEX, LOCK, LOG, TIMING, TRAINING
 from tsallis.training.lock import Lock, writing
 from tsallis.training.log import Log
+from tsallis.training.schedules import make_schedule
 from tsallis.training.schema import TrainingRecord, check_record
-from tsallis.training.settings import Settings
 from tsallis.training.tensorboard import Board, require_tensorboard
 
 WATCH_EVERY = 25  # updates between two records of supports for the progress display
@@ -104,8 +105,7 @@ class Trainer:
         >>> from tsallis.models import RNNSeq2Seq
         >>> data = Corpus([[4, 5], [5, 4], [4]], [[5], [4], [5, 4]])
         >>> model = RNNSeq2Seq(6, 6, d_model=8, layers=1)
-        >>> watch = lambda progress: None
-        >>> trainer = Trainer(model, data, data, Path(tempfile.mkdtemp()), Settings(epochs=2), watch)
+        >>> trainer = Trainer(model, data, data, Path(tempfile.mkdtemp()), Settings(epochs=2))
         >>> trainer.run()
         >>> trainer.position.epoch, trainer.checkpoints.index().finished
         (2, True)
@@ -118,7 +118,8 @@ class Trainer:
         dev: Corpus,
         folder: Path,
         settings: Settings,
-        watch: Watch,
+        *,
+        watch: Watch = lambda progress: None,
         measure: Measure | None = None,
         world: World | None = None,
         lock: Lock | None = None,
@@ -126,26 +127,38 @@ class Trainer:
         search: bool = True,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.search, self.stop, self.stopped = search, stop, False
-        self.model, self.train, self.dev, self.settings, self.watch = model, train, dev, settings, watch
-        self.world = world or World()
-        self.engine = Engine(model, settings.of_engine(), self.world)
-        self.plan = settings.plan(train.lengths())
-        self.schedule = settings.make_schedule()
+        self.model = model
+        self.train = train
+        self.dev = dev
+        self.folder = folder
+        self.settings = settings
+        self.watch = watch
         self.measure = measure or (lambda results: {"accuracy": accuracy(results, dev)})
-        self.folder, self.lock, self.init = folder, lock, init
+        self.search = search
+        self.world = world or World()
+        self.lock = lock
+        self.init = init
+        self.stop = stop
+        self.stopped = False
+
+        self.engine = Engine(model, settings, self.world)
+        self.plan = settings.plan(train.lengths())
+        self.schedule = make_schedule(settings)
         self.checkpoints = Checkpoints(folder / CHECKPOINTS, settings.keep, lock)
-        self.log, self.timing = Log(folder / LOG, lock), Log(folder / TIMING, lock)
-        self.board: Board | None = None  # of the first process, where the settings ask for one
+        self.log = Log(folder / LOG, lock)
+        self.timing = Log(folder / TIMING, lock)
+        self.board: Board | None = None  # on the first process, if the settings have one
         self.position = Position()
         self.loaded = False  # whether `load` was called
-        self.log_position: int | None = None  # of the checkpoint that the run goes on from
+        self.log_position: int | None = None  # in the checkpoint from which the run is resumed
         self.data = f"{train.digest()} {dev.digest()}"
         self.batch_stats: BatchStats | None = None
         # This process's loss that is not yet in the position.
         self.pending = torch.zeros((), dtype=torch.float64, device=self.world.device)
-        self.began, self.num_symbols = time.perf_counter(), 0  # of a stretch of updates, and its symbols
-        self.speed = self.elapsed = 0.0  # symbols a second of late; seconds of this epoch's updates
+        self.began = time.perf_counter()  # start of a stretch of updates
+        self.num_symbols = 0  # symbols of that stretch
+        self.speed = 0.0  # moving average of symbols per second
+        self.elapsed = 0.0  # seconds spent on this epoch's updates
 
     def run(self) -> None:
         """Train from the last checkpoint, or from the start, to the end.
@@ -181,7 +194,8 @@ class Trainer:
         self.world.on_main(self._check_folder)
         self.world.check_folder(self.folder)
         if self.world.broadcast(self.checkpoints.index().last if self.world.main else None) is not None:
-            state, parameters = self.world.run_on_all(self._load_checkpoint)
+            with self.world.share_mistakes():
+                state, parameters = self._load_checkpoint()
             self.engine.load(parameters, dict(state.optimizer))
             self.schedule.restore(dict(state.schedule))
             self.position = Position(**dict(state.position))
@@ -403,7 +417,10 @@ class Trainer:
         self.world.on_main(log)
         progress = self._progress(updates, metrics)
         if event == "epoch":
-            position.update, position.loss, position.symbols, self.elapsed = 0, 0.0, 0, 0.0
+            position.update = 0
+            position.loss = 0.0
+            position.symbols = 0
+            self.elapsed = 0.0
         self._save(metrics)
         if self.world.main:
             self.watch(progress)
@@ -461,7 +478,9 @@ class Trainer:
         best = (score, -loss) > (position.best_score, -position.best_loss)
         self.schedule.after_validation(loss, best)
         if best:
-            position.best_score, position.best_loss, position.stale = score, loss, 0
+            position.best_score = score
+            position.best_loss = loss
+            position.stale = 0
         else:
             position.stale += 1
 

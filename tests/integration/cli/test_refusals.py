@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 
 import tsallis.cli as cli
 from small_run import change_json, change_state, checkpoint_of, replace
@@ -72,7 +73,7 @@ def tree(folder: Path) -> dict[str, tuple[object, ...]]:
 def refused(*arguments: object, words: str | None = None) -> None:
     """Call a command that is refused, and compare all files in the working directory."""
     before = tree(Path.cwd())
-    with pytest.raises((InputError, cli.UsageError), match=words):
+    with pytest.raises((InputError, typer.TyperException), match=words):
         call(*arguments)
     after = tree(Path.cwd())
     assert after.keys() == before.keys()

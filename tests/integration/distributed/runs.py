@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 
 from integration.distributed.parts import DEV, SETTINGS, TRAIN, arguments, model
 from process_fork import CALLS, Faults
+from small_run import changed
 from tsallis.errors import InputError
 from tsallis.training import Trainer
 from tsallis.training.distributed import CommonError, World, exit_process, init_distributed
@@ -37,12 +37,12 @@ class Stopped(Trainer):
 
 
 def trainer(request: dict[str, Any], world: World, is_stopped: Callable[[], bool] = lambda: False) -> Trainer:
-    settings = replace(SETTINGS, strategy=request["strategy"])
+    settings = changed(SETTINGS, strategy=request["strategy"])
     stop = next(((how, request[how]) for how in ("kill", "term", "full") if how in request), None)
     kind = Stopped if stop and stop[1]["rank"] == world.rank else Trainer
     net = model(dropout=request.get("dropout", 0.0))
     folder = Path(request.get("folders", {}).get(str(world.rank), request["folder"]))
-    made = kind(net, TRAIN, DEV, folder, settings, lambda _: None, world=world, stop=is_stopped)
+    made = kind(net, TRAIN, DEV, folder, settings, world=world, stop=is_stopped)
     if isinstance(made, Stopped) and stop:
         made.how, made.at = stop[0], stop[1]["step"]
     return made

@@ -29,7 +29,7 @@ def alone() -> dict[str, Any]:
     """What one process does, and does after that."""
     actual: dict[str, Any] = {}
     for kind in KINDS:
-        engine = Engine(model(kind), SETTINGS.of_engine(), World())
+        engine = Engine(model(kind), SETTINGS, World())
         sums = updated(engine, World())
         parameters, optimizer = plain(engine.state()[0]), plain(engine.state()[1])
         metrics = asdict(teacher_forced_scores(engine.unsharded_model(), DEV, 4))
@@ -101,7 +101,7 @@ def test_what_one_process_stored_goes_on_with_two(
 def test_what_two_processes_stored_goes_on_with_one(
     alone: dict[str, Any], two_processes: dict[str, Any], kind: str, strategy: str
 ) -> None:
-    engine = Engine(model(kind), SETTINGS.of_engine(), World())
+    engine = Engine(model(kind), SETTINGS, World())
     result = two_processes[f"{kind}, {strategy}"]
     engine.load(result["model"], result["optimizer"])
     updated(engine, World())

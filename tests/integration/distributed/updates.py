@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from integration.distributed.parts import DEV, KINDS, SETTINGS, arguments, model, plain, windows
+from small_run import changed
 from tsallis.evaluation.teacher_forcing import TeacherForcedScores, teacher_forced_sums
 from tsallis.training.distributed import World, exit_process, init_distributed
 from tsallis.training.engine import Engine
@@ -31,7 +32,7 @@ def main() -> None:
     with init_distributed("cpu") as world:
         for kind in KINDS:
             for strategy in ("ddp", "fsdp"):
-                engine = Engine(model(kind), replace(SETTINGS, strategy=strategy).of_engine(), world)
+                engine = Engine(model(kind), changed(SETTINGS, strategy=strategy), world)
                 sums = updated(engine, world)
                 parameters, optimizer = engine.state()
                 batches = DEV.batches(4)[world.rank :: world.size]
@@ -41,7 +42,7 @@ def main() -> None:
             # What one process stored goes on with several.
             for strategy in ("ddp", "fsdp"):
                 start = torch.load(request["stored"], weights_only=True)[kind]
-                engine = Engine(model(kind), replace(SETTINGS, strategy=strategy).of_engine(), world)
+                engine = Engine(model(kind), changed(SETTINGS, strategy=strategy), world)
                 engine.load(start["model"], start["optimizer"])
                 updated(engine, world)
                 actual[f"{kind}, {strategy}, from one"] = plain({"model": engine.state()[0]})

@@ -11,9 +11,11 @@ from tsallis.evaluation.metrics import evaluate
 from tsallis.evaluation.search_results import search_corpus
 from tsallis.evaluation.teacher_forcing import teacher_forced_scores
 from tsallis.models import LabelDecoder
+from tsallis.models.arguments import untrained_copy
 from tsallis.search import beam_search, exhaustive, score
+from tsallis.training import Settings
 from tsallis.training.distributed import World
-from tsallis.training.engine import Engine, EngineSettings
+from tsallis.training.engine import Engine
 
 
 def make(output: str = "softmax", attention: str = "combined") -> LabelDecoder:
@@ -72,7 +74,7 @@ def test_the_engine_trains_it(attention: str) -> None:
     rows = [[4 + label, *([10 + i % 7] * (i % 5))] for i, label in enumerate(labels)]
     corpus = Corpus(rows, [[label + 4] for label in labels])
     model = make("sparsemax", attention)
-    engine = Engine(model, EngineSettings(), World())
+    engine = Engine(model, Settings(), World())
     for _ in range(60):
         model.train()
         symbols, loss = engine.update([corpus.batch(range(30))], 1, 1, 0.02, collect_stats=True)
@@ -93,3 +95,12 @@ def test_it_needs_a_label() -> None:
         LabelDecoder(30, 4)
     with pytest.raises(ValueError, match="kind must be documents or questions, got 'songs'"):
         LabelDecoder(30, 5, "songs")
+
+
+def test_an_untrained_copy_sees_the_same_images() -> None:
+    model = LabelDecoder(20, 6, kind="questions", image="features", d_image=5, d_model=8, heads=2, layers=1)
+    model.image_store = lambda numbers: torch.zeros(len(numbers), 2, 2, 5)
+    copy = untrained_copy(model)
+    assert copy is not model and copy.arguments == model.arguments
+    assert copy.image_store is model.image_store
+    assert untrained_copy(LabelDecoder(20, 6, d_model=8)).image_store is None

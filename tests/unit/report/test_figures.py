@@ -480,7 +480,7 @@ def test_alphas_of_a_trained_run(tmp_path: Path) -> None:
     model = TransformerSeq2Seq(len(src), len(tgt), attention="learned", **sizes)
     before = model.alphas()
     settings = Settings(updates=12, validate_updates=4, batch_size=8, learning_rate=0.05, seed=SEED)
-    Trainer(model, train, dev, tmp_path, settings, lambda _: None).run()
+    Trainer(model, train, dev, tmp_path, settings).run()
     for kind, ax in zip(("encoder", "decoder", "cross"), report.learned_alphas(tmp_path).axes, strict=True):
         assert ax.get_title("left") == kind and len(ax.lines) == 2
         for head, line in enumerate(ax.lines):

@@ -68,8 +68,8 @@ def test_from_files_to_labels(folder: Path, attention: str) -> None:
         data.vocabularies.tgt,
     )
     model = build_model(prepared.description)
-    arguments = (data.train, data.dev.corpus, run_folder, prepared.settings, lambda progress: None, prepared.measure())
-    Trainer(model, *arguments).run()
+    arguments = (data.train, data.dev.corpus, run_folder, prepared.settings)
+    Trainer(model, *arguments, measure=prepared.measure()).run()
     run = load_run(run_folder)
     lines = encode(run, read_split(inputs.data, "test"))
     report = evaluate(run, lines, 2)

@@ -54,7 +54,7 @@ def train(loaded: Config, folder: Path) -> Any:
     start_run(folder, loaded.text(), prepared.description, facts, vocabularies.src, vocabularies.tgt)
     model = build_model(prepared.description, "cpu")
     search = prepared.task.searched
-    Trainer(model, data.train, data.dev.corpus, folder, prepared.settings, lambda state: None, search=search).run()
+    Trainer(model, data.train, data.dev.corpus, folder, prepared.settings, search=search).run()
     return load_run(folder)
 
 

@@ -77,8 +77,8 @@ def test_from_images_to_answers(folder: Path, tmp_path: Path, attention: str, de
         data.vocabularies.src,
         data.vocabularies.tgt,
     )
-    parts = (data.train, data.dev.corpus, tmp_path, prepared.settings, lambda progress: None, prepared.measure())
-    Trainer(prepared.build(), *parts).run()
+    parts = (data.train, data.dev.corpus, tmp_path, prepared.settings)
+    Trainer(prepared.build(), *parts, measure=prepared.measure()).run()
     run = load_run(tmp_path)
     lines = encode(run, read_split(inputs.data, "test"))
     report = evaluate(run, lines, 2)

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from tsallis.config import ON_RESUME
 from tsallis.errors import InputError
+from tsallis.tasks.base import Task
+from tsallis.tasks.registry import TASKS, check_config, schema
 from tsallis.training import Checkpoints, Settings
 from tsallis.training.changes import Changes, find_changes
 
@@ -34,22 +37,36 @@ def trained(folder: Path, metrics: bool = True, **position: int) -> Path:
 
 
 def test_only_some_settings_may_change() -> None:
-    before = {"training": {"epochs": 3, "clip": 5.0, "updates": None}, "search": {"beam_size": 5}, "model": {}}
-    settings = Settings()
-    now = {**before, "training": {"epochs": 5, "clip": 5.0, "updates": None}, "search": {"beam_size": 2}}
-    found = find_changes("text", before, now, settings)
-    assert found == Changes("text", {"training.epochs": (3, 5), "search.beam_size": (5, 2)}, settings)
+    content = {"version": 1, "data": {"embedded": "english-verbs"}, "training": {"epochs": 3}}
+    before = check_config({**content, "run_dir": "a"}, "test")
+    content.update(training={"epochs": 5}, search={"beam_size": 2})
+    now = check_config({**content, "run_dir": "b"}, "test")
+    found = find_changes("text", before, now)
+    assert found == Changes("text", {"training.epochs": (3, 5), "search.beam_size": (5, 2)}, now.training)
     assert found.lines == ["training.epochs: 5, 3 until now", "search.beam_size: 2, 5 until now"]
     for other in (
-        {**now, "training": {"epochs": 5, "clip": 1.0, "updates": None}},
-        {**now, "model": {"heads": 2}},
-        {**now, "searches": 1},
+        {"training": {"epochs": 5, "clip": 1.0}},
+        {"training": {"epochs": 5, "src_embeddings": "glove.txt"}},
+        {"model": {"layers": 1}},
+        {"model": {"architecture": "transformer"}},
+        {"data": {"embedded": "english-verbs", "max_length": 9}},
     ):
-        assert find_changes("text", before, other, settings) is None
+        assert find_changes("text", before, check_config({**content, **other}, "test")) is None
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+def test_settings_that_may_change_are_those_of_the_page(task: type[Task]) -> None:
+    fields = schema(task, next(iter(task.models))).model_fields
+    training = {name for name, field in Settings.model_fields.items() if ON_RESUME in field.metadata}
+    assert training == {"epochs", "updates", "patience", "checkpoint_every", "keep", "tensorboard"}
+    assert {name for name, field in fields.items() if ON_RESUME in field.metadata} == {"search"}
+    assert {
+        name for name, field in fields["training"].annotation.model_fields.items() if ON_RESUME in field.metadata
+    } == training  # type: ignore[union-attr]
 
 
 def test_before_the_first_checkpoint_nothing_is_made_yet(tmp_path: Path) -> None:
-    changes(Settings(schedule="linear", updates=3), updates=(9, 3), epochs=(5, 1)).check(tmp_path)
+    changes(Settings(schedule="linear", updates=3, warmup=1), updates=(9, 3), epochs=(5, 1)).check(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +75,7 @@ def test_before_the_first_checkpoint_nothing_is_made_yet(tmp_path: Path) -> None
         ({}, {"epochs": (5, 3)}, "training.epochs: 3 are made already: expected more, found 3"),
         ({"updates": 12}, {"updates": (20, 12)}, "training.updates: 12 are made already: expected more, found 12"),
         (
-            {"schedule": "linear", "updates": 40},
+            {"schedule": "linear", "updates": 40, "warmup": 1},
             {"updates": (20, 40)},
             "training.updates: the learning rate of schedule linear depends on their number: expected 20 as before, "
             "found 40",
@@ -95,7 +112,7 @@ def test_ends_that_another_run_would_not_come_to(
         ({"validate_every": 2, "schedule": "constant"}, {"epochs": (3, 5)}, {}),
         ({"validate_every": 2}, {"keep": (1, 5)}, {}),
         ({"validate_updates": 4}, {"updates": (12, None)}, {"update": 2}),
-        ({"schedule": "linear", "updates": 99}, {"epochs": (3, 5)}, {}),
+        ({"schedule": "linear", "updates": 99, "warmup": 1}, {"epochs": (3, 5)}, {}),
         ({"patience": 9}, {"patience": (2, 9)}, {}),
         ({}, {"patience": (2, None)}, {}),
     ],

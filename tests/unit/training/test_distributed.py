@@ -18,18 +18,13 @@ def test_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (world.rank, world.size, world.main, world.device) == (0, 1, True, torch.device("cpu"))
         assert not dist.is_initialized()
         assert world.sum(1, 2.5) == (1.0, 2.5) and world.broadcast("x") == "x" and world.gather("x") == ["x"]
-        assert world.run_on_all(lambda: 3) == 3
         world.check_folder(Path("nowhere"))  # nobody else has to see it
 
 
 def test_a_mistake_of_a_process_alone_is_its_own() -> None:
     mistake = InputError("config.yaml: wrong")
-
-    def fail() -> None:
+    with pytest.raises(InputError) as caught, World().share_mistakes():
         raise mistake
-
-    with pytest.raises(InputError) as caught:
-        World().run_on_all(fail)
     assert caught.value is mistake
 
 

@@ -293,7 +293,7 @@ def test_weights_that_are_not_finite_are_not_stored(run: Path) -> None:
     """They would take the place of those that are."""
     before = contents(run / "checkpoints")
 
-    made = Trainer(build_model(DESCRIPTION), TRAIN, DEV, run, SETTINGS, lambda _: None)
+    made = Trainer(build_model(DESCRIPTION), TRAIN, DEV, run, SETTINGS)
     made.load()
     made._open()
     with torch.no_grad():

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from small_run import DEV, SETTINGS, SRC, TGT, TRAIN
+from small_run import DEV, SETTINGS, SRC, TGT, TRAIN, changed
 from tsallis.data import Vocabulary
 from tsallis.data.word_vectors import WordVectors
 from tsallis.errors import InputError
@@ -128,7 +127,7 @@ def test_vectors_become_embeddings() -> None:
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_frozen_embeddings_stay_as_they_are(tmp_path: Path, decay: float) -> None:
     """Also across a checkpoint that a resumed run reads."""
-    settings = replace(SETTINGS, epochs=1, weight_decay=decay, checkpoint_every=1)
+    settings = changed(SETTINGS, epochs=1, weight_decay=decay, checkpoint_every=1)
     trained = []
     for folder, limits in (("whole", [None]), ("parts", [2, None])):
         for limit in limits:
@@ -136,7 +135,7 @@ def test_frozen_embeddings_stay_as_they_are(tmp_path: Path, decay: float) -> Non
             freeze(model, ["src_embedding.weight"])
             before = {name: p.detach().clone() for name, p in model.named_parameters()}
             try:
-                Trainer(model, TRAIN, DEV, tmp_path / folder, settings, stop_after(limit)).run()
+                Trainer(model, TRAIN, DEV, tmp_path / folder, settings, watch=stop_after(limit)).run()
             except KeyboardInterrupt:
                 continue
             trained.append(model.state_dict())

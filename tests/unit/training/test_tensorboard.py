@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from small_run import DEV, SETTINGS, SRC, TGT, TRAIN
+from small_run import DEV, SETTINGS, SRC, TGT, TRAIN, changed
 from tsallis.errors import InputError
 from tsallis.models import TransformerSeq2Seq
 from tsallis.tasks.registry import check_config, task_type
 from tsallis.training import Settings, Trainer
 
 pytest.importorskip("tensorboard", reason="needs tensorboard: of the extra tensorboard")
-ALL = replace(SETTINGS, tensorboard=True, epochs=2, checkpoint_every=1)
+ALL = changed(SETTINGS, tensorboard=True, epochs=2, checkpoint_every=1)
 
 
 class Killed(BaseException):
@@ -30,7 +29,7 @@ def train(folder: Path, settings: Settings = ALL, last: int | None = None) -> No
 
     sizes = {"d_model": 8, "heads": 2, "layers": 2, "d_ff": 8}
     model = TransformerSeq2Seq(len(SRC), len(TGT), attention="learned", **sizes)
-    Trainer(model, TRAIN, DEV, folder, settings, watch).run()
+    Trainer(model, TRAIN, DEV, folder, settings, watch=watch).run()
 
 
 def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -57,7 +56,7 @@ def test_curves_are_those_of_the_log(tmp_path: Path) -> None:
 
 
 def test_a_run_without_it_has_no_such_folder(tmp_path: Path) -> None:
-    train(tmp_path, replace(ALL, tensorboard=False))
+    train(tmp_path, changed(ALL, tensorboard=False))
     assert not (tmp_path / "tensorboard").exists()
 
 

@@ -7,7 +7,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ import torch
 
 import tsallis.training.checkpoint as checkpoint_module
 from run_seed import SEED
+from small_run import changed
 from tsallis.analysis import value_history
 from tsallis.data import Vocabulary
 from tsallis.data.corpus import Corpus
@@ -51,7 +51,7 @@ def trainer(
     train: Corpus = TRAIN,
     dropout: float = 0.2,
 ) -> Trainer:
-    return Trainer(model(dropout), train, DEV, folder, settings, watch)
+    return Trainer(model(dropout), train, DEV, folder, settings, watch=watch)
 
 
 def outcome(folder: Path) -> dict[str, object]:
@@ -123,8 +123,8 @@ def test_a_kill_at_any_write_changes_nothing(tmp_path: Path, monkeypatch: pytest
     ids=lambda more: "-".join(map(str, more)),
 )
 def test_a_kill_between_two_updates_changes_nothing(tmp_path: Path, more: dict[str, object]) -> None:
-    settings = replace(SETTINGS, warmup=5, accumulate=2, checkpoint_every=1, validate_every=2)
-    settings = replace(settings, **more)  # type: ignore[arg-type]
+    settings = changed(SETTINGS, warmup=5, accumulate=2, checkpoint_every=1, validate_every=2)
+    settings = changed(settings, **more)  # type: ignore[arg-type]
     trainer(tmp_path / "whole", settings).run()
 
     def kill(progress: Progress) -> None:
@@ -196,9 +196,9 @@ def test_a_signal_during_a_validation_stops_after_it(tmp_path: Path) -> None:
     ids=lambda more: "-".join(map(str, more.values())),
 )
 def test_a_run_that_is_made_longer_is_the_longer_run(tmp_path: Path, more: dict[str, object]) -> None:
-    base = replace(SETTINGS, **more)  # type: ignore[arg-type]
+    base = changed(SETTINGS, **more)  # type: ignore[arg-type]
     longer = {"patience": 3} if base.patience else {"epochs": 6}
-    long = replace(base, keep=2, **longer)  # type: ignore[arg-type]
+    long = changed(base, keep=2, **longer)  # type: ignore[arg-type]
     trainer(tmp_path / "long", long).run()
     trainer(tmp_path / "made", base).run()
     index = Checkpoints(tmp_path / "made" / "checkpoints").index()
@@ -227,7 +227,7 @@ def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
 
 
 def test_the_gradient_is_clipped(tmp_path: Path) -> None:
-    clipped = trainer(tmp_path, replace(SETTINGS, clip=1e-3))
+    clipped = trainer(tmp_path, changed(SETTINGS, clip=1e-3))
     clipped._update([[list(range(8))]])
     norm = math.sqrt(sum(float(p.grad.square().sum()) for p in clipped.model.parameters() if p.grad is not None))
     assert norm == pytest.approx(1e-3, rel=1e-3)
@@ -235,13 +235,13 @@ def test_the_gradient_is_clipped(tmp_path: Path) -> None:
 
 def test_seeds_decide_the_order(tmp_path: Path) -> None:
     for name, seed in (("a", 5), ("b", 5), ("c", 6)):
-        trainer(tmp_path / name, replace(SETTINGS, epochs=1, seed=seed)).run()
+        trainer(tmp_path / name, changed(SETTINGS, epochs=1, seed=seed)).run()
     a, b, c = (outcome(tmp_path / name) for name in "abc")
     assert a == b and a["log"] != c["log"]
 
 
 def test_learning_lowers_the_loss_and_the_log_says_so(tmp_path: Path) -> None:
-    trainer(tmp_path, replace(SETTINGS, epochs=6, validate_every=4)).run()
+    trainer(tmp_path, changed(SETTINGS, epochs=6, validate_every=4)).run()
     events = logged(tmp_path)
     assert [e["epoch"] for e in events] == [1, 2, 3, 4, 5, 6] and [e["step"] for e in events] == [4, 8, 12, 16, 20, 24]
     assert events[-1]["loss"] < events[0]["loss"]
@@ -251,7 +251,7 @@ def test_learning_lowers_the_loss_and_the_log_says_so(tmp_path: Path) -> None:
 
 
 def test_the_best_checkpoint_has_the_best_accuracy(tmp_path: Path) -> None:
-    trainer(tmp_path, replace(SETTINGS, epochs=8)).run()
+    trainer(tmp_path, changed(SETTINGS, epochs=8)).run()
     events = logged(tmp_path)
     best = max(events, key=lambda e: (e["dev_accuracy"], -e["dev_loss"], -e["epoch"]))
     facts = Checkpoints(tmp_path / "checkpoints").facts("best")
@@ -316,7 +316,7 @@ def logged(folder: Path) -> list[dict[str, object]]:
 
 
 def test_validation_after_so_many_updates(tmp_path: Path) -> None:
-    settings = replace(SETTINGS, validate_updates=3, epochs=2, keep=9)
+    settings = changed(SETTINGS, validate_updates=3, epochs=2, keep=9)
     trainer(tmp_path / "whole", settings).run()
     events = logged(tmp_path / "whole")
     # Four updates an epoch: after 3, 6 and at the end; epochs are written down all the same.
@@ -337,12 +337,12 @@ def test_validation_after_so_many_updates(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("updates", "events"), [(6, [4, 6]), (4, [4]), (1, [1])])
 def test_a_limit_of_updates(tmp_path: Path, updates: int, events: list[int]) -> None:
-    run = trainer(tmp_path, replace(SETTINGS, updates=updates))
+    run = trainer(tmp_path, changed(SETTINGS, updates=updates))
     run.run()
     assert run.position.step == updates and [e["step"] for e in logged(tmp_path)] == events
     assert "dev_loss" in logged(tmp_path)[-1] and Checkpoints(tmp_path / "checkpoints").index().finished
     before = outcome(tmp_path)
-    trainer(tmp_path, replace(SETTINGS, updates=updates)).run()
+    trainer(tmp_path, changed(SETTINGS, updates=updates)).run()
     assert outcome(tmp_path) == before
 
 
@@ -353,8 +353,8 @@ def test_a_search_of_the_first_rows_and_a_measure_of_ones_own(tmp_path: Path) ->
         record.append(len(results))
         return {"score": -float(len(record)), "other": 7.0}
 
-    settings = replace(SETTINGS, validation_rows=5, validation_beam=2)
-    made = Trainer(model(), TRAIN, DEV, tmp_path, settings, lambda _: None, measure)
+    settings = changed(SETTINGS, validation_rows=5, validation_beam=2)
+    made = Trainer(model(), TRAIN, DEV, tmp_path, settings, measure=measure)
     made.run()
     assert record == [5, 5, 5]
     events = logged(tmp_path)
@@ -370,8 +370,8 @@ def test_validation_may_search_greedily(tmp_path: Path) -> None:
     for competing in (False, True):
         torch.manual_seed(3)
         net = RNNSeq2Seq(len(SRC), len(TGT), d_model=8, layers=1, output="softmax")
-        settings = replace(SETTINGS, epochs=1, validation_competing_ends=competing)
-        Trainer(net, TRAIN, DEV, tmp_path / str(competing), settings, lambda _: None, collect(searches)).run()
+        settings = changed(SETTINGS, epochs=1, validation_competing_ends=competing)
+        Trainer(net, TRAIN, DEV, tmp_path / str(competing), settings, measure=collect(searches)).run()
         batch = DEV.batch(range(len(DEV)))
         expected = beam_search(net, batch.src, batch.src_lengths, beam_size=1, competing_ends=competing)
         assert [r.best and r.best.tokens for r in searches[-1]] == [r.best and r.best.tokens for r in expected]
@@ -392,7 +392,7 @@ def test_what_is_logged_of_a_model(tmp_path: Path) -> None:
     relu = RNNSeq2Seq(*sizes, d_model=8, layers=1, output="alpha_relu", tau=0.25)
     learned = TransformerSeq2Seq(*sizes, d_model=8, heads=2, layers=3, d_ff=8, attention="learned")
     for name, net in (("relu", relu), ("learned", learned)):
-        Trainer(net, TRAIN, DEV, tmp_path / name, replace(SETTINGS, epochs=1), lambda _: None).run()
+        Trainer(net, TRAIN, DEV, tmp_path / name, changed(SETTINGS, epochs=1)).run()
     (event,) = logged(tmp_path / "relu")
     assert event["tau"] == 0.25 and not [key for key in event if key.startswith("alpha")]
     (event,) = logged(tmp_path / "learned")
@@ -415,7 +415,7 @@ def test_times_are_kept_apart(tmp_path: Path) -> None:
 
 
 def test_the_seconds_of_an_epoch_go_on_after_a_kill(tmp_path: Path) -> None:
-    settings = replace(SETTINGS, epochs=1, batch_size=4, validate_updates=3, checkpoint_every=2)  # 8 updates
+    settings = changed(SETTINGS, epochs=1, batch_size=4, validate_updates=3, checkpoint_every=2)  # 8 updates
 
     def kill(progress: Progress) -> None:
         if progress.position.step == 5:
@@ -433,7 +433,7 @@ def test_the_seconds_of_an_epoch_go_on_after_a_kill(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_is_loaded_by_the_name_of_its_folder(tmp_path: Path) -> None:
-    run = trainer(tmp_path, replace(SETTINGS, keep=3))
+    run = trainer(tmp_path, changed(SETTINGS, keep=3))
     run.run()
     name = next(iter(run.model.state_dict()))
     values = [run.checkpoints.load_model(f"step-{step:08}")[name] for step in (4, 8, 12)]
@@ -444,7 +444,7 @@ def test_a_checkpoint_is_loaded_by_the_name_of_its_folder(tmp_path: Path) -> Non
 
 
 def test_batches_of_so_many_symbols(tmp_path: Path) -> None:
-    run = trainer(tmp_path, replace(SETTINGS, max_tokens=60, epochs=1))
+    run = trainer(tmp_path, changed(SETTINGS, max_tokens=60, epochs=1))
     run.run()
     assert run.position.step == len(run.plan.updates(0)) and run.position.step != 4
     assert logged(tmp_path)[-1]["step"] == run.position.step
@@ -462,7 +462,7 @@ def test_the_log_has_alphas_and_densities_of_every_head(tmp_path: Path) -> None:
     torch.manual_seed(1)
     sizes = {"d_model": 8, "heads": 2, "layers": 1, "d_ff": 8, "dropout": 0.0}
     net = TransformerSeq2Seq(len(SRC), len(TGT), attention="learned", **sizes)
-    Trainer(net, TRAIN, DEV, tmp_path, replace(SETTINGS, epochs=1), lambda _: None).run()
+    Trainer(net, TRAIN, DEV, tmp_path, changed(SETTINGS, epochs=1)).run()
     start, end = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     for kind in ("encoder", "decoder", "cross"):
         before, after, density = (
@@ -482,8 +482,8 @@ def test_the_score_that_decides(tmp_path: Path, select: str | None, best: int) -
         up, distance, macro = next(scores)
         return {"down": -up, "up": up, "levenshtein": distance, "macro_levenshtein": macro}
 
-    settings = replace(SETTINGS, select=select)
-    Trainer(model(), TRAIN, DEV, tmp_path, settings, lambda _: None, measure).run()
+    settings = changed(SETTINGS, select=select)
+    Trainer(model(), TRAIN, DEV, tmp_path, settings, measure=measure).run()
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     assert checkpoints.index().best == f"step-{best:08d}"
     assert {event["select"] for event in logged(tmp_path)} == {select or "down"}
@@ -493,7 +493,7 @@ def test_the_score_that_decides(tmp_path: Path, select: str | None, best: int) -
 
 
 def test_the_least_loss_decides_and_ends_a_run(tmp_path: Path) -> None:
-    run = trainer(tmp_path, replace(SETTINGS, epochs=9, select="loss", patience=1, learning_rate=0.3))
+    run = trainer(tmp_path, changed(SETTINGS, epochs=9, select="loss", patience=1, learning_rate=0.3))
     run.run()
     losses = [float(str(event["dev_loss"])) for event in logged(tmp_path)]
     rises = [i for i in range(1, len(losses)) if losses[i] >= min(losses[:i])]
@@ -504,7 +504,7 @@ def test_the_least_loss_decides_and_ends_a_run(tmp_path: Path) -> None:
 
 def test_a_score_that_there_is_not(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"select must be one of .*accuracy.*, got 'bleu'"):
-        trainer(tmp_path, replace(SETTINGS, select="bleu")).run()
+        trainer(tmp_path, changed(SETTINGS, select="bleu")).run()
 
 
 def test_validations_search_with_the_weights_of_their_update(tmp_path: Path) -> None:
@@ -519,7 +519,7 @@ def test_validations_search_with_the_weights_of_their_update(tmp_path: Path) -> 
         scores.append((ours, theirs))
         return {"accuracy": ours}
 
-    Trainer(transformer, TRAIN, DEV, tmp_path, SETTINGS, lambda _: None, measure).run()
+    Trainer(transformer, TRAIN, DEV, tmp_path, SETTINGS, measure=measure).run()
     assert len(set(scores)) == SETTINGS.epochs
     for ours, theirs in scores:
         assert ours == pytest.approx(theirs, rel=1e-5)

@@ -20,7 +20,7 @@ from tsallis.evaluation.teacher_forcing import teacher_forced_scores
 from tsallis.evaluation.text_scores import levenshtein
 from tsallis.models import RNNSeq2Seq
 from tsallis.tasks.registry import check_config, load_config
-from tsallis.training import Checkpoints, Log, Trainer
+from tsallis.training import Checkpoints, Log, Settings, Trainer
 from tsallis.training.schedules import Constant, HalveOnWorse, InverseSquareRoot, Plateau, make_schedule
 from tsallis.training.schema import Index
 
@@ -88,9 +88,10 @@ def test_schedules() -> None:
     root = InverseSquareRoot(1.0, 10)
     assert root.rate(0) == 0.1 and root.rate(9) == 1.0 and root.rate(39) == 0.5
     with pytest.raises(ValueError, match="warmup"):
-        InverseSquareRoot(1.0, 0)
-    with pytest.raises(ValueError, match="linear"):
-        make_schedule("linear", 1.0)
+        Settings(schedule="inverse-square-root", warmup=0)
+    for values in ({}, {"updates": 9, "warmup": 9}):
+        with pytest.raises(ValueError, match="linear needs updates"):
+            Settings(schedule="linear", **values)
 
 
 def test_a_plateau_lowers_the_rate_to_its_end() -> None:
@@ -100,18 +101,16 @@ def test_a_plateau_lowers_the_rate_to_its_end() -> None:
         schedule.after_validation(0.0, best)
         rates.append(schedule.rate(7))
     assert rates == [1.0] * 4 + [0.1] * 2 + [0.05] * 3
-    again = make_schedule("plateau", 1.0, plateau_patience=2, plateau_factor=0.1)
+    again = make_schedule(Settings(schedule="plateau", learning_rate=1.0, plateau_factor=0.1))
     again.restore(json.loads(json.dumps({"learning_rate": 0.5, "stale": 1})))
     again.after_validation(0.0, False)
     assert again.state() == {"learning_rate": 0.05, "stale": 0}
     again.restore({"learning_rate": 0.5, "stale": 3})  # of a schedule with more patience
     again.after_validation(0.0, False)
     assert again.state() == {"learning_rate": 0.05, "stale": 0}
-    for arguments, words in (((0, 0.5, 0.0), "patience"), ((1, 1.0, 0.0), "factor"), ((1, 0.5, 2.0), "lowest")):
-        with pytest.raises(ValueError, match=words):
-            Plateau(1.0, *arguments)
-    with pytest.raises(ValueError, match=r"schedule must be one of constant, .*, got 'cosine'"):
-        make_schedule("cosine", 1.0)
+    for values in ({"plateau_patience": 0}, {"plateau_factor": 1.0}, {"lowest_learning_rate": 2.0}):
+        with pytest.raises(ValueError, match=next(iter(values))):
+            Settings(schedule="plateau", **values)
 
 
 def test_checkpoints_are_whole_or_refused(tmp_path: Path) -> None:
@@ -194,7 +193,7 @@ def trainer(folder: Path, **training: object) -> Trainer:
     arguments = {**prepared.description["arguments"], "dropout": 0.0}
     whole = prepared.data.train
     corpus = Corpus(whole.src[:64], whole.tgt[:64])
-    return Trainer(RNNSeq2Seq(**arguments), corpus, corpus, folder, prepared.settings, lambda _: None)
+    return Trainer(RNNSeq2Seq(**arguments), corpus, corpus, folder, prepared.settings)
 
 
 def test_accumulated_batches_make_the_update_of_one_large_batch(tmp_path: Path) -> None:
