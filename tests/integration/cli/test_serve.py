@@ -254,6 +254,7 @@ def test_an_example_is_asked_by_a_click(tab: Any) -> None:
     assert [tab.input_value(f'input[name="column-{i}"]') for i in range(2)] == ["try", "V;3;SG;PRS"]
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_all_searches_of_the_page(tab: Any) -> None:
     from playwright.sync_api import expect
