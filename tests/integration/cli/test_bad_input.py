@@ -160,26 +160,6 @@ def test_closed_input_and_closed_errors(trained: Path) -> None:
         assert (done.returncode, done.stdout, done.stderr) == (2, "", errors)
 
 
-def test_translations_come_before_the_last_line_is_there(trained: Path) -> None:
-    """In blocks of 64 lines, in their order, each with its own number."""
-    process = subprocess.Popen(
-        command("translate", trained, "--nbest", "2"),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment(),
-        bufsize=0,  # what a buffer of ours holds, `communicate` would leave out
-    )
-    assert process.stdin and process.stdout
-    process.stdin.write(b"walk\tV;PST\n" * 64)
-    process.stdin.flush()
-    first = process.stdout.readline()  # hangs if all of the input is read first
-    assert first.startswith(b"1\t")
-    process.stdin.write(b"walk\tV;PST\n" * 3)
-    rest, _ = process.communicate(timeout=300)
-    numbers = [int(line.split(b"\t")[0]) for line in [first, *rest.splitlines()]]
-    assert numbers == sorted(numbers) and set(numbers) == set(range(1, 68))
-
-
 def run_here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str]:
     """The exit status of a command in this process, and what it wrote to standard error."""
     monkeypatch.setattr("sys.argv", ["tsallis", *arguments])
