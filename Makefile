@@ -49,8 +49,9 @@ help:
 demo: $(VENV)/.toolkit
 	$(BIN)/tsallis demo
 
+# A file's tests run in one process, which prepares what they share once.
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not slow"
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest $(PYTEST_FLAGS) --dist loadfile -m "not slow"
 
 test-slow: $(VENV)/.dev
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest $(PYTEST_FLAGS) -m slow
