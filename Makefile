@@ -24,8 +24,8 @@ RUNTIME = $(shell $(CXX) -print-file-name=$(1))
 
 help:
 	@echo "make demo        train on embedded English verbs and show answers with their proof (some two minutes)"
-	@echo "make test        the tests, but for the slow ones (some 12 minutes on two cores)"
-	@echo "make test-slow   the slow ones (some 35 minutes)"
+	@echo "make test        the tests, but for the slow ones (some 6 minutes on two cores)"
+	@echo "make test-slow   the slow ones (some 40 minutes; TSALLIS_PART=1/3: the first third of them)"
 	@echo "make test-fast   what to run while one works: no kernels for GPUs, no commands, no other processes (2 minutes)"
 	@echo "make test-eager  those of the maps and models, with PyTorch's operations instead of the compiled kernel"
 	@echo "make kernel      compile the CPU kernel in place (installing does so too, where a C++ compiler is)"
@@ -49,8 +49,9 @@ help:
 demo: $(VENV)/.toolkit
 	$(BIN)/tsallis demo
 
+# A file's tests run in one process, which prepares what they share once.
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not slow"
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest $(PYTEST_FLAGS) --dist loadfile -m "not slow"
 
 test-slow: $(VENV)/.dev
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest $(PYTEST_FLAGS) -m slow

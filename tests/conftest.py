@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
-from collections import Counter
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,20 +18,19 @@ from skips import pytest_make_collect_report, pytest_runtest_makereport
 __all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]
 
 TESTS = Path(__file__).parent
-# Of each test of these files and folders every so manieth case runs in `make test`, the others in `make test-slow`.
+# `make test` runs the first case of each test and one in so many of the others, by its folder; the rest are slow.
 SAMPLED_TESTS = {
-    "contract/test_attention.py": 3,
-    "contract/test_continuous_attention.py": 2,
-    "contract/test_densities.py": 2,
-    "contract/test_derivatives.py": 3,
-    "contract/test_linear_losses.py": 2,
-    "contract/test_losses.py": 2,
-    "contract/test_maps.py": 2,
-    "contract/test_models.py": 2,
-    "integration/cli/test_page.py": 4,
-    "unit/models/test_vqa.py": 3,
-    "unit/ops/test_cpu_kernel.py": 2,
-    "unit/ops/triton": 3,
+    "contract": 6,
+    "contract/test_recorders.py": 9,
+    "integration/cli": 4,
+    "unit/continuous": 3,
+    "unit/integrations": 3,
+    "unit/models": 4,
+    "unit/nn": 3,
+    "unit/ops": 5,
+    "unit/ops/triton": 8,
+    "unit/search": 4,
+    "unit/tasks": 2,
 }
 
 torch.set_num_threads(1)
@@ -43,26 +42,31 @@ if not torch.cuda.is_available():
 
 @pytest.hookimpl(tryfirst=True)  # before those of a mark are chosen
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark as slow what `SAMPLED_TESTS` leaves to the slow tests; the first case of a test never is.
+    """Mark the cases that `SAMPLED_TESTS` leaves out as slow; of slow tests, run the part that `TSALLIS_PART` names.
 
-    With `TSALLIS_PART=2/3` the second of three parts of these cases is run alone, of every test as many.
+    A checksum of its name draws each case: neighbours that share an option are not left out together.
     """
     part, parts = read_part(os.environ.get("TSALLIS_PART", "1/1"))
-    counts, sampled, others = Counter[str](), Counter[str](), []
+    seen, others = set[str](), []
     for item in items:
         test, _, case = item.nodeid.partition("[")
-        name = item.path.relative_to(TESTS).as_posix() if item.path.is_relative_to(TESTS) else ""
-        step = next((step for part, step in SAMPLED_TESTS.items() if name == part or name.startswith(f"{part}/")), 1)
-        if case and counts[test] % step:
+        drawn = zlib.crc32(item.nodeid.encode())
+        if test in seen and case and drawn % sampling_step(item.path):
             item.add_marker("slow")
-            if sampled[test] % parts != part - 1:
-                others.append(item)
-            sampled[test] += 1
-        counts[test] += 1
+        if item.get_closest_marker("slow") and drawn // 1000 % parts != part - 1:
+            others.append(item)
+        seen.add(test)
     if others:
         config.hook.pytest_deselected(items=others)
         left_out = {*others}
         items[:] = [item for item in items if item not in left_out]
+
+
+def sampling_step(path: Path) -> int:
+    """Return the number of the closest folder, or of the file itself; 1: every case runs."""
+    places = (path, *path.parents)
+    names = (place.relative_to(TESTS).as_posix() for place in places if place.is_relative_to(TESTS))
+    return next((SAMPLED_TESTS[name] for name in names if name in SAMPLED_TESTS), 1)
 
 
 def read_part(text: str) -> tuple[int, int]:

@@ -270,6 +270,7 @@ def test_it_compiles(dims: int, moments: str) -> None:
         torch.testing.assert_close(compiled_grad, grad, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 @both
 @pytest.mark.parametrize("moments", MOMENTS)
 def test_one_graph_with_points(dims: int, moments: str) -> None:

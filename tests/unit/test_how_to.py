@@ -88,7 +88,7 @@ def test_the_configuration_for_users_of_toolkits_is_whole(tmp_path: Path) -> Non
     assert config.model.encoder_layers == 6 and config.training.select == "bleu"
 
 
-@pytest.mark.parametrize("page", USERS)
+@pytest.mark.parametrize("page", [pytest.param(x, marks=[pytest.mark.slow] * (x == "export")) for x in USERS])
 def test_every_block_runs_and_prints_what_it_says(page: str) -> None:
     for package in PACKAGES.get(page, ()):
         pytest.importorskip(package)

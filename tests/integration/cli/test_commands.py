@@ -18,14 +18,14 @@ def test_help_answers_without_torch(process) -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
 
 
-def test_info_names_versions(process) -> None:
-    text = process("info").stdout
+def test_info_names_versions(tsallis) -> None:
+    text = tsallis("info").stdout
     assert "tsallis 0.1.0" in text and "torch 2." in text
     assert "backend eager (" in text or "backend cpu (compiled kernels" in text
 
 
-def test_info_compares_the_kernels(process) -> None:
-    lines = process("info", "--check").stdout.splitlines()
+def test_info_compares_the_kernels(tsallis) -> None:
+    lines = tsallis("info", "--check").stdout.splitlines()
     (header,) = (number for number, line in enumerate(lines) if line.startswith("backend dtype"))
     rows = [line.split()[:3] for line in lines[header + 1 :]]
     if any("cpu (compiled kernels" in line for line in lines):

@@ -10,7 +10,7 @@ import json
 import lzma
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -175,56 +175,51 @@ def odd(oddity: str, lines: list[str]) -> tuple[bytes, int, list[int]]:
     return make(lines), count, places
 
 
+def check(call, command: str, run: Path, lines: list[str], oddity: str, nothing: dict[str, Any]) -> Done:
+    """Compare the answers of odd lines with those of plain ones; return what was said of the odd ones."""
+    blob, count, places = odd(oddity, lines)
+    expected, done = (call(command, run, "--json", stdin=stdin) for stdin in (text_of(*lines), blob))
+    assert done.status == 0 and len(done.lines) == count
+    for number, answer in enumerate(map(json.loads, done.lines)):
+        other = json.loads(expected.lines[places.index(number)]) if number in places else {**answer, **nothing}
+        assert answer == {**other, "line": number + 1}
+    return done
+
+
+def check_texts(call, command: str, run: Path, lines: list[str], oddity: str, *options: str) -> None:
+    """As `check`, of plain text: a line that holds nothing has an empty one."""
+    blob, count, places = odd(oddity, lines)
+    texts = call(command, run, *options, stdin=blob).lines
+    assert [texts[place] for place in places] == call(command, run, *options, stdin=text_of(*lines)).lines
+    assert len(texts) == count and not any(text for number, text in enumerate(texts) if number not in places)
+
+
 @pytest.mark.parametrize(("name", "oddity"), CASES)
 def test_translate(runs, call, name: str, oddity: str) -> None:
-    run, plain = runs(name), SAMPLES[name].plain
-    expected = [json.loads(line) for line in call("translate", run, "--json", stdin=text_of(*plain)).lines]
-    blob, count, places = odd(oddity, plain)
-    done = call("translate", run, "--json", stdin=blob)
-    answers = [json.loads(line) for line in done.lines]
-    assert done.status == 0 and [answer["line"] for answer in answers] == list(range(1, count + 1))
-    for number, answer in enumerate(answers):
-        if number in places:
-            assert answer == {**expected[places.index(number)], "line": number + 1}
-        else:
-            assert (answer["certificate"], answer["hypotheses"], answer["unknown"]) == ("none", [], 0)
+    nothing = {"certificate": "none", "hypotheses": [], "unknown": 0}
+    done = check(call, "translate", runs(name), SAMPLES[name].plain, oddity, nothing)
     ends = 3 * (oddity in ("tabs", "tabs, returns", "separators")) + (oddity == "separator")
     note = f"tsallis: standard input: ignored separators at the end of lines ({ends})"
     assert done.notes == ([note] if ends else [])
+    if oddity == "blank":
+        check_texts(call, "translate", runs(name), SAMPLES[name].plain, oddity)
 
 
 @pytest.mark.parametrize(("name", "oddity"), FEW)
 def test_score(runs, call, name: str, oddity: str) -> None:
     run, gold = runs(name), SAMPLES[name].gold
-    expected = [json.loads(line) for line in call("score", run, "--json", stdin=text_of(*gold)).lines]
-    blob, count, places = odd(oddity, gold)
-    scores = [json.loads(line) for line in call("score", run, "--json", stdin=blob).lines]
-    nothing = {"possible": None, "log_prob": None, "tokens": [], "impossible": None}
-    for number, score in enumerate(scores):
-        other = expected[places.index(number)] if number in places else nothing
-        assert score == {**other, "line": number + 1}
-    assert len(scores) == count
+    check(call, "score", run, gold, oddity, {"possible": None, "log_prob": None, "tokens": [], "impossible": None})
     for options in ((), ("--tokens",)):
-        texts = call("score", run, *options, stdin=blob).lines
-        assert [texts[place] for place in places] == call("score", run, *options, stdin=text_of(*gold)).lines
-        assert len(texts) == count and not any(text for number, text in enumerate(texts) if number not in places)
+        check_texts(call, "score", run, gold, oddity, *options)
 
 
 @pytest.mark.parametrize(("name", "oddity"), FEW)
 def test_suggest(runs, call, name: str, oddity: str) -> None:
     run, plain = runs(name), SAMPLES[name].plain
-    expected = [json.loads(line) for line in call("suggest", run, "--json", stdin=text_of(*plain)).lines]
+    check(call, "suggest", run, plain, oddity, {"next": [], "possible": False, "log_prob": None})
     blob, count, places = odd(oddity, plain)
-    answers = [json.loads(line) for line in call("suggest", run, "--json", stdin=blob).lines]
-    assert [answer["line"] for answer in answers] == list(range(1, count + 1))
-    for number, answer in enumerate(answers):
-        if number in places:
-            assert answer == {**expected[places.index(number)], "line": number + 1}
-        else:
-            assert answer["next"] == [] and answer["possible"] is False and answer["log_prob"] is None
     texts = call("suggest", run, "--nbest", "1", stdin=blob).lines
-    for number in set(range(count)) - set(places):
-        assert texts[number] == f"{number + 1}\t\t0\tnone"
+    assert all(texts[number] == f"{number + 1}\t\t0\tnone" for number in set(range(count)) - {*places})
 
 
 @pytest.mark.parametrize("name", ANSWERED)
@@ -262,15 +257,6 @@ def test_texts(runs, call, tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(MARK + text_of("the cat", "", "a dog"))
     done = call("evaluate", run, tmp_path / "text")
     assert done.notes == [f"tsallis: {tmp_path / 'text'}: ignored blank lines (1)"] and "(3 lines)" in done.lines[0]
-
-
-@pytest.mark.parametrize("name", ANSWERED)
-def test_as_many_lines_as_there_were(runs, call, name: str) -> None:
-    plain = SAMPLES[name].plain
-    blob, count, places = odd("blank", plain)
-    texts = call("translate", runs(name), stdin=blob).lines
-    assert [texts[place] for place in places] == call("translate", runs(name), stdin=text_of(*plain)).lines
-    assert len(texts) == count and not any(text for number, text in enumerate(texts) if number not in places)
 
 
 def test_documents_without_words(runs, call) -> None:

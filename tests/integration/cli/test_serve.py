@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from process_fork import Ended, run_forked
+from process_fork import command as forked_command
 from tsallis.search import beam_search
 from tsallis.tasks.registry import task_of
 from tsallis.training import load_run
@@ -40,9 +42,9 @@ class Serving:
         )
         assert self.process.stdout is not None
         self.line = self.process.stdout.readline()
-        address = re.search(r"http://127\.0\.0\.1:(\d+)/", self.line)
+        address = re.search(r"http://[\d.]+:(\d+)/", self.line)
         assert address, self.process.communicate()
-        self.url, self.port = address[0], int(address[1])
+        self.url, self.port, self.errors = address[0], int(address[1]), ""
 
     def ask(self, path: str, body: str | None = None) -> tuple[int, Any]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
@@ -56,8 +58,8 @@ class Serving:
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         """Return exit status and standard output once the signal has ended it; no error may have been printed."""
         self.process.send_signal(number)
-        out, errors = self.process.communicate(timeout=60)
-        assert "Traceback" not in errors and "rror" not in errors
+        out, self.errors = self.process.communicate(timeout=60)
+        assert "Traceback" not in self.errors and "rror" not in self.errors
         return self.process.returncode, out
 
 
@@ -99,13 +101,14 @@ def test_the_options_of_the_documentation_are_those_of_the_command() -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_end_it_in_order(trained: Path, number: int) -> None:
-    serving = Serving(trained, "--port", 0)
+def test_an_interrupt_ends_it_in_order_and_a_host_that_others_reach_is_warned_of(trained: Path) -> None:
+    serving = Serving(trained, "--host", "0.0.0.0", "--port", 0)
+    assert "http://0.0.0.0:" in serving.line
     # A client that keeps its connection open does not hold it up.
     connection = socket.create_connection(("127.0.0.1", serving.port))
     assert serving.ask("/api/health")[0] == 200
-    assert serving.end(number) == (0, "")
+    assert serving.end(signal.SIGINT) == (0, "")
+    assert "tsallis: warning: 0.0.0.0 is not this machine alone" in serving.errors
     connection.close()
 
 
@@ -143,42 +146,24 @@ def test_without_its_packages_it_says_what_to_install(trained: Path) -> None:
     assert done.returncode == 2 and "pip install 'tsallis[serve]'" in done.stderr and done.stderr.count("\n") == 1
 
 
-@pytest.mark.process
-def test_an_output_that_is_full_ends_it_with_one_line(trained: Path) -> None:
+def test_an_output_that_is_full_or_that_nobody_reads_ends_it_with_one_line(trained: Path) -> None:
+    def serve_into(handle: int) -> Ended:
+        def work() -> None:
+            os.dup2(handle, 1)
+            sys.stdout = os.fdopen(os.dup(1), "w")
+            forked_command("serve", trained, "--port", 0)()
+
+        return run_forked(work, b"")
+
     with open("/dev/full", "w") as full:
-        ended = subprocess.run(
-            command("serve", trained, "--port", 0), stdout=full, stderr=subprocess.PIPE, text=True, env=environment()
-        )
-    assert ended.returncode == 2 and ended.stderr == "tsallis: standard output: No space left on device\n"
-
-
-@pytest.mark.process
-def test_an_output_that_nobody_reads_ends_it_with_one_line(trained: Path) -> None:
+        ended = serve_into(full.fileno())
+    assert ended == Ended(2, "", "tsallis: standard output: No space left on device\n")
     reading, writing = os.pipe()
     os.close(reading)
-    ended = subprocess.run(
-        command("serve", trained, "--port", 0), stdout=writing, stderr=subprocess.PIPE, text=True, env=environment()
-    )
+    ended = serve_into(writing)
     os.close(writing)
     message = "tsallis: standard output is closed: nobody would learn the server's address\n"
-    assert (ended.returncode, ended.stderr) == (2, message)
-
-
-@pytest.mark.process
-def test_a_host_that_others_reach_is_warned_of(trained: Path) -> None:
-    process = subprocess.Popen(
-        command("serve", trained, "--host", "0.0.0.0", "--port", 0),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(),
-    )
-    assert process.stdout is not None
-    assert "http://0.0.0.0:" in process.stdout.readline()
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 0
-    assert "tsallis: warning: 0.0.0.0 is not this machine alone" in errors and "Traceback" not in errors
+    assert ended == Ended(2, "", message)
 
 
 def test_runs_have_the_shortest_names_that_tell_them_apart() -> None:
@@ -254,6 +239,7 @@ def test_an_example_is_asked_by_a_click(tab: Any) -> None:
     assert [tab.input_value(f'input[name="column-{i}"]') for i in range(2)] == ["try", "V;3;SG;PRS"]
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_all_searches_of_the_page(tab: Any) -> None:
     from playwright.sync_api import expect

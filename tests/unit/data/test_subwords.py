@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-import os
 import pickle
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("sentencepiece")
 
+from process_fork import run_forked
 from tsallis.data.io import read_bytes
 from tsallis.data.subword_sampling import LatticeSampler, MergeSampler, Piece
 from tsallis.data.subwords import Subwords, message_fields
@@ -301,17 +301,9 @@ def test_segmentations_drawn_in_several_threads_and_processes(model: Subwords) -
     for thread in threads:
         thread.join()
     assert [result[n] for n in range(4)] == [expected] * 4
-    code = "import pickle, sys\nmodel, line = pickle.load(sys.stdin.buffer)\nprint(model.sample(line, 0.2, 3))"
-    import tsallis
-
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        input=pickle.dumps((model, LINES[3])),
-        capture_output=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": str(Path(tsallis.__file__).parents[1])},
-    )
-    assert done.stdout.decode().strip() == str(expected[3])
+    blob = pickle.dumps(model)
+    ended = run_forked(lambda: print(pickle.loads(blob).sample(LINES[3], 0.2, 3)))
+    assert ended.text == f"{expected[3]}\n"
 
 
 def test_the_package_needs_no_sentencepiece_until_there_are_subwords() -> None:

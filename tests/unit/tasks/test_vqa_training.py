@@ -56,7 +56,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return result
 
 
-@pytest.mark.parametrize(("attention", "density"), [("discrete", None), ("continuous", 2.0)])
+@pytest.mark.parametrize(
+    ("attention", "density"), [("discrete", None), pytest.param("continuous", 2.0, marks=pytest.mark.slow)]
+)
 def test_from_images_to_answers(folder: Path, tmp_path: Path, attention: str, density: float | None) -> None:
     inputs = config(folder, attention=attention, density=density, output="sparsemax")
     prepared = prepare(inputs)

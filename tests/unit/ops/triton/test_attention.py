@@ -209,6 +209,7 @@ def test_dropout_drops_weights_and_their_gradients() -> None:
     assert (gone == 0).all()
 
 
+@pytest.mark.slow
 def test_dropout_of_more_heads_than_a_grid_is_high(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second and the third dimension of a grid have at most 65,535 programs."""
     grids: list[tuple[int, ...]] = []
@@ -254,11 +255,11 @@ def in_reverse(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 33, 20), (1, 2, 1, 20), (2, 1, 33, 1), (1, 1, 1, 1)])
+@pytest.mark.parametrize("shape", [(1, 1, 17, 20), (1, 2, 1, 20), (2, 1, 17, 1), (1, 1, 1, 1)])
 def test_a_mask_gets_the_same_gradient_in_whatever_order_programs_run(
     shape: tuple[int, ...], in_reverse: Callable[[], None]
 ) -> None:
-    inputs, mask = tensors(2, 2, 33, 20), torch.randn(shape, requires_grad=True)
+    inputs, mask = tensors(2, 2, 17, 20), torch.randn(shape, requires_grad=True)
     check(inputs, 1.3, mask)
     direction = torch.randn(inputs[0].shape)
     (first,) = torch.autograd.grad(attend(*inputs, 1.3, mask)[0], mask, direction)
