@@ -1,8 +1,9 @@
 """The docstring of a public name says all that a user asks: each part that it needs is there.
 
-The first line is a whole sentence. `Args` describes every parameter, `Returns` what comes back, `Raises` every error that
-the body raises; an example runs (`test_doctests.py`), and maps, losses and densities name the paper and the equation that they come from. The fields of a record may have comments instead of
-`Args`; one without methods of its own, or a protocol, needs no example.
+The first line is a whole sentence. `Args` describes every parameter, `Returns` what comes back, `Raises` every error
+that the body raises. An example runs (`test_doctests.py`). Maps, losses and densities name the paper and the equation
+that they come from. The fields of a record may have comments instead of `Args`; one without methods of its own, or a
+protocol, needs no example.
 """
 
 from __future__ import annotations
