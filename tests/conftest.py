@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import shutil
@@ -24,7 +25,6 @@ SAMPLED_TESTS = {
     "contract/test_recorders.py": 9,
     "integration/cli": 4,
     "unit/continuous": 3,
-    "unit/integrations": 3,
     "unit/models": 4,
     "unit/nn": 3,
     "unit/ops": 5,
@@ -51,8 +51,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         test, _, case = item.nodeid.partition("[")
         drawn = zlib.crc32(item.nodeid.encode())
-        if test in seen and case and drawn % sampling_step(item.path):
+        if test in seen and case and not item.get_closest_marker("slow") and drawn % sampling_step(item.path):
             item.add_marker("slow")
+            item.add_marker("sampled")
         if item.get_closest_marker("slow") and drawn // 1000 % parts != part - 1:
             others.append(item)
         seen.add(test)
@@ -62,6 +63,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left_out]
 
 
+@functools.cache
 def sampling_step(path: Path) -> int:
     """Return the number of the closest folder, or of the file itself; 1: every case runs."""
     places = (path, *path.parents)

@@ -267,7 +267,7 @@ def main() -> None:
         if any(part.startswith(suite) for part in options.parts)
         for test in tests
     )
-    arguments = ["-q", "-p", "no:cacheprovider", "-m", "not slow", *suites]
+    arguments = ["-q", "-p", "no:cacheprovider", "-m", "not slow or sampled", *suites]
     status = pytest.main([*arguments, f"--rootdir={TESTS.parent}"], plugins=[session])
     total, counts = session.counts.total(), session.counts
     if status or not total:
