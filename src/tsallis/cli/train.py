@@ -117,7 +117,6 @@ def run_training(loaded: Config, folder: Path, world: World) -> None:
             world=world,
             lock=lock,
             init=start.parameters.facts,
-            search=start.run.task.searched,
             stop=stack.enter_context(note_termination()),
         )
         trainer.load()

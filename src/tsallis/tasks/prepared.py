@@ -112,8 +112,13 @@ class PreparedRun:
             "frozen": section.freeze,
         }
 
-    def measure(self) -> Measure:
-        """Return a function that scores a search on the development set, without costly scores that decide nothing."""
+    def measure(self) -> Measure | None:
+        """Return a function that scores a search on the development set, without costly scores that decide nothing.
+
+        None if the task has no outputs to search for.
+        """
+        if not self.task.searched:
+            return None
         task, data = self.task, self.data
         quick = (self.settings.select or "").removeprefix("macro_") not in task.costly_scores
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -89,11 +89,10 @@ class Trainer:
         folder: of the run; every process must see it.
         settings: how to train.
         watch: called after every update and validation of the first process.
-        measure: computes scores from the results of a search on (the first rows of) `dev`, by their names; unless the
-            settings select another one, the first tells which checkpoint is best. None: the share of outputs that are
-            the target.
-        search: whether validation searches for outputs, and measures them. Without it scores are those of
-            :data:`tsallis.evaluation.score_names.OF_TEXT`, and the loss tells which checkpoint is best.
+        measure: Function that computes scores by name from the results of a search on (the first rows of) `dev`. Unless
+            the settings select another one, the first score chooses the best checkpoint. "accuracy" is the share of
+            outputs that equal the target. With None validation does not search: the scores are those of
+            :data:`tsallis.evaluation.score_names.OF_TEXT`, and the loss chooses the best checkpoint.
         world: this process among those that train.
         lock: on the folder, where the first process holds one: before every write it is seen to be the same folder.
         init: where the model's parameters are from, for the log.
@@ -120,11 +119,10 @@ class Trainer:
         settings: Settings,
         *,
         watch: Watch = lambda progress: None,
-        measure: Measure | None = None,
+        measure: Measure | Literal["accuracy"] | None = "accuracy",
         world: World | None = None,
         lock: Lock | None = None,
         init: Mapping[str, Any] | None = None,
-        search: bool = True,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.model = model
@@ -133,8 +131,7 @@ class Trainer:
         self.folder = folder
         self.settings = settings
         self.watch = watch
-        self.measure = measure or (lambda results: {"accuracy": accuracy(results, dev)})
-        self.search = search
+        self.measure = self._accuracy if isinstance(measure, str) else measure
         self.world = world or World()
         self.lock = lock
         self.init = init
@@ -445,9 +442,12 @@ class Trainer:
         for kind, values in densities.items():
             shared = torch.tensor(world.sum(*values.flatten().tolist()), dtype=torch.float64)
             densities[kind] = shared.reshape(values.shape) / max(sums[-1], 1)
-        scores = self._measure(model) if self.search else {n: getattr(teacher_forced, n) for n in OF_TEXT}
+        if self.measure is None:
+            scores = {name: getattr(teacher_forced, name) for name in OF_TEXT}
+        else:
+            scores = self._search(model, self.measure)
         own = {name: getattr(teacher_forced, name) for name in TEACHER_FORCED}
-        select = settings.select or (next(iter(scores)) if self.search else "loss")
+        select = settings.select or ("loss" if self.measure is None else next(iter(scores)))
         self._update_best(rank_score(select, _find_score(select, {**own, **scores})), teacher_forced.loss)
         return {
             "dev_loss": teacher_forced.loss,
@@ -461,7 +461,10 @@ class Trainer:
             **{f"density_{kind}": values.tolist() for kind, values in densities.items()},
         }
 
-    def _measure(self, model: Any) -> dict[str, float]:
+    def _accuracy(self, results: Sequence[Result]) -> dict[str, float]:
+        return {"accuracy": accuracy(results, self.dev)}
+
+    def _search(self, model: Any, measure: Measure) -> dict[str, float]:
         """Search for outputs of the development set and compute their scores; all processes return the same."""
         world, settings = self.world, self.settings
         rows = min(settings.validation_rows or len(self.dev), len(self.dev))
@@ -469,7 +472,7 @@ class Trainer:
         competing = settings.validation_competing_ends
         parts = world.gather(search_batches(model, searched, settings.validation_beam, competing_ends=competing))
         results = [result for _, result in sorted((i, r) for part in parts for i, r in part.items())]
-        scores: dict[str, float] = world.broadcast(self.measure(results) if world.main else None)
+        scores: dict[str, float] = world.broadcast(measure(results) if world.main else None)
         return scores
 
     def _update_best(self, score: float, loss: float) -> None:

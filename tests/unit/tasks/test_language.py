@@ -53,8 +53,7 @@ def train(loaded: Config, folder: Path) -> Any:
     facts = prepared.task.facts()
     start_run(folder, loaded.text(), prepared.description, facts, vocabularies.src, vocabularies.tgt)
     model = build_model(prepared.description, "cpu")
-    search = prepared.task.searched
-    Trainer(model, data.train, data.dev.corpus, folder, prepared.settings, search=search).run()
+    Trainer(model, data.train, data.dev.corpus, folder, prepared.settings, measure=prepared.measure()).run()
     return load_run(folder)
 
 
