@@ -111,13 +111,8 @@ def test_every_mistake_is_in_one_line(tmp_path: Path) -> None:
         (TRANSFORMER + "{tie_alphas: all}\n", "model.tie_alphas: .*found 'all'"),
         (TRANSFORMER + "{layers: 2}\n", "model.layers: unknown key"),
         (TRANSFORMER + "{heads: 3}\n", "model: d_model must be a multiple of heads, found d_model 512 and heads 3"),
-        (
-            TRANSFORMER + "{context_attention: entmax}\n",
-            "model.context_attention: now called cross_attention: rename it",
-        ),
-        (BASE + "model: {functions: 30}\n", "model.functions: now called num_basis: rename it in the file"),
         (BASE + "model: {ridge: 0.1}\n", "model.ridge: unknown key"),  # not a setting of this model
-        (BASE + "training: {alpha_rate: 5.0}\n", "training.alpha_rate: now called alpha_lr_scale: rename it"),
+        (BASE + "training: {alpha_rate: 5.0, alpha_lr_scale: 5.0}\n", "training.alpha_rate: unknown key"),
         ("version: 1\ndata: {task: parsing}\n", "data: .*'parsing'.*inflection.*translation"),
         ("version: 1\ndata: {task: translation}\n", "data: train and dev files are needed"),
         (TRANSLATION + "{train: t}\n", r"data: train and dev files are needed \(or embedded: german-english-numbers"),

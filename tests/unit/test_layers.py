@@ -13,7 +13,7 @@ import tsallis
 ROOT = Path(tsallis.__file__).parent
 # From the bottom up; parts on one line know nothing of each other.
 LAYERS = [
-    {"errors", "special_symbols", "user_cache", "search_budget", "optional_output"},
+    {"errors", "old_names", "special_symbols", "user_cache", "search_budget", "optional_output"},
     {"ops"},
     {"functional"},
     {"continuous"},

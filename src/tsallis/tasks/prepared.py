@@ -19,6 +19,7 @@ from tsallis.data.word_vectors import read_word_vectors
 from tsallis.data.yaml_text import LARGEST_FILE, parse_yaml
 from tsallis.errors import InputError, describe, memory_for
 from tsallis.evaluation.score_names import TEACHER_FORCED
+from tsallis.old_names import with_new_names
 from tsallis.search.texts import merge_texts
 from tsallis.tasks.scoring import best_texts, language_scores, score_values
 from tsallis.training.changes import Changes, find_changes
@@ -139,7 +140,7 @@ def text_of_run(config: RunConfig, folder: Path) -> tuple[str, Changes | None]:
         return text, None
     stored = read_text(folder / CONFIG, LARGEST_FILE)
     try:
-        before = type(config).model_validate(parse_yaml(stored, CONFIG))
+        before = type(config).model_validate(with_new_names(parse_yaml(stored, CONFIG)))
     except (InputError, ValidationError):
         return text, None
     if before.text() == text:
