@@ -11,6 +11,8 @@ KEYS = {
     "functions": "num_basis",
     "penalty": "ridge",
 }
+# Values of the key `task` in config.yaml and task.json.
+TASKS = {"inflection": "strings"}
 
 
 def with_new_names(content: Any) -> Any:
@@ -18,10 +20,13 @@ def with_new_names(content: Any) -> Any:
 
     An old name stays where the new one is present: the schema of the file rejects it.
 
-    >>> with_new_names({"training": {"alpha_rate": 5.0}})
-    {'training': {'alpha_lr_scale': 5.0}}
+    >>> with_new_names({"data": {"task": "inflection"}, "training": {"alpha_rate": 5.0}})
+    {'data': {'task': 'strings'}, 'training': {'alpha_lr_scale': 5.0}}
     """
     if not isinstance(content, dict):
         return content
     names = {key: KEYS.get(key, key) for key in content}
-    return {key if names[key] in content else names[key]: with_new_names(value) for key, value in content.items()}
+    renamed = {key if names[key] in content else names[key]: with_new_names(value) for key, value in content.items()}
+    if isinstance(task := renamed.get("task"), str):
+        renamed["task"] = TASKS.get(task, task)
+    return renamed

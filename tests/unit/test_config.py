@@ -113,7 +113,7 @@ def test_every_mistake_is_in_one_line(tmp_path: Path) -> None:
         (TRANSFORMER + "{heads: 3}\n", "model: d_model must be a multiple of heads, found d_model 512 and heads 3"),
         (BASE + "model: {ridge: 0.1}\n", "model.ridge: unknown key"),  # not a setting of this model
         (BASE + "training: {alpha_rate: 5.0, alpha_lr_scale: 5.0}\n", "training.alpha_rate: unknown key"),
-        ("version: 1\ndata: {task: parsing}\n", "data: .*'parsing'.*inflection.*translation"),
+        ("version: 1\ndata: {task: parsing}\n", "data: .*'parsing'.*strings.*translation"),
         ("version: 1\ndata: {task: translation}\n", "data: train and dev files are needed"),
         (TRANSLATION + "{train: t}\n", r"data: train and dev files are needed \(or embedded: german-english-numbers"),
         (TRANSLATION + "{embedded: english-verbs}\n", "data.embedded: .*found 'english-verbs'"),
@@ -376,7 +376,7 @@ def test_prepared_runs_have_plain_arguments(tmp_path: Path) -> None:
     write(tmp_path, "eo-dev", "vidi\tvidas\tV;PRS")
     text = f"version: 1\ndata: {{folder: {tmp_path}, train: '{{language}}-train', dev: '{{language}}-dev'}}\n"
     prepared = prepare(config(tmp_path, text, "data.languages=eo", "model.d_model=8", "training.seed=3"))
-    assert prepared.task.facts() == {"task": "inflection", "languages": ["eo"], "max_length": 256}
+    assert prepared.task.facts() == {"task": "strings", "languages": ["eo"], "max_length": 256}
     data = prepared.data
     assert "<lang:eo>" in data.vocabularies.src and "<lang:eo>" not in data.vocabularies.tgt
     assert len(data.train) == 2 and len(data.dev.corpus) == 1 and data.dev.references == ["vidas"]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tsallis.old_names import KEYS, with_new_names
-from tsallis.tasks.registry import load_config
-from tsallis.training.schema import ModelRecord, parse_record
+from tsallis.old_names import KEYS, TASKS, with_new_names
+from tsallis.tasks.registry import load_config, task_of
+from tsallis.training.schema import ModelRecord, TaskRecord, parse_record
 
 FILES = "data: {train: a, dev: b}\n"
 CONFIGURATIONS = {
@@ -44,3 +44,12 @@ def test_models_with_old_names_open(old: str) -> None:
 def test_an_old_name_beside_the_new_one_stays() -> None:
     content = {"model": {"penalty": 0.5, "ridge": 0.1}}
     assert with_new_names(content) == content
+
+
+@pytest.mark.parametrize("old", TASKS)
+def test_old_names_of_tasks_open(tmp_path: Path, old: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"version: 1\ndata: {{task: {old}, train: a, dev: b}}\n")
+    assert load_config(path).data.task == TASKS[old]
+    record = parse_record(json.dumps({"task": old, "languages": ["eo"]}).encode(), TaskRecord, "task.json")
+    assert task_of(record.model_dump()).facts()["languages"] == ["eo"]

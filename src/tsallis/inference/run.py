@@ -576,8 +576,8 @@ def join_columns(task: Task, sources: Sequence[str], targets: Sequence[str]) -> 
     Raises:
         InputError: not one output a line, or a task whose lines have no other column.
 
-    >>> from tsallis.tasks.inflection import Inflection
-    >>> join_columns(Inflection(None), ["draw\tV;PST"], ["drew"])
+    >>> from tsallis.tasks.strings import Strings
+    >>> join_columns(Strings(None), ["draw\tV;PST"], ["drew"])
     ['draw\tdrew\tV;PST']
     """
     from tsallis.errors import InputError

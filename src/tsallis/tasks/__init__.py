@@ -3,7 +3,7 @@
 `tsallis.tasks.base` says what a task is, and `tsallis.tasks.registry` which ones there are.
 """
 
-from tsallis.tasks.inflection import InflectionExample, english_verbs, read_inflection, read_languages
 from tsallis.tasks.registry import load_config
+from tsallis.tasks.strings import StringsExample, english_verbs, read_languages, read_strings
 
-__all__ = ["InflectionExample", "english_verbs", "load_config", "read_inflection", "read_languages"]
+__all__ = ["StringsExample", "english_verbs", "load_config", "read_languages", "read_strings"]

@@ -138,7 +138,12 @@ class TaskRecord(Record):
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
-    task: str = "inflection"
+    task: str = "strings"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rename(cls, content: Any) -> Any:
+        return with_new_names(content)
 
 
 class Event(Record):

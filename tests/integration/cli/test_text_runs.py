@@ -262,7 +262,7 @@ def test_mistakes(tsallis, trained: Path, options: tuple[object, ...], words: st
         ({"prefix": "1"}, "prefix: the beginning '1' holds symbols that"),
         ({"min_length": 5, "max_length": 4}, "min_length 5 is above max_length 4"),
         ({"language": "dutch"}, "the run knows no languages, 'dutch' was given"),
-        ({"images": "x"}, "an inflection run takes no images, 'x' was given"),
+        ({"images": "x"}, "a strings run takes no images, 'x' was given"),
         ({"alignment": "all"}, "alignment must be largest or support, got 'all'"),
     ],
 )

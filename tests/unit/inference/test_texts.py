@@ -164,11 +164,11 @@ def test_all_commands_show_one_best_text(run: TextRun) -> None:
 def test_labels_and_characters_are_free_of_it(make_run: Callable[..., TextRun]) -> None:
     from tsallis.data import Vocabulary
     from tsallis.tasks.classification import Classification
-    from tsallis.tasks.inflection import Inflection
+    from tsallis.tasks.strings import Strings
 
     labels, characters = Vocabulary(["good", "goodness"]), Vocabulary(["a", "b", "ä"])
     assert Classification.ambiguous_text(object.__new__(Classification), labels) is None
-    assert Inflection(None).ambiguous_text(characters) is None
+    assert Strings(None).ambiguous_text(characters) is None
     assert make_run(PROBS).text is not None
 
 

@@ -25,7 +25,7 @@ LINES = ["abc\tN", "f\tN", "abcdef\tN"]
 
 
 def run_of(folder: Path, model: Any) -> Run:
-    return Run(folder, model.eval(), SYMBOLS, SYMBOLS, {"task": "inflection"}, {})
+    return Run(folder, model.eval(), SYMBOLS, SYMBOLS, {"task": "strings"}, {})
 
 
 def transformer(**more: Any) -> TransformerSeq2Seq:

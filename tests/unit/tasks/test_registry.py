@@ -17,7 +17,7 @@ from tsallis.training import load_run
 from tsallis.training.checkpoint import Checkpoints
 from tsallis.training.run_folder import build_model, start_run
 
-LANGUAGES = {"task": "inflection", "train": "{language}-train", "dev": "{language}-train"}
+LANGUAGES = {"task": "strings", "train": "{language}-train", "dev": "{language}-train"}
 TEXT = "ein Haus\nzwei neue H@@ ute\ndas rote Haus\n"
 DATA: dict[str, dict[str, Any]] = {
     "verbs": {"embedded": "english-verbs"},
@@ -82,8 +82,8 @@ def test_a_run_has_its_own_task(runs: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("own", "other", "words"),
     [
-        ("verbs", "words", "task is 'translation', 'inflection' by config.yaml"),
-        ("words", "verbs", "task is 'inflection', 'translation' by config.yaml"),
+        ("verbs", "words", "task is 'translation', 'strings' by config.yaml"),
+        ("words", "verbs", "task is 'strings', 'translation' by config.yaml"),
         ("classes", "texts", "task is 'language', 'classification' by config.yaml"),
         ("all", "one", r"languages is \['aa'\], the model's symbols are of \['aa', 'bb'\]"),
         ("one", "all", r"languages is \['aa', 'bb'\], \['aa'\] by config.yaml"),

@@ -295,7 +295,7 @@ def test_what_outputs_are_worth(tmp_path: Path) -> None:
     assert list(result) == ["bleu", "chrf", "exact"] and result["exact"] == 0.75 and 0 < result["bleu"] < 100
 
 
-def inflection(folder: Path, train: list[str], dev: list[str], **data: Any) -> Config:
+def strings(folder: Path, train: list[str], dev: list[str], **data: Any) -> Config:
     write(folder / "train", train)
     write(folder / "dev", dev)
     inputs = {"folder": str(folder), "train": "train", "dev": "dev", **data}
@@ -304,15 +304,15 @@ def inflection(folder: Path, train: list[str], dev: list[str], **data: Any) -> C
 
 def test_examples_too_long_to_train_on_are_left_out(tmp_path: Path) -> None:
     rows = ["ab\tabc\tN", f"{'a' * 300_000}\tb\tN", f"x\t{'b' * 300}\tN", "ba\tb\tV"]
-    data = prepare(inflection(tmp_path, rows, rows[:1])).data
+    data = prepare(strings(tmp_path, rows, rows[:1])).data
     assert len(data.train) == 2 and data.train.counts == Counts(4, 2, 0, 2)
     assert "x" not in data.vocabularies.src  # the others count for nothing
-    assert len(prepare(inflection(tmp_path, rows, rows[:1], max_length=301)).data.train) == 3
+    assert len(prepare(strings(tmp_path, rows, rows[:1], max_length=301)).data.train) == 3
     reason = r"none of 4 examples has at most 2 symbols \(data.max_length\)"
     with pytest.raises(InputError, match=f"^{tmp_path}/train: {reason}"):
-        prepare(inflection(tmp_path, rows, rows[:1], max_length=2))
+        prepare(strings(tmp_path, rows, rows[:1], max_length=2))
     with pytest.raises(InputError, match=f"^{tmp_path}/dev:2: 300001 symbols, at most 256 are read"):
-        prepare(inflection(tmp_path, rows, rows[:2]))
+        prepare(strings(tmp_path, rows, rows[:2]))
 
 
 def test_sentences_too_long_for_a_search(tmp_path: Path) -> None:
@@ -343,7 +343,7 @@ def test_a_model_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def build(*_: Any) -> None:
         torch.empty(1 << 60)
 
-    prepared = prepare(inflection(tmp_path, ["a\tb\tN"], ["a\tb\tN"]))
+    prepared = prepare(strings(tmp_path, ["a\tb\tN"], ["a\tb\tN"]))
     monkeypatch.setattr("tsallis.tasks.prepared.build_model", build)
     with pytest.raises(InputError, match=r"the model .* does not fit into memory"):
         prepared.build()

@@ -47,7 +47,7 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"class": None}, "class: missing"),
     ],
     "task.json": [
-        ({"task": "parsing"}, "unknown task 'parsing', known: inflection, translation, classification, visual"),
+        ({"task": "parsing"}, "unknown task 'parsing', known: strings, translation, classification, visual"),
         ({"task": 3}, "task: input should be a valid string, found 3"),
         ({"languages": 3}, "languages: "),
         ({"languages": [3]}, r"languages\.0: "),
@@ -324,9 +324,9 @@ def test_a_task_that_is_not_that_of_the_configuration(run: Path) -> None:
 
 
 def test_tasks_are_what_they_were_written_as(run: Path) -> None:
-    assert load_run(run).task == {"task": "inflection", "languages": None}
+    assert load_run(run).task == {"task": "strings", "languages": None}
     (run / "task.json").write_text("{}")  # of the first runs
-    assert task_of(load_run(run).task) == task_of({"task": "inflection"})
+    assert task_of(load_run(run).task) == task_of({"task": "strings"})
 
 
 def test_files_of_absurd_sizes(run: Path) -> None:

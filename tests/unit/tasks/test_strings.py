@@ -11,15 +11,15 @@ import pytest
 from tsallis.data import Vocabulary
 from tsallis.data.io import decode_lines
 from tsallis.errors import InputError
-from tsallis.tasks.inflection import (
+from tsallis.tasks.strings import (
     COLUMNS,
-    Inflection,
-    InflectionData,
-    InflectionExample,
+    Strings,
+    StringsData,
+    StringsExample,
     find_languages,
     parse_line,
-    read_inflection,
     read_languages,
+    read_strings,
 )
 
 # What str.splitlines takes for the end of a line, and str.strip for nothing.
@@ -33,24 +33,24 @@ def write(path: Path, text: str | bytes) -> Path:
 
 def test_a_file(tmp_path: Path) -> None:
     path = write(tmp_path / "a", "draw\tdrew\tV;PST\nser\tfui\tV;IND;PST;1;SG\n")
-    assert read_inflection(path, "spanish") == [
-        InflectionExample("draw", ("V", "PST"), "drew", "spanish"),
-        InflectionExample("ser", ("V", "IND", "PST", "1", "SG"), "fui", "spanish"),
+    assert read_strings(path, "spanish") == [
+        StringsExample("draw", ("V", "PST"), "drew", "spanish"),
+        StringsExample("ser", ("V", "IND", "PST", "1", "SG"), "fui", "spanish"),
     ]
-    assert [e.language for e in read_inflection(str(path))] == [None, None]
+    assert [e.language for e in read_strings(str(path))] == [None, None]
 
 
 def test_tokens_keep_the_order_of_the_file() -> None:
-    example = InflectionExample("no uno", ("PRO", "3", "SG"), "n’a", "italian")
+    example = StringsExample("no uno", ("PRO", "3", "SG"), "n’a", "italian")
     assert example.src_tokens() == ["<lang:italian>", "<tag:PRO>", "<tag:3>", "<tag:SG>", *"no uno"]
-    assert InflectionExample("a", ("V",)).src_tokens() == ["<tag:V>", "a"]
+    assert StringsExample("a", ("V",)).src_tokens() == ["<tag:V>", "a"]
     assert example.tgt_tokens() == ["n", "’", "a"]
     with pytest.raises(ValueError, match="'a' has no form"):
-        InflectionExample("a", ("V",)).tgt_tokens()
+        StringsExample("a", ("V",)).tgt_tokens()
 
 
 def test_a_lemma_can_not_pass_for_a_tag() -> None:
-    lemma = InflectionExample("<tag:V>", ("N",), "x").src_tokens()
+    lemma = StringsExample("<tag:V>", ("N",), "x").src_tokens()
     assert lemma.count("<tag:V>") == 0 and lemma[1:] == list("<tag:V>")
     vocabulary = Vocabulary.build([lemma, ["<tag:V>"]])
     assert vocabulary.encode(["<tag:V>"])[0] not in vocabulary.encode(lemma)
@@ -60,7 +60,7 @@ def test_a_lemma_can_not_pass_for_a_tag() -> None:
 def test_separators_inside_and_at_the_ends_of_fields_are_characters(tmp_path: Path, separator: str) -> None:
     s = separator
     path = write(tmp_path / "a", f"{s}a{s}b{s}\t{s}c{s}d{s}\tV;{s}X\nwalk\twalked\tV;PST\n")
-    first, second = read_inflection(path)
+    first, second = read_strings(path)
     assert (first.lemma, first.form, first.tags) == (f"{s}a{s}b{s}", f"{s}c{s}d{s}", ("V", f"{s}X"))
     assert first.src_tokens()[2:] == [s, "a", s, "b", s] and first.tgt_tokens() == [s, "c", s, "d", s]
     assert second.lemma == "walk"
@@ -68,23 +68,23 @@ def test_separators_inside_and_at_the_ends_of_fields_are_characters(tmp_path: Pa
 
 def test_nothing_is_normalised(tmp_path: Path) -> None:
     path = write(tmp_path / "a", "e\u0301\t\u00e9\tV\n")
-    (example,) = read_inflection(path)
+    (example,) = read_strings(path)
     assert example.src_tokens() == ["<tag:V>", "e", "\u0301"] and example.tgt_tokens() == ["\u00e9"]
 
 
 def test_the_last_line_may_lack_its_line_feed(tmp_path: Path) -> None:
     path = write(tmp_path / "a", "a\tb\tV\nc\td\tN")
-    assert [e.form for e in read_inflection(path)] == ["b", "d"]
+    assert [e.form for e in read_strings(path)] == ["b", "d"]
 
 
 def test_lines_without_a_form(tmp_path: Path) -> None:
     path = write(tmp_path / "a", "walk\tV;PST\nrun\tran\tV;PST\n")
-    assert read_inflection(path, need_form=False) == [
-        InflectionExample("walk", ("V", "PST")),
-        InflectionExample("run", ("V", "PST"), "ran"),
+    assert read_strings(path, need_form=False) == [
+        StringsExample("walk", ("V", "PST")),
+        StringsExample("run", ("V", "PST"), "ran"),
     ]
     with pytest.raises(InputError, match=r"a:1: expected lemma<TAB>form<TAB>tags, found 2 columns: 'walk\\tV;PST'"):
-        read_inflection(path)
+        read_strings(path)
     assert parse_line("walk\tV;PST", "stdin:1", "english", need_form=False).language == "english"
 
 
@@ -110,24 +110,24 @@ def test_lines_without_a_form(tmp_path: Path) -> None:
 def test_malformed_lines(tmp_path: Path, text: str | bytes, line: int, message: str) -> None:
     path = write(tmp_path / "a", text)
     with pytest.raises(InputError) as error:
-        read_inflection(path)
+        read_strings(path)
     assert str(error.value).startswith(f"{path}:{line}: ") and message in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_a_carriage_return_is_a_part_of_the_lines_end(tmp_path: Path) -> None:
-    assert read_inflection(write(tmp_path / "a", "a\tb\tV\r\nc\td\tV;X\r\n")) == read_inflection(
+    assert read_strings(write(tmp_path / "a", "a\tb\tV\r\nc\td\tV;X\r\n")) == read_strings(
         write(tmp_path / "b", "a\tb\tV\nc\td\tV;X\n")
     )
 
 
 def test_files_that_are_not_there_or_empty(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nothing: can't be read: No such file"):
-        read_inflection(tmp_path / "nothing")
+        read_strings(tmp_path / "nothing")
     with pytest.raises(InputError, match="can't be read: Is a directory"):
-        read_inflection(tmp_path)
+        read_strings(tmp_path)
     with pytest.raises(InputError, match="the file is empty, expected lines of lemma<TAB>form<TAB>tags"):
-        read_inflection(write(tmp_path / "a", ""))
+        read_strings(write(tmp_path / "a", ""))
     with pytest.raises(InputError, match="standard input: the file is empty"):
         list(decode_lines(io.BytesIO(b""), "standard input", COLUMNS))
 
@@ -164,9 +164,9 @@ def test_all_languages_are_found_by_the_name_of_their_file(tmp_path: Path, name:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(path, "draw\tdrew\tV;PST\n")
     for train in (name, str(folder / name)):
-        config = InflectionData(folder=str(folder), train=train, dev=train, languages="all")
+        config = StringsData(folder=str(folder), train=train, dev=train, languages="all")
         assert find_languages(config) == names
-        assert [example.language for example in Inflection.read_split(config, "train")] == names
+        assert [example.language for example in Strings.read_split(config, "train")] == names
 
 
 def test_published_files(shared_data: Path, tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_published_files(shared_data: Path, tmp_path: Path) -> None:
             if stream is not None:
                 write(tmp_path / name, stream.read())
     for name, count in counts.items():
-        examples = read_inflection(tmp_path / name, need_form="covered" not in name)
+        examples = read_strings(tmp_path / name, need_form="covered" not in name)
         assert len(examples) == count
         again = "".join("\t".join(f for f in (e.lemma, e.form, ";".join(e.tags)) if f) + "\n" for e in examples)
         assert again.encode() == (tmp_path / name).read_bytes()

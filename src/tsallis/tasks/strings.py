@@ -32,10 +32,10 @@ TAG = "<tag:"
 MOST_NAMED = 5  # tags in a message
 
 
-class InflectionData(Section):
+class StringsData(Section):
     """The source of inflection examples: files of one or many languages, or embedded data."""
 
-    task: Literal["inflection"] = "inflection"
+    task: Literal["strings"] = "strings"
     embedded: Literal["english-verbs"] | None = None
     folder: FileName = "."
     train: FileName | None = None  # file names in the folder; {language} stands for each language's name
@@ -51,20 +51,20 @@ class InflectionData(Section):
         return [value] if isinstance(value, str) and value != "all" else value
 
     @model_validator(mode="after")
-    def _check_source(self) -> InflectionData:
+    def _check_source(self) -> StringsData:
         check_source(self, ("train", "dev", "test", "languages"), "english-verbs")
         return self
 
 
 @dataclass(frozen=True)
-class Inflection(SequenceTask):
+class Strings(SequenceTask):
     """A lemma and tags to a form: `lemma<TAB>tags`, with gold `lemma<TAB>form<TAB>tags`."""
 
     languages: list[str] | None = None
     max_length: Annotated[int, Field(ge=1)] | None = None
 
-    name = "inflection"
-    Config = InflectionData
+    name = "strings"
+    Config = StringsData
     noun = "form"
     columns = ("lemma<TAB>tags", COLUMNS)
     scores = ("accuracy", "levenshtein")
@@ -73,7 +73,7 @@ class Inflection(SequenceTask):
     empty_outputs = True
 
     @classmethod
-    def load(cls, config: InflectionData) -> tuple[Task, Data]:
+    def load(cls, config: StringsData) -> tuple[Task, Data]:
         examples, dev_examples = cls.read_split(config, "train"), cls.read_split(config, "dev")
         dev = _in_turn(list(enumerate(dev_examples)))
         train = [e for e in examples if max(len(e.src_tokens()), len(e.tgt_tokens())) <= config.max_length]
@@ -90,16 +90,16 @@ class Inflection(SequenceTask):
         return task, Data(replace(encode_examples(train, src, tgt), counts=counts), lines, vocabularies)
 
     @classmethod
-    def examples(cls, config: InflectionData, split: str, language: str | None = None) -> list[InflectionExample]:
+    def examples(cls, config: StringsData, split: str, language: str | None = None) -> list[StringsExample]:
         """Read the examples of a split; of a configuration with languages, only those of `language` if there is one."""
         if config.embedded is not None:
             return english_verbs()[split]
         path = str(Path(config.folder) / split_name(config, split))
         names = find_languages(config) if language is None else [language]
-        return read_inflection(path) if names is None else read_languages(path, names)
+        return read_strings(path) if names is None else read_languages(path, names)
 
     @classmethod
-    def files(cls, config: InflectionData, split: str) -> list[Path]:
+    def files(cls, config: StringsData, split: str) -> list[Path]:
         if config.embedded is not None:
             return []
         name, languages = split_name(config, split), find_languages(config)
@@ -107,7 +107,7 @@ class Inflection(SequenceTask):
         return [Path(config.folder) / name for name in names]
 
     @classmethod
-    def config_facts(cls, config: InflectionData) -> dict[str, Any]:
+    def config_facts(cls, config: StringsData) -> dict[str, Any]:
         facts = super().config_facts(config)
         return {key: value for key, value in facts.items() if value != "all"}  # "all" is decided by the files
 
@@ -162,10 +162,10 @@ class Inflection(SequenceTask):
 
     def parse(
         self, line: str, origin: str, gold: bool, language: str | None = None, empty: bool = False
-    ) -> InflectionExample:
+    ) -> StringsExample:
         return parse_line(line, origin, language, gold, empty)
 
-    def split(self, run: Run, config: InflectionData, split: str, **options: Any) -> Lines:
+    def split(self, run: Run, config: StringsData, split: str, **options: Any) -> Lines:
         if options.get("language") is not None:
             self.check_language(run, options["language"])
         if config.languages == "all":  # those there were when the run was started
@@ -181,7 +181,7 @@ class Inflection(SequenceTask):
         if not self.languages and language is not None:
             raise InputError(f"{run.folder}: the run knows no languages, {describe(language)} was given")
 
-    def encode(self, examples: Sequence[InflectionExample], vocabularies: Vocabularies) -> Lines:
+    def encode(self, examples: Sequence[StringsExample], vocabularies: Vocabularies) -> Lines:
         titles = [f"{e.lemma} + {';'.join(e.tags)}" for e in examples]
         forms, count = [e.form or "" for e in examples], len(examples)
         languages = [e.language for e in examples if e.language is not None]
@@ -197,7 +197,7 @@ class Inflection(SequenceTask):
         return [CorpusScore(name, value, "") for name, value in form_scores(texts, references).items()]
 
 
-def find_languages(config: InflectionData) -> list[str] | None:
+def find_languages(config: StringsData) -> list[str] | None:
     """Return the languages of a configuration; "all" is looked up in the folder."""
     if config.languages != "all":
         return config.languages
@@ -213,11 +213,11 @@ def find_languages(config: InflectionData) -> list[str] | None:
     return names
 
 
-def _dev_origin(config: InflectionData, examples: Sequence[InflectionExample], number: int) -> str:
+def _dev_origin(config: StringsData, examples: Sequence[StringsExample], number: int) -> str:
     """Return the file and line of an example of the development set."""
     language = examples[number].language
     first = next(i for i, example in enumerate(examples) if example.language == language)
-    files = Inflection.files(config, "dev") or [Path("data.embedded")]
+    files = Strings.files(config, "dev") or [Path("data.embedded")]
     file = files[0] if language is None else files[(find_languages(config) or []).index(language)]
     if config.embedded is not None:
         return f"{file}:{number + 1}"
@@ -225,22 +225,22 @@ def _dev_origin(config: InflectionData, examples: Sequence[InflectionExample], n
     return origins[number - first]
 
 
-def _in_turn(examples: list[tuple[int, InflectionExample]]) -> list[tuple[int, InflectionExample]]:
+def _in_turn(examples: list[tuple[int, StringsExample]]) -> list[tuple[int, StringsExample]]:
     """Let languages take turns, so that the first examples, whatever their number, are evenly of all."""
-    each: dict[str | None, list[tuple[int, InflectionExample]]] = {}
+    each: dict[str | None, list[tuple[int, StringsExample]]] = {}
     for number, example in examples:
         each.setdefault(example.language, []).append((number, example))
     return [example for turn in zip_longest(*each.values()) for example in turn if example is not None]
 
 
-def encode_examples(examples: Sequence[InflectionExample], src: Vocabulary, tgt: Vocabulary) -> Corpus:
+def encode_examples(examples: Sequence[StringsExample], src: Vocabulary, tgt: Vocabulary) -> Corpus:
     """Return examples as numbers; the target is empty where a form is not known."""
     sources = [src.encode(e.src_tokens()) for e in examples]
     return Corpus(sources, [tgt.encode(e.tgt_tokens()) if e.form is not None else [] for e in examples])
 
 
 @dataclass(frozen=True)
-class InflectionExample:
+class StringsExample:
     """One cell of a paradigm.
 
     Args:
@@ -250,7 +250,7 @@ class InflectionExample:
         language: its name; None where there is only one.
 
     Example:
-        >>> example = InflectionExample("draw", ("V", "PST"), "drew", "english")
+        >>> example = StringsExample("draw", ("V", "PST"), "drew", "english")
         >>> example.src_tokens()
         ['<lang:english>', '<tag:V>', '<tag:PST>', 'd', 'r', 'a', 'w']
         >>> example.tgt_tokens()
@@ -278,7 +278,7 @@ class InflectionExample:
         return list(self.form)
 
 
-def read_inflection(path: Path | str, language: str | None = None, need_form: bool = True) -> list[InflectionExample]:
+def read_strings(path: Path | str, language: str | None = None, need_form: bool = True) -> list[StringsExample]:
     r"""Read all examples of a file of `lemma<TAB>form<TAB>tags` lines, tags separated by `;`.
 
     Fields are taken as they are: a form may end in a space. Blank lines, and separators at the end of a line, are
@@ -299,26 +299,26 @@ def read_inflection(path: Path | str, language: str | None = None, need_form: bo
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "english.tsv"
         >>> _ = path.write_text("draw\tdrew\tV;PST\n")
-        >>> read_inflection(path)
-        [InflectionExample(lemma='draw', tags=('V', 'PST'), form='drew', language=None)]
+        >>> read_strings(path)
+        [StringsExample(lemma='draw', tags=('V', 'PST'), form='drew', language=None)]
     """
     lines = read_examples(path, COLUMNS, 3 if need_form else 2, SEPARATOR)
     return [parse_line(line, origin, language, need_form) for origin, line in lines]
 
 
-def read_languages(pattern: str, languages: Sequence[str], need_form: bool = True) -> list[InflectionExample]:
+def read_languages(pattern: str, languages: Sequence[str], need_form: bool = True) -> list[StringsExample]:
     r"""Read the examples of many languages, one file each.
 
     Args:
         pattern: the path of a file; `{language}` in it stands for a language's name.
         languages: their names.
-        need_form: as in :func:`read_inflection`.
+        need_form: as in :func:`read_strings`.
 
     Returns:
         The examples of all languages, in the order of `languages`.
 
     Raises:
-        InputError: a pattern without `{language}`, and the errors of :func:`read_inflection`.
+        InputError: a pattern without `{language}`, and the errors of :func:`read_strings`.
 
     Example:
         >>> import tempfile
@@ -333,13 +333,13 @@ def read_languages(pattern: str, languages: Sequence[str], need_form: bool = Tru
     return [
         example
         for language in languages
-        for example in read_inflection(pattern.replace("{language}", language), language, need_form)
+        for example in read_strings(pattern.replace("{language}", language), language, need_form)
     ]
 
 
 def parse_line(
     line: str, origin: str, language: str | None = None, need_form: bool = True, empty: bool = False
-) -> InflectionExample:
+) -> StringsExample:
     """Return the example on a line.
 
     Args:
@@ -360,10 +360,10 @@ def parse_line(
         raise InputError(f"{origin}: expected {expected}, found an empty {'lemma' if not lemma else 'form'}")
     if not all(tags):
         raise InputError(f"{origin}: expected tags separated by single semicolons, found {describe(fields[-1])}")
-    return InflectionExample(lemma, tags, form, language)
+    return StringsExample(lemma, tags, form, language)
 
 
-def english_verbs() -> dict[str, list[InflectionExample]]:
+def english_verbs() -> dict[str, list[StringsExample]]:
     """Read the embedded English verbs, see :mod:`tsallis.datasets.english_verbs`.
 
     Returns:
@@ -375,6 +375,6 @@ def english_verbs() -> dict[str, list[InflectionExample]]:
         (['dev', 'test', 'train'], '<tag:V>')
     """
     return {
-        split: [InflectionExample(cell.lemma, tuple(cell.tags.split(";")), cell.form) for cell in cells]
+        split: [StringsExample(cell.lemma, tuple(cell.tags.split(";")), cell.form) for cell in cells]
         for split, cells in verb_forms().items()
     }
