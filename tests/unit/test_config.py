@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from task_runs import prepare, read_split
+from task_runs import read_split
 from tsallis.config import Config, SearchConfig
 from tsallis.data.splits import hold_out
 from tsallis.data.subwords import Subwords
@@ -20,6 +20,7 @@ from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.models.registry import MODELS
 from tsallis.search import beam_search
 from tsallis.tasks.classification import ClassificationData
+from tsallis.tasks.prepared import prepare
 from tsallis.tasks.registry import TASKS, load_config, schema
 from tsallis.tasks.sequences import RNNConfig, TransformerConfig
 from tsallis.tasks.translation import SubwordsConfig

@@ -12,9 +12,10 @@ import pytest
 
 from pages import DOCS, run_blocks
 from run_seed import SEED
-from task_runs import encode, evaluate, figures, prepare, read_lines, read_split
+from task_runs import encode, evaluate, figures, read_lines, read_split
 from tsallis.errors import InputError
 from tsallis.tasks import registry
+from tsallis.tasks.prepared import prepare
 from tsallis.training import Trainer, load_run
 from tsallis.training.run_folder import start_run
 

@@ -71,6 +71,7 @@ def _show(run_dir: Path, updates: int | None, device: str) -> None:
     from tsallis.cli.analyze import analyze
     from tsallis.errors import InputError
     from tsallis.tasks.registry import load_config
+    from tsallis.tasks.scoring import evaluate_outputs
     from tsallis.training.distributed import World, device_kind
 
     if run_dir.name in ("", ".."):
@@ -95,7 +96,7 @@ def _show(run_dir: Path, updates: int | None, device: str) -> None:
     opened = open_run(run_dir, device=device)
     sparse, softmax, task = opened.run, open_run(softmax_dir, device=device).run, opened.task
 
-    scores = [task.evaluate(run, task.split(run, config.data, "dev"), BEAM) for run in (sparse, softmax)]
+    scores = [evaluate_outputs(task, run, task.split(run, config.data, "dev"), BEAM)[0] for run in (sparse, softmax)]
     print("\n1. On verbs that neither has seen:\n")
     _print_scores(*scores)
     print("\n2. The answers to three more; 1.5-entmax leaves few possible:")

@@ -31,8 +31,9 @@ from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
 from tsallis.evaluation.search_results import search_corpus
 from tsallis.models.spellings import ambiguous_text
-from tsallis.tasks.base import Lines, Task
+from tsallis.tasks.base import Task
 from tsallis.tasks.registry import load_config
+from tsallis.tasks.types import Lines
 from tsallis.training import Run
 from tsallis.training.file_names import CONFIG
 

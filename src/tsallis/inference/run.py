@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from tsallis.models.batch import Batch
     from tsallis.search import GeneratedText, Hypothesis, Result, RiskChoice, TokenScores
     from tsallis.search.texts import TextProbability
-    from tsallis.tasks.base import Lines, Task
+    from tsallis.tasks.base import Task
+    from tsallis.tasks.types import Lines
     from tsallis.training import Run
 
 BLOCK = 64  # lines that are answered together

@@ -49,7 +49,8 @@ from tsallis.serve.requests import (
 )
 from tsallis.serve.worker import Check, InterruptibleModel
 from tsallis.special_symbols import BOS, EOS, UNK
-from tsallis.tasks.base import Lines, Task, refuse_long
+from tsallis.tasks.base import Task, refuse_long
+from tsallis.tasks.types import Lines
 from tsallis.training import Run
 from tsallis.training.file_names import MODEL
 from tsallis.training.schema import ModelRecord, read_record

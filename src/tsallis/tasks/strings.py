@@ -20,8 +20,9 @@ from tsallis.datasets.english_verbs import verb_forms
 from tsallis.errors import InputError, describe, shorten
 from tsallis.evaluation.text_scores import CorpusScore, form_scores, levenshtein
 from tsallis.special_symbols import FIRST, UNK
-from tsallis.tasks.base import LONGEST, Data, Lines, Task, Vocabularies, refuse_long, split_name
+from tsallis.tasks.base import LONGEST, Task, refuse_long, split_name
 from tsallis.tasks.sequences import SequenceTask, check_source
+from tsallis.tasks.types import Data, Lines, Vocabularies
 from tsallis.training.file_names import TASK
 from tsallis.training.run_folder import Run
 

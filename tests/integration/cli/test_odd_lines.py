@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 import tsallis.cli as cli
-from task_runs import prepare
 from tsallis.config import SearchConfig
 from tsallis.data.word_vectors import read_word_vectors
 from tsallis.errors import IgnoredInputWarning
 from tsallis.serve.answers import ServedRun
 from tsallis.serve.limits import Limits
 from tsallis.serve.requests import TranslateRequest
+from tsallis.tasks.prepared import prepare
 from tsallis.tasks.registry import check_config, load_config, task_of_run
 from tsallis.training import Checkpoints, load_run
 from tsallis.training.run_folder import start_run

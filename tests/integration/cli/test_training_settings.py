@@ -15,7 +15,8 @@ from integration.cli.runs import contents, strings, translation
 from tsallis.config import refuse_idle
 from tsallis.data.subwords import Subwords
 from tsallis.errors import InputError
-from tsallis.tasks.registry import load_config, task_type
+from tsallis.tasks.prepared import prepare
+from tsallis.tasks.registry import load_config
 from tsallis.training.run_folder import start_run
 
 
@@ -62,7 +63,7 @@ def test_a_run_that_starts_from_another_one(tsallis: Run, inflector: Path, tmp_p
     assert start["init"]["embeddings"]["src"]["symbols"] == 3
 
     loaded = load_config(config, overrides)
-    prepared = task_type(loaded).prepare(loaded, tmp_path / "killed")
+    prepared = prepare(loaded, tmp_path / "killed")
     begun, symbols = prepared.initialize(prepared.build()), prepared.data.vocabularies
     (tmp_path / "killed").mkdir()
     arguments = (prepared.description, prepared.task.facts(), symbols.src, symbols.tgt, None, begun.blob())

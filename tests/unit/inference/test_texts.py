@@ -15,7 +15,9 @@ from task_runs import untrained_run
 from tsallis.evaluation.outputs import output_records
 from tsallis.inference import TextRun
 from tsallis.search import Ensemble
+from tsallis.tasks.attention_weights import describe_attention
 from tsallis.tasks.registry import task_of
+from tsallis.tasks.scoring import evaluate_outputs
 
 LINES = ["low lower", "new newer", "low new"] * 4
 # Of every step, whatever was before it.
@@ -139,7 +141,7 @@ def test_a_text_is_possible_if_another_segmentation_is(make_run: Callable[..., T
     assert not run.suggest([SOURCE], ["new"])[0].possible
 
     lines = run.task.read([f"{SOURCE}\tlow", f"{SOURCE}\tnew", f"{SOURCE}\t"], "lines", run.run, gold=True, empty=True)
-    report, results = run.task.evaluate_outputs(run.run, lines, beam_size=5)
+    report, results = evaluate_outputs(run.task, run.run, lines, beam_size=5)
     assert report["gold_possible"] == pytest.approx(2 / 3) and report["empty_possible"] == 1
     records = [*output_records(run.run.model, run.run.tgt_vocab, lines.corpus, lines.references, results)]
     assert [record["reference"]["possible"] for record in records] == [True, False, True]
@@ -154,10 +156,10 @@ def test_all_commands_show_one_best_text(run: TextRun) -> None:
     (answer,) = run.translate([SOURCE])
     read = run.task.read([SOURCE], "lines", run.run, gold=False)
     options: Any = {"beam_size": 5}
-    shown = run.task.describe_attention(run.run, read, **options)
+    shown = describe_attention(run.task, run.run, read, **options)
     assert [content["text"] for _, content in shown] == [answer.text]
     gold = run.task.read([f"{SOURCE}\tlow"], "lines", run.run, gold=True)
-    _, (result,) = run.task.evaluate_outputs(run.run, gold, 5)
+    _, (result,) = evaluate_outputs(run.task, run.run, gold, 5)
     assert run.run.tgt_vocab.text(result.best.tokens) == answer.text
 
 

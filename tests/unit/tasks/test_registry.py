@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from task_runs import prepare
 from tsallis.errors import InputError
 from tsallis.inference import open_run
+from tsallis.tasks.prepared import prepare
 from tsallis.tasks.registry import check_config, task_of, task_of_run
 from tsallis.training import load_run
 from tsallis.training.checkpoint import Checkpoints

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from task_runs import encode, evaluate, prepare, read_lines
+from task_runs import encode, evaluate, read_lines
 from tsallis.cli.input import line_blocks
 from tsallis.cli.output import score_table
 from tsallis.data import Vocabulary
@@ -16,11 +16,12 @@ from tsallis.data.subwords import Subwords
 from tsallis.errors import InputError
 from tsallis.models import RNNSeq2Seq
 from tsallis.search import Certificate, Hypothesis, Result
-from tsallis.tasks.base import Lines
+from tsallis.tasks.prepared import prepare
 from tsallis.tasks.registry import TASKS, check_config, task_of
 from tsallis.tasks.scoring import language_scores, score_values
 from tsallis.tasks.strings import Strings, StringsExample
 from tsallis.tasks.translation import Translation
+from tsallis.tasks.types import Lines
 from tsallis.training import Run
 from tsallis.training.run_folder import start_run
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import tsallis.data.corpus_cache as corpus_cache
-from task_runs import prepare, read_split
+from task_runs import read_split
 from tsallis import estimate_tau, estimate_tau_from_scores
 from tsallis.config import Config
 from tsallis.data.corpus import Corpus, Counts, SampledCorpus
@@ -19,7 +19,7 @@ from tsallis.data.subwords import Subwords
 from tsallis.datasets.number_names import german_english_numbers
 from tsallis.errors import InputError
 from tsallis.search import Certificate, Hypothesis, Result
-from tsallis.tasks.prepared import PreparedRun
+from tsallis.tasks.prepared import PreparedRun, prepare
 from tsallis.tasks.registry import check_config, load_config
 from tsallis.tasks.translation import cache_folder, find_sides
 from tsallis.training.run_folder import build_model, start_run
