@@ -169,7 +169,7 @@ def _print_answers(question: Question, sparse: Result, softmax: Result, *runs: R
 
 def _hypotheses(question: Question, result: Result, run: Run) -> list[str]:
     """Return the rows of a column: the most probable hypotheses, the others as one, and the sum."""
-    texts = [(run.tgt_vocab.text(hypothesis.tokens), hypothesis.prob) for hypothesis in result.hypotheses]
+    texts = [(run.tgt_vocab.decode(hypothesis.tokens), hypothesis.prob) for hypothesis in result.hypotheses]
     rows = [f"  {text:<14}{prob:.6f}{'  right' * (text in question.right)}" for text, prob in texts[:MOST_ANSWERS]]
     if others := texts[MOST_ANSWERS:]:
         rows.append(f"  {f'and {len(others)} more':<14}{sum(prob for _, prob in others):.6f}")

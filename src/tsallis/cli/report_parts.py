@@ -230,7 +230,7 @@ def _with_answers(run: Run, task: Task, corpus: Corpus, answers: _Answers) -> Co
     vocabulary = answers.run.tgt_vocab
     if run.tgt_vocab == vocabulary:  # an answer may be split otherwise than its text would be
         return Corpus(corpus.src, answers.rows)
-    texts = [vocabulary.text(row) for row in answers.rows]
+    texts = [vocabulary.decode(row) for row in answers.rows]
     return Corpus(corpus.src, [task.spell(text, run) if text else [] for text in texts])
 
 

@@ -185,7 +185,7 @@ class Completer:
     def _spell(self, tokens: Sequence[int], prompt: Sequence[int] = ()) -> str:
         """Return what tokens add to the text of a prompt."""
         vocabulary: Any = self.run.tgt_vocab
-        return str(vocabulary.text([*prompt, *tokens]))[len(vocabulary.text(prompt)) :]
+        return str(vocabulary.decode([*prompt, *tokens]))[len(vocabulary.decode(prompt)) :]
 
     def _text(self, tokens: Sequence[int], prompt: Sequence[int], typed: str) -> str:
         """Return a continuation as it is shown: behind a prompt, what is typed begins with a word."""

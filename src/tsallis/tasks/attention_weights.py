@@ -83,7 +83,7 @@ def describe_attention(
     batch = pairs.batch(range(len(best))).to(batch.src.device)
     entries = _entries_of_task(task, run, batch) if chosen is None else _entries_of_heads(run, batch, chosen)
     for (row, hypothesis), source, attention in zip(best, sources, entries, strict=True):
-        output = {"text": run.tgt_vocab.text(hypothesis.tokens)}
+        output = {"text": run.tgt_vocab.decode(hypothesis.tokens)}
         symbols = task.attention_symbols(run, source, hypothesis.tokens, lines.titles[row])
         yield lines.numbers[row], {**output, **symbols, "attention": attention}
 

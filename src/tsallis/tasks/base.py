@@ -19,7 +19,6 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from tsallis.config import Section
 from tsallis.data.corpus import Corpus
 from tsallis.data.io import Ignored, find_packed, number_lines
-from tsallis.data.subwords import Subwords
 from tsallis.errors import InputError, describe
 from tsallis.evaluation.text_scores import CorpusScore
 from tsallis.models.batch import Batch
@@ -146,8 +145,7 @@ class Task(ABC):
 
     def split_typed(self, text: str, run: Run) -> tuple[list[int], str]:
         """Return the whole symbols of what is typed of an output, and the rest: the beginning of the next symbol."""
-        vocabulary = run.tgt_vocab
-        return vocabulary.split_typed(text) if isinstance(vocabulary, Subwords) else (self.spell(text, run), "")
+        return run.tgt_vocab.split_typed(text)
 
     def count_unknown(self, source: Sequence[int] | NDArray[Any]) -> int:
         """Return how many symbols of a source the run doesn't know."""

@@ -97,7 +97,7 @@ def _draw(task: Task, run: Run, batch: Batch, best: Hypothesis, title: str) -> F
         )
         figure: Any = axes.figure
         return figure
-    answer = f"{run.tgt_vocab.text(best.tokens)} ({best.prob:.2f})"
+    answer = f"{run.tgt_vocab.decode(best.tokens)} ({best.prob:.2f})"
     discrete, continuous = attention.get("discrete"), attention.get("continuous")
     weights = None if discrete is None else discrete.weights[0, 0]
     density = None if continuous is None else continuous.density

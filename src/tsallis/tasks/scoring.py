@@ -97,7 +97,7 @@ def score_lengths(model: Any, corpus: SyntheticCorpus) -> dict[str, dict[str, fl
 
 def best_texts(results: Sequence[Result], vocab: Any) -> list[str]:
     """Return the best hypotheses as text; nothing where there is none."""
-    return [vocab.text(r.best.tokens) if r.best else "" for r in results]
+    return [vocab.decode(r.best.tokens) if r.best else "" for r in results]
 
 
 def score_values(pooled: Sequence[CorpusScore], each: dict[str, dict[str, float]]) -> dict[str, Any]:

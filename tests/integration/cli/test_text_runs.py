@@ -103,7 +103,7 @@ def test_translations_are_those_of_the_command_over_several_blocks(
     empty = best[1]
     assert (empty.text, empty.score, empty.certificate, empty.tokens, empty.outputs) == ("", None, "none", (), ())
     for answer in best:
-        assert answer.best is None or answer.text == numbers.run.tgt_vocab.text(answer.best.hypothesis.tokens)
+        assert answer.best is None or answer.text == numbers.run.tgt_vocab.decode(answer.best.hypothesis.tokens)
     draws = tsallis("translate", translator, "--sample", 2, "--json", *short, stdin=stdin).stdout
     assert printed(capsys, [answer.to_dict() for answer in numbers.translate(lines, sample=2, max_length=6)]) == draws
 

@@ -94,7 +94,7 @@ def test_probabilities_of_texts_are_those_of_all_their_segmentations(run: TextRu
     assert known
     for output in known:
         assert output.prob == pytest.approx(KNOWN[output.text], rel=1e-5)
-        assert run.run.tgt_vocab.text(output.hypothesis.tokens) == output.text
+        assert run.run.tgt_vocab.decode(output.hypothesis.tokens) == output.text
     for output, score in zip(outputs, run.score([SOURCE] * len(texts), texts), strict=True):
         assert score.possible and score.exact and output.log_prob == pytest.approx(score.log_prob, abs=1e-5)
     if answer.result is not None and answer.result.certificate.proves_best and not options.get("length_penalty"):
@@ -160,7 +160,7 @@ def test_all_commands_show_one_best_text(run: TextRun) -> None:
     assert [content["text"] for _, content in shown] == [answer.text]
     gold = run.task.read([f"{SOURCE}\tlow"], "lines", run.run, gold=True)
     _, (result,) = evaluate_outputs(run.task, run.run, gold, 5)
-    assert run.run.tgt_vocab.text(result.best.tokens) == answer.text
+    assert run.run.tgt_vocab.decode(result.best.tokens) == answer.text
 
 
 def test_labels_and_characters_are_free_of_it(make_run: Callable[..., TextRun]) -> None:
@@ -208,7 +208,7 @@ def test_a_language_model_adds_what_spells_one_text(make_run: Callable[..., Text
     (result,) = GenerationOptions(beam=40, length=3).search(run.run, run.task, batch, run.search)
     text = continue_prompt(run.run, "low", prompt, result.best).text
     assert text == "low" and result.best.prob == pytest.approx(0.4) and result.certificate.proves_best
-    spelled = {vocabulary.text([*prompt, *sequence.tokens]) for sequence in result.best.segmentations}
+    spelled = {vocabulary.decode([*prompt, *sequence.tokens]) for sequence in result.best.segmentations}
     assert spelled == {"low"}  # behind a prompt a space is seen
 
 

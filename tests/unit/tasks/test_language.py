@@ -72,12 +72,12 @@ def test_what_is_read_is_the_text_again(folder: Path, subwords: dict[str, Any] |
     prepared = prepare(config(files(folder, subwords=subwords, cache=str(folder / "cache"))))
     symbols = prepared.data.vocabularies.tgt
     assert prepared.data.vocabularies.src is symbols
-    assert [symbols.text(row.tolist()) for row in encode_texts(TEXTS, symbols)] == TEXTS
+    assert [symbols.decode(row.tolist()) for row in encode_texts(TEXTS, symbols)] == TEXTS
     stream = [int(token) for row in prepared.data.train.tgt for token in row]
     texts = [[]]  # type: ignore[var-annotated]
     for token in stream[1:]:
         texts.append([]) if token == BOS else texts[-1].append(token)
-    assert [symbols.text(text) for text in texts] == TEXTS * 5
+    assert [symbols.decode(text) for text in texts] == TEXTS * 5
     assert max(len(row) for row in prepared.data.train.tgt) <= 16
     assert read_split(config(files(folder)).data, "dev") == [("", text) for text in TEXTS]
 

@@ -145,7 +145,7 @@ def test_embedded_translation() -> None:
         prepared.data.vocabularies.src == prepared.data.vocabularies.tgt and len(prepared.data.vocabularies.src) == 200
     )
     assert prepared.data.dev.references[0] == splits["dev"][0][1] and prepared.description["class"] == "rnn"
-    texts = [prepared.data.vocabularies.tgt.text(row) for row in prepared.data.dev.corpus.tgt]
+    texts = [prepared.data.vocabularies.tgt.decode(row) for row in prepared.data.dev.corpus.tgt]
     assert texts == prepared.data.dev.references  # what the model is to predict is what it is compared with
 
 
@@ -367,7 +367,7 @@ def test_the_rows_that_are_searched_are_evenly_of_all_languages(tmp_path: Path, 
     data = prepare(languages_config(tmp_path, validation_rows=rows)).data
     assert sorted(data.dev.references) == sorted(f"{x}{name}" for name, n in SIZES.items() for x in "abcdefgh"[:n])
     assert [reference[1:] for reference in data.dev.references] == data.dev.languages
-    assert [data.vocabularies.tgt.text(row) for row in data.dev.corpus.tgt] == data.dev.references
+    assert [data.vocabularies.tgt.decode(row) for row in data.dev.corpus.tgt] == data.dev.references
     result = {name: data.dev.languages[:rows].count(name) for name in SIZES}
     most = max(result.values())
     assert all(result[name] in (most, most - 1) or result[name] == SIZES[name] for name in SIZES), result
