@@ -377,7 +377,10 @@ def test_prepared_runs_have_plain_arguments(tmp_path: Path) -> None:
     write(tmp_path, "eo-dev", "vidi\tvidas\tV;PRS")
     text = f"version: 1\ndata: {{folder: {tmp_path}, train: '{{language}}-train', dev: '{{language}}-dev'}}\n"
     prepared = prepare(config(tmp_path, text, "data.languages=eo", "model.d_model=8", "training.seed=3"))
-    assert prepared.task.facts() == {"task": "strings", "languages": ["eo"], "max_length": 256}
+    assert prepared.task.facts() == {
+        **{"task": "strings", "languages": ["eo"], "max_length": 256},
+        **{"tags": True, "src_symbols": "characters", "tgt_symbols": "characters"},
+    }
     data = prepared.data
     assert "<lang:eo>" in data.vocabularies.src and "<lang:eo>" not in data.vocabularies.tgt
     assert len(data.train) == 2 and len(data.dev.corpus) == 1 and data.dev.references == ["vidas"]

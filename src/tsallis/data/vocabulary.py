@@ -97,13 +97,15 @@ class Vocabulary:
     def split_typed(self, text: str) -> tuple[list[int], str]:
         """Return the numbers of the whole symbols of a text that is being typed, and the beginning of the next symbol.
 
+        The beginning has the separator in front of it.
+
         >>> Vocabulary(["d", "uː"], " ").split_typed("d u")
-        ([4], 'u')
+        ([4], ' u')
         """
-        if not self.separator:
+        if not (self.separator and text):
             return self.encode(text), ""
         whole, _, rest = text.rpartition(self.separator)
-        return self.encode(whole), rest
+        return self.encode(whole), self.separator + rest
 
     def spellings(self, numbers: Sequence[int]) -> tuple[dict[int, bytes], dict[int, bytes]]:
         """Return what symbols add to an empty text, and what they add behind other symbols, in UTF-8."""

@@ -115,8 +115,9 @@ class Completer:
 
     @cached_property
     def names(self) -> list[str]:
-        """The spelling of each symbol."""
-        return list(self._names(range(len(self.run.tgt_vocab))))
+        """The spelling of each symbol, with the separator in front of it."""
+        separator = getattr(self.run.tgt_vocab, "separator", "")
+        return [f"{separator}{name}" for name in self._names(range(len(self.run.tgt_vocab)))]
 
     def suggest(self, source: Batch | None, typed: str, line: int = 1) -> Suggestions:
         """Return what may follow what is typed.

@@ -41,14 +41,12 @@ class Task(ABC):
         Config: the section `data`.
         models: the sections that `model` may be, by their `architecture`; the first is the default.
         noun: what an output is called.
-        columns: the columns of a line of input: without the right output, and with it.
         scores: names of what `score` returns.
         costly_scores: those of them that `score` leaves out if it is to be quick.
         options: what may be said beside the lines, such as `language`: keywords of `read` and `examples`.
         searched: whether an example has a right output that is searched for: of a text nothing is.
         competing_ends: whether outputs of beam searches must end among the beam's best continuations, where a
             configuration does not say it, see :func:`tsallis.search.beam_search`.
-        separators: characters that separate the parts of the last column; at the end of a line they are ignored.
         empty_outputs: whether a line's right output may be empty where `read` is told so, by the keyword `empty`.
         refusals: why some commands can't run this task, by their names.
     """
@@ -59,15 +57,23 @@ class Task(ABC):
     Config: ClassVar[type[Section]]
     models: ClassVar[Mapping[str, type[ModelSection]]]
     noun: ClassVar[str]
-    columns: ClassVar[tuple[str, str]]
     scores: ClassVar[tuple[str, ...]]
     costly_scores: ClassVar[tuple[str, ...]] = ()
     options: ClassVar[tuple[str, ...]] = ()
     searched: ClassVar[bool] = True
     competing_ends: ClassVar[bool] = False
-    separators: ClassVar[str] = ""
     empty_outputs: ClassVar[bool] = False
     refusals: ClassVar[Mapping[str, str]] = {"generate": "tsallis generate is for language models"}
+
+    @property
+    @abstractmethod
+    def columns(self) -> tuple[str, str]:
+        """The columns of a line of input: without the right output, and with it."""
+
+    @property
+    def separators(self) -> str:
+        """Characters that separate the parts of the last column. They are ignored at the end of a line."""
+        return ""
 
     @classmethod
     @abstractmethod

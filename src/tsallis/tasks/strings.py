@@ -1,4 +1,4 @@
-"""Morphological inflection: a lemma and its tags to a form, as sequences of symbols (CoNLL-SIGMORPHON 2018)."""
+"""Strings to strings: a lemma and its tags to a form (CoNLL-SIGMORPHON 2018), a word to its phones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from tsallis.config import Count, FileName, Section
 from tsallis.data.corpus import Corpus, Counts
 from tsallis.data.io import read_examples
-from tsallis.data.vocabulary import Vocabulary
+from tsallis.data.vocabulary import Vocabulary, split_symbols
 from tsallis.datasets.english_verbs import verb_forms
 from tsallis.errors import InputError, describe, shorten
 from tsallis.evaluation.text_scores import CorpusScore, form_scores, levenshtein
@@ -26,15 +26,18 @@ from tsallis.tasks.types import Data, Lines, Vocabularies
 from tsallis.training.file_names import TASK
 from tsallis.training.run_folder import Run
 
-COLUMNS = "lemma<TAB>form<TAB>tags"
-SEPARATOR = ";"  # of tags
+COLUMNS = {True: ("lemma<TAB>tags", "lemma<TAB>form<TAB>tags"), False: ("word", "word<TAB>form")}  # with tags, without
+TAG_SEPARATOR = ";"
+SEPARATORS = {"characters": "", "spaces": " "}  # of the symbols of a string
 LANGUAGE = "<lang:"  # that the symbols of languages begin with
 TAG = "<tag:"
 MOST_NAMED = 5  # tags in a message
 
+Symbols = Literal["characters", "spaces"]
+
 
 class StringsData(Section):
-    """The source of inflection examples: files of one or many languages, or embedded data."""
+    """Pairs of strings: files of one or many languages, or embedded data."""
 
     task: Literal["strings"] = "strings"
     embedded: Literal["english-verbs"] | None = None
@@ -44,6 +47,9 @@ class StringsData(Section):
     test: FileName | None = None
     # One name, several, or "all": every language with a training file.
     languages: Annotated[list[FileName], Field(min_length=1)] | Literal["all"] | None = None
+    tags: bool = True  # lines end in a column of tags
+    src_symbols: Symbols = "characters"  # or "spaces": a space separates symbols, such as phones
+    tgt_symbols: Symbols = "characters"
     max_length: Count = 256  # examples of the training data with more symbols on a side are left out
 
     @field_validator("languages", mode="before")
@@ -54,36 +60,50 @@ class StringsData(Section):
     @model_validator(mode="after")
     def _check_source(self) -> StringsData:
         check_source(self, ("train", "dev", "test", "languages"), "english-verbs")
+        if self.embedded is not None and not self.tags:
+            raise ValueError(f"embedded: {self.embedded} has tags, found tags: false")
         return self
 
 
 @dataclass(frozen=True)
 class Strings(SequenceTask):
-    """A lemma and tags to a form: `lemma<TAB>tags`, with gold `lemma<TAB>form<TAB>tags`."""
+    """A lemma and tags to a form: `lemma<TAB>tags`, with gold `lemma<TAB>form<TAB>tags`; or a word alone to a form."""
 
     languages: list[str] | None = None
     max_length: Annotated[int, Field(ge=1)] | None = None
+    tags: bool = True
+    src_symbols: Symbols = "characters"
+    tgt_symbols: Symbols = "characters"
 
     name = "strings"
     Config = StringsData
     noun = "form"
-    columns = ("lemma<TAB>tags", COLUMNS)
     scores = ("accuracy", "levenshtein")
     options = ("language",)
-    separators = SEPARATOR
     empty_outputs = True
+
+    @property
+    def columns(self) -> tuple[str, str]:
+        return COLUMNS[self.tags]
+
+    @property
+    def separators(self) -> str:
+        return TAG_SEPARATOR if self.tags else ""
 
     @classmethod
     def load(cls, config: StringsData) -> tuple[Task, Data]:
         examples, dev_examples = cls.read_split(config, "train"), cls.read_split(config, "dev")
         dev = _in_turn(list(enumerate(dev_examples)))
-        train = [e for e in examples if max(len(e.src_tokens()), len(e.tgt_tokens())) <= config.max_length]
+        separators = [SEPARATORS[config.src_symbols], SEPARATORS[config.tgt_symbols]]
+        sides = [(e.src_tokens(separators[0]), e.tgt_tokens(separators[1])) for e in examples]
+        rows = [row for row, (src, tgt) in enumerate(sides) if max(len(src), len(tgt)) <= config.max_length]
+        train = [examples[row] for row in rows]
         if not train:
             limit = f"{config.max_length} symbols (data.max_length)"
             name = "data.embedded" if config.train is None else Path(config.folder) / config.train
             raise InputError(f"{name}: none of {len(examples)} examples has at most {limit}")
-        task = cls(find_languages(config), config.max_length)
-        src, tgt = (Vocabulary.build(x) for x in ((e.src_tokens() for e in train), (e.tgt_tokens() for e in train)))
+        task = _task_of(config)
+        src, tgt = (Vocabulary.build([sides[row][i] for row in rows], separator=separators[i]) for i in range(2))
         vocabularies = Vocabularies(src, tgt)
         lines = task.encode([example for _, example in dev], vocabularies)
         refuse_long(lines.corpus, config.max_length, lambda row, _: _dev_origin(config, dev_examples, dev[row][0]))
@@ -97,7 +117,8 @@ class Strings(SequenceTask):
             return english_verbs()[split]
         path = str(Path(config.folder) / split_name(config, split))
         names = find_languages(config) if language is None else [language]
-        return read_strings(path) if names is None else read_languages(path, names)
+        task = _task_of(config.model_copy(update={"languages": names}))
+        return read_strings(path, task=task) if names is None else read_languages(path, names, task=task)
 
     @classmethod
     def files(cls, config: StringsData, split: str) -> list[Path]:
@@ -138,10 +159,10 @@ class Strings(SequenceTask):
         if language is None and self.languages and len(self.languages) == 1:
             language = self.languages[0]
         self.check_language(run, language)
-        for number, line in enumerate(() if gold else lines, first + 1):
+        for number, line in enumerate(() if gold or not self.tags else lines, first + 1):
             if line.strip() and "\t" not in line:
                 raise InputError(
-                    f"{name}:{number}: expected {self.columns[0]} or {COLUMNS}, found 1 column: {shorten(line)}"
+                    f"{name}:{number}: expected {' or '.join(self.columns)}, found 1 column: {shorten(line)}"
                     f"{self._example(run, line.strip())}"
                 )
         return super().read(lines, name, run, gold, first, language=language, **options)
@@ -157,14 +178,34 @@ class Strings(SequenceTask):
         return f"; for example {shorten(lemma)[1:-1]}<TAB>{tags[0]} (the run's tags, joined by semicolons: {known})"
 
     def unknown_symbols(self, run: Run, source: Sequence[int], title: str) -> list[str]:
-        lemma, _, tags = title.rpartition(" + ")
-        symbols = [*tags.split(";"), *lemma]
+        lemma, tags = title, []
+        if self.tags:
+            lemma, _, joined = title.rpartition(" + ")
+            tags = joined.split(TAG_SEPARATOR)
+        symbols = [*tags, *self._split(lemma, self.src_symbols)]
         return [s for s, n in zip(symbols, source[len(source) - len(symbols) :], strict=True) if n == UNK]
 
     def parse(
         self, line: str, origin: str, gold: bool, language: str | None = None, empty: bool = False
     ) -> StringsExample:
-        return parse_line(line, origin, language, gold, empty)
+        fields = line.split("\t")
+        expected = self.columns[True] if gold else " or ".join(self.columns)
+        if len(fields) not in (1 + self.tags, 2 + self.tags)[gold:]:
+            count = f"{len(fields)} column" + ("s" if len(fields) != 1 else "")
+            raise InputError(f"{origin}: expected {expected}, found {count}: {shorten(line)}")
+        lemma, tags = fields[0], tuple(fields[-1].split(TAG_SEPARATOR)) if self.tags else ()
+        form = fields[1] if len(fields) == 2 + self.tags else None
+        if not self._split(lemma, self.src_symbols):
+            raise InputError(f"{origin}: expected {expected}, found an empty {self.columns[0].partition('<TAB>')[0]}")
+        if form is not None and not empty and not self._split(form, self.tgt_symbols):
+            raise InputError(f"{origin}: expected {expected}, found an empty form")
+        if not all(tags):
+            raise InputError(f"{origin}: expected tags separated by single semicolons, found {describe(fields[-1])}")
+        return StringsExample(lemma, tags, form, language)
+
+    @staticmethod
+    def _split(text: str, symbols: Symbols) -> list[str]:
+        return [*split_symbols(text, SEPARATORS[symbols])]
 
     def split(self, run: Run, config: StringsData, split: str, **options: Any) -> Lines:
         if options.get("language") is not None:
@@ -183,19 +224,27 @@ class Strings(SequenceTask):
             raise InputError(f"{run.folder}: the run knows no languages, {describe(language)} was given")
 
     def encode(self, examples: Sequence[StringsExample], vocabularies: Vocabularies) -> Lines:
-        titles = [f"{e.lemma} + {';'.join(e.tags)}" for e in examples]
-        forms, count = [e.form or "" for e in examples], len(examples)
+        titles = [f"{e.lemma} + {TAG_SEPARATOR.join(e.tags)}" if self.tags else e.lemma for e in examples]
+        separator, count = SEPARATORS[self.tgt_symbols], len(examples)
+        forms = [separator.join(split_symbols(e.form or "", separator)) for e in examples]
         languages = [e.language for e in examples if e.language is not None]
         corpus = encode_examples(examples, vocabularies.src, vocabularies.tgt)
         known = languages if languages and len(languages) == count else None
         return Lines(corpus, forms, titles, list(range(count)), count, known)
 
     def utility(self, text: str, reference: str) -> float:
-        """Return the share of the longer form's characters that the edit distance leaves."""
-        return 1 - levenshtein(text, reference) / max(len(text), len(reference), 1)
+        """Return the share of the longer form's symbols that the edit distance leaves."""
+        output, right = self._split(text, self.tgt_symbols), self._split(reference, self.tgt_symbols)
+        return 1 - levenshtein(output, right) / max(len(output), len(right), 1)
 
     def score(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
-        return [CorpusScore(name, value, "") for name, value in form_scores(texts, references).items()]
+        outputs, rights = ([self._split(text, self.tgt_symbols) for text in side] for side in (texts, references))
+        return [CorpusScore(name, value, "") for name, value in form_scores(outputs, rights).items()]
+
+
+def _task_of(config: StringsData) -> Strings:
+    options = {name: getattr(config, name) for name in ("max_length", "tags", "src_symbols", "tgt_symbols")}
+    return Strings(find_languages(config), **options)
 
 
 def find_languages(config: StringsData) -> list[str] | None:
@@ -222,7 +271,8 @@ def _dev_origin(config: StringsData, examples: Sequence[StringsExample], number:
     file = files[0] if language is None else files[(find_languages(config) or []).index(language)]
     if config.embedded is not None:
         return f"{file}:{number + 1}"
-    origins = [origin for origin, _ in read_examples(file, COLUMNS, 3, SEPARATOR)]
+    task = _task_of(config)
+    origins = [origin for origin, _ in read_examples(file, task.columns[True], 2 + task.tags, task.separators)]
     return origins[number - first]
 
 
@@ -236,19 +286,19 @@ def _in_turn(examples: list[tuple[int, StringsExample]]) -> list[tuple[int, Stri
 
 def encode_examples(examples: Sequence[StringsExample], src: Vocabulary, tgt: Vocabulary) -> Corpus:
     """Return examples as numbers; the target is empty where a form is not known."""
-    sources = [src.encode(e.src_tokens()) for e in examples]
-    return Corpus(sources, [tgt.encode(e.tgt_tokens()) if e.form is not None else [] for e in examples])
+    sources = [src.encode(e.src_tokens(src.separator)) for e in examples]
+    return Corpus(sources, [tgt.encode(e.form or "") for e in examples])
 
 
 @dataclass(frozen=True)
 class StringsExample:
-    """One cell of a paradigm.
+    """A string and the form that it turns into, such as one cell of a paradigm.
 
     Args:
-        lemma: the citation form.
-        tags: the morphological tags.
-        form: the inflected form; None where it is to be predicted.
-        language: its name; None where there is only one.
+        lemma: The string, such as a citation form or a written word.
+        tags: The morphological tags, if there are any.
+        form: The form, such as an inflected form or phones; None if it is to be predicted.
+        language: The name of the language; None if there is only one.
 
     Example:
         >>> example = StringsExample("draw", ("V", "PST"), "drew", "english")
@@ -263,23 +313,25 @@ class StringsExample:
     form: str | None = None
     language: str | None = None
 
-    def src_tokens(self) -> list[str]:
-        """Return the language token if there is a language, the tags in the file's order, the lemma's characters."""
+    def src_tokens(self, separator: str = "") -> list[str]:
+        """Return the language token if there is a language, the tags in the file's order, and the lemma's symbols."""
         language = [f"{LANGUAGE}{self.language}>"] if self.language is not None else []
-        return [*language, *(f"{TAG}{tag}>" for tag in self.tags), *self.lemma]
+        return [*language, *(f"{TAG}{tag}>" for tag in self.tags), *split_symbols(self.lemma, separator)]
 
-    def tgt_tokens(self) -> list[str]:
-        """Return the form's characters.
+    def tgt_tokens(self, separator: str = "") -> list[str]:
+        """Return the form's symbols.
 
         Raises:
             ValueError: an example without a form.
         """
         if self.form is None:
             raise ValueError(f"the example {describe(self.lemma)} has no form")
-        return list(self.form)
+        return [*split_symbols(self.form, separator)]
 
 
-def read_strings(path: Path | str, language: str | None = None, need_form: bool = True) -> list[StringsExample]:
+def read_strings(
+    path: Path | str, language: str | None = None, need_form: bool = True, task: Strings = Strings()
+) -> list[StringsExample]:
     r"""Read all examples of a file of `lemma<TAB>form<TAB>tags` lines, tags separated by `;`.
 
     Fields are taken as they are: a form may end in a space. Blank lines, and separators at the end of a line, are
@@ -289,6 +341,7 @@ def read_strings(path: Path | str, language: str | None = None, need_form: bool 
         path: of the file, UTF-8.
         language: the language of the examples.
         need_form: whether every line needs a form; without, lines of two columns (`lemma<TAB>tags`) are read too.
+        task: The task that reads the lines.
 
     Returns:
         The examples in the file's order.
@@ -303,17 +356,20 @@ def read_strings(path: Path | str, language: str | None = None, need_form: bool 
         >>> read_strings(path)
         [StringsExample(lemma='draw', tags=('V', 'PST'), form='drew', language=None)]
     """
-    lines = read_examples(path, COLUMNS, 3 if need_form else 2, SEPARATOR)
-    return [parse_line(line, origin, language, need_form) for origin, line in lines]
+    lines = read_examples(path, task.columns[True], 1 + task.tags + need_form, task.separators)
+    return [task.parse(line, origin, need_form, language) for origin, line in lines]
 
 
-def read_languages(pattern: str, languages: Sequence[str], need_form: bool = True) -> list[StringsExample]:
+def read_languages(
+    pattern: str, languages: Sequence[str], need_form: bool = True, task: Strings = Strings()
+) -> list[StringsExample]:
     r"""Read the examples of many languages, one file each.
 
     Args:
         pattern: the path of a file; `{language}` in it stands for a language's name.
         languages: their names.
         need_form: as in :func:`read_strings`.
+        task: as in :func:`read_strings`.
 
     Returns:
         The examples of all languages, in the order of `languages`.
@@ -334,34 +390,8 @@ def read_languages(pattern: str, languages: Sequence[str], need_form: bool = Tru
     return [
         example
         for language in languages
-        for example in read_strings(pattern.replace("{language}", language), language, need_form)
+        for example in read_strings(pattern.replace("{language}", language), language, need_form, task)
     ]
-
-
-def parse_line(
-    line: str, origin: str, language: str | None = None, need_form: bool = True, empty: bool = False
-) -> StringsExample:
-    """Return the example on a line.
-
-    Args:
-        line: of a file, see :func:`tsallis.data.io.number_lines`.
-        origin: its file and number.
-        language: of the example.
-        need_form: whether the line must have a form; without, it may be `lemma<TAB>tags`, too.
-        empty: whether the form may be empty.
-    """
-    fields = line.split("\t")
-    expected = COLUMNS if need_form else f"lemma<TAB>tags or {COLUMNS}"
-    if len(fields) not in ((3,) if need_form else (2, 3)):
-        count = f"{len(fields)} column" + ("s" if len(fields) != 1 else "")
-        raise InputError(f"{origin}: expected {expected}, found {count}: {shorten(line)}")
-    lemma, tags = fields[0], tuple(fields[-1].split(SEPARATOR))
-    form = fields[1] if len(fields) == 3 else None
-    if not lemma or (form == "" and not empty):
-        raise InputError(f"{origin}: expected {expected}, found an empty {'lemma' if not lemma else 'form'}")
-    if not all(tags):
-        raise InputError(f"{origin}: expected tags separated by single semicolons, found {describe(fields[-1])}")
-    return StringsExample(lemma, tags, form, language)
 
 
 def english_verbs() -> dict[str, list[StringsExample]]:
@@ -376,6 +406,6 @@ def english_verbs() -> dict[str, list[StringsExample]]:
         (['dev', 'test', 'train'], '<tag:V>')
     """
     return {
-        split: [StringsExample(cell.lemma, tuple(cell.tags.split(";")), cell.form) for cell in cells]
+        split: [StringsExample(cell.lemma, tuple(cell.tags.split(TAG_SEPARATOR)), cell.form) for cell in cells]
         for split, cells in verb_forms().items()
     }

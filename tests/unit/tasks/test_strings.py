@@ -7,20 +7,23 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
+from task_runs import untrained_run
 from tsallis.data import Vocabulary
 from tsallis.data.io import decode_lines
 from tsallis.errors import InputError
+from tsallis.inference import TextRun
+from tsallis.tasks.registry import task_of
 from tsallis.tasks.strings import (
-    COLUMNS,
     Strings,
     StringsData,
     StringsExample,
     find_languages,
-    parse_line,
     read_languages,
     read_strings,
 )
+from tsallis.training import Run
 
 # What str.splitlines takes for the end of a line, and str.strip for nothing.
 SEPARATORS = ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\r", "\u00a0", " ", "\u200b"]
@@ -85,7 +88,7 @@ def test_lines_without_a_form(tmp_path: Path) -> None:
     ]
     with pytest.raises(InputError, match=r"a:1: expected lemma<TAB>form<TAB>tags, found 2 columns: 'walk\\tV;PST'"):
         read_strings(path)
-    assert parse_line("walk\tV;PST", "stdin:1", "english", need_form=False).language == "english"
+    assert Strings().parse("walk\tV;PST", "stdin:1", gold=False, language="english").language == "english"
 
 
 @pytest.mark.parametrize(
@@ -129,7 +132,7 @@ def test_files_that_are_not_there_or_empty(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the file is empty, expected lines of lemma<TAB>form<TAB>tags"):
         read_strings(write(tmp_path / "a", ""))
     with pytest.raises(InputError, match="standard input: the file is empty"):
-        list(decode_lines(io.BytesIO(b""), "standard input", COLUMNS))
+        list(decode_lines(io.BytesIO(b""), "standard input", Strings().columns[True]))
 
 
 def test_many_languages_of_a_folder(tmp_path: Path) -> None:
@@ -186,3 +189,67 @@ def test_published_files(shared_data: Path, tmp_path: Path) -> None:
         assert len(examples) == count
         again = "".join("\t".join(f for f in (e.lemma, e.form, ";".join(e.tags)) if f) + "\n" for e in examples)
         assert again.encode() == (tmp_path / name).read_bytes()
+
+
+PHONES = {"task": "strings", "train": "train", "dev": "train", "tags": False, "tgt_symbols": "spaces"}
+RNN = {"architecture": "rnn", "d_model": 8, "layers": 1}
+
+
+@pytest.fixture
+def phones(tmp_path: Path) -> Run:
+    """A run that reads words and writes phones, untrained."""
+    write(tmp_path / "train", "ship\tʃ ɪ p\nchurch\ttʃ ɜː tʃ \nsit\ts ɪ  t\n")
+    write(tmp_path / "config.yaml", "version: 1\ndata: {tags: false, tgt_symbols: spaces, train: train, dev: train}\n")
+    return untrained_run(tmp_path, PHONES, RNN)
+
+
+def test_words_and_their_phones(phones: Run) -> None:
+    assert set(phones.tgt_vocab.symbols) == {"ʃ", "ɪ", "p", "tʃ", "ɜː", "s", "t"}
+    text = TextRun(phones, task_of(phones.task))
+    answers = text.translate(["ship", "", "sit"], n_best=3, min_length=2)
+    outputs = [output for answer in answers for output in answer.outputs]
+    assert any(len(output.tokens) > 1 for output in outputs)
+    assert all(output.text == " ".join(output.tokens) for output in outputs)
+    assert text.score(["sit\ts ɪ t"])[0].tokens == ("s", "ɪ", "t", "</s>")
+    (begun,) = text.translate(["ship"], prefix="tʃ ɜː")
+    assert begun.text.startswith("tʃ ɜː")
+
+
+def test_phones_that_are_typed(phones: Run) -> None:
+    text = TextRun(phones, task_of(phones.task))
+    for typed in ("", "ʃ ", "ʃ t", "tʃ", "tʃ ɜː"):
+        (found,) = text.suggest(["ship"], [typed], n_best=20)
+        texts = [suggestion.text for suggestion in found.next]
+        assert len(texts) >= len(phones.tgt_vocab.symbols)
+        assert all(written.startswith(typed) for written in texts)
+        assert all(symbol in phones.tgt_vocab for written in texts for symbol in written.split())
+    (found,) = text.suggest(["ship"], ["ʃ t"], n_best=20)
+    assert {"ʃ t", "ʃ tʃ"} < {suggestion.text for suggestion in found.next}
+
+
+def test_scores_count_phones(phones: Run) -> None:
+    task = task_of(phones.task)
+    scores = {score.name: score.value for score in task.score(["tʃ ɜː tʃ"], ["tʃ ɪ tʃ"])}
+    assert scores == {"accuracy": 0.0, "levenshtein": 1.0}
+    assert task.utility("tʃ ɜː tʃ", "tʃ ɪ tʃ") == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("line", "gold", "message"),
+    [
+        ("ship", True, "expected word<TAB>form, found 1 column: 'ship'"),
+        ("a\tb\tV", True, "expected word<TAB>form, found 3 columns"),
+        ("a\tb\tV", False, "expected word or word<TAB>form, found 3 columns"),
+        ("ship\t \tV", True, "found 3 columns"),
+        ("\tʃ", True, "found an empty word"),
+        ("ship\t  ", True, "found an empty form"),
+    ],
+)
+def test_lines_of_words_that_are_malformed(line: str, gold: bool, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Strings(tags=False, tgt_symbols="spaces").parse(line, "in:1", gold)
+
+
+def test_embedded_data_has_tags() -> None:
+    with pytest.raises(ValidationError, match="english-verbs has tags, found tags: false"):
+        StringsData(embedded="english-verbs", tags=False)

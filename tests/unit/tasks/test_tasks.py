@@ -256,7 +256,10 @@ def test_lines_on_which_a_search_would_not_end(task: dict[str, Any], lines: list
 @pytest.mark.parametrize(
     "facts",
     [
-        {"task": "strings", "languages": ["eo"], "max_length": 9},
+        {
+            **{"task": "strings", "languages": ["eo"], "max_length": 9},
+            **{"tags": True, "src_symbols": "characters", "tgt_symbols": "spaces"},
+        },
         {
             **{"task": "translation", "src": "de", "tgt": "en", "max_length": None},
             **{"lowercase": True, "tokenized": False, "joiner": "@@"},
