@@ -1,7 +1,8 @@
-"""A task: which examples a run learns from, how they become numbers, and how its outputs are scored and drawn.
+"""The base class of tasks, which define a run's examples, how they become numbers, and what outputs score.
 
-Every task is a file beside this one with a class of its own, and a line in :mod:`tsallis.tasks.registry`. The classes
-here hold what all tasks share: a file that reads and encodes examples has a task that trains, translates and evaluates.
+Each task is a class in a file of this folder, with a line in :mod:`tsallis.tasks.registry`. Functions above the tasks
+prepare a run (`prepared`), evaluate it (`scoring`), draw its attention (`figures`) and describe it
+(`attention_weights`, `manifest`).
 """
 
 from __future__ import annotations
@@ -34,21 +35,39 @@ LONGEST = 1024  # symbols of a line on which a search ends in seconds, where the
 
 
 class Task(ABC):
-    """One kind of run. The fields of a subclass, a frozen dataclass, are what its `task.json` holds.
+    """One kind of run: what its examples are, and how they become numbers and text.
+
+    A subclass is a frozen dataclass. `task.json` in a run folder holds its fields: what is needed to read a line after
+    training. A field that is also a setting of `Config` has the same name and value.
+
+    Interface:
+        A new task defines these. `SequenceTask` and `LabelTask` define `models`, `attention` and, for labels, `score`.
+
+        - `name`, `Config`, `models`, `noun`, `scores` and `columns`: see below.
+        - `load`: read the training data, and build the vocabularies. The vocabularies decide how outputs become text:
+          a :class:`~tsallis.data.vocabulary.Vocabulary` joins its symbols by its separator, and
+          :class:`~tsallis.data.subwords.Subwords` join pieces to words. Their `decode` reverses their `encode`.
+        - `examples`: read the examples of a split from its file.
+        - `parse`: read the example on one line.
+        - `encode`: turn examples into numbers.
+        - `score`: score outputs beside references.
+        - `attention`: return what the model attends to in the source.
+
+        Everything else has a default.
 
     Attributes:
-        name: the key `task` of a configuration's section `data`.
-        Config: the section `data`.
-        models: the sections that `model` may be, by their `architecture`; the first is the default.
-        noun: what an output is called.
-        scores: names of what `score` returns.
-        costly_scores: those of them that `score` leaves out if it is to be quick.
-        options: what may be said beside the lines, such as `language`: keywords of `read` and `examples`.
-        searched: whether an example has a right output that is searched for: of a text nothing is.
-        competing_ends: whether outputs of beam searches must end among the beam's best continuations, where a
-            configuration does not say it, see :func:`tsallis.search.beam_search`.
-        empty_outputs: whether a line's right output may be empty where `read` is told so, by the keyword `empty`.
-        refusals: why some commands can't run this task, by their names.
+        name: The key `task` of a configuration's section `data`.
+        Config: The section `data`.
+        models: The sections that `model` may be, by their `architecture`; the first is the default.
+        noun: What an output is called.
+        scores: The names of what `score` returns. The first one selects the best checkpoint.
+        costly_scores: The scores that `score` leaves out if `quick` is true.
+        options: Names of options beside the lines, such as `language`: keywords of `read` and `examples`.
+        searched: Whether examples have outputs to search for. If not, the texts themselves are scored.
+        competing_ends: Whether outputs of beam searches must end among the beam's best continuations by default, see
+            :func:`tsallis.search.beam_search`.
+        empty_outputs: Whether a known output may be empty if `read` gets the keyword `empty`.
+        refusals: Why some commands can't run this task, by the names of the commands.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")  # of `restore`
@@ -138,7 +157,7 @@ class Task(ABC):
         return {}
 
     def spell(self, text: str, run: Run) -> list[int]:
-        """Return the symbols of an output, or of the beginning of one."""
+        """Return the numbers of the symbols of an output, or of the beginning of one."""
         return run.tgt_vocab.encode(text)
 
     def ambiguous_text(self, vocabulary: Any) -> Callable[[Sequence[int]], str] | None:
@@ -171,7 +190,7 @@ class Task(ABC):
         return [symbol for symbol, number in zip(symbols, source, strict=False) if number == UNK]
 
     def utility(self, text: str, reference: str) -> float:
-        """Return how good an output is where another one is right, from 0 to 1: for choices of least risk."""
+        """Return how good an output is if another one is right, from 0 to 1. Choices of least risk maximise it."""
         return float(text == reference)
 
     @abstractmethod

@@ -12,7 +12,7 @@ import pytest
 from tsallis.errors import InputError
 from tsallis.inference import open_run
 from tsallis.tasks.prepared import prepare
-from tsallis.tasks.registry import check_config, task_of, task_of_run
+from tsallis.tasks.registry import TASKS, check_config, task_of, task_of_run
 from tsallis.training import load_run
 from tsallis.training.checkpoint import Checkpoints
 from tsallis.training.run_folder import build_model, start_run
@@ -136,3 +136,9 @@ def test_a_training_does_not_go_on_with_the_task_of_another_run(runs: Path, tmp_
     assert prepare(config, runs / "one").task.facts()["max_length"] == 256
     with pytest.raises(InputError, match=r"max_length is 40, 256 by config\.yaml"):
         prepare(config, copy)
+
+
+def test_the_page_on_data_files_names_every_task() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "command-line.md").read_text(encoding="utf-8")
+    (sentence,) = [part for part in page.split("\n\n") if part.startswith("A configuration says with `data.task`")]
+    assert all(f"`{name}`" in sentence for name in TASKS)
