@@ -23,6 +23,7 @@ from common import Row, machine, table, write
 from tsallis.analysis import alpha_history, density, density_history, read_model, record, value_history
 from tsallis.config import Config
 from tsallis.tasks.registry import load_config, task_of
+from tsallis.tasks.scoring import evaluate_outputs
 from tsallis.training import Run, load_run
 from tsallis.training.file_names import CONFIG
 
@@ -74,7 +75,7 @@ def measure(folder: Path, data: str, commit: str) -> Row:
     run = load_run(folder)
     task, beam = task_of(run.task), config.search.beam()
     dev, test = (
-        task.evaluate_outputs(run, task.split(run, config.data, split), **beam)[0] for split in ("dev", "test")
+        evaluate_outputs(task, run, task.split(run, config.data, split), **beam)[0] for split in ("dev", "test")
     )
     alphas, densities = heads_of(run, config)
     corpus = task.split(run, config.data, "test").corpus

@@ -21,7 +21,8 @@ from common import Row, announce, machine, table, verdict, write
 from tsallis.data.corpus import Corpus
 from tsallis.models import lstm
 from tsallis.ops.transforms import tracing_active
-from tsallis.tasks.registry import load_config, task_type
+from tsallis.tasks.prepared import prepare
+from tsallis.tasks.registry import load_config
 from tsallis.training import Settings
 from tsallis.training.distributed import World
 from tsallis.training.engine import Engine
@@ -89,7 +90,7 @@ def measure(inputs: argparse.Namespace) -> list[Row]:
     overrides += [] if inputs.languages is None else [f"data.languages={inputs.languages}"]
     overrides += ["training.validation_rows=null", "training.select=null"]
     config = load_config(RECIPE, overrides)
-    prepared = task_type(config).prepare(config)
+    prepared = prepare(config)
     train: Any = prepared.data.train
     lengths = train.lengths()
     candidates = []

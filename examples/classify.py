@@ -37,7 +37,6 @@ from tsallis.evaluation.provenance import command_line, environment
 from tsallis.models import BiLSTMClassifier
 from tsallis.models.batch import Batch
 from tsallis.special_symbols import FIRST
-from tsallis.tasks.base import Vocabularies
 from tsallis.tasks.classification import (
     Classification,
     LabelledText,
@@ -47,6 +46,7 @@ from tsallis.tasks.classification import (
     words,
 )
 from tsallis.tasks.labels import label_numbers
+from tsallis.tasks.types import Vocabularies
 from tsallis.training import reuse_memory
 
 TESTED = 256  # documents of a batch without gradients

@@ -41,8 +41,8 @@ from tsallis.errors import InputError
 from tsallis.evaluation.provenance import command_line, environment
 from tsallis.models.batch import Batch
 from tsallis.models.vqa import VisualAnswerer
-from tsallis.tasks.base import Vocabularies
 from tsallis.tasks.labels import label_numbers
+from tsallis.tasks.types import Vocabularies
 from tsallis.tasks.vqa import (
     ImageQuestion,
     Question,

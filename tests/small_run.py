@@ -13,7 +13,7 @@ import torch
 
 from run_seed import SEED
 from tsallis.data import Vocabulary
-from tsallis.tasks.inflection import encode_examples, english_verbs
+from tsallis.tasks.strings import encode_examples, english_verbs
 from tsallis.training import Progress, Settings, Trainer
 from tsallis.training.lock import locked
 from tsallis.training.run_folder import build_model, start_run
@@ -27,7 +27,7 @@ DESCRIPTION = {
     "class": "rnn",
     "arguments": {"src_vocab": len(SRC), "tgt_vocab": len(TGT), "d_model": 8, "layers": 1, "tau": 0.0},
 }
-TASK = {"task": "inflection", "languages": None}
+TASK = {"task": "strings", "languages": None}
 
 
 def changed(settings: Settings, **values: Any) -> Settings:

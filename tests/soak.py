@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from integration.cli.runs import contents, inflection, translation
+from integration.cli.runs import contents, strings, translation
 from process_fork import Child, command
 
-CONFIGURATIONS: tuple[Callable[[Path], Path], ...] = (lambda f: inflection(f, lines=320), translation)
+CONFIGURATIONS: tuple[Callable[[Path], Path], ...] = (lambda f: strings(f, lines=320), translation)
 GROWTH = 24 << 20  # bytes that a process may hold more in the last fifth of its time than in the second
 KILLS_A_RUN = 6  # in the mean, by the time that the undisturbed training took
 HANGS = 3600  # seconds of one training

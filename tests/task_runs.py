@@ -6,15 +6,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tsallis.config import Config
-from tsallis.tasks.base import Lines
-from tsallis.tasks.prepared import PreparedRun
-from tsallis.tasks.registry import TASKS, check_config, task_of, task_type
+from tsallis.tasks import figures as drawing
+from tsallis.tasks.attention_weights import describe_attention
+from tsallis.tasks.prepared import prepare
+from tsallis.tasks.registry import TASKS, check_config, task_of
+from tsallis.tasks.scoring import evaluate_outputs
+from tsallis.tasks.types import Lines
 from tsallis.training import Run
-
-
-def prepare(config: Config, folder: Path | None = None) -> PreparedRun:
-    return task_type(config).prepare(config, folder)
 
 
 def untrained_run(folder: Path, data: dict[str, Any], model: dict[str, Any]) -> Run:
@@ -40,18 +38,18 @@ def encode(run: Run, examples: Sequence[Any]) -> Lines:
 
 
 def evaluate(run: Run, lines: Lines, beam_size: int) -> dict[str, Any]:
-    return task_of(run.task).evaluate(run, lines, beam_size)
+    return evaluate_outputs(task_of(run.task), run, lines, beam_size)[0]
 
 
 def figures(run: Run, lines: Lines, beam_size: int = 1) -> Iterator[tuple[int, Any]]:
-    return task_of(run.task).figures(run, lines, beam_size)
+    return drawing.figures(task_of(run.task), run, lines, beam_size=beam_size)
 
 
 def head_figures(run: Run, lines: Lines, heads: str, beam_size: int = 1) -> Iterator[tuple[int, Any, Any]]:
-    return task_of(run.task).head_figures(run, lines, heads, beam_size)
+    return drawing.head_figures(task_of(run.task), run, lines, heads, beam_size=beam_size)
 
 
 def weights_of(
     run: Run, lines: Lines, heads: str | None = None, beam_size: int = 1
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    return task_of(run.task).describe_attention(run, lines, heads, beam_size)
+    return describe_attention(task_of(run.task), run, lines, heads, beam_size=beam_size)

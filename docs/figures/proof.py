@@ -55,7 +55,7 @@ def attention(run: Run, target):
 
 def column(ax, x: float, name: str, run: Run, result) -> None:
     """Write the answers of a model, their probabilities and the certificate."""
-    rows = [(run.tgt_vocab.text(h.tokens), f"{h.prob:.4f}") for h in result.hypotheses[:MOST_OUTPUTS]]
+    rows = [(run.tgt_vocab.decode(h.tokens), f"{h.prob:.4f}") for h in result.hypotheses[:MOST_OUTPUTS]]
     if len(result.hypotheses) > MOST_OUTPUTS:
         rows.append(("... and ever more", ""))
     ax.text(x, 0.94, name, weight="bold", transform=ax.transAxes)

@@ -19,6 +19,7 @@ from tsallis.data.batching import BatchPlan
 from tsallis.data.io import read_text
 from tsallis.data.yaml_text import LARGEST_FILE, LONGEST_KEY, parse_yaml
 from tsallis.errors import InputError, describe, truncate
+from tsallis.old_names import with_new_names
 from tsallis.search_budget import LENGTH, PENALTY
 
 
@@ -38,13 +39,6 @@ NEEDS = {
     "training.plateau_factor": ("schedule", ("plateau",)),
     "training.lowest_learning_rate": ("schedule", ("plateau",)),
     "model.output_alpha": ("output", ("entmax", "alpha_relu")),
-}
-# Settings of runs that were saved under earlier names; their new names.
-NEW_NAMES = {
-    "alpha_rate": "alpha_lr_scale",
-    "context_attention": "cross_attention",
-    "functions": "num_basis",
-    "penalty": "ridge",
 }
 ON_RESUME = "may change when a run is resumed"  # marks settings
 MOST_BEAMS = 1_000
@@ -280,7 +274,7 @@ def read_content(path: Path | str, overrides: Sequence[str] = ()) -> tuple[dict[
     text = ""
     try:
         text = read_text(path, LARGEST_FILE)
-        content = parse_yaml(text, str(path))
+        content = with_new_names(parse_yaml(text, str(path)))
     except InputError as error:
         raise InputError(f"{error}{_data_hint(path, text)}") from error
     if content is None:
@@ -482,8 +476,6 @@ def _describe_mistake(detail: ErrorDetails, path: Sequence[int | str], schema: t
         close = difflib.get_close_matches(key[:LONGEST_KEY], fields, 1)
         if architectures:
             return f"unknown key (it belongs to {architectures})", ""
-        if NEW_NAMES.get(key) in fields:
-            return f"now called {NEW_NAMES[key]}: rename it in the file", ""
         return "unknown key" + (f" (did you mean {close[0]}?)" if close else ""), ""
     if path == ARCHITECTURE:
         return f"expected {' or '.join(map(repr, schema.models))}", f", found {describe(value)}"

@@ -18,7 +18,7 @@ from tsallis.search.spelling import score_texts
 from tsallis.search.texts import complete_texts, merge_texts
 
 VOCABULARY = Vocabulary(["a", "b", "ab"])
-TEXT = VOCABULARY.text
+TEXT = VOCABULARY.decode
 TRANSFORMS = [("softmax", 1.0), ("entmax", 1.5), ("sparsemax", 2.0)]
 LONGEST = 4  # tokens: longer sequences are impossible, so that an enumeration is the whole distribution
 

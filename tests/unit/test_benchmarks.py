@@ -400,7 +400,7 @@ def save_run(folder: Path, symbols: int = 6, **arguments: object) -> Path:
     sizes = {"src_vocab": symbols + 4, "tgt_vocab": symbols + 4, "d_model": 32, "heads": 2, "layers": 1, "d_ff": 32}
     description = {"class": "transformer", "arguments": {**sizes, "attention": "softmax", **arguments}}
     folder.mkdir()
-    start_run(folder, "version: 1", description, {"task": "inflection", "languages": None}, vocabulary, vocabulary)
+    start_run(folder, "version: 1", description, {"task": "strings", "languages": None}, vocabulary, vocabulary)
     state = build_model(description).state_dict()
     state["output.projection.bias"][EOS] = 2  # outputs end
     facts = {"step": 1, "epoch": 1, "metrics": {}}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from task_runs import prepare, read_split
+from task_runs import read_split
 from tsallis.config import Config, SearchConfig
 from tsallis.data.splits import hold_out
 from tsallis.data.subwords import Subwords
@@ -20,6 +20,7 @@ from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.models.registry import MODELS
 from tsallis.search import beam_search
 from tsallis.tasks.classification import ClassificationData
+from tsallis.tasks.prepared import prepare
 from tsallis.tasks.registry import TASKS, load_config, schema
 from tsallis.tasks.sequences import RNNConfig, TransformerConfig
 from tsallis.tasks.translation import SubwordsConfig
@@ -111,14 +112,9 @@ def test_every_mistake_is_in_one_line(tmp_path: Path) -> None:
         (TRANSFORMER + "{tie_alphas: all}\n", "model.tie_alphas: .*found 'all'"),
         (TRANSFORMER + "{layers: 2}\n", "model.layers: unknown key"),
         (TRANSFORMER + "{heads: 3}\n", "model: d_model must be a multiple of heads, found d_model 512 and heads 3"),
-        (
-            TRANSFORMER + "{context_attention: entmax}\n",
-            "model.context_attention: now called cross_attention: rename it",
-        ),
-        (BASE + "model: {functions: 30}\n", "model.functions: now called num_basis: rename it in the file"),
         (BASE + "model: {ridge: 0.1}\n", "model.ridge: unknown key"),  # not a setting of this model
-        (BASE + "training: {alpha_rate: 5.0}\n", "training.alpha_rate: now called alpha_lr_scale: rename it"),
-        ("version: 1\ndata: {task: parsing}\n", "data: .*'parsing'.*inflection.*translation"),
+        (BASE + "training: {alpha_rate: 5.0, alpha_lr_scale: 5.0}\n", "training.alpha_rate: unknown key"),
+        ("version: 1\ndata: {task: parsing}\n", "data: .*'parsing'.*strings.*translation"),
         ("version: 1\ndata: {task: translation}\n", "data: train and dev files are needed"),
         (TRANSLATION + "{train: t}\n", r"data: train and dev files are needed \(or embedded: german-english-numbers"),
         (TRANSLATION + "{embedded: english-verbs}\n", "data.embedded: .*found 'english-verbs'"),
@@ -381,7 +377,10 @@ def test_prepared_runs_have_plain_arguments(tmp_path: Path) -> None:
     write(tmp_path, "eo-dev", "vidi\tvidas\tV;PRS")
     text = f"version: 1\ndata: {{folder: {tmp_path}, train: '{{language}}-train', dev: '{{language}}-dev'}}\n"
     prepared = prepare(config(tmp_path, text, "data.languages=eo", "model.d_model=8", "training.seed=3"))
-    assert prepared.task.facts() == {"task": "inflection", "languages": ["eo"], "max_length": 256}
+    assert prepared.task.facts() == {
+        **{"task": "strings", "languages": ["eo"], "max_length": 256},
+        **{"tags": True, "src_symbols": "characters", "tgt_symbols": "characters"},
+    }
     data = prepared.data
     assert "<lang:eo>" in data.vocabularies.src and "<lang:eo>" not in data.vocabularies.tgt
     assert len(data.train) == 2 and len(data.dev.corpus) == 1 and data.dev.references == ["vidas"]

@@ -12,9 +12,11 @@ import pytest
 
 from pages import DOCS, run_blocks
 from run_seed import SEED
-from task_runs import encode, evaluate, figures, prepare, read_lines, read_split
+from task_runs import encode, evaluate, figures, read_lines, read_split
 from tsallis.errors import InputError
+from tsallis.inference import TextRun
 from tsallis.tasks import registry
+from tsallis.tasks.prepared import prepare
 from tsallis.training import Trainer, load_run
 from tsallis.training.run_folder import start_run
 
@@ -34,48 +36,60 @@ TOPICS = sorted(
     if path.stem not in ("analysis", "run-folder") and "```python" in path.read_text(encoding="utf-8")
 )
 PACKAGES = {"export": ("onnxruntime", "onnxscript"), "own-models": ("pyro",)}  # of their own
-WORDS = ["lager", "regal", "nebel", "leben", "rebel", "reger", "bagel", "anna"]
+PHONES = {
+    "church": "tʃ ɜː tʃ",
+    "chip": "tʃ ɪ p",
+    "ship": "ʃ ɪ p",
+    "sheep": "ʃ iː p",
+    "peach": "p iː tʃ",
+    "sip": "s ɪ p",
+    "sir": "s ɜː",
+    "see": "s iː",
+}
 
 
 @pytest.fixture
-def reversal(monkeypatch: pytest.MonkeyPatch) -> Any:
+def pronunciation(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The task of the page, among the others."""
     blocks = PAGE.read_text(encoding="utf-8").split("```python\n")[1:]
     (code,) = (text.split("```")[0] for text in blocks if text.startswith('"""'))
-    module = ModuleType("tsallis.tasks.reversal")
+    module = ModuleType("tsallis.tasks.pronunciation")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(compile(code, str(PAGE), "exec"), module.__dict__)
-    monkeypatch.setitem(registry.TASKS, module.Reversal.name, module.Reversal)
-    return module.Reversal
+    monkeypatch.setitem(registry.TASKS, module.Pronunciation.name, module.Pronunciation)
+    return module.Pronunciation
 
 
-def test_the_task_of_the_page(reversal: Any, tmp_path: Path) -> None:
-    pairs = "".join(f"{word}\t{word[::-1]}\n" for word in WORDS)
+def test_the_task_of_the_page(pronunciation: Any, tmp_path: Path) -> None:
+    pairs = "".join(f"{word}\t{phones}\n" for word, phones in PHONES.items())
     for split in ("train", "dev"):
         (tmp_path / f"{split}.tsv").write_text(pairs, encoding="utf-8")
-    path = tmp_path / "reversal.yaml"
+    path = tmp_path / "pronunciation.yaml"
     path.write_text(
-        "version: 1\ndata: {task: reversal, train: train.tsv, dev: dev.tsv}\n"
+        "version: 1\ndata: {task: pronunciation, train: train.tsv, dev: dev.tsv}\n"
         "model: {d_model: 32, layers: 1, dropout: 0.0}\n"
         "training: {epochs: 150, learning_rate: 0.01, validate_every: 50}\n",
         encoding="utf-8",
     )
     config = registry.load_config(path, [f"data.folder={tmp_path}", f"training.seed={SEED}"])
     prepared = prepare(config)
-    assert prepared.task == reversal() and prepared.description["class"] == "rnn"
+    assert prepared.task == pronunciation() and prepared.description["class"] == "rnn"
     symbols, data, folder = prepared.data.vocabularies, prepared.data, tmp_path / "run"
     folder.mkdir()
     start_run(folder, config.text(), prepared.description, prepared.task.facts(), symbols.src, symbols.tgt)
     parts = (data.train, data.dev.corpus, folder, prepared.settings)
     Trainer(prepared.build(), *parts, measure=prepared.measure()).run()
     run = load_run(folder)
-    assert registry.task_of(run.task) == reversal()
+    assert registry.task_of(run.task) == pronunciation()
     report = evaluate(run, encode(run, read_split(config.data, "dev")), beam_size=2)
     assert report["accuracy"] == 1.0
-    lines = read_lines(run, ["lager", "nebel"], "in", gold=False)
-    assert lines.titles == ["lager", "nebel"] and lines.references == ["", ""]
-    with pytest.raises(InputError, match=r"in:1: expected word<TAB>output, found 'lager'"):
-        read_lines(run, ["lager"], "in", gold=True)
+    text = TextRun(run, registry.task_of(run.task))
+    assert [answer.text for answer in text.translate(PHONES)] == [*PHONES.values()]
+    assert [found.text for found in text.suggest(["church"], ["tʃ ɜː"])[0].next][:1] == ["tʃ ɜː tʃ"]
+    lines = read_lines(run, ["chip", "ship"], "in", gold=False)
+    assert lines.titles == ["chip", "ship"] and lines.references == ["", ""]
+    with pytest.raises(InputError, match=r"in:1: expected word<TAB>phones, found 'chip'"):
+        read_lines(run, ["chip"], "in", gold=True)
     pytest.importorskip("matplotlib")
     assert [number for number, _ in figures(run, lines)] == [0, 1]
 

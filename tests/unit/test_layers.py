@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import tsallis
 ROOT = Path(tsallis.__file__).parent
 # From the bottom up; parts on one line know nothing of each other.
 LAYERS = [
-    {"errors", "special_symbols", "user_cache", "search_budget", "optional_output"},
+    {"errors", "old_names", "special_symbols", "user_cache", "search_budget", "optional_output"},
     {"ops"},
     {"functional"},
     {"continuous"},
@@ -79,6 +80,17 @@ def test_imports_come_from_below(own: str) -> None:
         other = name.split(".")[1]
         assert other in HEIGHT, f"{line}: {name} belongs to no layer"
         assert other == own or HEIGHT[other] < HEIGHT[own], f"{line}: {own} may not import {name}"
+
+
+@pytest.mark.parametrize("own", ["tasks"])
+def test_files_of_a_part_import_each_other_in_one_direction(own: str) -> None:
+    """Imports for type checkers count too."""
+    names = {
+        f"tsallis.{'.'.join(path.relative_to(ROOT).with_suffix('').parts)}": path for path in (ROOT / own).glob("*.py")
+    }
+    graph = {name: {other for _, other in imports(path)} & names.keys() for name, path in names.items()}
+    assert len(graph) > 2 and any(graph.values())
+    graphlib.TopologicalSorter(graph).prepare()
 
 
 @every_part

@@ -221,7 +221,7 @@ def _batches(run: Run, corpus: Corpus, count: int) -> Iterator[tuple[Sequence[in
         sources, text = (batch.src.to(device), batch.src_lengths.to(device)), ambiguous_text(run.tgt_vocab)
         results = beam_search(run.model, *sources, beam_size=1, text=text)
         best = [result.best for result in results]
-        texts = [(run.tgt_vocab.text(one.tokens), one.prob) if one else ("", 0.0) for one in best]
+        texts = [(run.tgt_vocab.decode(one.tokens), one.prob) if one else ("", 0.0) for one in best]
         yield batch.index, _attention(run, batch.src, batch.src_lengths), texts
 
 
@@ -257,7 +257,7 @@ def _choose(sizes: Sequence[float], order: Sequence[int], count: int, shown: int
 
 def _gold(run: Run, corpus: Corpus, row: int) -> str:
     numbers_of_row = [int(number) for number in corpus.tgt[row] if int(number) != IGNORE_INDEX]
-    text: str = run.tgt_vocab.text(numbers_of_row)
+    text: str = run.tgt_vocab.decode(numbers_of_row)
     return text
 
 

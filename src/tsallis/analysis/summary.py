@@ -315,7 +315,7 @@ def _sentences(
             text=sentence.text,
             weights=sentence.weights,
             steps=shown_sentences.steps[row],
-            answer=run.tgt_vocab.text(result.best.tokens) if result and result.best else None,
+            answer=run.tgt_vocab.decode(result.best.tokens) if result and result.best else None,
             tree=beam_tree(run.model, src, result, run.tgt_vocab) if result else None,
         )
         advance("trees", number, len(rows))

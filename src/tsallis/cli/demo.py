@@ -71,6 +71,7 @@ def _show(run_dir: Path, updates: int | None, device: str) -> None:
     from tsallis.cli.analyze import analyze
     from tsallis.errors import InputError
     from tsallis.tasks.registry import load_config
+    from tsallis.tasks.scoring import evaluate_outputs
     from tsallis.training.distributed import World, device_kind
 
     if run_dir.name in ("", ".."):
@@ -95,7 +96,7 @@ def _show(run_dir: Path, updates: int | None, device: str) -> None:
     opened = open_run(run_dir, device=device)
     sparse, softmax, task = opened.run, open_run(softmax_dir, device=device).run, opened.task
 
-    scores = [task.evaluate(run, task.split(run, config.data, "dev"), BEAM) for run in (sparse, softmax)]
+    scores = [evaluate_outputs(task, run, task.split(run, config.data, "dev"), BEAM)[0] for run in (sparse, softmax)]
     print("\n1. On verbs that neither has seen:\n")
     _print_scores(*scores)
     print("\n2. The answers to three more; 1.5-entmax leaves few possible:")
@@ -168,7 +169,7 @@ def _print_answers(question: Question, sparse: Result, softmax: Result, *runs: R
 
 def _hypotheses(question: Question, result: Result, run: Run) -> list[str]:
     """Return the rows of a column: the most probable hypotheses, the others as one, and the sum."""
-    texts = [(run.tgt_vocab.text(hypothesis.tokens), hypothesis.prob) for hypothesis in result.hypotheses]
+    texts = [(run.tgt_vocab.decode(hypothesis.tokens), hypothesis.prob) for hypothesis in result.hypotheses]
     rows = [f"  {text:<14}{prob:.6f}{'  right' * (text in question.right)}" for text, prob in texts[:MOST_ANSWERS]]
     if others := texts[MOST_ANSWERS:]:
         rows.append(f"  {f'and {len(others)} more':<14}{sum(prob for _, prob in others):.6f}")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tsallis.search import Result
-    from tsallis.tasks.base import Lines
+    from tsallis.tasks.types import Lines
     from tsallis.training import Run
 
 
@@ -87,6 +87,7 @@ def evaluate(
     from tsallis.data.io import check_file, write_output
     from tsallis.errors import InputError
     from tsallis.tasks.registry import load_config
+    from tsallis.tasks.scoring import continue_texts, evaluate_outputs
     from tsallis.training.file_names import CONFIG
 
     if file and split is not None:
@@ -126,9 +127,9 @@ def evaluate(
     search = {**config.search.beam(beam, search_options.ends), **limits}
     if exact:
         del search["competing_ends"]
-    report, results = task.evaluate_outputs(loaded, lines, budget=expansions, **search)
+    report, results = evaluate_outputs(task, loaded, lines, budget=expansions, **search)
     if continuations is not None:
-        report["continuations"] = task.continue_texts(loaded, lines, continuations)
+        report["continuations"] = continue_texts(task, loaded, lines, continuations)
     # Files first: they are written where standard output is closed, too. All content is there before the first write.
     files: dict[Path, str] = {}
     if out is not None:

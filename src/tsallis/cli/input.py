@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from tsallis.tasks.base import Lines, Task
+    from tsallis.tasks.base import Task
+    from tsallis.tasks.types import Lines
     from tsallis.training import Run
 
 STDIN = "standard input"  # as messages call it

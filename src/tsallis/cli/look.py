@@ -78,7 +78,9 @@ def look(
 
 def _print_weights(run: Run, task: Task, block: Block, heads: str | None, search: dict[str, Any]) -> None:
     """Print an object for each line of a block; one without an output attends to nothing."""
-    by_number = dict(task.describe_attention(run, block.lines, heads, **search))
+    from tsallis.tasks.attention_weights import describe_attention
+
+    by_number = dict(describe_attention(task, run, block.lines, heads, **search))
     for number in range(block.lines.count):
         content = by_number.get(number, {"text": None, "attention": []})
         print_json({"line": block.first + number + 1, **content})
@@ -90,12 +92,13 @@ def _draw(
 ) -> None:
     """Write the figures of a block of lines, and print their paths."""
     from tsallis.report import save
+    from tsallis.tasks.figures import figures, head_figures
 
     numbered: Iterator[tuple[int, str | None, Figure]]
     if heads is None:
-        numbered = ((number, None, figure) for number, figure in task.figures(run, block.lines, **search))
+        numbered = ((number, None, figure) for number, figure in figures(task, run, block.lines, **search))
     else:
-        numbered = task.head_figures(run, block.lines, heads, **search)
+        numbered = head_figures(task, run, block.lines, heads, **search)
     for number, part, figure in numbered:
         line = block.first + number + 1
         path = out / f"{line}{f'-{part}' if part else ''}.{kind}"

@@ -31,8 +31,9 @@ from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
 from tsallis.evaluation.search_results import search_corpus
 from tsallis.models.spellings import ambiguous_text
-from tsallis.tasks.base import Lines, Task
+from tsallis.tasks.base import Task
 from tsallis.tasks.registry import load_config
+from tsallis.tasks.types import Lines
 from tsallis.training import Run
 from tsallis.training.file_names import CONFIG
 
@@ -229,7 +230,7 @@ def _with_answers(run: Run, task: Task, corpus: Corpus, answers: _Answers) -> Co
     vocabulary = answers.run.tgt_vocab
     if run.tgt_vocab == vocabulary:  # an answer may be split otherwise than its text would be
         return Corpus(corpus.src, answers.rows)
-    texts = [vocabulary.text(row) for row in answers.rows]
+    texts = [vocabulary.decode(row) for row in answers.rows]
     return Corpus(corpus.src, [task.spell(text, run) if text else [] for text in texts])
 
 

@@ -63,9 +63,9 @@ class TrainingStart(NamedTuple):
 
 def prepare_training(loaded: Config, folder: Path, world: World) -> TrainingStart:
     """Prepare a run and check its folder; write nothing."""
-    from tsallis.tasks.registry import task_type
+    from tsallis.tasks.prepared import prepare
 
-    run = task_type(loaded).prepare(loaded, folder)
+    run = prepare(loaded, folder)
     parameters = run.initialize(run.build())
     blob = parameters.blob()  # before the parameters are moved to a device or sharded
     return TrainingStart(run, parameters, blob, world.main and _write_run(run, blob, folder, dry=True))

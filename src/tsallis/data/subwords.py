@@ -37,7 +37,7 @@ class Subwords:
         InputError: anything that is no such model, or one that numbers the four otherwise.
 
     >>> subwords = Subwords.train(["low lower lowest"] * 3, 18)
-    >>> subwords.encode("low"), subwords.name(6), subwords.text(subwords.encode(" lower  slow"))
+    >>> subwords.encode("low"), subwords.name(6), subwords.decode(subwords.encode(" lower  slow"))
     ([6], '▁low', 'lower slow')
     """
 
@@ -193,7 +193,7 @@ class Subwords:
         pieces = [_piece(value) for number, value in message_fields(self.model) if number == 1]
         return MergeSampler(pieces) if self.kind == "bpe" else LatticeSampler(pieces)
 
-    def text(self, tokens: Iterable[int]) -> str:
+    def decode(self, tokens: Iterable[int]) -> str:
         """Return detokenised text; padding, start and end are left out, unknown is shown as the model shows it (⁇)."""
         ids = [int(i) for i in tokens]
         for i in ids:
@@ -210,7 +210,7 @@ class Subwords:
         ordinary = [number for number in numbers if number not in bytes_of]
         anchor = next((number for number in ordinary if self.name(number).strip(SPACE)), None)
         before = [] if anchor is None else [anchor]
-        length = len(self.text(before))
+        length = len(self.decode(before))
         first = self._processor.decode([[number] for number in ordinary]) if ordinary else []
         later = self._processor.decode([[*before, number] for number in ordinary]) if ordinary else []
         return (
@@ -222,7 +222,7 @@ class Subwords:
     def drops_leading_spaces(self) -> bool:
         """Whether all spaces before the first word of a text are dropped, and not only one."""
         space = int(self._processor.piece_to_id(SPACE))
-        return space != UNK and self.text([space, space]) == ""
+        return space != UNK and self.decode([space, space]) == ""
 
     @cached_property
     def _byte_numbers(self) -> dict[int, int]:

@@ -53,7 +53,7 @@ def compare_empty(log_prob: float, result: Result, vocabulary: Any = None) -> tu
     best, certificate = result.best, result.certificate
     if log_prob == -math.inf:
         return False, "no"
-    others = [h for h in result.hypotheses if (h.tokens if vocabulary is None else vocabulary.text(h.tokens))]
+    others = [h for h in result.hypotheses if (h.tokens if vocabulary is None else vocabulary.decode(h.tokens))]
     best_is_empty = best is not None and best not in others[:1]
     beaten = best is None or (not best_is_empty and log_prob > best.log_prob)
     # Under a length penalty the best hypothesis need not be the most probable one.

@@ -114,7 +114,7 @@ def evaluate(
         raise ValueError(f"there must be one result a sample, and a sample at least: got {len(results)} for {count}")
     possible: dict[int, bool] = {}
     scores = TeacherForcedScores.of(teacher_forced_sums(model, corpus.batches(BATCH), possible=possible))
-    output: Any = list if vocabulary is None else vocabulary.text
+    output: Any = list if vocabulary is None else vocabulary.decode
     gold = [output(corpus.tgt[row]) for row in range(count)]
     hits = sum(any(output(h.tokens) == gold[row] for h in result.hypotheses) for row, result in enumerate(results))
     if vocabulary is not None:
@@ -168,6 +168,6 @@ def _possible_texts(model: Decoder, corpus: Corpus, rows: Sequence[int], vocabul
     for first in range(0, len(rows), BATCH):
         part = rows[first : first + BATCH]
         batch = corpus.batch(part).to(device_of(model))
-        scored = score_outputs(model, batch, [vocabulary.text(corpus.tgt[row]) for row in part], vocabulary)
+        scored = score_outputs(model, batch, [vocabulary.decode(corpus.tgt[row]) for row in part], vocabulary)
         possible.update({row: found.possible is True for row, (_, found) in zip(part, scored, strict=True)})
     return possible

@@ -84,7 +84,7 @@ def describe_hypothesis(hypothesis: Hypothesis, tgt_vocab: Any, length_penalty: 
     A text has its "segmentations", too: "prob" and "log_prob" are sums over them, supports are of the first.
     """
     content: dict[str, Any] = {
-        "text": tgt_vocab.text(hypothesis.tokens),
+        "text": tgt_vocab.decode(hypothesis.tokens),
         "prob": hypothesis.prob,
         "log_prob": hypothesis.log_prob,
         "support": hypothesis.support,
@@ -158,7 +158,7 @@ def output_records(
 
 
 def _describe_best(tgt_vocab: Any, reference: str, result: Result, best: Hypothesis | None) -> dict[str, Any]:
-    text = tgt_vocab.text(best.tokens) if best else ""
+    text = tgt_vocab.decode(best.tokens) if best else ""
     return {
         "text": text,
         "right": text == reference,

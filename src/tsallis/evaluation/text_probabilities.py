@@ -43,14 +43,14 @@ def score_outputs(
         if spellings.can_spell(reference):
             known[row] = reference
         elif UNK not in target:
-            known[row] = vocabulary.text(target)
+            known[row] = vocabulary.decode(target)
     found = dict.fromkeys(range(len(targets)), TextProbability((), 0.0))
     rows = torch.tensor([*known], dtype=torch.long, device=batch.src.device)
     if known:
         sources = batch.src[rows], batch.src_lengths[rows]
         found.update(zip(known, score_texts(model, *sources, [*known.values()], spellings), strict=True))
     for row, scores in enumerate(usual):
-        if scores.exclusion is None and (row not in known or vocabulary.text(targets[row]) == known[row]):
+        if scores.exclusion is None and (row not in known or vocabulary.decode(targets[row]) == known[row]):
             sequence = Hypothesis(tuple(targets[row]), scores.log_prob, scores.support, ())
             found[row] = found[row].including(sequence)
     best = {row: text.segmentations[0].tokens for row, text in found.items() if text.segmentations}
@@ -103,17 +103,17 @@ def join_draws(
     model: Decoder, batch: Batch, rows: Sequence[Sequence[Hypothesis | None]], vocabulary: Any
 ) -> list[list[Hypothesis | None]]:
     """Return draws as texts, those of one text with one probability: that of its segmentations, drawn or not."""
-    texts = [[vocabulary.text(draw.tokens) for draw in row if draw is not None] for row in rows]
+    texts = [[vocabulary.decode(draw.tokens) for draw in row if draw is not None] for row in rows]
     found = text_probabilities(model, batch, texts, vocabulary)
     joined: list[list[Hypothesis | None]] = []
     for row, of_row in zip(rows, found, strict=True):
         known: dict[str, TextProbability] = {}
         for draw in row:
             if draw is not None:
-                text = vocabulary.text(draw.tokens)
+                text = vocabulary.decode(draw.tokens)
                 known[text] = known.get(text, of_row.get(text, TextProbability((), 0.0))).including(draw)
         totals = {text: join_segmentations(probability.segmentations) for text, probability in known.items()}
-        joined.append([draw and _as_drawn(draw, totals[vocabulary.text(draw.tokens)]) for draw in row])
+        joined.append([draw and _as_drawn(draw, totals[vocabulary.decode(draw.tokens)]) for draw in row])
     return joined
 
 

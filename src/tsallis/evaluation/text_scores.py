@@ -30,7 +30,7 @@ def levenshtein(a: Sequence[Any], b: Sequence[Any]) -> int:
     return row[-1]
 
 
-def exact_match(texts: Sequence[str], references: Sequence[str]) -> float:
+def exact_match(texts: Sequence[Any], references: Sequence[Any]) -> float:
     """Return the share of texts that are the reference.
 
     Args:
@@ -47,12 +47,12 @@ def exact_match(texts: Sequence[str], references: Sequence[str]) -> float:
     return sum(a == b for a, b in zip(texts, references, strict=True)) / max(len(texts), 1)
 
 
-def form_scores(texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+def form_scores(texts: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> dict[str, float]:
     """Return the share of texts that are the reference, and the mean distance to it.
 
     Args:
-        texts: inflected forms.
-        references: one for each.
+        texts: Forms, each a text or a list of symbols.
+        references: One for each.
 
     Returns:
         "accuracy", and "levenshtein", the mean of :func:`levenshtein`.

@@ -52,7 +52,7 @@ class Output:
             length_penalty: of the search.
             details: `scores` and `alignment`.
         """
-        text, tokens = str(vocabulary.text(hypothesis.tokens)), tuple(map(vocabulary.name, hypothesis.tokens))
+        text, tokens = str(vocabulary.decode(hypothesis.tokens)), tuple(map(vocabulary.name, hypothesis.tokens))
         return cls(text, tokens, hypothesis.score(length_penalty), hypothesis, **details)
 
     @property

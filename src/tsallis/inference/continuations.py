@@ -199,7 +199,7 @@ def continue_prompt(run: Run, prompt: str, symbols: Sequence[int], output: Gener
         output: what follows, drawn or of a search.
     """
     vocabulary: Any = run.tgt_vocab
-    before, whole = (str(vocabulary.text(part)) for part in (symbols, [*symbols, *output.tokens]))
+    before, whole = (str(vocabulary.decode(part)) for part in (symbols, [*symbols, *output.tokens]))
     following = whole.removeprefix(before)
     if before[-1:] != " " == prompt[-1:]:  # subwords hold no space behind a word: the next one begins with it
         following = following.removeprefix(" ")

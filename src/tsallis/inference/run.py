@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from tsallis.models.batch import Batch
     from tsallis.search import GeneratedText, Hypothesis, Result, RiskChoice, TokenScores
     from tsallis.search.texts import TextProbability
-    from tsallis.tasks.base import Lines, Task
+    from tsallis.tasks.base import Task
+    from tsallis.tasks.types import Lines
     from tsallis.training import Run
 
 BLOCK = 64  # lines that are answered together
@@ -576,8 +577,8 @@ def join_columns(task: Task, sources: Sequence[str], targets: Sequence[str]) -> 
     Raises:
         InputError: not one output a line, or a task whose lines have no other column.
 
-    >>> from tsallis.tasks.inflection import Inflection
-    >>> join_columns(Inflection(None), ["draw\tV;PST"], ["drew"])
+    >>> from tsallis.tasks.strings import Strings
+    >>> join_columns(Strings(None), ["draw\tV;PST"], ["drew"])
     ['draw\tdrew\tV;PST']
     """
     from tsallis.errors import InputError

@@ -115,8 +115,9 @@ class Completer:
 
     @cached_property
     def names(self) -> list[str]:
-        """The spelling of each symbol."""
-        return list(self._names(range(len(self.run.tgt_vocab))))
+        """The spelling of each symbol, with the separator in front of it."""
+        separator = getattr(self.run.tgt_vocab, "separator", "")
+        return [f"{separator}{name}" for name in self._names(range(len(self.run.tgt_vocab)))]
 
     def suggest(self, source: Batch | None, typed: str, line: int = 1) -> Suggestions:
         """Return what may follow what is typed.
@@ -185,7 +186,7 @@ class Completer:
     def _spell(self, tokens: Sequence[int], prompt: Sequence[int] = ()) -> str:
         """Return what tokens add to the text of a prompt."""
         vocabulary: Any = self.run.tgt_vocab
-        return str(vocabulary.text([*prompt, *tokens]))[len(vocabulary.text(prompt)) :]
+        return str(vocabulary.decode([*prompt, *tokens]))[len(vocabulary.decode(prompt)) :]
 
     def _text(self, tokens: Sequence[int], prompt: Sequence[int], typed: str) -> str:
         """Return a continuation as it is shown: behind a prompt, what is typed begins with a word."""

@@ -36,12 +36,8 @@ class Spellings:
 
     def __init__(self, vocabulary: Any) -> None:
         numbers = [number for number in range(len(vocabulary)) if number not in (PAD, BOS, EOS, UNK)]
-        if hasattr(vocabulary, "spellings"):  # subwords, whose texts depend on what stands before
-            self._first, self._later = vocabulary.spellings(numbers)
-            self._drops_spaces = vocabulary.drops_leading_spaces
-        else:
-            self._first = self._later = {number: vocabulary.name(number).encode() for number in numbers}
-            self._drops_spaces = False
+        self._first, self._later = vocabulary.spellings(numbers)
+        self._drops_spaces = getattr(vocabulary, "drops_leading_spaces", False)
         self._numbers = {False: _by_spelling(self._first), True: _by_spelling(self._later)}
         self._lengths = {begun: sorted(set(map(len, numbers))) for begun, numbers in self._numbers.items()}
 
@@ -106,7 +102,7 @@ def _by_spelling(spellings: Mapping[int, bytes]) -> dict[bytes, list[int]]:
 
 def ambiguous_text(vocabulary: Any) -> Callable[[Sequence[int]], str] | None:
     """Return the function that spells sequences, if several of them may spell one text; None if none do."""
-    return None if spellings_of(vocabulary).unique else vocabulary.text
+    return None if spellings_of(vocabulary).unique else vocabulary.decode
 
 
 @lru_cache(maxsize=8)

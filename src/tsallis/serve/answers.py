@@ -49,7 +49,8 @@ from tsallis.serve.requests import (
 )
 from tsallis.serve.worker import Check, InterruptibleModel
 from tsallis.special_symbols import BOS, EOS, UNK
-from tsallis.tasks.base import Lines, Task, refuse_long
+from tsallis.tasks.base import Task, refuse_long
+from tsallis.tasks.types import Lines
 from tsallis.training import Run
 from tsallis.training.file_names import MODEL
 from tsallis.training.schema import ModelRecord, read_record
@@ -301,7 +302,7 @@ class ServedRun:
 
     def _text(self, text: GeneratedText) -> Content:
         return {
-            "text": self.run.tgt_vocab.text(text.tokens),
+            "text": self.run.tgt_vocab.decode(text.tokens),
             "log_prob": text.log_prob,
             "ended": text.ended,
             "support": text.support,
@@ -385,7 +386,7 @@ class ServedRun:
         possible = steps[-1]["log_prob"] is not None
         total = sum(step["log_prob"] for step in steps) if possible else None
         content = {"run": self.name, **self._of_output(tokens), "possible": possible, "log_prob": total, "steps": steps}
-        text = request.output if request.output is not None else self.run.tgt_vocab.text(tokens)
+        text = request.output if request.output is not None else self.run.tgt_vocab.decode(tokens)
         if scored := self._score_text(tokens, text, source, model):
             described = describe_text(*scored, self.run.tgt_vocab)
             content["text"] = {key: described[key] for key in ("possible", "log_prob", "exact", "missing")}
@@ -409,7 +410,7 @@ class ServedRun:
         return self.run.tgt_vocab.name(token)
 
     def _of_output(self, tokens: Sequence[int]) -> Content:
-        return {"output": self.run.tgt_vocab.text(tokens), "tokens": tokens, "vocabulary": len(self.run.tgt_vocab)}
+        return {"output": self.run.tgt_vocab.decode(tokens), "tokens": tokens, "vocabulary": len(self.run.tgt_vocab)}
 
     def attention(self, requests: Sequence[AttentionRequest], check: Check) -> list[Content]:
         """Answer a request by the weights above zero of some heads: for each query, keys and weights."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from tsallis.analysis import SparseWeights, read_model, record
 from tsallis.analysis.head_names import Head, choose_heads, head_name
@@ -19,23 +18,14 @@ from tsallis.models.batch import Batch
 from tsallis.models.protocol import device_of
 from tsallis.search import beam_search
 from tsallis.special_symbols import IGNORE_INDEX
+from tsallis.tasks.base import Task
+from tsallis.tasks.types import Attention, Lines
 from tsallis.training.run_folder import Run
-
-if TYPE_CHECKING:
-    from tsallis.tasks.base import Lines, Task
 
 # The lists of symbols that rows and columns of each kind of attention stand for. A row of the decoder is the step that
 # predicts a symbol of the target, and reads the one before.
 LISTS = {"encoder": ("source", "source"), "decoder": ("target", "read"), "cross": ("target", "source")}
 DIGITS = 6
-
-
-class Attention(NamedTuple):
-    """Attention to the source in a batch."""
-
-    weights: Tensor  # [batch, target, source]: of discrete attention weights, of continuous attention masses
-    density: Density | None = None  # of batch shape [batch, ..., target] or [batch]
-    grid: Sequence[int] | None = None  # height and width, where the source is an image
 
 
 def heads_of_run(run: Run, names: str) -> list[Head]:
@@ -93,7 +83,7 @@ def describe_attention(
     batch = pairs.batch(range(len(best))).to(batch.src.device)
     entries = _entries_of_task(task, run, batch) if chosen is None else _entries_of_heads(run, batch, chosen)
     for (row, hypothesis), source, attention in zip(best, sources, entries, strict=True):
-        output = {"text": run.tgt_vocab.text(hypothesis.tokens)}
+        output = {"text": run.tgt_vocab.decode(hypothesis.tokens)}
         symbols = task.attention_symbols(run, source, hypothesis.tokens, lines.titles[row])
         yield lines.numbers[row], {**output, **symbols, "attention": attention}
 

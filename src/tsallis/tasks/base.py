@@ -1,7 +1,8 @@
-"""A task: which examples a run learns from, how they become numbers, and how its outputs are scored and drawn.
+"""The base class of tasks, which define a run's examples, how they become numbers, and what outputs score.
 
-Every task is a file beside this one with a class of its own, and a line in :mod:`tsallis.tasks.registry`. The classes
-here hold what all tasks share: a file that reads and encodes examples has a task that trains, translates and evaluates.
+Each task is a class in a file of this folder, with a line in :mod:`tsallis.tasks.registry`. Functions above the tasks
+prepare a run (`prepared`), evaluate it (`scoring`), draw its attention (`figures`) and describe it
+(`attention_weights`, `manifest`).
 """
 
 from __future__ import annotations
@@ -9,150 +10,64 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-import torch
 from numpy.typing import NDArray
-from pydantic import ConfigDict, TypeAdapter, ValidationError, model_validator
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from tsallis.config import Config as RunConfig
-from tsallis.config import Section, Settings
-from tsallis.data.corpus import Corpus, SampledCorpus
-from tsallis.data.image_store import ImageStore
+from tsallis.config import Section
+from tsallis.data.corpus import Corpus
 from tsallis.data.io import Ignored, find_packed, number_lines
-from tsallis.data.subwords import Subwords
 from tsallis.errors import InputError, describe
-from tsallis.evaluation.metrics import evaluate
-from tsallis.evaluation.search_results import timed_search
 from tsallis.evaluation.text_scores import CorpusScore
 from tsallis.models.batch import Batch
-from tsallis.models.protocol import device_of
 from tsallis.models.registry import MODELS
 from tsallis.models.spellings import ambiguous_text
-from tsallis.search import Result, beam_search
 from tsallis.special_symbols import UNK
-from tsallis.tasks.attention_weights import Attention, describe_attention, heads_of_run
-from tsallis.tasks.prepared import PreparedRun, check_rows, check_select, read_source, text_of_run
-from tsallis.tasks.scoring import best_texts, language_scores, score_values
+from tsallis.tasks.types import SPLITS, Attention, Data, Lines, ModelSection, Vocabularies
 from tsallis.training.file_names import CONFIG, MODEL, TASK
-from tsallis.training.run_folder import Run, read_stored
+from tsallis.training.run_folder import Run
 from tsallis.training.schema import explain
-from tsallis.training.tensorboard import require_tensorboard
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-SPLITS = ("train", "dev", "test")
 LONGEST = 1024  # symbols of a line on which a search ends in seconds, where the run was trained on shorter ones
 
 
-@dataclass(frozen=True)
-class Vocabularies:
-    """The symbols of sources and targets, and images, where there are any.
-
-    Symbols are a :class:`~tsallis.data.vocabulary.Vocabulary` or :class:`~tsallis.data.subwords.Subwords`.
-
-    Sources of questions about images begin with the image's number in the store.
-    """
-
-    src: Any
-    tgt: Any
-    images: ImageStore | None = None
-
-
-@dataclass(frozen=True)
-class Lines:
-    """Lines of input as numbers, and the outputs that are right where they are known."""
-
-    corpus: Corpus
-    references: list[str]
-    titles: list[str]  # what a line asks for, in few words
-    numbers: list[int]  # of the line that each row is, from 0; blank lines and lines without symbols are no rows
-    count: int  # of all lines
-    languages: list[str] | None = None  # of each row, where lines have one
-    ignored: Ignored = field(default_factory=Ignored)
-
-    def select(self, rows: Sequence[int]) -> Lines:
-        """Return some rows; there are as many lines as before."""
-
-        def chosen(column: Any) -> Any:
-            return None if column is None else [column[row] for row in rows]
-
-        corpus = Corpus(chosen(self.corpus.src), chosen(self.corpus.tgt), self.corpus.counts)
-        references, titles, numbers = map(chosen, (self.references, self.titles, self.numbers))
-        return replace(
-            self,
-            corpus=corpus,
-            references=references,
-            titles=titles,
-            numbers=numbers,
-            languages=chosen(self.languages),
-        )
-
-
-@dataclass(frozen=True)
-class Data:
-    """The training data of a configuration as numbers."""
-
-    train: Corpus | SampledCorpus
-    dev: Lines
-    vocabularies: Vocabularies
-
-
-class ModelSection(Section):
-    """The section `model` of a configuration: settings of a class of :mod:`tsallis.models.registry`.
-
-    Its key `architecture` is the class's name there.
-    """
-
-    @model_validator(mode="after")
-    def _check_heads(self) -> ModelSection:
-        d_model, heads = getattr(self, "d_model", 0), getattr(self, "heads", 1)
-        if d_model % heads:
-            raise ValueError(f"d_model must be a multiple of heads, found d_model {d_model} and heads {heads}")
-        return self
-
-    def check(self) -> None:
-        """Refuse settings that don't go together, before any data is read.
-
-        Raises:
-            InputError: such settings.
-        """
-
-    def arguments(self, data: Data, settings: Settings, source: Run | None = None) -> dict[str, Any]:
-        """Return the arguments of the class for some data, and for the run that it starts from if there is one.
-
-        Raises:
-            InputError: settings that don't go with the data.
-        """
-        return {**self.sizes(data), **self.model_dump(exclude={"architecture"})}
-
-    def sizes(self, data: Data) -> dict[str, int]:
-        """Return the arguments that say how many symbols there are."""
-        return {"src_vocab": len(data.vocabularies.src), "tgt_vocab": len(data.vocabularies.tgt)}
-
-
 class Task(ABC):
-    """One kind of run. The fields of a subclass, a frozen dataclass, are what its `task.json` holds.
+    """One kind of run: what its examples are, and how they become numbers and text.
+
+    A subclass is a frozen dataclass. `task.json` in a run folder holds its fields: what is needed to read a line after
+    training. A field that is also a setting of `Config` has the same name and value.
+
+    Interface:
+        A new task defines these. `SequenceTask` and `LabelTask` define `models`, `attention` and, for labels, `score`.
+
+        - `name`, `Config`, `models`, `noun`, `scores` and `columns`: see below.
+        - `load`: read the training data, and build the vocabularies. The vocabularies decide how outputs become text:
+          a :class:`~tsallis.data.vocabulary.Vocabulary` joins its symbols by its separator, and
+          :class:`~tsallis.data.subwords.Subwords` join pieces to words. Their `decode` reverses their `encode`.
+        - `examples`: read the examples of a split from its file.
+        - `parse`: read the example on one line.
+        - `encode`: turn examples into numbers.
+        - `score`: score outputs beside references.
+        - `attention`: return what the model attends to in the source.
+
+        Everything else has a default.
 
     Attributes:
-        name: the key `task` of a configuration's section `data`.
-        Config: the section `data`.
-        models: the sections that `model` may be, by their `architecture`; the first is the default.
-        noun: what an output is called.
-        columns: the columns of a line of input: without the right output, and with it.
-        scores: names of what `score` returns.
-        costly_scores: those of them that `score` leaves out if it is to be quick.
-        options: what may be said beside the lines, such as `language`: keywords of `read` and `examples`.
-        searched: whether an example has a right output that is searched for: of a text nothing is.
-        competing_ends: whether outputs of beam searches must end among the beam's best continuations, where a
-            configuration does not say it, see :func:`tsallis.search.beam_search`.
-        separators: characters that separate the parts of the last column; at the end of a line they are ignored.
-        empty_outputs: whether a line's right output may be empty where `read` is told so, by the keyword `empty`.
-        refusals: why some commands can't run this task, by their names.
+        name: The key `task` of a configuration's section `data`.
+        Config: The section `data`.
+        models: The sections that `model` may be, by their `architecture`; the first is the default.
+        noun: What an output is called.
+        scores: The names of what `score` returns. The first one selects the best checkpoint.
+        costly_scores: The scores that `score` leaves out if `quick` is true.
+        options: Names of options beside the lines, such as `language`: keywords of `read` and `examples`.
+        searched: Whether examples have outputs to search for. If not, the texts themselves are scored.
+        competing_ends: Whether outputs of beam searches must end among the beam's best continuations by default, see
+            :func:`tsallis.search.beam_search`.
+        empty_outputs: Whether a known output may be empty if `read` gets the keyword `empty`.
+        refusals: Why some commands can't run this task, by the names of the commands.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")  # of `restore`
@@ -161,15 +76,23 @@ class Task(ABC):
     Config: ClassVar[type[Section]]
     models: ClassVar[Mapping[str, type[ModelSection]]]
     noun: ClassVar[str]
-    columns: ClassVar[tuple[str, str]]
     scores: ClassVar[tuple[str, ...]]
     costly_scores: ClassVar[tuple[str, ...]] = ()
     options: ClassVar[tuple[str, ...]] = ()
     searched: ClassVar[bool] = True
     competing_ends: ClassVar[bool] = False
-    separators: ClassVar[str] = ""
     empty_outputs: ClassVar[bool] = False
     refusals: ClassVar[Mapping[str, str]] = {"generate": "tsallis generate is for language models"}
+
+    @property
+    @abstractmethod
+    def columns(self) -> tuple[str, str]:
+        """The columns of a line of input: without the right output, and with it."""
+
+    @property
+    def separators(self) -> str:
+        """Characters that separate the parts of the last column. They are ignored at the end of a line."""
+        return ""
 
     @classmethod
     @abstractmethod
@@ -234,7 +157,7 @@ class Task(ABC):
         return {}
 
     def spell(self, text: str, run: Run) -> list[int]:
-        """Return the symbols of an output, or of the beginning of one."""
+        """Return the numbers of the symbols of an output, or of the beginning of one."""
         return run.tgt_vocab.encode(text)
 
     def ambiguous_text(self, vocabulary: Any) -> Callable[[Sequence[int]], str] | None:
@@ -247,8 +170,7 @@ class Task(ABC):
 
     def split_typed(self, text: str, run: Run) -> tuple[list[int], str]:
         """Return the whole symbols of what is typed of an output, and the rest: the beginning of the next symbol."""
-        vocabulary = run.tgt_vocab
-        return vocabulary.split_typed(text) if isinstance(vocabulary, Subwords) else (self.spell(text, run), "")
+        return run.tgt_vocab.split_typed(text)
 
     def count_unknown(self, source: Sequence[int] | NDArray[Any]) -> int:
         """Return how many symbols of a source the run doesn't know."""
@@ -268,16 +190,12 @@ class Task(ABC):
         return [symbol for symbol, number in zip(symbols, source, strict=False) if number == UNK]
 
     def utility(self, text: str, reference: str) -> float:
-        """Return how good an output is where another one is right, from 0 to 1: for choices of least risk."""
+        """Return how good an output is if another one is right, from 0 to 1. Choices of least risk maximise it."""
         return float(text == reference)
 
     @abstractmethod
-    def plot(self, run: Run, batch: Batch, result: Result, title: str) -> Figure:
-        """Draw what the model attends to as it reads a batch of one row, with the result of a search."""
-
-    @abstractmethod
     def attention(self, run: Run, batch: Batch) -> dict[str, Attention]:
-        """Return by name the attention to the source in a batch, of which :meth:`plot` draws one row."""
+        """Return by name the attention to the source in a batch, which figures and `tsallis look --weights` show."""
 
     def attention_symbols(self, run: Run, source: Sequence[int], target: Sequence[int], title: str) -> dict[str, Any]:
         """Return the symbols that rows and columns of attention belong to, "source" and "target" among them.
@@ -381,40 +299,6 @@ class Task(ABC):
         return replace(encoded, numbers=numbers, count=len(lines), ignored=ignored)
 
     @classmethod
-    def prepare(cls, config: RunConfig, folder: Path | None = None) -> PreparedRun:
-        """Read the data of a configuration and work out every argument.
-
-        Args:
-            config: of a run of this task.
-            folder: of a run that may have been started with it: then its model stays as it was described.
-
-        Raises:
-            InputError: settings of the model that don't go together, and what reading the data finds.
-        """
-        described = config.model.model_dump(mode="json", exclude={"architecture", "tau"})
-        text, changes = (config.text(), None) if folder is None else text_of_run(config, folder)
-        texts = [text] if changes is None else [text, changes.before]
-        stored = None if folder is None else read_stored(folder, texts, described)
-        if stored is None or folder is None:
-            config.model.check()
-        else:
-            cls.restore(stored.task, folder / TASK)
-            cls.check_facts(stored.task, config.data, folder / TASK)
-        settings = config.training
-        if settings.tensorboard:
-            require_tensorboard()
-        started = folder if stored is not None else None
-        source = read_source(config) if stored is None else None
-        task, data = cls.load(config.data)
-        check_rows(settings, data)
-        check_select(settings.select, task, data)
-        if stored is not None:
-            return PreparedRun(task, data, stored.description, settings, text, started, changes=changes)
-        arguments = config.model.arguments(data, settings, source)
-        description = {"class": config.model.architecture, "arguments": arguments}
-        return PreparedRun(task, data, description, settings, text, source=source)
-
-    @classmethod
     def read_split(cls, config: Any, split: str, **options: Any) -> list[Any]:
         """Return the examples of one split of a configuration's data, see `examples`.
 
@@ -451,110 +335,6 @@ class Task(ABC):
                 text = describe(str(value))
                 raise InputError(f"{run.folder}: {article} {self.name} run takes no --{option}, {text} was given")
         return values
-
-    def evaluate(self, run: Run, lines: Lines, beam_size: int) -> dict[str, Any]:
-        """Compute scores, loss, certificates, sparsity and speed on lines with known outputs, by name.
-
-        Of several languages "languages" has the scores of each.
-        """
-        return self.evaluate_outputs(run, lines, beam_size)[0]
-
-    def evaluate_outputs(
-        self, run: Run, lines: Lines, beam_size: int, budget: int | None = None, **limits: Any
-    ) -> tuple[dict[str, Any], list[Result]]:
-        """Return what `evaluate` computes, and the results of the search; with a `budget` those of an exact one.
-
-        `limits` are those of the search, such as `length_penalty`.
-
-        Raises:
-            InputError: no line that can be read.
-        """
-        if not len(lines.corpus):
-            raise InputError(f"{run.folder}: there is nothing to evaluate: no line holds what the run reads")
-        text = self.ambiguous_text(run.tgt_vocab)
-        results, seconds = timed_search(run.model, lines.corpus, beam_size, budget, text=text, **limits)
-        texts = best_texts(results, run.tgt_vocab)
-        scores, each = self.score(texts, lines.references), language_scores(self, texts, lines)
-        report: dict[str, Any] = score_values(scores, each)
-        signatures = {score.name: score.signature for score in scores if score.signature}
-        report.update(self.measure_outputs(texts, lines.references))
-        report.update({"signatures": signatures} if signatures else {})
-        report.update({"languages": each} if each else {})
-        vocabulary = run.tgt_vocab if text is not None else None
-        return {**report, **evaluate(run.model, lines.corpus, results, seconds, vocabulary).as_dict()}, results
-
-    def continue_texts(self, run: Run, lines: Lines, count: int) -> dict[str, Any]:
-        """Return how texts go on that are drawn behind the beginnings of `count` texts, beside how those go on.
-
-        Raises:
-            InputError: a task without texts, or none that is long enough.
-        """
-        raise InputError(f"{run.folder}: a run of the task {self.name} takes no --continuations")
-
-    def figures(self, run: Run, lines: Lines, beam_size: int = 1, **limits: Any) -> Iterator[tuple[int, Figure]]:
-        """Yield a figure of each line that has an output, with the line's number from 0.
-
-        `limits` are those of the beam search, such as `competing_ends`.
-
-        Raises:
-            InputError: if matplotlib is missing.
-        """
-        on_cpu, text = _on_cpu(run), self.ambiguous_text(run.tgt_vocab)
-        for row, batch, result in _answers(run, lines, beam_size=beam_size, text=text, **limits):
-            with torch.no_grad():
-                yield lines.numbers[row], self.plot(on_cpu, batch, result, lines.titles[row])
-
-    def head_figures(
-        self, run: Run, lines: Lines, heads: str, beam_size: int = 1, **limits: Any
-    ) -> Iterator[tuple[int, str | None, Figure]]:
-        """Yield figures of single heads on each line that has an output, a figure for each kind of attention.
-
-        Args:
-            run: of an encoder-decoder with discrete attention.
-            lines: that it reads.
-            heads: "all", or names such as "encoder.1.2,cross.3.1": kind, layer and head, counted from 1.
-            beam_size: of the search for outputs.
-            limits: others of that search, such as `competing_ends`.
-
-        Yields:
-            The line's number from 0; the kind of attention, where there are several; and the figure.
-
-        Raises:
-            InputError: heads that the model does not have, or if matplotlib is missing.
-        """
-        from tsallis.report.head_panels import head_panels
-
-        on_cpu = _on_cpu(run)
-        chosen = heads_of_run(run, heads)
-        several, text = len({layer.kind for layer, _ in chosen}) > 1, self.ambiguous_text(run.tgt_vocab)
-        for row, _, result in _answers(run, lines, beam_size=beam_size, text=text, **limits):
-            assert result.best is not None
-            for kind, figure in head_panels(on_cpu, lines.corpus.src[row], result.best.tokens, chosen):
-                yield lines.numbers[row], kind if several else None, figure
-
-    def describe_attention(
-        self, run: Run, lines: Lines, heads: str | None = None, beam_size: int = 1, **limits: Any
-    ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield the attention of each line's output as what JSON holds, with the line's number from 0.
-
-        See :func:`tsallis.tasks.attention_weights.describe_attention`.
-        """
-        yield from describe_attention(self, run, lines, heads, beam_size=beam_size, **limits)
-
-
-def _answers(run: Run, lines: Lines, **search: Any) -> Iterator[tuple[int, Batch, Result]]:
-    """Yield each row that has an output, as a batch, with the result of the search."""
-    for row in range(len(lines.numbers)):
-        batch = lines.corpus.batch([row])
-        source = batch.to(device_of(run.model))
-        (result,) = beam_search(run.model, source.src, source.src_lengths, **search)
-        if result.best is not None:
-            yield row, batch, result
-
-
-def _on_cpu(run: Run) -> Run:
-    """Return a run whose model is on the CPU, where figures are drawn."""
-    return run if device_of(run.model).type == "cpu" else replace(run, model=deepcopy(run.model).cpu())
 
 
 def split_name(config: Any, split: str) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -18,21 +18,15 @@ from tsallis.data.splits import hold_out
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError, shorten
 from tsallis.models.batch import Batch
-from tsallis.report import View, text_panels
-from tsallis.search import Result
-from tsallis.tasks.attention_weights import Attention
-from tsallis.tasks.base import Data, Lines, ModelSection, Task, Vocabularies, split_name
-from tsallis.tasks.labels import LabelModel, LabelTask, describe_answer, label_attention
+from tsallis.tasks.base import Task, split_name
+from tsallis.tasks.labels import LabelModel, LabelTask, label_attention
+from tsallis.tasks.types import Attention, Data, Lines, ModelSection, Vocabularies
 from tsallis.training.run_folder import Run
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 LINE_FORMAT = "label<TAB>text"
 ENDINGS = ("", ".tsv", ".xz", ".gz", ".tsv.xz", ".tsv.gz")
 BREAK = re.compile(r"<br\s*/?>", re.IGNORECASE)  # of lines, in reviews taken from web pages
 WORD = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
-PAGE = 24  # words or more are drawn as a text to be read
 
 
 class ClassificationData(Section):
@@ -120,12 +114,6 @@ class Classification(LabelTask):
         labels = [e.label for e in examples]
         corpus = Corpus(RaggedRows.of(rows, type_for(len(src))), [tgt.encode([x] if x else []) for x in labels])
         return Lines(corpus, labels, [e.text for e in examples], list(range(count)), count)
-
-    def plot(self, run: Run, batch: Batch, result: Result, title: str) -> Figure:
-        attention = run.model.classifier.attention(batch.src, batch.src_lengths)
-        size = int(batch.src_lengths[0])
-        view = View.of(attention, size=size, title=describe_answer(run, result))
-        return text_panels(words(title)[:size] or [""], [view], layout="page" if size >= PAGE else "line")
 
     def attention(self, run: Run, batch: Batch) -> dict[str, Attention]:
         return label_attention(run.model.classifier.attention(batch.src, batch.src_lengths))

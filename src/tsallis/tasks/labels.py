@@ -12,10 +12,9 @@ from torch import Tensor
 from tsallis.config import Alpha, Map
 from tsallis.evaluation.text_scores import CorpusScore, exact_match
 from tsallis.models.batch import Batch
-from tsallis.search import Result
 from tsallis.special_symbols import IGNORE_INDEX, SPECIALS
-from tsallis.tasks.attention_weights import Attention
-from tsallis.tasks.base import ModelSection, Task
+from tsallis.tasks.base import Task
+from tsallis.tasks.types import Attention, ModelSection
 from tsallis.training.run_folder import Run
 
 
@@ -75,9 +74,3 @@ def label_attention(attention: Any, grid: Sequence[int] | None = None) -> dict[s
     if attention.density is not None:
         entries["continuous"] = Attention(attention.masses.flatten(1).unsqueeze(1), attention.density, grid)
     return entries
-
-
-def describe_answer(run: Run, result: Result) -> str:
-    """Return the most probable label and its probability."""
-    assert result.best is not None
-    return f"{run.tgt_vocab.text(result.best.tokens)} ({result.best.prob:.2f})"

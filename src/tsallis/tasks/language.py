@@ -22,20 +22,17 @@ from tsallis.data.vocabulary import Vocabulary
 from tsallis.datasets.number_names import german_english_numbers
 from tsallis.datasets.synthetic_corpus import SyntheticCorpus, synthetic_corpus, synthetic_vocabulary
 from tsallis.errors import InputError
-from tsallis.evaluation.continuations import compare_continuations
-from tsallis.evaluation.score_names import OF_TEXT, TEACHER_FORCED
-from tsallis.evaluation.teacher_forcing import row_hits, teacher_forced_scores
+from tsallis.evaluation.score_names import OF_TEXT
 from tsallis.evaluation.text_scores import CorpusScore
-from tsallis.search import Result
 from tsallis.special_symbols import UNK
-from tsallis.tasks.base import LONGEST, Data, Lines, ModelSection, Task, Vocabularies, split_name
+from tsallis.tasks.base import LONGEST, Task, split_name
 from tsallis.tasks.sequences import SequenceModel, SequenceTask
 from tsallis.tasks.subwords import LearningConfig
+from tsallis.tasks.types import Data, Lines, ModelSection, Vocabularies
 from tsallis.training.run_folder import Run
 from tsallis.user_cache import user_cache
 
 ENDINGS = ("", ".txt", ".xz", ".gz", ".txt.xz", ".txt.gz")
-EVALUATION_BATCH = 64  # rows of a batch
 CHUNK = 8192  # texts encoded in one go
 DEV_SEED, TEST_SEED = 1 << 40, 1 << 41  # no training's
 Symbols = Vocabulary | Subwords
@@ -227,20 +224,6 @@ class Language(SequenceTask):
         """Return nothing: a text that is drawn has no reference."""
         return []
 
-    def evaluate_outputs(
-        self, run: Run, lines: Lines, beam_size: int, budget: int | None = None, **limits: Any
-    ) -> tuple[dict[str, Any], list[Result]]:
-        """Return scores of the texts themselves, each token given those before it; nothing is searched for."""
-        report = score_texts(run.model, lines.corpus)
-        if isinstance(lines.corpus, SyntheticCorpus):
-            report["lengths"] = score_lengths(run.model, lines.corpus)
-        return report, []
-
-    def continue_texts(self, run: Run, lines: Lines, count: int) -> dict[str, Any]:
-        if isinstance(lines.corpus, SyntheticCorpus):
-            raise InputError(f"{run.folder}: a run of the synthetic task {self.synthetic} takes no --continuations")
-        return compare_continuations(run.model, lines.corpus, count)
-
     @property
     def limit(self) -> int:
         return max(LONGEST, 8 * self.length)
@@ -249,25 +232,6 @@ class Language(SequenceTask):
 def _task_of(config: LanguageData) -> Language:
     synthetic = config.synthetic
     return Language(config.length) if synthetic is None else Language(synthetic.most, synthetic.name)
-
-
-def score_texts(model: Any, corpus: Corpus) -> dict[str, Any]:
-    """Return scores of texts by their names, and how many rows there are."""
-    scores = teacher_forced_scores(model, corpus, EVALUATION_BATCH)
-    names = (*OF_TEXT, *TEACHER_FORCED, "unknown_symbols", "output_support", "output_sum", "attention_support")
-    return {"samples": len(corpus), **{name: getattr(scores, name) for name in names}}
-
-
-def score_lengths(model: Any, corpus: SyntheticCorpus) -> dict[str, dict[str, float]]:
-    """Return how many examples of each length there are, the share of right targets, and that of examples all right."""
-    hits = row_hits(model, corpus.batches(EVALUATION_BATCH))
-    each: dict[str, dict[str, float]] = {}
-    for number, stream in enumerate(corpus.streams):
-        rows = [hits[row] for row in range(number * corpus.each, (number + 1) * corpus.each)]
-        right, total = (sum(column) for column in zip(*rows, strict=True))
-        whole = sum(own == all_of_it for own, all_of_it in rows) / len(rows)
-        each[str(stream.most)] = {"samples": len(rows), "accuracy": right / max(total, 1), "whole": whole}
-    return each
 
 
 def read_texts(path: Path, texts: str) -> Iterator[str]:

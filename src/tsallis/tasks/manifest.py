@@ -11,8 +11,8 @@ from typing import Any
 from tsallis.config import Config
 from tsallis.errors import InputError
 from tsallis.evaluation.provenance import command_line, digest_files, environment, shorten_path
-from tsallis.tasks.base import SPLITS
 from tsallis.tasks.registry import load_config, task_type
+from tsallis.tasks.types import SPLITS
 from tsallis.training.file_names import CONFIG, TIMING
 from tsallis.training.log import Log, totals
 from tsallis.training.run_folder import Run

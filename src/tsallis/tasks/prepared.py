@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,11 +19,15 @@ from tsallis.data.word_vectors import read_word_vectors
 from tsallis.data.yaml_text import LARGEST_FILE, parse_yaml
 from tsallis.errors import InputError, describe, memory_for
 from tsallis.evaluation.score_names import TEACHER_FORCED
+from tsallis.old_names import with_new_names
 from tsallis.search.texts import merge_texts
+from tsallis.tasks.base import Task
+from tsallis.tasks.registry import task_type
 from tsallis.tasks.scoring import best_texts, language_scores, score_values
+from tsallis.tasks.types import Data
 from tsallis.training.changes import Changes, find_changes
 from tsallis.training.checkpoint import Checkpoints
-from tsallis.training.file_names import CHECKPOINTS, CONFIG
+from tsallis.training.file_names import CHECKPOINTS, CONFIG, TASK
 from tsallis.training.initial import (
     Start,
     describe_start,
@@ -34,11 +38,9 @@ from tsallis.training.initial import (
     symbol_numbers,
     take_parameters,
 )
-from tsallis.training.run_folder import Run, build_model, load_run
+from tsallis.training.run_folder import Run, build_model, load_run, read_stored
+from tsallis.training.tensorboard import require_tensorboard
 from tsallis.training.trainer import Measure
-
-if TYPE_CHECKING:
-    from tsallis.tasks.base import Data, Task
 
 AT_ONCE = 1 << 20  # symbols compared together
 
@@ -133,6 +135,39 @@ class PreparedRun:
         return measure
 
 
+def prepare(config: RunConfig, folder: Path | None = None) -> PreparedRun:
+    """Read the data of a configuration and compute every argument of its run.
+
+    Args:
+        config: Of the run.
+        folder: Of a run that may have been started with it. Its model then stays as it was described.
+
+    Raises:
+        InputError: If settings of the model don't go together, or the data can't be read.
+    """
+    described = config.model.model_dump(mode="json", exclude={"architecture", "tau"})
+    text, changes = (config.text(), None) if folder is None else text_of_run(config, folder)
+    texts = [text] if changes is None else [text, changes.before]
+    stored = None if folder is None else read_stored(folder, texts, described)
+    if stored is None or folder is None:
+        config.model.check()
+    else:
+        task_type(config).restore(stored.task, folder / TASK)
+        task_type(config).check_facts(stored.task, config.data, folder / TASK)
+    settings = config.training
+    if settings.tensorboard:
+        require_tensorboard()
+    source = read_source(config) if stored is None else None
+    task, data = task_type(config).load(config.data)
+    check_rows(settings, data)
+    check_select(settings.select, task, data)
+    if stored is not None:
+        return PreparedRun(task, data, stored.description, settings, text, folder, changes=changes)
+    arguments = config.model.arguments(data, settings, source)
+    description = {"class": config.model.architecture, "arguments": arguments}
+    return PreparedRun(task, data, description, settings, text, source=source)
+
+
 def text_of_run(config: RunConfig, folder: Path) -> tuple[str, Changes | None]:
     """Return the configuration as YAML, and the settings that are others in the folder, where its run can change them.
 
@@ -144,7 +179,7 @@ def text_of_run(config: RunConfig, folder: Path) -> tuple[str, Changes | None]:
         return text, None
     stored = read_text(folder / CONFIG, LARGEST_FILE)
     try:
-        before = type(config).model_validate(parse_yaml(stored, CONFIG))
+        before = type(config).model_validate(with_new_names(parse_yaml(stored, CONFIG)))
     except (InputError, ValidationError):
         return text, None
     if before.text() == text:

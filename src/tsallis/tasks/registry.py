@@ -11,15 +11,15 @@ from tsallis.config import Config, check_content, make_schema, read_content
 from tsallis.errors import InputError, describe
 from tsallis.tasks.base import Task
 from tsallis.tasks.classification import Classification
-from tsallis.tasks.inflection import Inflection
 from tsallis.tasks.language import Language
+from tsallis.tasks.strings import Strings
 from tsallis.tasks.translation import Translation
 from tsallis.tasks.vqa import Visual
 from tsallis.training.file_names import CONFIG, TASK
 from tsallis.training.run_folder import Run
 
-DEFAULT = Inflection.name  # of a configuration that names none
-TASKS: dict[str, type[Task]] = {task.name: task for task in (Inflection, Translation, Classification, Visual, Language)}
+DEFAULT = Strings.name  # of a configuration that names none
+TASKS: dict[str, type[Task]] = {task.name: task for task in (Strings, Translation, Classification, Visual, Language)}
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
@@ -41,7 +41,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
         >>> _ = path.write_text("version: 1\ndata: {embedded: english-verbs}\n")
         >>> config = load_config(path, ["training.epochs=3"])
         >>> config.data.task, config.model.architecture, config.training.epochs
-        ('inflection', 'rnn', 3)
+        ('strings', 'rnn', 3)
     """
     content, applied = read_content(path, overrides)
     return check_content(content, str(path), _choose_schema(content, str(path)), applied)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -14,15 +13,10 @@ from tsallis.data.corpus import Corpus, SampledCorpus
 from tsallis.errors import InputError
 from tsallis.functional import estimate_tau, estimate_tau_from_scores
 from tsallis.models.batch import Batch, has_loss
-from tsallis.report import attention_matrix
-from tsallis.search import Result
 from tsallis.special_symbols import BOS, EOS
-from tsallis.tasks.attention_weights import Attention
-from tsallis.tasks.base import Data, ModelSection, Task
+from tsallis.tasks.base import Task
+from tsallis.tasks.types import Attention, Data, ModelSection
 from tsallis.training.run_folder import Run, build_model
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 class SequenceModel(ModelSection):
@@ -125,19 +119,6 @@ class SequenceTask(Task):
     """A task whose outputs are sequences, under discrete or continuous attention to the source."""
 
     models: ClassVar[Mapping[str, type[ModelSection]]] = {"rnn": RNNConfig, "transformer": TransformerConfig}
-
-    def plot(self, run: Run, batch: Batch, result: Result, title: str) -> Figure:
-        assert result.best is not None
-        tokens = [*result.best.tokens]
-        attention = self.attention(run, replace(batch, tgt_in=torch.tensor([[BOS, *tokens]])))
-        weights, density, _ = attention["source"]
-        src = [run.src_vocab.name(int(i)) for i in batch.src[0]]
-        tgt = [*(run.tgt_vocab.name(i) for i in tokens), "(end)"]
-        index = () if density is None else (0, 0)  # of the sentences and heads
-        label = run.model.attention_label
-        axes = attention_matrix(weights[0], src, tgt, density=density, index=index, title=label)
-        figure: Any = axes.figure
-        return figure
 
     def attention(self, run: Run, batch: Batch) -> dict[str, Attention]:
         arguments = batch.src, batch.src_lengths, batch.tgt_in

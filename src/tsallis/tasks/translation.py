@@ -21,9 +21,10 @@ from tsallis.data.subwords import Subwords
 from tsallis.datasets.number_names import german_english_numbers
 from tsallis.errors import InputError, shorten
 from tsallis.evaluation.text_scores import CorpusScore, exact_match, length_ratio, sentence_chrf, translation_scores
-from tsallis.tasks.base import LONGEST, Data, Lines, Task, Vocabularies, refuse_long, split_name
+from tsallis.tasks.base import LONGEST, Task, refuse_long, split_name
 from tsallis.tasks.sequences import SequenceTask, check_source
 from tsallis.tasks.subwords import LearningConfig
+from tsallis.tasks.types import Data, Lines, Vocabularies
 from tsallis.training.run_folder import Run
 from tsallis.user_cache import user_cache
 

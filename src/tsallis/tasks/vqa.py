@@ -7,12 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
-from torch import Tensor
 
 from tsallis.config import Alpha, Basis, Count, Depth, FileName, Map, Pixels, Section, Settings, Size
 from tsallis.data.corpus import Corpus
@@ -24,16 +23,11 @@ from tsallis.data.splits import hold_out
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError, describe, shorten
 from tsallis.models.batch import Batch
-from tsallis.report import View, image_panels
-from tsallis.search import Result
 from tsallis.special_symbols import UNK
-from tsallis.tasks.attention_weights import Attention
-from tsallis.tasks.base import Data, Lines, ModelSection, Task, Vocabularies, split_name
-from tsallis.tasks.labels import LabelModel, LabelTask, describe_answer, label_attention
+from tsallis.tasks.base import Task, split_name
+from tsallis.tasks.labels import LabelModel, LabelTask, label_attention
+from tsallis.tasks.types import Attention, Data, Lines, ModelSection, Vocabularies
 from tsallis.training.run_folder import Run
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 COLUMNS = ("image", "question", "answer")
 WORD = re.compile(r"\d+|[^\W\d]+(?:['’][^\W\d]+)*|[^\w\s]")
@@ -207,15 +201,6 @@ class Visual(LabelTask):
     def unknown_symbols(self, run: Run, source: Sequence[int], title: str) -> list[str]:
         return [s for s, n in zip(question_words(title.partition(": ")[2]), source[1:], strict=False) if n == UNK]
 
-    def plot(self, run: Run, batch: Batch, result: Result, title: str) -> Figure:
-        images = run.model.image_store(batch.src[:, 0])
-        attention = run.model.classifier.answerer.attention(images, batch.src[:, 1:], batch.src_lengths - 1)
-        views = [View("discrete weights", attention.weights[0])]
-        if attention.density is not None:  # one over the other could not be told apart
-            views.append(View("density", density=attention.density, index=0))
-        question = title.partition(": ")[2]
-        return image_panels(_visible(images[0]), views, question=f"{question}  {describe_answer(run, result)}")
-
     def attention(self, run: Run, batch: Batch) -> dict[str, Attention]:
         attention = run.model.classifier.read(batch.src, batch.src_lengths)[1].grid
         return label_attention(attention, attention.weights.shape[1:])
@@ -223,11 +208,6 @@ class Visual(LabelTask):
     def attention_symbols(self, run: Run, source: Sequence[int], target: Sequence[int], title: str) -> dict[str, Any]:
         image = {"image": title.partition(": ")[0]}
         return {**image, **super().attention_symbols(run, source[1:], target, title)}
-
-
-def _visible(image: Tensor) -> Tensor:
-    """Return an image that can be drawn: a white one in the place of features."""
-    return torch.full((*image.shape[:2], 3), 255, dtype=torch.uint8) if image.is_floating_point() else image
 
 
 def _find_questions(config: VisualData, split: str) -> tuple[Path, bool]:

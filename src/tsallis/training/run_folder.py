@@ -83,7 +83,7 @@ def load_run(folder: Path | str, which: str = "best") -> Run:
         >>> import tempfile
         >>> folder, symbols = Path(tempfile.mkdtemp()), Vocabulary(["a", "b"])
         >>> description = {"class": "rnn", "arguments": {"src_vocab": 6, "tgt_vocab": 6, "d_model": 8}}
-        >>> task = {"task": "inflection", "languages": None}
+        >>> task = {"task": "strings", "languages": None}
         >>> resumed = start_run(folder, "version: 1", description, task, symbols, symbols)
         >>> parameters, facts = build_model(description).state_dict(), {"step": 1, "epoch": 1, "metrics": {}}
         >>> Checkpoints(folder / "checkpoints").save(parameters, {}, facts, best=True, finished=True)

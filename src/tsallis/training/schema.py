@@ -17,10 +17,9 @@ from pydantic import (
     model_validator,
 )
 
-from tsallis.config import NEW_NAMES
 from tsallis.data.io import read_bytes, without_mark
 from tsallis.errors import InputError, describe, truncate
-from tsallis.training.file_names import CONFIG
+from tsallis.old_names import with_new_names
 
 LARGEST = 1 << 26  # bytes of a JSON file; those of runs have some kB
 MOST_MISTAKES = 3  # mistakes of one file that an error lists
@@ -104,12 +103,15 @@ class ModelRecord(Record):
     arguments: dict[str, Any]
     vocabularies: Fingerprints | None = None
 
+    @field_validator("arguments", mode="before")
+    @classmethod
+    def _rename(cls, arguments: Any) -> Any:
+        return with_new_names(arguments)
+
     @field_validator("arguments")
     @classmethod
     def _check_arguments(cls, arguments: dict[str, Any]) -> dict[str, Any]:
         for key, value in arguments.items():
-            if key in NEW_NAMES:
-                raise ValueError(f"{key} is now called {NEW_NAMES[key]}: rename it in this file and in {CONFIG}")
             if key in SIZES and type(value) is not int:
                 raise ValueError(f"{key} must be a whole number, found {describe(value)}")
             for part in value if isinstance(value, list) else [value]:
@@ -136,7 +138,12 @@ class TaskRecord(Record):
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
-    task: str = "inflection"
+    task: str = "strings"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rename(cls, content: Any) -> Any:
+        return with_new_names(content)
 
 
 class Event(Record):

@@ -15,7 +15,7 @@ import pytest
 from process_fork import command as forked_command
 from process_fork import run_forked
 from run_seed import SEED
-from tsallis.tasks.inflection import InflectionExample, english_verbs
+from tsallis.tasks.strings import StringsExample, english_verbs
 
 CONFIG = """\
 version: 1
@@ -65,7 +65,7 @@ def process() -> Run:
     return run
 
 
-def write_examples(path: Path, examples: list[InflectionExample]) -> None:
+def write_examples(path: Path, examples: list[StringsExample]) -> None:
     lines = [f"{e.lemma}\t{e.form}\t{';'.join(e.tags)}\n" for e in examples]
     path.write_bytes("".join(lines).encode())
 
@@ -102,10 +102,10 @@ def translator(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def inflector(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny LSTM, trained on English verbs."""
-    from integration.cli.runs import inflection
+    from integration.cli.runs import strings
 
     folder = tmp_path_factory.mktemp("inflector")
-    return train_here(inflection(folder / "data"), folder / "run")
+    return train_here(strings(folder / "data"), folder / "run")
 
 
 def train_here(config: Path, run: Path, *overrides: str) -> Path:

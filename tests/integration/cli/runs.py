@@ -7,9 +7,9 @@ from pathlib import Path
 
 from integration.cli.conftest import write_examples
 from run_seed import SEED
-from tsallis.tasks.inflection import english_verbs
+from tsallis.tasks.strings import english_verbs
 
-INFLECTION = """\
+STRINGS = """\
 version: 1
 data: {{folder: {folder}, train: train.tsv, dev: dev.tsv}}
 model: {{d_model: 4, layers: 1}}
@@ -26,13 +26,13 @@ training: {{epochs: 2, max_tokens: 400, checkpoint_every: 3, learning_rate: 0.01
 """
 
 
-def inflection(folder: Path, lines: int = 32) -> Path:
+def strings(folder: Path, lines: int = 32) -> Path:
     """A configuration with its data."""
     folder.mkdir(exist_ok=True)
     verbs = english_verbs()
     write_examples(folder / "train.tsv", verbs["train"][:lines])
     write_examples(folder / "dev.tsv", verbs["dev"][:6])
-    return _written(folder, INFLECTION)
+    return _written(folder, STRINGS)
 
 
 def translation(folder: Path, dev: int = 6) -> Path:

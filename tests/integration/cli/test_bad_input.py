@@ -235,7 +235,7 @@ def test_outputs_do_not_reach_the_terminal_as_they_are(capsys: pytest.CaptureFix
     vocabulary = Vocabulary(["\x1b[2J", "\x9b", "\ud800", "ş\u200d"])
     hypothesis = Hypothesis((4, 5, 6, 7), -0.5, (1,), (1,), None)
     result = Result((hypothesis,), Certificate("optimal", 0.0))
-    output = Output(str(vocabulary.text(hypothesis.tokens)), (), -0.5, hypothesis)
+    output = Output(str(vocabulary.decode(hypothesis.tokens)), (), -0.5, hypothesis)
     for as_json, options in ((False, SearchOptions()), (False, SearchOptions(nbest=2)), (True, SearchOptions())):
         answer = Answer(1, (output,), result, _form=Form(vocabulary, options))
         Writer(options, as_json).write([answer])

@@ -190,7 +190,7 @@ def test_python_refuses_what_the_command_refuses(speaker: Path, options: dict[st
 
 
 def test_a_run_that_is_no_language_model_generates_nothing(trained: Path) -> None:
-    with pytest.raises(InputError, match=r"a run of the task inflection: .* is for language models"):
+    with pytest.raises(InputError, match=r"a run of the task strings: .* is for language models"):
         open_run(trained).generate()
 
 

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 import tsallis.cli as cli
-from task_runs import prepare
 from tsallis.config import SearchConfig
 from tsallis.data.word_vectors import read_word_vectors
 from tsallis.errors import IgnoredInputWarning
 from tsallis.serve.answers import ServedRun
 from tsallis.serve.limits import Limits
 from tsallis.serve.requests import TranslateRequest
+from tsallis.tasks.prepared import prepare
 from tsallis.tasks.registry import check_config, load_config, task_of_run
 from tsallis.training import Checkpoints, load_run
 from tsallis.training.run_folder import start_run
@@ -39,7 +39,7 @@ class Sample(NamedTuple):
 
 
 SAMPLES = {
-    "inflection": Sample(
+    "strings": Sample(
         ["walk\tV;PST", "run\tV;PRS", "talk\tV;PST"],
         ["walk\twalked\tV;PST", "run\truns\tV;PRS", "talk\ttalked\tV;PST"],
         "walk",
@@ -59,16 +59,16 @@ SAMPLES = {
     ),
     "language": Sample(["the cat", "a dog", "the dog"], ["the cat", "a dog", "the dog"], ""),
 }
-ANSWERED = ("inflection", "translation", "classification", "visual")
+ANSWERED = ("strings", "translation", "classification", "visual")
 DATA = {
-    "inflection": {},
+    "strings": {},
     "translation": {"src": "de", "tgt": "en", "subwords": {"kind": "word", "size": 20}, "cache": "cache"},
     "classification": {"min_count": 1},
     "visual": {"images": "images.npy"},
     "language": {"length": 8},
 }
 MODELS = {
-    "inflection": {"architecture": "rnn", "d_model": 4, "layers": 1},
+    "strings": {"architecture": "rnn", "d_model": 4, "layers": 1},
     "translation": {"architecture": "rnn", "d_model": 4, "layers": 1},
     "classification": {"architecture": "classifier", "d_model": 4, "num_basis": 8},
     "visual": {"architecture": "answerer", "d_model": 4, "heads": 1, "layers": 1, "stages": 1, "num_basis": 4},
@@ -164,7 +164,7 @@ TAGS = {
     "separator": (lambda lines: text_of(f"{lines[0]};", *lines[1:]), 3, [0, 1, 2]),
     "separators": (lambda lines: text_of(*(f"{line};; \t" for line in lines)), 3, [0, 1, 2]),
 }
-CASES = [(name, oddity) for name in ANSWERED for oddity in ODDITIES] + [("inflection", oddity) for oddity in TAGS]
+CASES = [(name, oddity) for name in ANSWERED for oddity in ODDITIES] + [("strings", oddity) for oddity in TAGS]
 
 
 FEW = [case for case in CASES if case[1] in ("blank", "tabs, returns", "separators")]
@@ -231,7 +231,7 @@ def test_look_and_an_evaluation(runs, call, name: str, tmp_path: Path) -> None:
     assert [number for number, look in enumerate(shown) if look["attention"]] == places
     (tmp_path / "plain").write_bytes(text_of(*sample.gold))
     expected = json.loads(call("evaluate", run, tmp_path / "plain", "--json").lines[0])
-    oddities = {"mark": 0, "blank": 5, "tabs, returns": 3} | ({"separators": 3} if name == "inflection" else {})
+    oddities = {"mark": 0, "blank": 5, "tabs, returns": 3} | ({"separators": 3} if name == "strings" else {})
     for oddity, number in oddities.items():
         for ending, pack in {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}.items():
             path = tmp_path / f"odd{ending}"
@@ -265,12 +265,12 @@ def test_documents_without_words(runs, call) -> None:
 
 
 BAD = [
-    *((name, bad, None) for name in ("inflection", "visual", "translation") for bad in (SAMPLES[name].bad.encode(),)),
-    ("inflection", b"w" * 300 + b"\tV", None),
-    ("inflection", b"wal\xff\tV", None),
+    *((name, bad, None) for name in ("strings", "visual", "translation") for bad in (SAMPLES[name].bad.encode(),)),
+    ("strings", b"w" * 300 + b"\tV", None),
+    ("strings", b"wal\xff\tV", None),
     ("classification", b"\xff", None),
-    ("inflection", "walk\tV;PST\tå".encode(), "--prefix-column"),
-    ("inflection", b"walk\tV;PST", "--prefix-column"),
+    ("strings", "walk\tV;PST\tå".encode(), "--prefix-column"),
+    ("strings", b"walk\tV;PST", "--prefix-column"),
 ]
 
 
@@ -292,7 +292,7 @@ def test_lines_before_a_bad_one_are_answered(runs, call, name: str, bad: bytes, 
 
 
 @pytest.mark.parametrize("place", [0, 2, 70])
-@pytest.mark.parametrize("name", ["inflection", "translation", "classification", "visual"])
+@pytest.mark.parametrize("name", ["strings", "translation", "classification", "visual"])
 def test_scores_before_a_bad_line(runs, call, name: str, place: int, tmp_path: Path) -> None:
     run, gold = runs(name), SAMPLES[name].gold
     good = text_of(*(gold * 30)[:place])
@@ -321,14 +321,14 @@ def test_training_data(runs, name: str, tmp_path: Path) -> None:
     """The examples are the same with blank lines and odd ends; aligned files keep their blank lines."""
 
     def mangle(text: str) -> bytes:
-        ends = {"inflection": ";\t\r\n", "language": " \r\n"}.get(name, "\t \r\n")
+        ends = {"strings": ";\t\r\n", "language": " \r\n"}.get(name, "\t \r\n")
         if name == "translation":
             return MARK + text.replace("\n", ends).encode() + b"\n"  # a pair of empty sentences
-        return MARK + f"\n{text}\n  \n".replace("\n", ends if name != "inflection" else "\n").encode()
+        return MARK + f"\n{text}\n  \n".replace("\n", ends if name != "strings" else "\n").encode()
 
     folder = tmp_path / "data"
     write_data(folder, name, mangle)
-    if name == "inflection":
+    if name == "strings":
         lines = [f"{line};\t \r\n" for line in SAMPLES[name].gold]
         for split in ("train", "dev", "test"):
             (folder / f"{split}.tsv").write_bytes(MARK + "\n".join(["", *lines, " \n"]).encode())
@@ -353,11 +353,11 @@ def test_word_vectors(tmp_path: Path) -> None:
 
 def test_a_run_folder_with_marks(runs, call, tmp_path: Path) -> None:
     """An editor that writes them makes no other run of it."""
-    run = runs("inflection")
+    run = runs("strings")
     for name in ("config.yaml", "task.json", "model.json", "src.vocab.json"):
         (run / name).write_bytes(MARK + (run / name).read_bytes())
     try:
-        assert call("translate", run, stdin=text_of(*SAMPLES["inflection"].plain)).status == 0
+        assert call("translate", run, stdin=text_of(*SAMPLES["strings"].plain)).status == 0
         prepared = prepare(load_config(run / "config.yaml"), run)
         assert prepared.folder == run and prepared.changes is None
     finally:
@@ -365,7 +365,7 @@ def test_a_run_folder_with_marks(runs, call, tmp_path: Path) -> None:
             (run / name).write_bytes((run / name).read_bytes().removeprefix(MARK))
 
 
-@pytest.mark.parametrize("name", ["inflection", "translation", "classification"])
+@pytest.mark.parametrize("name", ["strings", "translation", "classification"])
 def test_served_sources(runs, name: str) -> None:
     run = load_run(runs(name))
     served = ServedRun(name, run, task_of_run(run), SearchConfig(beam_size=2, max_length=4), Limits())

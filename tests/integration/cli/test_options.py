@@ -361,7 +361,7 @@ def test_the_best_of_all_are_the_first_of_all_and_certified(say: Callable[..., A
 def test_options_of_other_runs_are_refused(questions: Path, forms: Path, name: str) -> None:
     for run, arguments, words in (
         (questions, ["--language", "aa"], "a visual run takes no --language, 'aa'"),
-        (forms, ["--images", "x"], "an inflection run takes no --images, 'x'"),
+        (forms, ["--images", "x"], "a strings run takes no --images, 'x'"),
         (forms, ["--language", "cc"], "knows the languages aa, bb; 'cc' is not among them"),
     ):
         with pytest.raises(InputError, match=words):

@@ -20,7 +20,7 @@ from integration.cli.conftest import environment, write_examples
 from process_fork import Ended, run_forked
 from process_fork import command as forked_command
 from tsallis.datasets.number_names import german_english_numbers
-from tsallis.tasks.inflection import english_verbs
+from tsallis.tasks.strings import english_verbs
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -57,8 +57,8 @@ SMALLER = {
     "tsallis train recipes/tiny/language": " training.updates=3 training.warmup=1 training.validate_updates=3",
     "tsallis train recipes/multi30k": MINUTE,
     "tsallis train recipes/kftt": MINUTE,
-    "tsallis train recipes/tiny/inflection.yaml training.epochs": " training.updates=20 model.d_model=16",
-    "tsallis train recipes/tiny/inflection": " training.epochs=1 model.d_model=16",
+    "tsallis train recipes/tiny/strings.yaml training.epochs": " training.updates=20 model.d_model=16",
+    "tsallis train recipes/tiny/strings": " training.epochs=1 model.d_model=16",
     "tsallis train recipes/sigmorphon2018": " training.epochs=1 model.d_model=8 model.layers=1",
     "tsallis train recipes/easy-vqa": " training.epochs=1 training.updates=3 training.warmup=2 model.d_model=8",
     "tsallis train recipes/martins2020/imdb": " training.epochs=1 model.d_model=8 model.num_basis=8",

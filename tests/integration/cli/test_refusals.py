@@ -17,7 +17,7 @@ import tsallis.cli as cli
 from small_run import change_json, change_state, checkpoint_of, replace
 from tsallis.data import Vocabulary
 from tsallis.errors import InputError
-from tsallis.tasks.inflection import english_verbs
+from tsallis.tasks.strings import english_verbs
 from tsallis.training.lock import locked
 
 from .conftest import write_examples

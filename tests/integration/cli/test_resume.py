@@ -15,7 +15,7 @@ import pytest
 
 from integration.cli.conftest import command as process_command
 from integration.cli.conftest import environment
-from integration.cli.runs import contents, inflection, translation
+from integration.cli.runs import contents, strings, translation
 from process_fork import ALLOCATING, Child, Ended, Faults, command, run_forked
 from tsallis.training.lock import locked
 
@@ -29,8 +29,8 @@ Call = tuple[str, str]  # its name, and the file, whose numbers are left out
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     """A configuration, and what its training ends with if nothing comes between."""
-    folder = tmp_path_factory.mktemp("inflection")
-    config = inflection(folder)
+    folder = tmp_path_factory.mktemp("strings")
+    config = strings(folder)
     return config, trained(config, folder / "whole")
 
 
@@ -189,7 +189,7 @@ def killed_at_random(config: Path, folder: Path, expected: dict[str, object], ki
 
 @pytest.mark.slow
 def test_kills_at_random_moments(tmp_path: Path) -> None:
-    config = inflection(tmp_path / "data", lines=320)
+    config = strings(tmp_path / "data", lines=320)
     killed_at_random(config, tmp_path, trained(config, tmp_path / "whole"), kills=20, seed=1)
 
 

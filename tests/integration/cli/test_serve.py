@@ -213,7 +213,7 @@ def test_what_is_typed_is_answered_with_a_proof_a_tree_steps_and_attention(
     beam = {"beam_size": 5, "n_best": 5, "competing_ends": True}  # the default of translation
     (result,) = beam_search(run.model, batch.src, batch.src_lengths, **beam)
     texts = tab.eval_on_selector_all(".outputs .words", "nodes => nodes.map(n => n.innerText)")
-    assert texts == [" ".join(run.tgt_vocab.text(h.tokens).split()) or "(empty)" for h in result.hypotheses]
+    assert texts == [" ".join(run.tgt_vocab.decode(h.tokens).split()) or "(empty)" for h in result.hypotheses]
     assert result.certificate.kind in tab.get_attribute(".proof", "class")
     assert tab.query_selector("svg.tree .word") is not None
     rows = tab.eval_on_selector_all(".steps tbody tr", "rows => rows.map(r => r.cells[3].innerText.replace(',', ''))")

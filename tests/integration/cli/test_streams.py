@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from integration.cli.runs import contents, inflection
+from integration.cli.runs import contents, strings
 from process_fork import Ended, command, run_forked
 from tsallis.optional_output import OptionalOutput, optional_stdout
 from tsallis.training.progress import TrainingDisplay
@@ -102,7 +102,7 @@ def test_all_figures_are_drawn_where_nobody_reads_their_names(
 
 @pytest.mark.parametrize("full", [False, True])
 def test_a_training_goes_on_without_its_display(unread: Run, tsallis, tmp_path: Path, full: bool) -> None:
-    config = inflection(tmp_path / "data")
+    config = strings(tmp_path / "data")
     done = unread("train", config, "--run-dir", tmp_path / "run", full=full)
     reason = "No space left on device" if full else "closed"
     assert done.errors == f"tsallis: standard output: {reason}: the training goes on without a display\n"

@@ -103,7 +103,7 @@ def test_translations_are_those_of_the_command_over_several_blocks(
     empty = best[1]
     assert (empty.text, empty.score, empty.certificate, empty.tokens, empty.outputs) == ("", None, "none", (), ())
     for answer in best:
-        assert answer.best is None or answer.text == numbers.run.tgt_vocab.text(answer.best.hypothesis.tokens)
+        assert answer.best is None or answer.text == numbers.run.tgt_vocab.decode(answer.best.hypothesis.tokens)
     draws = tsallis("translate", translator, "--sample", 2, "--json", *short, stdin=stdin).stdout
     assert printed(capsys, [answer.to_dict() for answer in numbers.translate(lines, sample=2, max_length=6)]) == draws
 
@@ -262,7 +262,7 @@ def test_mistakes(tsallis, trained: Path, options: tuple[object, ...], words: st
         ({"prefix": "1"}, "prefix: the beginning '1' holds symbols that"),
         ({"min_length": 5, "max_length": 4}, "min_length 5 is above max_length 4"),
         ({"language": "dutch"}, "the run knows no languages, 'dutch' was given"),
-        ({"images": "x"}, "an inflection run takes no images, 'x' was given"),
+        ({"images": "x"}, "a strings run takes no images, 'x' was given"),
         ({"alignment": "all"}, "alignment must be largest or support, got 'all'"),
     ],
 )

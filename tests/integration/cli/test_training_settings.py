@@ -11,11 +11,12 @@ import pytest
 import yaml
 
 from integration.cli.conftest import Run
-from integration.cli.runs import contents, inflection, translation
+from integration.cli.runs import contents, strings, translation
 from tsallis.config import refuse_idle
 from tsallis.data.subwords import Subwords
 from tsallis.errors import InputError
-from tsallis.tasks.registry import load_config, task_type
+from tsallis.tasks.prepared import prepare
+from tsallis.tasks.registry import load_config
 from tsallis.training.run_folder import start_run
 
 
@@ -25,7 +26,7 @@ def last_line(path: Path) -> dict[str, object]:
 
 def test_optimizer_schedule_and_curves(tsallis: Run, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs tensorboard: of the extra tensorboard")
-    config = inflection(tmp_path / "data")
+    config = strings(tmp_path / "data")
     settings = {
         "optimizer": "adamw",
         "weight_decay": 0.1,
@@ -49,7 +50,7 @@ def test_optimizer_schedule_and_curves(tsallis: Run, tmp_path: Path) -> None:
 
 def test_a_run_that_starts_from_another_one(tsallis: Run, inflector: Path, tmp_path: Path) -> None:
     """Once started it needs the other one no more, and ends the same wherever it is stopped."""
-    source, config = tmp_path / "source", inflection(tmp_path / "data", lines=40)
+    source, config = tmp_path / "source", strings(tmp_path / "data", lines=40)
     shutil.copytree(inflector, source)
     (tmp_path / "vectors.txt").write_text("<tag:V> 1 2 3 4\na .1 .2 .3 .4\nb 0 0 0 1\n")
     vectors = f"{{file: {tmp_path}/vectors.txt, freeze: true}}"
@@ -62,7 +63,7 @@ def test_a_run_that_starts_from_another_one(tsallis: Run, inflector: Path, tmp_p
     assert start["init"]["embeddings"]["src"]["symbols"] == 3
 
     loaded = load_config(config, overrides)
-    prepared = task_type(loaded).prepare(loaded, tmp_path / "killed")
+    prepared = prepare(loaded, tmp_path / "killed")
     begun, symbols = prepared.initialize(prepared.build()), prepared.data.vocabularies
     (tmp_path / "killed").mkdir()
     arguments = (prepared.description, prepared.task.facts(), symbols.src, symbols.tgt, None, begun.blob())
@@ -77,11 +78,11 @@ def test_a_run_that_starts_from_another_one(tsallis: Run, inflector: Path, tmp_p
 
 
 def test_a_source_that_does_not_fit_is_refused(tsallis: Run, inflector: Path, translator: Path, tmp_path: Path) -> None:
-    config = inflection(tmp_path / "data")
+    config = strings(tmp_path / "data")
     (tmp_path / "v.txt").write_text("a 1 2 3\n")
     for overrides, words in (
         ([f"training.init_from={tmp_path}"], "training.init_from: .*: not a run folder"),
-        ([f"training.init_from={translator}"], "a run of the task translation, not inflection"),
+        ([f"training.init_from={translator}"], "a run of the task translation, not strings"),
         ([f"training.init_from={inflector}", "model.d_model=6"], "sizes of model must be the same"),
         (
             [f"training.init_from={inflector}", "model.output=alpha_relu"],
@@ -122,7 +123,7 @@ def test_existing_subwords_and_folded_case(tsallis: Run, tmp_path: Path) -> None
 
 
 def test_a_recurrent_model_as_martins_have_it(tsallis: Run, tmp_path: Path) -> None:
-    config = inflection(tmp_path / "data")
+    config = strings(tmp_path / "data")
     settings = ["model.cell=gru", "model.scorer=additive", "model.d_embedding=6", "model.density=gaussian"]
     run = tmp_path / "run"
     tsallis("train", config, *settings, "model.attention=softmax", "model.num_basis=6", "--run-dir", run)
@@ -132,7 +133,7 @@ def test_a_recurrent_model_as_martins_have_it(tsallis: Run, tmp_path: Path) -> N
 
 def test_a_run_is_made_longer(tsallis: Run, tmp_path: Path) -> None:
     """It ends as the longer one, with the other settings that may change; what would change its updates is refused."""
-    config, run, long = inflection(tmp_path / "data"), tmp_path / "run", tmp_path / "long"
+    config, run, long = strings(tmp_path / "data"), tmp_path / "run", tmp_path / "long"
     more = ["training.epochs=4", "training.checkpoint_every=3", "training.keep=1", "search.beam_size=2"]
     tsallis("train", config, *more, "--run-dir", long)
     tsallis("train", config, "--run-dir", run)
@@ -155,7 +156,7 @@ def test_a_run_is_made_longer(tsallis: Run, tmp_path: Path) -> None:
 
 
 def test_a_dry_run_writes_nothing(tsallis: Run, tmp_path: Path) -> None:
-    config, run = inflection(tmp_path / "data"), tmp_path / "run"
+    config, run = strings(tmp_path / "data"), tmp_path / "run"
     text = tsallis("train", config, "training.seed=7", "--run-dir", run, "--dry-run").stdout
     assert text.startswith(
         "# 32 examples to train on, 6 to validate on\n# 24 source symbols, 20 target symbols\n# rnn: "
@@ -196,7 +197,7 @@ def test_a_dry_run_writes_nothing(tsallis: Run, tmp_path: Path) -> None:
     ],
 )
 def test_settings_without_effect_are_refused(tsallis: Run, tmp_path: Path, overrides: list[str], words: str) -> None:
-    config = inflection(tmp_path / "data")
+    config = strings(tmp_path / "data")
     done = tsallis("train", config, *overrides, "--run-dir", tmp_path / "run", status=2)
     assert words in done.stderr and done.stderr.count("\n") == 1 and not (tmp_path / "run").exists()
 
@@ -232,6 +233,6 @@ def test_recipes_set_nothing_without_effect() -> None:
     ],
 )
 def test_bad_values_end_in_one_line(tsallis: Run, tmp_path: Path, setting: str, words: str) -> None:
-    config = inflection(tmp_path / "data")
+    config = strings(tmp_path / "data")
     done = tsallis("train", config, f"training.{setting}", "--run-dir", tmp_path / "run", status=2)
     assert words in done.stderr and done.stderr.count("\n") == 1

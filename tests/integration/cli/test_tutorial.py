@@ -55,7 +55,7 @@ def test_forms_of_lines() -> None:
     assert form("-inf") == ("number",) and form("walks") == ("word",)
     assert form("all mass on one hypothesis       33.6%") == ("all mass on one hypothesis", "percent")
     commands = shown(PART)
-    assert commands[0] == ("tsallis train recipes/tiny/inflection.yaml --run-dir runs/english-verbs", [])
+    assert commands[0] == ("tsallis train recipes/tiny/strings.yaml --run-dir runs/english-verbs", [])
     assert sum(bool(lines) for _, lines in commands) >= 6
 
 

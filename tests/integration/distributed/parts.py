@@ -14,7 +14,7 @@ from run_seed import SEED
 from tsallis.data import Vocabulary
 from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.models.batch import Batch
-from tsallis.tasks.inflection import encode_examples, english_verbs
+from tsallis.tasks.strings import encode_examples, english_verbs
 from tsallis.training import Settings
 
 EXAMPLES = english_verbs()["train"][:51]

@@ -42,10 +42,10 @@ def read_text(path: Path) -> None:
         pass
 
 
-def read_inflection(path: Path) -> None:
-    from tsallis.tasks.inflection import read_inflection
+def read_strings(path: Path) -> None:
+    from tsallis.tasks.strings import read_strings
 
-    read_inflection(path)
+    read_strings(path)
 
 
 def read_labelled(path: Path) -> None:
@@ -124,7 +124,7 @@ def parse_request(path: Path) -> None:
 
 
 READERS: dict[str, Reader] = {
-    "inflection-file": Reader("data/inflection/train", read_inflection),
+    "strings-file": Reader("data/strings/train", read_strings),
     "parallel-file": Reader("data/translation/train.de", read_parallel),
     "labelled-file": Reader("data/classification/train", read_labelled),
     "questions-file": Reader("data/visual/train", read_questions),
@@ -140,7 +140,7 @@ READERS: dict[str, Reader] = {
     "vectors-file": Reader("data/vectors.txt", read_vectors),
     "vocabulary-file": Reader("data/vocabulary.json", read_vocabulary),
     "request-body": Reader("data/request.json", parse_request),
-    "config-file": Reader("config/inflection.yaml", read_config),
+    "config-file": Reader("config/strings.yaml", read_config),
     **{f"unpack-{p}": Reader(f"data/text.{p}", partial(unpack, p)) for p in ("gz", "xz", "zip", "tar")},
     "unpack-questions": Reader("data/questions.json", partial(unpack, "plain")),
 }

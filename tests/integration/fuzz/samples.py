@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import yaml
 
-TASKS = ("inflection", "translation", "classification", "visual", "language")
+TASKS = ("strings", "translation", "classification", "visual", "language")
 # For each task a line without the right output, and one with it.
 LINES = {
-    "inflection": ("walk\tV;PST", "walk\twalked\tV;PST"),
+    "strings": ("walk\tV;PST", "walk\twalked\tV;PST"),
     "translation": ("ein Hut", "ein Hut\ta hat"),
     "classification": ("a fine film", "good\ta fine film"),
     "visual": ("1\tis it red?", "1\tis it red?\tyes"),
@@ -26,7 +26,7 @@ LINES = {
 }
 TRAINING = {"epochs": 1, "updates": 2, "batch_size": 8}
 MODELS: dict[str, dict[str, Any]] = {
-    "inflection": {"architecture": "rnn", "d_model": 8, "layers": 1},
+    "strings": {"architecture": "rnn", "d_model": 8, "layers": 1},
     "translation": {
         "architecture": "transformer",
         "d_model": 8,
@@ -47,7 +47,7 @@ def write_samples(base: Path) -> None:
         (base / "data" / task).mkdir(parents=True)
     (base / "config").mkdir()
     chance = Random(0)
-    _write_inflection(base / "data" / "inflection", chance)
+    _write_strings(base / "data" / "strings", chance)
     _write_translation(base / "data" / "translation", chance)
     _write_classification(base / "data" / "classification", chance)
     _write_visual(base / "data" / "visual", chance)
@@ -60,7 +60,7 @@ def write_samples(base: Path) -> None:
 def configuration(base: Path, task: str) -> dict[str, Any]:
     """The configuration of a run on the sample data."""
     data: dict[str, Any] = {"task": task, "folder": str(base / "data" / task), "train": "train", "test": "dev"}
-    if task in ("inflection", "translation", "language"):
+    if task in ("strings", "translation", "language"):
         data["dev"] = "dev"
     if task == "translation":
         data |= {"subwords": {"size": 40}, "cache": str(base / "cache")}
@@ -73,7 +73,7 @@ def configuration(base: Path, task: str) -> dict[str, Any]:
     return {"version": 1, "data": data, "model": MODELS[task], "training": TRAINING, "search": {"beam_size": 2}}
 
 
-def _write_inflection(folder: Path, chance: Random) -> None:
+def _write_strings(folder: Path, chance: Random) -> None:
     verbs = ["walk", "talk", "play", "jump", "call", "turn", "look", "move"]
     rows = [f"{v}\t{v}ed\tV;PST\n" for v in verbs] + [f"{v}\t{v}s\tV;3;SG;PRS\n" for v in verbs]
     _split(folder, rows, chance)

@@ -23,8 +23,8 @@ from integration.fuzz.readers import (
     READERS,
     Reader,
     read_images,
-    read_inflection,
     read_labelled,
+    read_strings,
     read_text,
     read_vocabulary,
 )
@@ -96,7 +96,7 @@ def bomb(chance: Random, base: Path, own: Path) -> Case:
     content = header + chance.choice((b"\n", b"\0", b"a\n")) * count
     path = own / kind
     path.write_bytes(gzip.compress(content, 1) if kind == "a.gz" else lzma.compress(content, preset=0))
-    read = read_images if kind == "a.npy.xz" else chance.choice((read_text, read_labelled, read_inflection))
+    read = read_images if kind == "a.npy.xz" else chance.choice((read_text, read_labelled, read_strings))
     return Case(call=partial(read, path), watched=[path])
 
 
@@ -112,7 +112,7 @@ def special_file(chance: Random, base: Path, own: Path) -> Case:
         path = Path("/dev") / kind
     elif kind in ("null byte", "long"):
         path = own / {"null byte": "a\0b", "long": "a" * 300}[kind]
-    read = chance.choice((read_text, read_inflection, read_labelled, read_images, load_config, read_vocabulary))
+    read = chance.choice((read_text, read_strings, read_labelled, read_images, load_config, read_vocabulary))
     if chance.random() < 0.5:
         return Case(call=partial(read, path))
     task = chance.choice(TASKS)
@@ -423,7 +423,7 @@ def _sign(path: Path) -> None:
 
 
 SHARES = {"npz-file": 0.5, "tar-file": 3, "unpack-questions": 0.5} | dict.fromkeys(
-    ("inflection-file", "labelled-file", "questions-file", "events-file", "npy-file"), 2
+    ("strings-file", "labelled-file", "questions-file", "events-file", "npy-file"), 2
 )
 TARGETS: dict[str, Target] = {
     **{name: Target(spoilt_file(reader), SHARES.get(name, 1)) for name, reader in READERS.items()},

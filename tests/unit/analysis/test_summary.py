@@ -164,12 +164,12 @@ def test_outputs_end_as_the_options_say(tmp_path: Path, competing: bool) -> None
     options = Options(sentences=20, beam_size=1, competing_ends=competing)
     batch = data.batch([*range(20)])
     expected = [
-        TGT.text(result.best.tokens)
+        TGT.decode(result.best.tokens)
         for result in beam_search(run.model, batch.src, batch.src_lengths, beam_size=1, competing_ends=competing)
         if result.best
     ]
     other = beam_search(run.model, batch.src, batch.src_lengths, beam_size=1, competing_ends=not competing)
-    assert expected != [TGT.text(result.best.tokens) for result in other if result.best]
+    assert expected != [TGT.decode(result.best.tokens) for result in other if result.best]
     assert sorted(str(one.answer) for one in summarize(run, data, "samples", options).sentences) == sorted(expected)
 
 

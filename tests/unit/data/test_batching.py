@@ -17,7 +17,7 @@ from tsallis.data.corpus import Corpus
 from tsallis.data.ragged import RaggedRows
 from tsallis.errors import InputError
 from tsallis.special_symbols import BOS, EOS, IGNORE_INDEX, PAD
-from tsallis.tasks.inflection import InflectionExample, encode_examples
+from tsallis.tasks.strings import StringsExample, encode_examples
 
 ORDERS = [[[2], [1, 0], [4], [5], [3]], [[4], [2], [1, 0], [3], [5]]]
 SENTENCES = st.lists(st.integers(4, 99), min_size=1, max_size=6)
@@ -242,7 +242,7 @@ def test_ranks_have_like_costs() -> None:
 
 
 def test_a_corpus_in_numbers() -> None:
-    examples = [InflectionExample("ab", ("V",), "abc"), InflectionExample("a", ("V",)), InflectionExample("x", ("N",))]
+    examples = [StringsExample("ab", ("V",), "abc"), StringsExample("a", ("V",)), StringsExample("x", ("N",))]
     src = Vocabulary.build(e.src_tokens() for e in examples[:2])
     tgt = Vocabulary.build([examples[0].tgt_tokens()])
     corpus = encode_examples(examples, src, tgt)

@@ -250,7 +250,7 @@ def test_changed_text_is_seen(tmp_path: Path, encodings: list[Path], monkeypatch
     paths[0].write_text(paths[0].read_text().replace("Hund", "Mund"))
     os.utime(paths[0], ns=(times.st_atime_ns, times.st_mtime_ns))
     corpus = cached_corpus(cache, *paths, SRC, TGT)
-    assert (len(encodings) == 2 and SRC.text(corpus.src[0]) == "der Mund läuft") or 3 in corpus.src[0]
+    assert (len(encodings) == 2 and SRC.decode(corpus.src[0]) == "der Mund läuft") or 3 in corpus.src[0]
 
 
 def test_text_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -362,7 +362,7 @@ def test_segmentations_of_every_epoch(tmp_path: Path) -> None:
         (SRC, first.src, first.src_lengths, GERMAN),
         (TGT, first.tgt_in[:, 1:], (first.tgt_in[:, 1:] != 0).sum(1), ENGLISH),
     ):
-        assert [model.text(t[:n].tolist()) for t, n in zip(tokens, lengths, strict=True)] == [
+        assert [model.decode(t[:n].tolist()) for t, n in zip(tokens, lengths, strict=True)] == [
             texts[i % 5] for i in rows
         ]
     # Neither the other rows of a batch nor what was drawn before matters, nor another process.
@@ -441,7 +441,7 @@ def test_a_run_over_a_real_text(shared_data: Path, tmp_path: Path) -> None:
     for rows in BatchPlan(corpus.lengths(), max_tokens=1500).epoch(0):
         batch = corpus.batch(rows)
         for row, src, tgt in zip(batch.index, batch.src.tolist(), batch.tgt_in.tolist(), strict=True):
-            assert (model.text(src), model.text(tgt)) == tuple(" ".join(t.split()) for t in pairs[row])
+            assert (model.decode(src), model.decode(tgt)) == tuple(" ".join(t.split()) for t in pairs[row])
         calls += batch.index
     assert sorted(calls) == list(range(1014))
     for src, _ in pairs[:200]:

@@ -29,7 +29,7 @@ from tsallis.data.subwords import Subwords
 from tsallis.data.timeseries import read_events, read_labels
 from tsallis.errors import InputError
 from tsallis.tasks.classification import read_labelled
-from tsallis.tasks.inflection import read_inflection
+from tsallis.tasks.strings import read_strings
 from tsallis.tasks.vqa import read_questions
 
 READERS: dict[str, Callable[[Path], object]] = {
@@ -37,7 +37,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "json": read_json,
     "lines": lambda path: list(read_lines(path)),
     "parallel": lambda path: list(stream_lines(path)),
-    "inflection": read_inflection,
+    "strings": read_strings,
     "documents": read_labelled,
     "questions": read_questions,
     "events": read_events,

@@ -42,7 +42,7 @@ def test_text_is_segmented_as_before(tmp_path: Path, kind: str, numbering: str) 
     for text in [*TEXT[:9], "spielt @@ <de> singung", "Ω"]:
         ids = after.encode(text)
         assert [after._processor.id_to_piece(i) for i in ids] == before.encode(text, out_type=str) or 3 in ids
-        assert after.text(ids) == before.decode(before.encode(text))
+        assert after.decode(ids) == before.decode(before.encode(text))
         assert kind == "unigram" or after.sample(text, 0.0, 1) == ids
     ordinary = [i for i in range(before.GetPieceSize()) if not (before.IsControl(i) or before.IsUnknown(i))]
     assert [after.name(i) for i in range(4, len(after))] == [before.id_to_piece(i) for i in ordinary]

@@ -44,18 +44,18 @@ def test_text_comes_back(model: Subwords) -> None:
     for line in LINES:
         tokens = model.encode(line)
         assert all(type(i) is int and 4 <= i < SIZE for i in tokens)
-        assert model.text(tokens) == line
+        assert model.decode(tokens) == line
         assert "".join(map(model.name, tokens)).replace("▁", " ").strip() == line
     assert model.encode_many(LINES) == [model.encode(line) for line in LINES]
     assert [a.tolist() for a in model.encode_arrays(LINES)] == model.encode_many(LINES)
-    assert model.encode_many([]) == [] and model.encode("") == [] and model.text([]) == ""
+    assert model.encode_many([]) == [] and model.encode("") == [] and model.decode([]) == ""
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=30))
 def test_bytes_spell_whatever_the_model_does_not_know(text: str) -> None:
     clean = " ".join(text.replace("▁", "").replace("\x00", "").split())
-    assert BYTES.text(BYTES.encode(clean)) == clean
+    assert BYTES.decode(BYTES.encode(clean)) == clean
 
 
 BYTES = Subwords.train(LINES, 320, byte_fallback=True, normalization="identity")
@@ -64,15 +64,15 @@ BYTES = Subwords.train(LINES, 320, byte_fallback=True, normalization="identity")
 def test_special_symbols() -> None:
     assert [BPE.name(i) for i in range(4)] == ["<pad>", "<s>", "</s>", "<unk>"]
     tokens = BPE.encode("singen")
-    assert BPE.text([1, *tokens, 2, 0, 0]) == "singen"
-    assert 3 in BPE.encode("singen ☃") and BPE.text(BPE.encode("singen ☃")).split() == ["singen", "⁇"]
+    assert BPE.decode([1, *tokens, 2, 0, 0]) == "singen"
+    assert 3 in BPE.encode("singen ☃") and BPE.decode(BPE.encode("singen ☃")).split() == ["singen", "⁇"]
     # What looks like one in the text is text.
     assert not {0, 1, 2} & set(BPE.encode("<pad> <s> </s>"))
     for number in (SIZE, -1):
         with pytest.raises(IndexError, match=f"numbered from 0 to {SIZE - 1}, got {number}"):
             BPE.name(number)
         with pytest.raises(IndexError, match=f"numbered from 0 to {SIZE - 1}, got {number}"):
-            BPE.text([4, number])
+            BPE.decode([4, number])
 
 
 def test_training_twice_gives_the_same_file(capfd: pytest.CaptureFixture[str], model: Subwords) -> None:
@@ -171,7 +171,7 @@ def test_words_are_what_white_space_separates() -> None:
     assert len(words) == 4 + 8  # no more than there are
     tokens = words.encode("Hunde  bellen ſo laut")
     assert [words.name(i) for i in tokens] == ["▁Hunde", "▁bellen", "▁ſo", "<unk>"]
-    assert words.text(words.encode(lines[0])) == lines[0]
+    assert words.decode(words.encode(lines[0])) == lines[0]
     assert len(Subwords.train(lines, 6, "word")) == 6
     with pytest.raises(ValueError, match="only bpe and unigram models sample"):
         words.sample("Hunde", 0.1, 1)
@@ -198,7 +198,7 @@ def test_segmentations_drawn_at_random(model: Subwords) -> None:
     line = " ".join(LINES[3:9])
     drawn = [model.sample(line, 0.3, seed) for seed in range(50)]
     assert len(set(map(tuple, drawn))) > 5
-    assert all(model.text(tokens) == line for tokens in drawn)
+    assert all(model.decode(tokens) == line for tokens in drawn)
     # Neither what came before nor a call in between matters.
     assert [model.sample(line, 0.3, seed) for seed in reversed(range(50))] == drawn[::-1]
     assert model.sample_many([line] * 50, 0.3, range(50)) == drawn
@@ -215,7 +215,7 @@ def test_segmentations_drawn_at_random(model: Subwords) -> None:
 def test_without_left_out_merges_it_is_the_best_segmentation(text: str) -> None:
     for known in (BPE, BYTES):
         assert known.sample(text, 0.0, 1) == known.encode(text)
-        assert known.text(known.sample(text, 0.4, 2)) == known.text(known.encode(text))
+        assert known.decode(known.sample(text, 0.4, 2)) == known.decode(known.encode(text))
 
 
 def test_merges_left_out() -> None:
@@ -283,7 +283,7 @@ def test_symbols_that_are_never_taken_apart(tmp_path: Path) -> None:
         for seed in range(20):
             tokens = model.sample(text, 0.5, seed)
             names = [model.name(i) for i in tokens]
-            assert "<2en>" in names and "<2" in names and model.text(tokens) == model.text(model.encode(text))
+            assert "<2en>" in names and "<2" in names and model.decode(tokens) == model.decode(model.encode(text))
         if kind == "bpe":
             assert model.sample(text, 0.0, 0) == model.encode(text)
 

@@ -45,13 +45,13 @@ def test_a_symbol_that_reads_like_a_special_one_is_its_own(special: str) -> None
     vocabulary = Vocabulary.build([[special, "a"]])
     (number,) = vocabulary.encode([special])
     assert number >= 4
-    assert vocabulary.decode([BOS, number, EOS, PAD]) == [special]
+    assert vocabulary.decode([BOS, number, EOS, PAD]) == special
     assert Vocabulary.from_json(vocabulary.to_json()) == vocabulary
 
 
 def test_decode_drops_the_frame_and_shows_the_unknown() -> None:
     vocabulary = Vocabulary(["a"])
-    assert vocabulary.decode([1, 4, 3, 2, 0, 0]) == ["a", "<unk>"]
+    assert vocabulary.decode([1, 4, 3, 2, 0, 0]) == "a<unk>"
     for number in (5, -1):
         with pytest.raises(IndexError, match=f"from 0 to 4, got {number}"):
             vocabulary.decode([number])
@@ -68,12 +68,33 @@ def test_text_and_back(symbols: list[str]) -> None:
     again = Vocabulary.from_json(vocabulary.to_json())
     assert again == vocabulary and hash(again) == hash(vocabulary)
     assert again.fingerprint() == vocabulary.fingerprint()
-    assert again.decode(again.encode(symbols)) == symbols
+    assert [again.name(number) for number in again.encode(symbols)] == symbols
+    assert again.decode(again.encode(symbols)) == "".join(symbols)
+
+
+WORDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters=" "), min_size=1, max_size=4)
+
+
+@given(st.lists(WORDS, unique=True))
+def test_separated_symbols_and_back(symbols: list[str]) -> None:
+    vocabulary = Vocabulary.build([" ".join(symbols)], separator=" ")
+    assert set(vocabulary.symbols) == set(symbols)
+    again = Vocabulary.from_json(vocabulary.to_json())
+    assert again == vocabulary != Vocabulary(vocabulary.symbols)
+    assert again.decode(again.encode(symbols)) == " ".join(symbols)
+    assert again.encode(" ".join(symbols)) == again.encode(symbols)
+
+
+def test_symbols_do_not_contain_their_separator() -> None:
+    for symbol in ("a b", ""):
+        with pytest.raises(InputError, match=f"symbols are separated by ' ', found {symbol!r}"):
+            Vocabulary([symbol], " ")
 
 
 def test_the_fingerprint_tells_order_and_borders() -> None:
     prints = {Vocabulary(s).fingerprint() for s in (["a", "b"], ["b", "a"], ["ab"], ["a", "b", ""], ["a,b"], [])}
-    assert len(prints) == 6
+    prints |= {Vocabulary(s, " ").fingerprint() for s in (["a", "b"], ["ab"], [])}
+    assert len(prints) == 9
     assert all(len(p) == 64 and set(p) <= set("0123456789abcdef") for p in prints)
 
 
@@ -110,6 +131,9 @@ def content(**changes: object) -> bytes:
         (content(symbols=["a"]), "don't belong together"),
         (content(symbols=["b", "a"]), "don't belong together"),
         (content(fingerprint=None), "don't belong together"),
+        (content(separator=" "), "don't belong together"),
+        (content(separator="b"), "symbols are separated by 'b', found 'b'"),
+        (content(separator=3), "separator must be a text, found 3"),
     ],
 )
 def test_damaged_files(tmp_path: Path, data: bytes, message: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tsallis.datasets import english_verbs as generator
 from tsallis.datasets.english_verbs import CELLS, SPLITS, paradigms
-from tsallis.tasks.inflection import InflectionExample, english_verbs
+from tsallis.tasks.strings import StringsExample, english_verbs
 
 # he ..., yesterday, has ..., is ...: written by hand, one for every rule and for what the rules must leave alone.
 FORMS = """
@@ -93,7 +93,7 @@ welcome welcomes welcomed welcomed welcoming
 
 
 @pytest.fixture(scope="module")
-def verbs() -> dict[str, list[InflectionExample]]:
+def verbs() -> dict[str, list[StringsExample]]:
     return english_verbs()
 
 
@@ -111,7 +111,7 @@ def test_the_file_is_what_the_rules_write(monkeypatch: pytest.MonkeyPatch) -> No
     assert written == {"english_verbs.tsv": packaged.decode("ascii")}
 
 
-def test_every_lemma_has_its_four_cells_in_one_split(verbs: dict[str, list[InflectionExample]]) -> None:
+def test_every_lemma_has_its_four_cells_in_one_split(verbs: dict[str, list[StringsExample]]) -> None:
     assert tuple(verbs) == SPLITS
     lemmas = {split: list(dict.fromkeys(e.lemma for e in examples)) for split, examples in verbs.items()}
     for split, examples in verbs.items():
@@ -124,7 +124,7 @@ def test_every_lemma_has_its_four_cells_in_one_split(verbs: dict[str, list[Infle
     assert all(0.07 < len(lemmas[split]) / len(everywhere) < 0.13 for split in ("dev", "test"))
 
 
-def test_what_no_rule_predicts_is_in_train(verbs: dict[str, list[InflectionExample]]) -> None:
+def test_what_no_rule_predicts_is_in_train(verbs: dict[str, list[StringsExample]]) -> None:
     """A held-out irregular verb is a prefix on one whose forms training has shown."""
     known = {(e.lemma, e.tags): e.form for e in verbs["train"]}
     irregular = {lemma for lemma, kind, _ in generator._read_list() if kind == "irregular"}
@@ -135,14 +135,14 @@ def test_what_no_rule_predicts_is_in_train(verbs: dict[str, list[InflectionExamp
         assert example.form == prefix + str(known[example.lemma.removeprefix(prefix), example.tags])
 
 
-def test_training_shows_every_letter_and_tag_of_the_others(verbs: dict[str, list[InflectionExample]]) -> None:
+def test_training_shows_every_letter_and_tag_of_the_others(verbs: dict[str, list[StringsExample]]) -> None:
     def record(split: str) -> set[str]:
         return {t for e in verbs[split] for t in (*e.src_tokens(), *e.tgt_tokens())}
 
     assert record("dev") | record("test") <= record("train")
 
 
-def test_two_right_spellings_are_rows_of_train_alone(verbs: dict[str, list[InflectionExample]]) -> None:
+def test_two_right_spellings_are_rows_of_train_alone(verbs: dict[str, list[StringsExample]]) -> None:
     either = {lemma for lemma, kind, _ in generator._read_list() if kind == "either"}
     counts = {split: Counter((e.lemma, e.tags) for e in examples) for split, examples in verbs.items()}
     twice = {split: {lemma for (lemma, _), n in count.items() if n == 2} for split, count in counts.items()}
@@ -156,7 +156,7 @@ def test_the_list_names_no_verb_twice() -> None:
     assert [lemma for lemma, n in counts.items() if n > 1] == []
 
 
-def test_forms_follow_from_the_lemma(verbs: dict[str, list[InflectionExample]]) -> None:
+def test_forms_follow_from_the_lemma(verbs: dict[str, list[StringsExample]]) -> None:
     """Slips of the rules that no list of examples would catch: a lost stem, a tripled letter, a stray ending."""
     endings = {"V;3;SG;PRS": "s", "V;V.PTCP;PRS": "ing"}
     for example in (e for examples in verbs.values() for e in examples):

@@ -7,7 +7,7 @@ import torch
 from tsallis.data import Vocabulary
 from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.special_symbols import EOS
-from tsallis.tasks.inflection import encode_examples, english_verbs
+from tsallis.tasks.strings import encode_examples, english_verbs
 
 EXAMPLES = english_verbs()["dev"][:12]
 SRC = Vocabulary.build(e.src_tokens() for e in EXAMPLES)

@@ -14,8 +14,8 @@ from tsallis.inference.options import SearchOptions, check_temperature, keywords
 from tsallis.inference.run import join_columns
 from tsallis.search import TokenScores
 from tsallis.tasks.classification import Classification
-from tsallis.tasks.inflection import Inflection
 from tsallis.tasks.language import Language
+from tsallis.tasks.strings import Strings
 from tsallis.tasks.translation import Translation
 from tsallis.tasks.vqa import Visual
 
@@ -60,7 +60,7 @@ def test_the_largest_weight_is_one_position_of_each_row() -> None:
     ("task", "source", "target", "line"),
     [
         (Translation(), "ein Hund", "a dog", "ein Hund\ta dog"),
-        (Inflection(None), "draw\tV;PST", "", "draw\t\tV;PST"),
+        (Strings(None), "draw\tV;PST", "", "draw\t\tV;PST"),
         (Classification(), "a lovely film", "pos", "pos\ta lovely film"),
         (Visual(), "1\twhat?", "red", "1\twhat?\tred"),
     ],

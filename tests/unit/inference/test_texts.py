@@ -15,7 +15,9 @@ from task_runs import untrained_run
 from tsallis.evaluation.outputs import output_records
 from tsallis.inference import TextRun
 from tsallis.search import Ensemble
+from tsallis.tasks.attention_weights import describe_attention
 from tsallis.tasks.registry import task_of
+from tsallis.tasks.scoring import evaluate_outputs
 
 LINES = ["low lower", "new newer", "low new"] * 4
 # Of every step, whatever was before it.
@@ -92,7 +94,7 @@ def test_probabilities_of_texts_are_those_of_all_their_segmentations(run: TextRu
     assert known
     for output in known:
         assert output.prob == pytest.approx(KNOWN[output.text], rel=1e-5)
-        assert run.run.tgt_vocab.text(output.hypothesis.tokens) == output.text
+        assert run.run.tgt_vocab.decode(output.hypothesis.tokens) == output.text
     for output, score in zip(outputs, run.score([SOURCE] * len(texts), texts), strict=True):
         assert score.possible and score.exact and output.log_prob == pytest.approx(score.log_prob, abs=1e-5)
     if answer.result is not None and answer.result.certificate.proves_best and not options.get("length_penalty"):
@@ -139,7 +141,7 @@ def test_a_text_is_possible_if_another_segmentation_is(make_run: Callable[..., T
     assert not run.suggest([SOURCE], ["new"])[0].possible
 
     lines = run.task.read([f"{SOURCE}\tlow", f"{SOURCE}\tnew", f"{SOURCE}\t"], "lines", run.run, gold=True, empty=True)
-    report, results = run.task.evaluate_outputs(run.run, lines, beam_size=5)
+    report, results = evaluate_outputs(run.task, run.run, lines, beam_size=5)
     assert report["gold_possible"] == pytest.approx(2 / 3) and report["empty_possible"] == 1
     records = [*output_records(run.run.model, run.run.tgt_vocab, lines.corpus, lines.references, results)]
     assert [record["reference"]["possible"] for record in records] == [True, False, True]
@@ -154,21 +156,21 @@ def test_all_commands_show_one_best_text(run: TextRun) -> None:
     (answer,) = run.translate([SOURCE])
     read = run.task.read([SOURCE], "lines", run.run, gold=False)
     options: Any = {"beam_size": 5}
-    shown = run.task.describe_attention(run.run, read, **options)
+    shown = describe_attention(run.task, run.run, read, **options)
     assert [content["text"] for _, content in shown] == [answer.text]
     gold = run.task.read([f"{SOURCE}\tlow"], "lines", run.run, gold=True)
-    _, (result,) = run.task.evaluate_outputs(run.run, gold, 5)
-    assert run.run.tgt_vocab.text(result.best.tokens) == answer.text
+    _, (result,) = evaluate_outputs(run.task, run.run, gold, 5)
+    assert run.run.tgt_vocab.decode(result.best.tokens) == answer.text
 
 
 def test_labels_and_characters_are_free_of_it(make_run: Callable[..., TextRun]) -> None:
     from tsallis.data import Vocabulary
     from tsallis.tasks.classification import Classification
-    from tsallis.tasks.inflection import Inflection
+    from tsallis.tasks.strings import Strings
 
     labels, characters = Vocabulary(["good", "goodness"]), Vocabulary(["a", "b", "ä"])
     assert Classification.ambiguous_text(object.__new__(Classification), labels) is None
-    assert Inflection(None).ambiguous_text(characters) is None
+    assert Strings(None).ambiguous_text(characters) is None
     assert make_run(PROBS).text is not None
 
 
@@ -206,7 +208,7 @@ def test_a_language_model_adds_what_spells_one_text(make_run: Callable[..., Text
     (result,) = GenerationOptions(beam=40, length=3).search(run.run, run.task, batch, run.search)
     text = continue_prompt(run.run, "low", prompt, result.best).text
     assert text == "low" and result.best.prob == pytest.approx(0.4) and result.certificate.proves_best
-    spelled = {vocabulary.text([*prompt, *sequence.tokens]) for sequence in result.best.segmentations}
+    spelled = {vocabulary.decode([*prompt, *sequence.tokens]) for sequence in result.best.segmentations}
     assert spelled == {"low"}  # behind a prompt a space is seen
 
 

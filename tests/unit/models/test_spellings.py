@@ -45,7 +45,7 @@ def test_symbols_follow_the_texts_that_subwords_spell(kind: str, size: int, opti
     texts: dict[str, tuple[int, ...]] = {}
     for _ in range(1500):
         tokens = tuple(draw.choice(range(4, len(subwords))) for _ in range(draw.randrange(5)))
-        text = subwords.text(tokens)
+        text = subwords.decode(tokens)
         if not spellings.are_all_of(text):  # incomplete bytes
             continue
         if kind == "word":
@@ -67,6 +67,6 @@ def test_every_way_to_spell_a_text_is_found_and_no_other() -> None:
             found.append(tokens)
         elif len(tokens) < 7:
             waiting += [((*tokens, token), after) for token, after in spellings.following(text.encode(), place)]
-    assert len(found) == len(set(found)) > 5 and all(subwords.text(tokens) == text for tokens in found)
+    assert len(found) == len(set(found)) > 5 and all(subwords.decode(tokens) == text for tokens in found)
     assert tuple(subwords.encode(text)) in found
     assert not spellings.can_spell("AB") and not spellings.can_spell("abx") and spellings.can_spell("")

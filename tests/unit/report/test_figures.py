@@ -31,7 +31,7 @@ from tsallis.continuous import (
 from tsallis.data import Vocabulary
 from tsallis.errors import InputError
 from tsallis.models import BiLSTMClassifier, TransformerSeq2Seq
-from tsallis.tasks.inflection import encode_examples, english_verbs
+from tsallis.tasks.strings import encode_examples, english_verbs
 from tsallis.training import Settings, Trainer
 
 pytest.importorskip("matplotlib")

@@ -21,7 +21,7 @@ from tsallis.tasks.base import Task
 from tsallis.tasks.registry import task_of
 from tsallis.training.run_folder import Run, build_model
 
-TASK = {"task": "inflection", "languages": None}
+TASK = {"task": "strings", "languages": None}
 LINES = ["scan\tV;PST", "trap\tV;3;SG;PRS", "ape\tV.PTCP;PRS"]
 
 
@@ -31,7 +31,7 @@ def untrained(folder: Path, seed: int, tgt: Vocabulary = TGT) -> tuple[Run, Task
     sizes = {"src_vocab": len(SRC), "tgt_vocab": len(tgt), "d_model": 8, "heads": 2, "layers": 1, "d_ff": 8}
     description = {"class": "transformer", "arguments": sizes}
     (folder / "model.json").write_text(json.dumps(description))
-    (folder / "config.yaml").write_text("version: 1\ndata: {task: inflection, train: none.tsv, dev: none.tsv}\n")
+    (folder / "config.yaml").write_text("version: 1\ndata: {task: strings, train: none.tsv, dev: none.tsv}\n")
     torch.manual_seed(seed)
     return Run(folder, build_model(description).eval(), SRC, tgt, TASK, {}), task_of(TASK)
 

@@ -177,7 +177,7 @@ def test_scores_that_float32_cannot_tell_apart_prove_nothing(
 
 
 class Names:
-    def text(self, tokens: Tokens) -> str:
+    def decode(self, tokens: Tokens) -> str:
         return str(tokens)
 
 

@@ -278,7 +278,7 @@ def test_words_have_logarithms(served: ServedRun) -> None:
 
 def test_facts_are_those_of_the_run(served: ServedRun) -> None:
     facts = served.facts
-    assert (facts["name"], facts["task"], facts["columns"]) == ("verbs", "inflection", ["lemma", "tags"])
+    assert (facts["name"], facts["task"], facts["columns"]) == ("verbs", "strings", ["lemma", "tags"])
     assert facts["model"] == "rnn" and facts["arguments"]["d_model"] == 8
     assert facts["parameters"] == sum(p.numel() for p in served.run.model.parameters())
     assert facts["attention"] == [{"kind": "cross", "layer": 1, "alphas": (1.5,)}]

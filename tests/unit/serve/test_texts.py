@@ -67,7 +67,7 @@ def test_draws_are_those_of_generate_and_say_whether_they_ended(speaker: ServedR
     (texts,) = generate(model, src, lengths, 6, length=5, seeds=[line_seed(3, 1)])
     assert [(draw["tokens"], draw["ended"]) for draw in answer["draws"]] == [(x.tokens, x.ended) for x in texts]
     assert any(not text.ended for text in texts)
-    assert answer["draws"][0]["text"] == speaker.run.tgt_vocab.text(texts[0].tokens)
+    assert answer["draws"][0]["text"] == speaker.run.tgt_vocab.decode(texts[0].tokens)
 
 
 def test_attention_is_that_of_the_whole_text(speaker: ServedRun) -> None:

@@ -25,7 +25,7 @@ LINES = ["abc\tN", "f\tN", "abcdef\tN"]
 
 
 def run_of(folder: Path, model: Any) -> Run:
-    return Run(folder, model.eval(), SYMBOLS, SYMBOLS, {"task": "inflection"}, {})
+    return Run(folder, model.eval(), SYMBOLS, SYMBOLS, {"task": "strings"}, {})
 
 
 def transformer(**more: Any) -> TransformerSeq2Seq:
@@ -73,7 +73,7 @@ def test_the_matrix_is_that_of_figures(tmp_path: Path, model: Any) -> None:
     for number, content in contents.items():
         batch, tokens = search_line(run, LINES[number])
         names = [SYMBOLS.name(token) for token in tokens]
-        assert content["text"] == SYMBOLS.text(tokens)
+        assert content["text"] == SYMBOLS.decode(tokens)
         assert content["source"] == [SYMBOLS.name(symbol) for symbol in batch.src[0].tolist()]
         assert (content["target"], content["read"]) == ([*names, "</s>"], ["<s>", *names])
         (entry,) = content["attention"]

@@ -14,7 +14,6 @@ from tsallis.data.splits import hold_out
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError
 from tsallis.special_symbols import UNK
-from tsallis.tasks.base import Vocabularies
 from tsallis.tasks.classification import (
     Classification,
     LabelledText,
@@ -24,6 +23,7 @@ from tsallis.tasks.classification import (
     words,
 )
 from tsallis.tasks.labels import label_numbers
+from tsallis.tasks.types import Vocabularies
 
 LINES = "1\t8\tpos/3_8\tA fine film .\n0\t2\tneg/4_2\tIt hurts\u0085 truly .\n"
 EXAMPLES = [LabelledText("1", "A fine film ."), LabelledText("0", "It hurts\u0085 truly .")]

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from run_seed import SEED
-from task_runs import encode, evaluate, prepare, read_split
+from task_runs import encode, evaluate, read_split
 from tsallis.config import Config
 from tsallis.errors import InputError
 from tsallis.evaluation.search_results import search_corpus
+from tsallis.tasks.prepared import prepare
 from tsallis.tasks.registry import check_config, task_of
 from tsallis.training import Trainer, load_run
 from tsallis.training.run_folder import build_model, start_run

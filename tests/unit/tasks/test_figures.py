@@ -67,7 +67,7 @@ def test_images(tmp_path: Path) -> None:
         save(figure, tmp_path / "figure.svg")
 
 
-@pytest.mark.parametrize("task", ["inflection", "translation"])
+@pytest.mark.parametrize("task", ["strings", "translation"])
 def test_pairs(tmp_path: Path, task: str) -> None:
     torch.manual_seed(1)
     symbols: Any = Vocabulary([*"abcdef", "N"])
@@ -75,11 +75,11 @@ def test_pairs(tmp_path: Path, task: str) -> None:
         symbols = Subwords.train(["das Haus ist rot", "ein Hut"] * 5, 30)
     model = RNNSeq2Seq(len(symbols), len(symbols), d_model=8, layers=1, attention="sparsemax").eval()
     run = Run(tmp_path, model, symbols, symbols, {"task": task}, {})
-    lines = ["abc\tN"] if task == "inflection" else ["", "ein Hut"]
+    lines = ["abc\tN"] if task == "strings" else ["", "ein Hut"]
     read = read_lines(run, lines, "in", gold=False)
     ((location, figure),) = figures(run, read, beam_size=3)
     assert location == len(lines) - 1 and "(end)" in texts(figure)
-    assert ({"a", "b", "c"} if task == "inflection" else {"ein", "Hut"}) <= texts(figure)
+    assert ({"a", "b", "c"} if task == "strings" else {"ein", "Hut"}) <= texts(figure)
     save(figure, tmp_path / "figure.pdf")
 
 
@@ -92,7 +92,7 @@ def test_densities_of_recurrent_translators(tmp_path: Path, density: Any, feedin
     model = RNNSeq2Seq(len(symbols), len(symbols), density=density, **sizes).eval()
     with torch.no_grad():
         model.attention.bilinear.weight.mul_(100)  # means that differ from step to step
-    run = Run(tmp_path, model, symbols, symbols, {"task": "inflection"}, {})
+    run = Run(tmp_path, model, symbols, symbols, {"task": "strings"}, {})
     read = read_lines(run, ["abcdef\tN"], "in", gold=False)
     ((_, figure),) = figures(run, read, beam_size=2)
     (title,) = [text for text in texts(figure) if "Continuous attention" in text]
@@ -124,11 +124,11 @@ def test_figures_say_which_heads_they_show(tmp_path: Path) -> None:
     ):
         sizes = {"d_model": 8, "heads": heads, "layers": layers, "d_ff": 8}
         model = TransformerSeq2Seq(len(symbols), len(symbols), output="softmax", **sizes).eval()
-        run = Run(tmp_path, model, symbols, symbols, {"task": "inflection"}, {})
+        run = Run(tmp_path, model, symbols, symbols, {"task": "strings"}, {})
         ((_, figure),) = figures(run, read_lines(run, ["abc\tN"], "in", gold=False), beam_size=3)
         assert any(words in text for text in texts(figure))
     model = RNNSeq2Seq(len(symbols), len(symbols), d_model=8, layers=1).eval()
-    run = Run(tmp_path, model, symbols, symbols, {"task": "inflection"}, {})
+    run = Run(tmp_path, model, symbols, symbols, {"task": "strings"}, {})
     ((_, figure),) = figures(run, read_lines(run, ["abc\tN"], "in", gold=False))
     assert "Attention to the source" in texts(figure)
     save(figure, tmp_path / "figure.png")
@@ -137,7 +137,7 @@ def test_figures_say_which_heads_they_show(tmp_path: Path) -> None:
 def test_lines_without_an_output_have_no_figure(tmp_path: Path) -> None:
     symbols = Vocabulary([*"abc", "N"])
     model = RNNSeq2Seq(len(symbols), len(symbols), d_model=8, layers=1, output="alpha_relu", tau=50.0).eval()
-    run = Run(tmp_path, model, symbols, symbols, {"task": "inflection"}, {})
+    run = Run(tmp_path, model, symbols, symbols, {"task": "strings"}, {})
     read = read_lines(run, ["abc\tN"], "in", gold=False)
     assert list(figures(run, read)) == [] and list(figures(run, replace(read, numbers=[]))) == []
 
@@ -147,7 +147,7 @@ def transformer_run(folder: Path) -> Run:
     symbols = Vocabulary([*"abcdef", "N"])
     sizes = {"d_model": 8, "heads": 2, "layers": 2, "d_ff": 8, "attention": "learned"}
     model = TransformerSeq2Seq(len(symbols), len(symbols), output="softmax", **sizes).eval()
-    return Run(folder, model, symbols, symbols, {"task": "inflection"}, {})
+    return Run(folder, model, symbols, symbols, {"task": "strings"}, {})
 
 
 def test_single_heads_are_drawn_with_their_own_weights(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_heads_that_are_not_there(tmp_path: Path, heads: str) -> None:
 def test_heads_of_a_density(tmp_path: Path) -> None:
     symbols = Vocabulary([*"abc", "N"])
     model = RNNSeq2Seq(len(symbols), len(symbols), density="gaussian", d_model=8, layers=1, num_basis=6).eval()
-    run = Run(tmp_path, model, symbols, symbols, {"task": "inflection"}, {})
+    run = Run(tmp_path, model, symbols, symbols, {"task": "strings"}, {})
     read = read_lines(run, ["abc\tN"], "in", gold=False)
     ((line, kind, figure),) = head_figures(run, read, "all")  # of the masses that it gives the symbols
     assert (line, kind) == (0, None) and "head 1" in figure.axes[0].get_title("left")

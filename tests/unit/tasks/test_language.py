@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 
 from run_seed import SEED
-from task_runs import prepare, read_split
+from task_runs import read_split
 from tsallis.config import Config
 from tsallis.datasets.synthetic_corpus import synthetic_corpus
 from tsallis.errors import InputError
 from tsallis.evaluation.teacher_forcing import row_hits
 from tsallis.special_symbols import BOS
-from tsallis.tasks.language import encode_texts, read_texts, score_lengths
+from tsallis.tasks.language import encode_texts, read_texts
+from tsallis.tasks.prepared import prepare
 from tsallis.tasks.registry import check_config, task_of
+from tsallis.tasks.scoring import evaluate_outputs, score_lengths
 from tsallis.training import Trainer, load_run
 from tsallis.training.run_folder import build_model, start_run
 
@@ -69,12 +71,12 @@ def test_what_is_read_is_the_text_again(folder: Path, subwords: dict[str, Any] |
     prepared = prepare(config(files(folder, subwords=subwords, cache=str(folder / "cache"))))
     symbols = prepared.data.vocabularies.tgt
     assert prepared.data.vocabularies.src is symbols
-    assert [symbols.text(row.tolist()) for row in encode_texts(TEXTS, symbols)] == TEXTS
+    assert [symbols.decode(row.tolist()) for row in encode_texts(TEXTS, symbols)] == TEXTS
     stream = [int(token) for row in prepared.data.train.tgt for token in row]
     texts = [[]]  # type: ignore[var-annotated]
     for token in stream[1:]:
         texts.append([]) if token == BOS else texts[-1].append(token)
-    assert [symbols.text(text) for text in texts] == TEXTS * 5
+    assert [symbols.decode(text) for text in texts] == TEXTS * 5
     assert max(len(row) for row in prepared.data.train.tgt) <= 16
     assert read_split(config(files(folder)).data, "dev") == [("", text) for text in TEXTS]
 
@@ -83,7 +85,7 @@ def test_a_training_on_texts_ends_with_a_run_that_scores_them(folder: Path) -> N
     loaded = config(files(folder), updates=30, learning_rate=0.01)
     run, data = train(loaded, folder / "run"), loaded.data
     task = task_of(run.task)
-    report, results = task.evaluate_outputs(run, task.split(run, data, "dev"), 1)
+    report, results = evaluate_outputs(task, run, task.split(run, data, "dev"), 1)
     assert results == [] and report["samples"] == 5 and report["epsilon_perplexity"] < 17  # of as many characters
     longer = task.split(run, data, "dev", length=64)
     assert len(longer.corpus) == 1
@@ -99,7 +101,7 @@ def test_synthetic_examples_are_scored_by_length(tmp_path: Path, output: str) ->
     loaded = config({"synthetic": {**synthetic, **sizes}}, {"output": output, "length_scale": "input"})
     run = train(loaded, tmp_path / "run")
     task = task_of(run.task)
-    report, _ = task.evaluate_outputs(run, task.split(run, loaded.data, "test"), 1)
+    report, _ = evaluate_outputs(task, run, task.split(run, loaded.data, "test"), 1)
     assert report["samples"] == 10 and list(report["lengths"]) == ["10", "20"]
     with pytest.raises(InputError, match="lines:1: a run of the synthetic task copy reads no text"):
         task.read(["a"], "lines", run, False)

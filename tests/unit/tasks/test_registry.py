@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from task_runs import prepare
 from tsallis.errors import InputError
 from tsallis.inference import open_run
-from tsallis.tasks.registry import check_config, task_of, task_of_run
+from tsallis.tasks.prepared import prepare
+from tsallis.tasks.registry import TASKS, check_config, task_of, task_of_run
 from tsallis.training import load_run
 from tsallis.training.checkpoint import Checkpoints
 from tsallis.training.run_folder import build_model, start_run
 
-LANGUAGES = {"task": "inflection", "train": "{language}-train", "dev": "{language}-train"}
+LANGUAGES = {"task": "strings", "train": "{language}-train", "dev": "{language}-train"}
 TEXT = "ein Haus\nzwei neue H@@ ute\ndas rote Haus\n"
 DATA: dict[str, dict[str, Any]] = {
     "verbs": {"embedded": "english-verbs"},
@@ -82,8 +82,8 @@ def test_a_run_has_its_own_task(runs: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("own", "other", "words"),
     [
-        ("verbs", "words", "task is 'translation', 'inflection' by config.yaml"),
-        ("words", "verbs", "task is 'inflection', 'translation' by config.yaml"),
+        ("verbs", "words", "task is 'translation', 'strings' by config.yaml"),
+        ("words", "verbs", "task is 'strings', 'translation' by config.yaml"),
         ("classes", "texts", "task is 'language', 'classification' by config.yaml"),
         ("all", "one", r"languages is \['aa'\], the model's symbols are of \['aa', 'bb'\]"),
         ("one", "all", r"languages is \['aa', 'bb'\], \['aa'\] by config.yaml"),
@@ -136,3 +136,9 @@ def test_a_training_does_not_go_on_with_the_task_of_another_run(runs: Path, tmp_
     assert prepare(config, runs / "one").task.facts()["max_length"] == 256
     with pytest.raises(InputError, match=r"max_length is 40, 256 by config\.yaml"):
         prepare(config, copy)
+
+
+def test_the_page_on_data_files_names_every_task() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "command-line.md").read_text(encoding="utf-8")
+    (sentence,) = [part for part in page.split("\n\n") if part.startswith("A configuration says with `data.task`")]
+    assert all(f"`{name}`" in sentence for name in TASKS)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from task_runs import encode, evaluate, prepare, read_lines
+from task_runs import encode, evaluate, read_lines
 from tsallis.cli.input import line_blocks
 from tsallis.cli.output import score_table
 from tsallis.data import Vocabulary
@@ -16,11 +16,12 @@ from tsallis.data.subwords import Subwords
 from tsallis.errors import InputError
 from tsallis.models import RNNSeq2Seq
 from tsallis.search import Certificate, Hypothesis, Result
-from tsallis.tasks.base import Lines
-from tsallis.tasks.inflection import Inflection, InflectionExample
+from tsallis.tasks.prepared import prepare
 from tsallis.tasks.registry import TASKS, check_config, task_of
 from tsallis.tasks.scoring import language_scores, score_values
+from tsallis.tasks.strings import Strings, StringsExample
 from tsallis.tasks.translation import Translation
+from tsallis.tasks.types import Lines
 from tsallis.training import Run
 from tsallis.training.run_folder import start_run
 
@@ -37,9 +38,9 @@ def run(task: dict[str, Any]) -> Run:
 
 
 def test_tasks_are_known_by_their_names() -> None:
-    assert task_of({}) == Inflection() and task_of({"task": "inflection", "languages": ["eo"]}) == Inflection(["eo"])
+    assert task_of({}) == Strings() and task_of({"task": "strings", "languages": ["eo"]}) == Strings(["eo"])
     assert task_of({"task": "translation", "src": "de", "tgt": "en"}) == Translation("de", "en")
-    with pytest.raises(InputError, match="unknown task 'parsing', known: inflection, translation"):
+    with pytest.raises(InputError, match="unknown task 'parsing', known: strings, translation"):
         task_of({"task": "parsing"})
 
 
@@ -82,7 +83,7 @@ def test_known_translations_that_are_none(lines: list[str], words: str) -> None:
         task_of(inputs.task).read(lines, "in.tsv", inputs, gold=True)
 
 
-KNOWN = {"inflection": "a\tb\tN", "translation": "ein Hut\ta hat", "classification": "a\tein Hut", "language": "ab"}
+KNOWN = {"strings": "a\tb\tN", "translation": "ein Hut\ta hat", "classification": "a\tein Hut", "language": "ab"}
 
 
 @pytest.mark.parametrize("gold", [False, True])
@@ -90,7 +91,7 @@ KNOWN = {"inflection": "a\tb\tN", "translation": "ein Hut\ta hat", "classificati
 def test_a_carriage_return_is_a_part_of_the_lines_end(name: str, gold: bool, tmp_path: Path) -> None:
     inputs, read = run({"task": name}), []
     task = task_of(inputs.task)
-    line = KNOWN[name] if gold else {"inflection": "a\tN"}.get(name, "ein Hut")
+    line = KNOWN[name] if gold else {"strings": "a\tN"}.get(name, "ein Hut")
     for number, ending in enumerate(("\n", "\r\n")):
         path = tmp_path / str(number)
         path.write_bytes(f"{line}{ending}".encode() * 2)
@@ -101,7 +102,7 @@ def test_a_carriage_return_is_a_part_of_the_lines_end(name: str, gold: bool, tmp
 
 
 def test_an_empty_output_may_be_scored() -> None:
-    for name, line in (("inflection", "a\t\tN"), ("translation", "ein Hut\t"), ("translation", "ein Hut\t ")):
+    for name, line in (("strings", "a\t\tN"), ("translation", "ein Hut\t"), ("translation", "ein Hut\t ")):
         inputs = run({"task": name})
         task = task_of(inputs.task)
         assert task.empty_outputs
@@ -112,8 +113,8 @@ def test_an_empty_output_may_be_scored() -> None:
 
 
 def test_languages() -> None:
-    several = run({"task": "inflection", "languages": ["eo", "fi"]})
-    one, none = run({"task": "inflection", "languages": ["eo"]}), run({"task": "inflection"})
+    several = run({"task": "strings", "languages": ["eo", "fi"]})
+    one, none = run({"task": "strings", "languages": ["eo"]}), run({"task": "strings"})
     translation = run({"task": "translation"})
     for inputs, language, words in (
         (several, None, r"knows the languages eo, fi; none was given \(--language\)"),
@@ -128,7 +129,7 @@ def test_languages() -> None:
 
 
 def test_forms() -> None:
-    inputs = run({"task": "inflection"})
+    inputs = run({"task": "strings"})
     task = task_of(inputs.task)
     lines = task.read(["a\tb\tN;V", "c\td\tN"], "in.tsv", inputs, gold=True)
     assert lines.references == ["b", "d"] and lines.titles == ["a + N;V", "c + N"]
@@ -180,8 +181,8 @@ def test_several_languages_count_the_same() -> None:
 
 
 def test_an_evaluation_of_several_languages() -> None:
-    inputs = run({"task": "inflection", "languages": ["eo", "fi"]})
-    examples = [InflectionExample("abc", ("N",), "b", "fi"), InflectionExample("ab", ("V",), "c", "eo")]
+    inputs = run({"task": "strings", "languages": ["eo", "fi"]})
+    examples = [StringsExample("abc", ("N",), "b", "fi"), StringsExample("ab", ("V",), "c", "eo")]
     lines = encode(inputs, [*examples, *examples[:1]])
     assert lines.languages == ["fi", "eo", "fi"]
     report = evaluate(inputs, lines, beam_size=2)
@@ -195,12 +196,12 @@ def test_an_evaluation_of_several_languages() -> None:
     assert 0 <= alone["symbol_accuracy"] <= 1
 
 
-@pytest.mark.parametrize("name", ["inflection", "translation"])
+@pytest.mark.parametrize("name", ["strings", "translation"])
 def test_an_evaluation_has_everything(name: str) -> None:
     inputs = run({"task": name})
-    line = {"inflection": "a\tb\tN", "translation": "ein Hut\ta hat"}[name]
+    line = {"strings": "a\tb\tN", "translation": "ein Hut\ta hat"}[name]
     report = evaluate(inputs, task_of(inputs.task).read([line] * 3, "in", inputs, True), beam_size=2)
-    first = {"inflection": "accuracy", "translation": "bleu"}[name]
+    first = {"strings": "accuracy", "translation": "bleu"}[name]
     assert next(iter(report)) == first and report["samples"] == 3
     assert ("signatures" in report) == (name == "translation")
     for key in ("loss", "empty_rate", "output_support", "attention_support", "single", "speed"):
@@ -208,7 +209,7 @@ def test_an_evaluation_has_everything(name: str) -> None:
 
 
 EXPECTED = {
-    "inflection": ("lemma<TAB>tags", "lemma<TAB>form<TAB>tags"),
+    "strings": ("lemma<TAB>tags", "lemma<TAB>form<TAB>tags"),
     "translation": ("text", "source<TAB>target"),
     "classification": ("text", "label<TAB>text"),
     "visual": ("image<TAB>question", "image<TAB>question<TAB>answer"),
@@ -224,10 +225,10 @@ def test_an_empty_input_is_told_of_the_task_at_hand(name: str, gold: bool, tmp_p
         list(line_blocks(inputs, task_of(inputs.task), tmp_path / "in", gold))
 
 
-@pytest.mark.parametrize("name", ["inflection", "translation"])
+@pytest.mark.parametrize("name", ["strings", "translation"])
 def test_parts_of_a_file_are_read_as_the_whole(name: str, tmp_path: Path) -> None:
     inputs = run({"task": name})
-    line = {"inflection": "a\tb\tN", "translation": "ein Hut\ta hat"}[name]
+    line = {"strings": "a\tb\tN", "translation": "ein Hut\ta hat"}[name]
     (tmp_path / "in").write_text(f"{line}\n" * 130 + "\nx\n", encoding="utf-8")
     blocks = line_blocks(inputs, task_of(inputs.task), tmp_path / "in", gold=True)
     parts = [next(blocks), next(blocks)]
@@ -241,8 +242,8 @@ def test_parts_of_a_file_are_read_as_the_whole(name: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("task", "lines", "words"),
     [
-        ({"task": "inflection", "max_length": 9}, ["a\tN", f"{'a' * 9}\tN"], "in:66: 10 symbols, at most 9 are read"),
-        ({"task": "inflection"}, [f"{'a' * 5000}\tN"], "in:65: 5001 symbols, at most 1024 are read"),
+        ({"task": "strings", "max_length": 9}, ["a\tN", f"{'a' * 9}\tN"], "in:66: 10 symbols, at most 9 are read"),
+        ({"task": "strings"}, [f"{'a' * 5000}\tN"], "in:65: 5001 symbols, at most 1024 are read"),
         ({"task": "translation"}, ["", "ein " * 5000], r"in:66: \d+ symbols, at most 1024 are read"),
     ],
 )
@@ -255,7 +256,10 @@ def test_lines_on_which_a_search_would_not_end(task: dict[str, Any], lines: list
 @pytest.mark.parametrize(
     "facts",
     [
-        {"task": "inflection", "languages": ["eo"], "max_length": 9},
+        {
+            **{"task": "strings", "languages": ["eo"], "max_length": 9},
+            **{"tags": True, "src_symbols": "characters", "tgt_symbols": "spaces"},
+        },
         {
             **{"task": "translation", "src": "de", "tgt": "en", "max_length": None},
             **{"lowercase": True, "tokenized": False, "joiner": "@@"},
@@ -280,7 +284,7 @@ def test_a_run_whose_task_was_changed_does_not_go_on(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     start_run(tmp_path / "run", config.text(), prepared.description, prepared.task.facts(), symbols.src, symbols.tgt)
     assert prepare(config, tmp_path / "run").task == prepared.task
-    (tmp_path / "run" / "task.json").write_text('{"task": "inflection", "langauges": null}')
+    (tmp_path / "run" / "task.json").write_text('{"task": "strings", "langauges": null}')
     with pytest.raises(InputError, match=r"task\.json: langauges: unknown key"):
         prepare(config, tmp_path / "run")
 

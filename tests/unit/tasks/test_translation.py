@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import tsallis.data.corpus_cache as corpus_cache
-from task_runs import prepare, read_split
+from task_runs import read_split
 from tsallis import estimate_tau, estimate_tau_from_scores
 from tsallis.config import Config
 from tsallis.data.corpus import Corpus, Counts, SampledCorpus
@@ -19,7 +19,7 @@ from tsallis.data.subwords import Subwords
 from tsallis.datasets.number_names import german_english_numbers
 from tsallis.errors import InputError
 from tsallis.search import Certificate, Hypothesis, Result
-from tsallis.tasks.prepared import PreparedRun
+from tsallis.tasks.prepared import PreparedRun, prepare
 from tsallis.tasks.registry import check_config, load_config
 from tsallis.tasks.translation import cache_folder, find_sides
 from tsallis.training.run_folder import build_model, start_run
@@ -145,7 +145,7 @@ def test_embedded_translation() -> None:
         prepared.data.vocabularies.src == prepared.data.vocabularies.tgt and len(prepared.data.vocabularies.src) == 200
     )
     assert prepared.data.dev.references[0] == splits["dev"][0][1] and prepared.description["class"] == "rnn"
-    texts = [prepared.data.vocabularies.tgt.text(row) for row in prepared.data.dev.corpus.tgt]
+    texts = [prepared.data.vocabularies.tgt.decode(row) for row in prepared.data.dev.corpus.tgt]
     assert texts == prepared.data.dev.references  # what the model is to predict is what it is compared with
 
 
@@ -295,7 +295,7 @@ def test_what_outputs_are_worth(tmp_path: Path) -> None:
     assert list(result) == ["bleu", "chrf", "exact"] and result["exact"] == 0.75 and 0 < result["bleu"] < 100
 
 
-def inflection(folder: Path, train: list[str], dev: list[str], **data: Any) -> Config:
+def strings(folder: Path, train: list[str], dev: list[str], **data: Any) -> Config:
     write(folder / "train", train)
     write(folder / "dev", dev)
     inputs = {"folder": str(folder), "train": "train", "dev": "dev", **data}
@@ -304,15 +304,15 @@ def inflection(folder: Path, train: list[str], dev: list[str], **data: Any) -> C
 
 def test_examples_too_long_to_train_on_are_left_out(tmp_path: Path) -> None:
     rows = ["ab\tabc\tN", f"{'a' * 300_000}\tb\tN", f"x\t{'b' * 300}\tN", "ba\tb\tV"]
-    data = prepare(inflection(tmp_path, rows, rows[:1])).data
+    data = prepare(strings(tmp_path, rows, rows[:1])).data
     assert len(data.train) == 2 and data.train.counts == Counts(4, 2, 0, 2)
     assert "x" not in data.vocabularies.src  # the others count for nothing
-    assert len(prepare(inflection(tmp_path, rows, rows[:1], max_length=301)).data.train) == 3
+    assert len(prepare(strings(tmp_path, rows, rows[:1], max_length=301)).data.train) == 3
     reason = r"none of 4 examples has at most 2 symbols \(data.max_length\)"
     with pytest.raises(InputError, match=f"^{tmp_path}/train: {reason}"):
-        prepare(inflection(tmp_path, rows, rows[:1], max_length=2))
+        prepare(strings(tmp_path, rows, rows[:1], max_length=2))
     with pytest.raises(InputError, match=f"^{tmp_path}/dev:2: 300001 symbols, at most 256 are read"):
-        prepare(inflection(tmp_path, rows, rows[:2]))
+        prepare(strings(tmp_path, rows, rows[:2]))
 
 
 def test_sentences_too_long_for_a_search(tmp_path: Path) -> None:
@@ -343,7 +343,7 @@ def test_a_model_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def build(*_: Any) -> None:
         torch.empty(1 << 60)
 
-    prepared = prepare(inflection(tmp_path, ["a\tb\tN"], ["a\tb\tN"]))
+    prepared = prepare(strings(tmp_path, ["a\tb\tN"], ["a\tb\tN"]))
     monkeypatch.setattr("tsallis.tasks.prepared.build_model", build)
     with pytest.raises(InputError, match=r"the model .* does not fit into memory"):
         prepared.build()
@@ -367,7 +367,7 @@ def test_the_rows_that_are_searched_are_evenly_of_all_languages(tmp_path: Path, 
     data = prepare(languages_config(tmp_path, validation_rows=rows)).data
     assert sorted(data.dev.references) == sorted(f"{x}{name}" for name, n in SIZES.items() for x in "abcdefgh"[:n])
     assert [reference[1:] for reference in data.dev.references] == data.dev.languages
-    assert [data.vocabularies.tgt.text(row) for row in data.dev.corpus.tgt] == data.dev.references
+    assert [data.vocabularies.tgt.decode(row) for row in data.dev.corpus.tgt] == data.dev.references
     result = {name: data.dev.languages[:rows].count(name) for name in SIZES}
     most = max(result.values())
     assert all(result[name] in (most, most - 1) or result[name] == SIZES[name] for name in SIZES), result

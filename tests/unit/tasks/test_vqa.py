@@ -15,8 +15,8 @@ from tsallis.data.images import ArrayPictures, open_pictures
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError
 from tsallis.special_symbols import UNK
-from tsallis.tasks.base import Vocabularies
 from tsallis.tasks.labels import label_numbers
+from tsallis.tasks.types import Vocabularies
 from tsallis.tasks.vqa import (
     ImageQuestion,
     Question,

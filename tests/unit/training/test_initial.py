@@ -28,7 +28,7 @@ def rnn(vocabularies: Any = OLD, seed: int = 0, **arguments: Any) -> RNNSeq2Seq:
 
 
 def run(model: Any) -> Run:
-    return Run(Path("runs/source"), model, *OLD, {"task": "inflection"}, {"step": 7})
+    return Run(Path("runs/source"), model, *OLD, {"task": "strings"}, {"step": 7})
 
 
 def test_symbols_are_taken_by_their_spelling() -> None:

@@ -16,7 +16,7 @@ from tsallis.training.run_folder import build_model, locked, start_run
 
 SRC, TGT = Vocabulary(["a", "b", "c"]), Vocabulary(["x", "y"])
 DESCRIPTION = {"class": "rnn", "arguments": {"src_vocab": len(SRC), "tgt_vocab": len(TGT), "d_model": 4, "layers": 1}}
-TASK = {"task": "inflection", "languages": None}
+TASK = {"task": "strings", "languages": None}
 
 
 def start(folder: Path, config: str = "version: 1\n", src: Vocabulary = SRC) -> bool:

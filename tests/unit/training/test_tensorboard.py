@@ -11,7 +11,8 @@ import pytest
 from small_run import DEV, SETTINGS, SRC, TGT, TRAIN, changed
 from tsallis.errors import InputError
 from tsallis.models import TransformerSeq2Seq
-from tsallis.tasks.registry import check_config, task_type
+from tsallis.tasks.prepared import prepare
+from tsallis.tasks.registry import check_config
 from tsallis.training import Settings, Trainer
 
 pytest.importorskip("tensorboard", reason="needs tensorboard: of the extra tensorboard")
@@ -65,4 +66,4 @@ def test_a_missing_package_is_named_before_data_is_read(tmp_path: Path, monkeypa
     data = {"folder": str(tmp_path), "train": "none", "dev": "none"}
     config = check_config({"version": 1, "data": data, "training": {"tensorboard": True}}, "test")
     with pytest.raises(InputError, match=r"training.tensorboard needs the package tensorboard: pip install"):
-        task_type(config).prepare(config)
+        prepare(config)

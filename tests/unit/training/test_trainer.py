@@ -24,7 +24,7 @@ from tsallis.evaluation.search_results import search_corpus
 from tsallis.evaluation.teacher_forcing import teacher_forced_scores
 from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.search import Result, beam_search
-from tsallis.tasks.inflection import encode_examples, english_verbs
+from tsallis.tasks.strings import encode_examples, english_verbs
 from tsallis.training import Checkpoints, Progress, Settings, Trainer
 
 EXAMPLES = english_verbs()["train"][:40]

@@ -12,13 +12,13 @@ import torch
 import yaml
 
 from run_seed import SEED
-from task_runs import prepare
 from tsallis.data.corpus import Corpus
 from tsallis.data.io import write_atomic
 from tsallis.errors import InputError
 from tsallis.evaluation.teacher_forcing import teacher_forced_scores
 from tsallis.evaluation.text_scores import levenshtein
 from tsallis.models import RNNSeq2Seq
+from tsallis.tasks.prepared import prepare
 from tsallis.tasks.registry import check_config, load_config
 from tsallis.training import Checkpoints, Log, Settings, Trainer
 from tsallis.training.schedules import Constant, HalveOnWorse, InverseSquareRoot, Plateau, make_schedule

@@ -1,4 +1,4 @@
-"""Morphological inflection: a lemma and its tags to a form, as sequences of symbols (CoNLL-SIGMORPHON 2018)."""
+"""Strings to strings: a lemma and its tags to a form (CoNLL-SIGMORPHON 2018), a word to its phones."""
 
 from __future__ import annotations
 
@@ -15,27 +15,31 @@ from pydantic import Field, field_validator, model_validator
 from tsallis.config import Count, FileName, Section
 from tsallis.data.corpus import Corpus, Counts
 from tsallis.data.io import read_examples
-from tsallis.data.vocabulary import Vocabulary
+from tsallis.data.vocabulary import Vocabulary, split_symbols
 from tsallis.datasets.english_verbs import verb_forms
 from tsallis.errors import InputError, describe, shorten
 from tsallis.evaluation.text_scores import CorpusScore, form_scores, levenshtein
 from tsallis.special_symbols import FIRST, UNK
-from tsallis.tasks.base import LONGEST, Data, Lines, Task, Vocabularies, refuse_long, split_name
+from tsallis.tasks.base import LONGEST, Task, refuse_long, split_name
 from tsallis.tasks.sequences import SequenceTask, check_source
+from tsallis.tasks.types import Data, Lines, Vocabularies
 from tsallis.training.file_names import TASK
 from tsallis.training.run_folder import Run
 
-COLUMNS = "lemma<TAB>form<TAB>tags"
-SEPARATOR = ";"  # of tags
+COLUMNS = {True: ("lemma<TAB>tags", "lemma<TAB>form<TAB>tags"), False: ("word", "word<TAB>form")}  # with tags, without
+TAG_SEPARATOR = ";"
+SEPARATORS = {"characters": "", "spaces": " "}  # of the symbols of a string
 LANGUAGE = "<lang:"  # that the symbols of languages begin with
 TAG = "<tag:"
 MOST_NAMED = 5  # tags in a message
 
+Symbols = Literal["characters", "spaces"]
 
-class InflectionData(Section):
-    """The source of inflection examples: files of one or many languages, or embedded data."""
 
-    task: Literal["inflection"] = "inflection"
+class StringsData(Section):
+    """Pairs of strings: files of one or many languages, or embedded data."""
+
+    task: Literal["strings"] = "strings"
     embedded: Literal["english-verbs"] | None = None
     folder: FileName = "."
     train: FileName | None = None  # file names in the folder; {language} stands for each language's name
@@ -43,6 +47,9 @@ class InflectionData(Section):
     test: FileName | None = None
     # One name, several, or "all": every language with a training file.
     languages: Annotated[list[FileName], Field(min_length=1)] | Literal["all"] | None = None
+    tags: bool = True  # lines end in a column of tags
+    src_symbols: Symbols = "characters"  # or "spaces": a space separates symbols, such as phones
+    tgt_symbols: Symbols = "characters"
     max_length: Count = 256  # examples of the training data with more symbols on a side are left out
 
     @field_validator("languages", mode="before")
@@ -51,38 +58,52 @@ class InflectionData(Section):
         return [value] if isinstance(value, str) and value != "all" else value
 
     @model_validator(mode="after")
-    def _check_source(self) -> InflectionData:
+    def _check_source(self) -> StringsData:
         check_source(self, ("train", "dev", "test", "languages"), "english-verbs")
+        if self.embedded is not None and not self.tags:
+            raise ValueError(f"embedded: {self.embedded} has tags, found tags: false")
         return self
 
 
 @dataclass(frozen=True)
-class Inflection(SequenceTask):
-    """A lemma and tags to a form: `lemma<TAB>tags`, with gold `lemma<TAB>form<TAB>tags`."""
+class Strings(SequenceTask):
+    """A lemma and tags to a form: `lemma<TAB>tags`, with gold `lemma<TAB>form<TAB>tags`; or a word alone to a form."""
 
     languages: list[str] | None = None
     max_length: Annotated[int, Field(ge=1)] | None = None
+    tags: bool = True
+    src_symbols: Symbols = "characters"
+    tgt_symbols: Symbols = "characters"
 
-    name = "inflection"
-    Config = InflectionData
+    name = "strings"
+    Config = StringsData
     noun = "form"
-    columns = ("lemma<TAB>tags", COLUMNS)
     scores = ("accuracy", "levenshtein")
     options = ("language",)
-    separators = SEPARATOR
     empty_outputs = True
 
+    @property
+    def columns(self) -> tuple[str, str]:
+        return COLUMNS[self.tags]
+
+    @property
+    def separators(self) -> str:
+        return TAG_SEPARATOR if self.tags else ""
+
     @classmethod
-    def load(cls, config: InflectionData) -> tuple[Task, Data]:
+    def load(cls, config: StringsData) -> tuple[Task, Data]:
         examples, dev_examples = cls.read_split(config, "train"), cls.read_split(config, "dev")
         dev = _in_turn(list(enumerate(dev_examples)))
-        train = [e for e in examples if max(len(e.src_tokens()), len(e.tgt_tokens())) <= config.max_length]
+        separators = [SEPARATORS[config.src_symbols], SEPARATORS[config.tgt_symbols]]
+        sides = [(e.src_tokens(separators[0]), e.tgt_tokens(separators[1])) for e in examples]
+        rows = [row for row, (src, tgt) in enumerate(sides) if max(len(src), len(tgt)) <= config.max_length]
+        train = [examples[row] for row in rows]
         if not train:
             limit = f"{config.max_length} symbols (data.max_length)"
             name = "data.embedded" if config.train is None else Path(config.folder) / config.train
             raise InputError(f"{name}: none of {len(examples)} examples has at most {limit}")
-        task = cls(find_languages(config), config.max_length)
-        src, tgt = (Vocabulary.build(x) for x in ((e.src_tokens() for e in train), (e.tgt_tokens() for e in train)))
+        task = _task_of(config)
+        src, tgt = (Vocabulary.build([sides[row][i] for row in rows], separator=separators[i]) for i in range(2))
         vocabularies = Vocabularies(src, tgt)
         lines = task.encode([example for _, example in dev], vocabularies)
         refuse_long(lines.corpus, config.max_length, lambda row, _: _dev_origin(config, dev_examples, dev[row][0]))
@@ -90,16 +111,17 @@ class Inflection(SequenceTask):
         return task, Data(replace(encode_examples(train, src, tgt), counts=counts), lines, vocabularies)
 
     @classmethod
-    def examples(cls, config: InflectionData, split: str, language: str | None = None) -> list[InflectionExample]:
+    def examples(cls, config: StringsData, split: str, language: str | None = None) -> list[StringsExample]:
         """Read the examples of a split; of a configuration with languages, only those of `language` if there is one."""
         if config.embedded is not None:
             return english_verbs()[split]
         path = str(Path(config.folder) / split_name(config, split))
         names = find_languages(config) if language is None else [language]
-        return read_inflection(path) if names is None else read_languages(path, names)
+        task = _task_of(config.model_copy(update={"languages": names}))
+        return read_strings(path, task=task) if names is None else read_languages(path, names, task=task)
 
     @classmethod
-    def files(cls, config: InflectionData, split: str) -> list[Path]:
+    def files(cls, config: StringsData, split: str) -> list[Path]:
         if config.embedded is not None:
             return []
         name, languages = split_name(config, split), find_languages(config)
@@ -107,7 +129,7 @@ class Inflection(SequenceTask):
         return [Path(config.folder) / name for name in names]
 
     @classmethod
-    def config_facts(cls, config: InflectionData) -> dict[str, Any]:
+    def config_facts(cls, config: StringsData) -> dict[str, Any]:
         facts = super().config_facts(config)
         return {key: value for key, value in facts.items() if value != "all"}  # "all" is decided by the files
 
@@ -137,10 +159,10 @@ class Inflection(SequenceTask):
         if language is None and self.languages and len(self.languages) == 1:
             language = self.languages[0]
         self.check_language(run, language)
-        for number, line in enumerate(() if gold else lines, first + 1):
+        for number, line in enumerate(() if gold or not self.tags else lines, first + 1):
             if line.strip() and "\t" not in line:
                 raise InputError(
-                    f"{name}:{number}: expected {self.columns[0]} or {COLUMNS}, found 1 column: {shorten(line)}"
+                    f"{name}:{number}: expected {' or '.join(self.columns)}, found 1 column: {shorten(line)}"
                     f"{self._example(run, line.strip())}"
                 )
         return super().read(lines, name, run, gold, first, language=language, **options)
@@ -156,16 +178,36 @@ class Inflection(SequenceTask):
         return f"; for example {shorten(lemma)[1:-1]}<TAB>{tags[0]} (the run's tags, joined by semicolons: {known})"
 
     def unknown_symbols(self, run: Run, source: Sequence[int], title: str) -> list[str]:
-        lemma, _, tags = title.rpartition(" + ")
-        symbols = [*tags.split(";"), *lemma]
+        lemma, tags = title, []
+        if self.tags:
+            lemma, _, joined = title.rpartition(" + ")
+            tags = joined.split(TAG_SEPARATOR)
+        symbols = [*tags, *self._split(lemma, self.src_symbols)]
         return [s for s, n in zip(symbols, source[len(source) - len(symbols) :], strict=True) if n == UNK]
 
     def parse(
         self, line: str, origin: str, gold: bool, language: str | None = None, empty: bool = False
-    ) -> InflectionExample:
-        return parse_line(line, origin, language, gold, empty)
+    ) -> StringsExample:
+        fields = line.split("\t")
+        expected = self.columns[True] if gold else " or ".join(self.columns)
+        if len(fields) not in (1 + self.tags, 2 + self.tags)[gold:]:
+            count = f"{len(fields)} column" + ("s" if len(fields) != 1 else "")
+            raise InputError(f"{origin}: expected {expected}, found {count}: {shorten(line)}")
+        lemma, tags = fields[0], tuple(fields[-1].split(TAG_SEPARATOR)) if self.tags else ()
+        form = fields[1] if len(fields) == 2 + self.tags else None
+        if not self._split(lemma, self.src_symbols):
+            raise InputError(f"{origin}: expected {expected}, found an empty {self.columns[0].partition('<TAB>')[0]}")
+        if form is not None and not empty and not self._split(form, self.tgt_symbols):
+            raise InputError(f"{origin}: expected {expected}, found an empty form")
+        if not all(tags):
+            raise InputError(f"{origin}: expected tags separated by single semicolons, found {describe(fields[-1])}")
+        return StringsExample(lemma, tags, form, language)
 
-    def split(self, run: Run, config: InflectionData, split: str, **options: Any) -> Lines:
+    @staticmethod
+    def _split(text: str, symbols: Symbols) -> list[str]:
+        return [*split_symbols(text, SEPARATORS[symbols])]
+
+    def split(self, run: Run, config: StringsData, split: str, **options: Any) -> Lines:
         if options.get("language") is not None:
             self.check_language(run, options["language"])
         if config.languages == "all":  # those there were when the run was started
@@ -181,23 +223,31 @@ class Inflection(SequenceTask):
         if not self.languages and language is not None:
             raise InputError(f"{run.folder}: the run knows no languages, {describe(language)} was given")
 
-    def encode(self, examples: Sequence[InflectionExample], vocabularies: Vocabularies) -> Lines:
-        titles = [f"{e.lemma} + {';'.join(e.tags)}" for e in examples]
-        forms, count = [e.form or "" for e in examples], len(examples)
+    def encode(self, examples: Sequence[StringsExample], vocabularies: Vocabularies) -> Lines:
+        titles = [f"{e.lemma} + {TAG_SEPARATOR.join(e.tags)}" if self.tags else e.lemma for e in examples]
+        separator, count = SEPARATORS[self.tgt_symbols], len(examples)
+        forms = [separator.join(split_symbols(e.form or "", separator)) for e in examples]
         languages = [e.language for e in examples if e.language is not None]
         corpus = encode_examples(examples, vocabularies.src, vocabularies.tgt)
         known = languages if languages and len(languages) == count else None
         return Lines(corpus, forms, titles, list(range(count)), count, known)
 
     def utility(self, text: str, reference: str) -> float:
-        """Return the share of the longer form's characters that the edit distance leaves."""
-        return 1 - levenshtein(text, reference) / max(len(text), len(reference), 1)
+        """Return the share of the longer form's symbols that the edit distance leaves."""
+        output, right = self._split(text, self.tgt_symbols), self._split(reference, self.tgt_symbols)
+        return 1 - levenshtein(output, right) / max(len(output), len(right), 1)
 
     def score(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
-        return [CorpusScore(name, value, "") for name, value in form_scores(texts, references).items()]
+        outputs, rights = ([self._split(text, self.tgt_symbols) for text in side] for side in (texts, references))
+        return [CorpusScore(name, value, "") for name, value in form_scores(outputs, rights).items()]
 
 
-def find_languages(config: InflectionData) -> list[str] | None:
+def _task_of(config: StringsData) -> Strings:
+    options = {name: getattr(config, name) for name in ("max_length", "tags", "src_symbols", "tgt_symbols")}
+    return Strings(find_languages(config), **options)
+
+
+def find_languages(config: StringsData) -> list[str] | None:
     """Return the languages of a configuration; "all" is looked up in the folder."""
     if config.languages != "all":
         return config.languages
@@ -213,44 +263,45 @@ def find_languages(config: InflectionData) -> list[str] | None:
     return names
 
 
-def _dev_origin(config: InflectionData, examples: Sequence[InflectionExample], number: int) -> str:
+def _dev_origin(config: StringsData, examples: Sequence[StringsExample], number: int) -> str:
     """Return the file and line of an example of the development set."""
     language = examples[number].language
     first = next(i for i, example in enumerate(examples) if example.language == language)
-    files = Inflection.files(config, "dev") or [Path("data.embedded")]
+    files = Strings.files(config, "dev") or [Path("data.embedded")]
     file = files[0] if language is None else files[(find_languages(config) or []).index(language)]
     if config.embedded is not None:
         return f"{file}:{number + 1}"
-    origins = [origin for origin, _ in read_examples(file, COLUMNS, 3, SEPARATOR)]
+    task = _task_of(config)
+    origins = [origin for origin, _ in read_examples(file, task.columns[True], 2 + task.tags, task.separators)]
     return origins[number - first]
 
 
-def _in_turn(examples: list[tuple[int, InflectionExample]]) -> list[tuple[int, InflectionExample]]:
+def _in_turn(examples: list[tuple[int, StringsExample]]) -> list[tuple[int, StringsExample]]:
     """Let languages take turns, so that the first examples, whatever their number, are evenly of all."""
-    each: dict[str | None, list[tuple[int, InflectionExample]]] = {}
+    each: dict[str | None, list[tuple[int, StringsExample]]] = {}
     for number, example in examples:
         each.setdefault(example.language, []).append((number, example))
     return [example for turn in zip_longest(*each.values()) for example in turn if example is not None]
 
 
-def encode_examples(examples: Sequence[InflectionExample], src: Vocabulary, tgt: Vocabulary) -> Corpus:
+def encode_examples(examples: Sequence[StringsExample], src: Vocabulary, tgt: Vocabulary) -> Corpus:
     """Return examples as numbers; the target is empty where a form is not known."""
-    sources = [src.encode(e.src_tokens()) for e in examples]
-    return Corpus(sources, [tgt.encode(e.tgt_tokens()) if e.form is not None else [] for e in examples])
+    sources = [src.encode(e.src_tokens(src.separator)) for e in examples]
+    return Corpus(sources, [tgt.encode(e.form or "") for e in examples])
 
 
 @dataclass(frozen=True)
-class InflectionExample:
-    """One cell of a paradigm.
+class StringsExample:
+    """A string and the form that it turns into, such as one cell of a paradigm.
 
     Args:
-        lemma: the citation form.
-        tags: the morphological tags.
-        form: the inflected form; None where it is to be predicted.
-        language: its name; None where there is only one.
+        lemma: The string, such as a citation form or a written word.
+        tags: The morphological tags, if there are any.
+        form: The form, such as an inflected form or phones; None if it is to be predicted.
+        language: The name of the language; None if there is only one.
 
     Example:
-        >>> example = InflectionExample("draw", ("V", "PST"), "drew", "english")
+        >>> example = StringsExample("draw", ("V", "PST"), "drew", "english")
         >>> example.src_tokens()
         ['<lang:english>', '<tag:V>', '<tag:PST>', 'd', 'r', 'a', 'w']
         >>> example.tgt_tokens()
@@ -262,23 +313,25 @@ class InflectionExample:
     form: str | None = None
     language: str | None = None
 
-    def src_tokens(self) -> list[str]:
-        """Return the language token if there is a language, the tags in the file's order, the lemma's characters."""
+    def src_tokens(self, separator: str = "") -> list[str]:
+        """Return the language token if there is a language, the tags in the file's order, and the lemma's symbols."""
         language = [f"{LANGUAGE}{self.language}>"] if self.language is not None else []
-        return [*language, *(f"{TAG}{tag}>" for tag in self.tags), *self.lemma]
+        return [*language, *(f"{TAG}{tag}>" for tag in self.tags), *split_symbols(self.lemma, separator)]
 
-    def tgt_tokens(self) -> list[str]:
-        """Return the form's characters.
+    def tgt_tokens(self, separator: str = "") -> list[str]:
+        """Return the form's symbols.
 
         Raises:
             ValueError: an example without a form.
         """
         if self.form is None:
             raise ValueError(f"the example {describe(self.lemma)} has no form")
-        return list(self.form)
+        return [*split_symbols(self.form, separator)]
 
 
-def read_inflection(path: Path | str, language: str | None = None, need_form: bool = True) -> list[InflectionExample]:
+def read_strings(
+    path: Path | str, language: str | None = None, need_form: bool = True, task: Strings = Strings()
+) -> list[StringsExample]:
     r"""Read all examples of a file of `lemma<TAB>form<TAB>tags` lines, tags separated by `;`.
 
     Fields are taken as they are: a form may end in a space. Blank lines, and separators at the end of a line, are
@@ -288,6 +341,7 @@ def read_inflection(path: Path | str, language: str | None = None, need_form: bo
         path: of the file, UTF-8.
         language: the language of the examples.
         need_form: whether every line needs a form; without, lines of two columns (`lemma<TAB>tags`) are read too.
+        task: The task that reads the lines.
 
     Returns:
         The examples in the file's order.
@@ -299,26 +353,29 @@ def read_inflection(path: Path | str, language: str | None = None, need_form: bo
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "english.tsv"
         >>> _ = path.write_text("draw\tdrew\tV;PST\n")
-        >>> read_inflection(path)
-        [InflectionExample(lemma='draw', tags=('V', 'PST'), form='drew', language=None)]
+        >>> read_strings(path)
+        [StringsExample(lemma='draw', tags=('V', 'PST'), form='drew', language=None)]
     """
-    lines = read_examples(path, COLUMNS, 3 if need_form else 2, SEPARATOR)
-    return [parse_line(line, origin, language, need_form) for origin, line in lines]
+    lines = read_examples(path, task.columns[True], 1 + task.tags + need_form, task.separators)
+    return [task.parse(line, origin, need_form, language) for origin, line in lines]
 
 
-def read_languages(pattern: str, languages: Sequence[str], need_form: bool = True) -> list[InflectionExample]:
+def read_languages(
+    pattern: str, languages: Sequence[str], need_form: bool = True, task: Strings = Strings()
+) -> list[StringsExample]:
     r"""Read the examples of many languages, one file each.
 
     Args:
         pattern: the path of a file; `{language}` in it stands for a language's name.
         languages: their names.
-        need_form: as in :func:`read_inflection`.
+        need_form: as in :func:`read_strings`.
+        task: as in :func:`read_strings`.
 
     Returns:
         The examples of all languages, in the order of `languages`.
 
     Raises:
-        InputError: a pattern without `{language}`, and the errors of :func:`read_inflection`.
+        InputError: a pattern without `{language}`, and the errors of :func:`read_strings`.
 
     Example:
         >>> import tempfile
@@ -333,37 +390,11 @@ def read_languages(pattern: str, languages: Sequence[str], need_form: bool = Tru
     return [
         example
         for language in languages
-        for example in read_inflection(pattern.replace("{language}", language), language, need_form)
+        for example in read_strings(pattern.replace("{language}", language), language, need_form, task)
     ]
 
 
-def parse_line(
-    line: str, origin: str, language: str | None = None, need_form: bool = True, empty: bool = False
-) -> InflectionExample:
-    """Return the example on a line.
-
-    Args:
-        line: of a file, see :func:`tsallis.data.io.number_lines`.
-        origin: its file and number.
-        language: of the example.
-        need_form: whether the line must have a form; without, it may be `lemma<TAB>tags`, too.
-        empty: whether the form may be empty.
-    """
-    fields = line.split("\t")
-    expected = COLUMNS if need_form else f"lemma<TAB>tags or {COLUMNS}"
-    if len(fields) not in ((3,) if need_form else (2, 3)):
-        count = f"{len(fields)} column" + ("s" if len(fields) != 1 else "")
-        raise InputError(f"{origin}: expected {expected}, found {count}: {shorten(line)}")
-    lemma, tags = fields[0], tuple(fields[-1].split(SEPARATOR))
-    form = fields[1] if len(fields) == 3 else None
-    if not lemma or (form == "" and not empty):
-        raise InputError(f"{origin}: expected {expected}, found an empty {'lemma' if not lemma else 'form'}")
-    if not all(tags):
-        raise InputError(f"{origin}: expected tags separated by single semicolons, found {describe(fields[-1])}")
-    return InflectionExample(lemma, tags, form, language)
-
-
-def english_verbs() -> dict[str, list[InflectionExample]]:
+def english_verbs() -> dict[str, list[StringsExample]]:
     """Read the embedded English verbs, see :mod:`tsallis.datasets.english_verbs`.
 
     Returns:
@@ -375,6 +406,6 @@ def english_verbs() -> dict[str, list[InflectionExample]]:
         (['dev', 'test', 'train'], '<tag:V>')
     """
     return {
-        split: [InflectionExample(cell.lemma, tuple(cell.tags.split(";")), cell.form) for cell in cells]
+        split: [StringsExample(cell.lemma, tuple(cell.tags.split(TAG_SEPARATOR)), cell.form) for cell in cells]
         for split, cells in verb_forms().items()
     }

@@ -1,0 +1,32 @@
+"""Names that earlier versions wrote into the files of a run, and the names that replaced them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Keys of config.yaml, in any of its sections, and of the arguments in model.json.
+KEYS = {
+    "alpha_rate": "alpha_lr_scale",
+    "context_attention": "cross_attention",
+    "functions": "num_basis",
+    "penalty": "ridge",
+}
+# Values of the key `task` in config.yaml and task.json.
+TASKS = {"inflection": "strings"}
+
+
+def with_new_names(content: Any) -> Any:
+    """Return the content of a file with each old name replaced, in nested sections too.
+
+    An old name stays where the new one is present: the schema of the file rejects it.
+
+    >>> with_new_names({"data": {"task": "inflection"}, "training": {"alpha_rate": 5.0}})
+    {'data': {'task': 'strings'}, 'training': {'alpha_lr_scale': 5.0}}
+    """
+    if not isinstance(content, dict):
+        return content
+    names = {key: KEYS.get(key, key) for key in content}
+    renamed = {key if names[key] in content else names[key]: with_new_names(value) for key, value in content.items()}
+    if isinstance(task := renamed.get("task"), str):
+        renamed["task"] = TASKS.get(task, task)
+    return renamed
