@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,7 @@ def measure(inputs: argparse.Namespace) -> list[Row]:
     lengths = train.lengths()
     candidates = []
     for name, changes in CHANGES.items():
-        settings = replace(prepared.settings, **changes)
+        settings = prepared.settings.model_copy(update=changes)
         engine = Engine(prepared.build().train(), settings, World())
         plan = settings.plan(lengths).epoch(0)
         candidates.append(Candidate(name, settings, engine, [plan[i] for i in range(len(plan))]))
