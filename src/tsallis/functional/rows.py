@@ -15,6 +15,7 @@ from tsallis.ops.backend import Backend, choose_direct
 from tsallis.ops.dtypes import compute_dtype, contiguous, upcast
 from tsallis.ops.transforms import (
     as_input,
+    check_recordable,
     forward_mode,
     savable,
     traced,
@@ -69,6 +70,7 @@ def as_rows(
         or not scores.is_floating_point()
         or scores.layout is not _STRIDED
         or scores.is_nested
+        or torch._C._get_tracing_state()
     ):
         check_floating(scores)
     if mask is not None:
@@ -160,7 +162,8 @@ def check_dense(x: Tensor, name: str) -> None:
 
 
 def check_floating(scores: Tensor, name: str = "scores") -> None:
-    """Raise a TypeError unless scores are a dense tensor of floating-point numbers."""
+    """Raise a TypeError unless scores are a dense tensor of floating-point numbers, which can be recorded."""
+    check_recordable()
     check_dense(scores, name)
     if not scores.is_floating_point():
         raise TypeError(f"{name} must be floating point, got {scores.dtype}; convert first, as in {name}.float()")
