@@ -353,6 +353,15 @@ def test_export_raises_for_derivatives(transform: str) -> None:
         torch.export.export(Applied(TRANSFORMS[transform](tsallis.entmax)), (torch.randn(3, 3),), strict=False)
 
 
+def test_a_batch_by_vmap_is_compiled() -> None:
+    x, alphas = torch.randn(3, 4), torch.tensor([1.0, 1.5, 2.0])
+    batched = torch.func.vmap(lambda row, alpha: tsallis.entmax(row, alpha))
+    torch._dynamo.reset()
+    compiled = torch.compile(batched, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, alphas), batched(x, alphas))
+    torch.testing.assert_close(compiled(x, alphas), tsallis.entmax(x, alphas.unsqueeze(1)))
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("name", "options", "recorder"), rows(SLOW))
