@@ -350,9 +350,9 @@ def _check_scores(scores: Tensor) -> None:
 def _checked_alpha(alpha: Alpha, shape: torch.Size) -> Alpha:
     if not isinstance(alpha, Tensor):
         return alpha_number(alpha, positive=True)
+    check_real(alpha, "alpha")
     if not (traced() or without_numbers(alpha)):
         check_alpha(alpha, positive=True)
-    check_real(alpha, "alpha")
     return _expand("alpha", savable(alpha), shape)
 
 
@@ -363,6 +363,7 @@ def _checked_temperature(temperature: float | Tensor, scores: Tensor) -> float |
         if not temperature > 0:
             raise ValueError(f"temperature must be above 0, got {temperature:g}")
         return temperature
+    check_real(temperature, "temperature")
     if not (traced() or without_numbers(temperature) or bool((temperature > 0).all())):
         wrong = temperature.detach()[~(temperature > 0)][0].item()
         raise ValueError(f"temperature must be above 0, got a tensor with {wrong:g}")

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -298,6 +299,67 @@ def check(name: str, options: dict[str, Any], recorder: Any, folder: Path) -> No
 @pytest.mark.parametrize(("name", "options", "recorder"), rows(QUICK))
 def test_a_record_computes_with_its_inputs(name: str, options: Any, recorder: Any, tmp_path: Path) -> None:
     check(name, options, recorder, tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore")
+# The two left out are made of PyTorch's operations alone.
+@pytest.mark.parametrize("name", [x for x in public_calls() if x not in ("nn.LengthScale", "nn.PerHeadAlpha")])
+def test_jit_trace_raises_in_forward_mode(name: str) -> None:
+    case = Case(name, {k: 40 if k == "points" else values[0] for k, values in options_of(name).items()}).eval()
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match=r"jit\.trace can't record"):
+        torch.jit.trace(case, case.inputs(2, 0))
+    assert torch._C._get_tracing_state() is None
+
+
+TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], Any]]] = {
+    "jvp": lambda f: lambda x: torch.func.jvp(f, (x,), (x,))[1],
+    "jacfwd": torch.func.jacfwd,
+    "jacrev": torch.func.jacrev,
+    "grad": lambda f: torch.func.grad(lambda x: f(x).sum()),
+    "hessian": lambda f: torch.func.hessian(lambda x: f(x).sum()),
+    "vmap": torch.func.vmap,
+    "functionalize": torch.func.functionalize,
+}
+FUNCTIONS: dict[str, Callable[[Tensor], Any]] = {
+    "entmax": tsallis.entmax,
+    "entmax_loss": lambda x: tsallis.entmax_loss(x, torch.tensor([0, 1, 2])),
+    "alpha_relu": tsallis.alpha_relu,
+    "escort": lambda x: tsallis.escort(x, 0.5),
+    "entmax_attention": lambda x: tsallis.entmax_attention(x, x, x),
+    "linear_entmax_loss": lambda x: tsallis.linear_entmax_loss(x, x, torch.tensor([0, 1, 2])),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_jit_trace_raises_inside_torch_func(transform: str, function: str) -> None:
+    with pytest.raises(NotImplementedError, match=r"jit\.trace can't record"):
+        torch.jit.trace(TRANSFORMS[transform](FUNCTIONS[function]), torch.randn(3, 3))
+    assert torch._C._get_tracing_state() is None
+
+
+class Applied(torch.nn.Module):
+    """A function as a module, as torch.export takes it."""
+
+    def __init__(self, function: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.forward = function
+
+
+@pytest.mark.parametrize("transform", ["jvp", "jacrev", "grad"])
+def test_export_raises_for_derivatives(transform: str) -> None:
+    with pytest.raises(NotImplementedError, match=r"torch\.export can't record"):
+        torch.export.export(Applied(TRANSFORMS[transform](tsallis.entmax)), (torch.randn(3, 3),), strict=False)
+
+
+def test_a_batch_by_vmap_is_compiled() -> None:
+    x, alphas = torch.randn(3, 4), torch.tensor([1.0, 1.5, 2.0])
+    batched = torch.func.vmap(lambda row, alpha: tsallis.entmax(row, alpha))
+    torch._dynamo.reset()
+    compiled = torch.compile(batched, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, alphas), batched(x, alphas))
+    torch.testing.assert_close(compiled(x, alphas), tsallis.entmax(x, alphas.unsqueeze(1)))
 
 
 @pytest.mark.slow

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from tsallis.functional.losses import check_reduction, class_rows, reduce
-from tsallis.functional.rows import alpha_number, as_rows, check_floating, result_dtype
+from tsallis.functional.rows import (
+    alpha_number,
+    as_rows,
+    check_dense,
+    check_floating,
+    check_real,
+    finite_number,
+    result_dtype,
+)
 from tsallis.ops.autograd import alpha_relu as autograd
 from tsallis.ops.autograd.maps import entmax
 from tsallis.ops.dtypes import upcast
@@ -44,6 +52,7 @@ def alpha_relu(scores: Tensor, alpha: float = 1.5, tau: float | Tensor = 0.0) ->
     """
     eps = _eps(alpha)
     check_floating(scores)
+    tau = _threshold(tau)
     if isinstance(tau, Tensor) and torch.broadcast_shapes(tau.shape, scores.shape) != scores.shape:
         raise ValueError(f"tau must be broadcastable to the scores {tuple(scores.shape)}, got shape {tuple(tau.shape)}")
     return eager.alpha_relu(upcast(scores), eps, tau).to(result_dtype(scores))
@@ -86,6 +95,8 @@ def alpha_relu_loss(
     """
     eps = _eps(alpha)
     check_reduction(reduction)
+    check_dense(target, "target")
+    tau = _threshold(tau)
     if scores.dim() == 0:
         raise ValueError("scores must be [..., classes], got a tensor without dimensions")
     fused = not (isinstance(tau, Tensor) or traced())
@@ -202,6 +213,14 @@ def thresholds_of_probs(scores: Tensor, probs: Tensor, alpha: float) -> Tensor:
     """
     eps = alpha - 1
     return eps * scores.amax(-1).double() - probs.amax(-1).double() ** eps
+
+
+def _threshold(tau: float | Tensor) -> float | Tensor:
+    """Return a checked threshold."""
+    if not isinstance(tau, Tensor):
+        return finite_number("tau", tau)
+    check_real(tau, "tau")
+    return tau
 
 
 def _eps(alpha: float) -> float:

@@ -10,7 +10,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tsallis.functional.rows import alpha_number, autocast_enabled, check_floating, check_real, number
+from tsallis.functional.rows import (
+    alpha_number,
+    autocast_enabled,
+    check_dense,
+    check_floating,
+    check_real,
+    finite_number,
+    number,
+)
 from tsallis.ops.alphas import Alpha, bounds
 from tsallis.ops.arguments import AttentionArgs
 from tsallis.ops.autograd import attention
@@ -157,6 +165,7 @@ def attend(
     """Compute :func:`entmax_attention`; return with it a tensor that its sparsity can be read from."""
     query, key, value = _one_dtype(query, key, value)
     _check(query, key, value, enable_gqa)
+    dropout_p = number("dropout_p", dropout_p)
     _check_numbers(dropout_p, query_offset)
     outer, queries, keys = query.shape[:-2], query.shape[-2], key.shape[-2]
     q, k, v = (_four_dimensions(x.resolve_neg()) for x in (query, key, value))
@@ -169,7 +178,7 @@ def attend(
     dense = dense or not (q.shape[-1] and v.shape[-1])  # scores of 0 have weights, too
     if dense or q.dtype not in can.attention_dtypes:
         q, k, v = (upcast(x) for x in (q, k, v))
-    scale = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else number("scale", scale)
+    scale = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else finite_number("scale", scale)
     if varies(scale):
         q, scale = q * scale, 1.0
     args = AttentionArgs(
@@ -281,6 +290,7 @@ def _lengths(
     if lengths is None:
         return None
     tensor = lengths if isinstance(lengths, Tensor) else _integers(lengths)
+    check_dense(tensor, "key_lengths")
     if tensor.is_floating_point() or tensor.dtype == torch.bool:
         raise TypeError(f"key_lengths must be integers, got {tensor.dtype}")
     if list(tensor.shape) != list(batch):
@@ -304,8 +314,7 @@ def _mask(mask: Tensor | None, q: Tensor, full: Sequence[int]) -> Tensor | None:
     """Return a mask [1 or batch, 1 or heads, 1 or queries, 1 or keys]: boolean, or in the queries' or scores' dtype."""
     if mask is None:
         return None
-    if not isinstance(mask, Tensor):
-        raise TypeError(f"attn_mask must be a tensor, got {type(mask).__name__}")
+    check_dense(mask, "attn_mask")
     if mask.device != q.device:
         raise TypeError(f"attn_mask must be on the query's device {q.device}, got {mask.device}")
     if mask.dtype != torch.bool and not mask.is_floating_point():

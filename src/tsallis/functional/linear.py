@@ -10,8 +10,9 @@ from tsallis.functional.rows import (
     alpha_along,
     alpha_number,
     autocast_enabled,
+    check_dense,
     check_floating,
-    number,
+    finite_number,
     result_dtype,
 )
 from tsallis.ops.alphas import Alpha
@@ -115,7 +116,7 @@ def linear_alpha_relu_loss(
     if alpha == 1:
         raise ValueError("alpha of alpha-ReLU must be above 1, got 1")
     hidden, weight, bias = _check_arguments(hidden, weight, bias, reduction)
-    return _reduce(hidden, weight, bias, target, alpha, number("tau", tau), ignore_index, reduction)
+    return _reduce(hidden, weight, bias, target, alpha, finite_number("tau", tau), ignore_index, reduction)
 
 
 def _check_arguments(
@@ -123,6 +124,9 @@ def _check_arguments(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return arguments that fit together, in the dtype autocast would give a linear layer."""
     check_floating(hidden, "hidden")
+    check_dense(weight, "weight")
+    if bias is not None:
+        check_dense(bias, "bias")
     check_reduction(reduction)
     if hidden.dim() == 0 or weight.dim() != 2 or weight.shape[1] != hidden.shape[-1] or len(weight) == 0:
         raise ValueError(
@@ -152,6 +156,7 @@ def _reduce(
 ) -> Tensor:
     leading = hidden.shape[:-1]
     rows = hidden.reshape(-1, hidden.shape[-1])
+    check_dense(target, "target")
     classes = class_rows((*leading, len(weight)), weight.device, target, ignore_index)
     # The product leaves out ignored rows: 0 times NaN would reach the gradient of the weight.
     rows = torch.where((classes >= 0).unsqueeze(-1), rows, 0)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tsallis.functional.rows import as_rows, check_floating
+from tsallis.functional.rows import as_rows, check_dense, check_floating
 from tsallis.ops.alphas import Alpha
 from tsallis.ops.autograd import losses as autograd
 from tsallis.ops.backend import Backend
@@ -107,11 +107,13 @@ def _check(scores: Tensor, reduction: str, label_smoothing: float = 0.0) -> None
 
 
 def _check_target(scores: Tensor, target: Tensor, alpha: Alpha, weight: Tensor | None) -> None:
-    if not isinstance(target, Tensor):
-        raise TypeError(f"target must be a tensor, got {type(target).__name__}")
+    check_dense(target, "target")
     if isinstance(alpha, Tensor) and weight is None and alpha.shape == scores.shape[-1:] != (1,):
         raise ValueError(f"alpha must have last size 1, got shape {tuple(alpha.shape)}; did you mean weight=?")
-    if weight is not None and weight.shape != scores.shape[-1:]:
+    if weight is None:
+        return
+    check_dense(weight, "weight")
+    if weight.shape != scores.shape[-1:]:
         raise ValueError(f"weight must have shape ({scores.shape[-1]},), got {tuple(weight.shape)}")
 
 

@@ -7,7 +7,15 @@ import math
 import torch
 from torch import Tensor
 
-from tsallis.functional.rows import alpha_number, as_rows, check_dim, check_floating, number, result_dtype
+from tsallis.functional.rows import (
+    alpha_number,
+    as_rows,
+    check_dim,
+    check_floating,
+    finite_number,
+    number,
+    result_dtype,
+)
 from tsallis.ops.alphas import Alpha, check_alpha
 from tsallis.ops.autograd import maps as autograd
 from tsallis.ops.dtypes import upcast
@@ -261,8 +269,7 @@ def escort(probs: Tensor, beta: float, dim: int = -1) -> Tensor:
     """
     check_floating(probs)
     check_dim(dim)
-    if not -math.inf < beta < math.inf:  # a compiler can't follow math.isfinite of a number that varies
-        raise ValueError(f"beta must be finite, got {beta}")
+    beta = finite_number("beta", beta)
     wide = upcast(probs)
     outside = wide == 0  # and not `> 0`: a NaN must stay one
     dim = dim if wide.dim() else 0

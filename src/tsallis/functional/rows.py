@@ -13,7 +13,15 @@ from torch import Tensor
 from tsallis.ops.alphas import Alpha, check_alpha
 from tsallis.ops.backend import Backend, choose_direct
 from tsallis.ops.dtypes import compute_dtype, contiguous, upcast
-from tsallis.ops.transforms import as_input, forward_mode, savable, traced, varies, without_numbers
+from tsallis.ops.transforms import (
+    as_input,
+    check_recordable,
+    forward_mode,
+    savable,
+    traced,
+    varies,
+    without_numbers,
+)
 
 _NUMBERS = (Real, torch.SymFloat, torch.SymInt)  # numpy's are among the real ones, and a tracer's are not
 
@@ -62,6 +70,7 @@ def as_rows(
         or not scores.is_floating_point()
         or scores.layout is not _STRIDED
         or scores.is_nested
+        or torch._C._get_tracing_state()
     ):
         check_floating(scores)
     if mask is not None:
@@ -113,7 +122,7 @@ def _plain_rows(scores: Tensor, alpha: Alpha, axis: int, dtype: torch.dtype, mer
         axis = -1
     else:  # by numbers from 0: the tracing ONNX exporter writes negative ones into its file
         moved = moved.movedim(axis, last)
-    if not merge:
+    if not merge and last:  # a row of its own is one of a batch under vmap
         alpha = alpha.reshape(*moved.shape[:-1], 1) if isinstance(alpha, Tensor) else alpha
         return Rows(upcast(moved), alpha, -1, None, None, axis, dtype)
     rows = moved.reshape(-1, moved.shape[-1]) if moved.numel() else moved.reshape(0, max(moved.shape[-1], 1))
@@ -121,7 +130,8 @@ def _plain_rows(scores: Tensor, alpha: Alpha, axis: int, dtype: torch.dtype, mer
 
 
 def masked(scores: Tensor, mask: Tensor) -> Tensor:
-    """Return -inf where a boolean mask is False."""
+    """Return the scores with -inf where a boolean mask is False."""
+    check_dense(mask, "mask")
     if mask.dtype != torch.bool:
         raise TypeError(f"mask must be boolean (True takes part), got {mask.dtype}")
     try:
@@ -138,24 +148,30 @@ def check_dim(dim: Any) -> None:
         raise TypeError(f"dim must be an integer, got {dim!r}")
 
 
-def check_floating(scores: Tensor, name: str = "scores") -> None:
-    if not isinstance(scores, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {type(scores).__name__}")
-    kind = type(scores).__name__
-    if scores.is_nested or scores.layout is not _STRIDED or kind in ("MaskedTensor", "DTensor"):
-        kind = f"{kind} of layout {scores.layout}" + (", nested" if scores.is_nested else "")
+def check_dense(x: Tensor, name: str) -> None:
+    """Raise a TypeError unless x is a tensor that stores every entry."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
+    kind = type(x).__name__
+    if x.is_nested or x.layout is not _STRIDED or kind in ("MaskedTensor", "DTensor"):
+        kind = f"{kind} of layout {x.layout}" + (", nested" if x.is_nested else "")
         raise TypeError(
             f"{name} must be a dense tensor, got {kind}: pad nested tensors and use a mask, call to_dense() on sparse "
             "ones, get_data() on masked ones and full_tensor() or to_local() on a DTensor"
         )
+
+
+def check_floating(scores: Tensor, name: str = "scores") -> None:
+    """Raise a TypeError unless scores are a dense tensor of floating-point numbers, which can be recorded."""
+    check_recordable()
+    check_dense(scores, name)
     if not scores.is_floating_point():
         raise TypeError(f"{name} must be floating point, got {scores.dtype}; convert first, as in {name}.float()")
 
 
 def check_real(x: Tensor, name: str) -> None:
-    """Raise a TypeError unless x is a tensor of integers or floating-point numbers."""
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
+    """Raise a TypeError unless x is a dense tensor of integers or floating-point numbers."""
+    check_dense(x, name)
     if x.dtype == torch.bool or x.is_complex():
         raise TypeError(f"{name} must hold integers or floating-point numbers, got {x.dtype}")
 
@@ -173,13 +189,20 @@ def autocast_enabled(device: str) -> bool:
 
 
 def number(name: str, value: Any) -> float:
-    """Return an argument that is a number as a float.
+    """Return an argument that is a number, or a tensor that holds one, as a float.
 
     Raises:
-        TypeError: anything else, text and truth values among it.
+        TypeError: anything else, such as text, a truth value or a tensor that needs a gradient.
     """
     if type(value) is float:
         return value
+    if isinstance(value, Tensor):
+        if not _readable(value):
+            raise TypeError(
+                f"{name} must be a number, or a tensor with one number that needs no gradient and is not traced; "
+                f"got a tensor of shape {tuple(value.shape)}"
+            )
+        value = value.item()
     if isinstance(value, bool) or not isinstance(value, _NUMBERS):
         raise TypeError(f"{name} must be a number, got {value!r}")
     try:
@@ -187,6 +210,19 @@ def number(name: str, value: Any) -> float:
     except OverflowError:
         whole: Any = value
         return math.inf if whole > 0 else -math.inf
+
+
+def finite_number(name: str, value: Any) -> float:
+    """Return an argument that is a finite number as a float."""
+    result = number(name, value)
+    if not -math.inf < result < math.inf:  # a compiler can't follow math.isfinite of a number that varies
+        raise ValueError(f"{name} must be finite, got {result}")
+    return result
+
+
+def _readable(x: Tensor) -> bool:
+    """Return whether a tensor holds one number that can be read without losing a derivative or a recorded input."""
+    return not (x.requires_grad or forward_mode() or traced() or without_numbers(x)) and x.numel() == 1
 
 
 def alpha_number(alpha: float, positive: bool = False) -> float:
@@ -211,8 +247,7 @@ def alpha_along(
         alpha = as_input(alpha, scores)
     argument = alpha
     check_real(alpha, "alpha")
-    one_number = alpha.numel() == 1 and alpha.dim() <= ndim
-    if one_number and not (alpha.requires_grad or forward_mode() or traced() or without_numbers(alpha)):
+    if alpha.dim() <= ndim and _readable(alpha):
         return alpha_number(alpha.item(), positive)
     if alpha.dim() > ndim:
         raise ValueError(f"alpha of shape {tuple(alpha.shape)} has more dimensions than the scores, which have {ndim}")

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tsallis.functional.rows import check_dense
 from tsallis.ops.eager.attention import TILE, future_mask, length_mask
 from tsallis.ops.transforms import traced
 
@@ -15,6 +16,7 @@ def convert_mask(mask: Tensor | None, batch: int, heads: int) -> Tensor | None:
     """Convert PyTorch's mask, True where a key is hidden, to ours."""
     if mask is None:
         return None
+    check_dense(mask, "attn_mask")
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise TypeError(f"attn_mask must be boolean or floating point, got {mask.dtype}")
     if mask.dim() == 3:
@@ -32,6 +34,7 @@ def split_padding(padding: Tensor | None, batch: int, keys: int, plain: bool) ->
     """Convert padding to a mask [batch, 1, 1, keys]; to lengths where it is at the end, so that it is skipped."""
     if padding is None:
         return None, None
+    check_dense(padding, "key_padding_mask")
     padding = padding.unsqueeze(0) if padding.dim() == 1 else padding
     if padding.shape != (batch, keys):
         raise ValueError(f"key_padding_mask must have shape {(batch, keys)}, got {tuple(padding.shape)}")
@@ -54,6 +57,7 @@ def split_padding(padding: Tensor | None, batch: int, keys: int, plain: bool) ->
 def split_lengths(lengths: Tensor, q: Tensor, keys: int, plain: bool) -> tuple[Tensor | None, Tensor | None]:
     """Convert key lengths to an additive mask [batch, 1, 1, keys], or return them where skipping keys is faster."""
     batch, heads, queries, _ = q.shape
+    check_dense(lengths, "key_lengths")
     if lengths.shape != (batch,) or lengths.is_floating_point() or lengths.dtype == torch.bool:
         raise ValueError(
             f"key_lengths must be {batch} integers, one for each batch element, got {lengths.dtype} of shape "

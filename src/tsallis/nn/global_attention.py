@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from tsallis import functional
+from tsallis.functional.rows import check_dense
 from tsallis.nn.output import transform_alpha
 
 SCORERS = ("bilinear", "additive")
@@ -112,6 +113,7 @@ class GlobalAttention(ScoredAttention):
 
     def attend(self, scores: Tensor, memory: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return the context [batch, tgt, d_memory] and weights [batch, tgt, src] of scores [batch, tgt, src]."""
+        check_dense(mask, "mask")
         weights = functional.entmax(scores.masked_fill(~mask.unsqueeze(1), float("-inf")), self.alpha)
         return weights @ memory, weights
 

@@ -39,6 +39,25 @@ def jit_tracing() -> bool:
     return torch._C._get_tracing_state() is not None
 
 
+def check_recordable() -> None:
+    """Raise if torch.jit.trace meets a transform of torch.func or forward mode.
+
+    PyTorch itself can't read a shape there, and loses tangents without an error.
+
+    Raises:
+        NotImplementedError: torch.jit.trace records, and one of them is active.
+    """
+    if jit_tracing() and (transforms_active() or forward_mode()):
+        raise _not_recordable("torch.jit.trace", "torch.func (grad, jvp, vmap and others)")
+
+
+def _not_recordable(recorder: str, transforms: str) -> NotImplementedError:
+    return NotImplementedError(
+        f"{recorder} can't record tsallis inside {transforms} or forward-mode AD: "
+        "record with torch.fx.experimental.proxy_tensor.make_fx, or record the function without the transform"
+    )
+
+
 def recording() -> bool:
     """Return whether operations become a graph: by torch.compile, torch.export or torch.jit.trace."""
     return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
@@ -162,14 +181,14 @@ def compiling() -> bool:
     torch.compile leaves such a part out of the graph.
 
     Raises:
-        NotImplementedError: torch.jit.trace records derivatives by torch.func or forward mode.
+        NotImplementedError: torch.export records such a derivative.
     """
     if not recording():
         return False
     if not (forward_mode() or _differentiated()):
         return True
-    if not torch.compiler.is_compiling():
-        raise NotImplementedError("torch.jit.trace can't record tsallis inside torch.func.grad, jvp or forward mode")
+    if torch.compiler.is_exporting():
+        raise _not_recordable("torch.export", "derivatives by torch.func")
     torch._dynamo.graph_break("tsallis inside torch.func or forward mode is not compiled")
     return False
 

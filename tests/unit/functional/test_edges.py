@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import math
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import tsallis
 
@@ -142,7 +145,86 @@ def test_what_is_no_tensor_or_number_is_named() -> None:
             "dropout must be from 0 to 1",
         ),
         (ValueError, lambda: tsallis.nn.PerHeadAlpha(0), "num_heads must be at least 1, got 0"),
+        (TypeError, lambda: tsallis.entmax(x, mask=[True]), "mask must be a tensor, got list"),
+        (TypeError, lambda: tsallis.entmax_loss(x, y, weight=[1.0]), "weight must be a tensor, got list"),
+        (TypeError, lambda: tsallis.linear_entmax_loss(x, x, [0, 1]), "target must be a tensor, got list"),
+        (TypeError, lambda: tsallis.alpha_relu(x, tau="1"), "tau must be a number, got '1'"),
     ]
     for kind, call, message in wrong:
         with pytest.raises(kind, match=message):
+            call()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_not_finite_is_named(value: float) -> None:
+    x, y, q = torch.randn(2, 3), torch.tensor([0, 1]), torch.randn(2, 3, 4)
+    calls: dict[str, Any] = {
+        "scale": lambda: tsallis.entmax_attention(q, q, q, scale=value),
+        "beta": lambda: tsallis.escort(x.softmax(-1), value),
+        "tau": lambda: tsallis.alpha_relu(x, tau=value),
+        "tau ": lambda: tsallis.alpha_relu_loss(x, y, tau=value),
+        "tau  ": lambda: tsallis.linear_alpha_relu_loss(x, x, y, tau=value),
+        "alpha": lambda: tsallis.entmax(x, value),
+    }
+    for backend in ("auto", "eager"):
+        for name, call in calls.items():
+            with tsallis.backend(backend), pytest.raises(ValueError, match=f"{name.strip()} must be .*finite, got"):
+                call()
+    with pytest.raises(ValueError, match="dropout_p must be between 0 and 1, got"):
+        tsallis.entmax_attention(q, q, q, dropout_p=value)
+
+
+def test_a_number_may_be_a_tensor() -> None:
+    x, q = torch.randn(2, 3), torch.randn(2, 3, 4)
+    pairs = [
+        (tsallis.normmax(x, torch.tensor(2)), tsallis.normmax(x, 2.0)),
+        (tsallis.alpha_relu(x, torch.tensor([1.25])), tsallis.alpha_relu(x, 1.25)),
+        (tsallis.escort(x.softmax(-1), torch.tensor(0.5)), tsallis.escort(x.softmax(-1), 0.5)),
+        (tsallis.budgeted_entmax(x, 1.5, torch.tensor(2)), tsallis.budgeted_entmax(x, 1.5, 2)),
+        (tsallis.entmax_attention(q, q, q, scale=torch.tensor(0.5)), tsallis.entmax_attention(q, q, q, scale=0.5)),
+    ]
+    for result, expected in pairs:
+        assert torch.equal(result, expected)
+    learned = torch.tensor(2.0, requires_grad=True)
+    for alpha in (learned, torch.tensor([2.0, 3.0]), torch.tensor(2.0, device="meta")):
+        with pytest.raises(TypeError, match="alpha must be a number, or a tensor with one number that needs no gradie"):
+            tsallis.normmax(x, alpha)
+    with pytest.raises(TypeError, match="alpha must be a number, or a tensor"):  # a record would keep its value
+        make_fx(tsallis.normmax)(x, torch.tensor(2.0))
+
+
+def _nested(x: Tensor) -> Tensor:
+    return torch.nested.nested_tensor([x, x], layout=torch.jagged)
+
+
+@pytest.mark.parametrize("convert", [Tensor.to_sparse, _nested])
+def test_every_tensor_is_dense(convert: Any) -> None:
+    x, y, q = torch.randn(2, 3), torch.tensor([0, 1]), torch.randn(2, 3, 4)
+    mask, numbers, alphas = convert(torch.ones(3, 3).bool()), convert(torch.ones(3)), convert(torch.full((2,), 1.5))
+    attend, linear, loss = tsallis.entmax_attention, tsallis.linear_entmax_loss, tsallis.entmax_loss
+    mha = tsallis.nn.MultiheadAttention(4, 2, batch_first=True)
+    calls: list[tuple[str, Any]] = [
+        ("scores", lambda: tsallis.entmax(numbers)),
+        ("alpha", lambda: tsallis.entmax(x, alphas)),
+        ("mask", lambda: tsallis.entmax(x, mask=mask)),
+        ("target", lambda: loss(x, convert(y))),
+        ("target", lambda: loss(x, convert(x.softmax(-1)))),
+        ("weight", lambda: loss(x, y, weight=numbers)),
+        ("target", lambda: tsallis.alpha_relu_loss(x, convert(y))),
+        ("tau", lambda: tsallis.alpha_relu(x, tau=numbers)),
+        ("weight", lambda: linear(x, convert(x), y)),
+        ("bias", lambda: linear(x, x, y, bias=alphas)),
+        ("target", lambda: linear(x, x, convert(y))),
+        ("attn_mask", lambda: attend(q, q, q, attn_mask=mask)),
+        ("slopes", lambda: attend(q, q, q, slopes=alphas)),
+        ("key_lengths", lambda: attend(q[None], q[None], q[None], key_lengths=convert(torch.tensor([3])))),
+        ("attn_mask", lambda: mha(q, q, q, attn_mask=mask)),
+        ("key_padding_mask", lambda: mha(q, q, q, key_padding_mask=mask)),
+        ("key_lengths", lambda: mha(q, q, q, key_lengths=convert(torch.tensor([3, 2])))),
+        ("mask", lambda: tsallis.nn.GlobalAttention(3, 4)(x, q, mask)),
+        ("alpha", lambda: tsallis.distributions.EntmaxCategorical(x, alphas)),
+        ("temperature", lambda: tsallis.distributions.RelaxedEntmax(alphas, x)),
+    ]
+    for name, call in calls:
+        with pytest.raises(TypeError, match=f"^{name} must be a dense tensor, got "):
             call()

@@ -96,10 +96,13 @@ def test_an_exported_program_loads_after_the_import(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.parametrize(
-    "settings", [{"TSALLIS_KERNEL_PATH": "/no/kernel.so"}, {"TSALLIS_BACKEND": "eager"}], ids=["missing", "eager"]
+    "settings",
+    [
+        pytest.param({"TSALLIS_KERNEL_PATH": "/no/kernel.so"}, id="missing"),
+        pytest.param({"TSALLIS_BACKEND": "eager"}, id="eager", marks=pytest.mark.slow),
+    ],
 )
 def test_a_program_runs_without_the_kernel(settings: dict[str, str], tmp_path: Path) -> None:
     path, module, x = tmp_path / "layer.pt2", layer(), torch.randn(5, 24, 16)

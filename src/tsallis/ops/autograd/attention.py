@@ -118,7 +118,7 @@ def dense_attention(args: AttentionArgs, backend: str = "eager") -> tuple[Tensor
         scores = scores.masked_fill(~active.unsqueeze(1), -torch.inf)
     if isinstance(alpha, Tensor):
         alpha = alpha.expand(batch, heads)[..., None, None].expand(-1, -1, queries, 1)
-    weights = autograd.entmax(scores, alpha)
+    weights = autograd.entmax(scores, alpha, rule=autograd.ATTENTION_WEIGHTS)
     dropped = weights
     if args.dropout and (traced() or modes_active()):
         dropped = torch.dropout(weights, args.dropout, True)

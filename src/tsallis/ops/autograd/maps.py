@@ -154,25 +154,29 @@ def apply_map(rule: MapRule, scores: Tensor, alpha: Alpha, *parameters: Any) -> 
     return cast(Tensor, Map.apply(scores, alpha, -1, None, rule, *parameters))
 
 
-def entmax(scores: Tensor, alpha: Alpha, dim: int = -1, backend: Backend | None = None) -> Tensor:
+def entmax(
+    scores: Tensor, alpha: Alpha, dim: int = -1, backend: Backend | None = None, rule: MapRule | None = None
+) -> Tensor:
     """Return probabilities of scores [..., d], `alpha` a float or [..., 1]; by a backend along `dim` of any shape.
 
+    The rule is that of entmax with any positive alpha, or `ATTENTION_WEIGHTS`.
     Where a tracer is at work, no dimensions are merged to rows: two of one length would be a guard that it can't prove.
     """
+    rule = ENTMAX if rule is None else rule
     if backend is None:
         if exporting_to_onnx():
             return graph.entmax(scores, alpha)
         if compiling() or functionalized():
-            return ENTMAX.operator(scores, *split_alpha(alpha))
+            return rule.operator(scores, *split_alpha(alpha))
         if scores.dim() != 2:
-            return entmax(*_merge_rows(scores, alpha)).reshape(scores.shape)
+            return entmax(*_merge_rows(scores, alpha), rule=rule).reshape(scores.shape)
         backend = choose_direct(alpha, scores)
         scores = scores if backend is None else contiguous(scores)
     if backend is not None and not differentiated(scores, alpha):  # half the time of a small tensor
         probs = backend.entmax(scores, contiguous_alpha(alpha), dim)
         eager.take_index(probs)
         return probs
-    return cast(Tensor, Map.apply(scores, alpha, dim, backend, ENTMAX))
+    return cast(Tensor, Map.apply(scores, alpha, dim, backend, rule))
 
 
 def _merge_rows(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Alpha]:
@@ -195,7 +199,13 @@ def _push_entmax(probs: Tensor, tangents: Sequence[Tensor | None], alpha: Alpha)
     return eager.pushforward(probs, tangents[0], alpha, tangents[1])
 
 
+def _solve_attention_weights(scores: Tensor, alpha: Alpha) -> Tensor:
+    check_alpha(alpha)  # a recorder could not look at it
+    return _solve_entmax(scores, alpha)
+
+
 ENTMAX = map_rule("entmax", _solve_entmax, _pull_entmax, _push_entmax)
+ATTENTION_WEIGHTS = map_rule("attention_weights", _solve_attention_weights, _pull_entmax, _push_entmax)
 
 
 def budgeted_entmax(scores: Tensor, alpha: Alpha, budget: float) -> Tensor:

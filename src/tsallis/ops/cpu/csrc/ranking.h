@@ -170,29 +170,28 @@ void rank_softmax_row(const RankCall& call, const float* z, Largest largest, Ran
 void rank_relu_row(const RankCall& call, const float* z, Largest largest, RankedRow out) {
     constexpr int N = LANES<float>;
     const int64_t d = call.d;
-    const double eps = call.alpha - 1, b = 1 / eps;
+    const double eps = call.alpha - 1;
     // Just below the least score with a value: the exact comparison is one in double.
     const double edge = call.tau / eps;
     const bool finite = ::fabs(edge) < std::numeric_limits<float>::max();
     const float cut = finite ? (float)(edge - 1e-6 * ::fabs(edge) - 1e-30) : -INFINITY;
     float bound = cut;
-    D mass = {};
+    D mass = {}, tops = fill<double>(-INFINITY);
     FI wrong = {};
     int64_t support = 0;
-    double top = -INFINITY;
     for (int64_t i = 0; i < d; i += N) {
         const F x = load_row(z, i, d, -INFINITY);
         wrong |= x != x;
         if (!bits(x >= cut)) continue;
         const D halves[2] = {lower_half(x), upper_half(x)};
         for (const D& half : halves) {
-            const D u = prevent_fma(half * eps) - call.tau;
+            const D u = positive_part(prevent_fma(half * eps) - call.tau);
             const uint32_t inside = bits(u > 0);
             if (!inside) continue;
             support += __builtin_popcount(inside);
-            mass += power_of_one_plus(u - 1.0, u, fill(b));
-            for (int k = 0; k < LANES<double>; k++)
-                if (u[k] > 0) top = max(top, half[k]);
+            // A call of pow for every entry would take most of the time.
+            mass += eps == 1 ? u : eps == 0.5 ? u * u : power(u, 1 / eps);
+            tops = u > 0 ? max(tops, half) : tops;
         }
         const uint32_t mask = bits(x >= bound);
         if (mask) bound = add_above(x, i, mask, call.end, bound, largest);
@@ -204,8 +203,8 @@ void rank_relu_row(const RankCall& call, const float* z, Largest largest, Ranked
     };
     out.write(largest, call.count, log_prob), out.write_only(call, z, log_prob);
     *out.end = call.end >= 0 ? log_prob(z[call.end]) : -INFINITY;
-    *out.mass = told_mass(call, top == -INFINITY ? 0 : top,
-                          min(sum<double>(mass), std::numeric_limits<double>::max()));
+    const double total = min(sum<double>(mass), std::numeric_limits<double>::max());
+    *out.mass = told_mass(call, support ? maximum<double>(tops) : 0, total);
     *out.support = support;
 }
 

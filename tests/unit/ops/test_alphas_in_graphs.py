@@ -1,0 +1,52 @@
+"""Alphas that a compiler can't look at: a compiled graph computes, or raises, what the call does without it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import tsallis
+from tsallis.ops.backend import BACKENDS, load
+
+SCORES, TARGET = torch.randn(2, 5, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 3])
+QUERY = torch.randn(1, 2, 3, 4, generator=torch.Generator().manual_seed(1))  # [batch, heads, length, size]
+CALLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "entmax": lambda alpha: tsallis.entmax(SCORES, alpha),
+    "budgeted_entmax": lambda alpha: tsallis.budgeted_entmax(SCORES, alpha),
+    "entmax_loss": lambda alpha: tsallis.entmax_loss(SCORES, TARGET, alpha),
+    "linear_entmax_loss": lambda alpha: tsallis.linear_entmax_loss(SCORES, SCORES.repeat(3, 1), TARGET, alpha),
+    "entmax_attention": lambda alpha: tsallis.entmax_attention(QUERY, QUERY, QUERY, alpha.view(-1)),
+    "weights": lambda alpha: tsallis.entmax_attention(QUERY, QUERY, QUERY, alpha.view(-1), return_weights=True)[1],
+}
+
+
+def outcome(call: Callable[[Tensor], Tensor], alpha: float) -> Tensor | str:
+    """Return the result for two rows or heads, the second with this alpha, or the message of the error."""
+    try:
+        return call(torch.tensor([[1.5], [alpha]]))
+    except ValueError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_alpha_out_of_range(backend: str, name: str) -> None:
+    if not load(backend).status().available:
+        pytest.skip(f"needs {backend}: {load(backend).status().reason}")
+    torch._dynamo.reset()
+    compiled = torch.compile(CALLS[name], backend="aot_eager", fullgraph=True)
+    with tsallis.backend(backend):
+        for alpha in (2.0, 0.5, 0.0, math.nan, math.inf):
+            expected, result = outcome(CALLS[name], alpha), outcome(compiled, alpha)
+            assert isinstance(expected, str) == (not 0 < alpha < math.inf or (alpha < 1 and name not in ANY_POSITIVE))
+            if isinstance(expected, Tensor) and isinstance(result, Tensor):
+                torch.testing.assert_close(result, expected)
+            else:
+                assert result == expected
+
+
+ANY_POSITIVE = ("entmax", "entmax_loss")
