@@ -4,7 +4,6 @@ A model is recorded sentence by sentence (:func:`record`), and any number of sta
 (:func:`collect`). Layers and heads are numbered from 0 in records, and from 1 where they are named for people.
 """
 
-from tsallis.analysis.alphas import HeadHistory, alpha_histograms, alpha_history, density_history
 from tsallis.analysis.attention_summary import summarize_attention
 from tsallis.analysis.cards import HeadCard, head_cards
 from tsallis.analysis.contrasts import (
@@ -16,17 +15,15 @@ from tsallis.analysis.contrasts import (
     compare_models,
     density_contrasts,
 )
-from tsallis.analysis.curves import ValueHistory, value_history
-from tsallis.analysis.densities import (
-    DensityExample,
-    DensitySummary,
-    summarize_densities,
-)
+from tsallis.analysis.densities import summarize_densities
 from tsallis.analysis.density import Densities, Density, HeadDensity, density, sentence_density
 from tsallis.analysis.density_shapes import DrawnDensity, SignalDensity, draw_density, signal_densities
 from tsallis.analysis.diversity import Diversities, Diversity, LayerDiversity, diversity, jensen_shannon
+from tsallis.analysis.empty_outputs import empty_rate
 from tsallis.analysis.head_roles import ROLES, Example, HeadRole, HeadRoles, Roles, head_roles
+from tsallis.analysis.histories import HeadHistory, Sweep, SweepPoint, ValueHistory
 from tsallis.analysis.importance import HeadImportance, HeadLoss, head_importance, mask_head
+from tsallis.analysis.logs import alpha_history, density_history, value_history
 from tsallis.analysis.options import Options
 from tsallis.analysis.outputs import (
     EmptyOutput,
@@ -34,7 +31,6 @@ from tsallis.analysis.outputs import (
     Outputs,
     OutputStatistics,
     TeacherForcedStep,
-    empty_rate,
     output_statistics,
     output_steps,
     teacher_forced_supports,
@@ -50,14 +46,14 @@ from tsallis.analysis.record import (
 )
 from tsallis.analysis.statistics import Statistic, collect
 from tsallis.analysis.store import load_recording, save_recording
-from tsallis.analysis.summary import RunInput, TrainingCounts, summarize, summarize_runs
-from tsallis.analysis.summary_records import ComparisonSummary, RunSummary
-from tsallis.analysis.sweep import Sweep, SweepPoint, SweepRun, sweep
+from tsallis.analysis.summary import RunInput, TrainingCounts, count_pieces, summarize, summarize_runs
+from tsallis.analysis.summary_records import ComparisonSummary, DensityExample, DensitySummary, RunSummary
+from tsallis.analysis.sweep import SweepRun, sweep
 from tsallis.analysis.tables import Histogram, Record, to_pandas
 from tsallis.analysis.tree import BeamTree, Edge, beam_tree
 from tsallis.analysis.weight_summary import summarize_weights
 from tsallis.analysis.weights import AttentionLayer, Sentence, SparseWeights, Text
-from tsallis.analysis.words import INTERROGATIVES, count_pieces, word_clusters
+from tsallis.analysis.words import INTERROGATIVES, word_clusters
 
 __all__ = [
     "INTERROGATIVES",
@@ -111,7 +107,6 @@ __all__ = [
     "TrainingCounts",
     "ValueHistory",
     "WordContrast",
-    "alpha_histograms",
     "alpha_history",
     "beam_tree",
     "capture_weights",

@@ -26,7 +26,6 @@ from tsallis.analysis import (
     Sentence,
     SparseWeights,
     Text,
-    alpha_histograms,
     alpha_history,
     collect,
     compare_models,
@@ -596,21 +595,11 @@ def test_a_real_run_has_a_history(tmp_path: Path) -> None:
     assert history.steps == (0, 7) and history.values["encoder"].shape == (2, 2, 2)
     assert history.last()["encoder"].tolist() == [[2.0, 1.4], [1.3, 1.2]]
     assert json.loads(json.dumps(history.to_dict()))["values"]["encoder"][0] == alphas
-    assert alpha_histograms(history.last(), bins=4)["encoder"].counts == (1, 2, 0, 1)
 
 
 def test_densities_have_a_history(tmp_path: Path) -> None:
     log(tmp_path, {"event": "start", "alpha_encoder": [[1.5]]}, {"event": "epoch", "step": 2, "density_encoder": [[1]]})
     assert density_history(tmp_path).steps == (2,)
-
-
-def test_alphas_of_a_model() -> None:
-    histograms = alpha_histograms(transformer().alphas())
-    assert set(histograms) == {"encoder", "decoder", "cross"}
-    assert all(sum(histogram.counts) == 4 for histogram in histograms.values())
-    assert alpha_histograms({"encoder": [[1.0, 3.0]]}, bins=2)["encoder"] == Histogram((1.0, 2.0, 3.0), (1, 1))
-    with pytest.raises(ValueError, match=r"between 1 and 2, got 0\.5"):
-        alpha_histograms({"encoder": [0.5]})
 
 
 @pytest.mark.parametrize(

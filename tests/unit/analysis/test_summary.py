@@ -34,7 +34,7 @@ from tsallis.analysis import (
     teacher_forced_supports,
     value_history,
 )
-from tsallis.analysis.passes import BATCH
+from tsallis.analysis.corpus_passes import BATCH
 from tsallis.data.corpus import Corpus
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError

@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 from tsallis.analysis import SweepRun, ValueHistory, sweep
-from tsallis.analysis.alphas import HeadHistory
-from tsallis.analysis.curves import VALUES
+from tsallis.analysis.histories import VALUES, HeadHistory
 from tsallis.analysis.weights import SparseWeights
 from tsallis.evaluation.score_names import SCORES
 from tsallis.report.page import build_page, embed_json, encode_weights

@@ -26,7 +26,7 @@ from tsallis.analysis import (
     summarize_weights,
     sweep,
 )
-from tsallis.analysis.alphas import HeadHistory
+from tsallis.analysis.histories import HeadHistory
 from tsallis.continuous import Gaussian
 from tsallis.data.corpus import Corpus
 from tsallis.data.vocabulary import Vocabulary
