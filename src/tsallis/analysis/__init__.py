@@ -15,15 +15,12 @@ from tsallis.analysis.contrasts import (
     compare_models,
     density_contrasts,
 )
-from tsallis.analysis.densities import summarize_densities
 from tsallis.analysis.density import Densities, Density, HeadDensity, density, sentence_density
 from tsallis.analysis.density_shapes import DrawnDensity, SignalDensity, draw_density, signal_densities
 from tsallis.analysis.diversity import Diversities, Diversity, LayerDiversity, diversity, jensen_shannon
-from tsallis.analysis.empty_outputs import empty_rate
 from tsallis.analysis.head_roles import ROLES, Example, HeadRole, HeadRoles, Roles, head_roles
 from tsallis.analysis.histories import HeadHistory, Sweep, SweepPoint, ValueHistory
 from tsallis.analysis.importance import HeadImportance, HeadLoss, head_importance, mask_head
-from tsallis.analysis.logs import alpha_history, density_history, value_history
 from tsallis.analysis.options import Options
 from tsallis.analysis.outputs import (
     EmptyOutput,
@@ -45,10 +42,7 @@ from tsallis.analysis.record import (
     record_batches,
 )
 from tsallis.analysis.statistics import Statistic, collect
-from tsallis.analysis.store import load_recording, save_recording
-from tsallis.analysis.summary import RunInput, TrainingCounts, count_pieces, summarize, summarize_runs
 from tsallis.analysis.summary_records import ComparisonSummary, DensityExample, DensitySummary, RunSummary
-from tsallis.analysis.sweep import SweepRun, sweep
 from tsallis.analysis.tables import Histogram, Record, to_pandas
 from tsallis.analysis.tree import BeamTree, Edge, beam_tree
 from tsallis.analysis.weight_summary import summarize_weights
@@ -93,7 +87,6 @@ __all__ = [
     "RecordedBatch",
     "Recording",
     "Roles",
-    "RunInput",
     "RunSummary",
     "Sentence",
     "SignalDensity",
@@ -101,46 +94,33 @@ __all__ = [
     "Statistic",
     "Sweep",
     "SweepPoint",
-    "SweepRun",
     "TeacherForcedStep",
     "Text",
-    "TrainingCounts",
     "ValueHistory",
     "WordContrast",
-    "alpha_history",
     "beam_tree",
     "capture_weights",
     "collect",
     "compare_models",
-    "count_pieces",
     "density",
     "density_contrasts",
-    "density_history",
     "diversity",
     "draw_density",
-    "empty_rate",
     "head_cards",
     "head_importance",
     "head_roles",
     "jensen_shannon",
-    "load_recording",
     "mask_head",
     "output_statistics",
     "output_steps",
     "read_model",
     "record",
     "record_batches",
-    "save_recording",
     "sentence_density",
     "signal_densities",
-    "summarize",
     "summarize_attention",
-    "summarize_densities",
-    "summarize_runs",
     "summarize_weights",
-    "sweep",
     "teacher_forced_supports",
     "to_pandas",
-    "value_history",
     "word_clusters",
 ]

@@ -22,6 +22,7 @@ class HeadHistory(Record):
         values: by kind of attention, [events, layers, heads].
 
     Example:
+        >>> import numpy as np
         >>> history = HeadHistory((0, 10), {"encoder": np.array([[[1.5, 1.5]], [[1.2, 1.9]]])})
         >>> history.last()["encoder"].tolist()
         [[1.2, 1.9]]

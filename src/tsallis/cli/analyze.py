@@ -55,9 +55,9 @@ def analyze(
     Of several runs the first one's configuration says how all are searched.
     """
     from tsallis.analysis import Options
-    from tsallis.analysis.densities import is_label_run
     from tsallis.cli.report_parts import Report, Text, describe_labels, read_sweep, summarize_all, sweep_if_any
     from tsallis.errors import InputError
+    from tsallis.run_analysis.densities import is_label_run
 
     if text and split is not None:
         raise InputError(f"--split is for the config's own data: {input_name(text)} was given, too")

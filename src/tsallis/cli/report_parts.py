@@ -9,13 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tsallis.analysis import (
-    ComparisonSummary,
-    DensitySummary,
-    Options,
+from tsallis.analysis import ComparisonSummary, DensitySummary, Options, RunSummary, Sweep
+from tsallis.cli.input import input_name, read_text_lines
+from tsallis.config import Config
+from tsallis.data import io
+from tsallis.data.corpus import Corpus
+from tsallis.errors import InputError
+from tsallis.evaluation.search_results import search_corpus
+from tsallis.models.spellings import ambiguous_text
+from tsallis.run_analysis import (
     RunInput,
-    RunSummary,
-    Sweep,
     SweepRun,
     TrainingCounts,
     count_pieces,
@@ -24,13 +27,6 @@ from tsallis.analysis import (
     sweep,
     value_history,
 )
-from tsallis.cli.input import input_name, read_text_lines
-from tsallis.config import Config
-from tsallis.data import io
-from tsallis.data.corpus import Corpus
-from tsallis.errors import InputError
-from tsallis.evaluation.search_results import search_corpus
-from tsallis.models.spellings import ambiguous_text
 from tsallis.tasks.base import Task
 from tsallis.tasks.registry import load_config
 from tsallis.tasks.types import Lines

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tsallis.analysis.density_shapes import SignalDensity
 from tsallis.analysis.head_roles import ROLES
 from tsallis.analysis.histories import ON_DEV, VALUES, HeadHistory, Sweep, SweepPoint, ValueHistory
+from tsallis.analysis.score_names import SCORES, ScoreFormat
 from tsallis.analysis.summary_records import (
     ComparisonSummary,
     ContrastSummary,
@@ -31,7 +32,6 @@ from tsallis.analysis.summary_records import (
 from tsallis.analysis.tree import BeamTree
 from tsallis.analysis.weights import SIDES, SparseWeights
 from tsallis.errors import InputError
-from tsallis.evaluation.score_names import SCORES, ScoreFormat
 
 __all__ = ["build_page"]
 

@@ -20,14 +20,11 @@ from tsallis.analysis import (
     Histogram,
     Options,
     SignalDensity,
-    SweepRun,
     ValueHistory,
     draw_density,
     read_model,
-    summarize,
     summarize_attention,
     summarize_weights,
-    sweep,
 )
 from tsallis.continuous import Gaussian, TruncatedParabola, TruncatedParaboloid
 from tsallis.data.corpus import Corpus
@@ -35,6 +32,7 @@ from tsallis.data.packing import TextCorpus
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.models import TransformerSeq2Seq
 from tsallis.report.page import build_page
+from tsallis.run_analysis import SweepRun, summarize, sweep
 from tsallis.training.run_folder import Run, build_model
 
 pytest.importorskip("playwright")

@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 import torch
 
-from tsallis.analysis import Options, draw_density, signal_densities, summarize_densities
+from tsallis.analysis import Options, draw_density, signal_densities
 from tsallis.continuous import Gaussian, Mixture, TruncatedParabola, TruncatedParaboloid, gaussian_grid
 from tsallis.data.corpus import Corpus
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError
 from tsallis.models import LabelDecoder, RNNSeq2Seq
 from tsallis.models.timeseries import SignalClassifier
+from tsallis.run_analysis import summarize_densities
 from tsallis.training import Run
 
 WORDS = Vocabulary(["fine", "bad", "film", "a", "the", "not"])

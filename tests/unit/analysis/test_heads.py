@@ -26,13 +26,10 @@ from tsallis.analysis import (
     Sentence,
     SparseWeights,
     Text,
-    alpha_history,
     collect,
     compare_models,
-    count_pieces,
     density,
     density_contrasts,
-    density_history,
     diversity,
     head_cards,
     head_roles,
@@ -44,6 +41,7 @@ from tsallis.analysis.tables import Bins
 from tsallis.data.corpus import Corpus
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError
+from tsallis.run_analysis import alpha_history, count_pieces, density_history
 
 Array = NDArray[np.float64]
 

@@ -14,7 +14,6 @@ from analysis_samples import TGT, corpus, lstm, transformer
 from tsallis import alpha_relu, entmax
 from tsallis.analysis import (
     beam_tree,
-    empty_rate,
     head_importance,
     mask_head,
     output_statistics,
@@ -29,6 +28,7 @@ from tsallis.evaluation.teacher_forcing import teacher_forced_scores
 from tsallis.models.batch import has_loss
 from tsallis.nn import MultiheadAttention, OutputLayer
 from tsallis.ops import reference
+from tsallis.run_analysis import empty_rate
 from tsallis.search import Certificate, Hypothesis, Result, beam_search, exhaustive
 from tsallis.special_symbols import BOS, EOS
 

@@ -26,10 +26,8 @@ from tsallis.analysis import (
     Text,
     capture_weights,
     collect,
-    load_recording,
     read_model,
     record,
-    save_recording,
 )
 from tsallis.analysis.contrasts import Contrasts
 from tsallis.analysis.record import transformer_attentions
@@ -39,6 +37,7 @@ from tsallis.errors import InputError
 from tsallis.models import TransformerSeq2Seq
 from tsallis.nn import MultiheadAttention
 from tsallis.ops import reference
+from tsallis.run_analysis import load_recording, save_recording
 
 
 def weights_by_hand(attention: MultiheadAttention, query: Tensor, key: Tensor, causal: bool) -> Tensor:
@@ -258,7 +257,7 @@ def same(one: Sentence, other: Sentence) -> bool:
 
 @pytest.mark.parametrize("part", [1, 4, 4096])
 def test_a_saved_recording_comes_back(tmp_path: Path, part: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tsallis.analysis.store.SENTENCES", part)
+    monkeypatch.setattr("tsallis.run_analysis.store.SENTENCES", part)
     sentences = list(random_sentences(11, LAYERS))
     save_recording(Recording(LAYERS, sentences), tmp_path / "deep" / "recording")
     copy = load_recording(tmp_path / "deep" / "recording")

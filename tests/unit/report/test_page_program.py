@@ -18,13 +18,11 @@ from tsallis.analysis import (
     DensityExample,
     DensitySummary,
     Histogram,
-    SweepRun,
     ValueHistory,
     draw_density,
     read_model,
     summarize_attention,
     summarize_weights,
-    sweep,
 )
 from tsallis.analysis.histories import HeadHistory
 from tsallis.continuous import Gaussian
@@ -32,6 +30,7 @@ from tsallis.data.corpus import Corpus
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.models import TransformerSeq2Seq
 from tsallis.report.page import build_page
+from tsallis.run_analysis import SweepRun, sweep
 
 from .conftest import Open
 

@@ -14,31 +14,33 @@ import torch
 from analysis_samples import SRC, TGT, corpus, lstm, recording_of, transformer
 from tsallis.analysis import (
     Options,
-    RunInput,
     RunSummary,
-    TrainingCounts,
     compare_models,
-    count_pieces,
     density,
     density_contrasts,
     diversity,
-    empty_rate,
     head_roles,
     output_statistics,
     read_model,
     record,
     sentence_density,
-    summarize,
     summarize_attention,
-    summarize_runs,
     teacher_forced_supports,
-    value_history,
 )
-from tsallis.analysis.corpus_passes import BATCH
 from tsallis.data.corpus import Corpus
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError
 from tsallis.evaluation.search_results import search_corpus
+from tsallis.run_analysis import (
+    RunInput,
+    TrainingCounts,
+    count_pieces,
+    empty_rate,
+    summarize,
+    summarize_runs,
+    value_history,
+)
+from tsallis.run_analysis.corpus_passes import BATCH
 from tsallis.search import beam_search
 from tsallis.training import Run
 

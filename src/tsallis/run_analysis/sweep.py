@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tsallis.analysis.histories import ON_DEV, Sweep, SweepPoint, ValueHistory
+from tsallis.analysis.score_names import rank_score
 from tsallis.errors import InputError
-from tsallis.evaluation.score_names import rank_score
 from tsallis.nn.output import MAP_ALPHAS
 
 SEEDS = ("training.seed", "run_dir")  # settings in which the runs of one point may differ
