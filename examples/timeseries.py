@@ -291,7 +291,8 @@ def run(options: argparse.Namespace) -> tuple[dict[str, Any], tuple[SignalDensit
     dev, result = test(model, inputs["dev"]), test(model, inputs["test"])
     updates = len(history) * math.ceil(sizes["train"] / options.batch_size)
     example = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
-    densities = signal_densities(model, splits["test"].series.names) if isinstance(model, SignalClassifier) else ()
+    names = splits["test"].series.names
+    densities = signal_densities(model.density(), names) if isinstance(model, SignalClassifier) else ()
     scores = {
         **result._asdict(),
         "dev": dev._asdict(),

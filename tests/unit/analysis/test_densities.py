@@ -15,12 +15,11 @@ import pytest
 import torch
 
 from tsallis.analysis import Options, draw_density, signal_densities
-from tsallis.continuous import Gaussian, Mixture, TruncatedParabola, TruncatedParaboloid, gaussian_grid
+from tsallis.continuous import Gaussian, Mixture, TruncatedParabola, TruncatedParaboloid
 from tsallis.data.corpus import Corpus
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError
 from tsallis.models import LabelDecoder, RNNSeq2Seq
-from tsallis.models.timeseries import SignalClassifier
 from tsallis.run_analysis import summarize_densities
 from tsallis.training import Run
 
@@ -142,9 +141,8 @@ def test_images_have_a_picture_and_an_outline(tmp_path: Path) -> None:
 
 
 def test_densities_over_time() -> None:
-    model = SignalClassifier(gaussian_grid(4, 0.3), channels=2, d_values=1, heads=3, density="truncated_parabola")
-    reach = model.reach()
-    densities = signal_densities(model, ["pulse", "temperature"])
+    density = TruncatedParabola(torch.rand(1, 3, 2), 0.01 + 0.01 * torch.rand(1, 3, 2))
+    densities = signal_densities(density, ["pulse", "temperature"])
     assert [(one.channel, one.head) for one in densities][:4] == [
         ("pulse", 0),
         ("pulse", 1),
@@ -153,11 +151,11 @@ def test_densities_over_time() -> None:
     ]
     for number, one in enumerate(densities):
         channel, head = divmod(number, 3)
-        assert one.density.mean[0] == pytest.approx(float(reach.mean[head, channel]))
-        ends = float(reach.lower[head, channel]), float(reach.upper[head, channel])
-        assert one.density.support[0] == pytest.approx(ends)
-    with pytest.raises(ValueError, match="channels must be 2 names, got 1"):
-        signal_densities(model, ["pulse"])
+        assert one.density.mean[0] == pytest.approx(float(density.mean[0, head, channel]))
+        ends = (float(end[0, head, channel]) for end in (density.support.lower, density.support.upper))
+        assert one.density.support[0] == pytest.approx(tuple(ends))
+    with pytest.raises(ValueError, match=r"batch shape \[heads, 1\], got \[1, 3, 2\]"):
+        signal_densities(density, ["pulse"])
 
 
 def test_other_runs_and_empty_corpora_are_refused(tmp_path: Path) -> None:
