@@ -21,7 +21,6 @@ from tsallis.analysis.diversity import Diversities, Diversity, LayerDiversity, d
 from tsallis.analysis.head_roles import ROLES, Example, HeadRole, HeadRoles, Roles, head_roles
 from tsallis.analysis.histories import HeadHistory, Sweep, SweepPoint, ValueHistory
 from tsallis.analysis.importance import HeadImportance, HeadLoss, head_importance, mask_head
-from tsallis.analysis.options import Options
 from tsallis.analysis.outputs import (
     EmptyOutput,
     EmptyRate,
@@ -80,7 +79,6 @@ __all__ = [
     "Histogram",
     "LayerDiversity",
     "ModelContrast",
-    "Options",
     "OutputStatistics",
     "Outputs",
     "Record",

@@ -54,9 +54,9 @@ def analyze(
 
     Of several runs the first one's configuration says how all are searched.
     """
-    from tsallis.analysis import Options
     from tsallis.cli.report_parts import Report, Text, describe_labels, read_sweep, summarize_all, sweep_if_any
     from tsallis.errors import InputError
+    from tsallis.run_analysis import Options
     from tsallis.run_analysis.densities import is_label_run
 
     if text and split is not None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tsallis.analysis import ComparisonSummary, DensitySummary, Options, RunSummary, Sweep
+from tsallis.analysis import ComparisonSummary, DensitySummary, RunSummary, Sweep
 from tsallis.cli.input import input_name, read_text_lines
 from tsallis.config import Config
 from tsallis.data import io
@@ -18,6 +18,7 @@ from tsallis.errors import InputError
 from tsallis.evaluation.search_results import search_corpus
 from tsallis.models.spellings import ambiguous_text
 from tsallis.run_analysis import (
+    Options,
     RunInput,
     SweepRun,
     TrainingCounts,

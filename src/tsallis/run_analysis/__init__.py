@@ -3,11 +3,13 @@
 from tsallis.run_analysis.densities import summarize_densities
 from tsallis.run_analysis.empty_outputs import empty_rate
 from tsallis.run_analysis.logs import alpha_history, density_history, value_history
+from tsallis.run_analysis.options import Options
 from tsallis.run_analysis.store import load_recording, save_recording
 from tsallis.run_analysis.summary import RunInput, TrainingCounts, count_pieces, summarize, summarize_runs
 from tsallis.run_analysis.sweep import SweepRun, sweep
 
 __all__ = [
+    "Options",
     "RunInput",
     "SweepRun",
     "TrainingCounts",

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from tsallis.analysis.density_shapes import area_of, draw_density, length_of
-from tsallis.analysis.options import Options
 from tsallis.analysis.shapes import numbers, one_of
 from tsallis.analysis.summary_records import DensityExample, DensitySummary
 from tsallis.analysis.tables import Histogram
@@ -25,6 +24,7 @@ from tsallis.models.label_decoder import LabelDecoder
 from tsallis.models.protocol import device_of
 from tsallis.models.spellings import ambiguous_text
 from tsallis.models.vqa import GridAttention
+from tsallis.run_analysis.options import Options
 from tsallis.search import beam_search
 from tsallis.search.step import eval_mode
 from tsallis.special_symbols import IGNORE_INDEX

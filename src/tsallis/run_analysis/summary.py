@@ -11,7 +11,6 @@ from typing import Any
 from tsallis.analysis.attention_summary import head_examples, summarize_contrasts, summarize_heads
 from tsallis.analysis.contrasts import Comparison
 from tsallis.analysis.importance import HeadImportance, head_importance
-from tsallis.analysis.options import Options
 from tsallis.analysis.outputs import EmptyRate
 from tsallis.analysis.record import AttentionReader, Symbols
 from tsallis.analysis.summary_records import (
@@ -33,6 +32,7 @@ from tsallis.models.spellings import ambiguous_text
 from tsallis.run_analysis.corpus_passes import BATCH, CorpusPass, ShownSentences
 from tsallis.run_analysis.empty_outputs import empty_rate
 from tsallis.run_analysis.logs import alpha_history, density_history, value_history
+from tsallis.run_analysis.options import Options
 from tsallis.search import Result, beam_search
 from tsallis.special_symbols import UNK
 from tsallis.training.file_names import LOG, MODEL

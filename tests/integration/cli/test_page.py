@@ -18,7 +18,6 @@ from tsallis.analysis import (
     DensityExample,
     DensitySummary,
     Histogram,
-    Options,
     SignalDensity,
     ValueHistory,
     draw_density,
@@ -32,7 +31,7 @@ from tsallis.data.packing import TextCorpus
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.models import TransformerSeq2Seq
 from tsallis.report.page import build_page
-from tsallis.run_analysis import SweepRun, summarize, sweep
+from tsallis.run_analysis import Options, SweepRun, summarize, sweep
 from tsallis.training.run_folder import Run, build_model
 
 pytest.importorskip("playwright")

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from tsallis.analysis import Options, draw_density, signal_densities
+from tsallis.analysis import draw_density, signal_densities
 from tsallis.continuous import Gaussian, Mixture, TruncatedParabola, TruncatedParaboloid
 from tsallis.data.corpus import Corpus
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError
 from tsallis.models import LabelDecoder, RNNSeq2Seq
-from tsallis.run_analysis import summarize_densities
+from tsallis.run_analysis import Options, summarize_densities
 from tsallis.training import Run
 
 WORDS = Vocabulary(["fine", "bad", "film", "a", "the", "not"])

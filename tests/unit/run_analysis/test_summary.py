@@ -13,7 +13,6 @@ import torch
 
 from analysis_samples import SRC, TGT, corpus, lstm, recording_of, transformer
 from tsallis.analysis import (
-    Options,
     RunSummary,
     compare_models,
     density,
@@ -32,6 +31,7 @@ from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError
 from tsallis.evaluation.search_results import search_corpus
 from tsallis.run_analysis import (
+    Options,
     RunInput,
     TrainingCounts,
     count_pieces,
@@ -227,9 +227,9 @@ def test_nan_is_no_threshold() -> None:
 def test_attention_alone_is_summarized_as_that_of_a_run(tmp_path: Path) -> None:
     model, data = transformer(), corpus(40)
     whole = summarize(run_of(tmp_path, model), data, "samples", Options(sentences=5, beam_size=1))
-    batches, options = list(data.batches(BATCH)), Options(sentences=5)
+    batches = list(data.batches(BATCH))
     reader = read_model(model, SRC, TGT)
-    alone = summarize_attention(model, reader, batches, name="model", corpus="samples", options=options)
+    alone = summarize_attention(model, reader, batches, name="model", corpus="samples", sentences=5)
     assert (alone.corpus.sentences, alone.diversity) == (40, whole.diversity)
     sizes = [(len(sentence.text.source), len(sentence.text.target)) for sentence in record(reader, batches)]
     assert (alone.corpus.src_symbols, alone.corpus.tgt_symbols) == tuple(map(sum, zip(*sizes, strict=True)))
