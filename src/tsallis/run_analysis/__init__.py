@@ -5,16 +5,14 @@ from tsallis.run_analysis.empty_outputs import empty_rate
 from tsallis.run_analysis.logs import alpha_history, density_history, value_history
 from tsallis.run_analysis.options import Options
 from tsallis.run_analysis.store import load_recording, save_recording
-from tsallis.run_analysis.summary import RunInput, TrainingCounts, count_pieces, summarize, summarize_runs
+from tsallis.run_analysis.summary import RunInput, summarize, summarize_runs
 from tsallis.run_analysis.sweep import SweepRun, sweep
 
 __all__ = [
     "Options",
     "RunInput",
     "SweepRun",
-    "TrainingCounts",
     "alpha_history",
-    "count_pieces",
     "density_history",
     "empty_rate",
     "load_recording",

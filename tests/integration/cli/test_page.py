@@ -14,17 +14,9 @@ import torch
 
 import tsallis.cli as cli
 from tsallis import entmax
-from tsallis.analysis import (
-    DensityExample,
-    DensitySummary,
-    Histogram,
-    SignalDensity,
-    ValueHistory,
-    draw_density,
-    read_model,
-    summarize_attention,
-    summarize_weights,
-)
+from tsallis.analysis import Histogram, SignalDensity, draw_density, read_model, summarize_attention, summarize_weights
+from tsallis.analysis.histories import ValueHistory
+from tsallis.analysis.summary_records import DensityExample, DensitySummary
 from tsallis.continuous import Gaussian, TruncatedParabola, TruncatedParaboloid
 from tsallis.data.corpus import Corpus
 from tsallis.data.packing import TextCorpus

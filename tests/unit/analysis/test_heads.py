@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from analysis_samples import LAYERS, corpus, encoder, random_sentences, recording_of, transformer
 from tsallis.analysis import (
-    INTERROGATIVES,
     ROLES,
     AttentionLayer,
     Contrasts,
@@ -33,15 +32,16 @@ from tsallis.analysis import (
     diversity,
     head_cards,
     head_roles,
-    jensen_shannon,
     to_pandas,
-    word_clusters,
 )
+from tsallis.analysis.diversity import jensen_shannon
 from tsallis.analysis.tables import Bins
+from tsallis.analysis.words import INTERROGATIVES, word_clusters
 from tsallis.data.corpus import Corpus
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError
-from tsallis.run_analysis import alpha_history, count_pieces, density_history
+from tsallis.run_analysis import alpha_history, density_history
+from tsallis.run_analysis.summary import count_pieces
 
 Array = NDArray[np.float64]
 

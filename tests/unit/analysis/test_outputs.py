@@ -12,14 +12,9 @@ from torch import Tensor
 
 from analysis_samples import TGT, corpus, lstm, transformer
 from tsallis import alpha_relu, entmax
-from tsallis.analysis import (
-    beam_tree,
-    head_importance,
-    mask_head,
-    output_statistics,
-    output_steps,
-    teacher_forced_supports,
-)
+from tsallis.analysis import beam_tree, head_importance, output_statistics, teacher_forced_supports
+from tsallis.analysis.importance import mask_head
+from tsallis.analysis.outputs import output_steps
 from tsallis.analysis.record import transformer_attentions
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tsallis.analysis import ValueHistory
-from tsallis.analysis.histories import VALUES, HeadHistory
+from tsallis.analysis.histories import VALUES, HeadHistory, ValueHistory
 from tsallis.analysis.score_names import SCORES
 from tsallis.analysis.weights import SparseWeights
 from tsallis.report.page import build_page, embed_json, encode_weights

@@ -14,17 +14,9 @@ import pytest
 import torch
 
 from analysis_samples import SRC, TGT, transformer
-from tsallis.analysis import (
-    DensityExample,
-    DensitySummary,
-    Histogram,
-    ValueHistory,
-    draw_density,
-    read_model,
-    summarize_attention,
-    summarize_weights,
-)
-from tsallis.analysis.histories import HeadHistory
+from tsallis.analysis import Histogram, draw_density, read_model, summarize_attention, summarize_weights
+from tsallis.analysis.histories import HeadHistory, ValueHistory
+from tsallis.analysis.summary_records import DensityExample, DensitySummary
 from tsallis.continuous import Gaussian
 from tsallis.data.corpus import Corpus
 from tsallis.data.vocabulary import Vocabulary

@@ -22,25 +22,17 @@ from tsallis.analysis import (
     output_statistics,
     read_model,
     record,
-    sentence_density,
     summarize_attention,
     teacher_forced_supports,
 )
+from tsallis.analysis.density import sentence_density
 from tsallis.data.corpus import Corpus
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError
 from tsallis.evaluation.search_results import search_corpus
-from tsallis.run_analysis import (
-    Options,
-    RunInput,
-    TrainingCounts,
-    count_pieces,
-    empty_rate,
-    summarize,
-    summarize_runs,
-    value_history,
-)
+from tsallis.run_analysis import Options, RunInput, empty_rate, summarize, summarize_runs, value_history
 from tsallis.run_analysis.corpus_passes import BATCH
+from tsallis.run_analysis.summary import TrainingCounts, count_pieces
 from tsallis.search import beam_search
 from tsallis.training import Run
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tsallis.analysis import ValueHistory
+from tsallis.analysis.histories import ValueHistory
 from tsallis.errors import InputError
 from tsallis.run_analysis import SweepRun, sweep
 
