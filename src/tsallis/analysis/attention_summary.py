@@ -60,15 +60,16 @@ def summarize_attention(
         ValueError: a number that two sentences have, or none; `sentences` or `examples` below 1.
 
     Example:
+        >>> from types import SimpleNamespace
         >>> from tsallis.analysis import read_model
-        >>> from tsallis.data.corpus import Corpus
-        >>> from tsallis.data.vocabulary import Vocabulary
-        >>> from tsallis.models import TransformerSeq2Seq
-        >>> symbols = Vocabulary(["▁a", "▁b"])
+        >>> from tsallis.models import Batch, TransformerSeq2Seq
+        >>> symbols = SimpleNamespace(name=["<pad>", "<s>", "</s>", "<unk>", "▁a", "▁b"].__getitem__)
         >>> model = TransformerSeq2Seq(6, 6, d_model=8, heads=2, layers=1, d_ff=8, attention="sparsemax")
-        >>> batches = list(Corpus([[4, 5, 4], [5]], [[5], [4, 4]]).batches(2))
+        >>> source, lengths = torch.tensor([[4, 5, 4], [5, 0, 0]]), torch.tensor([3, 1])
+        >>> read, target = torch.tensor([[1, 5, 0], [1, 4, 4]]), torch.tensor([[5, 2, -100], [4, 4, 2]])
+        >>> batch = Batch(source, lengths, read, target, (0, 1))
         >>> reader = read_model(model, symbols, symbols)
-        >>> summary = summarize_attention(model, reader, batches, name="a model", corpus="two sentences")
+        >>> summary = summarize_attention(model, reader, [batch], name="a model", corpus="two sentences")
         >>> len(summary.heads), summary.corpus.sentences, summary.outputs
         (6, 2, None)
     """

@@ -123,9 +123,11 @@ def output_statistics(model: Any, batches: Iterable[Batch]) -> OutputStatistics:
         InputError: no batches, or none with targets.
 
     Example:
-        >>> from tsallis.models import RNNSeq2Seq
+        >>> from tsallis.models import Batch, RNNSeq2Seq
         >>> model = RNNSeq2Seq(6, 6, d_model=8, output="sparsemax")
-        >>> statistics = output_statistics(model, Corpus([[4, 5]], [[5]]).batches(1))
+        >>> source, target = torch.tensor([[4, 5]]), torch.tensor([[5, 2]])
+        >>> batch = Batch(source, torch.tensor([2]), torch.tensor([[1, 5]]), target, (0,))
+        >>> statistics = output_statistics(model, [batch])
         >>> statistics.steps, round(statistics.total.mean, 6)
         (2, 1.0)
     """
@@ -142,9 +144,11 @@ class Outputs:
         model: an encoder-decoder of this package.
 
     Example:
-        >>> from tsallis.models import RNNSeq2Seq
+        >>> from tsallis.models import Batch, RNNSeq2Seq
         >>> model = RNNSeq2Seq(6, 6, d_model=8, output="sparsemax")
-        >>> batch, outputs = Corpus([[4, 5]], [[5]]).batch([0]), Outputs(model)
+        >>> source, target = torch.tensor([[4, 5]]), torch.tensor([[5, 2]])
+        >>> batch = Batch(source, torch.tensor([2]), torch.tensor([[1, 5]]), target, (0,))
+        >>> outputs = Outputs(model)
         >>> outputs.update(model(batch.src, batch.src_lengths, batch.tgt_in), batch)
         >>> outputs.result().steps
         2
@@ -238,13 +242,15 @@ def teacher_forced_supports(
         ValueError: `words` below 1.
 
     Example:
-        >>> from tsallis.data.vocabulary import Vocabulary
-        >>> from tsallis.models import RNNSeq2Seq
+        >>> from types import SimpleNamespace
+        >>> from tsallis.models import Batch, RNNSeq2Seq
+        >>> symbols = SimpleNamespace(name=["<pad>", "<s>", "</s>", "<unk>", "▁a", "▁b"].__getitem__)
         >>> model = RNNSeq2Seq(6, 6, d_model=8, output="sparsemax")
-        >>> batches = Corpus([[4, 5]], [[5]]).batches(1)
-        >>> [(index, steps)] = teacher_forced_supports(model, batches, Vocabulary(["a", "b"]))
+        >>> source, target = torch.tensor([[4, 5]]), torch.tensor([[5, 2]])
+        >>> batch = Batch(source, torch.tensor([2]), torch.tensor([[1, 5]]), target, (0,))
+        >>> [(index, steps)] = teacher_forced_supports(model, [batch], symbols)
         >>> index, [step.gold for step in steps], steps[0].support == len(steps[0].words)
-        (0, ['b', '</s>'], True)
+        (0, ['▁b', '</s>'], True)
     """
     check_at_least_one(words=words)
     for decoded, batch in _decode(model, batches):
