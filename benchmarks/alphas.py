@@ -20,8 +20,9 @@ from typing import Any
 import torch
 from common import Row, machine, table, write
 
-from tsallis.analysis import alpha_history, density, density_history, read_model, record, value_history
+from tsallis.analysis import density, read_model, record
 from tsallis.config import Config
+from tsallis.run_analysis import alpha_history, density_history, value_history
 from tsallis.tasks.registry import load_config, task_of
 from tsallis.tasks.scoring import evaluate_outputs
 from tsallis.training import Run, load_run

@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from common import Row, announce, machine, table, write
 
-from tsallis.analysis import Options, summarize
 from tsallis.analysis.summary_records import RunSummary
 from tsallis.data.corpus import Corpus
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.models import TransformerSeq2Seq
 from tsallis.ops import backend
 from tsallis.report.page import build_page, encode_weights
+from tsallis.run_analysis import Options, summarize
 from tsallis.training import Run
 from tsallis.training.file_names import MODEL
 

@@ -47,7 +47,7 @@ from transformers import (
 
 import tsallis
 from tsallis import report
-from tsallis.analysis import ROLES, Options, RunSummary, record
+from tsallis.analysis import ROLES, RunSummary, record
 from tsallis.integrations.huggingface import (
     AnnealAlpha,
     DensityMeter,
@@ -234,9 +234,8 @@ def heads(setting: Setting, options: argparse.Namespace) -> Iterator[Row]:
     """Yield what every head does with the test questions at alpha 1.5."""
     sparse = sparsify(AutoModel.from_pretrained(setting.model), 1.5)
     texts = [row.text for row in setting.test]
-    sizes = Options(limit=len(texts), sentences=20)
     summary = summarize_texts(
-        sparse, setting.tokenizer, texts, name="all-MiniLM-L6-v2", corpus="TREC's test questions", options=sizes
+        sparse, setting.tokenizer, texts, name="all-MiniLM-L6-v2", corpus="TREC's test questions", sentences=20
     )
     for head in summary.heads:
         facts = {"alpha": head.alpha, "density": round(head.density, 4), "role": head.role}

@@ -29,14 +29,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-
-import tsallis
-from tsallis.analysis import SignalDensity, signal_densities
-from tsallis.continuous import ValueFunction, gaussian_grid
-from tsallis.data.io import find_packed, write_atomic
-from tsallis.data.splits import hold_out
-from tsallis.data.timeseries import (
+from timeseries_data import (
     Events,
     IrregularSeries,
     Scaling,
@@ -44,8 +37,15 @@ from tsallis.data.timeseries import (
     read_events,
     read_labels,
 )
+from timeseries_models import GridClassifier, SignalClassifier, fitted
+from torch import Tensor, nn
+
+import tsallis
+from tsallis.analysis import SignalDensity, signal_densities
+from tsallis.continuous import ValueFunction, gaussian_grid
+from tsallis.data.io import find_packed, write_atomic
+from tsallis.data.splits import hold_out
 from tsallis.errors import InputError
-from tsallis.models.timeseries import GridClassifier, SignalClassifier, fitted
 from tsallis.report.page import build_page
 
 MINUTES = 2880  # of the first 48 hours
@@ -291,7 +291,8 @@ def run(options: argparse.Namespace) -> tuple[dict[str, Any], tuple[SignalDensit
     dev, result = test(model, inputs["dev"]), test(model, inputs["test"])
     updates = len(history) * math.ceil(sizes["train"] / options.batch_size)
     example = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
-    densities = signal_densities(model, splits["test"].series.names) if isinstance(model, SignalClassifier) else ()
+    names = splits["test"].series.names
+    densities = signal_densities(model.density(), names) if isinstance(model, SignalClassifier) else ()
     scores = {
         **result._asdict(),
         "dev": dev._asdict(),

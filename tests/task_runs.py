@@ -45,10 +45,6 @@ def figures(run: Run, lines: Lines, beam_size: int = 1) -> Iterator[tuple[int, A
     return drawing.figures(task_of(run.task), run, lines, beam_size=beam_size)
 
 
-def head_figures(run: Run, lines: Lines, heads: str, beam_size: int = 1) -> Iterator[tuple[int, Any, Any]]:
-    return drawing.head_figures(task_of(run.task), run, lines, heads, beam_size=beam_size)
-
-
 def weights_of(
     run: Run, lines: Lines, heads: str | None = None, beam_size: int = 1
 ) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -13,7 +13,6 @@ from statistics import fmean
 from typing import Any
 
 from tsallis.report import save, style
-from tsallis.report.panels import label
 
 SWEEPS = {"output": "alpha of the output", "attention": "alpha of the attention", "tau": "threshold of alpha-ReLU"}
 SHARED = {"attention": "output-1.5"}  # a point of two sweeps
@@ -31,7 +30,8 @@ def main(folder: str, picture: str) -> None:
             shared = ax = figure.add_subplot(len(SCORES), len(SWEEPS), number, sharey=shared)
             style.quiet(ax, ("left", "bottom"))
             draw(points[sweep], score, ax)
-            label(ax, name if row else "", axis if column == 0 else "")
+            ax.set_xlabel(name if row else "", **style.lettering(style.SMALL, style.GREY))
+            ax.set_ylabel(axis if column == 0 else "", **style.lettering(style.SMALL, style.GREY))
     save(figure, picture)
 
 

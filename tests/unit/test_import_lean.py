@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 import tsallis
+from layers import TORCH_ALONE
 
 pytestmark = pytest.mark.process
 
 TOOLKIT = ("pydantic", "typer", "yaml", "rich", "safetensors", "entmax", "scipy")
 COMPILER = {"torch._dynamo", "torch._inductor", "sympy", "triton"}  # a second and 75 MB that only compiling needs
 
-
-LIBRARY = ("functional", "nn", "continuous", "distributions", "compat", "models", "search")
+LIBRARY = sorted(TORCH_ALONE)
 EXTRAS = (*TOOLKIT, "numpy", "sentencepiece", "sacrebleu", "jinja2", "matplotlib", "starlette", "uvicorn", "PIL")
 BLOCK = (
     f"for name in {(*EXTRAS, 'transformers', 'tensorboard')}: sys.modules[name] = None\n"

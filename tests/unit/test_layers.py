@@ -10,29 +10,9 @@ from pathlib import Path
 import pytest
 
 import tsallis
+from layers import HEIGHT, LIBRARY, TOOLKIT
 
 ROOT = Path(tsallis.__file__).parent
-# From the bottom up; parts on one line know nothing of each other.
-LAYERS = [
-    {"errors", "old_names", "special_symbols", "user_cache", "search_budget", "optional_output"},
-    {"ops"},
-    {"functional"},
-    {"continuous"},
-    {"nn", "distributions", "compat"},
-    {"models"},
-    {"data"},
-    {"datasets"},
-    {"search"},
-    {"evaluation", "config"},
-    {"training"},
-    {"analysis"},
-    {"report", "recipes", "integrations"},
-    {"tasks"},
-    {"inference"},
-    {"serve"},
-    {"cli"},
-]
-HEIGHT = {part: height for height, layer in enumerate(LAYERS) for part in layer}
 # The package's own front: it offers the core and is imported for its version alone.
 FRONT = {"__init__", "__main__"}
 FILES = sorted(ROOT.rglob("*.py"))
@@ -63,7 +43,13 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def test_every_part_has_a_layer() -> None:
-    assert {part(path) for path in FILES} - FRONT <= set(HEIGHT)
+    assert {part(path) for path in FILES} - FRONT == set(HEIGHT)
+
+
+def test_the_library_lies_below_the_toolkit() -> None:
+    """So no import leads from the library to the toolkit, not even one for types alone."""
+    heights = [{HEIGHT[part] for layer in layers for part in layer} for layers in (LIBRARY, TOOLKIT)]
+    assert max(heights[0]) < min(heights[1])
 
 
 @every_part

@@ -4,148 +4,59 @@ A model is recorded sentence by sentence (:func:`record`), and any number of sta
 (:func:`collect`). Layers and heads are numbered from 0 in records, and from 1 where they are named for people.
 """
 
-from tsallis.analysis.alphas import HeadHistory, alpha_histograms, alpha_history, density_history
 from tsallis.analysis.attention_summary import summarize_attention
-from tsallis.analysis.cards import HeadCard, head_cards
-from tsallis.analysis.contrasts import (
-    Comparison,
-    Contrasts,
-    DensityContrast,
-    ModelContrast,
-    WordContrast,
-    compare_models,
-    density_contrasts,
-)
-from tsallis.analysis.curves import ValueHistory, value_history
-from tsallis.analysis.densities import (
-    DensityExample,
-    DensitySummary,
-    summarize_densities,
-)
-from tsallis.analysis.density import Densities, Density, HeadDensity, density, sentence_density
-from tsallis.analysis.density_shapes import DrawnDensity, SignalDensity, draw_density, signal_densities
-from tsallis.analysis.diversity import Diversities, Diversity, LayerDiversity, diversity, jensen_shannon
-from tsallis.analysis.head_roles import ROLES, Example, HeadRole, HeadRoles, Roles, head_roles
-from tsallis.analysis.importance import HeadImportance, HeadLoss, head_importance, mask_head
-from tsallis.analysis.options import Options
-from tsallis.analysis.outputs import (
-    EmptyOutput,
-    EmptyRate,
-    Outputs,
-    OutputStatistics,
-    TeacherForcedStep,
-    empty_rate,
-    output_statistics,
-    output_steps,
-    teacher_forced_supports,
-)
-from tsallis.analysis.record import (
-    AttentionReader,
-    RecordedBatch,
-    Recording,
-    capture_weights,
-    read_model,
-    record,
-    record_batches,
-)
-from tsallis.analysis.statistics import Statistic, collect
-from tsallis.analysis.store import load_recording, save_recording
-from tsallis.analysis.summary import RunInput, TrainingCounts, summarize, summarize_runs
-from tsallis.analysis.summary_records import ComparisonSummary, RunSummary
-from tsallis.analysis.sweep import Sweep, SweepPoint, SweepRun, sweep
-from tsallis.analysis.tables import Histogram, Record, to_pandas
+from tsallis.analysis.cards import head_cards
+from tsallis.analysis.contrasts import Comparison, Contrasts, compare_models, density_contrasts
+from tsallis.analysis.density import Density, density
+from tsallis.analysis.density_shapes import SignalDensity, draw_density, signal_densities
+from tsallis.analysis.diversity import Diversity, diversity
+from tsallis.analysis.head_roles import ROLES, Roles, head_roles
+from tsallis.analysis.importance import head_importance
+from tsallis.analysis.outputs import TeacherForcedStep, output_statistics, teacher_forced_supports
+from tsallis.analysis.record import AttentionReader, Recording, capture_weights, read_model, record
+from tsallis.analysis.statistics import collect
+from tsallis.analysis.summary_records import RunSummary
+from tsallis.analysis.tables import Histogram, to_pandas
 from tsallis.analysis.tree import BeamTree, Edge, beam_tree
 from tsallis.analysis.weight_summary import summarize_weights
 from tsallis.analysis.weights import AttentionLayer, Sentence, SparseWeights, Text
-from tsallis.analysis.words import INTERROGATIVES, count_pieces, word_clusters
 
 __all__ = [
-    "INTERROGATIVES",
     "ROLES",
     "AttentionLayer",
     "AttentionReader",
     "BeamTree",
     "Comparison",
-    "ComparisonSummary",
     "Contrasts",
-    "Densities",
     "Density",
-    "DensityContrast",
-    "DensityExample",
-    "DensitySummary",
-    "Diversities",
     "Diversity",
-    "DrawnDensity",
     "Edge",
-    "EmptyOutput",
-    "EmptyRate",
-    "Example",
-    "HeadCard",
-    "HeadDensity",
-    "HeadHistory",
-    "HeadImportance",
-    "HeadLoss",
-    "HeadRole",
-    "HeadRoles",
     "Histogram",
-    "LayerDiversity",
-    "ModelContrast",
-    "Options",
-    "OutputStatistics",
-    "Outputs",
-    "Record",
-    "RecordedBatch",
     "Recording",
     "Roles",
-    "RunInput",
     "RunSummary",
     "Sentence",
     "SignalDensity",
     "SparseWeights",
-    "Statistic",
-    "Sweep",
-    "SweepPoint",
-    "SweepRun",
     "TeacherForcedStep",
     "Text",
-    "TrainingCounts",
-    "ValueHistory",
-    "WordContrast",
-    "alpha_histograms",
-    "alpha_history",
     "beam_tree",
     "capture_weights",
     "collect",
     "compare_models",
-    "count_pieces",
     "density",
     "density_contrasts",
-    "density_history",
     "diversity",
     "draw_density",
-    "empty_rate",
     "head_cards",
     "head_importance",
     "head_roles",
-    "jensen_shannon",
-    "load_recording",
-    "mask_head",
     "output_statistics",
-    "output_steps",
     "read_model",
     "record",
-    "record_batches",
-    "save_recording",
-    "sentence_density",
     "signal_densities",
-    "summarize",
     "summarize_attention",
-    "summarize_densities",
-    "summarize_runs",
     "summarize_weights",
-    "sweep",
     "teacher_forced_supports",
     "to_pandas",
-    "value_history",
-    "word_clusters",
 ]

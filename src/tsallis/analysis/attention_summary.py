@@ -10,9 +10,8 @@ from torch import nn
 from tsallis.analysis.cards import describe_heads
 from tsallis.analysis.contrasts import DensityContrast
 from tsallis.analysis.density import Densities
-from tsallis.analysis.head_roles import Example, HeadRoles
+from tsallis.analysis.head_roles import EXAMPLES, Example, HeadRoles
 from tsallis.analysis.importance import HeadImportance
-from tsallis.analysis.options import Options
 from tsallis.analysis.passes import AttentionPass, HeadKey, ReportWeights
 from tsallis.analysis.record import AttentionReader
 from tsallis.analysis.summary_records import (
@@ -25,6 +24,9 @@ from tsallis.analysis.summary_records import (
 )
 from tsallis.analysis.words import PieceCounts
 from tsallis.errors import InputError
+from tsallis.search.checks import check_at_least_one
+
+SENTENCES = 30  # that a summary holds with all weights
 
 
 def summarize_attention(
@@ -34,7 +36,8 @@ def summarize_attention(
     *,
     name: str,
     corpus: str,
-    options: Options | None = None,
+    sentences: int = SENTENCES,
+    examples: int = EXAMPLES,
     counts: PieceCounts | None = None,
 ) -> RunSummary:
     """Compute what the heads of a model do: a report on a model that is no run, without outputs and training.
@@ -45,8 +48,8 @@ def summarize_attention(
         batches: of the kind that the adapter runs, whose sentences are numbered from 0, each once, in any order.
         name: of the model, in the report.
         corpus: the name of the sentences.
-        options: how many sentences the summary holds with all weights, and how many show the role of a head; all
-            sentences are read, and nothing is searched.
+        sentences: Number of sentences that the summary holds with all weights.
+        examples: Number of sentences that show the role of a head.
         counts: of pieces, as of :func:`~tsallis.analysis.head_roles`.
 
     Returns:
@@ -54,24 +57,32 @@ def summarize_attention(
 
     Raises:
         InputError: no sentences.
-        ValueError: a number that two sentences have, or none.
+        ValueError: a number that two sentences have, or none; `sentences` or `examples` below 1.
 
     Example:
+        >>> from types import SimpleNamespace
         >>> from tsallis.analysis import read_model
-        >>> from tsallis.data.corpus import Corpus
-        >>> from tsallis.data.vocabulary import Vocabulary
-        >>> from tsallis.models import TransformerSeq2Seq
-        >>> symbols = Vocabulary(["▁a", "▁b"])
+        >>> from tsallis.models import Batch, TransformerSeq2Seq
+        >>> symbols = SimpleNamespace(name=["<pad>", "<s>", "</s>", "<unk>", "▁a", "▁b"].__getitem__)
         >>> model = TransformerSeq2Seq(6, 6, d_model=8, heads=2, layers=1, d_ff=8, attention="sparsemax")
-        >>> batches = list(Corpus([[4, 5, 4], [5]], [[5], [4, 4]]).batches(2))
+        >>> source, lengths = torch.tensor([[4, 5, 4], [5, 0, 0]]), torch.tensor([3, 1])
+        >>> read, target = torch.tensor([[1, 5, 0], [1, 4, 4]]), torch.tensor([[5, 2, -100], [4, 4, 2]])
+        >>> batch = Batch(source, lengths, read, target, (0, 1))
         >>> reader = read_model(model, symbols, symbols)
-        >>> summary = summarize_attention(model, reader, batches, name="a model", corpus="two sentences")
+        >>> summary = summarize_attention(model, reader, [batch], name="a model", corpus="two sentences")
         >>> len(summary.heads), summary.corpus.sentences, summary.outputs
         (6, 2, None)
     """
     size = sum(parameter.numel() for parameter in model.parameters())
     return summarize_reader(
-        reader, batches, (type(model).__name__, size), name=name, corpus=corpus, options=options, counts=counts
+        reader,
+        batches,
+        (type(model).__name__, size),
+        name=name,
+        corpus=corpus,
+        sentences=sentences,
+        examples=examples,
+        counts=counts,
     )
 
 
@@ -82,17 +93,18 @@ def summarize_reader(
     *,
     name: str,
     corpus: str,
-    options: Options | None = None,
+    sentences: int = SENTENCES,
+    examples: int = EXAMPLES,
     counts: PieceCounts | None = None,
 ) -> RunSummary:
     """Compute what the heads of a model do, as :func:`summarize_attention`, where the model itself is not at hand.
 
     Args:
-        reader, batches, name, corpus, options, counts: as of :func:`summarize_attention`.
+        reader, batches, name, corpus, sentences, examples, counts: as of :func:`summarize_attention`.
         model: its class, and the number of its parameters if it is known.
     """
-    options = options or Options()
-    attention_pass = AttentionPass(reader, batches, options.examples, counts)
+    check_at_least_one(sentences=sentences, examples=examples)
+    attention_pass = AttentionPass(reader, batches, examples, counts)
     texts = [sentence.text for batch in attention_pass for sentence in batch]
     if not texts:
         raise InputError(f"{corpus}: there are no sentences to analyse")
@@ -101,8 +113,8 @@ def summarize_reader(
         raise ValueError(f"{len(texts)} sentences must be numbered from 0, each once: none has number {min(missing)}")
     symbols = sum(len(text.source) for text in texts), sum(len(text.target) for text in texts)
     roles, contrasts = attention_pass.roles.result(), attention_pass.contrasts.result()
-    rows, examples = attention_pass.choose(options.sentences), head_examples(roles, contrasts)
-    report_weights = ReportWeights(reader, list(_batches_of(reader, batches, {*rows, *examples})), rows, examples)
+    rows, by_row = attention_pass.choose(sentences), head_examples(roles, contrasts)
+    report_weights = ReportWeights(reader, list(_batches_of(reader, batches, {*rows, *by_row})), rows, by_row)
     return RunSummary(
         name=name,
         task="",

@@ -10,7 +10,6 @@ import torch
 from tsallis.analysis.shapes import curve, intervals, numbers, one_of, outlines
 from tsallis.analysis.tables import Record
 from tsallis.continuous import Density, Ellipse, Elliptical, Interval
-from tsallis.models.timeseries import SignalClassifier
 
 POINTS = 161  # of the edge of a support in the plane
 Points = tuple[tuple[float, ...], ...]
@@ -99,33 +98,32 @@ class SignalDensity(Record):
     density: DrawnDensity  # on the line from 0 to 1
 
 
-def signal_densities(model: SignalClassifier, channels: Sequence[str]) -> tuple[SignalDensity, ...]:
-    """Return the densities over time with which a classifier reads its channels (Martins et al. 2020, sec. 3).
+def signal_densities(density: Density, channels: Sequence[str]) -> tuple[SignalDensity, ...]:
+    """Return densities over time as records, one for each channel and head (Martins et al. 2020, sec. 3).
 
     Args:
-        model: of irregular time series.
-        channels: their names, in the model's order.
+        density: on the line, of batch shape [heads, channels], or [1, heads, channels].
+        channels: their names.
 
     Returns:
         One record for each channel and head.
 
     Raises:
-        ValueError: another number of names.
+        ValueError: a density of another shape, or another number of names.
 
     Example:
-        >>> from tsallis.continuous import gaussian_grid
-        >>> model = SignalClassifier(gaussian_grid(4, 0.3), channels=2, d_values=1, heads=3)
-        >>> densities = signal_densities(model, ["heart rate", "temperature"])
+        >>> from tsallis.continuous import TruncatedParabola
+        >>> density = TruncatedParabola(torch.rand(3, 2), torch.tensor(0.01))
+        >>> densities = signal_densities(density, ["heart rate", "temperature"])
         >>> len(densities), densities[3].channel, densities[3].density.bounded
         (6, 'temperature', True)
     """
-    if len(channels) != model.sizes[0]:
-        raise ValueError(f"channels must be {model.sizes[0]} names, got {len(channels)}")
-    with torch.no_grad():
-        density = model.density()  # of batch shape [1, heads, channels]
-    heads = density.batch_shape[1]
+    *first, heads, count = (1, 1, *density.batch_shape)[-3:]
+    if len(density.batch_shape) < 2 or first != [1] or count != len(channels):
+        raise ValueError(f"density must have batch shape [heads, {len(channels)}], got {list(density.batch_shape)}")
+    leading = (0,) * (len(density.batch_shape) - 2)
     return tuple(
-        SignalDensity(name, head, draw_density(density, (0, head, number)))
+        SignalDensity(name, head, draw_density(density, (*leading, head, number)))
         for number, name in enumerate(channels)
         for head in range(heads)
     )

@@ -114,9 +114,11 @@ def head_importance(model: TransformerSeq2Seq | LanguageModel, batches: Iterable
         InputError: no batches.
 
     Example:
-        >>> from tsallis.data.corpus import Corpus
+        >>> from tsallis.models import Batch, TransformerSeq2Seq
         >>> model = TransformerSeq2Seq(6, 6, d_model=8, heads=2, layers=1, d_ff=8)
-        >>> importance = head_importance(model, Corpus([[4, 5]], [[5]]).batches(1))
+        >>> source, target = torch.tensor([[4, 5]]), torch.tensor([[5, 2]])
+        >>> batch = Batch(source, torch.tensor([2]), torch.tensor([[1, 5]]), target, (0,))
+        >>> importance = head_importance(model, [batch])
         >>> importance.symbols, len(importance.heads)
         (2, 6)
     """

@@ -12,12 +12,9 @@ from torch import Tensor
 
 from tsallis.analysis.record import Symbols
 from tsallis.analysis.tables import Bins, Histogram, Record
-from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
-from tsallis.evaluation.empty_output import compare_empty, empty_log_probs
 from tsallis.models.batch import Batch
 from tsallis.nn import OutputLayer
-from tsallis.search import Result
 from tsallis.search.checks import check_at_least_one
 from tsallis.search.step import eval_mode
 from tsallis.special_symbols import IGNORE_INDEX
@@ -126,9 +123,11 @@ def output_statistics(model: Any, batches: Iterable[Batch]) -> OutputStatistics:
         InputError: no batches, or none with targets.
 
     Example:
-        >>> from tsallis.models import RNNSeq2Seq
+        >>> from tsallis.models import Batch, RNNSeq2Seq
         >>> model = RNNSeq2Seq(6, 6, d_model=8, output="sparsemax")
-        >>> statistics = output_statistics(model, Corpus([[4, 5]], [[5]]).batches(1))
+        >>> source, target = torch.tensor([[4, 5]]), torch.tensor([[5, 2]])
+        >>> batch = Batch(source, torch.tensor([2]), torch.tensor([[1, 5]]), target, (0,))
+        >>> statistics = output_statistics(model, [batch])
         >>> statistics.steps, round(statistics.total.mean, 6)
         (2, 1.0)
     """
@@ -145,9 +144,11 @@ class Outputs:
         model: an encoder-decoder of this package.
 
     Example:
-        >>> from tsallis.models import RNNSeq2Seq
+        >>> from tsallis.models import Batch, RNNSeq2Seq
         >>> model = RNNSeq2Seq(6, 6, d_model=8, output="sparsemax")
-        >>> batch, outputs = Corpus([[4, 5]], [[5]]).batch([0]), Outputs(model)
+        >>> source, target = torch.tensor([[4, 5]]), torch.tensor([[5, 2]])
+        >>> batch = Batch(source, torch.tensor([2]), torch.tensor([[1, 5]]), target, (0,))
+        >>> outputs = Outputs(model)
         >>> outputs.update(model(batch.src, batch.src_lengths, batch.tgt_in), batch)
         >>> outputs.result().steps
         2
@@ -241,13 +242,15 @@ def teacher_forced_supports(
         ValueError: `words` below 1.
 
     Example:
-        >>> from tsallis.data.vocabulary import Vocabulary
-        >>> from tsallis.models import RNNSeq2Seq
+        >>> from types import SimpleNamespace
+        >>> from tsallis.models import Batch, RNNSeq2Seq
+        >>> symbols = SimpleNamespace(name=["<pad>", "<s>", "</s>", "<unk>", "▁a", "▁b"].__getitem__)
         >>> model = RNNSeq2Seq(6, 6, d_model=8, output="sparsemax")
-        >>> batches = Corpus([[4, 5]], [[5]]).batches(1)
-        >>> [(index, steps)] = teacher_forced_supports(model, batches, Vocabulary(["a", "b"]))
+        >>> source, target = torch.tensor([[4, 5]]), torch.tensor([[5, 2]])
+        >>> batch = Batch(source, torch.tensor([2]), torch.tensor([[1, 5]]), target, (0,))
+        >>> [(index, steps)] = teacher_forced_supports(model, [batch], symbols)
         >>> index, [step.gold for step in steps], steps[0].support == len(steps[0].words)
-        (0, ['b', '</s>'], True)
+        (0, ['▁b', '</s>'], True)
     """
     check_at_least_one(words=words)
     for decoded, batch in _decode(model, batches):
@@ -333,47 +336,3 @@ class EmptyRate(Record):
         """Return the same, with the numbers that the sentences have in a larger corpus."""
         outputs = tuple(replace(output, index=rows[output.index]) for output in self.outputs)
         return replace(self, outputs=outputs)
-
-
-def empty_rate(model: Any, corpus: Corpus, results: Sequence[Result], vocabulary: Any = None) -> EmptyRate:
-    r"""Compute the share of sentences whose empty output is more probable than the best one of a search.
-
-    .. math:: \frac{1}{N} \, \big|\{n : p(\langle/s\rangle \mid x_n) > p(\hat y_n \mid x_n)\}\big|
-
-    (Tezekbayev et al. 2022, table 2; Stahlberg and Byrne 2019). Both log-probabilities are sums in float64 of the same
-    steps, and compared exactly. A sentence whose best output is the empty one does not count, however its two sums
-    round.
-
-    Args:
-        model: an encoder-decoder.
-        corpus: the sources.
-        results: of a search, in the corpus's order.
-        vocabulary: Of the outputs, where results are about texts.
-
-    Returns:
-        The share of such sentences, and each of them.
-
-    Raises:
-        InputError: an empty corpus.
-        ValueError: not one result a sentence.
-
-    Example:
-        >>> from tsallis.models import RNNSeq2Seq
-        >>> from tsallis.search import beam_search
-        >>> model = RNNSeq2Seq(6, 6, d_model=8, output="softmax")
-        >>> results = beam_search(model, torch.tensor([[4, 5]]), torch.tensor([2]), beam_size=4)
-        >>> empty_rate(model, Corpus([[4, 5]], [[5]]), results).rate  # the best of all was found
-        0.0
-    """
-    if len(corpus) == 0:
-        raise InputError("there are no sentences to compare outputs of: the corpus is empty")
-    if len(results) != len(corpus):
-        raise ValueError(f"there must be one result a sentence: got {len(results)} for {len(corpus)} sentences")
-    outputs = []
-    empties = empty_log_probs(model, corpus, vocabulary=vocabulary).tolist()
-    for index, (empty, result) in enumerate(zip(empties, results, strict=True)):
-        best = result.best
-        log_prob = best.log_prob if best else -float("inf")
-        if compare_empty(empty, result, vocabulary)[0]:
-            outputs.append(EmptyOutput(index, empty, log_prob))
-    return EmptyRate(len(corpus), len(outputs) / len(corpus), tuple(outputs))

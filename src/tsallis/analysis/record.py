@@ -23,7 +23,7 @@ DENSITY_ALPHAS = {"gaussian": 1.0, "laplace": 1.0, "truncated_parabola": 2.0, "t
 
 
 class Symbols(Protocol):
-    """Spells symbols, as :class:`tsallis.data.vocabulary.Vocabulary` and :class:`tsallis.data.subwords.Subwords` do."""
+    """What spells symbols: any vocabulary."""
 
     def name(self, number: int) -> str:
         """Return the spelling of a symbol."""
@@ -100,17 +100,18 @@ def record(reader: AttentionReader, batches: Iterable[Any]) -> Recording:
         ValueError: weights that fit neither the layers nor the sentences.
 
     Example:
-        >>> from tsallis.data.corpus import Corpus
-        >>> from tsallis.data.vocabulary import Vocabulary
-        >>> from tsallis.models import TransformerSeq2Seq
-        >>> symbols = Vocabulary(["▁a", "▁b"])
+        >>> from types import SimpleNamespace
+        >>> from tsallis.models import Batch, TransformerSeq2Seq
+        >>> symbols = SimpleNamespace(name=["<pad>", "<s>", "</s>", "<unk>", "▁a", "▁b"].__getitem__)
         >>> model = TransformerSeq2Seq(6, 6, d_model=8, heads=2, layers=1, d_ff=8, attention="sparsemax")
-        >>> corpus = Corpus([[4, 5, 4], [5]], [[5], [4, 4]])
-        >>> recording = record(read_model(model, symbols, symbols), corpus.batches(2))
+        >>> source, lengths = torch.tensor([[4, 5, 4], [5, 0, 0]]), torch.tensor([3, 1])
+        >>> read, target = torch.tensor([[1, 5, 0], [1, 4, 4]]), torch.tensor([[5, 2, -100], [4, 4, 2]])
+        >>> batch = Batch(source, lengths, read, target, (0, 1))
+        >>> recording = record(read_model(model, symbols, symbols), [batch])
         >>> [layer.name for layer in recording.layers]
         ['encoder layer 1', 'decoder layer 1', 'cross layer 1']
         >>> [(s.text.target, s.weights[2].shape) for s in recording]
-        [(('<s>', '▁a', '▁a'), (2, 3, 1)), (('<s>', '▁b'), (2, 2, 3))]
+        [(('<s>', '▁b'), (2, 2, 3)), (('<s>', '▁a', '▁a'), (2, 3, 1))]
     """
     return Recording(reader.layers, _Sentences(reader, batches))
 
@@ -137,13 +138,14 @@ def record_batches(reader: AttentionReader, batches: Iterable[Any]) -> Iterator[
         ValueError: weights that fit neither the layers nor the sentences.
 
     Example:
-        >>> from tsallis.data.corpus import Corpus
-        >>> from tsallis.data.vocabulary import Vocabulary
-        >>> symbols = Vocabulary(["▁a", "▁b"])
+        >>> from types import SimpleNamespace
+        >>> symbols = SimpleNamespace(name=["<pad>", "<s>", "</s>", "<unk>", "▁a", "▁b"].__getitem__)
         >>> reader = read_model(RNNSeq2Seq(6, 6, d_model=8), symbols, symbols)
-        >>> (part,) = record_batches(reader, Corpus([[4, 5], [5]], [[5], [4]]).batches(2))
+        >>> source, target = torch.tensor([[4, 5]]), torch.tensor([[5, 2]])
+        >>> batch = Batch(source, torch.tensor([2]), torch.tensor([[1, 5]]), target, (0,))
+        >>> (part,) = record_batches(reader, [batch])
         >>> len(part.sentences), part.result.hidden.shape
-        (2, torch.Size([2, 2, 8]))
+        (1, torch.Size([1, 2, 8]))
     """
     for batch in batches:
         yield _record_batch(reader, batch)
@@ -258,8 +260,8 @@ def read_model(model: Any, src_vocab: Symbols, tgt_vocab: Symbols) -> AttentionR
         ValueError: another model; it needs an :class:`AttentionReader` of its own.
 
     Example:
-        >>> from tsallis.data.vocabulary import Vocabulary
-        >>> symbols = Vocabulary(["▁a", "▁b"])
+        >>> from types import SimpleNamespace
+        >>> symbols = SimpleNamespace(name=["<pad>", "<s>", "</s>", "<unk>", "▁a", "▁b"].__getitem__)
         >>> reader = read_model(RNNSeq2Seq(6, 6, d_model=8), symbols, symbols)
         >>> reader.layers
         (AttentionLayer(kind='cross', layer=0, alphas=(1.5,), causal=False),)

@@ -1,14 +1,14 @@
-"""The records of a report: heads, sentences, contrasts and outputs of a run."""
+"""The records of a report: heads, sentences, contrasts and outputs of a run, and the densities of classifiers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from tsallis.analysis.alphas import HeadHistory
 from tsallis.analysis.contrasts import ModelContrast
-from tsallis.analysis.curves import ValueHistory
+from tsallis.analysis.density_shapes import DrawnDensity
 from tsallis.analysis.diversity import LayerDiversity
+from tsallis.analysis.histories import HeadHistory, ValueHistory
 from tsallis.analysis.outputs import EmptyRate, OutputStatistics, TeacherForcedStep
 from tsallis.analysis.tables import Histogram, Record
 from tsallis.analysis.tree import BeamTree
@@ -114,3 +114,69 @@ class ComparisonSummary(Record):
     first: str  # name of a run
     second: str  # name of another one
     kinds: tuple[ModelContrast, ...]  # one for each kind of attention that both have
+
+
+@dataclass(frozen=True)
+class DensityExample(Record):
+    """The attention of a model to one example.
+
+    Args:
+        index: of the example in its corpus, from 0.
+        title: its words as they are read, or the question about an image.
+        words: of a document; none for an image.
+        gold: the right answer, empty where it isn't known.
+        answer: the model's.
+        prob: its probability.
+        weights: the discrete weights of the words, or of the regions of an image, row by row; none without any.
+        grid: rows and columns of the regions; None for words.
+        masses: of the density in each word or region; none without a density.
+        density: None for discrete attention.
+        image: a PNG as a data URI, at most 256 pixels wide and high; None for words and for features.
+    """
+
+    index: int
+    title: str
+    words: tuple[str, ...]
+    gold: str
+    answer: str
+    prob: float
+    weights: tuple[float, ...]
+    grid: tuple[int, int] | None
+    masses: tuple[float, ...]
+    density: DrawnDensity | None
+    image: str | None
+
+
+@dataclass(frozen=True)
+class DensitySummary(Record):
+    """The attention of a run of labels over a corpus: where densities lie, how wide they are, how much is left out.
+
+    Args:
+        name: of the run's folder.
+        task: its name, such as "classification".
+        model: its class.
+        arguments: of that class.
+        corpus: its name.
+        examples: how many were read.
+        accuracy: share of answers that are right, among those whose right answer is known; None where none is.
+        zeros: mean share of words or regions without any weight: discrete ones where there are any.
+        zero_masses: the same of the density's masses; None without a density.
+        size: mean part of the unit interval or square that supports cover; None without a density.
+        centres: histograms of the densities' means along each axis, from 0 to 1.
+        sizes: histogram of the parts that supports cover; None without a density.
+        shown: some examples.
+    """
+
+    name: str
+    task: str
+    model: str
+    arguments: dict[str, Any]
+    corpus: str
+    examples: int
+    accuracy: float | None
+    zeros: float | None
+    zero_masses: float | None
+    size: float | None
+    centres: tuple[Histogram, ...]
+    sizes: Histogram | None
+    shown: tuple[DensityExample, ...]

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from torch import Tensor
 
-from tsallis.analysis.attention_summary import summarize_reader
-from tsallis.analysis.options import Options
+from tsallis.analysis.attention_summary import SENTENCES, summarize_reader
+from tsallis.analysis.head_roles import EXAMPLES
 from tsallis.analysis.summary_records import RunSummary
 from tsallis.analysis.weight_inputs import (
     Layers,
@@ -36,7 +36,8 @@ def summarize_weights(
     tolerance: float = 0.01,
     name: str = "model",
     corpus: str = "the texts",
-    options: Options | None = None,
+    sentences: int = SENTENCES,
+    examples: int = EXAMPLES,
 ) -> RunSummary:
     """Compute what heads do from the weights of any model, for the page of a report.
 
@@ -61,7 +62,8 @@ def summarize_weights(
             that need not sum to 1, such as those beside a sink, take more.
         name: of the model, in the report.
         corpus: the name of the texts.
-        options: how many sentences are read, how many the page shows with all weights, and how many show a head's role.
+        sentences: Number of sentences that the page shows with all weights.
+        examples: Number of sentences that show the role of a head.
 
     Returns:
         The summary, for `tsallis.report.page.build_page`. Alphas are NaN, and the page leaves them out.
@@ -103,10 +105,11 @@ def summarize_weights(
         causal = not attends_ahead(parts.get("decoder", ())) if causal is None else causal
     for kind, layers in parts.items():
         check_values(layers, causal and kind == "decoder", tolerance)
-    options = options or Options()
     reader = _WeightsReader(parts, texts, causal)
-    batches = range(min(len(pieces) for pieces in texts.values()))[: options.limit]
-    return summarize_reader(reader, batches, ("", None), name=name, corpus=corpus, options=options)
+    batches = range(min(len(pieces) for pieces in texts.values()))
+    return summarize_reader(
+        reader, batches, ("", None), name=name, corpus=corpus, sentences=sentences, examples=examples
+    )
 
 
 def _read_sides(kinds: Collection[str], source: Tokens | None, target: Tokens | None) -> dict[str, Pieces]:

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import functools
 import unicodedata
-from collections import Counter
 from collections.abc import Mapping, Sequence
-
-from tsallis.analysis.record import Symbols
-from tsallis.data.corpus import Corpus
-from tsallis.data.ragged import Rows
 
 PieceCounts = Mapping[str, Mapping[str, int]]  # of the sides "source" and "target"
 
@@ -96,27 +91,3 @@ def word_of(pieces: Sequence[str], cluster: range) -> str:
     'lamp'
     """
     return "".join(spelling(pieces[i]) for i in cluster)
-
-
-def count_pieces(corpus: Corpus, src_vocab: Symbols, tgt_vocab: Symbols) -> PieceCounts:
-    """Count how often each piece occurs in the sources and in the targets of a corpus, for the scores of rare ones.
-
-    Args:
-        corpus: encoded sources and targets.
-        src_vocab, tgt_vocab: spell their symbols.
-
-    Returns:
-        Counts by piece, of the sides "source" and "target".
-
-    Example:
-        >>> from tsallis.data.vocabulary import Vocabulary
-        >>> vocabulary = Vocabulary(["▁a", "▁b"])
-        >>> count_pieces(Corpus([[4, 5], [4]], [[5], [5]]), vocabulary, vocabulary)
-        {'source': {'▁a': 2, '▁b': 1}, 'target': {'▁b': 2}}
-    """
-    return {"source": _counts(corpus.src, src_vocab), "target": _counts(corpus.tgt, tgt_vocab)}
-
-
-def _counts(rows: Rows, vocab: Symbols) -> dict[str, int]:
-    numbers = Counter(int(number) for row in rows for number in row)
-    return {vocab.name(number): count for number, count in numbers.items()}

@@ -11,7 +11,7 @@ import typer
 
 from tsallis.cli.input import input_name
 from tsallis.cli.options import Beam, Device, TextLanguage, Which
-from tsallis.cli.output import check_folder, check_writable, print_fields
+from tsallis.cli.output import check_writable, print_fields
 from tsallis.inference import open_run
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ def analyze(
             help="Lines in place of a split (-: standard input); without outputs, the first run's answers are targets."
         ),
     ] = None,
-    figures: Annotated[Path | None, typer.Option(help="A folder for the same figures as SVG, PDF and PNG.")] = None,
     records: Annotated[Path | None, typer.Option("--json", help="A file for all numbers.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Sentences that are analysed, the first ones.")] = LIMIT,
     sentences: Annotated[int, typer.Option(min=1, help="Sentences that the page shows with all weights.")] = SENTENCES,
@@ -55,16 +54,14 @@ def analyze(
 
     Of several runs the first one's configuration says how all are searched.
     """
-    from tsallis.analysis import Options
-    from tsallis.analysis.densities import is_label_run
     from tsallis.cli.report_parts import Report, Text, describe_labels, read_sweep, summarize_all, sweep_if_any
     from tsallis.errors import InputError
+    from tsallis.run_analysis import Options
+    from tsallis.run_analysis.densities import is_label_run
 
     if text and split is not None:
         raise InputError(f"--split is for the config's own data: {input_name(text)} was given, too")
     check_writable(out, records)
-    if figures is not None:
-        check_folder(figures)
     if sweep:
         others = {
             **{"--text": text, "--split": split, "--beam": beam, "--language": language},
@@ -73,7 +70,7 @@ def analyze(
         }
         if names := [name for name, value in others.items() if value]:
             raise InputError(f"--sweep reads logs, no sentences: {', '.join(names)} was given, too")
-        _write(Report(sweep=read_sweep(runs)), out, figures, records)
+        _write(Report(sweep=read_sweep(runs)), out, records)
         return
     opened = [open_run(run, checkpoint, device) for run in runs]
     for one in opened:
@@ -92,26 +89,22 @@ def analyze(
             report = Report(densities=describe_labels(loaded, split or "dev", lines, language, options))
         else:
             report = Report(*summarize_all(loaded, split or "dev", lines, language, options))
-        _write(report._replace(sweep=sweep_if_any(runs)), out, figures, records)
+        _write(report._replace(sweep=sweep_if_any(runs)), out, records)
     except KeyboardInterrupt:
         print("tsallis: interrupted, nothing was written", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _write(report: Report, out: Path, figures: Path | None, records: Path | None) -> None:
+def _write(report: Report, out: Path, records: Path | None) -> None:
     """Write all files once everything is computed, each in one step."""
     import tsallis
     from tsallis.data.io import write_output
     from tsallis.report.page import build_page, sentences_that_fit
 
-    files: dict[Path, str | bytes] = {}
+    files: dict[Path, str] = {}
     if records is not None:
         content = {name: _plain(part) for name, part in report._asdict().items()}
         files[records] = json.dumps(content, ensure_ascii=False, allow_nan=True)
-    if figures is not None:
-        from tsallis.report.paper_figures import draw_figures
-
-        files |= {figures / name: blob for name, blob in draw_figures(report.runs, report.sweep, report.densities)}
     page = build_page(**report._asdict(), note=f"tsallis {tsallis.__version__}")
     count = len(report.runs[0].sentences) if report.runs else 0
     if (most := sentences_that_fit(report.runs)) < count:
@@ -119,8 +112,8 @@ def _write(report: Report, out: Path, figures: Path | None, records: Path | None
         print(f"tsallis: {out}: {message}", file=sys.stderr)
     files[out] = page
     check_writable(*files)
-    for path, blob in files.items():
-        write_output(path, blob)
+    for path, text in files.items():
+        write_output(path, text)
     for path in files:  # printed last: nothing is lost where standard output can't be written to
         print_fields(str(path))
 

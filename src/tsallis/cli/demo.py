@@ -140,7 +140,7 @@ def _training_beside(arguments: list[str]) -> Iterator[None]:
 
 def _print_scores(sparse: dict[str, Any], softmax: dict[str, Any]) -> None:
     """Print a table with a column for each model."""
-    from tsallis.evaluation.score_names import SCORES
+    from tsallis.analysis.score_names import SCORES
 
     print(f"  {'':<30}{'1.5-entmax':>12}{'softmax':>10}")
     for key in COMPARISON:

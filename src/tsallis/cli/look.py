@@ -14,10 +14,6 @@ from tsallis.cli.output import check_folder, print_fields, print_json
 from tsallis.inference import open_run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from matplotlib.figure import Figure
-
     from tsallis.cli.input import Block
     from tsallis.tasks.base import Task
     from tsallis.training import Run
@@ -35,7 +31,7 @@ def look(
     ] = False,
     heads: Annotated[
         str | None,
-        typer.Option(help="all, or heads such as encoder.1.2,cross.3.1; default: one figure of the last layer's."),
+        typer.Option(help="Heads whose weights --weights prints: all, or names such as encoder.1.2,cross.3.1."),
     ] = None,
     beam: Beam = None,
     language: Language = None,
@@ -46,8 +42,8 @@ def look(
 ) -> None:
     """Figures of what the model attends to, one for each line of input: weights, densities and their supports.
 
-    With --heads each head is a panel of its own; heads of several kinds of attention are a figure for each kind. With
-    --weights nothing is drawn: the output and its weights above zero are printed, as [row, column, weight].
+    With --weights nothing is drawn: the output and its weights above zero are printed, as [row, column, weight], of the
+    heads that --heads names. To draw single heads use tsallis analyze --text.
     """
     from tsallis.errors import InputError
     from tsallis.optional_output import optional_stdout
@@ -55,6 +51,8 @@ def look(
 
     if weights and (figures := [name for name, value in (("--out", out), ("--format", kind)) if value is not None]):
         raise InputError(f"{' and '.join(figures)} is for figures, --weights prints numbers: one of the two")
+    if heads is not None and not weights:
+        raise InputError("--heads is for --weights; the page of tsallis analyze --text draws single heads")
     folder = out or Path("looks")
     if not weights:
         style.require()
@@ -70,7 +68,7 @@ def look(
         return
     with optional_stdout() as shown:  # all figures are drawn, whether their names are read or not
         for block in blocks:
-            _draw(loaded, task, block, folder, kind or "png", heads, search, as_json)
+            _draw(loaded, task, block, folder, kind or "png", search, as_json)
             sys.stdout.flush()
     if shown.error is not None:
         raise shown.error
@@ -87,23 +85,17 @@ def _print_weights(run: Run, task: Task, block: Block, heads: str | None, search
     sys.stdout.flush()
 
 
-def _draw(
-    run: Run, task: Task, block: Block, out: Path, kind: str, heads: str | None, search: dict[str, Any], as_json: bool
-) -> None:
+def _draw(run: Run, task: Task, block: Block, out: Path, kind: str, search: dict[str, Any], as_json: bool) -> None:
     """Write the figures of a block of lines, and print their paths."""
-    from tsallis.report import save
-    from tsallis.tasks.figures import figures, head_figures
+    from tsallis.data.io import write_output
+    from tsallis.report import style
+    from tsallis.tasks.figures import figures
 
-    numbered: Iterator[tuple[int, str | None, Figure]]
-    if heads is None:
-        numbered = ((number, None, figure) for number, figure in figures(task, run, block.lines, **search))
-    else:
-        numbered = head_figures(task, run, block.lines, heads, **search)
-    for number, part, figure in numbered:
+    for number, figure in figures(task, run, block.lines, **search):
         line = block.first + number + 1
-        path = out / f"{line}{f'-{part}' if part else ''}.{kind}"
-        save(figure, path)
+        path = out / f"{line}.{kind}"
+        write_output(path, style.render(figure, kind))
         if as_json:
-            print_json({"line": line, "part": part, "path": str(path)})
+            print_json({"line": line, "path": str(path)})
         else:
             print_fields(str(path))

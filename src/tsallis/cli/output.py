@@ -69,8 +69,8 @@ def print_json(content: Any) -> None:
 
 def score_table(report: dict[str, Any]) -> str:
     """Return a table of an evaluation: numbers of `SCORES` under their titles, after scores that have none there."""
+    from tsallis.analysis.score_names import SCORES
     from tsallis.evaluation.metrics import Evaluation
-    from tsallis.evaluation.score_names import SCORES
 
     known = {*SCORES, *Evaluation.__dataclass_fields__}
     others = {key: value for key, value in report.items() if isinstance(value, float) and key not in known}
@@ -94,7 +94,7 @@ def score_table(report: dict[str, Any]) -> str:
 
 def _language_table(languages: Mapping[str, Mapping[str, float]]) -> list[str]:
     """Return the lines of a table with a row for each language, and a column for each of its scores."""
-    from tsallis.evaluation.score_names import ScoreFormat, find_score
+    from tsallis.analysis.score_names import ScoreFormat, find_score
 
     names = next(iter(languages.values()))
     columns = {name: find_score(name) or ScoreFormat(name, ".4f") for name in names}

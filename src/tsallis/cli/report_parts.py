@@ -9,21 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tsallis.analysis import (
-    ComparisonSummary,
-    DensitySummary,
-    Options,
-    RunInput,
-    RunSummary,
-    Sweep,
-    SweepRun,
-    TrainingCounts,
-    count_pieces,
-    summarize_densities,
-    summarize_runs,
-    sweep,
-    value_history,
-)
+from tsallis.analysis import RunSummary
+from tsallis.analysis.histories import Sweep
+from tsallis.analysis.summary_records import ComparisonSummary, DensitySummary
 from tsallis.cli.input import input_name, read_text_lines
 from tsallis.config import Config
 from tsallis.data import io
@@ -31,6 +19,8 @@ from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
 from tsallis.evaluation.search_results import search_corpus
 from tsallis.models.spellings import ambiguous_text
+from tsallis.run_analysis import Options, RunInput, SweepRun, summarize_densities, summarize_runs, sweep, value_history
+from tsallis.run_analysis.summary import TrainingCounts, count_pieces
 from tsallis.tasks.base import Task
 from tsallis.tasks.registry import load_config
 from tsallis.tasks.types import Lines

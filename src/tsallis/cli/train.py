@@ -159,7 +159,7 @@ def _prepare_locked(
 
 def _describe_finished(checkpoints: Checkpoints, index: Index) -> str:
     """Return a line on a run that has nothing left to do: its updates, and its best score."""
-    from tsallis.evaluation.score_names import find_score
+    from tsallis.analysis.score_names import find_score
 
     last, best = checkpoints.facts("last"), checkpoints.facts("best")
     metrics = best["metrics"]

@@ -1,9 +1,9 @@
-"""Known data sets of labelled texts, questions about images, and time series."""
+"""Known data sets of labelled texts, questions about images, and stays in intensive care."""
 
 from __future__ import annotations
 
 from tsallis.datasets.download import Part, SourceFile
-from tsallis.datasets.source import Source, remote, table, unpack
+from tsallis.datasets.source import Source, remote, unpack
 
 GITHUB = "https://raw.githubusercontent.com"
 QUESTIONS = "image\tquestion\tanswer"
@@ -143,20 +143,6 @@ def _physionet2012() -> Source:
     )
 
 
-def _ucr_small() -> Source:
-    base = f"{GITHUB}/aeon-toolkit/aeon/a101ddc8b35a65441609b45c9bcce5aeafa0c131/aeon/datasets/data"
-    rows = table("ucr-small.tsv")
-    entries = [remote(f"{base}/{name.rpartition('_')[0]}/{name}", int(size), sha256) for name, size, sha256 in rows]
-    return Source(
-        "ucr-small",
-        "Seven small sets of the UCR and UEA archives of time series, in .ts files",
-        "free for research; BSD-3 (repository)",
-        "Dau et al. 2019, The UCR time series archive; Bagnall et al. 2018, The UEA multivariate time series "
-        "classification archive",
-        tuple(entries),
-    )
-
-
 SST = "Socher et al. 2013, Recursive deep models for semantic compositionality over a sentiment treebank"
 FOLD = "every tenth line is for the test, there is no official split"
 
@@ -186,5 +172,4 @@ SETS = (
     _easy_vqa(),
     _daquar(),
     _physionet2012(),
-    _ucr_small(),
 )

@@ -6,7 +6,6 @@ from tsallis.models.label_decoder import LabelDecoder
 from tsallis.models.language import LanguageModel
 from tsallis.models.lstm import RNNSeq2Seq
 from tsallis.models.protocol import Decoder, DecoderOutput, Memory, Step
-from tsallis.models.timeseries import GridClassifier, SignalClassifier
 from tsallis.models.transformer.model import TransformerSeq2Seq
 from tsallis.models.vqa import VisualAnswerer
 
@@ -15,12 +14,10 @@ __all__ = [
     "BiLSTMClassifier",
     "Decoder",
     "DecoderOutput",
-    "GridClassifier",
     "LabelDecoder",
     "LanguageModel",
     "Memory",
     "RNNSeq2Seq",
-    "SignalClassifier",
     "Step",
     "TransformerSeq2Seq",
     "VisualAnswerer",

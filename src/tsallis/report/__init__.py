@@ -1,6 +1,5 @@
 """Figures of attention to texts, images and translations, and of possible outputs, drawn with matplotlib."""
 
-from tsallis.report.alpha_figure import learned_alphas
 from tsallis.report.heatmap import attention_matrix, matrix_panels
 from tsallis.report.image import image_attention, image_panels
 from tsallis.report.output_figures import output_steps, output_tree
@@ -13,7 +12,6 @@ __all__ = [
     "attention_matrix",
     "image_attention",
     "image_panels",
-    "learned_alphas",
     "matrix_panels",
     "output_steps",
     "output_tree",

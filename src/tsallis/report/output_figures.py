@@ -3,38 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tsallis.analysis.outputs import TeacherForcedStep
-from tsallis.analysis.summary_records import RunSummary
 from tsallis.analysis.tree import BeamTree, Edge
 from tsallis.analysis.words import WORD_START
 from tsallis.report import style
-from tsallis.report.panels import file_endings
 from tsallis.report.style import FAINT, GREY, INK, POINTS, SMALL, WIDTH
 from tsallis.special_symbols import EOS, SPECIALS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-SENTENCES = 3  # of a report that figures show, the first ones
 LINE, GAP, MARGIN = 26.0, 20.0, 6.0  # points from leaf to leaf of a tree, from a word to its branches, around
 CELL, PAD = 13.0, 5.0  # points of a word's height, and beside it
 HEADS = 4.0  # points between bands of steps
 IMPOSSIBLE = style.DENSITY  # of a target that is impossible
-
-
-def output_figures(runs: Sequence[RunSummary]) -> Iterator[tuple[str, Figure]]:
-    """Yield the steps and the tree of the first sentences of each run's report."""
-    for run, name in zip(runs, file_endings(runs), strict=True):
-        for sentence in run.sentences[:SENTENCES]:
-            number = sentence.text.index + 1
-            if sentence.steps:
-                yield f"steps-{number}{name}", style.whole(output_steps(sentence.steps))
-            if sentence.tree is not None and sentence.tree.edges:
-                yield f"tree-{number}{name}", style.whole(output_tree(sentence.tree))
 
 
 def output_tree(tree: BeamTree, *, title: str = "", ax: Axes | None = None) -> Axes:

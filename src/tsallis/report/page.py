@@ -16,25 +16,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tsallis.analysis.alphas import HeadHistory
-from tsallis.analysis.curves import SCORES as ON_DEV
-from tsallis.analysis.curves import VALUES, ValueHistory
-from tsallis.analysis.densities import DensitySummary
 from tsallis.analysis.density_shapes import SignalDensity
 from tsallis.analysis.head_roles import ROLES
+from tsallis.analysis.histories import ON_DEV, VALUES, HeadHistory, Sweep, SweepPoint, ValueHistory
+from tsallis.analysis.score_names import SCORES, ScoreFormat
 from tsallis.analysis.summary_records import (
     ComparisonSummary,
     ContrastSummary,
+    DensitySummary,
     HeadExample,
     HeadSummary,
     RunSummary,
     SentenceSummary,
 )
-from tsallis.analysis.sweep import Sweep, SweepPoint
 from tsallis.analysis.tree import BeamTree
 from tsallis.analysis.weights import SIDES, SparseWeights
 from tsallis.errors import InputError
-from tsallis.evaluation.score_names import SCORES, ScoreFormat
 
 __all__ = ["build_page"]
 

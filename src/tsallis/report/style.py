@@ -11,7 +11,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tsallis.data.io import write_output
 from tsallis.errors import InputError
 
 if TYPE_CHECKING:
@@ -93,9 +92,10 @@ def blank(width: float = WIDTH, height: float = 3.0, constrained: bool = True) -
 
 
 def save(figure: Figure | Axes, path: Path | str, dpi: float = 200) -> None:
-    """Write a figure, or the one that axes belong to, as PNG, SVG or PDF, in one step.
+    """Write a figure, or the one that axes belong to, as PNG, SVG or PDF.
 
-    No date is written; with matplotlib's own setting `svg.hashsalt` two SVGs of one figure are equal byte by byte.
+    The folder is created if it is missing. The file has no date: with matplotlib's setting `svg.hashsalt` two SVGs of
+    one figure are equal byte by byte.
 
     Args:
         figure: or axes of it.
@@ -117,7 +117,9 @@ def save(figure: Figure | Axes, path: Path | str, dpi: float = 200) -> None:
     if ending not in ENDINGS:
         endings = ", ".join(f".{e}" for e in ENDINGS)
         raise InputError(f"{path}: a figure's file must end in one of {endings}")
-    write_output(path, render(figure, ending, dpi))
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(render(figure, ending, dpi))
 
 
 def render(figure: Figure | Axes, ending: str, dpi: float = 200) -> bytes:
@@ -327,12 +329,6 @@ def shades(name: str, low: float, high: float) -> ListedColormap:
 
     steps = 256
     return ListedColormap([colormaps[name](low + (high - low) * i / (steps - 1)) for i in range(steps)], name=name)
-
-
-def layer_shades(layers: int) -> list[Any]:
-    """Return a colour for each layer, the first light and the last dark."""
-    colours = shades("viridis_r", 0.25, 1.0)
-    return [colours(layer / max(layers - 1, 1)) for layer in range(layers)]
 
 
 def name_lines(ax: Axes, names: Sequence[tuple[str, Any]]) -> None:

@@ -28,7 +28,7 @@ LISTS = {"encoder": ("source", "source"), "decoder": ("target", "read"), "cross"
 DIGITS = 6
 
 
-def heads_of_run(run: Run, names: str) -> list[Head]:
+def _heads_of_run(run: Run, names: str) -> list[Head]:
     """Return the heads of a run that are named, see :func:`tsallis.analysis.head_names.choose_heads`.
 
     Raises:
@@ -68,7 +68,7 @@ def describe_attention(
     Raises:
         InputError: heads that the model does not have.
     """
-    chosen = None if heads is None else heads_of_run(run, heads)
+    chosen = None if heads is None else _heads_of_run(run, heads)
     rows = [row for row, title in enumerate(lines.titles) if title.strip()]
     if not rows:
         return

@@ -15,7 +15,6 @@ from tsallis.models.protocol import device_of
 from tsallis.report import View, attention_matrix, image_panels, text_panels
 from tsallis.search import Hypothesis, beam_search
 from tsallis.special_symbols import BOS
-from tsallis.tasks.attention_weights import heads_of_run
 from tsallis.tasks.base import Task
 from tsallis.tasks.types import Lines
 from tsallis.training.run_folder import Run
@@ -42,34 +41,6 @@ def figures(task: Task, run: Run, lines: Lines, **search: Any) -> Iterator[tuple
     for row, batch, best in _answers(task, run, lines, **search):
         with torch.no_grad():
             yield lines.numbers[row], _draw(task, on_cpu, batch, best, lines.titles[row])
-
-
-def head_figures(
-    task: Task, run: Run, lines: Lines, heads: str, **search: Any
-) -> Iterator[tuple[int, str | None, Figure]]:
-    """Yield figures of single heads on each line that has an output, a figure for each kind of attention.
-
-    Args:
-        task: The task of the run.
-        run: An encoder-decoder with discrete attention.
-        lines: That it reads.
-        heads: "all", or names such as "encoder.1.2,cross.3.1": kind, layer and head, counted from 1.
-        search: Arguments of the beam search.
-
-    Yields:
-        The line's number from 0; the kind of attention, if there are several; and the figure.
-
-    Raises:
-        InputError: If the model lacks one of the heads, or matplotlib is missing.
-    """
-    from tsallis.report.head_panels import head_panels
-
-    on_cpu = run if device_of(run.model).type == "cpu" else replace(run, model=deepcopy(run.model).cpu())
-    chosen = heads_of_run(run, heads)
-    several = len({layer.kind for layer, _ in chosen}) > 1
-    for row, _, best in _answers(task, run, lines, **search):
-        for kind, figure in head_panels(on_cpu, lines.corpus.src[row], best.tokens, chosen):
-            yield lines.numbers[row], kind if several else None, figure
 
 
 def _answers(task: Task, run: Run, lines: Lines, **search: Any) -> Iterator[tuple[int, Batch, Hypothesis]]:

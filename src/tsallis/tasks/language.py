@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from tsallis.analysis.score_names import OF_TEXT
 from tsallis.config import Alpha, Count, Depth, FileName, Section, Size
 from tsallis.data.corpus import Corpus
 from tsallis.data.corpus_cache import cached_subwords
@@ -22,7 +23,6 @@ from tsallis.data.vocabulary import Vocabulary
 from tsallis.datasets.number_names import german_english_numbers
 from tsallis.datasets.synthetic_corpus import SyntheticCorpus, synthetic_corpus, synthetic_vocabulary
 from tsallis.errors import InputError
-from tsallis.evaluation.score_names import OF_TEXT
 from tsallis.evaluation.text_scores import CorpusScore
 from tsallis.special_symbols import UNK
 from tsallis.tasks.base import LONGEST, Task, split_name

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 
+from tsallis.analysis.score_names import TEACHER_FORCED
 from tsallis.config import Config as RunConfig
 from tsallis.config import EmbeddingsConfig, Settings
 from tsallis.data.io import read_text
@@ -18,7 +19,6 @@ from tsallis.data.ragged import RaggedRows, Rows
 from tsallis.data.word_vectors import read_word_vectors
 from tsallis.data.yaml_text import LARGEST_FILE, parse_yaml
 from tsallis.errors import InputError, describe, memory_for
-from tsallis.evaluation.score_names import TEACHER_FORCED
 from tsallis.old_names import with_new_names
 from tsallis.search.texts import merge_texts
 from tsallis.tasks.base import Task

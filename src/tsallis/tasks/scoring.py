@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tsallis.analysis.score_names import OF_TEXT, TEACHER_FORCED
 from tsallis.data.corpus import Corpus
 from tsallis.datasets.synthetic_corpus import SyntheticCorpus
 from tsallis.errors import InputError
 from tsallis.evaluation.continuations import compare_continuations
 from tsallis.evaluation.metrics import evaluate
-from tsallis.evaluation.score_names import OF_TEXT, TEACHER_FORCED
 from tsallis.evaluation.search_results import timed_search
 from tsallis.evaluation.teacher_forcing import row_hits, teacher_forced_scores
 from tsallis.evaluation.text_scores import CorpusScore

@@ -28,9 +28,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from tsallis.analysis.score_names import rank_score
 from tsallis.data.io import is_folder, is_leftover, is_regular, read_bytes, remove_leftovers, write_atomic
 from tsallis.errors import InputError
-from tsallis.evaluation.score_names import rank_score
 from tsallis.models.sharing import aliases_of
 from tsallis.training.file_names import INDEX, MANIFEST, PARAMETERS, TRAINING
 from tsallis.training.lock import Lock, writing

@@ -11,9 +11,9 @@ from typing import IO, Any, cast
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from tsallis.analysis.score_names import OF_TEXT, find_score
 from tsallis.data.corpus import Counts
 from tsallis.errors import without_controls
-from tsallis.evaluation.score_names import OF_TEXT, find_score
 from tsallis.optional_output import OptionalOutput
 from tsallis.training.trainer import Progress as State
 

@@ -13,12 +13,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from tsallis.analysis.score_names import OF_TEXT, TEACHER_FORCED, rank_score
 from tsallis.config import Settings
 from tsallis.data.corpus import Corpus, SampledCorpus
 from tsallis.data.io import remove_leftovers
 from tsallis.errors import InputError
 from tsallis.evaluation.provenance import environment
-from tsallis.evaluation.score_names import OF_TEXT, TEACHER_FORCED, rank_score
 from tsallis.evaluation.search_results import accuracy, search_batches
 from tsallis.evaluation.teacher_forcing import TeacherForcedScores, teacher_forced_sums
 from tsallis.search import Result
@@ -92,7 +92,7 @@ class Trainer:
         measure: Function that computes scores by name from the results of a search on (the first rows of) `dev`. Unless
             the settings select another one, the first score chooses the best checkpoint. "accuracy" is the share of
             outputs that equal the target. With None validation does not search: the scores are those of
-            :data:`tsallis.evaluation.score_names.OF_TEXT`, and the loss chooses the best checkpoint.
+            :data:`tsallis.analysis.score_names.OF_TEXT`, and the loss chooses the best checkpoint.
         world: this process among those that train.
         lock: on the folder, where the first process holds one: before every write it is seen to be the same folder.
         init: where the model's parameters are from, for the log.

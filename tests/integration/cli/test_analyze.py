@@ -77,16 +77,6 @@ def test_runs_of_one_folder_name_are_told_apart(translator: Path, tmp_path: Path
         assert [(both["first"], both["second"]) for both in content["comparisons"]] == [("a/run", "b/run")]
 
 
-@pytest.mark.slow
-def test_figures_are_drawn_in_three_formats(translator: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    analyze(translator, "-o", tmp_path / "page.html", "--figures", tmp_path / "figures")
-    names = {path.stem for path in (tmp_path / "figures").iterdir()}
-    assert {"scores-over-training", "outputs-over-training", "steps-1", "tree-1"} <= names
-    assert {"alpha-over-training", "density-histograms", "head-roles", "diversity", "output-support"} <= names
-    assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".pdf", ".svg", ".png"}
-
-
 def test_text_without_outputs_takes_the_first_runs_answers(translator: Path, tmp_path: Path, capsys: Any) -> None:
     text = tmp_path / "text"
     text.write_text("zweiundzwanzig\n\nelf §\n", encoding="utf-8")
@@ -118,7 +108,7 @@ def test_the_runs_own_answers_end_as_its_configuration_says(translator: Path, tm
 
 
 def test_a_recurrent_run_has_context_attention_alone(inflector: Path, tmp_path: Path) -> None:
-    analyze(inflector, "-o", tmp_path / "page.html", "--figures", tmp_path / "figures", "--limit", 2)
+    analyze(inflector, "-o", tmp_path / "page.html", "--limit", 2)
     (run,) = data_of(tmp_path / "page.html")["runs"]
     assert {head["kind"] for head in run["heads"]} == {"cross"} and run["importance"] is None
 
@@ -131,7 +121,6 @@ def test_a_recurrent_run_has_context_attention_alone(inflector: Path, tmp_path: 
         (["{run}", "--split", "other"], "split must be train, dev or test, got 'other'"),
         (["{run}", "-o", "{run}"], "expected a file to write, found a folder"),
         (["{run}", "-o", "{run}/config.yaml/page.html"], "config.yaml: expected a folder, found a file"),
-        (["{run}", "--figures", "{run}/config.yaml"], "config.yaml: expected a folder, found a file"),
         (["{run}/none"], "not a run folder"),
         (["{run}", "--text", "{run}/none"], "can't be read"),
     ],
@@ -167,8 +156,7 @@ def swept(translator: Path, tmp_path: Path) -> list[Path]:
 
 
 def test_scores_are_drawn_against_the_setting_in_which_runs_differ(swept: list[Path], tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    options = ["--sweep", "--json", tmp_path / "all.json", "--figures", tmp_path / "figures"]
+    options = ["--sweep", "--json", tmp_path / "all.json"]
     for run in swept:  # no model is run
         shutil.rmtree(run / "checkpoints")
     analyze(*swept, "-o", tmp_path / "page.html", *options)
@@ -178,8 +166,6 @@ def test_scores_are_drawn_against_the_setting_in_which_runs_differ(swept: list[P
     assert (first["value"], first["seeds"], first["scores"]["dev_bleu"]) == (1.2, [1, 2], [30.0, 32.0])
     assert first["spread"]["dev_bleu"]["mean"] == 31 and second["spread"]["dev_bleu"] == {"mean": 40, "deviation": None}
     assert data_of(tmp_path / "page.html")["sweep"]["points"][1]["value"] == 1.5
-    names = {f"{stem}.{ending}" for stem in ("sweep", "sweep-over-training") for ending in ("pdf", "svg", "png")}
-    assert {path.name for path in (tmp_path / "figures").iterdir()} == names
 
 
 def test_runs_of_one_folder_name_are_told_apart_in_a_sweep(swept: list[Path], tmp_path: Path) -> None:

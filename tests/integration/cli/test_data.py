@@ -12,12 +12,14 @@ from tsallis.datasets.registry import SOURCES
 def test_every_data_set_is_listed(tsallis) -> None:
     lines = tsallis("data", "list").stdout.split("\n")
     assert [line.split("\t")[0] for line in lines if line and not line.startswith("\t")] == list(SOURCES)
-    assert {"imdb", "sst2", "trec", "easy-vqa", "daquar", "physionet2012", "ucr-small"} <= set(SOURCES)
+    assert {"imdb", "sst2", "trec", "easy-vqa", "daquar", "physionet2012"} <= set(SOURCES)
     daquar = lines[[line.split("\t")[0] for line in lines].index("daquar")]
     assert "may come to 1 GB" in daquar
 
 
-@pytest.mark.parametrize(("name", "file"), [("mr", "train.tsv"), ("ucr-small", "ArrowHead_TEST.ts")])
+@pytest.mark.parametrize(
+    ("name", "file"), [("mr", "train.tsv"), ("sigmorphon2018", SOURCES["sigmorphon2018"].files[0].name)]
+)
 def test_a_file_of_something_else_is_refused(tsallis, tmp_path: Path, name: str, file: str) -> None:
     (tmp_path / file).write_text("1\tmine\n")
     refused = tsallis("data", "get", name, "--folder", tmp_path, status=2).stderr.strip()

@@ -54,7 +54,7 @@ COMMANDS: dict[str, dict[str, str | None]] = {
 SINGLE = {
     "info": {"--check", "--json"},
     "analyze": {
-        *("--out", "--split", "--text", "--figures", "--json", "--limit", "--sentences", "--importance"),
+        *("--out", "--split", "--text", "--json", "--limit", "--sentences", "--importance"),
         *("--beam", "--language", "--checkpoint", "--device", "--searched", "--sweep"),
     },
     "train": {"--run-dir", "--device", "--dry-run"},
@@ -90,9 +90,12 @@ ELSEWHERE = {
 REFUSED = {
     "translate": {("--beam", ALL), ("--beam", "--budget")},
     "evaluate": {(FILE, "--split")},
-    "look": {("--heads", "--images"), ("--out", "--weights"), ("--format", "--weights")},
+    "look": {
+        ("--heads", "--images"),
+        *((figures, numbers) for figures in ("--out", "--format") for numbers in ("--weights", "--heads")),
+    },
 }
-NEEDS = {("translate", "--budget"): ALL}
+NEEDS = {("translate", "--budget"): ALL, ("look", "--heads"): "--weights"}
 # Of one label that is sure to be the best a wider beam can say no more.
 BESIDE = {("translate", "--beam", "--images"): "--nbest"}
 PAIRS = [(name, *pair) for name, options in COMMANDS.items() for pair in itertools.combinations(options, 2)]
@@ -215,12 +218,11 @@ def say(
 ) -> Callable[..., Any]:
     """Call a command with some options on a run that takes them: of `about`, too, which are not used."""
     pytest.importorskip("matplotlib")
-    import tsallis.report as report
     import tsallis.search as searching
     from tsallis.evaluation import search_results
-    from tsallis.report import head_panels
+    from tsallis.report import style
     from tsallis.search import sampling
-    from tsallis.tasks import attention_weights, base, sequences, vqa
+    from tsallis.tasks import attention_weights, figures
 
     searched: list[Any] = []
     searches: list[str] = []
@@ -237,24 +239,24 @@ def say(
         searched[:] = [options]
         return beam_search(*arguments, **options)
 
+    describe_attention = attention_weights.describe_attention
+
     def describe(*arguments: Any, **options: Any) -> Any:
-        for number, content in attention_weights.describe_attention(*arguments, **options):
+        for number, content in describe_attention(*arguments, **options):
             yield number, {**content, "search": options}
 
     def draw(*arguments: Any, **options: Any) -> Any:
         return SimpleNamespace(figure=repr((arguments, options, searched)))
 
-    def save(figure: Any, path: Path) -> None:
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(getattr(figure, "figure", figure))
+    def render(figure: Any, kind: str) -> str:
+        return getattr(figure, "figure", figure)
 
     for module, name, stand_in in (
-        (base, "beam_search", search),
-        (base, "describe_attention", describe),
-        (sequences, "attention_matrix", draw),
-        (vqa, "image_panels", draw),
-        (head_panels, "matrix_panels", draw),
-        (report, "save", save),
+        (figures, "beam_search", search),
+        (attention_weights, "describe_attention", describe),
+        (figures, "attention_matrix", draw),
+        (figures, "image_panels", draw),
+        (style, "render", render),
         (search_options, "EXPANSIONS", 150),
         *((search_results, name, recorded(getattr(search_results, name))) for name in ("beam_search", "exact_search")),
         *(

@@ -330,7 +330,7 @@ def test_files_of_an_evaluation(here: Path, damage: Damage, arguments: tuple[str
     refused("evaluate", RUN, "--out", "data", words="found a folder")
 
 
-REPORT = "--out", "new/page.html", "--json", "new/numbers.json", "--figures", "figures", "--limit", "2"
+REPORT = "--out", "new/page.html", "--json", "new/numbers.json", "--limit", "2"
 
 
 @pytest.mark.parametrize(
@@ -340,6 +340,7 @@ REPORT = "--out", "new/page.html", "--json", "new/numbers.json", "--figures", "f
         (str, ("--split", "tset"), "split must be"),
         (str, ("--sweep", "--limit", "2"), "reads logs"),
         (str, ("--language", "german"), "language"),
+        (lambda: Path("new/numbers.json").mkdir(parents=True), (), "found a folder"),
     ],
 )
 def test_files_of_a_report(here: Path, damage: Damage, arguments: tuple[str, ...], words: str) -> None:
@@ -347,20 +348,10 @@ def test_files_of_a_report(here: Path, damage: Damage, arguments: tuple[str, ...
     refused("analyze", RUN, *REPORT, *arguments, words=words)
 
 
-@pytest.mark.slow
-def test_a_folder_in_the_place_of_the_last_figure(here: Path, tmp_path: Path) -> None:
-    figures = tmp_path / "elsewhere"
-    call("analyze", RUN, "--out", tmp_path / "page.html", "--figures", figures, "--limit", "2")
-    last = max(figures.iterdir(), key=lambda path: path.stat().st_mtime_ns)
-    Path("figures", last.name).mkdir(parents=True)
-    refused("analyze", RUN, *REPORT, words="found a folder")
-
-
 @pytest.mark.parametrize(
     ("line", "options", "words"),
     [
         ("walk\n", (), "lines:1"),
-        ("walk\tV;PST\n", ("--heads", "encoder.9.9"), "there is no head"),
         ("walk\tV;PST\n", ("--language", "german"), "knows no languages"),
         ("w" * 300 + "\tV;PST\n", (), "302 symbols"),
     ],

@@ -93,8 +93,8 @@ def test_all_figures_are_drawn_where_nobody_reads_their_names(
 ) -> None:
     # Drawing takes long.
     blank = SimpleNamespace(figure=None)
-    monkeypatch.setattr("tsallis.tasks.sequences.attention_matrix", lambda *arguments, **options: blank)
-    monkeypatch.setattr("tsallis.report.save", lambda figure, path: path.touch())
+    monkeypatch.setattr("tsallis.tasks.figures.attention_matrix", lambda *arguments, **options: blank)
+    monkeypatch.setattr("tsallis.report.style.render", lambda figure, kind: b"")
     lines = "walk\tV;PST\n" * 66  # more than are answered together
     done = unread("look", trained, "--out", tmp_path, "--format", "svg", stdin=lines)
     assert done.status == 0 and len(list(tmp_path.iterdir())) == 66

@@ -22,19 +22,6 @@ def read_parallel(path: Path) -> None:
     list(read_parallel(path, path))
 
 
-def read_events(path: Path) -> None:
-    from tsallis.data.timeseries import IrregularSeries, read_events
-
-    events = read_events(path)
-    IrregularSeries(events, events.names)
-
-
-def read_labels(path: Path) -> None:
-    from tsallis.data.timeseries import read_labels
-
-    read_labels(path, "label")
-
-
 def read_text(path: Path) -> None:
     from tsallis.data.io import stream_lines
 
@@ -129,8 +116,6 @@ READERS: dict[str, Reader] = {
     "labelled-file": Reader("data/classification/train", read_labelled),
     "questions-file": Reader("data/visual/train", read_questions),
     "paragraphs-file": Reader("data/language/train", read_paragraphs),
-    "events-file": Reader("data/events.csv", read_events),
-    "labels-file": Reader("data/labels.csv", read_labels),
     "gz-file": Reader("data/text.gz", read_text),
     "xz-file": Reader("data/text.xz", read_text),
     "npy-file": Reader("data/images.npy", read_images),

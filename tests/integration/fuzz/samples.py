@@ -107,9 +107,6 @@ def _split(folder: Path, rows: list[str], chance: Random) -> None:
 
 
 def _write_others(folder: Path) -> None:
-    events = ["series,time,channel,value\n"] + [f"{i},{i / 2},{'ab'[i % 2]},{i * 0.1:.1f}\n" for i in range(12)]
-    (folder / "events.csv").write_text("".join(events))
-    (folder / "labels.csv").write_text("series,label\n" + "".join(f"{i},{i % 2}\n" for i in range(6)))
     text = "".join(f"line {i}\n" for i in range(20)).encode()
     (folder / "text.gz").write_bytes(gzip.compress(text))
     (folder / "text.xz").write_bytes(lzma.compress(text))

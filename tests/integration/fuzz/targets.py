@@ -423,7 +423,7 @@ def _sign(path: Path) -> None:
 
 
 SHARES = {"npz-file": 0.5, "tar-file": 3, "unpack-questions": 0.5} | dict.fromkeys(
-    ("strings-file", "labelled-file", "questions-file", "events-file", "npy-file"), 2
+    ("strings-file", "labelled-file", "questions-file", "npy-file"), 2
 )
 TARGETS: dict[str, Target] = {
     **{name: Target(spoilt_file(reader), SHARES.get(name, 1)) for name, reader in READERS.items()},

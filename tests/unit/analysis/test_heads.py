@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +15,6 @@ from numpy.typing import NDArray
 
 from analysis_samples import LAYERS, corpus, encoder, random_sentences, recording_of, transformer
 from tsallis.analysis import (
-    INTERROGATIVES,
     ROLES,
     AttentionLayer,
     Contrasts,
@@ -26,25 +24,22 @@ from tsallis.analysis import (
     Sentence,
     SparseWeights,
     Text,
-    alpha_histograms,
-    alpha_history,
     collect,
     compare_models,
-    count_pieces,
     density,
     density_contrasts,
-    density_history,
     diversity,
     head_cards,
     head_roles,
-    jensen_shannon,
     to_pandas,
-    word_clusters,
 )
+from tsallis.analysis.diversity import jensen_shannon
 from tsallis.analysis.tables import Bins
+from tsallis.analysis.words import INTERROGATIVES, word_clusters
 from tsallis.data.corpus import Corpus
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError
+from tsallis.run_analysis.summary import count_pieces
 
 Array = NDArray[np.float64]
 
@@ -575,62 +570,6 @@ def test_coarser_histograms_count_the_same_between_the_same_ends(bins: int) -> N
     assert (coarse.edges[0], coarse.edges[-1], len(coarse.edges)) == (0, 1, len(coarse.counts) + 1)
     for low, high, count in zip(coarse.edges, coarse.edges[1:], coarse.counts, strict=False):
         assert count == sum(c for edge, c in zip(fine.edges, fine.counts, strict=False) if low <= edge < high)
-
-
-# Alphas
-
-
-def log(folder: Path, *events: Any) -> Path:
-    text = "".join(event if isinstance(event, str) else json.dumps(event) + "\n" for event in events)
-    path = folder / "log.jsonl"
-    path.write_text(text)
-    return path
-
-
-def test_a_real_run_has_a_history(tmp_path: Path) -> None:
-    """Its first event has alphas, and no step: it is what the model starts with."""
-    alphas = [[1.5, 1.4], [1.3, 1.2]]
-    later = {"event": "epoch", "epoch": 1, "step": 7, "alpha_encoder": [[2.0, 1.4], [1.3, 1.2]]}
-    log(tmp_path, {"event": "start", "alpha_encoder": alphas}, {"event": "update", "step": 3}, later)
-    history = alpha_history(tmp_path)
-    assert history.steps == (0, 7) and history.values["encoder"].shape == (2, 2, 2)
-    assert history.last()["encoder"].tolist() == [[2.0, 1.4], [1.3, 1.2]]
-    assert json.loads(json.dumps(history.to_dict()))["values"]["encoder"][0] == alphas
-    assert alpha_histograms(history.last(), bins=4)["encoder"].counts == (1, 2, 0, 1)
-
-
-def test_densities_have_a_history(tmp_path: Path) -> None:
-    log(tmp_path, {"event": "start", "alpha_encoder": [[1.5]]}, {"event": "epoch", "step": 2, "density_encoder": [[1]]})
-    assert density_history(tmp_path).steps == (2,)
-
-
-def test_alphas_of_a_model() -> None:
-    histograms = alpha_histograms(transformer().alphas())
-    assert set(histograms) == {"encoder", "decoder", "cross"}
-    assert all(sum(histogram.counts) == 4 for histogram in histograms.values())
-    assert alpha_histograms({"encoder": [[1.0, 3.0]]}, bins=2)["encoder"] == Histogram((1.0, 2.0, 3.0), (1, 1))
-    with pytest.raises(ValueError, match=r"between 1 and 2, got 0\.5"):
-        alpha_histograms({"encoder": [0.5]})
-
-
-@pytest.mark.parametrize(
-    ("events", "message"),
-    [
-        (["nothing"], "one JSON object a line"),
-        ([{"event": "epoch", "step": 1}], "no values of alpha"),
-        ([{"event": "epoch", "alpha_encoder": [[1.5]]}], "must have a step"),
-        ([{"event": "epoch", "step": 1, "alpha_encoder": [1.5]}], r"\[layers, heads\]"),
-        ([{"event": "epoch", "step": 1, "alpha_encoder": [["x"]]}], "numbers"),
-    ],
-)
-def test_bad_logs(tmp_path: Path, events: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        alpha_history(log(tmp_path, *events))
-
-
-def test_a_log_that_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="can't be read"):
-        alpha_history(tmp_path)
 
 
 def test_one_pass_is_the_same_as_many(model_recording: Recording) -> None:

@@ -12,19 +12,11 @@ from torch import Tensor
 
 from analysis_samples import TGT, corpus, lstm, transformer
 from tsallis import alpha_relu, entmax
-from tsallis.analysis import (
-    beam_tree,
-    empty_rate,
-    head_importance,
-    mask_head,
-    output_statistics,
-    output_steps,
-    teacher_forced_supports,
-)
+from tsallis.analysis import beam_tree, head_importance, output_statistics, teacher_forced_supports
+from tsallis.analysis.importance import mask_head
+from tsallis.analysis.outputs import output_steps
 from tsallis.analysis.record import transformer_attentions
-from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
-from tsallis.evaluation.empty_output import empty_log_probs
 from tsallis.evaluation.teacher_forcing import teacher_forced_scores
 from tsallis.models.batch import has_loss
 from tsallis.nn import MultiheadAttention, OutputLayer
@@ -155,40 +147,6 @@ def test_a_step_lists_as_many_words_as_wanted() -> None:
     model = sharp(transformer, output="softmax")
     for _, steps in teacher_forced_supports(model, corpus(2).batches(2), TGT, words=2):
         assert all(len(step.words) == 2 and step.support == len(TGT) - 3 for step in steps)
-
-
-# Empty outputs
-
-
-def test_empty_outputs_are_compared_exactly() -> None:
-    model, data = sharp(lstm), corpus(4)
-    empty = empty_log_probs(model, data).tolist()
-    assert all(value > -math.inf for value in empty)
-
-    def result(log_prob: float, tokens: tuple[int, ...] = (4,)) -> Result:
-        return Result((Hypothesis(tokens, log_prob, (1, 1), (1, 1)),), Certificate("none", 0.0))
-
-    less, more = math.nextafter(empty[0], -math.inf), math.nextafter(empty[1], 0)
-    itself = math.nextafter(empty[2], -math.inf)  # its two sums may round differently
-    nothing = Result((), Certificate("none", 0.0))
-    empty_wins = empty_rate(model, data, [result(less), result(more), result(itself, ()), nothing])
-    assert [output.index for output in empty_wins.outputs] == [0, 3] and empty_wins.rate == 0.5
-    assert (empty_wins.outputs[0].empty, empty_wins.outputs[0].best) == (empty[0], less)
-    assert empty_rate(model, data, [result(value) for value in empty]).rate == 0  # a tie is none
-
-
-def test_a_complete_search_never_loses_to_the_empty_output() -> None:
-    model, data = sharp(transformer, output_alpha=1.1), corpus(6)
-    results = [exhaustive(model, b.src, b.src_lengths, max_length=4)[0] for b in (data.batch([i]) for i in range(6))]
-    assert empty_rate(model, data, results).rate == 0
-    assert all(result.best is not None for result in results)
-
-
-def test_empty_rates_of_nothing() -> None:
-    with pytest.raises(InputError, match="corpus is empty"):
-        empty_rate(lstm(), Corpus([], []), [])
-    with pytest.raises(ValueError, match="got 0 for 4 sentences"):
-        empty_rate(lstm(), corpus(4), [])
 
 
 # Trees

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from analysis_samples import SRC, TGT, corpus, transformer
-from tsallis.analysis import Options, RunSummary, read_model, record, summarize_attention, summarize_weights
+from tsallis.analysis import RunSummary, read_model, record, summarize_attention, summarize_weights
 from tsallis.report.page import build_page
 
 PIECES = ["▁we", "▁saw", "it", "?"]
@@ -112,9 +112,11 @@ def test_sums_may_lie_beside_one_as_far_as_the_caller_says() -> None:
     assert summarize_weights([sink], PIECES, tolerance=1).heads[0].density == 1
 
 
-def test_as_many_sentences_are_read_and_shown_as_the_options_say() -> None:
-    summary = summarize_weights([softmax(9, 2, 4, 4)], [PIECES] * 9, options=Options(limit=5, sentences=2))
-    assert summary.corpus.sentences == 5 and len(summary.sentences) == 2
+def test_as_many_sentences_are_shown_as_the_caller_says() -> None:
+    summary = summarize_weights([softmax(9, 2, 4, 4)], [PIECES] * 9, sentences=2)
+    assert summary.corpus.sentences == 9 and len(summary.sentences) == 2
+    with pytest.raises(ValueError, match="sentences must be at least 1, got 0"):
+        summarize_weights([softmax(9, 2, 4, 4)], [PIECES] * 9, sentences=0)
 
 
 def test_marks_of_tokenizers_are_understood() -> None:

@@ -26,7 +26,6 @@ from tsallis.data.io import (
     write_output,
 )
 from tsallis.data.subwords import Subwords
-from tsallis.data.timeseries import read_events, read_labels
 from tsallis.errors import InputError
 from tsallis.tasks.classification import read_labelled
 from tsallis.tasks.strings import read_strings
@@ -40,8 +39,6 @@ READERS: dict[str, Callable[[Path], object]] = {
     "strings": read_strings,
     "documents": read_labelled,
     "questions": read_questions,
-    "events": read_events,
-    "labels": lambda path: read_labels(path, "a"),
     "vocabulary": Vocabulary.load,
     "subwords": Subwords.load,
     "array": open_pictures,

@@ -382,11 +382,11 @@ def test_photographs_after_a_break(server: Server, tmp_path: Path) -> None:
 
 
 def test_files_stand_for_languages(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    moved(server, monkeypatch, "ucr-small")
-    server.files["/GunPoint_TRAIN.ts"] = b"@data\n1,2:1\n"
-    assert get("ucr-small", tmp_path, ["GunPoint_TRAIN.ts"]) == [tmp_path / "GunPoint_TRAIN.ts"]
-    with pytest.raises(InputError, match=r"ucr-small has no file 'GunPoint'; it has ArrowHead_TEST\.ts, "):
-        get("ucr-small", tmp_path, ["GunPoint"])
+    moved(server, monkeypatch, "easy-vqa")
+    server.files["/answers.txt"] = b"red\nblue\n"
+    assert get("easy-vqa", tmp_path, ["answers.txt"]) == [tmp_path / "answers.txt"]
+    with pytest.raises(InputError, match=r"easy-vqa has no file 'answers'; it has answers\.txt, "):
+        get("easy-vqa", tmp_path, ["answers"])
 
 
 # The published data, from copies that were made of it.
@@ -515,11 +515,3 @@ def test_questions_about_rooms_of_the_copy(
     with tarfile.open(shared_data / "daquar" / "images_240x180_q85.tar") as archive:
         names = {Path(name).stem for name in archive.getnames()}
     assert names == {part.archive.name.removesuffix(".png") for part in source.files[-1].parts}
-
-
-def test_the_digests_of_the_series(shared_data: Path) -> None:
-    for file in SOURCES["ucr-small"].files:
-        content = unpacked(shared_data / "ucr_small" / f"{file.name}.xz")
-        assert (len(content), hashlib.sha256(content).hexdigest()) == (file.size, file.sha256), file.name
-        name = file.name.rpartition("_")[0]
-        assert file.urls[0].endswith(f"/aeon/datasets/data/{name}/{file.name}")

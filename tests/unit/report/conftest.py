@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from analysis_samples import SRC, TGT, corpus, transformer
-from tsallis.analysis import Options, RunInput, RunSummary, summarize_runs
+from tsallis.analysis import RunSummary
 from tsallis.data.corpus import Corpus
+from tsallis.run_analysis import Options, RunInput, summarize_runs
 from tsallis.training.run_folder import Run
 
 Open = Callable[..., Any]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 import subprocess
@@ -18,7 +17,6 @@ import torch
 from torch import Tensor
 
 import tsallis
-from run_seed import SEED
 from tsallis.continuous import (
     BetaGaussian,
     Gaussian,
@@ -28,11 +26,8 @@ from tsallis.continuous import (
     TruncatedParaboloid,
     cell_masses,
 )
-from tsallis.data import Vocabulary
 from tsallis.errors import InputError
-from tsallis.models import BiLSTMClassifier, TransformerSeq2Seq
-from tsallis.tasks.strings import encode_examples, english_verbs
-from tsallis.training import Settings, Trainer
+from tsallis.models import BiLSTMClassifier
 
 pytest.importorskip("matplotlib")
 from matplotlib.collections import LineCollection
@@ -448,66 +443,6 @@ def test_matrices_share_their_colours() -> None:
     named = [[label.get_text() for label in ax.get_yticklabels()] for ax in axes]
     assert named == [TGT, [""] * 5, [""] * 5]
     assert [ax.get_title("left") for ax in axes] == ["a", "b", "c"]
-
-
-def write_log(folder: Path, events: list[dict[str, Any]]) -> Path:
-    path = folder / "log.jsonl"
-    path.write_text("".join(json.dumps(event) + "\n" for event in events), encoding="utf-8")
-    return path
-
-
-def test_alphas_of_a_log(tmp_path: Path) -> None:
-    events = [
-        {"event": "epoch", "step": 5, "loss": 1.0},
-        {"event": "epoch", "step": 10, "alpha_encoder": [[1.5, 1.4], [1.3, 1.2]], "alpha_cross": [[1.1], [1.2]]},
-        {"event": "epoch", "step": 20, "alpha_encoder": [[1.6, 1.4], [1.3, 1.1]], "alpha_cross": [[1.0], [1.9]]},
-    ]
-    write_log(tmp_path, events)
-    axes = report.learned_alphas(tmp_path).axes
-    assert [ax.get_title("left") for ax in axes] == ["encoder", "cross"]
-    result = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes[0].lines}
-    assert result["layer 1, head 1"] == ([10, 20], [1.5, 1.6]) and result["layer 2, head 2"] == ([10, 20], [1.2, 1.1])
-    assert len(result) == 4
-
-
-def test_alphas_of_a_trained_run(tmp_path: Path) -> None:
-    """What a training writes itself, from before the first update on."""
-    verbs = english_verbs()
-    examples = [*verbs["train"][:48], *verbs["dev"][:6]]
-    src, tgt = (Vocabulary.build(x) for x in zip(*((e.src_tokens(), e.tgt_tokens()) for e in examples), strict=True))
-    train, dev = (encode_examples(part, src, tgt) for part in (examples[:48], examples[48:]))
-    sizes = {"d_model": 8, "heads": 2, "layers": 1, "d_ff": 8, "dropout": 0.0}
-    model = TransformerSeq2Seq(len(src), len(tgt), attention="learned", **sizes)
-    before = model.alphas()
-    settings = Settings(updates=12, validate_updates=4, batch_size=8, learning_rate=0.05, seed=SEED)
-    Trainer(model, train, dev, tmp_path, settings).run()
-    for kind, ax in zip(("encoder", "decoder", "cross"), report.learned_alphas(tmp_path).axes, strict=True):
-        assert ax.get_title("left") == kind and len(ax.lines) == 2
-        for head, line in enumerate(ax.lines):
-            assert list(line.get_xdata()) == [0, 4, 8, 12]
-            drawn = line.get_ydata()
-            assert drawn[0] == pytest.approx(before[kind][0, head].item())
-            assert drawn[-1] == pytest.approx(model.alphas()[kind][0, head].item()) != pytest.approx(drawn[0])
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ('{"step": 1}\n', "no values of alpha"),
-        ("{broken\n", "one JSON object a line"),
-        ('{"alpha_encoder": [[1.5]]}\n', "step"),
-        ('{"step": 1, "alpha_encoder": [1.5]}\n', r"\[layers, heads\]"),
-        ('{"step": 1, "alpha_encoder": [[1.5]]}\n{"step": 2, "alpha_encoder": [[1.5], [2.0, 1.0]]}\n', "numbers"),
-        ("[1]\n", "no values of alpha"),
-    ],
-)
-def test_a_log_without_alphas(tmp_path: Path, text: str, words: str) -> None:
-    (tmp_path / "log.jsonl").write_text(text)
-    with pytest.raises(InputError, match=words) as error:
-        report.learned_alphas(tmp_path)
-    assert "log.jsonl" in str(error.value)
-    with pytest.raises(InputError, match=r"none\.jsonl"):
-        report.learned_alphas(tmp_path / "none.jsonl")
 
 
 @pytest.mark.parametrize("attention", ["discrete", "continuous", "combined"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +10,8 @@ import pytest
 pytest.importorskip("matplotlib")
 from matplotlib.patches import PathPatch, Rectangle
 
-from tsallis.analysis import BeamTree, Edge, TeacherForcedStep, Text
+from tsallis.analysis import BeamTree, Edge, TeacherForcedStep
 from tsallis.report import output_steps, output_tree, style
-from tsallis.report.output_figures import output_figures
 
 
 def edge(parent: int, node: int, symbol: str, prob: float, total: float, end: bool = False) -> Edge:
@@ -92,15 +90,6 @@ def test_long_targets_go_on_below() -> None:
     rows = {text.get_position()[1] for text in ax.texts}
     assert 2 <= len(rows) <= 6 and texts(ax) == [f"word{i}" for i in range(40)]
     assert style.whole(ax).get_size_inches()[0] <= style.WIDTH and inside(ax)
-
-
-def test_figures_are_those_of_the_first_sentences() -> None:
-    def sentence(index: int, tree: BeamTree | None) -> Any:
-        return SimpleNamespace(text=Text(index, (), ()), steps=STEPS, tree=tree)
-
-    sentences = [sentence(4, TREE), sentence(0, None), sentence(2, BeamTree((), 0.0, "none", None)), sentence(3, TREE)]
-    run: Any = SimpleNamespace(name="one", sentences=sentences)
-    assert [name for name, _ in output_figures([run])] == ["steps-5", "tree-5", "steps-1", "steps-3"]
 
 
 def test_nothing_to_draw_is_said() -> None:

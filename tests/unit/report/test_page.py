@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tsallis.analysis import SweepRun, ValueHistory, sweep
-from tsallis.analysis.alphas import HeadHistory
-from tsallis.analysis.curves import VALUES
+from tsallis.analysis.histories import VALUES, HeadHistory, ValueHistory
+from tsallis.analysis.score_names import SCORES
 from tsallis.analysis.weights import SparseWeights
-from tsallis.evaluation.score_names import SCORES
 from tsallis.report.page import build_page, embed_json, encode_weights
+from tsallis.run_analysis import SweepRun, sweep
 
 
 def unpack(text: str, shapes: list[tuple[int, int, int]]) -> list[np.ndarray]:

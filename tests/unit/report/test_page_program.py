@@ -14,24 +14,15 @@ import pytest
 import torch
 
 from analysis_samples import SRC, TGT, transformer
-from tsallis.analysis import (
-    DensityExample,
-    DensitySummary,
-    Histogram,
-    SweepRun,
-    ValueHistory,
-    draw_density,
-    read_model,
-    summarize_attention,
-    summarize_weights,
-    sweep,
-)
-from tsallis.analysis.alphas import HeadHistory
+from tsallis.analysis import Histogram, draw_density, read_model, summarize_attention, summarize_weights
+from tsallis.analysis.histories import HeadHistory, ValueHistory
+from tsallis.analysis.summary_records import DensityExample, DensitySummary
 from tsallis.continuous import Gaussian
 from tsallis.data.corpus import Corpus
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.models import TransformerSeq2Seq
 from tsallis.report.page import build_page
+from tsallis.run_analysis import SweepRun, sweep
 
 from .conftest import Open
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from small_run import SRC, TGT
-from tsallis.analysis import Options
 from tsallis.cli.analyze import _write
 from tsallis.cli.report_parts import Report, Text, summarize_all
 from tsallis.data import Vocabulary
 from tsallis.evaluation.search_results import search_corpus
 from tsallis.report import page
 from tsallis.report.page import build_page
+from tsallis.run_analysis import Options
 from tsallis.tasks.base import Task
 from tsallis.tasks.registry import task_of
 from tsallis.training.run_folder import Run, build_model

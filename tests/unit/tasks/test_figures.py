@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from task_runs import figures, head_figures, read_lines, untrained_run
-from tsallis.analysis import capture_weights
+from task_runs import figures, read_lines, untrained_run
 from tsallis.continuous import cell_masses
 from tsallis.data import Vocabulary
 from tsallis.data.subwords import Subwords
-from tsallis.errors import InputError
 from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.report import save
 from tsallis.search import beam_search
@@ -140,53 +138,3 @@ def test_lines_without_an_output_have_no_figure(tmp_path: Path) -> None:
     run = Run(tmp_path, model, symbols, symbols, {"task": "strings"}, {})
     read = read_lines(run, ["abc\tN"], "in", gold=False)
     assert list(figures(run, read)) == [] and list(figures(run, replace(read, numbers=[]))) == []
-
-
-def transformer_run(folder: Path) -> Run:
-    torch.manual_seed(2)
-    symbols = Vocabulary([*"abcdef", "N"])
-    sizes = {"d_model": 8, "heads": 2, "layers": 2, "d_ff": 8, "attention": "learned"}
-    model = TransformerSeq2Seq(len(symbols), len(symbols), output="softmax", **sizes).eval()
-    return Run(folder, model, symbols, symbols, {"task": "strings"}, {})
-
-
-def test_single_heads_are_drawn_with_their_own_weights(tmp_path: Path) -> None:
-    run = transformer_run(tmp_path)
-    read = read_lines(run, ["abc\tN"], "in", gold=False)
-    drawn = {kind: figure for _, kind, figure in head_figures(run, read, "encoder.2.1,cross.1.2,cross.2.1")}
-    assert [*drawn] == ["encoder", "cross"] and len(drawn["cross"].axes) == 3  # with the bar of colours
-    batch = read.corpus.batch([0])
-    (result,) = beam_search(run.model, batch.src, batch.src_lengths, beam_size=1)
-    tgt_in = torch.tensor([[1, *result.best.tokens]])
-    attention = run.model.decoder.layers[0].multihead_attn
-    with torch.no_grad(), capture_weights([attention], lambda _, weights: record.append(weights[0, 1])):
-        record: list[torch.Tensor] = []
-        run.model(batch.src, batch.src_lengths, tgt_in)
-    ax = drawn["cross"].axes[0]
-    alpha = attention.alphas()[1].item()
-    assert ax.get_title("left").replace("\n", " ") == f"cross layer 1 head 2, alpha {alpha:.2f}"
-    assert np.ma.filled(ax.images[0].get_array(), 0) == pytest.approx(record[0].numpy(), abs=1e-6)
-    assert ax.get_yticklabels()[-1].get_text() == "(end)"
-
-
-def test_all_heads_are_a_figure_for_each_kind(tmp_path: Path) -> None:
-    run = transformer_run(tmp_path)
-    read = read_lines(run, ["abc\tN", "fed\tN"], "in", gold=False)
-    drawn = [(line, kind, len(figure.axes)) for line, kind, figure in head_figures(run, read, "all")]
-    assert drawn == [(line, kind, 5) for line in range(2) for kind in ("encoder", "decoder", "cross")]
-
-
-@pytest.mark.parametrize("heads", ["encoder.3.1", "encoder.1.1,x", "", "cross.0.1", "encoder.1.3"])
-def test_heads_that_are_not_there(tmp_path: Path, heads: str) -> None:
-    run = transformer_run(tmp_path)
-    with pytest.raises(InputError, match=r"there is no head '.*'; expected all, or of encoder\.1\.1 to cross\.2\.2"):
-        list(head_figures(run, read_lines(run, ["abc\tN"], "in", gold=False), heads))
-
-
-def test_heads_of_a_density(tmp_path: Path) -> None:
-    symbols = Vocabulary([*"abc", "N"])
-    model = RNNSeq2Seq(len(symbols), len(symbols), density="gaussian", d_model=8, layers=1, num_basis=6).eval()
-    run = Run(tmp_path, model, symbols, symbols, {"task": "strings"}, {})
-    read = read_lines(run, ["abc\tN"], "in", gold=False)
-    ((line, kind, figure),) = head_figures(run, read, "all")  # of the masses that it gives the symbols
-    assert (line, kind) == (0, None) and "head 1" in figure.axes[0].get_title("left")

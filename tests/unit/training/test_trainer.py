@@ -16,13 +16,13 @@ import torch
 import tsallis.training.checkpoint as checkpoint_module
 from run_seed import SEED
 from small_run import changed
-from tsallis.analysis import value_history
 from tsallis.data import Vocabulary
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
 from tsallis.evaluation.search_results import search_corpus
 from tsallis.evaluation.teacher_forcing import teacher_forced_scores
 from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
+from tsallis.run_analysis import value_history
 from tsallis.search import Result, beam_search
 from tsallis.tasks.strings import encode_examples, english_verbs
 from tsallis.training import Checkpoints, Progress, Settings, Trainer

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tsallis.analysis import AttentionLayer, Options, RunSummary, Text
-from tsallis.analysis.attention_summary import summarize_attention
+from tsallis.analysis import AttentionLayer, RunSummary, Text
+from tsallis.analysis.attention_summary import SENTENCES, summarize_attention
+from tsallis.analysis.head_roles import EXAMPLES
 from tsallis.errors import InputError
 from tsallis.integrations.huggingface.alphas import alpha_modules
 from tsallis.integrations.huggingface.modules import attention_kind, count_heads, layer_number
@@ -28,7 +29,8 @@ def summarize_texts(
     *,
     name: str = "",
     corpus: str = "the texts",
-    options: Options | None = None,
+    sentences: int = SENTENCES,
+    examples: int = EXAMPLES,
 ) -> RunSummary:
     """Compute what the heads of a sparsified model do on texts, for the page of a report.
 
@@ -39,7 +41,8 @@ def summarize_texts(
         targets: of an encoder-decoder, what it is to answer to each text; of other models None.
         name: of the model, in the report; by default that of its class.
         corpus: the name of the texts.
-        options: how many texts are read, how many the page shows with all weights, how many show the role of a head.
+        sentences: Number of texts that the page shows with all weights.
+        examples: Number of texts that show the role of a head.
 
     Returns:
         The summary, for `tsallis.report.page.build_page`.
@@ -54,14 +57,13 @@ def summarize_texts(
         >>> def report(model, tokenizer, texts):
         ...     return build_page([summarize_texts(model, tokenizer, texts)])
     """
-    options = options or Options()
     reader = TransformersReader(model, tokenizer)
     if reader.seq2seq != (targets is not None) or len(texts) != len(texts if targets is None else targets):
         needs = f"{len(texts)} targets" if reader.seq2seq else "no targets"
         raise InputError(f"{type(model).__name__} needs {needs} for {len(texts)} texts, got {targets and len(targets)}")
-    batches = list(text_batches(model, tokenizer, texts[: options.limit], targets))
+    batches = list(text_batches(model, tokenizer, texts, targets))
     name = name or type(model).__name__
-    return summarize_attention(model, reader, batches, name=name, corpus=corpus, options=options)
+    return summarize_attention(model, reader, batches, name=name, corpus=corpus, sentences=sentences, examples=examples)
 
 
 class TransformersReader:

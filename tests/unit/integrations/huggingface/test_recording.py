@@ -18,7 +18,7 @@ from tokenizers.processors import TemplateProcessing
 from torch import nn
 
 from tiny_transformers import BY_NAME, VOCABULARY, build, inputs
-from tsallis.analysis import Options, RunSummary, density, head_roles, record
+from tsallis.analysis import RunSummary, density, head_roles, record
 from tsallis.errors import InputError
 from tsallis.integrations.huggingface import DensityMeter, sparsify
 from tsallis.integrations.huggingface.recording import TransformersReader, summarize_texts
@@ -109,7 +109,7 @@ def test_the_start_and_the_end_of_a_sentence_are_no_words() -> None:
 def test_a_summary_of_texts_is_that_of_their_recording() -> None:
     """More texts than a batch holds; the page shows heads, and no outputs."""
     texts, model = TEXTS * 15, sparsify(build("bert"), "learned", initial=1.5)
-    summary = summarize_texts(model, tokenizer(), texts, options=Options(limit=40, sentences=5))
+    summary = summarize_texts(model, tokenizer(), texts[:40], sentences=5)
     assert (summary.name, summary.corpus.sentences, len(summary.sentences)) == ("BertForMaskedLM", 40, 5)
     batch = dict(tokenizer()(texts[:40], padding=True, return_tensors="pt"))
     reader = TransformersReader(model, tokenizer())

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import doctest
 import math
+from types import ModuleType
 
 import pytest
+import timeseries_data
+import timeseries_models
 import torch
+from timeseries_models import AT_ONCE, GridClassifier, SignalClassifier, fitted
 from torch import Tensor, nn
 
 from tsallis.continuous import ValueFunction, gaussian_grid, image_basis
-from tsallis.models.timeseries import AT_ONCE, GridClassifier, SignalClassifier, fitted
 
 
 def observations(rows: int, length: int, d: int = 2) -> tuple[Tensor, Tensor, Tensor]:
@@ -152,3 +156,9 @@ def test_settings_that_are_refused() -> None:
         GridClassifier(2, transform="hardmax")
     with pytest.raises(ValueError, match=r"coefficients must be \[batch, 2, 5, 1\], got \[3, 2, 4, 1\]"):
         SignalClassifier(basis, 2, 1)(torch.ones(3, 2, 4, 1), torch.ones(3, 0))
+
+
+@pytest.mark.parametrize("module", [timeseries_data, timeseries_models])
+def test_docstrings_are_right(module: ModuleType) -> None:
+    result = doctest.testmod(module, extraglobs={"torch": torch}, optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert result.attempted and not result.failed

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
-from tsallis.analysis.alphas import alpha_history, density_history
 from tsallis.analysis.attention_summary import head_examples, summarize_contrasts, summarize_heads
 from tsallis.analysis.contrasts import Comparison
-from tsallis.analysis.curves import value_history
 from tsallis.analysis.importance import HeadImportance, head_importance
-from tsallis.analysis.options import Options
-from tsallis.analysis.outputs import EmptyRate, empty_rate
-from tsallis.analysis.passes import BATCH, CorpusPass, ShownSentences
-from tsallis.analysis.record import AttentionReader
+from tsallis.analysis.outputs import EmptyRate
+from tsallis.analysis.record import AttentionReader, Symbols
 from tsallis.analysis.summary_records import (
     ComparisonSummary,
     CorpusSummary,
@@ -26,11 +23,16 @@ from tsallis.analysis.tree import beam_tree
 from tsallis.analysis.words import PieceCounts
 from tsallis.data.corpus import Corpus
 from tsallis.data.io import distinct_names
+from tsallis.data.ragged import Rows
 from tsallis.errors import InputError
 from tsallis.models import LanguageModel, TransformerSeq2Seq
 from tsallis.models.batch import Batch
 from tsallis.models.protocol import device_of
 from tsallis.models.spellings import ambiguous_text
+from tsallis.run_analysis.corpus_passes import BATCH, CorpusPass, ShownSentences
+from tsallis.run_analysis.empty_outputs import empty_rate
+from tsallis.run_analysis.logs import alpha_history, density_history, value_history
+from tsallis.run_analysis.options import Options
 from tsallis.search import Result, beam_search
 from tsallis.special_symbols import UNK
 from tsallis.training.file_names import LOG, MODEL
@@ -47,6 +49,30 @@ class TrainingCounts:
 
     pairs: int  # of source and target
     pieces: PieceCounts  # by side, as of `count_pieces`
+
+
+def count_pieces(corpus: Corpus, src_vocab: Symbols, tgt_vocab: Symbols) -> PieceCounts:
+    """Count how often each piece occurs in the sources and in the targets of a corpus, for the scores of rare ones.
+
+    Args:
+        corpus: encoded sources and targets.
+        src_vocab, tgt_vocab: spell their symbols.
+
+    Returns:
+        Counts by piece, of the sides "source" and "target".
+
+    Example:
+        >>> from tsallis.data.vocabulary import Vocabulary
+        >>> vocabulary = Vocabulary(["▁a", "▁b"])
+        >>> count_pieces(Corpus([[4, 5], [4]], [[5], [5]]), vocabulary, vocabulary)
+        {'source': {'▁a': 2, '▁b': 1}, 'target': {'▁b': 2}}
+    """
+    return {"source": _counts(corpus.src, src_vocab), "target": _counts(corpus.tgt, tgt_vocab)}
+
+
+def _counts(rows: Rows, vocab: Symbols) -> dict[str, int]:
+    numbers = Counter(int(number) for row in rows for number in row)
+    return {vocab.name(number): count for number, count in numbers.items()}
 
 
 @dataclass(frozen=True)

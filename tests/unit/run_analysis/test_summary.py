@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -13,32 +12,26 @@ import torch
 
 from analysis_samples import SRC, TGT, corpus, lstm, recording_of, transformer
 from tsallis.analysis import (
-    Options,
-    RunInput,
     RunSummary,
-    TrainingCounts,
     compare_models,
-    count_pieces,
     density,
     density_contrasts,
     diversity,
-    empty_rate,
     head_roles,
     output_statistics,
     read_model,
     record,
-    sentence_density,
-    summarize,
     summarize_attention,
-    summarize_runs,
     teacher_forced_supports,
-    value_history,
 )
-from tsallis.analysis.passes import BATCH
+from tsallis.analysis.density import sentence_density
 from tsallis.data.corpus import Corpus
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError
 from tsallis.evaluation.search_results import search_corpus
+from tsallis.run_analysis import Options, RunInput, empty_rate, summarize, summarize_runs
+from tsallis.run_analysis.corpus_passes import BATCH
+from tsallis.run_analysis.summary import TrainingCounts, count_pieces
 from tsallis.search import beam_search
 from tsallis.training import Run
 
@@ -173,61 +166,12 @@ def test_outputs_end_as_the_options_say(tmp_path: Path, competing: bool) -> None
     assert sorted(str(one.answer) for one in summarize(run, data, "samples", options).sentences) == sorted(expected)
 
 
-def test_values_over_a_training(tmp_path: Path) -> None:
-    events: list[dict[str, Any]] = [
-        {"event": "start", "tau": 0.1},
-        {"event": "epoch", "step": 5, "loss": 3.0},
-        {"event": "validation", "step": 7, "dev_loss": 2.0, "dev_bleu": 1.5, "logit_norm": 9, "alpha_encoder": [[1]]},
-        {"event": "epoch", "step": 9, "dev_loss": 1.0, "dev_bleu": 2.5, "logit_norm": 11, "output_threshold": 0.5},
-    ]
-    (tmp_path / "log.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    history = value_history(tmp_path)
-    assert history.steps == (7, 9) and set(history.values) == {"dev_loss", "dev_bleu", "logit_norm", "output_threshold"}
-    assert history.values["output_threshold"] == (None, 0.5) and history.last("dev_bleu") == 2.5
-    assert history.last("tau") is None and history.seconds is None
-
-
-def test_seconds_add_up_over_epochs(tmp_path: Path) -> None:
-    """An event within an epoch counts from the epoch's beginning; one that was not timed leaves all unknown."""
-    events = [("validation", 2, 3.0), ("epoch", 4, 7.0), ("validation", 6, 2.5), ("epoch", 8, 6.0)]
-    for name, key in (("log", "dev_loss"), ("timing", "seconds")):
-        records = [{"event": event, "step": step, key: number} for event, step, number in events]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert value_history(tmp_path).seconds == (3.0, 7.0, 9.5, 13.0)
-    timing = (tmp_path / "timing.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "timing.jsonl").write_text("".join(timing[:-1]))
-    assert value_history(tmp_path).seconds is None
-    (tmp_path / "timing.jsonl").write_text('{"event": "epoch", "step": 4}')
-    with pytest.raises(InputError, match="events must have a step and seconds"):
-        value_history(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("event", "message"),
-    [
-        ({"event": "epoch", "step": 1}, "no validation in this log"),
-        ({"event": "epoch", "dev_loss": 1.0}, "must have a step and numbers"),
-        ({"event": "epoch", "step": 1, "dev_loss": "low"}, "must have a step and numbers"),
-    ],
-)
-def test_logs_without_values(tmp_path: Path, event: Any, message: str) -> None:
-    (tmp_path / "log.jsonl").write_text(json.dumps(event))
-    with pytest.raises(InputError, match=message):
-        value_history(tmp_path)
-
-
-def test_nan_is_no_threshold() -> None:
-    from tsallis.evaluation.teacher_forcing import teacher_forced_scores
-
-    assert math.isnan(teacher_forced_scores(transformer(output="softmax"), corpus(3)).threshold)
-
-
 def test_attention_alone_is_summarized_as_that_of_a_run(tmp_path: Path) -> None:
     model, data = transformer(), corpus(40)
     whole = summarize(run_of(tmp_path, model), data, "samples", Options(sentences=5, beam_size=1))
-    batches, options = list(data.batches(BATCH)), Options(sentences=5)
+    batches = list(data.batches(BATCH))
     reader = read_model(model, SRC, TGT)
-    alone = summarize_attention(model, reader, batches, name="model", corpus="samples", options=options)
+    alone = summarize_attention(model, reader, batches, name="model", corpus="samples", sentences=5)
     assert (alone.corpus.sentences, alone.diversity) == (40, whole.diversity)
     sizes = [(len(sentence.text.source), len(sentence.text.target)) for sentence in record(reader, batches)]
     assert (alone.corpus.src_symbols, alone.corpus.tgt_symbols) == tuple(map(sum, zip(*sizes, strict=True)))

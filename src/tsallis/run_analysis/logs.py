@@ -1,44 +1,19 @@
-"""Learned alphas: over a training, and how they are spread at its end."""
+"""What the log of a run says of its training: alphas, densities, scores and norms over the updates."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tsallis.analysis.tables import Histogram, Record
-from tsallis.analysis.weights import Floats
+from tsallis.analysis.histories import ON_DEV, VALUES, HeadHistory, ValueHistory
 from tsallis.data.io import read_bytes
 from tsallis.errors import InputError
-from tsallis.training.file_names import LOG
-
-BINS = 20
-
-
-@dataclass(frozen=True, eq=False)
-class HeadHistory(Record):
-    """A number of each head over the updates of a training.
-
-    Args:
-        steps: updates done before each event.
-        values: by kind of attention, [events, layers, heads].
-
-    Example:
-        >>> history = HeadHistory((0, 10), {"encoder": np.array([[[1.5, 1.5]], [[1.2, 1.9]]])})
-        >>> history.last()["encoder"].tolist()
-        [[1.2, 1.9]]
-    """
-
-    steps: tuple[int, ...]
-    values: dict[str, Floats]
-
-    def last(self) -> dict[str, Floats]:
-        """Return the last values of each kind [layers, heads]."""
-        return {kind: values[-1] for kind, values in self.values.items()}
+from tsallis.training.file_names import LOG, TIMING
+from tsallis.training.log import totals
 
 
 def alpha_history(log: Path | str) -> HeadHistory:
@@ -88,26 +63,44 @@ def density_history(log: Path | str) -> HeadHistory:
     return _history(Path(log), "density")
 
 
-def alpha_histograms(alphas: Mapping[str, Any], bins: int = BINS) -> dict[str, Histogram]:
-    """Count alphas of each kind in bins from 1 to 2, or to the largest (Correia et al. 2019, fig. 3 and 11).
+def value_history(log: Path | str) -> ValueHistory:
+    r"""Read the numbers of a run over its training.
+
+    Among them are loss and scores on the development set, the mean norm :math:`\|z\|` of the output's scores and the
+    mean threshold :math:`\tau(z)` (Tezekbayev et al. 2022, fig. 7 and 8), and how many symbols and positions are above
+    zero. Logs written before thresholds were measured have none; alpha-ReLU's own is "tau". The seconds of training
+    (fig. 3) are those of `timing.jsonl` beside the log.
 
     Args:
-        alphas: numbers of any shape by kind: the result of a model's `alphas()`, or of :meth:`HeadHistory.last`.
-        bins: the number of bins.
+        log: `log.jsonl` of a run, or the run's folder.
 
     Returns:
-        The histogram of each kind, with the same edges for all.
+        The numbers at each validation.
 
     Raises:
-        ValueError: an alpha below 1.
+        InputError: a file that is no log, or one without validations.
 
     Example:
-        >>> alpha_histograms({"encoder": [[1.0, 1.1], [1.9, 2.0]]}, bins=2)["encoder"]
-        Histogram(edges=(1.0, 1.5, 2.0), counts=(2, 2))
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "log.jsonl"
+        >>> events = [{"event": "epoch", "step": s, "dev_loss": 9 / s, "logit_norm": float(s)} for s in (3, 6)]
+        >>> _ = path.write_text("".join(json.dumps(event) + "\n" for event in events))
+        >>> value_history(path)
+        ValueHistory(steps=(3, 6), values={'dev_loss': (3.0, 1.5), 'logit_norm': (3.0, 6.0)}, seconds=None, select=None)
     """
-    arrays = {kind: np.asarray(values, np.float64) for kind, values in alphas.items()}
-    high = max([2.0, *(float(values.max()) for values in arrays.values() if values.size)])
-    return {kind: Histogram.of(values, bins, 1.0, high) for kind, values in arrays.items()}
+    path = Path(log)
+    path = path / LOG if path.is_dir() else path
+    events = [event for event in read_log(path) if any(key.startswith(ON_DEV) for key in event)]
+    if not events:
+        raise InputError(f"{path}: no validation in this log")
+    names = dict.fromkeys(key for event in events for key in event if key.startswith(ON_DEV) or key in VALUES)
+    try:
+        steps = tuple(int(event["step"]) for event in events)
+        values = {name: tuple(_number(event.get(name)) for event in events) for name in names}
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path}: validations must have a step and numbers: {error}") from error
+    select = next((event["select"] for event in reversed(events) if isinstance(event.get("select"), str)), None)
+    return ValueHistory(steps, values, _seconds(path.with_name(TIMING), events), select)
 
 
 def _history(path: Path, name: str) -> HeadHistory:
@@ -144,3 +137,21 @@ def read_log(path: Path) -> list[dict[str, Any]]:
             raise
         raise InputError(f"{path}: expected one JSON object a line: {error}") from error
     return [event for event in events if isinstance(event, dict)]
+
+
+def _seconds(path: Path, events: Sequence[dict[str, Any]]) -> tuple[float, ...] | None:
+    """Return the seconds of training before each event; None where a timing of one is missing."""
+    if not path.exists():
+        return None
+    timings = read_log(path)
+    try:
+        sums = totals(timings, "seconds")
+        by_event = {(timing["event"], timing["step"]): total for timing, total in zip(timings, sums, strict=True)}
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path}: events must have a step and seconds: {error}") from error
+    seconds = [by_event.get((event.get("event"), event["step"])) for event in events]
+    return None if None in seconds else tuple(number for number in seconds if number is not None)
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)

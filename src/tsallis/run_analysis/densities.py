@@ -6,17 +6,16 @@ import base64
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tsallis.analysis.density_shapes import DrawnDensity, area_of, draw_density, length_of
-from tsallis.analysis.options import Options
+from tsallis.analysis.density_shapes import area_of, draw_density, length_of
 from tsallis.analysis.shapes import numbers, one_of
-from tsallis.analysis.tables import Histogram, Record
+from tsallis.analysis.summary_records import DensityExample, DensitySummary
+from tsallis.analysis.tables import Histogram
 from tsallis.continuous import Density
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
@@ -25,6 +24,7 @@ from tsallis.models.label_decoder import LabelDecoder
 from tsallis.models.protocol import device_of
 from tsallis.models.spellings import ambiguous_text
 from tsallis.models.vqa import GridAttention
+from tsallis.run_analysis.options import Options
 from tsallis.search import beam_search
 from tsallis.search.step import eval_mode
 from tsallis.special_symbols import IGNORE_INDEX
@@ -35,72 +35,6 @@ from tsallis.training.schema import ModelRecord, read_record
 BATCH = 32  # examples that are read together
 BINS = 20
 WIDEST = 256  # pixels of an image on the page
-
-
-@dataclass(frozen=True)
-class DensityExample(Record):
-    """The attention of a model to one example.
-
-    Args:
-        index: of the example in its corpus, from 0.
-        title: its words as they are read, or the question about an image.
-        words: of a document; none for an image.
-        gold: the right answer, empty where it isn't known.
-        answer: the model's.
-        prob: its probability.
-        weights: the discrete weights of the words, or of the regions of an image, row by row; none without any.
-        grid: rows and columns of the regions; None for words.
-        masses: of the density in each word or region; none without a density.
-        density: None for discrete attention.
-        image: a PNG as a data URI, at most 256 pixels wide and high; None for words and for features.
-    """
-
-    index: int
-    title: str
-    words: tuple[str, ...]
-    gold: str
-    answer: str
-    prob: float
-    weights: tuple[float, ...]
-    grid: tuple[int, int] | None
-    masses: tuple[float, ...]
-    density: DrawnDensity | None
-    image: str | None
-
-
-@dataclass(frozen=True)
-class DensitySummary(Record):
-    """The attention of a run of labels over a corpus: where densities lie, how wide they are, how much is left out.
-
-    Args:
-        name: of the run's folder.
-        task: its name, such as "classification".
-        model: its class.
-        arguments: of that class.
-        corpus: its name.
-        examples: how many were read.
-        accuracy: share of answers that are right, among those whose right answer is known; None where none is.
-        zeros: mean share of words or regions without any weight: discrete ones where there are any.
-        zero_masses: the same of the density's masses; None without a density.
-        size: mean part of the unit interval or square that supports cover; None without a density.
-        centres: histograms of the densities' means along each axis, from 0 to 1.
-        sizes: histogram of the parts that supports cover; None without a density.
-        shown: some examples.
-    """
-
-    name: str
-    task: str
-    model: str
-    arguments: dict[str, Any]
-    corpus: str
-    examples: int
-    accuracy: float | None
-    zeros: float | None
-    zero_masses: float | None
-    size: float | None
-    centres: tuple[Histogram, ...]
-    sizes: Histogram | None
-    shown: tuple[DensityExample, ...]
 
 
 class _Sums:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tsallis.analysis import SweepRun, ValueHistory, sweep
+from tsallis.analysis.histories import ValueHistory
 from tsallis.errors import InputError
+from tsallis.run_analysis import SweepRun, sweep
 
 
 def run(name: str, scores: list[float], seed: int = 1, **settings: Any) -> SweepRun:

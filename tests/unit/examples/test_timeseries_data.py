@@ -11,8 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from tsallis.data.timeseries import (
+from timeseries_data import (
     Events,
     IrregularSeries,
     Scaling,
@@ -20,6 +19,7 @@ from tsallis.data.timeseries import (
     read_events,
     read_labels,
 )
+
 from tsallis.errors import InputError
 
 HEADER = "RecordID,minute,parameter,value\n"

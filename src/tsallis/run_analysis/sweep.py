@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tsallis.analysis.curves import SCORES, ValueHistory
-from tsallis.analysis.tables import Record
+from tsallis.analysis.histories import ON_DEV, Sweep, SweepPoint, ValueHistory
+from tsallis.analysis.score_names import rank_score
 from tsallis.errors import InputError
-from tsallis.evaluation.score_names import rank_score
 from tsallis.nn.output import MAP_ALPHAS
 
 SEEDS = ("training.seed", "run_dir")  # settings in which the runs of one point may differ
@@ -31,66 +29,6 @@ class SweepRun:
     name: str
     settings: Mapping[str, Any]
     history: ValueHistory
-
-
-@dataclass(frozen=True)
-class SweepPoint(Record):
-    """The runs of one value of the setting.
-
-    Args:
-        value: of the setting.
-        runs: their names.
-        seeds: of their trainings.
-        scores: by name, the number of each run at its best validation; None where a run lacks it.
-        steps: of each run's validations.
-        curves: by name, the numbers of each run at all of its validations.
-
-    Example:
-        >>> scores = {"dev_bleu": (30.0, 31.0)}
-        >>> point = SweepPoint(1.5, ("a", "b"), (1, 2), scores, ((10,), (10,)), {"dev_bleu": ((30.0,), (31.0,))})
-        >>> point.mean("dev_bleu"), round(point.deviation("dev_bleu"), 3)
-        (30.5, 0.707)
-    """
-
-    value: float
-    runs: tuple[str, ...]
-    seeds: tuple[int | None, ...]
-    scores: dict[str, tuple[float | None, ...]]
-    steps: tuple[tuple[int, ...], ...]
-    curves: dict[str, tuple[tuple[float | None, ...], ...]]
-
-    def mean(self, name: str) -> float | None:
-        """Return the mean of a score over the runs that have it; None where none has."""
-        numbers = self._numbers(name)
-        return statistics.fmean(numbers) if numbers else None
-
-    def deviation(self, name: str) -> float | None:
-        """Return the standard deviation of a score over seeds, with the divisor n - 1; None for fewer than two."""
-        numbers = self._numbers(name)
-        return statistics.stdev(numbers) if len(numbers) > 1 else None
-
-    def _numbers(self, name: str) -> list[float]:
-        return [number for number in self.scores.get(name, ()) if number is not None]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields, and mean and deviation of each score."""
-        spread = {name: {"mean": self.mean(name), "deviation": self.deviation(name)} for name in self.scores}
-        return {**super().to_dict(), "spread": spread}
-
-
-@dataclass(frozen=True)
-class Sweep(Record):
-    """Scores against a setting.
-
-    Args:
-        setting: its path in the configuration.
-        score: the name of the one that selects a run's best validation.
-        points: one for each value, ascending.
-    """
-
-    setting: str
-    score: str
-    points: tuple[SweepPoint, ...]
 
 
 def sweep(runs: Sequence[SweepRun]) -> Sweep:
@@ -172,9 +110,9 @@ def _effective(run: SweepRun) -> dict[str, Any]:
 def _score_name(run: SweepRun) -> str:
     """Return the score that selects the best validation; in a log that lacks it the first one that is no loss."""
     if run.history.select is not None:
-        return SCORES + run.history.select
-    names = [name for name in run.history.values if name.startswith(SCORES) and name != f"{SCORES}loss"]
-    return names[0] if names else f"{SCORES}loss"
+        return ON_DEV + run.history.select
+    names = [name for name in run.history.values if name.startswith(ON_DEV) and name != f"{ON_DEV}loss"]
+    return names[0] if names else f"{ON_DEV}loss"
 
 
 def _point(value: float, runs: Sequence[SweepRun], score: str) -> SweepPoint:
@@ -195,12 +133,12 @@ def _point(value: float, runs: Sequence[SweepRun], score: str) -> SweepPoint:
 
 def _best(run: SweepRun, score: str) -> int:
     """Return the number of the best validation: the best score, of equal ones that of the lowest loss."""
-    scores, losses = (run.history.values.get(name, ()) for name in (score, f"{SCORES}loss"))
+    scores, losses = (run.history.values.get(name, ()) for name in (score, f"{ON_DEV}loss"))
 
     def judge(number: int) -> tuple[float, float]:
         value = scores[number] if number < len(scores) else None
         other = losses[number] if number < len(losses) else None
-        rank = -float("inf") if value is None else rank_score(score.removeprefix(SCORES), value)
+        rank = -float("inf") if value is None else rank_score(score.removeprefix(ON_DEV), value)
         return rank, 0.0 if other is None else -other
 
     return max(range(len(run.history.steps)), key=judge)

@@ -1,0 +1,30 @@
+"""The parts of the package, from the bottom up; parts on one line do not import each other."""
+
+from __future__ import annotations
+
+LIBRARY = [
+    {"errors", "special_symbols", "user_cache", "search_budget", "optional_output"},
+    {"ops"},
+    {"functional"},
+    {"continuous"},
+    {"nn", "distributions", "compat"},
+    {"models"},
+    {"search"},
+    {"analysis"},
+    {"report", "integrations"},
+]
+TOOLKIT = [
+    {"old_names"},
+    {"data"},
+    {"datasets"},
+    {"evaluation", "config"},
+    {"training"},
+    {"run_analysis", "recipes"},
+    {"tasks"},
+    {"inference"},
+    {"serve"},
+    {"cli"},
+]
+HEIGHT = {part: height for height, layer in enumerate([*LIBRARY, *TOOLKIT]) for part in layer}
+# The packages for users that import torch and no other dependency.
+TORCH_ALONE = set().union(*LIBRARY[2:]) - {"analysis", "report", "integrations"}
