@@ -33,8 +33,8 @@ def faults(tree: ast.AST) -> Iterator[str]:
             yield f"{node.lineno}: {called}"
         if called == "torch.load" and ast.unparse(options.get("weights_only", ast.Constant(None))) != "True":
             yield f"{node.lineno}: torch.load without weights_only=True"
-        if called in ("np.load", "numpy.load") and "allow_pickle" in options:
-            yield f"{node.lineno}: numpy.load with allow_pickle"
+        if called in ("np.load", "numpy.load") and ast.unparse(options.get("allow_pickle", ast.Constant(0))) != "False":
+            yield f"{node.lineno}: numpy.load without allow_pickle=False"
         if ast.unparse(options.get("shell", ast.Constant(None))) != "None":
             yield f"{node.lineno}: a shell"
 
@@ -56,6 +56,7 @@ def test_no_module_runs_what_it_reads() -> None:
         "subprocess.run('ls', shell=True)",
         "torch.load(path)",
         "torch.load(path, weights_only=False)",
+        "np.load(path)",
         "np.load(path, allow_pickle=True)",
         "yaml.load(text)",
         "archive.extractall(folder)",
