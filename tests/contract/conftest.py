@@ -10,8 +10,8 @@ from torch import Tensor
 
 import tsallis
 from tsallis.ops import reference
-from tsallis.ops.backend import load
 from tsallis.ops.eager import losses, maps
+from tsallis.ops.registry import load
 
 ALL_BACKENDS = ("reference", "eager", "cpu")
 BACKENDS = {"test_maps": ALL_BACKENDS, "test_losses": ALL_BACKENDS, "test_attention": ("eager", "cpu")}

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from tsallis.ops import eager
-from tsallis.ops.backend import Capabilities
 from tsallis.ops.dtypes import upcast
+from tsallis.ops.protocol import Capabilities
 from tsallis.ops.sparse_rows import CsrRows
 
 DTYPES = (torch.float32, torch.bfloat16)

@@ -10,8 +10,8 @@ from torch import Tensor
 from tsallis.functional.rows import as_rows, check_dense, check_floating
 from tsallis.ops.alphas import Alpha
 from tsallis.ops.autograd import losses as autograd
-from tsallis.ops.backend import Backend
 from tsallis.ops.eager.entropy import entropy
+from tsallis.ops.protocol import Backend
 from tsallis.ops.transforms import savable, traced, without_numbers
 
 REDUCTIONS = ("mean", "sum", "none")

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from tsallis.ops.alphas import Alpha, check_alpha
-from tsallis.ops.backend import Backend, choose_direct
+from tsallis.ops.choice import choose_direct
 from tsallis.ops.dtypes import compute_dtype, contiguous, upcast
+from tsallis.ops.protocol import Backend
 from tsallis.ops.transforms import (
     as_input,
     check_recordable,

@@ -14,7 +14,7 @@ from tsallis.functional.losses import reduce
 from tsallis.functional.maps import log_entmax
 from tsallis.functional.rows import alpha_number
 from tsallis.ops.arguments import BestSymbols
-from tsallis.ops.backend import choose
+from tsallis.ops.choice import choose
 from tsallis.ops.constants import ConstantBuffers
 from tsallis.ops.eager.log_probs import alpha_relu_log_probs
 from tsallis.ops.transforms import traced

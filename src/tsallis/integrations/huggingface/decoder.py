@@ -21,7 +21,7 @@ from tsallis.integrations.huggingface.reading import Reading, count_ids, find_ob
 from tsallis.integrations.huggingface.text_batches import pad_rows
 from tsallis.models.protocol import Step, source_mask
 from tsallis.ops.arguments import BestSymbols
-from tsallis.ops.backend import choose
+from tsallis.ops.choice import choose
 from tsallis.ops.eager.log_probs import indistinct
 from tsallis.ops.eager.ranking import best_of_log_probs
 from tsallis.special_symbols import BOS, EOS, PAD

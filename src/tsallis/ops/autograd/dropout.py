@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from tsallis.ops.backend import choose_direct
+from tsallis.ops.choice import choose_direct
 from tsallis.ops.transforms import differentiable, traced
 
 EXACT = (torch.float32, torch.float64)

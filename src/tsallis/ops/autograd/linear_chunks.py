@@ -22,8 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tsallis.ops.alphas import Alpha
-from tsallis.ops.backend import Backend, choose
+from tsallis.ops.choice import choose
 from tsallis.ops.dtypes import compute_dtype, contiguous, contiguous_alpha
+from tsallis.ops.protocol import Backend
 from tsallis.ops.sparse_rows import CsrRows
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # of hidden, weight and bias

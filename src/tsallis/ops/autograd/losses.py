@@ -9,11 +9,12 @@ from torch import Tensor
 
 from tsallis.ops.alphas import Alpha
 from tsallis.ops.autograd import maps
-from tsallis.ops.backend import Backend, choose, choose_direct
+from tsallis.ops.choice import choose, choose_direct
 from tsallis.ops.dtypes import contiguous, contiguous_alpha, upcast
 from tsallis.ops.eager import graph
 from tsallis.ops.eager import losses as eager
 from tsallis.ops.eager.maps import pullback as map_pullback
+from tsallis.ops.protocol import Backend
 from tsallis.ops.tracing import Operation, join_alpha, operator, save, saved, split_alpha, vmap_rows
 from tsallis.ops.transforms import (
     compiling,

@@ -17,7 +17,7 @@ from torch.nn.functional import linear
 
 from tsallis.ops.autograd.maps import entmax
 from tsallis.ops.autograd.recompute import recompute_saved_gradients
-from tsallis.ops.backend import choose_direct
+from tsallis.ops.choice import choose_direct
 from tsallis.ops.dtypes import autocast_dtype, upcast
 from tsallis.ops.eager.lstm_cell import cell_backward, cell_forward, cell_step
 from tsallis.ops.transforms import differentiable

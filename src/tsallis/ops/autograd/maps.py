@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from tsallis.ops.alphas import Alpha, check_alpha
-from tsallis.ops.backend import Backend, choose, choose_direct
+from tsallis.ops.choice import choose, choose_direct
 from tsallis.ops.dtypes import contiguous, contiguous_alpha
 from tsallis.ops.eager import graph
 from tsallis.ops.eager import maps as eager
+from tsallis.ops.protocol import Backend
 from tsallis.ops.tracing import Operation, join_alpha, operator, save, saved, split_alpha, vmap_rows
 from tsallis.ops.transforms import (
     compiling,

@@ -24,13 +24,13 @@ from torch import Tensor
 
 from tsallis.ops.alphas import Alpha
 from tsallis.ops.arguments import BestSymbols
-from tsallis.ops.backend import Capabilities
 from tsallis.ops.cpu.build import LEFT_OUT, NO_KERNEL, source_hash
 from tsallis.ops.cpu.structs import CALLS, Beam, Decoder, Encoder, Layout, Project, Rank, Search, sizes
 from tsallis.ops.cpu.structs import STATS as STATS
 from tsallis.ops.dtypes import compute_dtype
 from tsallis.ops.eager.log_probs import largest_distinct
 from tsallis.ops.eager.ranking import best_symbols as best_symbols_in_float64
+from tsallis.ops.protocol import Capabilities
 from tsallis.ops.sparse_rows import CsrRows
 
 DROP_ROW = 4096  # numbers that a thread drops at a time

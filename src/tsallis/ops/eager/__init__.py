@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import torch
 
-from tsallis.ops.backend import Capabilities
 from tsallis.ops.eager.alpha_relu import alpha_relu_loss, alpha_relu_loss_gradient
 from tsallis.ops.eager.linear import alpha_relu_one_pass, alpha_relu_support, spmm, support, support_sizes, transpose
 from tsallis.ops.eager.losses import entmax_loss, entmax_loss_gradient
 from tsallis.ops.eager.maps import entmax, entmax_gradient
 from tsallis.ops.eager.ranking import best_symbols
+from tsallis.ops.protocol import Capabilities
 
 CAPABILITIES = Capabilities((torch.float32, torch.float64), sys.float_info.max, row_statistics=False)
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from tsallis.ops.backend import load, load_attention
+from tsallis.ops.registry import load, load_attention
 from tsallis.ops.self_check.attention import check_attention
 from tsallis.ops.self_check.layer import check_output_layer
 from tsallis.ops.self_check.rows import check_alpha_relu, check_losses, check_maps

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from tsallis.ops.arguments import BestSymbols
-from tsallis.ops.backend import Backend, load
 from tsallis.ops.eager.ranking import best_symbols
+from tsallis.ops.protocol import Backend
+from tsallis.ops.registry import load
 from tsallis.ops.self_check import memory
 from tsallis.ops.self_check.evidence import has_evidence
 from tsallis.ops.self_check.families import ATTENTION, FAMILIES, measure

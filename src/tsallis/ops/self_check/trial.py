@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tsallis.ops.backend import AttentionKernels, Backend
 from tsallis.ops.dtypes import exact_products
+from tsallis.ops.protocol import AttentionKernels, Backend
 
 VALUE, GRADIENT = 2e-5, 2e-4  # the largest errors in float32, relative to the largest number or to 1
 PRODUCT = 2e-3  # what products with the 10 bits of TF32 may add, if PyTorch's setting allows them

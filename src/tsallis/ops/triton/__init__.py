@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from tsallis.ops.alphas import Alpha
-from tsallis.ops.backend import Capabilities
 from tsallis.ops.eager.ranking import best_symbols
+from tsallis.ops.protocol import Capabilities
 from tsallis.ops.triton.alpha_relu import alpha_relu_one_pass
 from tsallis.ops.triton.attention.launch import largest_head, least_shared_memory
 from tsallis.ops.triton.kind import device_kind

@@ -10,8 +10,8 @@ from torch import Tensor
 
 import tsallis
 from tsallis.ops import reference
-from tsallis.ops.backend import load
 from tsallis.ops.eager import graph, steep
+from tsallis.ops.registry import load
 
 ALPHAS = [2.5, 4.0, 5.0, 7.0, 10.0, 15.0, 30.0, 50.0]
 
