@@ -60,7 +60,7 @@ def afterwards(rounds: int) -> list[Row]:
     x, leaf = torch.randn(1, 32), torch.randn(1, 32, requires_grad=True)
     heads = torch.randn(1, 2, 4, 8)
     calls: dict[str, Callable[[], object]] = {
-        "choose": lambda: choice.choose(1.5, x),
+        "choose": lambda: choice.choose("maps", 1.5, x),
         "entmax15 of 32 scores": lambda: tsallis.entmax15(x),
         "entmax15 of 32 scores, both passes": lambda: tsallis.entmax15(leaf).sum().backward(),
         "choose_attention": lambda: choice.choose_attention(heads, heads, heads, (1.5, 1.5)),

@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 
 import tsallis
+from backends import backends_for, skip_unless_usable
 from tsallis.ops import reference
 from tsallis.ops.eager import losses, maps
-from tsallis.ops.registry import load
 
-ALL_BACKENDS = ("reference", "eager", "cpu")
-BACKENDS = {"test_maps": ALL_BACKENDS, "test_losses": ALL_BACKENDS, "test_attention": ("eager", "cpu")}
+BACKENDS = {
+    "test_maps": ("reference", *backends_for("maps")),
+    "test_losses": ("reference", *backends_for("losses")),
+    "test_attention": backends_for("attention"),
+}
 BISECTIONS = 70  # halve the widest bracket that these tests have down to float64's last digit
 
 
@@ -105,8 +108,7 @@ def computed_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         yield "auto"
         return
     by = "eager" if name == "reference" else name
-    if not load(by).status().available:
-        pytest.skip(f"needs kernel: {load(by).status().reason}")
+    skip_unless_usable(by)
     if name == "reference":
         monkeypatch.setattr(maps, "solve", reference_entmax)
         monkeypatch.setattr(losses, "solve_loss", reference_loss)

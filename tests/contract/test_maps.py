@@ -9,15 +9,18 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import tsallis
-from contract.conftest import ALL_BACKENDS
+from backends import backends_for
+from contract.conftest import BACKENDS
 from contract.maps import ALPHAS, KINDS, MAPS, SMOOTH, Map, rows
 from pairs import every_pair
 from tsallis.ops import reference
 
+ALL_BACKENDS = BACKENDS["test_maps"]
+
 every_map = pytest.mark.parametrize("m", MAPS, ids=str)
 # Without sparsemax and entmax15, which hand an alpha of the others to entmax.
 DISTINCT = [m for m in MAPS if m.name not in ("sparsemax", "entmax15")]
-COMPUTED = ("eager", "cpu")  # beside the reference
+COMPUTED = backends_for("maps")  # beside the reference
 
 
 @every_pair(
@@ -231,7 +234,10 @@ def test_autocast_gives_float32(m: Map) -> None:
 
 
 @every_pair(
-    indirect=["computed_by"], m=MAPS, shape=[(), (1,), (0,), (3, 0), (0, 4), (2, 0, 3)], computed_by=ALL_BACKENDS
+    indirect=["computed_by"],
+    m=MAPS,
+    shape=[(), (1,), (0,), (3, 0), (0, 4), (2, 0, 3)],
+    computed_by=ALL_BACKENDS,
 )
 def test_empty_tensors_and_single_numbers(m: Map, shape: tuple[int, ...]) -> None:
     z = torch.randn(shape, requires_grad=True)

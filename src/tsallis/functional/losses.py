@@ -67,7 +67,7 @@ def entmax_loss(
     _check(scores, reduction, label_smoothing)
     _check_target(scores, target, alpha, weight)
     plain = weight is None and label_smoothing == 0 and not target.is_floating_point()
-    rows = as_rows(scores, alpha, direct=plain, positive=True)
+    rows = as_rows(scores, alpha, operation="losses" if plain else None, positive=True)
     z = rows.scores.reshape(-1, scores.shape[-1])  # [rows, classes]
     weight = None if weight is None else weight.to(device=scores.device, dtype=z.dtype)
     if target.is_floating_point():

@@ -190,7 +190,8 @@ class OutputLayer(ConstantBuffers):
             only: [rows]: the symbol that alone is of interest, negative for all; None: all are in every row.
         """
         tau = self.tau if self.transform == "alpha_relu" else None
-        return choose(self.alpha, scores).best_symbols(scores.contiguous(), self.alpha, tau, count, end, only)
+        backend = choose("search", self.alpha, scores)
+        return backend.best_symbols(scores.contiguous(), self.alpha, tau, count, end, only)
 
     def loss(
         self,

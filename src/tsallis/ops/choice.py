@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tsallis.ops.alphas import Alpha, check_alpha, extremes
-from tsallis.ops.protocol import Backend, BeamKernels, Capabilities, TransformerKernels
+from tsallis.ops.protocol import Backend, BeamKernels, TransformerKernels
 from tsallis.ops.registry import BACKENDS, capabilities, load
 from tsallis.ops.tracing import constant
 from tsallis.ops.transforms import operators_only, recording, without_numbers
@@ -37,20 +37,20 @@ _request: ContextVar[str | None] = ContextVar("tsallis_backend", default=None)
 
 
 class backend:
-    """The choice of a backend for the calls inside a `with` block: `"eager"`, `"cpu"`, `"triton"` or `"auto"`.
+    """The choice of a backend for the calls inside a `with` block: `"auto"`, `"eager"`, `"cpu"` or `"triton"`.
 
-    `"auto"` is the default, and what the environment variable `TSALLIS_BACKEND` overrules: the compiled kernels for
-    tensors on the CPU where they were built, Triton's for float32, bfloat16 and float16 on a GPU where Triton works,
-    plain PyTorch operations for everything else. `"cpu"` (the compiled kernels) and `"triton"` are errors where these
-    are missing; what they don't compute (alpha above 2 or below 1, budgets) stays with PyTorch's operations. The
-    backend of a forward pass computes its gradients, too; second derivatives are always PyTorch's operations.
+    `"auto"`, the default, means the compiled kernels (`"cpu"`) for tensors on the CPU, Triton's kernels for float32,
+    bfloat16 and float16 on a GPU, and PyTorch's operations (`"eager"`) where these kernels are missing. The environment
+    variable `TSALLIS_BACKEND` sets another default. A backend that does not compute an operation, a dtype or an alpha
+    leaves the call to `"eager"`. The backend of a forward pass also computes its gradients; PyTorch's operations
+    compute second derivatives.
 
     Args:
-        name: one of the four names.
+        name: `"auto"` or the name of a backend.
 
     Raises:
         ValueError: an unknown backend.
-        RuntimeError: `"cpu"` where there are no compiled kernels, `"triton"` where Triton can't be used; it says why.
+        RuntimeError: a backend that can't be used here; the message says why.
 
     Example:
         >>> import tsallis
@@ -82,7 +82,7 @@ def _check(name: str, what: str) -> str:
 def choose_transformer(kind: str) -> TransformerKernels | None:
     """Return the Transformer of the backend for a type of devices; None where that one has none."""
     for name in _candidates(kind):
-        if load(name).CAPABILITIES.transformer and _usable(name):
+        if "transformer" in load(name).CAPABILITIES.operations and _usable(name):
             return cast(TransformerKernels, importlib.import_module(f"{BACKENDS[name].module}.transformer"))
     return None
 
@@ -93,7 +93,7 @@ def choose_beams(prefixes: int) -> BeamKernels:
     name = request()
     names = _UNCHECKED.get("cpu", ()) if name == "auto" else (name,)
     for candidate in names if prefixes <= LARGEST_BEAMS else ():
-        if load(candidate).CAPABILITIES.beams and _usable(candidate):
+        if "beams" in load(candidate).CAPABILITIES.operations and _usable(candidate):
             return cast(BeamKernels, importlib.import_module(f"{BACKENDS[candidate].module}.beams"))
     return cast(BeamKernels, importlib.import_module("tsallis.ops.eager.beams"))
 
@@ -104,8 +104,8 @@ def request() -> str:
     return name if name is not None else _check(os.environ.get(VARIABLE) or "auto", VARIABLE)
 
 
-def choose(alpha: Alpha, *tensors: Tensor) -> Backend:
-    """Return the backend that computes these tensors, and check the alphas: their only check.
+def choose(operation: str, alpha: Alpha, *tensors: Tensor) -> Backend:
+    """Return the backend that computes an operation on these tensors; this is the only check of the alphas.
 
     For callers that have the numbers at hand; :func:`choose_direct` is for those that may not.
 
@@ -117,11 +117,11 @@ def choose(alpha: Alpha, *tensors: Tensor) -> Backend:
     auto = name == "auto"
     for candidate in _UNCHECKED.get(kind, ()) if auto else (name,):
         choice = load(candidate)
-        if (auto or choice.on_device(kind)) and _suits(choice.CAPABILITIES, alpha, tensors) and choice.usable():
+        if (auto or choice.on_device(kind)) and _suits(choice, operation, alpha, tensors) and choice.usable():
             return choice
     for candidate in _SELF_CHECKED.get(kind, ()) if auto else ():
         choice = load(candidate)
-        if _suits(choice.CAPABILITIES, alpha, tensors) and choice.usable():
+        if _suits(choice, operation, alpha, tensors) and choice.usable():
             return cast(Backend, _guard().backend_for(candidate, tensors[0]))
     check_alpha(alpha, positive=True)
     return load("eager")
@@ -133,25 +133,29 @@ def _guard() -> Any:
     return importlib.import_module("tsallis.ops.self_check.guard")
 
 
-def _suits(capabilities: Capabilities, alpha: Alpha, tensors: tuple[Tensor, ...]) -> bool:
+def _suits(backend: Backend, operation: str, alpha: Alpha, tensors: tuple[Tensor, ...]) -> bool:
+    can = backend.CAPABILITIES
+    if operation not in can.operations:
+        return False
     for x in tensors:
-        if type(x) not in _PLAIN or x.dtype not in capabilities.dtypes or x.numel() == 0:
+        if type(x) not in _PLAIN or x.dtype not in can.dtypes or x.numel() == 0:
             return False
     if len(tensors) > 1 and any(x.device != tensors[0].device for x in tensors):
         return False
+    smallest, largest = can.alphas
     if isinstance(alpha, float):
-        return 1 <= alpha <= capabilities.largest_alpha
+        return smallest <= alpha <= largest
     least, most = extremes(alpha)
-    return 1 <= least <= most <= capabilities.largest_alpha
+    return smallest <= least <= most <= largest
 
 
-def choose_direct(alpha: Alpha, *tensors: Tensor) -> Backend | None:
+def choose_direct(operation: str, alpha: Alpha, *tensors: Tensor) -> Backend | None:
     """Return the backend to call at once; None where a compiler, a mode or a transformation follows the operations.
 
     There, and for a tensor that has a shape alone, an operator has to be called, whose body asks :func:`choose` when it
     runs.
     """
-    # Each of these is one call: of small tensors every one counts.
+    # Each call is measurable on small tensors.
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return None
     x = tensors[0]
@@ -162,7 +166,7 @@ def choose_direct(alpha: Alpha, *tensors: Tensor) -> Backend | None:
         or (type(x) not in _PLAIN and without_numbers(x))
     ):
         return None
-    return choose(alpha, *tensors)
+    return choose(operation, alpha, *tensors)
 
 
 def choose_attention(query: Tensor, key: Tensor, value: Tensor, bounds: tuple[float, float] | None) -> str:
@@ -182,9 +186,10 @@ def choose_attention(query: Tensor, key: Tensor, value: Tensor, bounds: tuple[fl
     head, batch = max(query.shape[-1], value.shape[-1]), max(query.shape[0], query.shape[1])
     for name in _candidates(query.device.type):
         can = capabilities(name)
-        fits = bool(can.attention_dtypes) and query.dtype in can.dtypes
+        fits = "attention" in can.operations and query.dtype in can.dtypes
         fits = fits and head <= can.largest_head and batch <= can.largest_batch
-        if not (fits and (bounds is None or bounds[1] <= can.largest_alpha) and _usable(name)):
+        fits = fits and (bounds is None or can.alphas[0] <= bounds[0] <= bounds[1] <= can.alphas[1])
+        if not (fits and _usable(name)):
             continue
         if name not in _CHECK_FIRST or _attention_agrees(name, query.device, query.dtype):
             return name

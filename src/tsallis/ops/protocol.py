@@ -1,4 +1,4 @@
-"""The interface of a backend: the functions that it offers, and what it says of itself."""
+"""The interface of a backend: its functions, and the description of what it computes."""
 
 from __future__ import annotations
 
@@ -13,49 +13,68 @@ from tsallis.ops.alphas import Alpha
 from tsallis.ops.arguments import AttentionArgs, AttentionGradients, BestSymbols, StackWeights
 from tsallis.ops.sparse_rows import CsrRows
 
+# The functions of each operation. A backend defines all functions of an operation, or none of them.
+OPERATIONS: dict[str, tuple[str, ...]] = {
+    "maps": ("entmax", "entmax_gradient"),
+    "losses": ("entmax_loss", "entmax_loss_gradient"),
+    "alpha-ReLU": ("alpha_relu_loss", "alpha_relu_loss_gradient"),
+    # The supports read statistics of the losses: a backend with an output layer also computes both losses.
+    "output layer": ("support_sizes", "support", "alpha_relu_support", "spmm", "transpose"),
+    "one pass": ("alpha_relu_one_pass",),  # an output layer of alpha-ReLU that needs no buffer of scores
+    "search": ("best_symbols",),
+    "dropout": ("drop",),
+    # Each of these is a file of the backend's folder: `attention.py` for `AttentionKernels`, and so on.
+    "attention": (),
+    "transformer": (),
+    "beams": (),
+}
+
 
 class Capabilities(NamedTuple):
-    """The operations that a backend computes, and how; all others go to `eager`."""
+    """The operations that a backend computes, and how; all other calls go to `eager`."""
 
+    operations: tuple[str, ...]  # keys of `OPERATIONS`
     dtypes: tuple[torch.dtype, ...]
-    largest_alpha: float  # the smallest is 1
+    alphas: tuple[float, float] = (1.0, 2.0)  # the smallest and the largest alpha
     any_dim: bool = False  # maps take rows along any dimension of contiguous scores; else along the last alone
     row_statistics: bool = True  # what a loss saves for its gradient is a few numbers a row; else whole rows
     asynchronous: bool = False  # results are there before they are computed, and reading a number waits for it
-    seeded_dropout: bool = False  # there is `drop(x, keep_prob, seed, out)`, see `tsallis.ops.cpu`
-    attention_dtypes: tuple[torch.dtype, ...] = (
-        torch.float32,
-        torch.float64,
-    )  # others are upcast before; none: no attention
+    attention_dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64)  # others are upcast before
     largest_head: float = math.inf  # the most numbers that a query, key or value of attention may have
     largest_batch: float = math.inf  # the most batch elements and the most heads of attention
-    transformer: bool = False  # there is a file `transformer`
-    beams: bool = False  # there is a file `beams`
 
 
-class Status(Protocol):
-    """The answer whether a backend can be used here, and the reason."""
+class Status(NamedTuple):
+    """Whether a backend can be used here, and the reason in one line."""
 
-    @property
-    def available(self) -> bool: ...
-
-    @property
-    def reason(self) -> str: ...
+    available: bool
+    reason: str
 
 
 class Backend(Protocol):
-    """The operations of a backend, for rows of tensors that the callers have checked."""
+    """A backend: a module that computes some operations on tensors that the callers have checked.
+
+    Interface:
+        CAPABILITIES: The operations that the backend computes, and for which dtypes and alphas.
+        status, usable, on_device: Three functions that say whether it can be used.
+        The functions of each operation in `CAPABILITIES.operations`, see `OPERATIONS`. No others are called.
+
+    Tensors are contiguous, not empty, on one device, and of a dtype in `CAPABILITIES.dtypes`. Alphas lie within
+    `CAPABILITIES.alphas`. All other calls go to `eager`. Scores of -inf take no part; a row in which nothing takes
+    part is all zeros, with zero gradients; a row with a NaN is all NaN. Half precision is computed in float32 and
+    returned in its own dtype. Gradients are of the first order: `ops/autograd` computes all others.
+    """
 
     CAPABILITIES: Capabilities
 
     def status(self) -> Status:
-        """Tell whether the backend can be used here, and why or why not, in one line."""
+        """Return whether the backend can be used here, and why or why not."""
 
     def usable(self) -> bool:
-        """Tell whether the backend can be used, as it is about to be; it may warn, once, where it can't."""
+        """Return whether the backend can be used now; it may warn, once, if it can't."""
 
     def on_device(self, kind: str) -> bool:
-        """Tell whether tensors on a type of devices can be computed; asked before the tensors are looked at."""
+        """Return whether the backend computes tensors on a type of device such as "cpu" or "cuda"."""
 
     # Maps: scores are contiguous, in one of the dtypes; alpha is a number, or [rows, 1] in float64 for float64 scores
     # and float32 for all others.
@@ -107,18 +126,6 @@ class Backend(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Return the same for the values of alpha-ReLU."""
 
-    def alpha_relu_one_pass(
-        self,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        target: Tensor,
-        alpha: float,
-        tau: float,
-        share: float,
-    ) -> tuple[Tensor, CsrRows] | None:
-        """Return losses and supports of alpha-ReLU in one pass without any buffer of scores; None where it can't."""
-
     def spmm(
         self,
         lists: CsrRows,
@@ -137,6 +144,25 @@ class Backend(Protocol):
 
     def transpose(self, lists: CsrRows, classes: int, weight: Tensor, target: Tensor) -> CsrRows:
         """Return the rows' lists by class, each value times its row's weight, with -weight where the target is."""
+
+    # One pass.
+
+    def alpha_relu_one_pass(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        target: Tensor,
+        alpha: float,
+        tau: float,
+        share: float,
+    ) -> tuple[Tensor, CsrRows] | None:
+        """Return losses and supports of alpha-ReLU without a buffer of scores; None where that is not possible."""
+
+    # Dropout.
+
+    def drop(self, x: Tensor, keep_prob: float, seed: int, out: Tensor) -> Tensor:
+        """Apply dropout by a seed below 2**64, the same at every call; `out` may be `x`."""
 
     # Search.
 

@@ -1,4 +1,4 @@
-"""The table of backends. A backend is imported when it is first needed."""
+"""The table of backends; a backend is imported when it is first needed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import importlib
 from typing import NamedTuple, cast
 
-from tsallis.ops.protocol import AttentionKernels, Backend, Capabilities
+from tsallis.ops.protocol import OPERATIONS, AttentionKernels, Backend, Capabilities
 from tsallis.ops.tracing import constant
 
 
@@ -27,8 +27,21 @@ BACKENDS = {
 
 @functools.cache
 def load(name: str) -> Backend:
-    """Return a backend by its name; Triton's is imported here, and only here."""
-    return cast(Backend, importlib.import_module(BACKENDS[name].module))
+    """Import a backend by its name, and check that it defines the functions of its operations.
+
+    Raises:
+        TypeError: a function is missing, or an operation is unknown.
+    """
+    backend = cast(Backend, importlib.import_module(BACKENDS[name].module))
+    operations = backend.CAPABILITIES.operations
+    if unknown := set(operations) - set(OPERATIONS):
+        raise TypeError(f"backend {name!r}: operations must be among {', '.join(OPERATIONS)}, got {min(unknown)!r}")
+    if "output layer" in operations and not {"losses", "alpha-ReLU"} <= set(operations):
+        raise TypeError(f"backend {name!r}: 'output layer' needs 'losses' and 'alpha-ReLU', got {operations}")
+    for operation in operations:
+        if missing := [each for each in OPERATIONS[operation] if not hasattr(backend, each)]:
+            raise TypeError(f"backend {name!r}: operation {operation!r} needs a function {missing[0]}")
+    return backend
 
 
 @functools.cache

@@ -392,7 +392,8 @@ class TransformersOutput:
         """Return the most probable symbols of rows of scores, see :meth:`tsallis.nn.OutputLayer.best_symbols`."""
         if len(self.ends) > 1:
             return best_of_log_probs(self.log_probs(scores), count, end, only, indistinct(scores))
-        return choose(self.alpha, scores).best_symbols(scores.contiguous(), self.alpha, None, count, end, only)
+        backend = choose("search", self.alpha, scores)
+        return backend.best_symbols(scores.contiguous(), self.alpha, None, count, end, only)
 
 
 @dataclass

@@ -44,7 +44,7 @@ class Sizes(NamedTuple):
 CPU = Sizes(chunk=1 << 23, whole=1 << 24, chunks=None, tokens=1, share=1 / 32)
 # There a product is as quick as a sum of rows already where one score in a hundred counts.
 GPU = Sizes(chunk=1 << 27, whole=1 << 26, chunks=16, tokens=128, share=1 / 128)
-ONE_PASS = True  # whether alpha-ReLU tries to do without any buffer where the kernels can
+ONE_PASS = True  # whether alpha-ReLU may use kernels that need no buffer of scores
 
 
 class Layer(NamedTuple):
@@ -94,7 +94,7 @@ class Plan(NamedTuple):
 
 
 def make_plan(layer: Layer) -> Plan:
-    backend = choose(layer.alpha, layer.hidden, layer.weight)
+    backend = choose("output layer", layer.alpha, layer.hidden, layer.weight)
     sizes = GPU if backend.CAPABILITIES.asynchronous else CPU
     tokens, classes = len(layer.hidden), len(layer.weight)
     keeps_scores = tokens * classes <= sizes.whole
@@ -258,7 +258,7 @@ def losses(
     Where the loss is one sum, `requires_grad` says of what it needs gradients (hidden, weight, bias).
     """
     plan = make_plan(layer)
-    if layer.tau is not None and ONE_PASS:
+    if layer.tau is not None and ONE_PASS and "one pass" in plan.backend.CAPABILITIES.operations:
         arguments = (*layer[:4], cast(float, layer.alpha), layer.tau, plan.sizes.share)
         result = plan.backend.alpha_relu_one_pass(*arguments)
         if result is not None:

@@ -171,7 +171,7 @@ def entmax(
             return rule.operator(scores, *split_alpha(alpha))
         if scores.dim() != 2:
             return entmax(*_merge_rows(scores, alpha), rule=rule).reshape(scores.shape)
-        backend = choose_direct(alpha, scores)
+        backend = choose_direct("maps", alpha, scores)
         scores = scores if backend is None else contiguous(scores)
     if backend is not None and not differentiated(scores, alpha):  # half the time of a small tensor
         probs = backend.entmax(scores, contiguous_alpha(alpha), dim)
@@ -189,7 +189,7 @@ def _solve_entmax(scores: Tensor, alpha: Alpha) -> Tensor:
     rows, alphas = contiguous(scores), contiguous_alpha(alpha)
     if rows.dim() != 2:
         rows, alphas = _merge_rows(rows, alphas)
-    return choose(alphas, rows).entmax(rows, alphas).reshape(scores.shape)
+    return choose("maps", alphas, rows).entmax(rows, alphas).reshape(scores.shape)
 
 
 def _pull_entmax(probs: Tensor, grad: Tensor, needs: Sequence[bool], alpha: Alpha) -> Gradients:

@@ -36,12 +36,19 @@ from tsallis.ops.sparse_rows import CsrRows
 DROP_ROW = 4096  # numbers that a thread drops at a time
 SUPPORT_LIST_CLASSES = 1024  # classes from which on a loss keeps small supports
 CAPABILITIES = Capabilities(
-    (torch.float32, torch.float64, torch.bfloat16, torch.float16),
-    2.0,
+    operations=(
+        "maps",
+        "losses",
+        "alpha-ReLU",
+        "output layer",
+        "search",
+        "dropout",
+        "attention",
+        "transformer",
+        "beams",
+    ),
+    dtypes=(torch.float32, torch.float64, torch.bfloat16, torch.float16),
     any_dim=True,
-    seeded_dropout=True,
-    transformer=True,
-    beams=True,
 )
 STORAGE = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 
@@ -301,13 +308,6 @@ def _support(
         relu,
     )
     return index, value
-
-
-def alpha_relu_one_pass(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, alpha: float, tau: float, share: float
-) -> tuple[Tensor, CsrRows] | None:
-    """Return None: there is no way past the scores."""
-    return None
 
 
 def transpose(lists: CsrRows, classes: int, weight: Tensor, target: Tensor) -> CsrRows:

@@ -325,7 +325,8 @@ def test_where_nothing_can_be_compared_now_the_kernels_compute_and_it_is_made_up
 def test_it_has_everything_that_a_backend_has() -> None:
     mixed = guard.backend_for("stand-in", scores())
     assert type(mixed) is guard.MixedBackend
-    names = {name for name in vars(protocol.Backend) if not name.startswith("_")} | {"CAPABILITIES"}
+    names = {name for operation in mixed.CAPABILITIES.operations for name in protocol.OPERATIONS[operation]}
+    names |= {"CAPABILITIES", "status", "usable", "on_device"}
     assert {name for name in names if not hasattr(mixed, name)} == set()
 
 

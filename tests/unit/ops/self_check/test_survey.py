@@ -57,7 +57,7 @@ def test_the_command_prints_a_line_for_each_and_its_status_tells(capsys: pytest.
 def test_only_the_backend_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     with tsallis.backend("eager"):
         assert list(survey()) == []
-    monkeypatch.setattr(stand_in, "status", lambda: stand_in.Status(False))
+    monkeypatch.setattr(stand_in, "status", lambda: stand_in.Status(False, "off"))
     assert list(survey()) == []
 
 
