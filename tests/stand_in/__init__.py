@@ -29,14 +29,6 @@ def status() -> Status:
     return Status(True, "a stand-in")
 
 
-def usable() -> bool:
-    return True
-
-
-def on_device(kind: str) -> bool:
-    return kind == "cpu"
-
-
 def device_kind(device: torch.device) -> dict[str, str]:
     return KIND
 

@@ -56,8 +56,8 @@ class Backend(Protocol):
 
     Interface:
         CAPABILITIES: The operations that the backend computes, and for which dtypes and alphas.
-        status, usable, on_device: Three functions that say whether it can be used.
         The functions of each operation in `CAPABILITIES.operations`, see `OPERATIONS`. No others are called.
+        status, usable, on_device: Whether it can be used. Without them it can always be used, on the CPU.
 
     Tensors are contiguous, not empty, on one device, and of a dtype in `CAPABILITIES.dtypes`. Alphas lie within
     `CAPABILITIES.alphas`. All other calls go to `eager`. Scores of -inf take no part; a row in which nothing takes

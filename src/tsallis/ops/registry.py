@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import importlib
-from typing import NamedTuple, cast
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
-from tsallis.ops.protocol import OPERATIONS, AttentionKernels, Backend, Capabilities
+from tsallis.ops.protocol import OPERATIONS, AttentionKernels, Backend, Capabilities, Status
 from tsallis.ops.tracing import constant
 
 
@@ -14,8 +15,8 @@ class Entry(NamedTuple):
     """A line of the table of backends."""
 
     module: str
-    devices: tuple[str, ...]  # the types of devices on which "auto" means this backend; of several the first usable one
-    self_check: bool = False  # whether "auto" means only what agrees with PyTorch's operations; after all without one
+    devices: tuple[str, ...]  # "auto" means this backend on these types of device; the first usable one of the table
+    self_check: bool = False  # "auto" first compares it with PyTorch's operations, and tries it after all others
 
 
 BACKENDS = {
@@ -23,6 +24,18 @@ BACKENDS = {
     "cpu": Entry("tsallis.ops.cpu", ("cpu",)),
     "triton": Entry("tsallis.ops.triton", ("cuda",), self_check=True),
 }
+
+
+def _always() -> Status:
+    return Status(True, "always available")
+
+
+def _on_cpu(kind: str) -> bool:
+    return kind == "cpu"
+
+
+# The functions of a backend that does not define them.
+DEFAULTS: dict[str, Callable[..., Any]] = {"status": _always, "usable": lambda: True, "on_device": _on_cpu}
 
 
 @functools.cache
@@ -41,6 +54,9 @@ def load(name: str) -> Backend:
     for operation in operations:
         if missing := [each for each in OPERATIONS[operation] if not hasattr(backend, each)]:
             raise TypeError(f"backend {name!r}: operation {operation!r} needs a function {missing[0]}")
+    for function, default in DEFAULTS.items():
+        if not hasattr(backend, function):
+            setattr(backend, function, default)
     return backend
 
 

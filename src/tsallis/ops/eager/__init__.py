@@ -39,18 +39,12 @@ __all__ = [
     "support",
     "support_sizes",
     "transpose",
-    "usable",
 ]
 
 
 def status() -> Status:
     """Return that PyTorch's operations can be used."""
     return Status(True, "PyTorch's operations")
-
-
-def usable() -> bool:
-    """Return that PyTorch's operations can be used."""
-    return True
 
 
 def on_device(kind: str) -> bool:
