@@ -78,7 +78,9 @@ class OutputLayer(ConstantBuffers):
         forbidden: Sequence[int] = (),
     ) -> None:
         super().__init__()
-        self.transform, self.alpha, self.tau = transform, transform_alpha(transform, alpha), float(tau)
+        self.transform = transform
+        self.alpha = transform_alpha(transform, alpha)
+        self.tau = float(tau)
         out_of_range = [i for i in forbidden if not 0 <= i < d_vocab]
         if out_of_range or len(set(forbidden)) >= d_vocab:
             raise ValueError(f"forbidden must leave some of the symbols 0 to {d_vocab - 1}, got {tuple(forbidden)}")

@@ -171,7 +171,9 @@ class ChunkedForward:
     """Losses of all chunks as they come, and what is kept of each."""
 
     def __init__(self, layer: Layer, plan: Plan, keep: bool, requires_grad: RequiresGrad | None) -> None:
-        self.layer, self.plan, self.keep = layer, plan, keep
+        self.layer = layer
+        self.plan = plan
+        self.keep = keep
         in_forward = plan.multiplies_in_forward and layer.hidden.dtype != torch.float16
         self.requires_grad = requires_grad if in_forward else None  # None: gradients are made in the backward pass
         self.wide = compute_dtype(layer.hidden.dtype)

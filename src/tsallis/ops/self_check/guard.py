@@ -167,7 +167,9 @@ class MixedBackend:
     def __init__(self, kernels: Backend, verdict: Callable[[str], bool | None]) -> None:
         self._kernels, self._verdict = kernels, verdict
         self.CAPABILITIES = kernels.CAPABILITIES
-        self.status, self.usable, self.on_device = kernels.status, kernels.usable, kernels.on_device
+        self.status = kernels.status
+        self.usable = kernels.usable
+        self.on_device = kernels.on_device
         for family in FAMILIES:
             for function in self._functions(family):
                 setattr(self, function, functools.partial(self._decide, family, function))

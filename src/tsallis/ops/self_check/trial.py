@@ -43,7 +43,10 @@ class Trial:
     """The kernels on a device with a dtype, and how far they were from the truth so far."""
 
     def __init__(self, kernels: Backend, attention: AttentionKernels, device: torch.device, dtype: torch.dtype) -> None:
-        self.kernels, self.attention, self.device, self.dtype = kernels, attention, device, dtype
+        self.kernels = kernels
+        self.attention = attention
+        self.device = device
+        self.dtype = dtype
         self.results: list[Result] = []
         self._kernel = ""
         self._generator = torch.Generator("cpu").manual_seed(0)  # the user's numbers are left alone
