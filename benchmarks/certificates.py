@@ -55,7 +55,7 @@ def measure(folder: Path, options: argparse.Namespace) -> Row:
     corpus = task_of(run.task).split(run, config.data, options.split).corpus
     by_row: dict[int, Result] = {}
     CountingBeams.rows = CountingBeams.full = 0
-    with mock.patch("tsallis.search.beam.load_beams", lambda _: mock.Mock(Beams=CountingBeams)):
+    with mock.patch("tsallis.search.beam.choose_beams", lambda _: mock.Mock(Beams=CountingBeams)):
         for batch in corpus.batches(BATCH):
             results = beam_search(run.model, batch.src, batch.src_lengths, beam_size=options.beam)
             by_row.update(zip(batch.index, results, strict=True))

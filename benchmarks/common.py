@@ -23,7 +23,7 @@ from torch import Tensor
 
 import tsallis
 from tsallis.evaluation.provenance import cpu_name
-from tsallis.ops import backend as dispatch
+from tsallis.ops import choice
 
 Row = dict[str, Any]
 
@@ -57,8 +57,8 @@ class Candidate:
 
     def backend(self) -> str:
         """Which of our backends computes this; nothing for the others' functions."""
-        with tsallis.backend("eager" if self.owner == "tsallis eager" else dispatch.request()):
-            return dispatch.explain() if self.owner.startswith("tsallis") else ""
+        with tsallis.backend("eager" if self.owner == "tsallis eager" else choice.request()):
+            return choice.explain() if self.owner.startswith("tsallis") else ""
 
     def medians(self) -> tuple[float, float]:
         """Seconds of forward, and of forward with backward."""
@@ -108,7 +108,7 @@ def interleave(candidates: Sequence[Candidate], rounds: int, few: int, seed: int
 
 def announce() -> None:
     """Say what computes ours, first of all: a kernel that wasn't compiled anew would be measured for nothing."""
-    print(f"tsallis on {dispatch.explain()}; threads: {torch.get_num_threads()}", file=sys.stderr)
+    print(f"tsallis on {choice.explain()}; threads: {torch.get_num_threads()}", file=sys.stderr)
 
 
 def machine() -> Row:

@@ -63,7 +63,7 @@ def counted(kind: type[Beams]) -> Iterator[list[int]]:
             rows.append(len(num_attended))
             return bool(super().follow(best, num_attended))
 
-    with mock.patch("tsallis.search.beam.load_beams", lambda _: mock.Mock(Beams=Counted)):
+    with mock.patch("tsallis.search.beam.choose_beams", lambda _: mock.Mock(Beams=Counted)):
         yield rows
 
 

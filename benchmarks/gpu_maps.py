@@ -24,7 +24,7 @@ from gpu import Case, Report, bandwidth, interleaved, machine, medians, peer, re
 from torch import Tensor
 
 import tsallis
-from tsallis.ops import backend, reference
+from tsallis.ops import choice, reference
 
 SCORES = 1 << 28
 SIZES = [512, 2048, 8192, 32768, 131072]
@@ -169,7 +169,7 @@ def main() -> None:
         arguments.sizes, arguments.classes = arguments.sizes[1::3], arguments.classes[:1]
         arguments.inputs, arguments.rounds, arguments.scores = arguments.inputs[:1], 5, min(arguments.scores, 1 << 26)
         arguments.dtypes, arguments.peer_sizes = arguments.dtypes[:1], []
-    print(f"tsallis on {backend.explain_gpu()}", file=sys.stderr)
+    print(f"tsallis on {choice.explain_gpu()}", file=sys.stderr)
     copy = bandwidth()
     print(f"a copy on the device moves {copy / 1e12:.3g} TB/s", file=sys.stderr)
     adasplash = None if arguments.no_peer else peer("adasplash")

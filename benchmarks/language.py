@@ -27,7 +27,7 @@ from torch import Tensor
 from tsallis.data.packing import PackedCorpus, pack
 from tsallis.models import LanguageModel
 from tsallis.models.batch import Batch
-from tsallis.ops import backend as dispatch
+from tsallis.ops import choice
 from tsallis.search import generate
 from tsallis.tasks.registry import load_config, task_of
 from tsallis.training import Settings
@@ -131,7 +131,7 @@ def rows_of(operation: str, candidates: Sequence[Candidate], length: int, batch:
             "to_softmax": statistics.median(b / a for a, b in zip(c.seconds, first.seconds, strict=True)),
             "support": statistics.fmean(c.support) if operation == "generation" else "",
             "rounds": len(c.seconds),
-            "backend": dispatch.explain(),
+            "backend": choice.explain(),
             **machine(),
         }
         for c in candidates

@@ -22,7 +22,7 @@ from tsallis.analysis.summary_records import RunSummary
 from tsallis.data.corpus import Corpus
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.models import TransformerSeq2Seq
-from tsallis.ops import backend
+from tsallis.ops import choice
 from tsallis.report.page import build_page, encode_weights
 from tsallis.run_analysis import Options, summarize
 from tsallis.training import Run
@@ -83,7 +83,7 @@ def main() -> None:
         "largest_sentence_mb": max(len(encode_weights(sentence.weights)) for sentence in summary.sentences) / 1e6,
     }
     print(table([row], list(row)))
-    write(options.out, [row | {"backend": backend.explain(), **machine()}])
+    write(options.out, [row | {"backend": choice.explain(), **machine()}])
     if options.page:
         options.page.write_text(page, encoding="utf-8")
 

@@ -22,7 +22,7 @@ import torch
 from common import Row, announce, machine, table, write
 
 import tsallis
-from tsallis.ops import backend, cpu
+from tsallis.ops import choice, cpu
 from tsallis.ops.self_check.families import families_of, measure
 
 CALLS = 200  # in a batch
@@ -45,14 +45,14 @@ def once(rounds: int) -> list[Row]:
 def row(group: str, name: str, seconds: float, without: float | None, rounds: int) -> Row:
     ratio = "" if without is None else seconds / without
     columns = {"seconds": seconds, "seconds_without": "" if without is None else without, "ratio": ratio}
-    return {"group": group, "operation": name, **columns, "rounds": rounds, "backend": backend.explain(), **machine()}
+    return {"group": group, "operation": name, **columns, "rounds": rounds, "backend": choice.explain(), **machine()}
 
 
 def guarded(enabled: bool) -> None:
     """Let tensors on the CPU be computed after a check, or at once."""
-    backend._UNCHECKED["cpu"] = () if enabled else ("cpu",)
-    backend._SELF_CHECKED["cpu"] = ("cpu",) if enabled else ()
-    backend._CHECK_FIRST = frozenset({"cpu"} if enabled else ())
+    choice._UNCHECKED["cpu"] = () if enabled else ("cpu",)
+    choice._SELF_CHECKED["cpu"] = ("cpu",) if enabled else ()
+    choice._CHECK_FIRST = frozenset({"cpu"} if enabled else ())
 
 
 def afterwards(rounds: int) -> list[Row]:
@@ -60,10 +60,10 @@ def afterwards(rounds: int) -> list[Row]:
     x, leaf = torch.randn(1, 32), torch.randn(1, 32, requires_grad=True)
     heads = torch.randn(1, 2, 4, 8)
     calls: dict[str, Callable[[], object]] = {
-        "choose": lambda: backend.choose(1.5, x),
+        "choose": lambda: choice.choose("maps", 1.5, x),
         "entmax15 of 32 scores": lambda: tsallis.entmax15(x),
         "entmax15 of 32 scores, both passes": lambda: tsallis.entmax15(leaf).sum().backward(),
-        "choose_attention": lambda: backend.choose_attention(heads, heads, heads, (1.5, 1.5)),
+        "choose_attention": lambda: choice.choose_attention(heads, heads, heads, (1.5, 1.5)),
         "entmax_attention of 4 queries": lambda: tsallis.entmax_attention(heads, heads, heads),
     }
     times: dict[tuple[str, bool], list[float]] = {(name, enabled): [] for name in calls for enabled in (True, False)}

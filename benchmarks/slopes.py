@@ -28,7 +28,7 @@ from torch import Tensor
 
 import tsallis
 from tsallis.nn.positions import head_slopes
-from tsallis.ops import backend as dispatch
+from tsallis.ops import choice
 
 SLOPES = ["4x8x512x64", "1x8x2048x64", "1x8x4096x64"]  # batch x heads x length x size of a head
 WINDOWS = [1024, 4096, 16384, 65536]  # keys
@@ -143,7 +143,7 @@ def measure(group: str, shape: str, candidates: list[Candidate], rounds: int) ->
                 "query_us": seconds * 1e6 / candidate.inputs[0][..., 0].numel(),
                 "support": "" if counts is None else counts.double().mean().item(),
                 "rounds": rounds,
-                "backend": dispatch.explain() if candidate.owner == "tsallis" else "",
+                "backend": choice.explain() if candidate.owner == "tsallis" else "",
                 **machine(),
             }
         )

@@ -14,14 +14,33 @@ from tsallis.ops import reference
 
 @dataclass(frozen=True)
 class Map:
-    name: str
+    """A case of the contract: a map with its parameters, and its reference.
+
+    The tests take all that they need from here: values, derivatives, half precision, `torch.compile`, ONNX, the first
+    call of a process, default devices, the module of `tsallis.nn`.
+    """
+
+    name: str  # the public function, and after a hyphen what tells its cases apart
     ours: Callable[..., Tensor]  # (scores, dim=-1)
     reference: Callable[[Tensor], Tensor]
-    total: float = 1.0
+    total: float = 1.0  # the sum of each row
+    single: float = 1.0  # the probability of a row's only entry
     tolerance: float = 2e-6  # in float32
+    distinct: bool = True  # computed by a formula that no other case has: compiled, exported, differentiated twice
+    solver: str = "solve"  # the function of `ops/eager/maps.py` that the reference replaces, see `SOLVERS`
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def function(self) -> str:
+        """The name of the public function."""
+        return self.name.split("-")[0]
+
+
+# The alphas that have a formula of their own: 1.25 stands for all others.
+FORMULAS = (0.25, 1.0, 1.25, 1.5, 2.0, 2.5, 10.0)
+ALPHAS = (0.25, 0.9, 1.0, 1.000001, 1.001, 1.05, 1.25, 4 / 3, 1.5, 1.75, 1.99, 2.0, 2.5, 10.0)
 
 
 def _entmax(alpha: float) -> Map:
@@ -29,36 +48,46 @@ def _entmax(alpha: float) -> Map:
         f"entmax-{alpha}",
         lambda z, dim=-1: tsallis.entmax(z, alpha, dim),
         lambda z: reference.entmax(z, alpha),
+        distinct=alpha in FORMULAS,
     )
 
 
-ALPHAS = (0.25, 0.9, 1.0, 1.000001, 1.001, 1.05, 1.25, 4 / 3, 1.5, 1.75, 1.99, 2.0, 2.5, 10.0)
+def _normmax(alpha: float) -> Map:
+    return Map(
+        f"normmax-{alpha:g}",
+        lambda z, dim=-1: tsallis.normmax(z, alpha, dim),
+        lambda z: reference.normmax(z, alpha),
+        distinct=alpha == 2,
+    )
+
+
 MAPS = [
     *(_entmax(alpha) for alpha in ALPHAS),
-    Map("sparsemax", lambda z, dim=-1: tsallis.sparsemax(z, dim), lambda z: reference.entmax(z, 2.0)),
-    Map("entmax15", lambda z, dim=-1: tsallis.entmax15(z, dim), lambda z: reference.entmax(z, 1.5)),
-    Map("normmax-2", lambda z, dim=-1: tsallis.normmax(z, 2.0, dim), lambda z: reference.normmax(z, 2.0)),
-    Map("normmax-1.5", lambda z, dim=-1: tsallis.normmax(z, 1.5, dim), lambda z: reference.normmax(z, 1.5)),
     Map(
-        "budget-2",
+        "sparsemax",
+        lambda z, dim=-1: tsallis.sparsemax(z, dim),
+        lambda z: reference.entmax(z, 2.0),
+        distinct=False,
+    ),
+    Map(
+        "entmax15",
+        lambda z, dim=-1: tsallis.entmax15(z, dim),
+        lambda z: reference.entmax(z, 1.5),
+        distinct=False,
+    ),
+    _normmax(2.0),
+    _normmax(1.5),
+    Map(
+        "budgeted_entmax-2",
         lambda z, dim=-1: tsallis.budgeted_entmax(z, 1.5, 2, dim),
         lambda z: reference.budgeted_entmax(z, 1.5, 2),
         total=2.0,
+        solver="budgeted_entmax",
     ),
 ]
-# One of each formula of gradients; the other alphas have that of 1.25.
-FORMULAS = (
-    "entmax-0.25",
-    "entmax-1.0",
-    "entmax-1.25",
-    "entmax-1.5",
-    "entmax-2.0",
-    "entmax-2.5",
-    "entmax-10.0",
-    "normmax-2",
-    "budget-2",
-)
-SMOOTH = [m for m in MAPS if m.name in FORMULAS]
+SMOOTH = [m for m in MAPS if m.distinct]
+# One case of each public function.
+FUNCTIONS = {m.function: m for m in reversed(MAPS)}
 
 
 def rows(name: str, dtype: torch.dtype = torch.float64, d: int = 9) -> Tensor:

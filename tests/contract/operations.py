@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import tsallis
+from contract.maps import FUNCTIONS
 from tsallis.ops import reference
 
 Compute = Callable[..., Tensor]
@@ -152,6 +153,12 @@ MAPS = [
         {"scores": SHAPE, "tau": ()},
         traced=True,
     ),
+]
+# Every map of the contract that has no row above.
+MAPS += [
+    Operation(m.function, m.ours, m.reference, {"scores": SHAPE}, traced=True)
+    for m in FUNCTIONS.values()
+    if m.function not in {row.name.split()[0] for row in MAPS}
 ]
 
 TARGET = torch.tensor([[0, 4, 2], [1, -100, 3]])

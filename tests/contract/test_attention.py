@@ -20,7 +20,7 @@ from contract.conftest import BACKENDS
 from pairs import every_pair
 from tsallis import backend, entmax_attention
 from tsallis.ops import reference
-from tsallis.ops.backend import choose_attention
+from tsallis.ops.choice import choose_attention
 from tsallis.ops.cpu import attention as compiled
 from tsallis.ops.eager import attention as eager_attention
 

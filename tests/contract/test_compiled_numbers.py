@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import tsallis
+from contract.maps import FUNCTIONS
 from tsallis import compat, nn
 from tsallis.distributions import EntmaxCategorical
 
@@ -37,13 +39,15 @@ class Attention(nn.MultiheadAttention):
         return super().forward(x.flatten(0, 1), x.flatten(0, 1), x.flatten(0, 1), need_weights=False)[0]
 
 
+def takes_alpha(function: Callable[..., Any]) -> bool:
+    return list(inspect.signature(function).parameters)[1:2] == ["alpha"]
+
+
 CALLS: dict[str, Callable[[Tensor, float], Any]] = {
-    "entmax": tsallis.entmax,
+    **{name: function for name in FUNCTIONS if takes_alpha(function := getattr(tsallis, name))},
     "entmax dim=1": lambda z, a: tsallis.entmax(z, a, 1),
     "entmax masked": lambda z, a: tsallis.entmax(z, a, mask=SCORES > -1),
     "compat": lambda z, a: compat.entmax_bisect(z, a),
-    "normmax": tsallis.normmax,
-    "budgeted_entmax": lambda z, a: tsallis.budgeted_entmax(z, a, 2.0),
     "tsallis_entropy": lambda z, a: tsallis.tsallis_entropy(z.softmax(-1), a),
     "escort": lambda z, a: tsallis.escort(z.softmax(-1), a),
     "alpha_relu": tsallis.alpha_relu,

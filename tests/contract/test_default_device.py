@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import tsallis
+from contract.maps import FUNCTIONS
 from tsallis.models import LanguageModel, RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.search import beam_search, exhaustive, sample
 
@@ -17,9 +18,7 @@ Y = torch.tensor([1, 0, 2, 1])
 SHARES = torch.rand(4, 9).softmax(-1)
 QUERY = (4, 2, 5, 8)
 CALLS: dict[str, tuple[Callable[[Tensor], Any], tuple[int, ...]]] = {
-    "entmax": (lambda z: tsallis.entmax(z, 1.3), (4, 9)),
-    "normmax": (lambda z: tsallis.normmax(z, 3.0), (4, 9)),
-    "budgeted_entmax": (lambda z: tsallis.budgeted_entmax(z, 1.5, 2.0), (4, 9)),
+    **{str(m): (m.ours, (4, 9)) for m in FUNCTIONS.values()},
     "alpha_relu": (lambda z: tsallis.alpha_relu(z, 1.5, 0.1), (4, 9)),
     "entmax_loss": (lambda z: tsallis.entmax_loss(z, Y), (4, 9)),
     "entmax_loss of shares": (lambda z: tsallis.entmax_loss(z, SHARES, label_smoothing=0.1), (4, 9)),

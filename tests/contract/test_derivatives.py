@@ -20,13 +20,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import tsallis
+from backends import backends_for, skip_unless_usable
 from contract.operations import OPERATIONS, Compute, Operation
 from pairs import every_pair
-from tsallis.ops import cpu
 from tsallis.ops.autograd import linear_chunks
 from tsallis.ops.eager import attention as eager_attention
 
-BACKENDS = ("cpu", "eager")
+BACKENDS = backends_for("maps")
 TILES = "eager in tiles"
 pytestmark = pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")
 
@@ -34,13 +34,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr N
 @pytest.fixture
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Compute on one backend, or in tiles and chunks so small that there are several."""
-    if request.param == "cpu" and not cpu.status().available:
-        pytest.skip(f"needs kernel: {cpu.status().reason}")
+    name = "eager" if request.param == TILES else request.param
+    skip_unless_usable(name)
     if request.param == TILES:
-        for name, size in (("TILE", 8), ("LEAST_ROWS", 2), ("CAUSAL_ROWS", 2)):
-            monkeypatch.setattr(eager_attention, name, size)
+        for size, value in (("TILE", 8), ("LEAST_ROWS", 2), ("CAUSAL_ROWS", 2)):
+            monkeypatch.setattr(eager_attention, size, value)
         monkeypatch.setattr(linear_chunks, "CPU", linear_chunks.CPU._replace(chunk=10, whole=0))
-    with tsallis.backend("cpu" if request.param == "cpu" else "eager"):
+    with tsallis.backend(name):
         yield request.param
 
 

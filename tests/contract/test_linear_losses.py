@@ -11,19 +11,19 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import tsallis
+from backends import backends_for, skip_unless_usable
 from pairs import every_pair
-from tsallis.ops import cpu, reference
+from tsallis.ops import reference
 from tsallis.ops.autograd import linear_chunks
 
-BACKENDS = ("eager", "cpu")
+BACKENDS = backends_for("output layer")
 CHUNKS = ("in chunks", "all at once")
 ALPHAS = (1.0, 1.05, 1.25, 1.5, 1.75, 2.0, 2.5)
 
 
 @pytest.fixture(params=BACKENDS, autouse=True)
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    if request.param == "cpu" and not cpu.status().available:
-        pytest.skip(f"needs kernel: {cpu.status().reason}")
+    skip_unless_usable(request.param)
     with tsallis.backend(request.param):
         yield request.param
 

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import functools
+import inspect
 
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 import tsallis
-from contract.conftest import ALL_BACKENDS
-from contract.maps import ALPHAS, KINDS, MAPS, SMOOTH, Map, rows
+from backends import backends_for
+from contract.conftest import BACKENDS
+from contract.maps import ALPHAS, FUNCTIONS, KINDS, MAPS, SMOOTH, Map, rows
 from pairs import every_pair
 from tsallis.ops import reference
+
+ALL_BACKENDS = BACKENDS["test_maps"]
 
 every_map = pytest.mark.parametrize("m", MAPS, ids=str)
 # Without sparsemax and entmax15, which hand an alpha of the others to entmax.
 DISTINCT = [m for m in MAPS if m.name not in ("sparsemax", "entmax15")]
-COMPUTED = ("eager", "cpu")  # beside the reference
+COMPUTED = backends_for("maps")  # beside the reference
 
 
 @every_pair(
@@ -85,7 +89,8 @@ def test_gradients_are_the_references(m: Map, computed_by: str) -> None:
             torch.testing.assert_close(result.double(), expected, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.by_reference(m=("entmax-1.0", "entmax-1.25", "entmax-2.5", "budget-2"))  # others: the same backward code
+# The other alphas have the same backward code.
+@pytest.mark.by_reference(m=("entmax-1.0", "entmax-1.25", "entmax-2.5", "budgeted_entmax-2"))
 @pytest.mark.parametrize("m", SMOOTH, ids=str)
 def test_derivatives_of_both_orders_and_modes(m: Map) -> None:
     z = rows("normal", d=5)[:3].requires_grad_()
@@ -231,14 +236,17 @@ def test_autocast_gives_float32(m: Map) -> None:
 
 
 @every_pair(
-    indirect=["computed_by"], m=MAPS, shape=[(), (1,), (0,), (3, 0), (0, 4), (2, 0, 3)], computed_by=ALL_BACKENDS
+    indirect=["computed_by"],
+    m=MAPS,
+    shape=[(), (1,), (0,), (3, 0), (0, 4), (2, 0, 3)],
+    computed_by=ALL_BACKENDS,
 )
 def test_empty_tensors_and_single_numbers(m: Map, shape: tuple[int, ...]) -> None:
     z = torch.randn(shape, requires_grad=True)
     p = m.ours(z)
     assert p.shape == z.shape
     if z.numel() == 1:
-        assert p.item() == pytest.approx(1.0)
+        assert p.item() == pytest.approx(m.single)
     p.sum().backward()
     assert z.grad is not None and z.grad.shape == z.shape
 
@@ -265,11 +273,11 @@ def test_torch_func(m: Map) -> None:
     torch.testing.assert_close(pushed, torch.func.jacrev(m.ours)(row) @ weights)
 
 
-@pytest.mark.parametrize(
-    "m",
-    [m for m in MAPS if m.name in ("entmax-1.0", "entmax-1.25", "entmax-1.5", "normmax-2", "budget-2")],
-    ids=str,
-)
+# Of entmax these alphas alone: a compiler sees one operator, whatever the number.
+COMPILED = [m for m in SMOOTH if m.function != "entmax" or m.name in ("entmax-1.0", "entmax-1.25", "entmax-1.5")]
+
+
+@pytest.mark.parametrize("m", COMPILED, ids=str)
 def test_compiled_in_one_graph(m: Map) -> None:
     torch._dynamo.reset()
     z = torch.randn(4, 7)
@@ -380,3 +388,25 @@ def test_a_batched_gradient_is_the_gradients_one_by_one() -> None:
 def test_bad_input_gets_an_error_that_shows_it(call, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         call(torch.randn(2, 3))
+
+
+@pytest.mark.any_backend
+def test_every_public_map_is_in_the_contract() -> None:
+    public = [function for name in tsallis.functional.__all__ if is_map(function := getattr(tsallis, name))]
+    assert {function.__name__ for function in public} == {*FUNCTIONS}
+
+
+def is_map(function: object) -> bool:
+    """Return whether a public function is a map: scores to probabilities."""
+    module = getattr(function, "__module__", "")
+    return module == "tsallis.functional.maps" and next(iter(inspect.signature(function).parameters)) == "scores"
+
+
+@pytest.mark.any_backend
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_module_of_a_map_calls_it(name: str) -> None:
+    module = getattr(tsallis.nn, "".join(word.capitalize() for word in name.split("_")), None)
+    if module is not None:
+        z = torch.randn(3, 5)
+        assert torch.equal(module()(z), getattr(tsallis, name)(z))
+        assert torch.equal(module(dim=0)(z), getattr(tsallis, name)(z, dim=0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,24 +13,25 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import tsallis
-from tsallis.ops import cpu, reference
-from tsallis.ops.triton import language
+from backends import backends_for, unusable
+from tsallis.ops import reference
+from tsallis.ops.registry import BACKENDS
 
 HALF = (torch.bfloat16, torch.float16)
 DTYPES = (torch.float64, torch.float32, *HALF)
-WITHOUT_CPU = pytest.mark.skipif(not cpu.status().available, reason=f"needs kernel: {cpu.status().reason}")
-WITHOUT_TRITON = pytest.mark.skipif(
-    torch.cuda.is_available() or not language.available()[0], reason="needs triton: and its interpreter"
-)
-# Backend, and how many cases: a few in `make test`, many in `make test-slow`.
-COUNTS = [
-    ("eager", 10),
-    pytest.param("eager", 200, marks=pytest.mark.slow),
-    pytest.param("cpu", 10, marks=WITHOUT_CPU),
-    pytest.param("cpu", 200, marks=[WITHOUT_CPU, pytest.mark.slow]),
-    pytest.param("triton", 3, marks=WITHOUT_TRITON),
-    pytest.param("triton", 40, marks=[WITHOUT_TRITON, pytest.mark.slow]),
-]
+
+
+def _counts() -> Iterator[Any]:
+    """Yield a backend and its number of cases: few in `make test`, many in `make test-slow`."""
+    for name in BACKENDS:
+        few, many = (10, 200) if name in backends_for("maps") else (3, 40)
+        reason = unusable(name)
+        missing = pytest.mark.skipif(reason is not None, reason=reason or "")
+        yield pytest.param(name, few, marks=missing)
+        yield pytest.param(name, many, marks=[missing, pytest.mark.slow])
+
+
+COUNTS = list(_counts())
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, which interprets
 Property = Callable[[str, Any], None]
 Test = Callable[[str, int], None]

@@ -30,6 +30,7 @@ from _pytest.runner import runtestprotocol
 import tsallis
 from mutation.mutants import Mutant, install, mutants
 from process_fork import Child
+from tsallis.ops.registry import BACKENDS
 
 SOURCE = Path(tsallis.__file__).parent
 TESTS = Path(__file__).resolve().parents[1]
@@ -53,7 +54,7 @@ SUITES = {
         "unit/evaluation/test_teacher_forcing.py",
     ],
 }
-OTHERS = {"cpu", "triton", "reference"}  # backends: a test of theirs reaches PyTorch's operations in passing
+OTHERS = {*BACKENDS, "reference"} - {"eager"}  # their tests also reach lines of PyTorch's operations
 CASES = 12  # of a test: the others differ in numbers
 MOST_SECONDS = 10.0  # of a processor, which the tests of a fault take without it: the others are left out
 LEAST_TIME = 20.0  # seconds of a processor for a fault's tests, and so many times what they take without it:

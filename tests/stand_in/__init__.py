@@ -7,38 +7,26 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tsallis.ops import eager
-from tsallis.ops.backend import Capabilities
 from tsallis.ops.dtypes import upcast
+from tsallis.ops.protocol import Capabilities, Status
 from tsallis.ops.sparse_rows import CsrRows
 
 DTYPES = (torch.float32, torch.bfloat16)
-CAPABILITIES = Capabilities(DTYPES, 2.0, attention_dtypes=DTYPES)
+OPERATIONS = ("maps", "losses", "alpha-ReLU", "output layer", "attention")
+CAPABILITIES = Capabilities(OPERATIONS, DTYPES, attention_dtypes=DTYPES)
 FAULTS: dict[str, Callable[..., Any]] = {}
 CALLS: list[str] = []
 KIND = {"device": "Stand-in 1000", "driver": "7.5", "sources": "abc"}
 
 
-class Status(NamedTuple):
-    available: bool = True
-    reason: str = "a stand-in"
-
-
 def status() -> Status:
-    return Status()
-
-
-def usable() -> bool:
-    return True
-
-
-def on_device(kind: str) -> bool:
-    return kind == "cpu"
+    return Status(True, "a stand-in")
 
 
 def device_kind(device: torch.device) -> dict[str, str]:
@@ -102,4 +90,3 @@ support = watch(_with_statistics(eager.support, 2), "support")
 alpha_relu_support = watch(_with_statistics(eager.alpha_relu_support, 2), "alpha_relu_support")
 spmm = watch(_spmm, "spmm")
 transpose = watch(eager.transpose, "transpose")
-alpha_relu_one_pass = watch(eager.alpha_relu_one_pass, "alpha_relu_one_pass")

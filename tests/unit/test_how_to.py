@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
+import tsallis
 from pages import DOCS, run_blocks
 from run_seed import SEED
 from task_runs import encode, evaluate, figures, read_lines, read_split
 from tsallis.errors import InputError
 from tsallis.inference import TextRun
+from tsallis.ops.registry import BACKENDS, Entry, load
 from tsallis.tasks import registry
 from tsallis.tasks.prepared import prepare
 from tsallis.training import Trainer, load_run
@@ -22,6 +26,7 @@ from tsallis.training.run_folder import start_run
 
 PAGES = DOCS / "how-to"
 PAGE = PAGES / "add-a-task.md"
+BACKEND = PAGES / "add-a-backend.md"
 # Those for users; the page on Hugging Face models has a test of its own.
 ELSEWHERE = ("add-", "index", "hugging-face")
 USERS = sorted(
@@ -36,6 +41,7 @@ TOPICS = sorted(
     if path.stem not in ("analysis", "run-folder") and "```python" in path.read_text(encoding="utf-8")
 )
 PACKAGES = {"export": ("onnxruntime", "onnxscript"), "own-models": ("pyro",)}  # of their own
+Y = torch.tensor([2])
 PHONES = {
     "church": "tʃ ɜː tʃ",
     "chip": "tʃ ɪ p",
@@ -48,16 +54,61 @@ PHONES = {
 }
 
 
+def module_of(page: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Import the module that a page shows: its block of Python that begins with a docstring."""
+    blocks = page.read_text(encoding="utf-8").split("```python\n")[1:]
+    (code,) = (text.split("```")[0] for text in blocks if text.startswith('"""'))
+    module = ModuleType(name)
+    monkeypatch.setitem(sys.modules, name, module)
+    exec(compile(code, str(page), "exec"), module.__dict__)
+    return module
+
+
 @pytest.fixture
 def pronunciation(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The task of the page, among the others."""
-    blocks = PAGE.read_text(encoding="utf-8").split("```python\n")[1:]
-    (code,) = (text.split("```")[0] for text in blocks if text.startswith('"""'))
-    module = ModuleType("tsallis.tasks.pronunciation")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    exec(compile(code, str(PAGE), "exec"), module.__dict__)
+    module = module_of(PAGE, "tsallis.tasks.pronunciation", monkeypatch)
     monkeypatch.setitem(registry.TASKS, module.Pronunciation.name, module.Pronunciation)
     return module.Pronunciation
+
+
+@pytest.fixture
+def sorting(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The backend of the page, among the others."""
+    module = module_of(BACKEND, "tsallis.ops.sorting", monkeypatch)
+    monkeypatch.setitem(BACKENDS, "sorting", Entry(module.__name__, ()))
+    yield module
+    load.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_the_backend_of_the_page(sorting: ModuleType, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = torch.randn(6, 9, dtype=dtype)
+    scores[1, 3:], scores[2], scores[3, 4], scores[4, 0] = -torch.inf, -torch.inf, torch.nan, torch.inf
+    scores[5] += 1e6
+    scores.requires_grad_()
+    with tsallis.backend("eager"):
+        expected = tsallis.sparsemax(scores)
+        (right,) = torch.autograd.grad(expected[:, ::2].sum(), scores)
+        others = tsallis.entmax15(scores), tsallis.sparsemax(scores.bfloat16()), tsallis.entmax_loss(scores[:1], Y)
+    calls = []
+    compute = sorting.entmax
+    monkeypatch.setattr(sorting, "entmax", lambda *args: calls.append(args) or compute(*args))
+    with tsallis.backend("sorting"):
+        actual = tsallis.sparsemax(scores)
+        (gradient,) = torch.autograd.grad(actual[:, ::2].sum(), scores)
+        assert len(calls) == 1
+        again = tsallis.entmax15(scores), tsallis.sparsemax(scores.bfloat16()), tsallis.entmax_loss(scores[:1], Y)
+        attended = tsallis.entmax_attention(*torch.ones(3, 1, 2, 4, dtype=dtype), alpha=2.0)
+    assert len(calls) == 2  # half precision is computed in float32, by this backend too
+    torch.testing.assert_close((actual, gradient), (expected, right), equal_nan=True)
+    torch.testing.assert_close(again, others, equal_nan=True)
+    torch.testing.assert_close(attended, torch.ones_like(attended))
+
+
+def test_the_backend_of_the_page_is_short() -> None:
+    code = BACKEND.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+    assert len(code.splitlines()) <= 30
 
 
 def test_the_task_of_the_page(pronunciation: Any, tmp_path: Path) -> None:

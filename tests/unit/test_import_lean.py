@@ -16,6 +16,7 @@ from layers import TORCH_ALONE
 pytestmark = pytest.mark.process
 
 TOOLKIT = ("pydantic", "typer", "yaml", "rich", "safetensors", "entmax", "scipy")
+PATHS = (Path(tsallis.__file__).parents[1], Path(__file__).parents[1])
 COMPILER = {"torch._dynamo", "torch._inductor", "sympy", "triton"}  # a second and 75 MB that only compiling needs
 
 LIBRARY = sorted(TORCH_ALONE)
@@ -39,7 +40,7 @@ for statement in json.loads(sys.stdin.read()):
 
 
 def run(code: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(Path(tsallis.__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, PATHS))}
     return subprocess.run([sys.executable, "-c", code], input=stdin, capture_output=True, text=True, env=environment)
 
 
@@ -65,6 +66,7 @@ def test_the_library_needs_torch_alone() -> None:
 # One call of each public function by each backend, with the gradients of what has some.
 FIRST_CALLS = """
 import torch, tsallis
+from contract.maps import FUNCTIONS
 scores, weight = torch.randn(4, 6, requires_grad=True), torch.randn(6, 6, requires_grad=True)
 target, probs = torch.tensor([0, 1, 2, 3]), torch.full((4, 6), 1 / 6, requires_grad=True)
 heads = torch.randn(1, 2, 4, 8, requires_grad=True)
@@ -72,9 +74,8 @@ alpha = torch.full((4, 1), 1.3, requires_grad=True)
 calls = {
     "alpha_relu": lambda f: f(scores),
     "alpha_relu_loss": lambda f: f(scores, target),
-    "budgeted_entmax": lambda f: f(scores),
+    **{name: lambda _, m=m: m.ours(scores) for name, m in FUNCTIONS.items()},
     "entmax": lambda f: f(scores, alpha),
-    "entmax15": lambda f: f(scores),
     "entmax_attention": lambda f: f(heads, heads, heads),
     "entmax_loss": lambda f: f(scores, target),
     "escort": lambda f: f(probs, 2.0),
@@ -82,8 +83,6 @@ calls = {
     "estimate_tau_from_scores": lambda f: torch.tensor(f(scores.detach())),
     "linear_alpha_relu_loss": lambda f: f(scores, weight, target),
     "linear_entmax_loss": lambda f: f(scores, weight, target),
-    "normmax": lambda f: f(scores),
-    "sparsemax": lambda f: f(scores),
     "tsallis_entropy": lambda f: f(probs, 1.5),
 }
 modules = {"compat", "continuous", "distributions", "nn"}

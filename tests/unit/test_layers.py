@@ -89,6 +89,31 @@ def test_only_the_top_knows_configurations(own: str) -> None:
             assert not packages(path) & {"pydantic", "typer"}, path
 
 
+def test_files_of_ops_import_each_other_in_one_direction() -> None:
+    """Imports for type checks and inside functions count, too."""
+    files = [path for path in FILES if part(path) == "ops"]
+    known = {module_name(path) for path in files}
+    below = {module_name(path): imported_modules(path, known) for path in files}
+    while below:
+        bottom = {name for name, others in below.items() if not others & below.keys()}
+        assert bottom, f"these import each other in a circle, or are above one: {', '.join(sorted(below))}"
+        below = {name: others for name, others in below.items() if name not in bottom}
+
+
+def module_name(path: Path) -> str:
+    return ".".join(["tsallis", *path.relative_to(ROOT).with_suffix("").parts]).removesuffix(".__init__")
+
+
+def imported_modules(path: Path, known: set[str]) -> set[str]:
+    """Return the modules that a file imports: of `from a import b` it is `a.b` where that is one, else `a`."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    names = [(alias.name, "") for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            names += [(f"{node.module}.{alias.name}", str(node.module)) for alias in node.names]
+    return {name if name in known else package for name, package in names} & known
+
+
 def packages(path: Path) -> set[str]:
     """Return the first words of everything that a file imports."""
     nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))

@@ -20,7 +20,7 @@ def info(
     import torch
 
     import tsallis
-    from tsallis.ops import backend
+    from tsallis.ops import choice
 
     facts = {
         "tsallis": tsallis.__version__,
@@ -28,8 +28,8 @@ def info(
         "python": platform.python_version(),
         "threads": torch.get_num_threads(),
         "cuda": torch.cuda.is_available(),
-        "backend": backend.explain(),
-        "backend_gpu": backend.explain_gpu(),
+        "backend": choice.explain(),
+        "backend_gpu": choice.explain_gpu(),
     }
     if as_json:
         print_json(facts)

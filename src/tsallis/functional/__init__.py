@@ -13,7 +13,7 @@ from tsallis.functional.maps import (
     sparsemax,
     tsallis_entropy,
 )
-from tsallis.ops.backend import backend
+from tsallis.ops.choice import backend
 
 __all__ = [
     "alpha_relu",

@@ -100,7 +100,7 @@ def alpha_relu_loss(
     if scores.dim() == 0:
         raise ValueError("scores must be [..., classes], got a tensor without dimensions")
     fused = not (isinstance(tau, Tensor) or traced())
-    rows = as_rows(scores, 1 + eps, direct=fused)
+    rows = as_rows(scores, 1 + eps, operation="alpha-ReLU" if fused else None)
     classes = class_rows(scores.shape, scores.device, target, ignore_index)
     if isinstance(tau, Tensor) and (tau.numel() != 1 or tau.dim() > 1):
         raise ValueError(f"tau must be one number, got a tensor of shape {tuple(tau.shape)}")

@@ -22,8 +22,9 @@ from tsallis.functional.rows import (
 from tsallis.ops.alphas import Alpha, bounds
 from tsallis.ops.arguments import AttentionArgs
 from tsallis.ops.autograd import attention
-from tsallis.ops.backend import capabilities, choose_attention
+from tsallis.ops.choice import choose_attention
 from tsallis.ops.dtypes import compute_dtype, upcast
+from tsallis.ops.registry import capabilities
 from tsallis.ops.transforms import (
     as_input,
     check_wrapped_alpha,

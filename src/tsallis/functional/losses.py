@@ -10,8 +10,8 @@ from torch import Tensor
 from tsallis.functional.rows import as_rows, check_dense, check_floating
 from tsallis.ops.alphas import Alpha
 from tsallis.ops.autograd import losses as autograd
-from tsallis.ops.backend import Backend
 from tsallis.ops.eager.entropy import entropy
+from tsallis.ops.protocol import Backend
 from tsallis.ops.transforms import savable, traced, without_numbers
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -67,7 +67,7 @@ def entmax_loss(
     _check(scores, reduction, label_smoothing)
     _check_target(scores, target, alpha, weight)
     plain = weight is None and label_smoothing == 0 and not target.is_floating_point()
-    rows = as_rows(scores, alpha, direct=plain, positive=True)
+    rows = as_rows(scores, alpha, operation="losses" if plain else None, positive=True)
     z = rows.scores.reshape(-1, scores.shape[-1])  # [rows, classes]
     weight = None if weight is None else weight.to(device=scores.device, dtype=z.dtype)
     if target.is_floating_point():

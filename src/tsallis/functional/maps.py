@@ -62,7 +62,7 @@ def entmax(scores: Tensor, alpha: Alpha = 1.5, dim: int = -1, *, mask: Tensor | 
     # A tracer can't prove the guards of a merge of two dimensions of the same unknown length.
     jit_tracing = torch._C._get_tracing_state()
     merge = not (jit_tracing or torch.compiler.is_compiling())
-    rows = as_rows(scores, alpha, dim, mask, direct=True, positive=True, merge=merge)
+    rows = as_rows(scores, alpha, dim, mask, "maps", positive=True, merge=merge)
     if not jit_tracing and scores.numel() == 0:  # torch.jit.trace warns of a size that decides
         return _empty(scores, rows.alpha).to(rows.dtype)
     return rows.restore(autograd.entmax(rows.scores, rows.alpha, rows.dim, rows.backend))

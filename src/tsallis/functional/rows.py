@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from tsallis.ops.alphas import Alpha, check_alpha
-from tsallis.ops.backend import Backend, choose_direct
+from tsallis.ops.choice import choose_direct
 from tsallis.ops.dtypes import compute_dtype, contiguous, upcast
+from tsallis.ops.protocol import Backend
 from tsallis.ops.transforms import (
     as_input,
     check_recordable,
@@ -55,15 +56,16 @@ def as_rows(
     alpha: Alpha,
     dim: int = -1,
     mask: Tensor | None = None,
-    direct: bool = False,
+    operation: str | None = None,
     positive: bool = False,
     merge: bool = True,
 ) -> Rows:
     """Return checked rows of `scores` along `dim`, and their alphas; entries that `mask` leaves out are -inf.
 
-    Alphas must be at least 1, with `positive` only positive. With `direct` there is a backend, unless PyTorch follows
-    the operations; it takes the scores with few steps on the way, or none, because those are most of the time of small
-    tensors. Without `merge` and a backend, scores stay [..., d] and alphas [..., 1].
+    Alphas must be at least 1; with `positive` they must be positive. With `operation` the rows have the backend that
+    computes this operation, unless a tracer or a transform is active. The backend takes the scores with as few steps as
+    possible, because these dominate the time of small tensors. Without `merge` and a backend, scores stay [..., d] and
+    alphas [..., 1].
     """
     if (
         type(scores) is not Tensor
@@ -93,7 +95,7 @@ def as_rows(
         alpha = number("alpha", alpha)
     if scores.dtype is not dtype:
         scores = upcast(scores)
-    backend = choose_direct(alpha, scores) if direct and last >= 0 else None
+    backend = choose_direct(operation, alpha, scores) if operation and last >= 0 else None
     if backend is None:
         if isinstance(alpha, float):
             alpha = alpha_along(alpha, scores, _moved_last(scores, axis), dim, last + 1, positive)

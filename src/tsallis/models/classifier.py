@@ -160,7 +160,9 @@ class BiLSTMClassifier(nn.Module):
             raise ValueError(f"d_model must be even: half of it goes to each direction, got {d_model}")
         check_attending(layers, dropout, attention, density)
         check_cell(cell)
-        self.kind, self.alpha, self.drop = attention, map_alpha(transform), Dropout(dropout)
+        self.kind = attention
+        self.alpha = map_alpha(transform)
+        self.drop = Dropout(dropout)
         size = d_embedding or d_model
         self.embedding = nn.Embedding(vocab, size, padding_idx=0)
         self.layers = nn.ModuleList(BidirectionalLayer(d_model if i else size, d_model, cell) for i in range(layers))

@@ -46,7 +46,9 @@ class ImageGrid(nn.Module):
             raise ValueError(f"d_image and stages must be at least 1, got {d_image} and {stages}")
         if positions and d_model % 4:
             raise ValueError(f"with positions in rows and columns d_model must be a multiple of 4, got {d_model}")
-        self.kind, self.d_image, self.halved = kind, d_image, 2**stages
+        self.kind = kind
+        self.d_image = d_image
+        self.halved = 2**stages
         self.positions = SinusoidalPositions(d_model // 2) if positions else None
         if kind == "features":
             self.layers: nn.Module = nn.Linear(d_image, d_model)

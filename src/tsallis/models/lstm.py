@@ -133,7 +133,9 @@ class RNNSeq2Seq(SharingModel):
         size = d_model if d_embedding is None else d_embedding
         _check(d_model, layers, dropout, share, size)
         check_cell(cell)
-        self.d_model, self.layers, self.input_feeding = d_model, layers, input_feeding
+        self.d_model = d_model
+        self.layers = layers
+        self.input_feeding = input_feeding
         between = dropout if layers > 1 else 0.0
         self.src_embedding = nn.Embedding(src_vocab, size, padding_idx=0)
         self.tgt_embedding = nn.Embedding(tgt_vocab, size, padding_idx=0)

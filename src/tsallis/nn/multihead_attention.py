@@ -136,7 +136,9 @@ class MultiheadAttention(ConstantBuffers):
         if num_heads % of_keys:
             raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {num_heads} and {of_keys}")
         factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
+        self.embed_dim = embed_dim
+        self.num_heads = num_heads
+        self.head_dim = embed_dim // num_heads
         self.num_kv_heads, kv_dim = of_keys, of_keys * self.head_dim
         self.kdim, self.vdim = kdim or embed_dim, vdim or embed_dim
         self.dropout = check_real("dropout", dropout, 0, 1)

@@ -14,7 +14,7 @@ from tsallis.functional.losses import reduce
 from tsallis.functional.maps import log_entmax
 from tsallis.functional.rows import alpha_number
 from tsallis.ops.arguments import BestSymbols
-from tsallis.ops.backend import choose
+from tsallis.ops.choice import choose
 from tsallis.ops.constants import ConstantBuffers
 from tsallis.ops.eager.log_probs import alpha_relu_log_probs
 from tsallis.ops.transforms import traced
@@ -78,7 +78,9 @@ class OutputLayer(ConstantBuffers):
         forbidden: Sequence[int] = (),
     ) -> None:
         super().__init__()
-        self.transform, self.alpha, self.tau = transform, transform_alpha(transform, alpha), float(tau)
+        self.transform = transform
+        self.alpha = transform_alpha(transform, alpha)
+        self.tau = float(tau)
         out_of_range = [i for i in forbidden if not 0 <= i < d_vocab]
         if out_of_range or len(set(forbidden)) >= d_vocab:
             raise ValueError(f"forbidden must leave some of the symbols 0 to {d_vocab - 1}, got {tuple(forbidden)}")
@@ -190,7 +192,8 @@ class OutputLayer(ConstantBuffers):
             only: [rows]: the symbol that alone is of interest, negative for all; None: all are in every row.
         """
         tau = self.tau if self.transform == "alpha_relu" else None
-        return choose(self.alpha, scores).best_symbols(scores.contiguous(), self.alpha, tau, count, end, only)
+        backend = choose("search", self.alpha, scores)
+        return backend.best_symbols(scores.contiguous(), self.alpha, tau, count, end, only)
 
     def loss(
         self,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tsallis.models.protocol import BestStep, Decoder, best_of_step
 from tsallis.ops.arguments import BeamLimits, BeamOptions, BeamOutcome, BestSymbols
-from tsallis.ops.backend import load_beams
+from tsallis.ops.choice import choose_beams
 from tsallis.search.certificate import Hypothesis, Result
 from tsallis.search.checks import check_at_least_one, check_sources
 from tsallis.search.step import Search, eval_mode, make_limits, refuse_nan
@@ -96,7 +96,7 @@ def beam_search(
         length_penalty=float(length_penalty),
         competing_ends=competing_ends,
     )
-    beams = load_beams(beam_size * len(lengths)).Beams(
+    beams = choose_beams(beam_size * len(lengths)).Beams(
         [BeamLimits(own.steps, own.free_from, own.prefix) for own in limits], options, BOS
     )
     with eval_mode(model):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import tsallis
-from tsallis.ops.backend import BACKENDS, load
+from tsallis.ops.registry import BACKENDS, load
 
 SCORES, TARGET = torch.randn(2, 5, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 3])
 QUERY = torch.randn(1, 2, 3, 4, generator=torch.Generator().manual_seed(1))  # [batch, heads, length, size]

@@ -15,7 +15,7 @@ from exact_logs import exact_logs
 from tsallis.evaluation.outputs import describe_result
 from tsallis.models.protocol import Step
 from tsallis.nn import OutputLayer
-from tsallis.ops.backend import backend
+from tsallis.ops.choice import backend
 from tsallis.search import (
     Ensemble,
     beam_search,

@@ -21,7 +21,7 @@ from tsallis.integrations.huggingface.reading import Reading, count_ids, find_ob
 from tsallis.integrations.huggingface.text_batches import pad_rows
 from tsallis.models.protocol import Step, source_mask
 from tsallis.ops.arguments import BestSymbols
-from tsallis.ops.backend import choose
+from tsallis.ops.choice import choose
 from tsallis.ops.eager.log_probs import indistinct
 from tsallis.ops.eager.ranking import best_of_log_probs
 from tsallis.special_symbols import BOS, EOS, PAD
@@ -392,7 +392,8 @@ class TransformersOutput:
         """Return the most probable symbols of rows of scores, see :meth:`tsallis.nn.OutputLayer.best_symbols`."""
         if len(self.ends) > 1:
             return best_of_log_probs(self.log_probs(scores), count, end, only, indistinct(scores))
-        return choose(self.alpha, scores).best_symbols(scores.contiguous(), self.alpha, None, count, end, only)
+        backend = choose("search", self.alpha, scores)
+        return backend.best_symbols(scores.contiguous(), self.alpha, None, count, end, only)
 
 
 @dataclass

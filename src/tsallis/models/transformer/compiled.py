@@ -27,7 +27,7 @@ from tsallis.nn import (
     TransformerEncoderLayer,
 )
 from tsallis.ops.arguments import AttentionWeights, DecoderResult, LayerWeights, OutputWeights, StackWeights
-from tsallis.ops.backend import load_transformer
+from tsallis.ops.choice import choose_transformer
 from tsallis.ops.transforms import traced
 
 ROOM = 64  # steps that there are positions for at first
@@ -252,7 +252,7 @@ def _pack(model: Any, like: Tensor, known: _PackedWeights | None = None) -> _Pac
     """
     if model.positions is None or traced() or torch.is_grad_enabled() or type(like) is not Tensor:
         return None
-    kernels = load_transformer(like.device.type)
+    kernels = choose_transformer(like.device.type)
     if kernels is None or torch.nn.modules.module._has_any_global_hook():
         return None
     if known is not None and known.kernels is kernels:

@@ -151,7 +151,9 @@ class TransformerSeq2Seq(SharingModel):
         }
         del self.arguments["attention"], self.arguments["layers"]
         _check(self.arguments)
-        self.d_model, self.heads, self.checkpoint_activations = d_model, heads, checkpoint_activations
+        self.d_model = d_model
+        self.heads = heads
+        self.checkpoint_activations = checkpoint_activations
         self.src_embedding = nn.Embedding(src_vocab, d_model, padding_idx=0)
         self.tgt_embedding = nn.Embedding(tgt_vocab, d_model, padding_idx=0)
         self.positions = SinusoidalPositions(d_model) if positions == "sinusoids" else None

@@ -136,9 +136,13 @@ class ContinuousAttention(nn.Module):
             raise ValueError(f"only discrete attention can be combined with, got moments={moments!r}")
         if not project and d_values != d_model:
             raise ValueError(f"without projections d_values must be d_model, got {d_values} and {d_model}")
-        self.d_model, self.num_heads, self.head_dim = d_model, num_heads, d_model // num_heads
+        self.d_model = d_model
+        self.num_heads = num_heads
+        self.head_dim = d_model // num_heads
         self.d_query, self.d_values = d_query, d_values
-        self.moments, self.components, self.combine = moments, components, combine
+        self.moments = moments
+        self.components = components
+        self.combine = combine
         self.alpha = map_alpha(transform)  # of the discrete attention
         self.kind = DensityKind(density, self.dims, num_heads, matching, floor)
         self.points = points

@@ -69,7 +69,9 @@ class DensityKind(nn.Module):
             raise ValueError(f"matching must be 'covariance' or 'scale', got {matching!r}")
         if not (math.isfinite(floor) and floor > 0):
             raise ValueError(f"floor must be positive and finite, got {floor:g}")
-        self.dims, self.matching, self.floor = dims, matching, float(floor)
+        self.dims = dims
+        self.matching = matching
+        self.floor = float(floor)
         self.kind: type[Elliptical] = BetaGaussian
         if isinstance(density, nn.Module):
             self.name, self.alpha = "learned", density
@@ -79,7 +81,9 @@ class DensityKind(nn.Module):
             if density not in KINDS[dims]:
                 names = ", ".join([*KINDS[dims], "learned"])
                 raise ValueError(f"density must be one of {names} or an alpha from 1, got {density!r}")
-            self.name, self.kind, self.alpha = density, KINDS[dims][density], None
+            self.name = density
+            self.kind = KINDS[dims][density]
+            self.alpha = None
         else:
             self.name, self.alpha = "beta_gaussian", alpha_number(density)
 

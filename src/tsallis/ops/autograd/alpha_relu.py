@@ -7,9 +7,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from tsallis.ops.backend import Backend
 from tsallis.ops.dtypes import contiguous, upcast
 from tsallis.ops.eager import alpha_relu as eager
+from tsallis.ops.protocol import Backend
 from tsallis.ops.tracing import Operation, save, saved
 from tsallis.ops.transforms import differentiable
 

@@ -17,10 +17,11 @@ from tsallis.ops.alphas import bounds
 from tsallis.ops.arguments import AttentionArgs, AttentionGradients, schema, tensor_count
 from tsallis.ops.autograd import maps as autograd
 from tsallis.ops.autograd.recompute import recompute_input_gradients
-from tsallis.ops.backend import BACKENDS, choose_attention, load_attention
+from tsallis.ops.choice import choose_attention
 from tsallis.ops.dtypes import upcast
 from tsallis.ops.eager import attention as eager_attention
 from tsallis.ops.eager.attention import distances, future_mask, length_mask
+from tsallis.ops.registry import BACKENDS, load_attention
 from tsallis.ops.transforms import (
     compiling,
     differentiable,

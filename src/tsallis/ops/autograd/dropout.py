@@ -8,35 +8,34 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from tsallis.ops.backend import choose_direct
+from tsallis.ops.choice import choose_direct
+from tsallis.ops.protocol import Backend
 from tsallis.ops.transforms import differentiable, traced
 
 EXACT = (torch.float32, torch.float64)
 
 
-def seeded_backend(x: Tensor) -> Any | None:
-    """Return the backend that drops numbers of such a tensor by a seed; None where PyTorch's own dropout serves."""
+def seeded_backend(x: Tensor) -> Backend | None:
+    """Return the backend that computes dropout of a tensor by a seed; None if PyTorch's dropout does."""
     if x.dtype not in EXACT or traced() or torch.autograd.forward_ad._current_level >= 0:
         return None
-    backend = choose_direct(1.0, x.detach())
-    return backend if backend is not None and backend.CAPABILITIES.seeded_dropout else None
+    backend = choose_direct("dropout", 1.0, x.detach())
+    return backend if backend is not None and "dropout" in backend.CAPABILITIES.operations else None
 
 
-def seeded_mask(backend: Any, ones: Tensor, keep_prob: float, seed: int) -> Tensor:
+def seeded_mask(backend: Backend, ones: Tensor, keep_prob: float, seed: int) -> Tensor:
     """Turn ones, in place, into zeros and 1 / keep_prob."""
-    mask: Tensor = backend.drop(ones, keep_prob, seed, ones) if ones.numel() else ones
-    return mask
+    return backend.drop(ones, keep_prob, seed, ones) if ones.numel() else ones
 
 
 class SeededDropout(Function):
     """Dropout of a tensor by `apply(x, backend, keep_prob, seed)`."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, backend: Any, keep_prob: float, seed: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, backend: Backend, keep_prob: float, seed: int) -> Tensor:
         ctx.backend, ctx.drop, ctx.shape = backend, (keep_prob, seed), x.shape
         x = x.contiguous()
-        output: Tensor = backend.drop(x, keep_prob, seed, torch.empty_like(x))
-        return output
+        return backend.drop(x, keep_prob, seed, torch.empty_like(x))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:

@@ -22,8 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tsallis.ops.alphas import Alpha
-from tsallis.ops.backend import Backend, choose
+from tsallis.ops.choice import choose
 from tsallis.ops.dtypes import compute_dtype, contiguous, contiguous_alpha
+from tsallis.ops.protocol import Backend
 from tsallis.ops.sparse_rows import CsrRows
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # of hidden, weight and bias
@@ -43,7 +44,7 @@ class Sizes(NamedTuple):
 CPU = Sizes(chunk=1 << 23, whole=1 << 24, chunks=None, tokens=1, share=1 / 32)
 # There a product is as quick as a sum of rows already where one score in a hundred counts.
 GPU = Sizes(chunk=1 << 27, whole=1 << 26, chunks=16, tokens=128, share=1 / 128)
-ONE_PASS = True  # whether alpha-ReLU tries to do without any buffer where the kernels can
+ONE_PASS = True  # whether alpha-ReLU may use kernels that need no buffer of scores
 
 
 class Layer(NamedTuple):
@@ -93,7 +94,7 @@ class Plan(NamedTuple):
 
 
 def make_plan(layer: Layer) -> Plan:
-    backend = choose(layer.alpha, layer.hidden, layer.weight)
+    backend = choose("output layer", layer.alpha, layer.hidden, layer.weight)
     sizes = GPU if backend.CAPABILITIES.asynchronous else CPU
     tokens, classes = len(layer.hidden), len(layer.weight)
     keeps_scores = tokens * classes <= sizes.whole
@@ -170,7 +171,9 @@ class ChunkedForward:
     """Losses of all chunks as they come, and what is kept of each."""
 
     def __init__(self, layer: Layer, plan: Plan, keep: bool, requires_grad: RequiresGrad | None) -> None:
-        self.layer, self.plan, self.keep = layer, plan, keep
+        self.layer = layer
+        self.plan = plan
+        self.keep = keep
         in_forward = plan.multiplies_in_forward and layer.hidden.dtype != torch.float16
         self.requires_grad = requires_grad if in_forward else None  # None: gradients are made in the backward pass
         self.wide = compute_dtype(layer.hidden.dtype)
@@ -257,7 +260,7 @@ def losses(
     Where the loss is one sum, `requires_grad` says of what it needs gradients (hidden, weight, bias).
     """
     plan = make_plan(layer)
-    if layer.tau is not None and ONE_PASS:
+    if layer.tau is not None and ONE_PASS and "one pass" in plan.backend.CAPABILITIES.operations:
         arguments = (*layer[:4], cast(float, layer.alpha), layer.tau, plan.sizes.share)
         result = plan.backend.alpha_relu_one_pass(*arguments)
         if result is not None:

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from tsallis.ops.alphas import Alpha
 from tsallis.ops.autograd import maps
-from tsallis.ops.backend import Backend, choose, choose_direct
+from tsallis.ops.choice import choose, choose_direct
 from tsallis.ops.dtypes import contiguous, contiguous_alpha, upcast
 from tsallis.ops.eager import graph
 from tsallis.ops.eager import losses as eager
 from tsallis.ops.eager.maps import pullback as map_pullback
+from tsallis.ops.protocol import Backend
 from tsallis.ops.tracing import Operation, join_alpha, operator, save, saved, split_alpha, vmap_rows
 from tsallis.ops.transforms import (
     compiling,
@@ -35,7 +36,7 @@ def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha, backend: Backend |
             return graph.entmax_loss(scores, target, alpha)
         if compiling() or functionalized():
             return cast(Tensor, _operator(scores, target, *split_alpha(alpha))[0])
-        backend = choose_direct(alpha, scores)
+        backend = choose_direct("losses", alpha, scores)
     if backend is not None and not differentiated(scores, alpha):  # half the time of a small tensor
         alphas = contiguous_alpha(alpha)
         return backend.entmax_loss(contiguous(scores), target.contiguous(), alphas, False)[0]
@@ -99,25 +100,25 @@ class Loss(Operation):
         return vmap_rows(Loss.apply, info, in_dims, inputs)
 
 
-def _solve(scores: Tensor, target: Tensor, alpha: Alpha) -> tuple[Tensor, Any, Backend]:
-    """Return losses, statistics and the backend; targets that nobody could check before are checked here."""
+def _solve(scores: Tensor, target: Tensor, alpha: Alpha) -> tuple[Tensor, Any]:
+    """Return losses and statistics; check the targets, which a tracer could not."""
     classes = scores.shape[-1]
     if target.numel() and int(target.max()) >= classes:
         raise ValueError(f"target must hold classes from 0 to {classes - 1} or ignore_index, got one out of range")
-    backend = choose(alpha, scores)
+    backend = choose("losses", alpha, scores)
     alphas = contiguous_alpha(alpha)
     loss, stats, _ = backend.entmax_loss(contiguous(scores), target.contiguous(), alphas, False)
-    return loss, stats, backend
+    return loss, stats
 
 
 def _compute(scores: Tensor, target: Tensor, number: float, alphas: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return losses and, for a backward pass that is traced, all probabilities."""
     alpha = join_alpha(number, alphas)
-    loss, stats, backend = _solve(scores, target, alpha)
+    loss, stats = _solve(scores, target, alpha)
     if isinstance(stats, eager.LossStats):
         probs = stats.rows(scores).masked_fill(stats.probs[:, :1].isnan(), torch.nan)
     else:
-        probs = backend.entmax(contiguous(scores), contiguous_alpha(alpha))
+        probs = maps.ENTMAX.solve(scores, alpha)
     return loss, probs.contiguous()
 
 

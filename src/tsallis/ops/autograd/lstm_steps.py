@@ -17,7 +17,7 @@ from torch.nn.functional import linear
 
 from tsallis.ops.autograd.maps import entmax
 from tsallis.ops.autograd.recompute import recompute_saved_gradients
-from tsallis.ops.backend import choose_direct
+from tsallis.ops.choice import choose_direct
 from tsallis.ops.dtypes import autocast_dtype, upcast
 from tsallis.ops.eager.lstm_cell import cell_backward, cell_forward, cell_step
 from tsallis.ops.transforms import differentiable
@@ -206,7 +206,7 @@ def _backward(
     tgt, _, d_model = record.feeds.shape
     memory, keys = upcast(steps.memory), upcast(steps.keys)
     weights, combine = _weights(steps, dtype), steps.combine.to(dtype)
-    backend = choose_direct(steps.alpha, record.probs)
+    backend = choose_direct("maps", steps.alpha, record.probs)
     assert backend is not None  # no one follows the operations
     # The gradients of all steps, of which those of weights, memory and keys are products.
     gates_grad = [torch.empty_like(x) for x in record.gates]

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from tsallis.ops.alphas import Alpha, check_alpha
-from tsallis.ops.backend import Backend, choose, choose_direct
+from tsallis.ops.choice import choose, choose_direct
 from tsallis.ops.dtypes import contiguous, contiguous_alpha
 from tsallis.ops.eager import graph
 from tsallis.ops.eager import maps as eager
+from tsallis.ops.protocol import Backend
 from tsallis.ops.tracing import Operation, join_alpha, operator, save, saved, split_alpha, vmap_rows
 from tsallis.ops.transforms import (
     compiling,
@@ -32,19 +33,28 @@ Gradients = tuple[Tensor | None, ...]
 
 @dataclass(frozen=True)
 class MapRule:
-    """How a map of rows is computed and differentiated; its parameters are numbers or tensors that have rows first.
+    """A map of rows [rows, d]: how it is computed, differentiated and exported.
 
-    `solve(scores, alpha, *parameters)` returns probabilities [rows, d]. The others start from these, and are made of
-    operations that can be differentiated again: `pullback(probs, grad, needs, alpha, *parameters)` returns gradients
-    of the scores, of alpha [rows, 1] and of each parameter, None where `needs` is False or there is none; and
-    `pushforward(probs, tangents, alpha, *parameters)` the derivative along tangents of the same inputs, of which those
-    that are None have none.
+    Parameters are numbers, or tensors whose first dimension is the rows. A map without alpha ignores it.
+
+    Interface:
+        solve(scores, alpha, *parameters): Return the probabilities [rows, d]; check alpha and the numbers first.
+        pullback(probs, grad, needs, alpha, *parameters): Return the gradients of the scores, of alpha [rows, 1] and of
+            each parameter; None where `needs` is False, and for numbers. A NaN in `probs` reaches the gradients.
+        pushforward(probs, tangents, alpha, *parameters): Return the derivative along tangents of the same inputs; a
+            tangent may be None.
+        graph(scores, alpha, *parameters): Return what `solve` returns by operations that do not depend on numbers, for
+            the ONNX exporters. Default: `solve` itself.
+
+    `pullback` and `pushforward` consist of operations that can be differentiated again. They start from the
+    probabilities: nothing else is saved.
     """
 
     solve: Callable[..., Tensor]
     pullback: Callable[..., Gradients]
     pushforward: Callable[..., Tensor]
     operator: Callable[..., Tensor]
+    graph: Callable[..., Tensor]
 
 
 def map_rule(
@@ -53,6 +63,7 @@ def map_rule(
     pullback: Callable[..., Gradients],
     pushforward: Callable[..., Tensor],
     parameters: str = "",
+    graph: Callable[..., Tensor] | None = None,
 ) -> MapRule:
     """Return the rule of a map, and register `tsallis::name` for tracers.
 
@@ -81,7 +92,7 @@ def map_rule(
 
     schema = f"(Tensor scores, float alpha, Tensor? alphas{', ' * bool(parameters)}{parameters}) -> Tensor"
     registered = operator(name, schema, compute, fake, setup, backward, rows=True)
-    return MapRule(solve, pullback, pushforward, registered)
+    return MapRule(solve, pullback, pushforward, registered, graph or solve)
 
 
 class Map(Operation):
@@ -148,7 +159,9 @@ class Map(Operation):
 
 
 def apply_map(rule: MapRule, scores: Tensor, alpha: Alpha, *parameters: Any) -> Tensor:
-    """Return a map's probabilities of rows [rows, d], differentiable, for tracers its operator."""
+    """Return a map's probabilities of rows [rows, d], differentiable; by its operator or graph for tracers."""
+    if exporting_to_onnx():
+        return rule.graph(scores, alpha, *parameters)
     if compiling() or functionalized():
         return rule.operator(scores, *split_alpha(alpha), *parameters)
     return cast(Tensor, Map.apply(scores, alpha, -1, None, rule, *parameters))
@@ -165,12 +178,12 @@ def entmax(
     rule = ENTMAX if rule is None else rule
     if backend is None:
         if exporting_to_onnx():
-            return graph.entmax(scores, alpha)
+            return rule.graph(scores, alpha)
         if compiling() or functionalized():
             return rule.operator(scores, *split_alpha(alpha))
         if scores.dim() != 2:
             return entmax(*_merge_rows(scores, alpha), rule=rule).reshape(scores.shape)
-        backend = choose_direct(alpha, scores)
+        backend = choose_direct("maps", alpha, scores)
         scores = scores if backend is None else contiguous(scores)
     if backend is not None and not differentiated(scores, alpha):  # half the time of a small tensor
         probs = backend.entmax(scores, contiguous_alpha(alpha), dim)
@@ -188,7 +201,7 @@ def _solve_entmax(scores: Tensor, alpha: Alpha) -> Tensor:
     rows, alphas = contiguous(scores), contiguous_alpha(alpha)
     if rows.dim() != 2:
         rows, alphas = _merge_rows(rows, alphas)
-    return choose(alphas, rows).entmax(rows, alphas).reshape(scores.shape)
+    return choose("maps", alphas, rows).entmax(rows, alphas).reshape(scores.shape)
 
 
 def _pull_entmax(probs: Tensor, grad: Tensor, needs: Sequence[bool], alpha: Alpha) -> Gradients:
@@ -204,14 +217,14 @@ def _solve_attention_weights(scores: Tensor, alpha: Alpha) -> Tensor:
     return _solve_entmax(scores, alpha)
 
 
-ENTMAX = map_rule("entmax", _solve_entmax, _pull_entmax, _push_entmax)
-ATTENTION_WEIGHTS = map_rule("attention_weights", _solve_attention_weights, _pull_entmax, _push_entmax)
+ENTMAX = map_rule("entmax", _solve_entmax, _pull_entmax, _push_entmax, graph=graph.entmax)
+ATTENTION_WEIGHTS = map_rule(
+    "attention_weights", _solve_attention_weights, _pull_entmax, _push_entmax, graph=graph.entmax
+)
 
 
 def budgeted_entmax(scores: Tensor, alpha: Alpha, budget: float) -> Tensor:
     """Return marginals of rows [rows, d], which sum to the budget, each at most 1."""
-    if exporting_to_onnx():
-        return graph.budgeted_entmax(scores, alpha, budget)
     return apply_map(BUDGETED_ENTMAX, scores, alpha, budget)
 
 
@@ -233,4 +246,6 @@ def _push_budgeted(probs: Tensor, tangents: Sequence[Tensor | None], alpha: Alph
     return eager.pushforward(probs, tangents[0], alpha, tangents[1], _unsaturated(probs))
 
 
-BUDGETED_ENTMAX = map_rule("budgeted_entmax", _solve_budgeted, _pull_budgeted, _push_budgeted, "float budget")
+BUDGETED_ENTMAX = map_rule(
+    "budgeted_entmax", _solve_budgeted, _pull_budgeted, _push_budgeted, "float budget", graph.budgeted_entmax
+)

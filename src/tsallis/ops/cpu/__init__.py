@@ -24,24 +24,31 @@ from torch import Tensor
 
 from tsallis.ops.alphas import Alpha
 from tsallis.ops.arguments import BestSymbols
-from tsallis.ops.backend import Capabilities
 from tsallis.ops.cpu.build import LEFT_OUT, NO_KERNEL, source_hash
 from tsallis.ops.cpu.structs import CALLS, Beam, Decoder, Encoder, Layout, Project, Rank, Search, sizes
 from tsallis.ops.cpu.structs import STATS as STATS
 from tsallis.ops.dtypes import compute_dtype
 from tsallis.ops.eager.log_probs import largest_distinct
 from tsallis.ops.eager.ranking import best_symbols as best_symbols_in_float64
+from tsallis.ops.protocol import Capabilities
 from tsallis.ops.sparse_rows import CsrRows
 
 DROP_ROW = 4096  # numbers that a thread drops at a time
 SUPPORT_LIST_CLASSES = 1024  # classes from which on a loss keeps small supports
 CAPABILITIES = Capabilities(
-    (torch.float32, torch.float64, torch.bfloat16, torch.float16),
-    2.0,
+    operations=(
+        "maps",
+        "losses",
+        "alpha-ReLU",
+        "output layer",
+        "search",
+        "dropout",
+        "attention",
+        "transformer",
+        "beams",
+    ),
+    dtypes=(torch.float32, torch.float64, torch.bfloat16, torch.float16),
     any_dim=True,
-    seeded_dropout=True,
-    transformer=True,
-    beams=True,
 )
 STORAGE = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 
@@ -301,13 +308,6 @@ def _support(
         relu,
     )
     return index, value
-
-
-def alpha_relu_one_pass(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, alpha: float, tau: float, share: float
-) -> tuple[Tensor, CsrRows] | None:
-    """Return None: there is no way past the scores."""
-    return None
 
 
 def transpose(lists: CsrRows, classes: int, weight: Tensor, target: Tensor) -> CsrRows:

@@ -66,7 +66,9 @@ class Beams:
         first = len(self._outcome.tokens)
         self._record(best, num_attended)
         log_probs, symbols, ends = best.log_probs.tolist(), best.symbols.tolist(), best.ends.tolist()
-        self._tokens, self._parents, self._parent_rows = [], [], []
+        self._tokens = []
+        self._parents = []
+        self._parent_rows = []
         row = 0
         for _, beam in self._active:
             after = row + len(beam.log_probs)
@@ -103,7 +105,9 @@ class _Beam:
         self.log_probs = [0.0]  # of the prefixes, best first
         self.ends: list[tuple[float, int]] = []
         self.costs: list[float] = []  # the negative scores of the best outputs, in order
-        self.bound, self.gave_up, self.unclear = -math.inf, False, False
+        self.bound = -math.inf
+        self.gave_up = False
+        self.unclear = False
 
     def give_up(self, log_prob: float) -> None:
         """Note that a prefix is not followed."""

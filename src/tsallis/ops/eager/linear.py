@@ -42,13 +42,6 @@ def _values(scores: Tensor, alpha: Alpha, stats: LossStats | ReluStats) -> Tenso
     return stats.rows(wide)
 
 
-def alpha_relu_one_pass(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, alpha: float, tau: float, share: float
-) -> tuple[Tensor, CsrRows] | None:
-    """Return None: there is no way past the scores."""
-    return None
-
-
 def spmm(
     lists: CsrRows,
     table: Tensor,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from tsallis.ops.backend import load, load_attention
+from tsallis.ops.registry import load, load_attention
 from tsallis.ops.self_check.attention import check_attention
 from tsallis.ops.self_check.layer import check_output_layer
 from tsallis.ops.self_check.rows import check_alpha_relu, check_losses, check_maps
@@ -37,8 +37,8 @@ FAMILIES = {
 def families_of(name: str, dtype: torch.dtype) -> list[str]:
     """Return the families that a backend computes in a dtype."""
     can = load(name).CAPABILITIES
-    dtypes = {family: can.attention_dtypes if family == ATTENTION else can.dtypes for family in FAMILIES}
-    return [family for family in FAMILIES if dtype in dtypes[family]]
+    computed = [family for family in FAMILIES if family in can.operations]
+    return [family for family in computed if dtype in (can.attention_dtypes if family == ATTENTION else can.dtypes)]
 
 
 def measure(name: str, device: torch.device, dtype: torch.dtype, family: str) -> Result:

@@ -12,9 +12,8 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from tsallis.ops.arguments import BestSymbols
-from tsallis.ops.backend import Backend, load
-from tsallis.ops.eager.ranking import best_symbols
+from tsallis.ops.protocol import Backend
+from tsallis.ops.registry import load
 from tsallis.ops.self_check import memory
 from tsallis.ops.self_check.evidence import has_evidence
 from tsallis.ops.self_check.families import ATTENTION, FAMILIES, measure
@@ -168,34 +167,36 @@ class MixedBackend:
     def __init__(self, kernels: Backend, verdict: Callable[[str], bool | None]) -> None:
         self._kernels, self._verdict = kernels, verdict
         self.CAPABILITIES = kernels.CAPABILITIES
-        self.status, self.usable, self.on_device = kernels.status, kernels.usable, kernels.on_device
-        for family, (_, functions) in FAMILIES.items():
-            for function in functions:
+        self.status = kernels.status
+        self.usable = kernels.usable
+        self.on_device = kernels.on_device
+        for family in FAMILIES:
+            for function in self._functions(family):
                 setattr(self, function, functools.partial(self._decide, family, function))
 
     def _decide(self, family: str, function: str, *args: Any, **kwargs: Any) -> Any:
         verdict = self._verdict(family)
         if verdict is None:
             return getattr(self._kernels, function)(*args, **kwargs)
-        for each in FAMILIES[family].functions:
+        for each in self._functions(family):
             setattr(self, each, getattr(self._kernels, each) if verdict else self._substitute(each))
         if not verdict and family in ("losses", "alpha-ReLU"):
             self.CAPABILITIES = self.CAPABILITIES._replace(row_statistics=False)
         return getattr(self, function)(*args, **kwargs)
 
+    def _functions(self, family: str) -> list[str]:
+        """Return the functions of a family that the kernels have."""
+        return [function for function in FAMILIES[family].functions if hasattr(self._kernels, function)]
+
     def _substitute(self, function: str) -> Callable[..., Any]:
         """Return PyTorch's operations for a function, except for statistics of the kernels."""
+        if function == "alpha_relu_one_pass":
+            return lambda *_: None  # the caller then computes the scores
         own, other = getattr(self._kernels, function), getattr(load("eager"), function)
         if function not in STATISTICS:
             return cast(Callable[..., Any], other)
         index = STATISTICS[function]
         return lambda *args, **kwargs: (own if isinstance(args[index], Tensor) else other)(*args, **kwargs)
-
-    def best_symbols(
-        self, scores: Tensor, alpha: float, tau: float | None, count: int, end: int, only: Tensor | None = None
-    ) -> BestSymbols:
-        """Return the best of each row of scores [rows, symbols], by the map that is trusted."""
-        return best_symbols(scores, alpha, tau, count, end, only)
 
     def support_sizes(self, scores: Tensor, alpha: Any, stats: Any, target: Tensor) -> Tensor:
         """Return the size of each row's support [rows]; losses and alpha-ReLU have this function in common."""

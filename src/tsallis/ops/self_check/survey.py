@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from tsallis.ops import backend
+from tsallis.ops import choice, registry
 from tsallis.ops.self_check import guard
 from tsallis.ops.self_check.families import families_of, measure
 from tsallis.ops.self_check.trial import Result
@@ -27,9 +27,9 @@ class Row(NamedTuple):
 
 def devices(name: str) -> list[torch.device]:
     """Return a device of every kind on which a backend computes here: the CPU, or GPUs of different kinds."""
-    if not backend.load(name).status().available:
+    if not registry.load(name).status().available:
         return []
-    if "cuda" not in backend.BACKENDS[name].devices or not torch.cuda.is_available():
+    if "cuda" not in registry.BACKENDS[name].devices or not torch.cuda.is_available():
         return [torch.device("cpu")]
     every = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     return list({str(guard.kind_of(name, device)): device for device in reversed(every)}.values())[::-1]
@@ -40,8 +40,8 @@ def survey() -> Iterator[Row]:
 
     Triton's interpreter is slow: it is left out unless it is asked for.
     """
-    request = backend.request()
-    for name, entry in backend.BACKENDS.items():
+    request = choice.request()
+    for name, entry in registry.BACKENDS.items():
         if name == "eager" or request not in ("auto", name):
             continue
         if request == "auto" and "cuda" in entry.devices and not torch.cuda.is_available():
@@ -52,7 +52,7 @@ def survey() -> Iterator[Row]:
 
 def _compare(name: str, remember: bool, device: torch.device) -> Iterator[Row]:
     kind = guard.kind_of(name, device) if remember else {}
-    for dtype in backend.capabilities(name).dtypes:
+    for dtype in registry.capabilities(name).dtypes:
         for family in families_of(name, dtype):
             start = time.perf_counter()
             result = (guard.check if remember else measure)(name, device, dtype, family)

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tsallis.ops.backend import AttentionKernels, Backend
 from tsallis.ops.dtypes import exact_products
+from tsallis.ops.protocol import AttentionKernels, Backend
 
 VALUE, GRADIENT = 2e-5, 2e-4  # the largest errors in float32, relative to the largest number or to 1
 PRODUCT = 2e-3  # what products with the 10 bits of TF32 may add, if PyTorch's setting allows them
@@ -43,7 +43,10 @@ class Trial:
     """The kernels on a device with a dtype, and how far they were from the truth so far."""
 
     def __init__(self, kernels: Backend, attention: AttentionKernels, device: torch.device, dtype: torch.dtype) -> None:
-        self.kernels, self.attention, self.device, self.dtype = kernels, attention, device, dtype
+        self.kernels = kernels
+        self.attention = attention
+        self.device = device
+        self.dtype = dtype
         self.results: list[Result] = []
         self._kernel = ""
         self._generator = torch.Generator("cpu").manual_seed(0)  # the user's numbers are left alone

@@ -8,14 +8,12 @@ and stored in its own dtype. Without a GPU they run on Triton's interpreter, if 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tsallis.ops.alphas import Alpha
-from tsallis.ops.backend import Capabilities
-from tsallis.ops.eager.ranking import best_symbols
+from tsallis.ops.protocol import Capabilities, Status
 from tsallis.ops.triton.alpha_relu import alpha_relu_one_pass
 from tsallis.ops.triton.attention.launch import largest_head, least_shared_memory
 from tsallis.ops.triton.kind import device_kind
@@ -34,8 +32,8 @@ from tsallis.ops.triton.sparse import spmm, transpose
 
 STORAGE = (torch.float32, torch.bfloat16, torch.float16)
 CAPABILITIES = Capabilities(
-    STORAGE,
-    2.0,
+    operations=("maps", "losses", "alpha-ReLU", "output layer", "one pass", "attention"),
+    dtypes=STORAGE,
     asynchronous=True,
     attention_dtypes=STORAGE,
     largest_head=largest_head(least_shared_memory()),  # one for all GPUs here
@@ -51,7 +49,6 @@ __all__ = [
     "alpha_relu_one_pass",
     "alpha_relu_support",
     "available",
-    "best_symbols",
     "device_kind",
     "entmax",
     "entmax_gradient",
@@ -65,13 +62,6 @@ __all__ = [
     "transpose",
     "usable",
 ]
-
-
-class Status(NamedTuple):
-    """Whether Triton's kernels can compute here, and why or why not."""
-
-    available: bool
-    reason: str
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import stand_in
-from tsallis.ops import backend
+from tsallis.ops import choice, registry
 from tsallis.ops.self_check import guard
 
 
@@ -25,7 +25,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of what is remembered."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(guard.VARIABLE, raising=False)
-    monkeypatch.delenv(backend.VARIABLE, raising=False)
+    monkeypatch.delenv(choice.VARIABLE, raising=False)
     forget()
     stand_in.FAULTS.clear()
     stand_in.CALLS.clear()
@@ -37,8 +37,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors on the CPU are those of the stand-in's device."""
-    entry = backend.Entry("stand_in", ("cpu",), self_check=True)
-    monkeypatch.setitem(backend.BACKENDS, "stand-in", entry)
-    monkeypatch.setattr(backend, "_UNCHECKED", {"cpu": ()})
-    monkeypatch.setattr(backend, "_SELF_CHECKED", {"cpu": ("stand-in",)})
-    monkeypatch.setattr(backend, "_CHECK_FIRST", frozenset({"stand-in"}))
+    entry = registry.Entry("stand_in", ("cpu",), self_check=True)
+    monkeypatch.setitem(registry.BACKENDS, "stand-in", entry)
+    monkeypatch.setattr(choice, "_UNCHECKED", {"cpu": ()})
+    monkeypatch.setattr(choice, "_SELF_CHECKED", {"cpu": ("stand-in",)})
+    monkeypatch.setattr(choice, "_CHECK_FIRST", frozenset({"stand-in"}))

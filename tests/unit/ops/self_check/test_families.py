@@ -111,7 +111,9 @@ def test_lists_of_alpha_relu_in_one_pass_are_compared(monkeypatch: pytest.Monkey
         offsets = torch.zeros(len(hidden) + 1, dtype=torch.long)
         return hidden.new_zeros(len(hidden)), CsrRows(offsets, offsets[:0].int(), hidden.new_zeros(0))
 
-    monkeypatch.setattr(stand_in, "alpha_relu_one_pass", alpha_relu_one_pass)
+    monkeypatch.setattr(stand_in, "alpha_relu_one_pass", alpha_relu_one_pass, raising=False)
+    can = stand_in.CAPABILITIES._replace(operations=(*stand_in.OPERATIONS, "one pass"))
+    monkeypatch.setattr(stand_in, "CAPABILITIES", can)
     result = measure("stand-in", CPU, torch.float32, "output layer")
     assert not result.agrees and "in one pass, losses" in result.kernel
 

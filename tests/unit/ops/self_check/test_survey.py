@@ -9,7 +9,7 @@ import torch
 
 import stand_in
 import tsallis
-from tsallis.ops import backend
+from tsallis.ops import registry
 from tsallis.ops.self_check import guard, memory
 from tsallis.ops.self_check.families import FAMILIES
 from tsallis.ops.self_check.survey import devices, survey
@@ -17,7 +17,7 @@ from tsallis.ops.self_check.survey import devices, survey
 
 @pytest.fixture(autouse=True)
 def _one_backend(device: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "BACKENDS", {name: backend.BACKENDS[name] for name in ("eager", "stand-in")})
+    monkeypatch.setattr(registry, "BACKENDS", {name: registry.BACKENDS[name] for name in ("eager", "stand-in")})
 
 
 def test_every_family_in_every_dtype_is_compared_and_remembered() -> None:
@@ -57,13 +57,13 @@ def test_the_command_prints_a_line_for_each_and_its_status_tells(capsys: pytest.
 def test_only_the_backend_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     with tsallis.backend("eager"):
         assert list(survey()) == []
-    monkeypatch.setattr(stand_in, "status", lambda: stand_in.Status(False))
+    monkeypatch.setattr(stand_in, "status", lambda: stand_in.Status(False, "off"))
     assert list(survey()) == []
 
 
 def test_a_device_of_every_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = [{"device": "A"}, {"device": "B"}, {"device": "A"}]
-    monkeypatch.setitem(backend.BACKENDS, "stand-in", backend.Entry("stand_in", ("cuda",), True))
+    monkeypatch.setitem(registry.BACKENDS, "stand-in", registry.Entry("stand_in", ("cuda",), True))
     assert devices("stand-in") == [torch.device("cpu")]
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: True)

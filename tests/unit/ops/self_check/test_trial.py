@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tsallis.ops.backend import load, load_attention
+from tsallis.ops.registry import load, load_attention
 from tsallis.ops.self_check.trial import Result, Trial
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 import tsallis
 from triton_attention import arguments, gpu_attention, launching, tensors
 from triton_interpreter import compile_for_a_gpu, gpu
-from tsallis.ops.backend import choose_attention
+from tsallis.ops.choice import choose_attention
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import tsallis
 from triton_interpreter import DEVICE, gpu, language, maps
-from tsallis.ops import backend
+from tsallis.ops import choice
 from tsallis.ops.self_check import guard
 from tsallis.ops.self_check.families import FAMILIES, measure
 from tsallis.ops.triton import kind
@@ -35,10 +35,10 @@ def test_the_kernels_agree(family: str, dtype: torch.dtype) -> None:
 def first_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels are what "auto" means, and nothing is known of the device."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv(backend.VARIABLE, raising=False)
+    monkeypatch.delenv(choice.VARIABLE, raising=False)
     monkeypatch.delenv(guard.VARIABLE, raising=False)
-    monkeypatch.setattr(backend, "_UNCHECKED", {DEVICE: ()})
-    monkeypatch.setattr(backend, "_SELF_CHECKED", {DEVICE: ("triton",)})
+    monkeypatch.setattr(choice, "_UNCHECKED", {DEVICE: ()})
+    monkeypatch.setattr(choice, "_SELF_CHECKED", {DEVICE: ("triton",)})
     for name in ("_results", "_verdicts", "_backends"):
         monkeypatch.setattr(guard, name, {})
 

@@ -1,4 +1,4 @@
-"""Attention on GPUs; the functions of :class:`tsallis.ops.backend.AttentionKernels` are those of `calls`."""
+"""Attention on GPUs; the functions of :class:`tsallis.ops.protocol.AttentionKernels` are those of `calls`."""
 
 from __future__ import annotations
 

@@ -156,9 +156,13 @@ class Launch:
         query, key, value, _, mask, slopes, lengths, *_ = args
         if query.dtype not in TOLERANCE:
             raise TypeError(f"the Triton kernels compute float32, float16 and bfloat16, got {query.dtype}")
-        self.query, self.key, self.value = (contiguous_rows(x) for x in (query, key, value))
+        self.query = contiguous_rows(query)
+        self.key = contiguous_rows(key)
+        self.value = contiguous_rows(value)
         batch, heads, queries, size = query.shape
-        self.batch, self.heads, self.key_heads = batch, heads, key.shape[1]
+        self.batch = batch
+        self.heads = heads
+        self.key_heads = key.shape[1]
         self.queries, self.keys = queries, key.shape[2]
         self.size, self.value_size = size, value.shape[-1]
         self.memory = shared_memory(query.device)

@@ -1,0 +1,249 @@
+"""Which backend computes a call; this is the only place that chooses.
+
+The `eager` backend computes everything that the first choice does not.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from contextvars import ContextVar, Token
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from tsallis.ops.alphas import Alpha, check_alpha, extremes
+from tsallis.ops.protocol import Backend, BeamKernels, TransformerKernels
+from tsallis.ops.registry import BACKENDS, capabilities, load
+from tsallis.ops.tracing import constant
+from tsallis.ops.transforms import operators_only, recording, without_numbers
+
+VARIABLE = "TSALLIS_BACKEND"
+_PLAIN = (Tensor, torch.nn.Parameter)
+LARGEST_BEAMS = 1 << 20  # prefixes of all sources that there is memory for from the start
+
+
+def _by_device(self_check: bool) -> dict[str, tuple[str, ...]]:
+    entries = {name: entry for name, entry in BACKENDS.items() if entry.self_check == self_check}
+    kinds = {kind for entry in BACKENDS.values() for kind in entry.devices}
+    return {kind: tuple(name for name, entry in entries.items() if kind in entry.devices) for kind in kinds}
+
+
+_UNCHECKED, _SELF_CHECKED = _by_device(False), _by_device(True)
+_CHECK_FIRST = frozenset(name for name, entry in BACKENDS.items() if entry.self_check)
+_request: ContextVar[str | None] = ContextVar("tsallis_backend", default=None)
+
+
+class backend:
+    """The choice of a backend for the calls inside a `with` block: `"auto"`, `"eager"`, `"cpu"` or `"triton"`.
+
+    `"auto"`, the default, means the compiled kernels (`"cpu"`) for tensors on the CPU, Triton's kernels for float32,
+    bfloat16 and float16 on a GPU, and PyTorch's operations (`"eager"`) where these kernels are missing. The environment
+    variable `TSALLIS_BACKEND` sets another default. A backend that does not compute an operation, a dtype or an alpha
+    leaves the call to `"eager"`. The backend of a forward pass also computes its gradients; PyTorch's operations
+    compute second derivatives.
+
+    Args:
+        name: `"auto"` or the name of a backend.
+
+    Raises:
+        ValueError: an unknown backend.
+        RuntimeError: a backend that can't be used here; the message says why.
+
+    Example:
+        >>> import tsallis
+        >>> with tsallis.backend("eager"):
+        ...     tsallis.sparsemax(torch.tensor([1.0, 0.5, -1.0]))
+        tensor([0.7500, 0.2500, 0.0000])
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = _check(name, "backend")
+        self._tokens: list[Token[str | None]] = []
+
+    def __enter__(self) -> backend:
+        self._tokens.append(_request.set(self.name))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _request.reset(self._tokens.pop())
+
+
+def _check(name: str, what: str) -> str:
+    if name != "auto" and name not in BACKENDS:
+        raise ValueError(f"{what} must be one of {', '.join(('auto', *BACKENDS))}, got {name!r}")
+    if name != "auto" and not load(name).status().available:
+        raise RuntimeError(f"{what} {name!r} can't be used: {load(name).status().reason}")
+    return name
+
+
+def choose_transformer(kind: str) -> TransformerKernels | None:
+    """Return the Transformer of the backend for a type of devices; None where that one has none."""
+    for name in _candidates(kind):
+        if "transformer" in load(name).CAPABILITIES.operations and _usable(name):
+            return cast(TransformerKernels, importlib.import_module(f"{BACKENDS[name].module}.transformer"))
+    return None
+
+
+def choose_beams(prefixes: int) -> BeamKernels:
+    """Return the bookkeeping of beams of so many prefixes, which is done on the CPU wherever the model is."""
+    # A backend that was asked for by name may have no beams, and need not compute on a CPU at all.
+    name = request()
+    names = _UNCHECKED.get("cpu", ()) if name == "auto" else (name,)
+    for candidate in names if prefixes <= LARGEST_BEAMS else ():
+        if "beams" in load(candidate).CAPABILITIES.operations and _usable(candidate):
+            return cast(BeamKernels, importlib.import_module(f"{BACKENDS[candidate].module}.beams"))
+    return cast(BeamKernels, importlib.import_module("tsallis.ops.eager.beams"))
+
+
+def request() -> str:
+    """Return the backend's name that the innermost `backend` block asks for, else the environment, else `auto`."""
+    name = _request.get()
+    return name if name is not None else _check(os.environ.get(VARIABLE) or "auto", VARIABLE)
+
+
+def choose(operation: str, alpha: Alpha, *tensors: Tensor) -> Backend:
+    """Return the backend that computes an operation on these tensors; this is the only check of the alphas.
+
+    For callers that have the numbers at hand; :func:`choose_direct` is for those that may not.
+
+    Raises:
+        ValueError: an alpha that is not positive and finite.
+        RuntimeError: the backend that was asked for by name does not compute on such devices.
+    """
+    name, kind = request(), tensors[0].device.type
+    auto = name == "auto"
+    for candidate in _UNCHECKED.get(kind, ()) if auto else (name,):
+        choice = load(candidate)
+        if (auto or choice.on_device(kind)) and _suits(choice, operation, alpha, tensors) and choice.usable():
+            return choice
+    for candidate in _SELF_CHECKED.get(kind, ()) if auto else ():
+        choice = load(candidate)
+        if _suits(choice, operation, alpha, tensors) and choice.usable():
+            return cast(Backend, _guard().backend_for(candidate, tensors[0]))
+    check_alpha(alpha, positive=True)
+    return load("eager")
+
+
+@functools.cache
+def _guard() -> Any:
+    """Return what compares kernels with PyTorch's operations, which nothing on a CPU needs."""
+    return importlib.import_module("tsallis.ops.self_check.guard")
+
+
+def _suits(backend: Backend, operation: str, alpha: Alpha, tensors: tuple[Tensor, ...]) -> bool:
+    can = backend.CAPABILITIES
+    if operation not in can.operations:
+        return False
+    for x in tensors:
+        if type(x) not in _PLAIN or x.dtype not in can.dtypes or x.numel() == 0:
+            return False
+    if len(tensors) > 1 and any(x.device != tensors[0].device for x in tensors):
+        return False
+    smallest, largest = can.alphas
+    if isinstance(alpha, float):
+        return smallest <= alpha <= largest
+    least, most = extremes(alpha)
+    return smallest <= least <= most <= largest
+
+
+def choose_direct(operation: str, alpha: Alpha, *tensors: Tensor) -> Backend | None:
+    """Return the backend to call at once; None where a compiler, a mode or a transformation follows the operations.
+
+    There, and for a tensor that has a shape alone, an operator has to be called, whose body asks :func:`choose` when it
+    runs.
+    """
+    # Each call is measurable on small tensors.
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return None
+    x = tensors[0]
+    if (
+        torch._C._get_tracing_state()
+        or torch._C._len_torch_dispatch_stack()
+        or x.is_meta
+        or (type(x) not in _PLAIN and without_numbers(x))
+    ):
+        return None
+    return choose(operation, alpha, *tensors)
+
+
+def choose_attention(query: Tensor, key: Tensor, value: Tensor, bounds: tuple[float, float] | None) -> str:
+    """Return the name of the backend that computes attention over [batch, heads, length, size], also for a tracer.
+
+    It may be called anywhere: dtypes, sizes and the device are all that is looked at. Whether the backend is called
+    directly or by its operator is the caller's to decide, as are `torch.func` and forward mode, where the way by all
+    weights is the only one. Tensors of another dtype than the backend's `attention_dtypes` are upcast by the caller.
+
+    Args:
+        query, key, value: tensors of one dtype and device.
+        bounds: the least and the largest alpha (`extremes`), already checked; None where no one can look at alphas
+            now: the operator's body then checks them.
+    """
+    if not (query.numel() and key.numel() and value.numel()) or not _readable(query, key, value):
+        return "eager"
+    head, batch = max(query.shape[-1], value.shape[-1]), max(query.shape[0], query.shape[1])
+    for name in _candidates(query.device.type):
+        can = capabilities(name)
+        fits = "attention" in can.operations and query.dtype in can.dtypes
+        fits = fits and head <= can.largest_head and batch <= can.largest_batch
+        fits = fits and (bounds is None or can.alphas[0] <= bounds[0] <= bounds[1] <= can.alphas[1])
+        if not (fits and _usable(name)):
+            continue
+        if name not in _CHECK_FIRST or _attention_agrees(name, query.device, query.dtype):
+            return name
+    return "eager"
+
+
+def _readable(*tensors: Tensor) -> bool:
+    """Tell whether kernels may read tensors by their pointers, or an operator is called in the place of kernels."""
+    if all(type(x) in _PLAIN for x in tensors):
+        return True
+    return recording() or operators_only(tensors[0])
+
+
+# What does not depend on tensors is a constant to a tracer, which need not follow how it comes about.
+
+
+@constant
+def _candidates(kind: str) -> tuple[str, ...]:
+    """Return the names of backends for a type of devices, before anything else is known."""
+    name = request()
+    names = _UNCHECKED.get(kind, ()) + _SELF_CHECKED.get(kind, ()) if name == "auto" else (name,)
+    return tuple(name for name in names if load(name).on_device(kind))
+
+
+@constant
+def _usable(name: str) -> bool:
+    return load(name).usable()
+
+
+@constant
+def _attention_agrees(name: str, device: torch.device, dtype: torch.dtype) -> bool:
+    return request() != "auto" or bool(_guard().attention_agrees(name, device, dtype))
+
+
+def explain() -> str:
+    """Tell which backend computes tensors on the CPU, and why, in one line."""
+    return _explain("cpu")
+
+
+def explain_gpu() -> str:
+    """Tell which backend computes tensors on a GPU, and why, in one line; without a GPU nothing is imported."""
+    return _explain("cuda") if torch.cuda.is_available() else "none (PyTorch finds no GPU)"
+
+
+def _explain(kind: str) -> str:
+    name = request()
+    if name == "eager":
+        return "eager (asked for)"
+    for candidate in _UNCHECKED[kind] + _SELF_CHECKED[kind] if name == "auto" else (name,):
+        status = load(candidate).status()
+        try:
+            if status.available and load(candidate).on_device(kind):
+                return f"{candidate} ({status.reason})"
+        except RuntimeError as error:
+            return f"none ({error})"
+        reason = status.reason if not status.available else f"{name} was asked for"
+    return f"eager ({reason})"

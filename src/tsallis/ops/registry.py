@@ -1,0 +1,72 @@
+"""The table of backends; a backend is imported when it is first needed."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+from tsallis.ops.protocol import OPERATIONS, AttentionKernels, Backend, Capabilities, Status
+from tsallis.ops.tracing import constant
+
+
+class Entry(NamedTuple):
+    """A line of the table of backends."""
+
+    module: str
+    devices: tuple[str, ...]  # "auto" means this backend on these types of device; the first usable one of the table
+    self_check: bool = False  # "auto" first compares it with PyTorch's operations, and tries it after all others
+
+
+BACKENDS = {
+    "eager": Entry("tsallis.ops.eager", ()),
+    "cpu": Entry("tsallis.ops.cpu", ("cpu",)),
+    "triton": Entry("tsallis.ops.triton", ("cuda",), self_check=True),
+}
+
+
+def _always() -> Status:
+    return Status(True, "always available")
+
+
+def _on_cpu(kind: str) -> bool:
+    return kind == "cpu"
+
+
+# The functions of a backend that does not define them.
+DEFAULTS: dict[str, Callable[..., Any]] = {"status": _always, "usable": lambda: True, "on_device": _on_cpu}
+
+
+@functools.cache
+def load(name: str) -> Backend:
+    """Import a backend by its name, and check that it defines the functions of its operations.
+
+    Raises:
+        TypeError: a function is missing, or an operation is unknown.
+    """
+    backend = cast(Backend, importlib.import_module(BACKENDS[name].module))
+    operations = backend.CAPABILITIES.operations
+    if unknown := set(operations) - set(OPERATIONS):
+        raise TypeError(f"backend {name!r}: operations must be among {', '.join(OPERATIONS)}, got {min(unknown)!r}")
+    if "output layer" in operations and not {"losses", "alpha-ReLU"} <= set(operations):
+        raise TypeError(f"backend {name!r}: 'output layer' needs 'losses' and 'alpha-ReLU', got {operations}")
+    for operation in operations:
+        if missing := [each for each in OPERATIONS[operation] if not hasattr(backend, each)]:
+            raise TypeError(f"backend {name!r}: operation {operation!r} needs a function {missing[0]}")
+    for function, default in DEFAULTS.items():
+        if not hasattr(backend, function):
+            setattr(backend, function, default)
+    return backend
+
+
+@functools.cache
+def load_attention(name: str) -> AttentionKernels:
+    """Return a backend's attention by the backend's name."""
+    return cast(AttentionKernels, importlib.import_module(f"{BACKENDS[name].module}.attention"))
+
+
+@constant
+def capabilities(name: str) -> Capabilities:
+    """Return what a backend computes and how."""
+    return load(name).CAPABILITIES
