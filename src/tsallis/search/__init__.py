@@ -5,7 +5,7 @@ from tsallis.search.certificate import Certificate, Hypothesis, Result
 from tsallis.search.completion import Choice, Completions, complete
 from tsallis.search.ensemble import Ensemble
 from tsallis.search.exact import exact_search
-from tsallis.search.exhaustive import exhaustive
+from tsallis.search.best_first import exhaustive
 from tsallis.search.generation import GeneratedText, generate
 from tsallis.search.risk import RiskChoice, minimum_risk
 from tsallis.search.sampling import sample

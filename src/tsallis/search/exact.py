@@ -13,7 +13,7 @@ from tsallis.models.protocol import Decoder
 from tsallis.search.beam import beam_search
 from tsallis.search.certificate import Result
 from tsallis.search.checks import check_at_least_one, check_goal, check_sources
-from tsallis.search.exhaustive import exhaustive
+from tsallis.search.best_first import exhaustive
 from tsallis.search.step import make_limits
 from tsallis.search.texts import Text
 from tsallis.search_budget import EXPANSIONS
