@@ -105,7 +105,11 @@ class SearchOptions:
     )
     time_limit: float | None = _option("Seconds that a search may take per source.", "exact", "all")
     mass: float | None = _option(
-        "Total probability of a source's outputs at which a search stops.", "exact", "all", most=1, inside=True
+        "Total probability of a source's outputs at which a search stops, between 0 and 1.",
+        "exact",
+        "all",
+        most=1,
+        inside=True,
     )
     num_samples: int | None = _option(
         "Number of outputs drawn per source; default: 1.", "sample", least=1, most=MOST, default=1
@@ -191,6 +195,12 @@ class SearchOptions:
     def limits(self) -> dict[str, Any]:
         """The given options that a certificate depends on, but for the prefix."""
         return {name: value for name, value in self.given.items() if name in LIMITS}
+
+    @property
+    def without_limits(self) -> SearchOptions:
+        """The options but for those of `limits`."""
+        nothing: dict[str, Any] = dict.fromkeys(LIMITS)
+        return replace(self, **nothing)
 
     def with_defaults(self, defaults: SearchOptions) -> SearchOptions:
         """Return the options, with those of `defaults` that are not given here and that the mode takes.

@@ -68,7 +68,7 @@ def test_sources_have_their_time_one_after_the_other(
     model, sizes = trie({(): {EOS: 1.0}}), []
     encode = model.encode
     monkeypatch.setattr(model, "encode", lambda src, lengths: sizes.append(len(src)) or encode(src, lengths))
-    assert len(exhaustive(model, *sources(*range(20)), seconds=seconds)) == 20
+    assert len(exhaustive(model, *sources(*range(20)), time_limit=seconds)) == 20
     assert sizes == encoded
 
 
