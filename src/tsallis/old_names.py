@@ -14,7 +14,7 @@ KEYS = {
     "validation_competing_ends": "validation_end_rule",
 }
 # Present values of keys that had other values under their old names.
-VALUES = dict.fromkeys(("competing_ends", "validation_competing_ends"), {True: "competing", False: "every"})
+VALUES = {key: {True: "competing", False: "every"} for key in ("competing_ends", "validation_competing_ends")}
 # Values of the key `task` in config.yaml and task.json.
 TASKS = {"inflection": "strings"}
 

@@ -174,7 +174,6 @@ def test_the_page_of_the_run_folder_runs(
         ({"mode": "exact"}, "mode must be 'sample' or 'beam', got 'exact'"),
         ({"mode": "beam", "n_best": 2}, "n_best is not for texts of language models"),
         ({"prefix": "a"}, "prefix is not for texts of language models"),
-        ({"min_risk": True}, "min_risk is not for texts of language models"),
     ],
 )
 def test_python_refuses_what_the_command_has_not(speaker: Path, options: dict[str, Any], words: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tsallis.search import exact_search, exhaustive
-from tsallis.search.options import EXPANSIONS, MODES, OPTIONS
+from tsallis.search.options import EXPANSIONS, MODES, OPTIONS, TYPES
 from tsallis.serve.limits import MOST_HEADS, Limits, Refusal
 from tsallis.serve.requests import (
     AttentionRequest,
@@ -121,10 +121,11 @@ def test_requests_without_numbers_are_within_any_limit(outputs: int) -> None:
 
 @pytest.mark.parametrize("name", [*(name for name in OPTIONS if name != "mode"), "tree"])
 def test_a_value_that_says_nothing_beside_a_mode_is_refused(name: str) -> None:
-    values = {"mass": 0.5, "tree": True, "min_risk": True, "end_rule": "every", "prefix": "a"}
+    values = {"mass": 0.5, "tree": True, "end_rule": "every"}
+    values |= {option: {bool: True, str: "a"}.get(kind, 1) for option, kind in TYPES.items() if option not in values}
     modes = OPTIONS[name].modes if name in OPTIONS else ("beam", "exact", "all")
     for mode in MODES:
-        content = {"sources": ["a"], "mode": mode, name: values.get(name, 1)}
+        content = {"sources": ["a"], "mode": mode, name: values[name]}
         content |= {"n_best": 2} if (name, mode) == ("mass", "exact") else {}
         if mode in modes:
             parse(TranslateRequest, content)
