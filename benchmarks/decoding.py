@@ -102,7 +102,8 @@ Search = Callable[[Tensor, Tensor], list[Any]]
 
 
 def our_search(model: TransformerSeq2Seq, task: Task, backend: str = "auto") -> Search:
-    options: dict[str, Any] = {"beam_size": task.beam, "competing_ends": task.competing_ends}
+    end_rule = "competing" if task.competing_ends else "every"
+    options: dict[str, Any] = {"beam_size": task.beam, "end_rule": end_rule}
 
     def run(src: Tensor, lengths: Tensor) -> list[Result]:
         with tsallis.backend(backend):

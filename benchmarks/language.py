@@ -100,7 +100,7 @@ def draw(model: Any) -> Callable[[Tensor], tuple[int, float]]:
         width, length = rows.shape[1] // 4, rows.shape[1]
         model.eval()
         counts = torch.full((len(rows),), width)
-        texts = generate(model, rows[:, :width], counts, length=length - width, seeds=range(len(rows)))
+        texts = generate(model, rows[:, :width], counts, max_length=length - width, seeds=range(len(rows)))
         steps = [count for (text,) in texts for count in text.support]
         return len(steps), statistics.fmean(steps)
 

@@ -35,8 +35,8 @@ def bodies(kinds: list[str], sources: list[str]) -> Iterator[tuple[str, bytes]]:
     searches: dict[str, dict[str, Any]] = {
         "translate": {},
         "tree": {"tree": True},
-        "exact": {"search": "exact", "time": 0.5},
-        "sample": {"search": "sample", "draws": 3},
+        "exact": {"mode": "exact", "time_limit": 0.5},
+        "sample": {"mode": "sample", "num_samples": 3},
     }
     for kind, source in zip(itertools.cycle(kinds), itertools.cycle(sources), strict=False):
         address = "translate" if kind in searches else kind
@@ -89,7 +89,7 @@ def row_of(arguments: argparse.Namespace, times: Times, seconds: float, facts: d
         "model": facts["model"],
         "parameters": facts["parameters"],
         "output": facts["arguments"].get("output", ""),
-        "beam": facts["beam"],
+        "beam": facts["search"]["beam_size"],
         "kinds": " ".join(arguments.kinds),
         "clients": arguments.clients,
         "seconds": seconds,

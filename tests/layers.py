@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 LIBRARY = [
-    {"errors", "special_symbols", "user_cache", "search_budget", "optional_output"},
+    {"errors", "special_symbols", "user_cache", "optional_output"},
     {"ops"},
     {"functional"},
     {"continuous"},

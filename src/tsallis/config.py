@@ -6,6 +6,7 @@ Defaults of `search` and `model` are those of the functions and classes that tak
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
@@ -20,7 +21,7 @@ from tsallis.data.io import read_text
 from tsallis.data.yaml_text import LARGEST_FILE, LONGEST_KEY, parse_yaml
 from tsallis.errors import InputError, describe, truncate
 from tsallis.old_names import with_new_names
-from tsallis.search_budget import LENGTH, PENALTY
+from tsallis.search.options import MOST, OPTIONS, TYPES, EndRule, SearchOptions
 
 
 def _check_name(name: str) -> str:
@@ -41,7 +42,6 @@ NEEDS = {
     "model.output_alpha": ("output", ("entmax", "alpha_relu")),
 }
 ON_RESUME = "may change when a run is resumed"  # marks settings
-MOST_BEAMS = 1_000
 MOST_MISTAKES = 20  # in one message
 ARCHITECTURE = ("model", "architecture")
 
@@ -50,7 +50,7 @@ FileName = Annotated[str, AfterValidator(_check_name)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Size = Annotated[int, Field(ge=1, le=65_536)]  # of a layer
 Depth = Annotated[int, Field(ge=1, le=1_000)]  # layers
-Beam = Annotated[int, Field(ge=1, le=MOST_BEAMS)]
+Beam = Annotated[int, Field(ge=1, le=MOST)]
 Basis = Annotated[int, Field(ge=1, le=4_096)]  # functions, of which a matrix of all pairs is made
 Pixels = Annotated[int, Field(ge=1, le=8_192)]
 Alpha = Annotated[float, Field(ge=1, allow_inf_nan=False)]
@@ -111,8 +111,7 @@ class Settings(Section):
         validate_every: Epochs between validations.
         validate_updates: Updates between validations; replaces `validate_every`.
         validation_beam: Beam size of validation.
-        validation_competing_ends: Whether the outputs of validation must end among the beam's best continuations, see
-            :func:`tsallis.search.beam_search`.
+        validation_end_rule: Which outputs of validation count, see :func:`tsallis.search.beam_search`.
         validation_rows: Number of rows of the development set that are searched; default: all. The loss is computed on
             all rows.
         select: Score of the development set that chooses the best checkpoint; default: the first score of the task.
@@ -161,7 +160,7 @@ class Settings(Section):
     validate_every: Count = 1
     validate_updates: Count | None = None
     validation_beam: Beam = 1
-    validation_competing_ends: bool = False
+    validation_end_rule: EndRule = "every"
     validation_rows: Count | None = None
     select: str | None = Field(None, min_length=1, max_length=100)
     patience: Annotated[Count | None, ON_RESUME] = None
@@ -185,38 +184,50 @@ class Settings(Section):
         return BatchPlan(lengths, self.batch_size, self.max_tokens, self.seed, self.bucket, self.sort_by)
 
 
-class SearchConfig(Section):
-    beam_size: Beam = 5
-    competing_ends: bool = False
-    # Of the outputs that are searched for, where a command does not say it.
-    min_length: int = Field(0, ge=0, le=LENGTH)
-    max_length: Annotated[int, Field(ge=1, le=LENGTH)] | None = None  # default: by the source's length
-    length_penalty: float = Field(0.0, ge=0, le=PENALTY, allow_inf_nan=False)
+def option_fields(defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return fields of a pydantic model for options of searches, each with its type, range and default.
+
+    Args:
+        defaults: Values of options that are not given, by their names in :class:`tsallis.search.SearchOptions`.
+    """
+    result = {}
+    for name, default in defaults.items():
+        info, kind = OPTIONS[name], TYPES[name]
+        if kind in (int, float):
+            bounds: dict[str, Any] = {"gt" if info.inside else "ge": kind(info.least)}
+            if math.isfinite(info.most):
+                bounds["lt" if info.inside else "le"] = kind(info.most)
+            if kind is float:
+                bounds["allow_inf_nan"] = False
+            kind = Annotated[kind, Field(**bounds)]
+        result[name] = (kind | None if default is None else kind, default)
+    return result
+
+
+class _SearchSection(Section):
+    """The section `search`: options of searches where a command does not give them."""
 
     @model_validator(mode="after")
-    def _check_lengths(self) -> SearchConfig:
-        if self.max_length is not None and self.min_length > self.max_length:
-            raise ValueError(f"min_length {self.min_length} is above max_length {self.max_length}")
+    def _check_together(self) -> _SearchSection:
+        _ = self.options
         return self
 
     @property
-    def limits(self) -> dict[str, Any]:
-        """The limits that the configuration sets, as arguments of a search."""
-        limits = {"min_length": self.min_length, "max_length": self.max_length, "length_penalty": self.length_penalty}
-        return {name: value for name, value in limits.items() if value}
+    def options(self) -> SearchOptions:
+        """The options that the configuration sets; a limit of zero is none.
 
-    def beam(self, size: int | None = None, competing_ends: bool | None = None, n_best: int = 1) -> dict[str, Any]:
-        """Return arguments of a beam search; what a command or a request leaves open is the configuration's.
-
-        Args:
-            size: of the beam; by default the configuration's, or as wide as the list is long.
-            competing_ends: whether outputs must end among the beam's best continuations.
-            n_best: how many outputs the list has.
+        Raises:
+            OptionError: Options that contradict each other.
         """
-        return {
-            "beam_size": size or max(self.beam_size, n_best),
-            "competing_ends": self.competing_ends if competing_ends is None else competing_ends,
-        }
+        values: dict[str, Any] = {name: value or None for name, value in self.model_dump().items()}
+        return SearchOptions(**values)
+
+
+def search_section(own: SearchOptions) -> type[_SearchSection]:
+    """Return the schema of the section `search` for a task with defaults of its own."""
+    defaults = {name: info.default for name, info in OPTIONS.items() if info.of_runs} | own.given
+    options: Any = option_fields(defaults)
+    return create_model("SearchConfig", __base__=_SearchSection, __module__=__name__, **options)
 
 
 class Config(Section):
@@ -229,7 +240,7 @@ class Config(Section):
     data: Any
     model: Any
     training: Settings = Settings()
-    search: Annotated[SearchConfig, ON_RESUME] = SearchConfig()
+    search: Annotated[_SearchSection, ON_RESUME] = _SearchSection()
 
     def text(self) -> str:
         """Return the configuration as YAML, every default filled in; without the folder, which may be moved."""
@@ -237,7 +248,7 @@ class Config(Section):
 
 
 def make_schema(
-    data: type[Section], models: Mapping[str, type[Section]], architecture: str, competing_ends: bool = False
+    data: type[Section], models: Mapping[str, type[Section]], architecture: str, searches: SearchOptions
 ) -> type[Config]:
     """Return the schema of one task's configurations.
 
@@ -245,11 +256,12 @@ def make_schema(
         data: The section `data`.
         models: The task's sections `model`, by their `architecture`.
         architecture: Key of the section among them that the configuration has.
-        competing_ends: Whether outputs of searches must end among the beam's best continuations, by default.
+        searches: Options of searches that differ from the defaults of :mod:`tsallis.search`.
     """
     model = models[architecture]
-    training = create_model("Settings", __base__=Settings, validation_competing_ends=(bool, competing_ends))
-    search = create_model("SearchConfig", __base__=SearchConfig, competing_ends=(bool, competing_ends))
+    search: Any = search_section(searches)
+    rule: Any = searches.end_rule or OPTIONS["end_rule"].default
+    training = create_model("Settings", __base__=Settings, validation_end_rule=(EndRule, rule))
     schema = create_model(
         "Config",
         __base__=Config,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import unicodedata
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import contextmanager
 from numbers import Real
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,37 @@ class InputError(ValueError):
     Traceback (most recent call last):
     tsallis.errors.InputError: verbs.tsv:3: expected lemma<TAB>form<TAB>tags, found 1 column
     """
+
+
+class OptionError(InputError):
+    """An option that cannot be used as it is. Each interface spells the names of options in its own way.
+
+    The text of the error has the names of Python and of the JSON API. Commands print `spelled(flag)`.
+
+    Args:
+        message: Returns the message, given a function that spells the name of an option.
+        where: What the message begins with, such as the folder of a run.
+
+    >>> error = OptionError(lambda spell: f"{spell('beam_size')} must be at least 1, got 0", "runs/verbs")
+    >>> print(error)
+    runs/verbs: beam_size must be at least 1, got 0
+    >>> error.spelled(lambda name: f"--{name.replace('_', '-')}")
+    'runs/verbs: --beam-size must be at least 1, got 0'
+    """
+
+    def __init__(self, message: Callable[[Callable[[str], str]], str], where: object = None) -> None:
+        self.message = message
+        self.where = where
+        super().__init__(self.spelled(str))
+
+    @property
+    def reason(self) -> str:
+        """The message without the place that it begins with."""
+        return self.message(str)
+
+    def spelled(self, spell: Callable[[str], str]) -> str:
+        """Return the message with the names of options as `spell` returns them."""
+        return self.message(spell) if self.where is None else f"{self.where}: {self.message(spell)}"
 
 
 class IgnoredInputWarning(UserWarning):
@@ -110,64 +141,115 @@ def _parts(values: Any, levels: int) -> Iterator[str]:
 
 
 def check_whole(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """Return an option's value as an integer within a range.
+    """Return a value as an integer within a range.
 
     Args:
-        name: of the option.
-        value: an `int`, or what Python takes for an index.
-        least, most: the range; None: without an end.
+        name: Name of the option or argument.
+        value: An `int`, or an object that Python accepts as an index.
+        least, most: The range, ends included. None: no upper end.
 
     Raises:
-        TypeError: anything but an integer, such as True or 2.0.
-        ValueError: an integer outside the range.
+        TypeError: The value is no integer, such as True or 2.0.
+        ValueError: The integer is outside the range.
 
     >>> check_whole("beam_size", 0, 1)
     Traceback (most recent call last):
     ValueError: beam_size must be at least 1, got 0
     """
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = None
-    span = f"at least {least}" if most is None else f"a whole number from {least} to {most}"
-    if number is None:
-        kind = "a whole number" if most is None else span
-        raise TypeError(f"{name} must be {kind}, got {describe(value)}")
-    if number < least or (most is not None and number > most):
-        raise ValueError(f"{name} must be {span}, got {describe(number)}")
+    number = _as_index(value)
+    if fault := whole_fault(value, least, most):
+        raise (TypeError if number is None else ValueError)(f"{name} {fault}")
+    assert number is not None
     return number
 
 
+def whole_fault(value: Any, least: int, most: int | None = None) -> str:
+    """Return why a value is no integer within a range, as the end of a sentence; an empty text if it is one.
+
+    >>> whole_fault(0, 1)
+    'must be at least 1, got 0'
+    """
+    number = _as_index(value)
+    span = f"at least {least}" if most is None else f"a whole number from {least} to {most}"
+    if number is None:
+        kind = "a whole number" if most is None else span
+        return f"must be {kind}, got {describe(value)}"
+    inside = number >= least and (most is None or number <= most)
+    return "" if inside else f"must be {span}, got {describe(number)}"
+
+
+def _as_index(value: Any) -> int | None:
+    """Return a value as an integer, or None if it is none."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
+
+
 def check_real(name: str, value: Any, least: float = 0, most: float = math.inf, *, inside: bool = False) -> float:
-    """Return an option's value as a finite number within a range.
+    """Return a value as a finite number within a range.
 
     Args:
-        name: of the option.
-        value: a number.
-        least, most: the range.
-        inside: whether its two ends are outside.
+        name: Name of the option or argument.
+        value: A number.
+        least, most: The range.
+        inside: Whether the ends of the range are excluded.
 
     Raises:
-        TypeError: anything but a number, such as True or a text.
-        ValueError: a number outside the range, or one that is not finite.
+        TypeError: The value is no number, such as True or a text.
+        ValueError: The number is outside the range or not finite.
 
     >>> check_real("mass", 1, 0, 1, inside=True)
     Traceback (most recent call last):
     ValueError: mass must be above 0 and below 1, got 1
     """
+    if fault := real_fault(value, least, most, inside=inside):
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        raise (ValueError if is_number else TypeError)(f"{name} {fault}")
+    return float(value)
+
+
+def real_fault(value: Any, least: float = 0, most: float = math.inf, *, inside: bool = False) -> str:
+    """Return why a value is no finite number within a range, as the end of a sentence; an empty text if it is one.
+
+    >>> real_fault(1, 0, 1, inside=True)
+    'must be above 0 and below 1, got 1'
+    """
     if not isinstance(value, Real) or isinstance(value, bool):
-        raise TypeError(f"{name} must be a number, got {describe(value)}")
+        return f"must be a number, got {describe(value)}"
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if math.isfinite(number) and (least < number < most if inside else least <= number <= most):
-        return number
+        return ""
     if most == math.inf:
         span = f"{'above' if inside else 'at least'} {least:g} and finite"
     else:
         span = f"above {least:g} and below {most:g}" if inside else f"from {least:g} to {most:g}"
-    raise ValueError(f"{name} must be {span}, got {describe(value)}")
+    return f"must be {span}, got {describe(value)}"
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Check that a value is one of some texts.
+
+    Raises:
+        ValueError: The value is another text, or no text.
+
+    >>> check_choice("end_rule", True, ("every", "competing"))
+    Traceback (most recent call last):
+    ValueError: end_rule must be 'every' or 'competing', got True
+    """
+    if fault := choice_fault(value, choices):
+        raise ValueError(f"{name} {fault}")
+
+
+def choice_fault(value: Any, choices: Sequence[str]) -> str:
+    """Return why a value is none of some texts, as the end of a sentence; an empty text if it is one."""
+    if isinstance(value, str) and value in choices:
+        return ""
+    *others, last = map(repr, choices)
+    return f"must be {', '.join(others)} or {last}, got {describe(value)}"
 
 
 @contextmanager

@@ -10,7 +10,11 @@ KEYS = {
     "context_attention": "cross_attention",
     "functions": "num_basis",
     "penalty": "ridge",
+    "competing_ends": "end_rule",
+    "validation_competing_ends": "validation_end_rule",
 }
+# Present values of keys that had other values under their old names.
+VALUES = {key: {True: "competing", False: "every"} for key in ("competing_ends", "validation_competing_ends")}
 # Values of the key `task` in config.yaml and task.json.
 TASKS = {"inflection": "strings"}
 
@@ -22,11 +26,17 @@ def with_new_names(content: Any) -> Any:
 
     >>> with_new_names({"data": {"task": "inflection"}, "training": {"alpha_rate": 5.0}})
     {'data': {'task': 'strings'}, 'training': {'alpha_lr_scale': 5.0}}
+    >>> with_new_names({"search": {"competing_ends": True}})
+    {'search': {'end_rule': 'competing'}}
     """
     if not isinstance(content, dict):
         return content
     names = {key: KEYS.get(key, key) for key in content}
-    renamed = {key if names[key] in content else names[key]: with_new_names(value) for key, value in content.items()}
+    renamed: dict[Any, Any] = {}
+    for key, value in content.items():
+        name = key if names[key] in content else names[key]
+        changed = name != key and isinstance(value, bool)
+        renamed[name] = VALUES.get(key, {}).get(value, value) if changed else with_new_names(value)
     if isinstance(task := renamed.get("task"), str):
         renamed["task"] = TASKS.get(task, task)
     return renamed

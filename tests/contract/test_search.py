@@ -154,7 +154,7 @@ def test_no_certificate_is_refuted_by_a_written_table(transform: str, alpha: flo
         model = random_table(transform, alpha, seed)
         truth = [model.enumerate(source, limit) for source in range(3)]
         for (size, n_best), competing in itertools.product(BEAMS, (False, True)):
-            options = {"beam_size": size, "n_best": n_best, "competing_ends": competing}
+            options = {"beam_size": size, "n_best": n_best, "end_rule": "competing" if competing else "every"}
             actual = beam_search(model, src, lengths, **options, max_length=limit)
             for result, known in zip(actual, truth, strict=True):
                 check(result, known, model.output.normalized)
@@ -217,10 +217,14 @@ def test_no_certificate_within_limits_is_refuted(transform: str, alpha: float) -
         n_best = chance.choice((None, 1, 2))
         mass = chance.choice((None, 0.2, 0.9)) if normalized else None
         budget, seconds = chance.choice((1, 4, 20, 10_000)), chance.choice((None, None, 0.0))
-        beam = {"beam_size": chance.choice((1, 2, 4)), "n_best": n_best, "competing_ends": chance.random() < 0.5}
+        beam = {
+            "beam_size": chance.choice((1, 2, 4)),
+            "n_best": n_best,
+            "end_rule": chance.choice(("every", "competing")),
+        }
         beams = beam_search(case.model, src, lengths, **beam, **case.limits)
         known = beams if chance.random() < 0.5 else None
-        options = {"n_best": n_best, "budget": budget, "mass": mass, "seconds": seconds, "known": known}
+        options = {"n_best": n_best, "budget": budget, "mass": mass, "time_limit": seconds, "known": known}
         listed = exhaustive(case.model, src, lengths, **options, **case.limits)
         for result, truth in zip([*beams, *listed], case.truth * 2, strict=True):
             check(result, truth, normalized, case.whole, case.penalty)
@@ -293,7 +297,7 @@ def test_competing_ends_are_those_of_a_textbook(transform: str, alpha: float, si
     for seed in range(40):
         table = random_table(transform, alpha, seed)
         options: dict[str, Any] = {"beam_size": size, "max_length": LONGEST}
-        (result,) = beam_search(table, *table_sources(0), **options, competing_ends=True)
+        (result,) = beam_search(table, *table_sources(0), **options, end_rule="competing")
         expected = textbook_beam(table, size)
         ranked = sorted(expected, key=lambda tokens: (-expected[tokens], tokens))[:size]
         assert [h.tokens for h in result.hypotheses[:size]] == ranked

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from task_runs import read_split
-from tsallis.config import Config, SearchConfig
+from tsallis.config import Config
 from tsallis.data.splits import hold_out
 from tsallis.data.subwords import Subwords
 from tsallis.errors import InputError
@@ -49,7 +49,7 @@ def test_recipes_of_all_languages_have_the_papers_values(setting: str) -> None:
     loaded = load_config(path)
     assert (loaded.model.d_model, loaded.model.layers, loaded.model.dropout) == (300, 2, 0.3)
     assert (loaded.training.learning_rate, loaded.training.schedule) == (1e-3, "halve-on-worse")
-    assert (loaded.training.batch_size, loaded.search.beam_size) == (64, 5)
+    assert (loaded.training.batch_size, loaded.search.options.beam_size) == (64, 5)
     assert loaded.training.validate_every == (1 if setting == "high" else 10)
     assert loaded.training.select == "macro_accuracy" and loaded.training.validation_rows == 9400
     assert loaded.data.languages == "all" and loaded.data.train == f"{{language}}-train-{setting}"
@@ -181,7 +181,7 @@ def test_overrides(tmp_path: Path) -> None:
     changes = ("training.epochs=3", "model.output=sparsemax", "training.learning_rate=1e-4", "search.beam_size=9")
     loaded = config(tmp_path, BASE + "training:\n", *changes)
     assert loaded.training.epochs == 3 and loaded.model.output == "sparsemax"
-    assert loaded.training.learning_rate == 1e-4 and loaded.search.beam_size == 9
+    assert loaded.training.learning_rate == 1e-4 and loaded.search.options.beam_size == 9
     files_of = "version: 1\ndata: {train: '{language}-t', dev: '{language}-d'}\n"
     assert config(tmp_path, files_of, "data.languages=spanish").data.languages == ["spanish"]
     assert config(tmp_path, files_of, "data.languages=[a, b]").data.languages == ["a", "b"]
@@ -320,12 +320,12 @@ def test_a_model_without_settings_is_that_of_the_configuration(architecture: str
     assert arguments[0] == arguments[1] and len(arguments[0]) >= len(inputs)
 
 
-def test_settings_of_searches_and_data_have_one_default() -> None:
+def test_settings_of_searches_and_data_have_one_default(tmp_path: Path) -> None:
     def default(function: Any, name: str) -> Any:
         return signature(function).parameters[name].default
 
-    for name in ("beam_size", "min_length", "max_length", "length_penalty"):
-        assert getattr(SearchConfig(), name) == default(beam_search, name)
+    for name in ("beam_size", "min_length", "max_length", "length_penalty", "end_rule"):
+        assert config(tmp_path, BASE).search.model_dump()[name] == default(beam_search, name)
     for name in ("kind", "coverage", "split_digits"):
         assert getattr(SubwordsConfig(), name) == default(Subwords.train, name)
     for section in (ClassificationData, VisualData):
@@ -335,20 +335,23 @@ def test_settings_of_searches_and_data_have_one_default() -> None:
 
 @pytest.mark.parametrize(("text", "competing"), [(BASE, False), (NUMBERS, True)])
 def test_endings_compete_in_translation(tmp_path: Path, text: str, competing: bool) -> None:
-    def ends(*overrides: str) -> tuple[bool | None, bool | None]:
-        loaded = config(tmp_path, text, *overrides)
-        return loaded.search.competing_ends, loaded.training.validation_competing_ends
+    rule, other = ("competing", "every") if competing else ("every", "competing")
 
-    assert ends() == ends("search.beam_size=3", "training.epochs=2") == (competing, competing)
-    assert ends(f"search.competing_ends={not competing}") == (not competing, competing)
-    assert f"\n  competing_ends: {str(competing).lower()}" in config(tmp_path, text).text()
+    def ends(*overrides: str) -> tuple[str | None, str]:
+        loaded = config(tmp_path, text, *overrides)
+        return loaded.search.options.end_rule, loaded.training.validation_end_rule
+
+    assert ends() == ends("search.beam_size=3", "training.epochs=2") == (rule, rule)
+    assert ends(f"search.end_rule={other}") == (other, rule)
+    assert f"\n  end_rule: {rule}\n" in config(tmp_path, text).text()
 
 
 def test_limits_of_outputs(tmp_path: Path) -> None:
     """Only those that are set are arguments of a search; a run's folder has them all."""
     loaded = config(tmp_path, BASE, "search.min_length=2", "search.max_length=9", "search.length_penalty=0.6")
-    assert loaded.search.limits == {"min_length": 2, "max_length": 9, "length_penalty": 0.6}
-    assert config(tmp_path, BASE).search.limits == {} == config(tmp_path, BASE, "search.min_length=0").search.limits
+    assert loaded.search.options.limits == {"min_length": 2, "max_length": 9, "length_penalty": 0.6}
+    for overrides in ((), ("search.min_length=0",)):
+        assert config(tmp_path, BASE, *overrides).search.options.limits == {}
     assert "\n  min_length: 0\n  max_length: null\n  length_penalty: 0.0\n" in config(tmp_path, BASE).text()
 
 

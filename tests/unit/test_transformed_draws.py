@@ -102,7 +102,7 @@ def test_draws_of_an_ensemble_have_the_models_frequencies():
     assert found.keys() <= expected.keys()
     chi = sum((found[tokens] - count * prob) ** 2 / (count * prob) for tokens, prob in expected.items())
     assert chi < 30, (found, expected)  # four degrees of freedom: 30 has a probability of 5e-6
-    (texts,) = generate(model, src, lengths, count, length=6, seeds=[5])
+    (texts,) = generate(model, src, lengths, count, max_length=6, seeds=[5])
     ended = sum(text.ended and text.log_prob > -torch.inf for text in texts)
     assert abs(ended / count - result.mass) < 0.04
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 try:
     import typer
+    from typer.core import TyperGroup
 except ModuleNotFoundError:
     print("tsallis: the commands need more than the library does: pip install 'tsallis[toolkit]'", file=sys.stderr)
     raise SystemExit(2) from None
@@ -30,11 +31,26 @@ from tsallis.cli import (
     train,
     translate,
 )
+from tsallis.cli.options import flag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+
+class Commands(TyperGroup):
+    """All commands. Their errors have the names of flags."""
+
+    def invoke(self, ctx: Any) -> Any:
+        from tsallis.errors import InputError, OptionError
+
+        try:
+            return super().invoke(ctx)
+        except OptionError as error:
+            raise InputError(error.spelled(flag)) from None
+
+
 app = typer.Typer(
+    cls=Commands,
     help="Sparse probability in PyTorch: train, translate and look at models with exact zeros.",
     no_args_is_help=True,
     add_completion=False,

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tsallis.cli.input import input_name
-from tsallis.cli.options import Beam, Device, TextLanguage, Which
+from tsallis.cli.options import Device, TextLanguage, Which, search_options
 from tsallis.cli.output import check_writable, print_fields
 from tsallis.inference import open_run
+from tsallis.search.options import SearchOptions
 
 if TYPE_CHECKING:
     from tsallis.cli.report_parts import Report
@@ -21,8 +22,10 @@ LIMIT, SENTENCES = 1000, 30  # that are analysed, and shown, by default
 INTERRUPTED = 130  # the exit status of a command that was stopped from the keyboard
 
 
+@search_options("beam_size")
 def analyze(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, shown side by side.")],
+    search: SearchOptions,
     out: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("report.html"),
     split: Annotated[
         str | None, typer.Option(help="train, dev or test of the first run's config; default: dev.")
@@ -45,7 +48,6 @@ def analyze(
     sweep: Annotated[
         bool, typer.Option("--sweep", help="Draw scores against the one setting in which runs differ; run no model.")
     ] = False,
-    beam: Beam = None,
     language: TextLanguage = None,
     checkpoint: Which = "best",
     device: Device = "auto",
@@ -64,7 +66,7 @@ def analyze(
     check_writable(out, records)
     if sweep:
         others = {
-            **{"--text": text, "--split": split, "--beam": beam, "--language": language},
+            **{"--text": text, "--split": split, "--beam-size": search.beam_size, "--language": language},
             **{"--limit": limit - LIMIT, "--sentences": sentences - SENTENCES, "--importance": importance},
             **{"--searched": searched, "--checkpoint": checkpoint != "best", "--device": device != "auto"},
         }
@@ -77,10 +79,11 @@ def analyze(
         one.check_command("analyze")
     loaded = [(one.run, one.task) for one in opened]
     lines = None if text is None else Text.read(text)
-    options = Options(limit, sentences, importance, searched, **opened[0].search.beam(beam))
+    beam = search.with_defaults(opened[0].search_options.without_limits).arguments
+    options = Options(limit, sentences, importance, searched, **beam)
     try:
         if any(is_label_run(run) for run, _ in loaded):
-            of_sequences = {"--beam": beam, "--importance": importance, "--searched": searched}
+            of_sequences = {"--beam-size": search.beam_size, "--importance": importance, "--searched": searched}
             if names := [name for name, value in of_sequences.items() if value]:
                 raise InputError(
                     f"{runs[0]}: a run of the task {loaded[0][1].name} answers with labels: "

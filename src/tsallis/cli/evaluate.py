@@ -10,22 +10,19 @@ import typer
 
 from tsallis.cli.input import input_name, is_stdin, read_all
 from tsallis.cli.options import (
-    Beam,
-    CompetingEnds,
     Device,
-    EveryEnd,
     Json,
-    LengthPenalty,
     RunArgument,
     SplitImages,
     SplitLanguage,
     Which,
     With,
+    flag,
+    search_options,
 )
 from tsallis.cli.output import check_writable, print_fields, score_table
 from tsallis.inference import open_run
-from tsallis.inference.options import SearchOptions
-from tsallis.search_budget import EXPANSIONS, LENGTH, MOST, MOST_EXPANSIONS
+from tsallis.search.options import EXPANSIONS, LENGTH, MOST, SearchOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,25 +32,20 @@ if TYPE_CHECKING:
     from tsallis.training import Run
 
 
+@search_options(
+    *("mode", "beam_size", "budget", "length_penalty", "end_rule"),
+    modes=("beam", "exact"),
+    help={"mode": "Search by a beam, or with a proof of the most probable outputs (exact); default: beam."},
+)
 def evaluate(
     run: RunArgument,
+    search: SearchOptions,
     file: Annotated[
         Path | None, typer.Argument(metavar="[FILE]", help="-: standard input; default: the config's split.")
     ] = None,
     split: Annotated[
         str | None, typer.Option(help="train, dev or test of the config, in place of FILE; default: test.")
     ] = None,
-    beam: Beam = None,
-    exact: Annotated[
-        bool, typer.Option("--exact", help="Search for the most probable outputs of all, with a proof.")
-    ] = False,
-    budget: Annotated[
-        int | None,
-        typer.Option(min=1, max=MOST_EXPANSIONS, help=f"Prefixes that --exact expands a line; default: {EXPANSIONS}."),
-    ] = None,
-    length_penalty: LengthPenalty = None,
-    competing_ends: CompetingEnds = False,
-    every_end: EveryEnd = False,
     out: Annotated[
         Path | None, typer.Option(help="A file for outputs beside references, one JSON object a line.")
     ] = None,
@@ -92,15 +84,6 @@ def evaluate(
 
     if file and split is not None:
         raise InputError(f"--split is for the config's own data: {input_name(file)} was given, too")
-    search_options = SearchOptions(
-        beam=beam,
-        exact=exact,
-        budget=budget,
-        length_penalty=length_penalty,
-        competing_ends=competing_ends,
-        every_end=every_end,
-    )
-    search_options.check(without=["--all"])
     if file and length is not None:
         raise InputError(f"--length is for the config's own data: of {input_name(file)} each line is a text")
     check_writable(out, manifest)
@@ -110,24 +93,20 @@ def evaluate(
         check_file(file)  # what can be read once alone has no digest, either
     opened = open_run(run, checkpoint, device, others or ())
     loaded, task = opened.run, opened.task
-    of_search = {
-        **{"--beam": beam, "--exact": exact or None, "--length-penalty": length_penalty},
-        **{"--competing-ends": competing_ends or None, "--every-end": every_end or None, "--out": out},
-    }
-    if not task.searched and (names := [name for name, value in of_search.items() if value is not None]):
-        raise InputError(f"{run}: a run of the task {task.name} is not searched and takes no {', '.join(names)}")
+    of_search = [*map(flag, search.given), *(["--out"] if out is not None else [])]
+    if not task.searched and of_search:
+        raise InputError(f"{run}: a run of the task {task.name} is not searched and takes no {', '.join(of_search)}")
     config = load_config(loaded.folder / CONFIG)
     options = {"language": language, "images": images, "length": length}
     if file:
         lines = read_all(loaded, task, file, gold=True, **options)
     else:
         lines = task.split(loaded, config.data, split or "test", **options)
-    expansions = (budget or EXPANSIONS) if exact else None
-    limits = search_options.with_defaults(config.search).limits
-    search = {**config.search.beam(beam, search_options.ends), **limits}
-    if exact:
-        del search["competing_ends"]
-    report, results = evaluate_outputs(task, loaded, lines, budget=expansions, **search)
+    search = search.with_defaults(config.search.options)
+    arguments = search.arguments
+    if search.mode == "exact":
+        arguments.setdefault("budget", EXPANSIONS)
+    report, results = evaluate_outputs(task, loaded, lines, **arguments)
     if continuations is not None:
         report["continuations"] = continue_texts(task, loaded, lines, continuations)
     # Files first: they are written where standard output is closed, too. All content is there before the first write.
@@ -139,8 +118,7 @@ def evaluate(
 
         evaluation: dict[str, Any] = {"split": None if file else split or "test", **options, "checkpoint": checkpoint}
         if task.searched:
-            evaluation |= {"beam": search["beam_size"]} if expansions is None else {"budget": expansions}
-            evaluation |= {**limits, "competing_ends": search.get("competing_ends")}
+            evaluation |= {"mode": search.mode, **arguments}
         evaluation["continuations"] = continuations
         files[manifest] = manifest_text(describe_result(loaded, config, report, evaluation, others or (), file))
     for path, text in files.items():

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from tsallis.cli.input import line_blocks
-from tsallis.cli.options import Beam, Device, FileArgument, Images, Json, Language, RunArgument, Which
+from tsallis.cli.options import Device, FileArgument, Images, Json, Language, RunArgument, Which, search_options
 from tsallis.cli.output import check_folder, print_fields, print_json
 from tsallis.inference import open_run
+from tsallis.search.options import SearchOptions
 
 if TYPE_CHECKING:
     from tsallis.cli.input import Block
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
     from tsallis.training import Run
 
 
+@search_options("beam_size")
 def look(
     run: RunArgument,
+    options: SearchOptions,
     file: FileArgument = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the figures; default: looks.")] = None,
     kind: Annotated[
@@ -33,7 +36,6 @@ def look(
         str | None,
         typer.Option(help="Heads whose weights --weights prints: all, or names such as encoder.1.2,cross.3.1."),
     ] = None,
-    beam: Beam = None,
     language: Language = None,
     images: Images = None,
     checkpoint: Which = "best",
@@ -60,7 +62,7 @@ def look(
     opened = open_run(run, checkpoint, device)
     opened.check_command("look")
     loaded, task = opened.run, opened.task
-    search = {**opened.search.beam(beam), **opened.search.limits}
+    search = options.with_defaults(opened.search_options).arguments
     blocks = line_blocks(loaded, task, file, gold=False, language=language, images=images)
     if weights:
         for block in blocks:

@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
-from tsallis.search_budget import MOST, PENALTY
+from tsallis.errors import InputError
+from tsallis.search.options import MODES, OPTIONS, TYPES, Mode, SearchOptions
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 FileArgument = Annotated[
     Path | None, typer.Argument(metavar="[FILE]", help="Input file; default, and -: standard input.")
-]
-Beam = Annotated[int | None, typer.Option(min=1, max=MOST, help="Beam size; default: the run's.")]
-LengthPenalty = Annotated[
-    float | None,
-    typer.Option(min=0, max=PENALTY, help="Rank by log-probability over this power of the length; default: the run's."),
-]
-CompetingEnds = Annotated[
-    bool,
-    typer.Option(
-        "--competing-ends",
-        help="Outputs must end among the beam's best continuations, as in other toolkits; default: as the run says.",
-    ),
-]
-EveryEnd = Annotated[
-    bool,
-    typer.Option("--every-end", help="Every ending of a prefix in the beam is an output; default: as the run says."),
-]
-Temperature = Annotated[
-    float | None,
-    typer.Option(help="Divide scores by it before the map, for draws: below 1 likelier symbols; default: 1."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 Language = Annotated[str | None, typer.Option(help="The lines' language, for a run of several.")]
@@ -51,3 +36,89 @@ With = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU where there is one.")]
 Which = Annotated[str, typer.Option("--checkpoint", help="best, last or average (see `tsallis average`).")]
+
+SHORTHANDS: tuple[Mode, ...] = ("exact", "all")  # modes with a flag of their own
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
+
+
+def flag(name: str) -> str:
+    """Return the flag of an option.
+
+    >>> flag("n_best")
+    '--n-best'
+    """
+    return f"--{name.replace('_', '-')}"
+
+
+def search_options(
+    *names: str, modes: Sequence[Mode] = MODES, help: Mapping[str, str] | None = None, **defaults: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that gives a command flags in the place of its parameter of the type `SearchOptions`.
+
+    Args:
+        names: Names of fields of :class:`tsallis.search.SearchOptions`.
+        modes: The modes that the command has; the first is its default.
+        help: What an option means for this command, where it is not what its field says.
+        defaults: Values of options that are not given.
+    """
+    helps = {name: info.help for name, info in OPTIONS.items()} | dict(help or {})
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        hints = get_type_hints(command, include_extras=True)
+        options = next(name for name, kind in hints.items() if kind is SearchOptions)
+        parameters = []
+        for parameter in inspect.signature(command).parameters.values():
+            if parameter.name == options:
+                parameters += [_parameter(name, helps[name], modes, defaults.get(name)) for name in names]
+                parameters += [_shorthand(mode) for mode in SHORTHANDS if "mode" in names and mode in modes]
+            else:
+                parameters.append(parameter.replace(annotation=hints[parameter.name], kind=KEYWORD))
+
+        @functools.wraps(command)
+        def wrapped(**values: Any) -> None:
+            short = [mode for mode in SHORTHANDS if values.pop(mode, False)]
+            given = {name: values.pop(name) for name in names}
+            if "mode" in names:
+                given["mode"] = _mode(given["mode"], short) or modes[0]
+            command(**{options: SearchOptions(**given)}, **values)
+
+        wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return wrapped
+
+    return decorate
+
+
+def _parameter(name: str, help: str, modes: Sequence[Mode], default: Any) -> inspect.Parameter:
+    """Return the parameter of a command for an option of a search."""
+    info, kind = OPTIONS[name], TYPES[name]
+    if name == "mode":
+        choices: Any = Literal
+        kind = choices[tuple(modes)]
+    span = {}
+    if kind in (int, float) and not info.inside:  # typer's ranges include their ends
+        span["min"] = kind(info.least)
+    if span and math.isfinite(info.most):
+        span["max"] = kind(info.most)
+    option = typer.Option(flag(name), help=help, rich_help_panel="Search", **span)
+    if kind is bool:
+        return inspect.Parameter(name, KEYWORD, default=False, annotation=Annotated[bool, option])
+    return inspect.Parameter(name, KEYWORD, default=default, annotation=Annotated[kind | None, option])
+
+
+def _shorthand(mode: Mode) -> inspect.Parameter:
+    """Return the parameter of a command for the flag that stands for a mode."""
+    option = typer.Option(flag(mode), help=f"Short for --mode {mode}.", rich_help_panel="Search")
+    return inspect.Parameter(mode, KEYWORD, default=False, annotation=Annotated[bool, option])
+
+
+def _mode(mode: Mode | None, short: list[Mode]) -> Mode | None:
+    """Return the mode that flags set; None if they set none.
+
+    Raises:
+        InputError: Two flags that set it.
+    """
+    flags = [*([f"--mode {mode}"] if mode else []), *map(flag, short)]
+    if len(flags) > 1:
+        raise InputError(f"{' and '.join(flags)} set the mode of the search: give one of them")
+    return short[0] if short else mode

@@ -210,7 +210,7 @@ def _read_text(run: Run, task: Task, text: Text, language: str | None, options: 
 
 
 def _search_answers(run: Run, name: str, corpus: Corpus, options: Options) -> _Answers:
-    limits: dict[str, Any] = {"competing_ends": options.competing_ends, "text": ambiguous_text(run.tgt_vocab)}
+    limits: dict[str, Any] = {"end_rule": options.end_rule, "text": ambiguous_text(run.tgt_vocab)}
     results = search_corpus(run.model, corpus, options.beam_size, **limits)
     return _Answers(run, name, [list(result.best.tokens) if result.best else [] for result in results])
 

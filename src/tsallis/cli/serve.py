@@ -12,7 +12,7 @@ from tsallis.cli.input import input_name, read_text_lines
 from tsallis.cli.options import Device, Which
 from tsallis.cli.output import print_fields
 from tsallis.inference import open_run
-from tsallis.search_budget import MOST
+from tsallis.search.options import MOST
 
 if TYPE_CHECKING:
     from tsallis.serve.answers import ServedRun
@@ -92,7 +92,7 @@ def _load(folders: list[Path], checkpoint: str, device: str, limits: Limits, exa
         opened.check_command("serve")
         run, task = opened.run, opened.task
         readable = tuple(line for line in lines if _is_readable(run, task, line))
-        one = ServedRun(name, run, task, opened.search, limits, checkpoint, readable[:MOST_EXAMPLES])
+        one = ServedRun(name, run, task, opened.search_options, limits, checkpoint, readable[:MOST_EXAMPLES])
         _ = one.facts  # read now: a mistake in the folder is one of the command's
         served.append(one)
     if lines and not any(one.examples for one in served):

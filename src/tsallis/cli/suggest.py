@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from tsallis.cli.input import line_blocks
-from tsallis.cli.options import Device, FileArgument, Images, Json, Language, RunArgument, Which, With
+from tsallis.cli.options import Device, FileArgument, Images, Json, Language, RunArgument, Which, With, search_options
 from tsallis.cli.output import print_fields, print_json
 from tsallis.inference import open_run
 from tsallis.inference.suggestions import LISTED, Completer
-from tsallis.search_budget import MOST
+from tsallis.search.options import SearchOptions
 
 if TYPE_CHECKING:
     from tsallis.inference import Suggestions
 
 
+@search_options("n_best", help={"n_best": "Number of continuations that are listed, best first."}, n_best=LISTED)
 def suggest(
     run: RunArgument,
+    options: SearchOptions,
     file: FileArgument = None,
-    nbest: Annotated[int, typer.Option(min=1, max=MOST, help="Continuations that are listed, the best ones.")] = LISTED,
     others: With = None,
     language: Language = None,
     images: Images = None,
@@ -37,7 +36,7 @@ def suggest(
     """
     opened = open_run(run, checkpoint, device, others or ())
     loaded, task = opened.run, opened.task
-    completer = Completer(loaded, task, nbest)
+    completer = Completer(loaded, task, options.n_best or LISTED)
     if file is None and not as_json and sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty():
         _converse(completer, task.check_options(loaded, {"language": language, "images": images}))
         return

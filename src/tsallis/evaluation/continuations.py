@@ -106,5 +106,5 @@ def _draw(
     device, counts = device_of(model), torch.tensor([len(prompt) for prompt in prompts])
     padded = torch.full((len(prompts), int(counts.max())), PAD)  # [batch, src]
     padded[torch.arange(padded.shape[1]) < counts.unsqueeze(1)] = torch.tensor([*chain(*prompts)])
-    draws = generate(model, padded.to(device), counts.to(device), length=max(lengths), seeds=seeds)
+    draws = generate(model, padded.to(device), counts.to(device), max_length=max(lengths), seeds=seeds)
     return [text.tokens[:length] for (text,), length in zip(draws, lengths, strict=True)]

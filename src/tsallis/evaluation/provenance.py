@@ -84,8 +84,8 @@ def command_line(arguments: Sequence[str] | None = None) -> str:
         arguments: the command and its arguments; default: this process's.
 
     Example:
-        >>> command_line(["/usr/bin/tsallis", "evaluate", "/home/ada/runs/best", "--beam", "5"])
-        'tsallis evaluate best --beam 5'
+        >>> command_line(["/usr/bin/tsallis", "evaluate", "/home/ada/runs/best", "--beam-size", "5"])
+        'tsallis evaluate best --beam-size 5'
         >>> command_line(["tsallis", "train", "a.yaml", "data.folder=/data/multi30k"])
         'tsallis train a.yaml data.folder=multi30k'
     """

@@ -13,9 +13,8 @@ from tsallis.data.packing import TextCorpus
 from tsallis.models.protocol import Decoder
 from tsallis.models.spellings import ambiguous_text, spellings_of
 from tsallis.search import Hypothesis, Result, TokenScores, score_tokens
-from tsallis.search.spelling import score_texts
+from tsallis.search.spelling import SPELLED, score_texts
 from tsallis.search.texts import TextProbability, complete_texts, join_segmentations
-from tsallis.search_budget import SPELLED
 from tsallis.special_symbols import UNK
 
 LISTED = 16  # texts of a list whose segmentations are all looked for

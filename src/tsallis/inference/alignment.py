@@ -26,16 +26,19 @@ def check_alignment(task: Task, run: Run, links: str | None) -> None:
     Raises:
         InputError: such a run or kind.
     """
-    from tsallis.errors import InputError, describe
+    from tsallis.errors import OptionError, choice_fault
     from tsallis.tasks.sequences import SequenceTask
 
     if links is None:
         return
     if links not in LINKS:
-        raise InputError(f"--alignment must be {' or '.join(LINKS)}, got {describe(links)}")
+        raise OptionError(lambda spell: f"{spell('alignment')} {choice_fault(links, LINKS)}")
     if not isinstance(task, SequenceTask):
-        raise InputError(
-            f"{run.folder}: --alignment is for outputs of several symbols, a run of the task {task.name} has one"
+        raise OptionError(
+            lambda spell: (
+                f"{spell('alignment')} is for outputs of several symbols, a run of the task {task.name} has one"
+            ),
+            where=run.folder,
         )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tsallis.inference.alignment import Pairs, pharaoh
-from tsallis.inference.options import SearchOptions
+from tsallis.search.options import SearchOptions
 
 if TYPE_CHECKING:
     from tsallis.search import Hypothesis, Result, RiskChoice, TokenScores
@@ -165,12 +165,12 @@ class Form:
         if limits:
             content["limits"] = limits  # the certificate speaks of the outputs within them
         if options.temperature is not None:
-            content["temperature"] = float(options.temperature)
+            content["temperature"] = options.temperature
         if answer.source is not None:
             content["source"] = answer.source
-        if options.mbr:
+        if options.min_risk:
             content["choice"] = self._choice(answer)
-        if options.sample is not None:
+        if options.mode == "sample":
             return {**content, "draws": [self._output(output) if output else None for output in answer.outputs]}
         return {**content, **self._result(answer)}
 
@@ -189,7 +189,7 @@ class Form:
         content = describe_result(answer.result or nothing, self.vocabulary)
         for output, described in zip(answer.outputs, content["hypotheses"], strict=True):
             described.update(self._details(output))
-        if not (self.options.every or self.options.exact):
+        if self.options.mode == "beam":
             del content["stopped_by"], content["expanded"]
         return content
 

@@ -6,21 +6,21 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tsallis.errors import check_whole
-from tsallis.inference.options import check_option, check_temperature, check_tempered_run
-from tsallis.search_budget import LENGTH, MOST
+from tsallis.inference.searching import seeds_of
+from tsallis.search.options import Mode, SearchOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tsallis.config import SearchConfig
     from tsallis.models.batch import Batch
     from tsallis.search import GeneratedText, Hypothesis, Result
     from tsallis.search.texts import Text
     from tsallis.tasks.base import Task
     from tsallis.training import Run
 
-TOKENS = 256  # behind a prompt, at most, where nothing else is said
+TOKENS = 256  # the default of `max_length`, behind a prompt
+MODES: tuple[Mode, ...] = ("sample", "beam")  # of texts behind prompts
+OF_GENERATION = ("mode", "num_samples", "seed", "temperature", "max_length", "beam_size", "end_rule")
 
 
 @dataclass(frozen=True)
@@ -98,91 +98,50 @@ class Continuations:
         }
 
 
-@dataclass(frozen=True)
-class GenerationOptions:
-    """The options of `tsallis generate`, as they were given; those that were not are None or False."""
+def check_generation(options: SearchOptions) -> None:
+    """Raise if options are not for texts behind prompts.
 
-    samples: int | None = None
-    seed: int | None = None
-    temperature: float | None = None
-    length: int = TOKENS
-    beam: int | None = None
-    competing_ends: bool = False
-    every_end: bool = False
+    Raises:
+        OptionError: Another mode than "sample" and "beam", or an option that has no effect.
+    """
+    from tsallis.errors import OptionError, choice_fault
 
-    def check(self) -> None:
-        """Refuse options that say nothing beside each other, and values that can't be.
+    if fault := choice_fault(options.mode, MODES):
+        raise OptionError(lambda spell: f"{spell('mode')} {fault}")
+    if others := [name for name in options.given if name not in OF_GENERATION]:
+        raise OptionError(lambda spell: f"{spell(others[0])} is not for texts of language models")
 
-        Raises:
-            InputError: the first such option or pair.
-        """
-        from tsallis.errors import InputError
 
-        for name, value, least, most in (
-            ("--samples", self.samples, 1, MOST),
-            ("--seed", self.seed, 0, 2**62),
-            ("--length", self.length, 1, LENGTH),
-            ("--beam", self.beam, 1, MOST),
-        ):
-            if value is not None:
-                check_option(check_whole, name, value, least, most)
-        if self.beam is not None and (self.samples is not None or self.seed is not None):
-            raise InputError("--beam searches, --samples and --seed are for draws: one of the two")
-        if self.beam is not None and self.temperature is not None:
-            raise InputError("--beam searches, --temperature is for draws: one of the two")
-        if self.competing_ends and self.every_end:
-            raise InputError("--competing-ends leaves endings out, --every-end none: one of the two")
-        check_temperature(self.temperature)
-        if self.beam is None and (self.competing_ends or self.every_end):
-            name = "--competing-ends" if self.competing_ends else "--every-end"
-            raise InputError(f"{name} is for --beam: draws end as the model has it")
+def draw_texts(run: Run, batch: Batch, options: SearchOptions, lines: Sequence[int]) -> list[list[GeneratedText]]:
+    """Draw texts behind prompts.
 
-    def check_run(self, run: Run) -> None:
-        """Refuse a temperature where outputs don't sum to 1.
+    Args:
+        run: Whose model draws.
+        batch: Of prompts, on the model's device.
+        options: Of the draws.
+        lines: Numbers of the rows' lines, from 1. Draws depend on them and on the seed alone.
+    """
+    from tsallis.search import generate
 
-        Raises:
-            InputError: such a run.
-        """
-        check_tempered_run(run, self.temperature)
+    arguments = {"max_length": TOKENS, **options.arguments}
+    return generate(run.model, batch.src, batch.src_lengths, seeds=seeds_of(options, lines), **arguments)
 
-    def draw(self, run: Run, batch: Batch, lines: Sequence[int]) -> list[list[GeneratedText]]:
-        """Draw texts behind prompts.
 
-        Args:
-            run: with the model.
-            batch: of prompts.
-            lines: the numbers of the rows' lines, from 1: draws depend on them and on the seed alone.
-        """
-        from tsallis.search import generate
-        from tsallis.search.sampling import line_seed
+def search_texts(run: Run, task: Task, batch: Batch, options: SearchOptions, defaults: SearchOptions) -> list[Result]:
+    """Search for the most probable text behind each prompt by a beam; `defaults` say what the options leave open."""
+    from tsallis.search import beam_search
+    from tsallis.search.texts import merge_texts
 
-        return generate(
-            run.model,
-            batch.src,
-            batch.src_lengths,
-            self.samples or 1,
-            length=self.length,
-            seeds=[line_seed(self.seed or 0, line) for line in lines],
-            temperature=1.0 if self.temperature is None else float(self.temperature),
-        )
-
-    def search(self, run: Run, task: Task, batch: Batch, defaults: SearchConfig) -> list[Result]:
-        """Search for the most probable text behind each prompt; what the options leave open is as `defaults` say."""
-        from tsallis.search import beam_search
-        from tsallis.search.texts import merge_texts
-
-        ends = True if self.competing_ends else False if self.every_end else None
-        beam = defaults.beam(self.beam, ends)
-        limits: dict[str, Any] = {"max_length": self.length, **beam}
-        spell = task.ambiguous_text(run.tgt_vocab)
-        if spell is None:
-            return beam_search(run.model, batch.src, batch.src_lengths, n_best=1, **limits)
-        results = beam_search(run.model, batch.src, batch.src_lengths, **limits)
-        prompts = [row[:length] for row, length in zip(batch.src.tolist(), batch.src_lengths.tolist(), strict=True)]
-        return [
-            merge_texts(result, partial(_spell_behind, spell, prompt), run.model.output.normalized).truncated(1)
-            for result, prompt in zip(results, prompts, strict=True)
-        ]
+    arguments = {"max_length": TOKENS, **options.with_defaults(defaults.without_limits).arguments}
+    spell = task.ambiguous_text(run.tgt_vocab)
+    if spell is None:
+        return beam_search(run.model, batch.src, batch.src_lengths, n_best=1, **arguments)
+    results = beam_search(run.model, batch.src, batch.src_lengths, **arguments)
+    prompts = [row[:length] for row, length in zip(batch.src.tolist(), batch.src_lengths.tolist(), strict=True)]
+    return [
+        merge_texts(result, partial(_spell_behind, spell, prompt), run.model.output.normalized).truncated(1)
+        for result, prompt in zip(results, prompts, strict=True)
+    ]
 
 
 def _spell_behind(spell: Text, prompt: Sequence[int], tokens: Sequence[int]) -> str:

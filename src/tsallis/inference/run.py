@@ -7,21 +7,26 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tsallis.errors import check_whole
+from tsallis.errors import describe
 from tsallis.inference.alignment import Links, align, check_alignment
 from tsallis.inference.answers import Answer, Form, Output, TextScore
-from tsallis.inference.continuations import TOKENS, Continuations, GenerationOptions, continue_prompt
-from tsallis.inference.options import SearchOptions, check_option, keywords
+from tsallis.inference.continuations import (
+    Continuations,
+    check_generation,
+    continue_prompt,
+    draw_texts,
+    search_texts,
+)
+from tsallis.inference.searching import check_for_run, choose, draw, search, spell_prefixes
 from tsallis.inference.suggestions import LISTED, Completer, Suggestions
-from tsallis.search_budget import MOST
+from tsallis.search.options import SearchOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tsallis.config import SearchConfig
     from tsallis.data.corpus import Corpus
     from tsallis.models.batch import Batch
-    from tsallis.search import GeneratedText, Hypothesis, Result, RiskChoice, TokenScores
+    from tsallis.search import GeneratedText, Hypothesis, Result, TokenScores
     from tsallis.search.texts import TextProbability
     from tsallis.tasks.base import Task
     from tsallis.tasks.types import Lines
@@ -94,9 +99,9 @@ class TextRun:
         task: of the run: how a line is read.
 
     Example:
-        >>> from tsallis.inference import open_run  # doctest: +SKIP
+        >>> from tsallis.search import SearchOptions
         >>> run = open_run("runs/de-en")  # doctest: +SKIP
-        >>> for answer in run.translate(["ein Hund rennt ."], beam_size=5):  # doctest: +SKIP
+        >>> for answer in run.translate(["ein Hund rennt ."], SearchOptions(beam_size=5)):  # doctest: +SKIP
         ...     print(answer.text, answer.score, answer.certificate, answer.tokens)
     """
 
@@ -104,8 +109,8 @@ class TextRun:
     task: Task
 
     @cached_property
-    def search(self) -> SearchConfig:
-        """The settings of searches in the run's configuration.
+    def search_options(self) -> SearchOptions:
+        """The options of searches that the run's configuration sets.
 
         Raises:
             InputError: a configuration that can't be read.
@@ -113,7 +118,7 @@ class TextRun:
         from tsallis.tasks.registry import load_config
         from tsallis.training.file_names import CONFIG
 
-        return load_config(self.run.folder / CONFIG).search
+        return load_config(self.run.folder / CONFIG).search.options
 
     @cached_property
     def text(self) -> Any:
@@ -137,24 +142,9 @@ class TextRun:
     def translate(
         self,
         lines: Iterable[str],
+        options: SearchOptions | None = None,
         *,
-        beam_size: int | None = None,
-        n_best: int | None = None,
-        exact: bool = False,
-        exhaustive: bool = False,
-        budget: int | None = None,
-        seconds: float | None = None,
-        mass: float | None = None,
-        sample: int | None = None,
-        seed: int | None = None,
-        temperature: float | None = None,
-        mbr: bool = False,
-        prefix: str | None = None,
         prefixes: Sequence[str] | None = None,
-        min_length: int | None = None,
-        max_length: int | None = None,
-        length_penalty: float | None = None,
-        competing_ends: bool | None = None,
         tokens: bool = False,
         alignment: Links | None = None,
         language: str | None = None,
@@ -164,23 +154,8 @@ class TextRun:
 
         Args:
             lines: of input, such as sentences, or `lemma<TAB>tags`.
-            beam_size: of a beam search; None: the run's, or as many as `n_best` if that is more.
-            n_best: outputs a line, the best ones; None: 1, or every one of an exhaustive search.
-            exact: whether the best output is proved, by best-first search.
-            exhaustive: whether every output with a probability is listed.
-            budget: prefixes that an exact or exhaustive search expands a line; None: 10,000.
-            seconds: that such a search has for a line.
-            mass: the probability of a line's outputs that such a search ends at.
-            sample: outputs a line that are drawn, in place of a search.
-            seed: of the draws, which depend on it and on the number of the line; None: 0.
-            temperature: that scores are divided by before the map, for draws; None: 1.
-            mbr: whether the output of least risk is chosen among a beam's outputs, all or draws.
-            prefix: the beginning of every output.
-            prefixes: in its place, the beginning of each line's output; empty ones restrict nothing.
-            min_length: symbols of an output, at least; None: the run's.
-            max_length: symbols of an output, at most; None: the run's, or twice the source's and 20.
-            length_penalty: rank outputs by log-probability over this power of the length; None: the run's.
-            competing_ends: whether outputs of a beam must end among its best continuations; None: as the run says.
+            options: Options of the search, see :class:`tsallis.search.SearchOptions`; None: those of the run.
+            prefixes: Beginning of each line's output, in place of the option `prefix`; empty ones restrict nothing.
             tokens: whether outputs have the log-probability of each symbol.
             alignment: pairs of positions that outputs have: "largest", for each symbol that of the largest weight of
                 attention, or "support", all of a weight above zero.
@@ -193,50 +168,33 @@ class TextRun:
         Raises:
             InputError: what the command refuses.
         """
+        from tsallis.errors import InputError
+
         texts = _check_lines(lines, "lines")
-        with keywords():
-            starts = _beginnings(prefixes, len(texts))
-            options = SearchOptions(
-                nbest=n_best,
-                beam=beam_size,
-                every=exhaustive,
-                exact=exact,
-                budget=budget,
-                time=seconds,
-                mass=mass,
-                sample=sample,
-                seed=seed,
-                temperature=temperature,
-                mbr=mbr,
-                prefix=prefix,
-                prefix_column=prefixes is not None,
-                min_length=min_length,
-                max_length=max_length,
-                length_penalty=length_penalty,
-                competing_ends=competing_ends is True,
-                every_end=competing_ends is False,
-            )
-            options.check()
-            self.check_translation(options, alignment)
-            answers = []
-            for first, read in self._blocks(texts, "lines", False, language=language, images=images):
-                own = [starts[first + number] for number in read.numbers]
-                answers += self.answer(read, options, first, own, "prefixes", tokens, alignment)
+        options = _check_options(options, SearchOptions())
+        if options.prefix is not None and prefixes is not None:
+            raise InputError("prefix is the beginning of all outputs, prefixes are of each line: give one of them")
+        starts = _beginnings(prefixes, len(texts))
+        self.check_translation(options, alignment)
+        answers = []
+        for first, read in self._blocks(texts, "lines", False, language=language, images=images):
+            own = [starts[first + number] for number in read.numbers]
+            answers += self.answer(read, options, first, own, "prefixes", tokens, alignment)
         return answers
 
     def check_translation(self, options: SearchOptions, alignment: str | None = None) -> None:
-        """Refuse options of a translation that are not for this run.
+        """Raise if the run has no translations with these options.
 
         Args:
-            options: of the search, checked before.
+            options: Options of the search.
             alignment: that outputs are to have.
 
         Raises:
             InputError: the first such option, or a run that is no translator at all.
         """
         self.check_command("translate")
-        options.check_run(self.run)
-        options.with_defaults(self.search)
+        check_for_run(options, self.run)
+        options.with_defaults(self.search_options)
         check_alignment(self.task, self.run, alignment)
 
     def answer(
@@ -254,7 +212,7 @@ class TextRun:
 
         Args:
             lines: that were read.
-            options: of the search, checked before.
+            options: Options of the search.
             first: the number of the first line, from 0: draws depend on it.
             beginnings: of each row's output; none where lines have no beginnings of their own.
             name: what messages call the beginnings' file.
@@ -268,7 +226,7 @@ class TextRun:
         from tsallis.evaluation.text_probabilities import complete_results
 
         prefixes = self.spell(lines, options, first, beginnings, name)
-        options = options.with_defaults(self.search)
+        options = options.with_defaults(self.search_options)
         numbers = [first + number + 1 for number in lines.numbers]
         own = list(beginnings) or [""] * len(numbers)
         answers = {first + line: Answer(first + line, _form=self._form(options)) for line in range(1, lines.count + 1)}
@@ -277,17 +235,17 @@ class TextRun:
         batch = whole_batch(lines.corpus, self.run.model)
         results: list[Result | None] = [None] * len(numbers)
         rows: list[list[Hypothesis | None]]
-        if options.sample is not None:
-            rows = options.draw(self.run, self.task, batch, prefixes, numbers)
+        if options.mode == "sample":
+            rows = draw(self.run, self.task, batch, options, numbers, prefixes)
         else:
-            searched = options.search(self.run, self.task, batch, prefixes, self.search)
+            searched = search(self.run, self.task, batch, options, prefixes)
             if probabilities and self.text is not None:
                 searched = complete_results(self.run.model, batch, searched, self.run.tgt_vocab)
             results, rows = [*searched], [[*result.hypotheses] for result in searched]
         outputs = self._outputs(lines.corpus, rows, options, tokens, alignment)
         for row, (number, part, result) in enumerate(zip(numbers, outputs, results, strict=True)):
             source = None if alignment is None else self._source(lines, row)
-            choice = self._choose(part, result) if options.mbr else None
+            choice = choose(self.run, self.task, options, part, result)
             unknown = self.task.count_unknown(lines.corpus.src[row])
             form = self._form(options, own[row])
             answers[number] = Answer(number, part, result, choice, unknown, source, form)
@@ -301,10 +259,9 @@ class TextRun:
         Raises:
             InputError: a beginning that the run never gives.
         """
-        limit = "search.max_length" if options.max_length is None else "--max-length"
         texts = list(beginnings) or [""] * len(lines.numbers)
         origins = [f"{name}:{first + number + 1}" for number in lines.numbers]
-        return options.with_defaults(self.search).spell(self.run, self.task, texts, origins, limit)
+        return spell_prefixes(self.run, self.task, options.with_defaults(self.search_options), texts, origins)
 
     def _form(self, options: SearchOptions, beginning: str = "") -> Form:
         return Form(self.run.tgt_vocab, options, beginning)
@@ -351,45 +308,16 @@ class TextRun:
         from tsallis.search import score_tokens
         from tsallis.search.temperature import with_temperature
 
-        temperature = 1.0 if options.temperature is None else options.temperature
-        model = with_temperature(self.run.model, temperature)
+        model = with_temperature(self.run.model, 1.0 if options.temperature is None else options.temperature)
         return score_tokens(model, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out)
 
-    def _choose(self, outputs: Sequence[Output | None], result: Result | None) -> RiskChoice | None:
-        """Return the choice of least risk among the outputs of a search, or draws."""
-        from tsallis.search import minimum_risk
-
-        candidates = [output for output in outputs if output is not None]
-        weights, missing = [1.0] * len(candidates), 0.0
-        if result is not None:
-            weights = [output.prob for output in candidates]
-            # Where the certificate has a reason, the sum of the probabilities proves nothing either.
-            bounded = self.run.model.output.normalized and result.certificate.reason is None
-            complete = result.certificate.kind == "complete"
-            missing = 0.0 if complete else max(0.0, 1 - result.mass) if bounded else float("inf")
-        return minimum_risk([output.text for output in candidates], weights, self.task.utility, missing)
-
-    def generate(
-        self,
-        prompts: Iterable[str] = ("",),
-        *,
-        n: int | None = None,
-        seed: int | None = None,
-        temperature: float | None = None,
-        length: int = TOKENS,
-        beam_size: int | None = None,
-        competing_ends: bool | None = None,
-    ) -> list[Continuations]:
+    def generate(self, prompts: Iterable[str] = ("",), options: SearchOptions | None = None) -> list[Continuations]:
         """Write texts behind prompts, as `tsallis generate` does: the same options, defaults and results.
 
         Args:
             prompts: the beginnings of the texts; an empty one: from the start.
-            n: texts drawn behind each; None: one.
-            seed: of the draws; None: 0.
-            temperature: that scores are divided by before the map; None: as they are.
-            length: symbols behind a prompt, at most.
-            beam_size: search for the most probable text by a beam of this size; None: draw.
-            competing_ends: whether texts of a beam must end among its best continuations; None: as the run says.
+            options: Options of the draws (mode "sample") or of a search for the most probable text (mode "beam"), see
+                :class:`tsallis.search.SearchOptions`; None: one text is drawn.
 
         Returns:
             The texts of each prompt, and what a beam proved.
@@ -398,39 +326,30 @@ class TextRun:
             InputError: what the command refuses.
         """
         texts = _check_lines(prompts, "prompts")
-        with keywords():
-            options = GenerationOptions(
-                samples=n,
-                seed=seed,
-                temperature=temperature,
-                length=length,
-                beam=beam_size,
-                competing_ends=competing_ends is True,
-                every_end=competing_ends is False,
-            )
-            options.check()
-            self.check_generation(options)
-            blocks = self._blocks(texts, "prompts", False)
-            return [answer for first, read in blocks for answer in self.continue_lines(read, options, first)]
+        options = _check_options(options, SearchOptions(mode="sample"))
+        self.check_generation(options)
+        blocks = self._blocks(texts, "prompts", False)
+        return [answer for first, read in blocks for answer in self.continue_lines(read, options, first)]
 
-    def check_generation(self, options: GenerationOptions) -> None:
-        """Refuse options of `generate` that are not for this run.
+    def check_generation(self, options: SearchOptions) -> None:
+        """Raise if the run generates no texts with these options.
 
         Args:
-            options: checked before.
+            options: Options of draws or of a search.
 
         Raises:
             InputError: the first such option, or a run that is no language model.
         """
         self.check_command("generate")
-        options.check_run(self.run)
+        check_generation(options)
+        check_for_run(options, self.run)
 
-    def continue_lines(self, lines: Lines, options: GenerationOptions, first: int = 0) -> list[Continuations]:
+    def continue_lines(self, lines: Lines, options: SearchOptions, first: int = 0) -> list[Continuations]:
         """Return what is written behind each of some prompts that were read.
 
         Args:
             lines: that were read.
-            options: checked before.
+            options: Options of the draws or of the search.
             first: the number of the first of them, from 0: draws depend on it.
         """
         if not len(lines.corpus):
@@ -439,10 +358,10 @@ class TextRun:
         numbers = [first + number + 1 for number in lines.numbers]
         results: list[Result | None] = [None] * len(numbers)
         rows: Sequence[Sequence[GeneratedText | Hypothesis]]
-        if options.beam is None:
-            rows = options.draw(self.run, batch, numbers)
+        if options.mode == "sample":
+            rows = draw_texts(self.run, batch, options, numbers)
         else:
-            searched = options.search(self.run, self.task, batch, self.search)
+            searched = search_texts(self.run, self.task, batch, options, self.search_options)
             results, rows = [*searched], [result.hypotheses[:1] for result in searched]
         answers = []
         for row, (number, written, result) in enumerate(zip(numbers, rows, results, strict=True)):
@@ -476,17 +395,15 @@ class TextRun:
             InputError: what the command refuses.
         """
         texts = _check_lines(lines, "lines")
-        with keywords():
-            check_option(check_whole, "--nbest", n_best, 1, MOST)
-            starts = _beginnings(typed, len(texts), "typed")
-            completer = Completer(self.run, self.task, int(n_best))
-            answers = []
-            for first, read in self._blocks(texts, "lines", False, language=language, images=images):
-                rows = {number: row for row, number in enumerate(read.numbers)}
-                for number in range(read.count):
-                    row, line = rows.get(number), first + number
-                    source = None if row is None else read.corpus.batch([row])
-                    answers.append(completer.suggest(source, starts[line], line + 1))
+        starts = _beginnings(typed, len(texts), "typed")
+        completer = Completer(self.run, self.task, SearchOptions(n_best=n_best).n_best or LISTED)
+        answers = []
+        for first, read in self._blocks(texts, "lines", False, language=language, images=images):
+            rows = {number: row for row, number in enumerate(read.numbers)}
+            for number in range(read.count):
+                row, line = rows.get(number), first + number
+                source = None if row is None else read.corpus.batch([row])
+                answers.append(completer.suggest(source, starts[line], line + 1))
         return answers
 
     def score(
@@ -515,9 +432,8 @@ class TextRun:
         if targets is not None:
             lines = join_columns(self.task, lines, _check_lines(targets, "targets"))
         scores = []
-        with keywords():
-            for first, read in self._blocks(lines, "sources", True, language=language, images=images):
-                scores += self.score_lines(read, first)
+        for first, read in self._blocks(lines, "sources", True, language=language, images=images):
+            scores += self.score_lines(read, first)
         return scores
 
     def score_lines(self, lines: Lines, first: int = 0) -> list[TextScore]:
@@ -557,6 +473,17 @@ class TextRun:
             values["empty"] = True
         for first in range(0, len(lines), BLOCK):
             yield first, self.task.read(lines[first : first + BLOCK], name, self.run, gold, first, **values)
+
+
+def _check_options(options: SearchOptions | None, default: SearchOptions) -> SearchOptions:
+    """Return options, by default others.
+
+    Raises:
+        TypeError: Another object than options.
+    """
+    if options is not None and not isinstance(options, SearchOptions):
+        raise TypeError(f"options must be tsallis.search.SearchOptions, got {describe(options)}")
+    return default if options is None else options
 
 
 def whole_batch(corpus: Corpus, model: Any) -> Batch:
@@ -605,7 +532,7 @@ def _check_lines(lines: Iterable[str], name: str) -> list[str]:
     Raises:
         InputError: one text in place of several, what is no text, and one that is more than a line.
     """
-    from tsallis.errors import InputError, describe
+    from tsallis.errors import InputError
 
     if isinstance(lines, str | bytes):
         raise InputError(f"{name}: expected several texts, found one: put it into a list")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tsallis.search.checks import check_at_least_one
+from tsallis.search.options import EndRule
 
 
 @dataclass(frozen=True)
@@ -18,8 +19,7 @@ class Options:
         searched: sentences, the first ones, that are searched for the rate of empty outputs beside those it holds.
         examples: sentences that show the role of a head.
         beam_size: of the search for outputs.
-        competing_ends: whether these must end among the beam's best continuations, see
-            :func:`tsallis.search.beam_search`.
+        end_rule: Which outputs of the search count, see :func:`tsallis.search.beam_search`.
 
     Raises:
         ValueError: a number below 1, of `importance` and `searched` below 0.
@@ -35,7 +35,7 @@ class Options:
     searched: int = 0
     examples: int = 3
     beam_size: int = 5
-    competing_ends: bool = False
+    end_rule: EndRule = "every"
 
     def __post_init__(self) -> None:
         check_at_least_one(limit=self.limit, sentences=self.sentences, examples=self.examples, beam_size=self.beam_size)

@@ -306,7 +306,7 @@ def _search(
     if isinstance(run.model, LanguageModel):
         return results
     size = options.beam_size
-    search: dict[str, Any] = {"beam_size": size, "n_best": size, "competing_ends": options.competing_ends}
+    search: dict[str, Any] = {"beam_size": size, "n_best": size, "end_rule": options.end_rule}
     search["text"] = ambiguous_text(run.tgt_vocab)
     for first in range(0, len(rows), SEARCH_BATCH):
         part = rows[first : first + SEARCH_BATCH]

@@ -1,15 +1,25 @@
-"""Search with certificates: beam, exhaustive, exact; scores, draws, generation, completion, least risk, ensembles."""
+"""Search with certificates: beam, exhaustive, exact; scores, draws, generation, completion, least risk, ensembles.
 
-from tsallis.search.beam import beam_search
-from tsallis.search.certificate import Certificate, Hypothesis, Result
-from tsallis.search.completion import Choice, Completions, complete
-from tsallis.search.ensemble import Ensemble
-from tsallis.search.exact import exact_search
-from tsallis.search.exhaustive import exhaustive
-from tsallis.search.generation import GeneratedText, generate
-from tsallis.search.risk import RiskChoice, minimum_risk
-from tsallis.search.sampling import sample
-from tsallis.search.scoring import Exclusion, TokenScores, score, score_tokens
+All public names but those of `tsallis.search.options` need torch. They are loaded at the first use of one of them: the
+help of the commands needs the options alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tsallis.search.beam import beam_search
+    from tsallis.search.best_first import exhaustive
+    from tsallis.search.certificate import Certificate, Hypothesis, Result
+    from tsallis.search.completion import Choice, Completions, complete
+    from tsallis.search.ensemble import Ensemble
+    from tsallis.search.exact import exact_search
+    from tsallis.search.generation import GeneratedText, generate
+    from tsallis.search.options import SearchOptions
+    from tsallis.search.risk import RiskChoice, minimum_risk
+    from tsallis.search.sampling import sample
+    from tsallis.search.scoring import Exclusion, TokenScores, score, score_tokens
 
 __all__ = [
     "Certificate",
@@ -21,6 +31,7 @@ __all__ = [
     "Hypothesis",
     "Result",
     "RiskChoice",
+    "SearchOptions",
     "TokenScores",
     "beam_search",
     "complete",
@@ -32,3 +43,20 @@ __all__ = [
     "score",
     "score_tokens",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Load the public names at the first use of one of them."""
+    if name not in __all__:
+        raise AttributeError(f"module 'tsallis.search' has no attribute {name!r}")
+    import importlib
+
+    names = "beam best_first certificate completion ensemble exact generation options risk sampling scoring"
+    modules = [importlib.import_module(f"tsallis.search.{module}") for module in names.split()]
+    for public in __all__:
+        globals()[public] = next(getattr(module, public) for module in modules if hasattr(module, public))
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tsallis.errors import check_choice
 from tsallis.models.protocol import BestStep, Decoder, best_of_step
 from tsallis.ops.arguments import BeamLimits, BeamOptions, BeamOutcome, BestSymbols
 from tsallis.ops.choice import choose_beams
 from tsallis.search.certificate import Hypothesis, Result
 from tsallis.search.checks import check_at_least_one, check_sources
+from tsallis.search.options import END_RULES, EndRule
 from tsallis.search.step import Search, eval_mode, make_limits, refuse_nan
 from tsallis.search.texts import Text
 from tsallis.special_symbols import BOS, EOS
@@ -31,7 +33,7 @@ def beam_search(
     min_length: int = 0,
     max_length: int | None = None,
     length_penalty: float = 0.0,
-    competing_ends: bool = False,
+    end_rule: EndRule = "every",
     keep_attention: bool = False,
     text: Text | None = None,
 ) -> list[Result]:
@@ -59,9 +61,10 @@ def beam_search(
         max_length: of an output, without its end; None: twice the source's length and 20 after its prefix.
         length_penalty: outputs are ranked by their log-probabilities over this power of their lengths, the end counted
             (Wu et al. 2016, eq. 14, in its simplest form); 0: by their probabilities, 1: by the mean of a symbol's.
-        competing_ends: whether an output must end by one of the `beam_size` most probable continuations of its step,
-            endings included; those that do not are dropped prefixes to the certificate. With a beam of 1 that is greedy
-            search. A model that finds short outputs too probable is then not asked for them.
+        end_rule: "every": all outputs that the beam's prefixes finish count. "competing": an output must end by one of
+            the `beam_size` most probable continuations of its step, endings included; the certificate counts all others
+            as dropped prefixes. With a beam of 1 that is greedy search. A model that finds short outputs too probable
+            is then not asked for them.
         keep_attention: whether hypotheses carry their attention weights.
         text: Spells the tokens of an output, for vocabularies in which several sequences may spell one text. Results
             are then about texts: see :func:`tsallis.search.texts.merge_texts`.
@@ -70,7 +73,7 @@ def beam_search(
         One :class:`Result` a source, whose certificate speaks of the outputs that begin so and are as long.
 
     Raises:
-        ValueError: sizes below 1, limits that no output keeps; a model whose probabilities are NaN.
+        ValueError: sizes below 1, another end rule, limits that no output keeps; a model whose probabilities are NaN.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
@@ -83,6 +86,7 @@ def beam_search(
         True
     """
     check_at_least_one(beam_size=beam_size, n_best=n_best)
+    check_choice("end_rule", end_rule, END_RULES)
     lengths = check_sources(model, src, src_lengths)
     limits = make_limits(lengths, prefixes, min_length, max_length, length_penalty)
     if src.shape[0] == 0:
@@ -94,7 +98,7 @@ def beam_search(
         # One more than is returned: it bounds a list cut short. Of texts every segmentation counts.
         num_recorded=0 if n_best is None or text is not None else n_best + 1,
         length_penalty=float(length_penalty),
-        competing_ends=competing_ends,
+        competing_ends=end_rule == "competing",
     )
     beams = choose_beams(beam_size * len(lengths)).Beams(
         [BeamLimits(own.steps, own.free_from, own.prefix) for own in limits], options, BOS

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tsallis.errors import check_real, check_whole, describe
 from tsallis.nn import OutputLayer
-from tsallis.search_budget import PENALTY
+from tsallis.search.options import OPTIONS, PENALTY
 from tsallis.special_symbols import BOS, EOS, IGNORE_INDEX, PAD
 
 LARGEST_SIZE = 2**53  # of a beam, a list or a length; kernels count in 64 bits
@@ -43,19 +43,19 @@ def check_limits(min_length: Any, max_length: Any, length_penalty: Any) -> None:
     check_real("length_penalty", length_penalty, 0, PENALTY)
 
 
-def check_goal(seconds: Any, mass: Any, normalized: bool) -> None:
-    """Check the time and the mass that a search ends at.
+def check_goal(mass: Any, normalized: bool, **others: Any) -> None:
+    """Check the mass, and the other real numbers that a search ends at, by the ranges of the options.
 
     Raises:
         TypeError: anything but numbers.
         ValueError: numbers out of range, or a mass where outputs don't sum to 1.
     """
-    if seconds is not None:
-        check_real("seconds", seconds)
-    if mass is not None:
-        check_real("mass", mass, 0, 1, inside=True)
-        if not normalized:
-            raise ValueError("mass is for models whose outputs sum to 1, and alpha-ReLU's don't")
+    for name, value in {"mass": mass, **others}.items():
+        info = OPTIONS[name]
+        if value is not None:
+            check_real(name, value, info.least, info.most, inside=info.inside)
+    if mass is not None and not normalized:
+        raise ValueError("mass is for models whose outputs sum to 1, and alpha-ReLU's don't")
 
 
 def check_seeds(seeds: Any, sources: int) -> list[int]:

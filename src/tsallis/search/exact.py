@@ -11,12 +11,12 @@ from torch import Tensor
 
 from tsallis.models.protocol import Decoder
 from tsallis.search.beam import beam_search
+from tsallis.search.best_first import exhaustive
 from tsallis.search.certificate import Result
 from tsallis.search.checks import check_at_least_one, check_goal, check_sources
-from tsallis.search.exhaustive import exhaustive
+from tsallis.search.options import EXPANSIONS
 from tsallis.search.step import make_limits
 from tsallis.search.texts import Text
-from tsallis.search_budget import EXPANSIONS
 
 
 @torch.no_grad()
@@ -28,7 +28,7 @@ def exact_search(
     n_best: int = 1,
     beam_size: int = 5,
     budget: int = EXPANSIONS,
-    seconds: float | None = None,
+    time_limit: float | None = None,
     mass: float | None = None,
     prefixes: Sequence[Sequence[int]] | None = None,
     text: Text | None = None,
@@ -42,7 +42,7 @@ def exact_search(
 
     .. math:: \hat y = \arg\max_y \, p(y \mid x)
 
-    once no prefix is left that is more probable. A search that has had its `budget`, its `seconds` or enough `mass`
+    once no prefix is left that is more probable. A search that has had its `budget`, its `time_limit` or enough `mass`
     returns the best outputs so far, with the bound on what it may have missed and with the reason in
     :attr:`Result.stopped_by`.
 
@@ -53,7 +53,7 @@ def exact_search(
         n_best: outputs that are to be proved, and returned.
         beam_size: of the beam search, at least `n_best`.
         budget: prefixes that the second search expands a source, at most.
-        seconds: time a source, at most; the beam search is part of it and ends by itself.
+        time_limit: Seconds per source, the beam search included, which ends by itself.
         mass: the probability that is enough, of all outputs together that nothing left can beat; above 0 and below 1.
         prefixes: the tokens that all outputs of a source begin with.
         text: Spells the tokens of an output, for vocabularies in which several sequences may spell one text. Results
@@ -74,10 +74,10 @@ def exact_search(
         ['optimal', 'optimal']
     """
     check_at_least_one(n_best=n_best, beam_size=beam_size, budget=budget)
-    check_goal(seconds, mass, model.output.normalized)
+    check_goal(mass, model.output.normalized, time_limit=time_limit)
     make_limits(check_sources(model, src, src_lengths), prefixes, **limits)
     results: list[Result] = []
-    width = len(src) if seconds is None else 1  # each source has a clock of its own
+    width = len(src) if time_limit is None else 1  # each source has a clock of its own
     for first in range(0, len(src), max(width, 1)):
         began = time.monotonic()
         rows = slice(first, first + width)
@@ -87,14 +87,14 @@ def exact_search(
         open_rows = [i for i, result in enumerate(part) if not _is_proved(result, n_best)]
         if open_rows:
             index = torch.tensor(open_rows, device=src.device)
-            left = None if seconds is None else max(0.0, seconds - (time.monotonic() - began))
+            left = None if time_limit is None else max(0.0, time_limit - (time.monotonic() - began))
             more = exhaustive(
                 model,
                 src[rows][index],
                 src_lengths[rows][index],
                 n_best=n_best,
                 budget=budget,
-                seconds=left,
+                time_limit=left,
                 mass=mass,
                 known=[part[i] for i in open_rows],
                 prefixes=None if starts is None else [starts[i] for i in open_rows],

@@ -49,13 +49,13 @@ def generate(
     model: Decoder,
     prompts: Tensor,
     prompt_lengths: Tensor,
-    n: int = 1,
+    num_samples: int = 1,
     *,
-    length: int = 256,
+    max_length: int = 256,
     seeds: Sequence[int] | None = None,
     temperature: float = 1.0,
 ) -> list[list[GeneratedText]]:
-    """Draw `n` texts behind every prompt, each token from its whole support: nothing is truncated.
+    """Draw `num_samples` texts behind every prompt, each token from its whole support: nothing is truncated.
 
     Unlike :func:`tsallis.search.sample` it returns texts that are cut, too: their frequencies are those of beginnings.
 
@@ -63,13 +63,13 @@ def generate(
         model: anything with the decoder protocol whose sources may be prompts.
         prompts: [batch, src] symbols.
         prompt_lengths: [batch] their counts.
-        n: texts a prompt.
-        length: of a text, without its prompt and its end.
+        num_samples: Number of texts per prompt.
+        max_length: Number of symbols of a text, at most, without its prompt and its end.
         seeds: of each prompt's random numbers; None: others at every call.
         temperature: that scores are divided by before the map, see :func:`tsallis.search.sample`; 1: as they are.
 
     Returns:
-        `n` texts a prompt, in the order of the draws.
+        `num_samples` texts per prompt, in the order of the draws.
 
     Raises:
         ValueError: sizes below 1; not one seed a prompt; a model whose probabilities are NaN; a temperature that is not
@@ -78,26 +78,26 @@ def generate(
     Example:
         >>> from tsallis.models import LanguageModel
         >>> model = LanguageModel(20, d_model=8, heads=2, layers=1, d_ff=16)
-        >>> ((text,),) = generate(model, torch.randint(4, 20, (1, 5)), torch.tensor([5]), length=10)
+        >>> ((text,),) = generate(model, torch.randint(4, 20, (1, 5)), torch.tensor([5]), max_length=10)
         >>> len(text.tokens) <= 10
         True
     """
-    check_at_least_one(n=n, length=length)
+    check_at_least_one(num_samples=num_samples, max_length=max_length)
     tempered = with_temperature(model, temperature)
     batch = len(check_sources(model, prompts, prompt_lengths))
     model = tempered
     generators = make_generators(batch, seeds)
     if not batch:
         return []
-    texts = [_Text() for _ in range(batch * n)]
+    texts = [_Text() for _ in range(batch * num_samples)]
     active = list(range(len(texts)))
     with eval_mode(model):
         state = model.start(model.encode(prompts, prompt_lengths))
-        state = state.select(torch.arange(batch, device=prompts.device).repeat_interleave(n))
-        for last in [False] * length + [True]:
+        state = state.select(torch.arange(batch, device=prompts.device).repeat_interleave(num_samples))
+        for last in [False] * max_length + [True]:
             tokens = torch.tensor([texts[row].last for row in active], device=prompts.device)
-            log_probs, _, state = advance(model, state, tokens, [row // n for row in active])
-            uniform = draw_uniform(n, generators)
+            log_probs, _, state = advance(model, state, tokens, [row // num_samples for row in active])
+            uniform = draw_uniform(num_samples, generators)
             log_probs = log_probs.cpu()
             dead = dead_share(log_probs, model.output.normalized)
             draws, steps = draw_tokens(log_probs, uniform[active], dead)
@@ -115,7 +115,7 @@ def generate(
                 break
             state = state.select(torch.tensor(open_rows, device=prompts.device))
     outputs = [text.generated() for text in texts]
-    return [outputs[first : first + n] for first in range(0, len(outputs), n)]
+    return [outputs[first : first + num_samples] for first in range(0, len(outputs), num_samples)]
 
 
 @dataclass

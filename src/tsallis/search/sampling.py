@@ -23,14 +23,14 @@ def sample(
     model: Decoder,
     src: Tensor,
     src_lengths: Tensor,
-    n: int = 1,
+    num_samples: int = 1,
     *,
     prefixes: Sequence[Sequence[int]] | None = None,
     max_length: int | None = None,
     seeds: Sequence[int] | None = None,
     temperature: float = 1.0,
 ) -> list[list[Hypothesis | None]]:
-    r"""Draw `n` outputs from the model for every source, token by token; an impossible token is never drawn.
+    r"""Draw `num_samples` outputs from the model for every source, token by token; an impossible token is never drawn.
 
     Values that don't sum to 1 (alpha-ReLU) are drawn in proportion at every step.
 
@@ -43,7 +43,7 @@ def sample(
         model: anything with the decoder protocol.
         src: [batch, src] symbols.
         src_lengths: [batch] their counts.
-        n: draws a source.
+        num_samples: Number of draws per source.
         prefixes: the tokens that all outputs of a source begin with; what follows is drawn.
         max_length: of an output, without its end; None: twice the source's length and 20 after its prefix.
         seeds: of each source's random numbers, so that its draws depend on no other source, nor on the device;
@@ -51,8 +51,9 @@ def sample(
         temperature: of the draws, above 0; 1: as the model has it.
 
     Returns:
-        `n` outputs a source in the order of the draws. An output is None where a draw met a dead end or the length
-        limit, so that the frequencies of all others stay those of the model; where the prefix is impossible all are.
+        `num_samples` outputs per source, in the order of the draws. An output is None where a draw met a dead end or
+        the length limit, so that the frequencies of all others stay those of the model; where the prefix is impossible
+        all are.
 
     Raises:
         ValueError: sizes below 1; not one seed or prefix a source; a model whose probabilities are NaN; a temperature
@@ -65,11 +66,11 @@ def sample(
         >>> [len(outputs) for outputs in draws]
         [4, 4]
     """
-    check_at_least_one(n=n)
+    check_at_least_one(num_samples=num_samples)
     tempered = with_temperature(model, temperature)
     lengths = check_sources(model, src, src_lengths)
     model = tempered
-    limits = [limit for limit in make_limits(lengths, prefixes, max_length=max_length) for _ in range(n)]
+    limits = [limit for limit in make_limits(lengths, prefixes, max_length=max_length) for _ in range(num_samples)]
     generators = make_generators(len(lengths), seeds)
     outputs: list[Hypothesis | None] = [None] * len(limits)
     if not lengths:
@@ -77,30 +78,30 @@ def sample(
     rows, prefix_of = list(range(len(outputs))), [Prefix()] * len(outputs)
     with eval_mode(model):
         state = model.start(model.encode(src, src_lengths))
-        state = state.select(torch.arange(len(lengths), device=src.device).repeat_interleave(n))
+        state = state.select(torch.arange(len(lengths), device=src.device).repeat_interleave(num_samples))
         while rows:
             tokens = torch.tensor([prefix_of[row].token for row in rows], device=src.device)
-            log_probs, attention, state = advance(model, state, tokens, [row // n for row in rows])
+            log_probs, attention, state = advance(model, state, tokens, [row // num_samples for row in rows])
             expansion = Expansion(attention, log_probs, keep=False)
             dead = dead_share(log_probs, model.output.normalized)
             for i, row in enumerate(rows):
                 limits[row].restrict(log_probs[i], prefix_of[row].length)
                 if prefix_of[row].length < len(limits[row].prefix):
                     dead[i] = 0  # this symbol is given, not drawn
-            uniform = draw_uniform(n, generators)
+            uniform = draw_uniform(num_samples, generators)
             draws, log_prob = draw_tokens(log_probs.cpu(), uniform[rows], dead)  # a GPU sums in an order of its own
             active = []
             for i, (row, token, step) in enumerate(zip(rows, draws.tolist(), log_prob.tolist(), strict=True)):
                 prefix = prefix_of[row]
                 total = prefix.log_prob + step
                 if step > -torch.inf and token == EOS:
-                    outputs[row] = expansion.finish(prefix, i, total, lengths[row // n])
+                    outputs[row] = expansion.finish(prefix, i, total, lengths[row // num_samples])
                 elif step > -torch.inf and prefix.length + 2 <= limits[row].steps:
                     prefix_of[row] = expansion.extend(prefix, i, token, total)
                     active.append(i)
             rows = [rows[i] for i in active]
             state = state.select(torch.tensor(active, dtype=torch.long, device=src.device))
-    return [outputs[i * n : (i + 1) * n] for i in range(len(lengths))]
+    return [outputs[i * num_samples : (i + 1) * num_samples] for i in range(len(lengths))]
 
 
 def line_seed(seed: int, line: int) -> int:

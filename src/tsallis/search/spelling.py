@@ -17,9 +17,9 @@ from tsallis.search.certificate import LARGEST_LOG, Hypothesis
 from tsallis.search.checks import check_at_least_one
 from tsallis.search.step import Expansion, Prefix, advance, eval_mode
 from tsallis.search.texts import ROUNDING, TextProbability, join_segmentations
-from tsallis.search_budget import SPELLED
 from tsallis.special_symbols import EOS
 
+SPELLED = 2_000  # prefixes that are followed to find the segmentations of a text
 ROWS = 64  # prefixes of a text that are followed together
 WINDOW = 16  # texts that are scored together
 # Prefixes are put off whose probability is a smaller part of that of the best one that has spelled as much. If they

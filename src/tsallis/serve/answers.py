@@ -12,43 +12,31 @@ from typing import Any
 import torch
 
 from tsallis.analysis import AttentionReader, Sentence, beam_tree, read_model, record
-from tsallis.config import SearchConfig
 from tsallis.data.packing import TextCorpus
-from tsallis.errors import InputError, describe
+from tsallis.errors import InputError, OptionError, describe
 from tsallis.evaluation.outputs import describe_text, finite
-from tsallis.evaluation.text_probabilities import complete_results, join_draws, score_outputs
+from tsallis.evaluation.text_probabilities import complete_results, score_outputs
 from tsallis.inference.answers import Answer, Form, Output
-from tsallis.inference.options import SearchOptions
+from tsallis.inference.continuations import draw_texts
 from tsallis.inference.run import whole_batch
+from tsallis.inference.searching import check_for_run, choose, draw, search, spell_prefixes
 from tsallis.inference.suggestions import Completer
 from tsallis.models.batch import Batch
-from tsallis.search import (
-    GeneratedText,
-    Hypothesis,
-    Result,
-    TokenScores,
-    beam_search,
-    exact_search,
-    exhaustive,
-    generate,
-    sample,
-)
-from tsallis.search.sampling import line_seed
+from tsallis.search import GeneratedText, Hypothesis, Result, RiskChoice, SearchOptions, TokenScores
 from tsallis.search.step import advance, eval_mode
 from tsallis.search.texts import TextProbability
-from tsallis.search_budget import EXPANSIONS
 from tsallis.serve.limits import MOST_HEADS, Limits, Refusal
 from tsallis.serve.requests import (
     CHOICES,
     AttentionRequest,
     OutputRequest,
     Request,
+    SearchRequest,
     StepsRequest,
     SuggestRequest,
-    TranslateRequest,
 )
 from tsallis.serve.worker import Check, InterruptibleModel
-from tsallis.special_symbols import BOS, EOS, UNK
+from tsallis.special_symbols import BOS, EOS
 from tsallis.tasks.base import Task, refuse_long
 from tsallis.tasks.types import Lines
 from tsallis.training import Run
@@ -68,17 +56,19 @@ class _Found:
         outputs: of a search, or draws.
         result: of the search; None of draws.
         texts: draws of a language model that may be cut, as JSON holds them.
+        choice: of least risk among the outputs; None where none was made.
         more: what the answer has besides.
     """
 
     outputs: tuple[Output | None, ...] = ()
     result: Result | None = None
     texts: Sequence[Content] | None = None
+    choice: RiskChoice | None = None
     more: Content = field(default_factory=dict)
 
     def describe(self, line: int, unknown: int, form: Form) -> Content:
         """Return the answer as `tsallis translate --json` prints it; outputs have the numbers of their symbols, too."""
-        content = Answer(line, self.outputs, self.result, unknown=unknown, _form=form).to_dict()
+        content = Answer(line, self.outputs, self.result, self.choice, unknown, _form=form).to_dict()
         if self.texts is not None:
             content["draws"] = self.texts
             return content
@@ -97,7 +87,7 @@ class ServedRun:
         name: that requests call it by.
         run: with the model.
         task: of the run.
-        search: how a beam is searched where requests don't say it.
+        search: Options of searches that requests do not give.
         limits: of the server.
         checkpoint: that the model is of.
         examples: lines that the page offers.
@@ -106,7 +96,7 @@ class ServedRun:
     name: str
     run: Run
     task: Task
-    search: SearchConfig
+    search: SearchOptions
     limits: Limits
     checkpoint: str = "best"
     examples: tuple[str, ...] = ()
@@ -134,8 +124,7 @@ class ServedRun:
             "checkpoint": self.checkpoint,
             "step": int(self.run.facts.get("step", 0)),
             "metrics": {name: finite(value) for name, value in metrics.items() if isinstance(value, int | float)},
-            "beam": self.search.beam_size,
-            "competing_ends": self.search.competing_ends,
+            "search": self.search.given,
             "examples": self.examples,
             "attention": [{"kind": x.kind, "layer": x.layer + 1, "alphas": x.alphas} for x in layers],
         }
@@ -147,21 +136,21 @@ class ServedRun:
         except ValueError:
             return None
 
-    def key(self, request: TranslateRequest) -> Hashable:
+    def key(self, request: SearchRequest) -> Hashable:
         """Return what two searches have in common if they can be made together; None if one is made alone.
 
         A search that has a clock is made alone: others would take of its time.
         """
-        return None if request.search in ("exact", "all") else (self.name, "translate", request.options())
+        return None if request.options.mode in ("exact", "all") else (self.name, "translate", request.key)
 
-    def translate(self, requests: Sequence[TranslateRequest], check: Check) -> list[Content]:
+    def translate(self, requests: Sequence[SearchRequest], check: Check) -> list[Content]:
         """Answer requests of one key by one search."""
         first = requests[0]
         lines = [self._read(request.sources, request) for request in requests]
-        self._check_run(first)
+        options = self._options(first)
         rows = [(part.corpus.src[row], number + 1) for part in lines for row, number in enumerate(part.numbers)]
-        outputs = iter(self._search(first, rows, check))
-        form = Form(self.run.tgt_vocab, self._options(first))
+        outputs = iter(self._search(options, first.tree, rows, check))
+        form = Form(self.run.tgt_vocab, options)
         contents = []
         for part in lines:
             answers = {number: Answer(number + 1, _form=form).to_dict() for number in range(part.count)}
@@ -169,20 +158,22 @@ class ServedRun:
                 unknown = self.task.count_unknown(part.corpus.src[row])
                 answers[number] = next(outputs).describe(number + 1, unknown, form)
             contents.append([*answers.values()])
-        return [{"run": self.name, "search": first.search, "answers": part} for part in contents]
+        return [{"run": self.name, "mode": options.mode, "answers": part} for part in contents]
 
-    def _options(self, request: TranslateRequest) -> SearchOptions:
-        """Return the options of a request as those of the command, the configuration's limits among them."""
-        options = SearchOptions(
-            every=request.search == "all",
-            exact=request.search == "exact",
-            sample=request.draws or 1 if request.search == "sample" else None,
-            prefix=request.prefix or None,
-            min_length=request.min_length,
-            max_length=self._longest(request),
-            length_penalty=request.length_penalty,
-        )
-        return options.with_defaults(self.search)
+    def _options(self, request: SearchRequest) -> SearchOptions:
+        """Return the options of a request, with those of the run that it does not give.
+
+        Raises:
+            Refusal: Options that are not for this run.
+        """
+        defaults = self.search
+        if defaults.max_length is not None:
+            defaults = replace(defaults, max_length=min(defaults.max_length, self.limits.longest))
+        try:
+            check_for_run(request.options, self.run)
+            return request.options.with_defaults(defaults)
+        except OptionError as error:
+            raise Refusal(400, error.reason) from error
 
     def _read(self, sources: Sequence[str], request: Request) -> Lines:
         """Turn sources into numbers.
@@ -194,108 +185,65 @@ class ServedRun:
         try:
             values = self.task.check_options(self.run, {"language": request.language})
             lines = self.task.read(sources, "sources", self.run, False, **values)
-        except InputError as error:
-            message = str(error)
-            if not message.startswith(start := f"{self.run.folder}: "):  # of a line
-                raise
-            # What is wrong with the only option is said in the words of the command, with a path of this machine.
-            message = message.removeprefix(start).replace(" (--language)", "").replace("--language", "language")
-            raise Refusal(400, f"language: {message}") from error
+        except OptionError as error:  # its place is a path of this machine
+            raise Refusal(400, f"language: {error.reason}") from error
         refuse_long(lines.corpus, self.limits.symbols, lambda row, _: f"sources:{lines.numbers[row] + 1}")
         return lines
 
-    def _shortest(self, request: TranslateRequest) -> int:
-        """Return how many symbols an output has at least."""
-        return self.search.min_length if request.min_length is None else request.min_length
-
-    def _longest(self, request: TranslateRequest) -> int | None:
-        """Return how many symbols an output has at most, as far as the request or the configuration says it."""
-        if request.max_length is not None or self.search.max_length is None:
-            return request.max_length
-        return min(self.search.max_length, self.limits.longest)
-
-    def _check_run(self, request: TranslateRequest) -> None:
-        if request.mass is not None and not self.run.model.output.normalized:
-            raise Refusal(400, "mass: is for outputs that sum to 1, those of an alpha-ReLU do not")
-        least, most = self._shortest(request), self._longest(request)
-        if request.search != "sample" and most is not None and least > most:  # one of them is the configuration's
-            name = "max_length" if request.min_length is None else "min_length"
-            raise Refusal(400, f"{name}: this run has outputs of at least {least} symbols and at most {most}")
-
-    def _search(self, request: TranslateRequest, rows: Sequence[Any], check: Check) -> list[_Found]:
+    def _search(self, options: SearchOptions, tree: bool, rows: Sequence[Any], check: Check) -> list[_Found]:
         """Return the outputs of each row, a source's symbols and the number of its line."""
-        width = request.draws or request.beam or request.nbest or self.search.beam_size
         count = len(rows) or 1
-        if request.search in ("beam", "sample"):  # the others limit themselves, and share their time
-            count = max(1, ROWS // width)
-        parts = (self._search_rows(request, rows[i : i + count], check) for i in range(0, len(rows), count))
+        if options.mode in ("beam", "sample"):  # the others limit themselves, and share their time
+            count = max(1, ROWS // (options.num_samples or options.beam_size or 1))
+        parts = (self._search_rows(options, tree, rows[i : i + count], check) for i in range(0, len(rows), count))
         return [answer for part in parts for answer in part]
 
-    def _search_rows(self, request: TranslateRequest, rows: Sequence[Any], check: Check) -> list[_Found]:
-        """Return the outputs of rows that are searched together."""
+    def _search_rows(self, options: SearchOptions, tree: bool, rows: Sequence[Any], check: Check) -> list[_Found]:
+        """Return the outputs of rows that are searched together.
+
+        Raises:
+            Refusal: A prefix that the run never gives, or that is too long.
+        """
         model: Any = InterruptibleModel(self.run.model, check)
+        run, task, longest = replace(self.run, model=model), self.task, self.limits.longest
         batch = self._batch([symbols for symbols, _ in rows])
-        prefix = self._spell(request)
-        common: Content = {
-            "prefixes": None if prefix is None else [prefix] * len(rows),
-            "max_length": self._longest(request),
-        }
-        vocabulary, text = self.run.tgt_vocab, self.task.ambiguous_text(self.run.tgt_vocab)
-        if request.search == "sample":
-            seeds = [line_seed(request.seed or 0, line) for _, line in rows]
-            if not self.task.searched and prefix is None:  # texts, of which the beginnings are worth having, too
-                length = min(request.max_length or self.limits.longest, self.limits.longest)
-                texts = generate(model, batch.src, batch.src_lengths, request.draws or 1, length=length, seeds=seeds)
+        bounded = replace(options, min_length=None, max_length=options.max_length or longest)
+        try:
+            prefixes = spell_prefixes(run, task, bounded, [""] * len(rows), [""] * len(rows))
+        except OptionError as error:
+            raise Refusal(400, error.reason) from error
+        if options.mode == "sample":
+            lines = [line for _, line in rows]
+            if not task.searched and prefixes is None:  # texts, of which the beginnings are worth having, too
+                texts = draw_texts(run, batch, bounded, lines)
                 return [_Found(texts=[self._text(text) for text in part]) for part in texts]
-            draws = sample(model, batch.src, batch.src_lengths, request.draws or 1, seeds=seeds, **common)
-            if text is not None:
-                draws = join_draws(model, batch, draws, vocabulary)
-            return [_Found(self._outputs(part)) for part in draws]
-        least, penalty = self._shortest(request), request.length_penalty
-        common |= {"min_length": least, "length_penalty": self.search.length_penalty if penalty is None else penalty}
-        results = self._results(request, model, batch, {**common, "text": text})
-        if request.search == "beam" and text is not None:  # the others have used their time
-            results = complete_results(model, batch, results, vocabulary)
-        found = [_Found(self._outputs(result.hypotheses), result) for result in results]
-        if request.tree:
-            for row, (result, part) in enumerate(zip(results, found, strict=True)):
+            drawn = [self._outputs(part) for part in draw(run, task, batch, options, lines, prefixes)]
+            return [_Found(part, choice=choose(run, task, options, part)) for part in drawn]
+        results = search(run, task, batch, self._within_limits(options, tree, len(rows)), prefixes)
+        results = [result.truncated(self.limits.outputs) for result in results]
+        if options.mode == "beam" and task.ambiguous_text(run.tgt_vocab) is not None:  # the others have used their time
+            results = complete_results(model, batch, results, run.tgt_vocab)
+        found = []
+        for row, result in enumerate(results):
+            outputs, more = self._outputs(result.hypotheses), {}
+            if tree:
                 source = batch.src[row, : int(batch.src_lengths[row])]
-                tree = beam_tree(model, source, result, vocabulary).to_dict() if result.best else None
-                part.more["tree"] = tree
+                more["tree"] = beam_tree(model, source, result, run.tgt_vocab).to_dict() if result.best else None
+            found.append(_Found(outputs, result, choice=choose(run, task, options, outputs, result), more=more))
         return found
 
-    def _results(self, request: TranslateRequest, model: Any, batch: Batch, common: Content) -> list[Result]:
-        src, lengths, n_best = batch.src, batch.src_lengths, request.nbest or 1
-        beam = self.search.beam(request.beam, request.competing_ends, n_best)
-        if request.search == "beam":
-            count = request.nbest or (beam["beam_size"] if request.tree else 1)
-            return beam_search(model, src, lengths, n_best=count, **beam, **common)
-        seconds = min(math.inf if request.time is None else request.time, TIME_SHARE * self.limits.seconds / len(src))
-        budgets: Content = {"budget": request.budget or EXPANSIONS, "seconds": seconds, "mass": request.mass}
-        if request.search == "exact":
-            return exact_search(model, src, lengths, n_best=n_best, beam_size=beam["beam_size"], **budgets, **common)
-        results = exhaustive(model, src, lengths, n_best=request.nbest, **budgets, **common)
-        return [result.truncated(self.limits.outputs) for result in results]
+    def _within_limits(self, options: SearchOptions, tree: bool, sources: int) -> SearchOptions:
+        """Return the options of a search that ends in time, and lists what its tree shows."""
+        if options.mode == "beam":
+            whole = tree and options.n_best is None and not options.min_risk
+            return replace(options, n_best=options.beam_size) if whole else options
+        limit = math.inf if options.time_limit is None else options.time_limit
+        return replace(options, time_limit=min(limit, TIME_SHARE * self.limits.seconds / sources))
 
     def _batch(self, sources: Sequence[Sequence[int]]) -> Batch:
         """Return sources as a batch, where the model is."""
         corpus = TextCorpus([[int(symbol) for symbol in source] for source in sources], [[] for _ in sources])
         return whole_batch(corpus, self.run.model)
-
-    def _spell(self, request: TranslateRequest) -> list[int] | None:
-        """Return the symbols that outputs begin with.
-
-        Raises:
-            Refusal: symbols that the run never gives, or too many.
-        """
-        if not request.prefix:
-            return None
-        tokens = self.task.spell(request.prefix, self.run)
-        if UNK in tokens:
-            raise Refusal(400, f"prefix: {describe(request.prefix)} holds symbols that the run never gives")
-        if len(tokens) > (most := self._longest(request) or self.limits.longest):
-            raise Refusal(400, f"prefix: {describe(request.prefix)} has {len(tokens)} symbols, expected at most {most}")
-        return tokens
 
     def _outputs(self, hypotheses: Sequence[Hypothesis | None]) -> tuple[Output | None, ...]:
         return tuple(Output.of(output, self.run.tgt_vocab) if output else None for output in hypotheses)
@@ -319,7 +267,7 @@ class ServedRun:
 
     def _choices(self, request: SuggestRequest | StepsRequest) -> int:
         """Return how many continuations or symbols an answer lists."""
-        return request.nbest or min(CHOICES, self.limits.outputs)
+        return request.n_best or min(CHOICES, self.limits.outputs)
 
     def _source(self, request: SuggestRequest | OutputRequest) -> Batch | None:
         """Return the source of a request as a batch; None if it is blank."""
@@ -347,9 +295,8 @@ class ServedRun:
             scored = self._score_text(tokens, request.output, source, model)
             # Of the ways to spell a text, the most probable one is shown.
             return [*scored[1].segmentations[0].tokens] if scored and scored[1].segmentations else tokens
-        text = self.task.ambiguous_text(self.run.tgt_vocab)
-        search = {**self.search.beam(), **self.search.limits, "text": text}
-        (result,) = beam_search(model, source.src, source.src_lengths, n_best=1, **search)
+        options = SearchOptions(n_best=1).with_defaults(self.search)
+        (result,) = search(replace(self.run, model=model), self.task, source, options)
         if result.best is None:
             raise Refusal(400, "output: the search found none, send one")
         return [*result.best.tokens]

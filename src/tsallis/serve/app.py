@@ -22,7 +22,7 @@ import tsallis
 from tsallis.serve.answers import ServedRun
 from tsallis.serve.limits import Limits, Refusal
 from tsallis.serve.page import FILES, page_file
-from tsallis.serve.requests import QUESTIONS, TranslateRequest, parse_request
+from tsallis.serve.requests import QUESTIONS, SearchRequest, parse_request
 from tsallis.serve.requests import Request as Query
 from tsallis.serve.worker import Cancellation, Job, Worker
 
@@ -99,7 +99,7 @@ class _Api:
             query = parse_request(await self._body(request), schema, self.limits)
             run = self._run(query.run)
             key, size = None, 1
-            if isinstance(query, TranslateRequest):
+            if isinstance(query, SearchRequest):
                 key, size = run.key(query), len(query.sources)
             job = self.worker.submit(getattr(run, name), key, query, size)
             timer = asyncio.get_running_loop().call_later(self.limits.patience, self.worker.expire, job)

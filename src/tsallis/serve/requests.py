@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Hashable
+from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from tsallis.errors import describe
-from tsallis.search_budget import EXPANSIONS, PENALTY
+from tsallis.config import option_fields
+from tsallis.errors import OptionError, describe
+from tsallis.search.options import EXPANSIONS, OPTIONS, SearchOptions
 from tsallis.serve.limits import MOST_HEADS, Limits, Refusal
 from tsallis.training.schema import explain
 
 Positive = Annotated[int, Field(ge=1)]  # how many at most, the server's limits say
-Length = Annotated[int, Field(ge=0)]
-Finite = Annotated[float, Field(allow_inf_nan=False)]
 CHOICES = 10  # continuations, or symbols of a step, that are listed by default, as far as the server's limits allow
-
-# The searches that a value of a request is for.
-SEARCHES = {
-    "nbest": ("beam", "exact", "all"),
-    "beam": ("beam",),
-    "competing_ends": ("beam",),
-    "budget": ("exact", "all"),
-    "time": ("exact", "all"),
-    "mass": ("exact", "all"),
-    "draws": ("sample",),
-    "seed": ("sample",),
-    "min_length": ("beam", "exact", "all"),
-    "length_penalty": ("beam", "exact", "all"),
-    "tree": ("beam", "exact", "all"),
-}
 
 
 class Request(BaseModel):
@@ -62,62 +47,60 @@ class SourceRequest(Request):
         return [self.source]
 
 
-class TranslateRequest(Request):
-    """A search for the outputs of some sources, or draws."""
+class SearchRequest(Request):
+    """A search for the outputs of some sources, or draws. Its other fields are those of `SearchOptions`."""
 
     sources: Annotated[list[str], Field(min_length=1)]
-    search: Literal["beam", "exact", "all", "sample"] = "beam"
-    nbest: Positive | None = None
-    beam: Positive | None = None
-    competing_ends: bool | None = None
-    budget: Annotated[int, Field(ge=1, le=EXPANSIONS)] | None = None
-    time: Annotated[Finite, Field(ge=0)] | None = None
-    mass: Annotated[Finite, Field(gt=0, lt=1)] | None = None
-    draws: Positive | None = None
-    seed: Annotated[int, Field(ge=0, le=2**62)] | None = None
-    prefix: str | None = None
-    min_length: Length | None = None
-    max_length: Positive | None = None
-    length_penalty: Annotated[Finite, Field(ge=0, le=PENALTY)] | None = None
     tree: bool = False
+
+    @property
+    def options(self) -> SearchOptions:
+        """The options of the search, an empty prefix being none.
+
+        Raises:
+            OptionError: Options that contradict each other.
+        """
+        values = {name: getattr(self, name) for name in OPTIONS}
+        return SearchOptions(**{**values, "prefix": values["prefix"] or None})
 
     def sources_of(self) -> list[str]:
         return self.sources
 
     def check(self, limits: Limits) -> None:
-        if len(self.sources) > limits.sources:
-            raise Refusal(400, f"sources: at most {limits.sources}, found {len(self.sources)}")
+        check_most("sources", len(self.sources), limits.sources)
         super().check(limits)
-        for name, searches in SEARCHES.items():
-            unset = type(self).model_fields[name].default
-            if getattr(self, name) != unset and self.search not in searches:
-                raise Refusal(400, f"{name}: is for the search {' or '.join(searches)}, not for {self.search}")
-        if self.mass is not None and self.search == "exact" and (self.nbest or 1) == 1:
-            raise Refusal(400, "mass: is for lists: exact ends once its output is proved (nbest, or the search all)")
-        for name in ("nbest", "beam", "draws"):
-            check_most(name, getattr(self, name), limits.outputs)
-        for name in ("min_length", "max_length"):
-            check_most(name, getattr(self, name), limits.longest)
-        if self.prefix is not None:
-            check_line(self.prefix, "the prefix", limits)
-        if self.min_length is not None and self.max_length is not None and self.min_length > self.max_length:
-            raise Refusal(400, f"min_length: {self.min_length} is above max_length {self.max_length}")
+        try:
+            options = self.options
+        except OptionError as error:
+            raise Refusal(400, error.reason) from None
+        if self.tree and options.mode == "sample":
+            raise Refusal(400, "tree is for searches, not for mode sample")
+        most = dict.fromkeys(("n_best", "beam_size", "num_samples"), limits.outputs)
+        most |= {"min_length": limits.longest, "max_length": limits.longest, "budget": EXPANSIONS}
+        for name, largest in most.items():
+            check_most(name, getattr(options, name), largest)
+        if options.prefix is not None:
+            check_line(options.prefix, "the prefix", limits)
 
-    def options(self) -> tuple[tuple[str, Any], ...]:
-        """Return all but the sources: requests in which these are equal can be searched together."""
-        return tuple(sorted(self.model_dump(exclude={"sources"}).items()))
+    @property
+    def key(self) -> Hashable:
+        """All but the sources: requests in which these are equal can be searched together."""
+        return self.options, self.tree, self.language
+
+
+TranslateRequest = create_model("TranslateRequest", __base__=SearchRequest, **option_fields(vars(SearchOptions())))
 
 
 class SuggestRequest(SourceRequest):
     """A request for the continuations of the beginning of an output."""
 
     typed: str = ""
-    nbest: Positive | None = None  # CHOICES
+    n_best: Positive | None = None  # CHOICES
 
     def check(self, limits: Limits) -> None:
         super().check(limits)
         check_line(self.typed, "what is typed", limits)
-        check_most("nbest", self.nbest, limits.outputs)
+        check_most("n_best", self.n_best, limits.outputs)
 
 
 class OutputRequest(SourceRequest):
@@ -138,11 +121,11 @@ class OutputRequest(SourceRequest):
 class StepsRequest(OutputRequest):
     """The symbols that are possible at each step of an output."""
 
-    nbest: Positive | None = None  # CHOICES
+    n_best: Positive | None = None  # CHOICES
 
     def check(self, limits: Limits) -> None:
         super().check(limits)
-        check_most("nbest", self.nbest, limits.outputs)
+        check_most("n_best", self.n_best, limits.outputs)
 
 
 class AttentionRequest(OutputRequest):

@@ -20,11 +20,12 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from tsallis.config import Section
 from tsallis.data.corpus import Corpus
 from tsallis.data.io import Ignored, find_packed, number_lines
-from tsallis.errors import InputError, describe
+from tsallis.errors import InputError, OptionError, describe
 from tsallis.evaluation.text_scores import CorpusScore
 from tsallis.models.batch import Batch
 from tsallis.models.registry import MODELS
 from tsallis.models.spellings import ambiguous_text
+from tsallis.search import SearchOptions
 from tsallis.special_symbols import UNK
 from tsallis.tasks.types import SPLITS, Attention, Data, Lines, ModelSection, Vocabularies
 from tsallis.training.file_names import CONFIG, MODEL, TASK
@@ -64,8 +65,7 @@ class Task(ABC):
         costly_scores: The scores that `score` leaves out if `quick` is true.
         options: Names of options beside the lines, such as `language`: keywords of `read` and `examples`.
         searched: Whether examples have outputs to search for. If not, the texts themselves are scored.
-        competing_ends: Whether outputs of beam searches must end among the beam's best continuations by default, see
-            :func:`tsallis.search.beam_search`.
+        search_defaults: Options of searches that differ from the defaults of :mod:`tsallis.search`.
         empty_outputs: Whether a known output may be empty if `read` gets the keyword `empty`.
         refusals: Why some commands can't run this task, by the names of the commands.
     """
@@ -80,7 +80,7 @@ class Task(ABC):
     costly_scores: ClassVar[tuple[str, ...]] = ()
     options: ClassVar[tuple[str, ...]] = ()
     searched: ClassVar[bool] = True
-    competing_ends: ClassVar[bool] = False
+    search_defaults: ClassVar[SearchOptions] = SearchOptions()
     empty_outputs: ClassVar[bool] = False
     refusals: ClassVar[Mapping[str, str]] = {"generate": "tsallis generate is for language models"}
 
@@ -329,11 +329,12 @@ class Task(ABC):
             InputError: one that the task doesn't take.
         """
         values = {option: value for option, value in options.items() if value is not None}
-        for option, value in values.items():
-            if option not in self.options:
-                article = "an" if self.name[0] in "aeiou" else "a"
-                text = describe(str(value))
-                raise InputError(f"{run.folder}: {article} {self.name} run takes no --{option}, {text} was given")
+        if refused := [option for option in values if option not in self.options]:
+            article = "an" if self.name[0] in "aeiou" else "a"
+            text = describe(str(values[refused[0]]))
+            raise OptionError(
+                lambda spell: f"{article} {self.name} run takes no {spell(refused[0])}, {text} was given", run.folder
+            )
         return values
 
 

@@ -22,7 +22,7 @@ from tsallis.data.subwords import Subwords
 from tsallis.data.vocabulary import Vocabulary
 from tsallis.datasets.number_names import german_english_numbers
 from tsallis.datasets.synthetic_corpus import SyntheticCorpus, synthetic_corpus, synthetic_vocabulary
-from tsallis.errors import InputError
+from tsallis.errors import InputError, OptionError
 from tsallis.evaluation.text_scores import CorpusScore
 from tsallis.special_symbols import UNK
 from tsallis.tasks.base import LONGEST, Task, split_name
@@ -210,7 +210,11 @@ class Language(SequenceTask):
         """
         if config.synthetic is not None:
             if length is not None:
-                raise InputError("--length is for texts: of synthetic examples data.synthetic.test_lengths are tested")
+                raise OptionError(
+                    lambda spell: (
+                        f"{spell('length')} is for texts: of synthetic examples data.synthetic.test_lengths are tested"
+                    )
+                )
             return _lines(config.synthetic.corpus(split))
         texts = _texts(config, split)
         try:

@@ -62,7 +62,7 @@ def _choose_schema(content: Mapping[str, Any], name: str) -> type[Config]:
 @cache
 def schema(task: type[Task], architecture: str) -> type[Config]:
     """Return the schema of a task's configurations with a model of this architecture."""
-    return make_schema(task.Config, task.models, architecture, task.competing_ends)
+    return make_schema(task.Config, task.models, architecture, task.search_defaults)
 
 
 def task_type(config: Config) -> type[Task]:

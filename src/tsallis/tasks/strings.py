@@ -17,7 +17,7 @@ from tsallis.data.corpus import Corpus, Counts
 from tsallis.data.io import read_examples
 from tsallis.data.vocabulary import Vocabulary, split_symbols
 from tsallis.datasets.english_verbs import verb_forms
-from tsallis.errors import InputError, describe, shorten
+from tsallis.errors import InputError, OptionError, describe, shorten
 from tsallis.evaluation.text_scores import CorpusScore, form_scores, levenshtein
 from tsallis.special_symbols import FIRST, UNK
 from tsallis.tasks.base import LONGEST, Task, refuse_long, split_name
@@ -219,9 +219,11 @@ class Strings(SequenceTask):
         if self.languages and language not in self.languages:
             reason = "none was given" if language is None else f"{describe(language)} is not among them"
             known = ", ".join(self.languages)
-            raise InputError(f"{run.folder}: the run knows the languages {known}; {reason} (--language)")
+            raise OptionError(
+                lambda spell: f"the run knows the languages {known}; {reason} ({spell('language')})", where=run.folder
+            )
         if not self.languages and language is not None:
-            raise InputError(f"{run.folder}: the run knows no languages, {describe(language)} was given")
+            raise OptionError(lambda _: f"the run knows no languages, {describe(language)} was given", where=run.folder)
 
     def encode(self, examples: Sequence[StringsExample], vocabularies: Vocabularies) -> Lines:
         titles = [f"{e.lemma} + {TAG_SEPARATOR.join(e.tags)}" if self.tags else e.lemma for e in examples]

@@ -21,6 +21,7 @@ from tsallis.data.subwords import Subwords
 from tsallis.datasets.number_names import german_english_numbers
 from tsallis.errors import InputError, shorten
 from tsallis.evaluation.text_scores import CorpusScore, exact_match, length_ratio, sentence_chrf, translation_scores
+from tsallis.search import SearchOptions
 from tsallis.tasks.base import LONGEST, Task, refuse_long, split_name
 from tsallis.tasks.sequences import SequenceTask, check_source
 from tsallis.tasks.subwords import LearningConfig
@@ -112,7 +113,7 @@ class Translation(SequenceTask):
     columns = ("text", "source<TAB>target")
     scores = ("bleu", "chrf", "ter", "exact")
     costly_scores = ("ter",)
-    competing_ends = True
+    search_defaults = SearchOptions(end_rule="competing")
     empty_outputs = True
 
     @classmethod

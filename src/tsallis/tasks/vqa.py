@@ -21,7 +21,7 @@ from tsallis.data.io import Ignored, find_packed, number_lines, read_lines
 from tsallis.data.ragged import RaggedRows, type_for
 from tsallis.data.splits import hold_out
 from tsallis.data.vocabulary import Vocabulary
-from tsallis.errors import InputError, describe, shorten
+from tsallis.errors import InputError, OptionError, describe, shorten
 from tsallis.models.batch import Batch
 from tsallis.special_symbols import UNK
 from tsallis.tasks.base import Task, split_name
@@ -171,7 +171,9 @@ class Visual(LabelTask):
     ) -> list[tuple[int, ImageQuestion]]:
         source = images or self.images
         if source is None:
-            raise InputError(f"{run.folder}: the run names no images, say where they are (--images)")
+            raise OptionError(
+                lambda spell: f"the run names no images, say where they are ({spell('images')})", where=run.folder
+            )
         store = self.vocabularies(run).images
         assert store is not None
         pictures = store.open(source, None if self.size is None else (self.size[0], self.size[1]))

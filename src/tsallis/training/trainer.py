@@ -469,8 +469,8 @@ class Trainer:
         world, settings = self.world, self.settings
         rows = min(settings.validation_rows or len(self.dev), len(self.dev))
         searched = self.dev.batches(VALIDATION_BATCH, rows)[world.rank :: world.size]
-        competing = settings.validation_competing_ends
-        parts = world.gather(search_batches(model, searched, settings.validation_beam, competing_ends=competing))
+        end_rule = settings.validation_end_rule
+        parts = world.gather(search_batches(model, searched, settings.validation_beam, end_rule=end_rule))
         results = [result for _, result in sorted((i, r) for part in parts for i, r in part.items())]
         scores: dict[str, float] = world.broadcast(measure(results) if world.main else None)
         return scores

@@ -94,14 +94,14 @@ def test_the_runs_own_answers_end_as_its_configuration_says(translator: Path, tm
     for competing in (True, False):
         run = Path(shutil.copytree(translator, tmp_path / f"run-{competing}"))
         config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
-        config["search"]["competing_ends"] = competing
+        config["search"]["end_rule"] = "competing" if competing else "every"
         (run / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-        analyze(run, "-o", tmp_path / "page.html", "--json", tmp_path / "all.json", "--text", text, "--beam", 1)
+        analyze(run, "-o", tmp_path / "page.html", "--json", tmp_path / "all.json", "--text", text, "--beam-size", 1)
         (summary,) = json.loads((tmp_path / "all.json").read_text())["runs"]
         answers[competing] = [sentence["text"]["target"] for sentence in summary["sentences"]]
         loaded = load_run(run)
         corpus = task_of(loaded.task).read(text.read_text().splitlines(), "text", loaded, False).corpus
-        results = search_corpus(loaded.model, corpus, 1, competing_ends=competing)
+        results = search_corpus(loaded.model, corpus, 1, end_rule="competing" if competing else "every")
         expected = [[*map(loaded.tgt_vocab.name, result.best.tokens)] if result.best else [] for result in results]
         assert [target[1:] for target in answers[competing]] == expected
     assert answers[True] != answers[False]

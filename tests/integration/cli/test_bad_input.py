@@ -16,8 +16,7 @@ from tsallis.cli.translate import Writer
 from tsallis.data import Vocabulary
 from tsallis.errors import InputError
 from tsallis.inference.answers import Answer, Form, Output
-from tsallis.inference.options import SearchOptions
-from tsallis.search import Certificate, Hypothesis, Result
+from tsallis.search import Certificate, Hypothesis, Result, SearchOptions
 
 from .conftest import command, environment
 
@@ -172,17 +171,26 @@ def run_here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ("arguments", "words"),
     [
         (
-            ("translate", "run", "--nbest", "100000"),
-            "Invalid value for '--nbest': expected a whole number from 1 to 1000, found '100000' (see tsallis",
+            ("translate", "run", "--n-best", "100000"),
+            "Invalid value for '--n-best': expected a whole number from 1 to 1000, found '100000' (see tsallis",
         ),
         (("translate", "run", "--budget", str(10**18)), f"from 1 to 1000000, found '{10**18}'"),
-        (("translate", "run", "--beam", "0"), "'--beam': expected a whole number from 1 to 1000, found '0'"),
-        (("evaluate", "run", "--beam", "5000"), "'--beam': expected a whole number from 1 to 1000, found '5000'"),
-        (("evaluate", "run", "--beam", "1.5"), "'--beam': expected a whole number from 1 to 1000, found '1.5'"),
+        (("translate", "run", "--beam-size", "0"), "'--beam-size': expected a whole number from 1 to 1000, found '0'"),
+        (
+            ("evaluate", "run", "--beam-size", "5000"),
+            "'--beam-size': expected a whole number from 1 to 1000, found '5000'",
+        ),
+        (
+            ("evaluate", "run", "--beam-size", "1.5"),
+            "'--beam-size': expected a whole number from 1 to 1000, found '1.5'",
+        ),
         (("analyze", "run", "--limit", "none"), "'--limit': expected a whole number of at least 1, found 'none'"),
         (("serve", "run", "--time", "nan"), "'--time': expected a number from 0.1 to 3600, found 'nan'"),
         (("translate", "run", "--mass", "2"), "'--mass': expected a number from 0 to 1, found '2'"),
-        (("translate", "run", "--nbest", "x" * 10**5), "'--nbest': expected a whole number from 1 to 1000, found 'xxx"),
+        (
+            ("translate", "run", "--n-best", "x" * 10**5),
+            "'--n-best': expected a whole number from 1 to 1000, found 'xxx",
+        ),
         (("look", "run", "--format", "gif"), "Invalid value for '--format': 'gif' is not one of 'png', 'svg', 'pdf'"),
         (("translate",), "Missing argument 'RUN' (see tsallis translate --help)"),
         (("translate", "run", "--\x1b[2J"), "No such option: --\\x1b[2J"),
@@ -236,7 +244,7 @@ def test_outputs_do_not_reach_the_terminal_as_they_are(capsys: pytest.CaptureFix
     hypothesis = Hypothesis((4, 5, 6, 7), -0.5, (1,), (1,), None)
     result = Result((hypothesis,), Certificate("optimal", 0.0))
     output = Output(str(vocabulary.decode(hypothesis.tokens)), (), -0.5, hypothesis)
-    for as_json, options in ((False, SearchOptions()), (False, SearchOptions(nbest=2)), (True, SearchOptions())):
+    for as_json, options in ((False, SearchOptions()), (False, SearchOptions(n_best=2)), (True, SearchOptions())):
         answer = Answer(1, (output,), result, _form=Form(vocabulary, options))
         Writer(options, as_json).write([answer])
         shown = capsys.readouterr().out.removesuffix("\n")

@@ -103,7 +103,7 @@ def test_all_lists_complete_answer_sets(tsallis, trained: Path, small_data: Path
         assert probs == sorted(probs, reverse=True)
         if result["certificate"] == "complete":
             assert math.fsum(probs) == pytest.approx(1, abs=1e-6)
-    many = tsallis("translate", trained, source, "--nbest", 3).stdout.splitlines()
+    many = tsallis("translate", trained, source, "--n-best", 3).stdout.splitlines()
     assert {line.split("\t")[0] for line in many} <= {"1", "2"}
     assert all(len(line.split("\t")) == 4 for line in many)
 

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
+from flags import flags
 from integration.cli.conftest import train_here
 from pages import DOCS
 from run_seed import SEED
 from tsallis.errors import InputError
 from tsallis.inference import open_run
 from tsallis.inference.suggestions import Completer
-from tsallis.search import Certificate, Result
+from tsallis.search import Certificate, Result, SearchOptions
 from tsallis.tasks.registry import task_of
 from tsallis.training import load_run
 
@@ -49,15 +50,15 @@ def test_validation_has_the_scores_of_texts(speaker: Path) -> None:
 
 def test_evaluate_scores_texts_and_searches_for_nothing(tsallis, speaker: Path, tmp_path: Path) -> None:
     whole = json.loads(tsallis("evaluate", speaker, "--json", "--manifest", tmp_path / "m.json").stdout)
-    assert whole["epsilon_perplexity"] > 1 and "perplexity" not in whole and "beam" not in whole
-    assert "beam" not in json.loads((tmp_path / "m.json").read_text())["evaluation"]
+    assert whole["epsilon_perplexity"] > 1 and "perplexity" not in whole and "beam_size" not in whole
+    assert "beam_size" not in json.loads((tmp_path / "m.json").read_text())["evaluation"]
     table = tsallis("evaluate", speaker, "--split", "dev", "--length", 200).stdout
     assert "epsilon-perplexity" in table and "sparsemax score" in table
     rows = json.loads(tsallis("evaluate", speaker, "--split", "dev", "--length", 200, "--json").stdout)
     assert rows["length"] == 200 and rows["samples"] > 1
     (tmp_path / "texts").write_text("am\nder\n")
     assert json.loads(tsallis("evaluate", speaker, tmp_path / "texts", "--json").stdout)["samples"] == 2
-    assert "takes no --beam" in tsallis("evaluate", speaker, "--beam", 2, status=2).stderr
+    assert "takes no --beam-size" in tsallis("evaluate", speaker, "--beam-size", 2, status=2).stderr
     assert (
         "--length is for the config's own data"
         in tsallis("evaluate", speaker, tmp_path / "texts", "--length", 9, status=2).stderr
@@ -82,7 +83,7 @@ def test_evaluate_compares_continuations_with_the_texts_own(tsallis, speaker: Pa
 
 
 def test_texts_are_drawn_behind_prompts(tsallis, speaker: Path) -> None:
-    options = ("--samples", 3, "--length", 12)
+    options = ("--num-samples", 3, "--max-length", 12)
     drawn = tsallis("generate", speaker, *options, stdin="am\n\nder\n").stdout.split("\n")[:-1]
     assert len(drawn) == 9
     numbers, drawn = ([line.split("\t")[column] for line in drawn] for column in range(2))
@@ -100,7 +101,7 @@ def test_texts_are_drawn_behind_prompts(tsallis, speaker: Path) -> None:
 
 def test_a_temperature_changes_what_is_drawn(tsallis, speaker: Path) -> None:
     def texts(*options: object) -> list[dict[str, Any]]:
-        done = tsallis("generate", speaker, "--prefix", "", "--samples", 8, "--length", 12, "--json", *options)
+        done = tsallis("generate", speaker, "--prefix", "", "--num-samples", 8, "--max-length", 12, "--json", *options)
         drawn: list[dict[str, Any]] = json.loads(done.stdout)["texts"]
         return drawn
 
@@ -110,29 +111,28 @@ def test_a_temperature_changes_what_is_drawn(tsallis, speaker: Path) -> None:
     assert all(drawn["support"][0] >= plain[0]["support"][0] for drawn in hot)
     assert {text["text"] for text in hot} != {text["text"] for text in plain}
     for options, words in (
-        (("--beam", 2, "--temperature", 0.5), "--beam searches, --temperature is for draws: one of the two"),
+        (("--mode", "beam", "--temperature", 0.5), "--temperature is for --mode sample, not for --mode beam"),
         (("--temperature", 0), "--temperature must be above 0 and finite, got 0"),
     ):
         assert words in tsallis("generate", speaker, *options, stdin="a\n", status=2).stderr
 
 
 @pytest.mark.parametrize(
-    ("options", "keywords"),
+    "options",
     [
-        ((), {}),
-        (("--samples", 3, "--seed", 4), {"n": 3, "seed": 4}),
-        (("--samples", 2, "--length", 5, "--temperature", 0.5), {"n": 2, "length": 5, "temperature": 0.5}),
-        (("--beam", 2, "--length", 60), {"beam_size": 2, "length": 60}),
-        (("--beam", 2, "--length", 60, "--competing-ends"), {"beam_size": 2, "length": 60, "competing_ends": True}),
-        (("--beam", 1, "--length", 1, "--every-end"), {"beam_size": 1, "length": 1, "competing_ends": False}),
+        {},
+        {"num_samples": 3, "seed": 4},
+        {"num_samples": 2, "max_length": 5, "temperature": 0.5},
+        {"mode": "beam", "max_length": 60},
+        {"mode": "beam", "beam_size": 2, "max_length": 60, "end_rule": "competing"},
+        {"mode": "beam", "beam_size": 1, "max_length": 1, "end_rule": "every"},
     ],
 )
-def test_python_generates_what_the_command_prints(
-    tsallis, speaker: Path, options: tuple[object, ...], keywords: dict[str, Any]
-) -> None:
+def test_python_generates_what_the_command_prints(tsallis, speaker: Path, options: dict[str, Any]) -> None:
     prompts = ["am", "", "der @"]
-    lines = tsallis("generate", speaker, *options, "--json", stdin="".join(f"{p}\n" for p in prompts)).stdout
-    answers = open_run(speaker).generate(prompts, **keywords)
+    stdin = "".join(f"{p}\n" for p in prompts)
+    lines = tsallis("generate", speaker, *flags(**options), "--json", stdin=stdin).stdout
+    answers = open_run(speaker).generate(prompts, SearchOptions(**{"mode": "sample", **options}))
     assert json.loads(json.dumps([answer.to_dict() for answer in answers])) == [*map(json.loads, lines.splitlines())]
     assert [answer.prompt for answer in answers] == prompts
     for answer in answers:
@@ -145,11 +145,12 @@ def test_python_generates_what_the_command_prints(
 
 def test_python_generates_from_the_start_and_more_than_a_block(speaker: Path) -> None:
     run = open_run(speaker)
-    (answer,) = run.generate(n=2)
+    (answer,) = run.generate(options=SearchOptions(mode="sample", num_samples=2))
     assert answer.line == 1 and len(answer.texts) == 2
-    many = run.generate([""] * 70, length=3)
+    short = SearchOptions(mode="sample", max_length=3)
+    many = run.generate([""] * 70, short)
     assert [answer.line for answer in many] == [*range(1, 71)]
-    assert many[0].text == run.generate(length=3)[0].text and len({answer.text for answer in many}) > 5
+    assert many[0].text == run.generate(options=short)[0].text and len({answer.text for answer in many}) > 5
     assert run.generate([]) == []
 
 
@@ -170,23 +171,22 @@ def test_the_page_of_the_run_folder_runs(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"beam_size": 2, "n": 1}, "beam_size searches, n and seed are for draws: one of the two"),
-        ({"beam_size": 2, "temperature": 0.5}, "beam_size searches, temperature is for draws: one of the two"),
-        ({"competing_ends": True}, "competing_ends is for beam_size: draws end as the model has it"),
-        ({"competing_ends": False}, "competing_ends=False is for beam_size: draws end as the model has it"),
-        ({"n": 0}, "n must be a whole number from 1 to 1000, got 0"),
-        ({"length": 2.5}, "length must be a whole number from 1 to 100000, got 2.5"),
-        ({"seed": -1}, f"seed must be a whole number from 0 to {2**62}, got -1"),
-        ({"beam_size": True}, "beam_size must be a whole number from 1 to 1000, got True"),
-        ({"temperature": "cold"}, "temperature must be a number, got 'cold'"),
-        ({"temperature": 0}, "temperature must be above 0 and finite, got 0"),
-        ({"prompts": "am"}, "prompts: expected several texts, found one: put it into a list"),
+        ({"mode": "exact"}, "mode must be 'sample' or 'beam', got 'exact'"),
+        ({"mode": "beam", "n_best": 2}, "n_best is not for texts of language models"),
+        ({"prefix": "a"}, "prefix is not for texts of language models"),
     ],
 )
-def test_python_refuses_what_the_command_refuses(speaker: Path, options: dict[str, Any], words: str) -> None:
+def test_python_refuses_what_the_command_has_not(speaker: Path, options: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError) as refusal:
-        open_run(speaker).generate(**options)
+        open_run(speaker).generate(options=SearchOptions(**{"mode": "sample", **options}))
     assert str(refusal.value) == words
+
+
+def test_one_prompt_is_no_list_and_a_dictionary_no_options(speaker: Path) -> None:
+    with pytest.raises(InputError, match="prompts: expected several texts, found one: put it into a list"):
+        open_run(speaker).generate("am")
+    with pytest.raises(TypeError, match=r"options must be tsallis\.search\.SearchOptions, got {'seed': 1}"):
+        open_run(speaker).generate(options={"seed": 1})
 
 
 def test_a_run_that_is_no_language_model_generates_nothing(trained: Path) -> None:
@@ -197,8 +197,8 @@ def test_a_run_that_is_no_language_model_generates_nothing(trained: Path) -> Non
 def test_a_prompt_is_printed_as_it_was_given(tsallis, speaker: Path, tmp_path: Path) -> None:
     prompts = ("am", "am @ zw", "@", "am  zw", "am ", " am", "ab\u2028c")
     for number, (run, prompt) in enumerate(itertools.product((speaker, with_subwords(tmp_path)), prompts)):
-        options = ("--beam", 2) if number % 2 else ()  # each prompt with both: there are seven
-        done = tsallis("generate", run, *options, "--length", 3, "--prefix", prompt, "--json")
+        options = ("--mode", "beam", "--beam-size", 2) if number % 2 else ()  # each prompt with both: there are seven
+        done = tsallis("generate", run, *options, "--max-length", 3, "--prefix", prompt, "--json")
         (line, _) = done.stdout.split("\n")
         content = json.loads(line)
         text = content["text"] if "text" in content else content["texts"][0]["text"]
@@ -211,12 +211,12 @@ def test_a_prompt_is_printed_as_it_was_given(tsallis, speaker: Path, tmp_path: P
 def test_a_beam_that_finds_nothing_says_so(tsallis, speaker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = Result((), Certificate("none", -0.5))
     monkeypatch.setattr("tsallis.search.beam_search", lambda *arguments, **options: [nothing])
-    assert tsallis("generate", speaker, "--prefix", "am", "--beam", 1, "--length", 1).stdout == "\t0\tnone\n"
+    assert tsallis("generate", speaker, "--prefix", "am", "--mode", "beam", "--max-length", 1).stdout == "\t0\tnone\n"
 
 
 def test_a_beam_proves_what_it_finds_and_score_agrees(tsallis, speaker: Path) -> None:
     for prefix in ("", "a", "am", "der "):
-        options = ("--prefix", prefix, "--beam", 2, "--length", 60)
+        options = ("--prefix", prefix, "--mode", "beam", "--beam-size", 2, "--max-length", 60)
         content = json.loads(tsallis("generate", speaker, *options, "--json").stdout)
         assert content["certificate"] in ("optimal", "complete", "bounded", "none")
         text, prob, kind = tsallis("generate", speaker, *options).stdout.rstrip("\n").split("\t")
@@ -232,11 +232,12 @@ def test_a_beam_proves_what_it_finds_and_score_agrees(tsallis, speaker: Path) ->
 def test_a_beam_ends_as_the_run_or_an_option_says(tsallis, speaker: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(speaker, tmp_path / "run"))
     text = (run / "config.yaml").read_text(encoding="utf-8")
-    assert "\n  competing_ends: false" in text
-    (run / "config.yaml").write_text(text.replace("\n  competing_ends: false", "\n  competing_ends: true"))
-    options, prompts = ("--beam", 1, "--length", 60), "\na\nm\nth\n"
+    assert "\n  end_rule: every" in text
+    (run / "config.yaml").write_text(text.replace("\n  end_rule: every", "\n  end_rule: competing"))
+    options, prompts = ("--mode", "beam", "--beam-size", 1, "--max-length", 60), "\na\nm\nth\n"
     every, competing = (
-        tsallis("generate", speaker, *options, end, stdin=prompts).stdout for end in ("--every-end", "--competing-ends")
+        tsallis("generate", speaker, *options, "--end-rule", rule, stdin=prompts).stdout
+        for rule in ("every", "competing")
     )
     assert tsallis("generate", speaker, *options, stdin=prompts).stdout == every != competing
     assert tsallis("generate", run, *options, stdin=prompts).stdout == competing
@@ -248,7 +249,7 @@ def test_impossible_symbols_are_named(tsallis, speaker: Path) -> None:
 
 
 def test_suggest_lists_what_may_follow(tsallis, speaker: Path) -> None:
-    lines = tsallis("suggest", speaker, "--nbest", 3, stdin="a\tm\n").stdout.splitlines()
+    lines = tsallis("suggest", speaker, "--n-best", 3, stdin="a\tm\n").stdout.splitlines()
     assert 1 <= len(lines) <= 3 and all(line.startswith("1\tm") for line in lines)
 
 
@@ -300,5 +301,5 @@ def test_commands_that_are_not_for_texts_say_so(tsallis, speaker: Path, trained:
         assert line == f"tsallis: {speaker}: a run of the task language: {words}"
     assert "takes no --continuations" in tsallis("evaluate", trained, "--continuations", 1, status=2).stderr
     assert "is for language models" in tsallis("generate", trained, status=2).stderr
-    assert "one of the two" in tsallis("generate", speaker, "--beam", 2, "--seed", 1, status=2).stderr
+    assert "--seed is for --mode sample" in tsallis("generate", speaker, "--mode", "beam", "--seed", 1, status=2).stderr
     assert "--prefix stands in place of lines" in tsallis("generate", speaker, "f", "--prefix", "a", status=2).stderr

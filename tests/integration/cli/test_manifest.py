@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from flags import flags
 from run_seed import SEED
 from tsallis.evaluation.provenance import digest_files, find_commit
 
@@ -17,7 +18,7 @@ def test_a_manifest_has_scores_configuration_data_and_origin(
     tsallis, trained: Path, small_data: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "results" / "verbs.json"
-    printed = json.loads(tsallis("evaluate", trained, "--beam", 2, "--manifest", path, "--json").stdout)
+    printed = json.loads(tsallis("evaluate", trained, "--beam-size", 2, "--manifest", path, "--json").stdout)
     manifest = json.loads(path.read_text(encoding="utf-8"))
     metrics = manifest["metrics"]
     assert {key: printed[key] for key in metrics} == metrics and metrics["samples"] > 0
@@ -32,7 +33,7 @@ def test_a_manifest_has_scores_configuration_data_and_origin(
     (origin,) = training["origins"]
     assert origin["commit"] == find_commit() and {"torch", "python", "cpu", "threads"} <= origin.keys()
     evaluation = manifest["evaluation"]
-    assert (evaluation["split"], evaluation["beam"], evaluation["checkpoint"]) == ("test", 2, "best")
+    assert (evaluation["split"], evaluation["beam_size"], evaluation["checkpoint"]) == ("test", 2, "best")
     assert evaluation["cpu"] == origin["cpu"]
     assert str(tmp_path.parent) not in path.read_text(encoding="utf-8")
 
@@ -42,10 +43,10 @@ def test_the_length_penalty_of_the_search_is_part_of_it(
 ) -> None:
     """Outputs are those of `tsallis translate` with the same penalty."""
     lines, path, out = small_data / "dev.tsv", tmp_path / "a.json", tmp_path / "out"
-    options = "--length-penalty", 3, "--beam", 4
+    options = "--length-penalty", 3, "--beam-size", 4
     tsallis("evaluate", trained, lines, *options, "--manifest", path, "--out", out)
     evaluation = json.loads(path.read_text(encoding="utf-8"))["evaluation"]
-    assert (evaluation["length_penalty"], evaluation["beam"]) == (3, 4)
+    assert (evaluation["length_penalty"], evaluation["beam_size"]) == (3, 4)
     sources = tmp_path / "sources"
     texts = (line.split("\t") for line in lines.read_text(encoding="utf-8").splitlines())
     sources.write_text("".join(f"{lemma}\t{tags}\n" for lemma, _form, tags in texts), encoding="utf-8")
@@ -65,14 +66,16 @@ def test_a_manifest_of_a_file_and_of_an_ensemble(tsallis, trained: Path, small_d
 
 def test_a_manifest_says_whether_endings_competed(tsallis, trained: Path, tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    for option, competing in (
-        ((), False),
-        (("--every-end",), False),
-        (("--competing-ends",), True),
-        (("--exact",), None),
+    for options, rule in (
+        ({}, "every"),
+        ({"end_rule": "every"}, "every"),
+        ({"end_rule": "competing"}, "competing"),
+        ({"mode": "exact"}, None),
     ):
-        tsallis("evaluate", trained, "--split", "dev", *option, "--manifest", path)
-        assert json.loads(path.read_text(encoding="utf-8"))["evaluation"].get("competing_ends") is competing
+        tsallis("evaluate", trained, "--split", "dev", *flags(**options), "--manifest", path)
+        evaluation = json.loads(path.read_text(encoding="utf-8"))["evaluation"]
+        assert evaluation.get("end_rule") == rule and evaluation["mode"] == options.get("mode", "beam")
+        assert evaluation.get("budget") == (10_000 if "mode" in options else None)
 
 
 def test_a_file_with_the_name_of_a_split_stands_beside_it(

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import tsallis.cli as cli
-from tsallis.config import SearchConfig
 from tsallis.data.word_vectors import read_word_vectors
 from tsallis.errors import IgnoredInputWarning
+from tsallis.search import SearchOptions
 from tsallis.serve.answers import ServedRun
 from tsallis.serve.limits import Limits
 from tsallis.serve.requests import TranslateRequest
@@ -218,7 +218,7 @@ def test_suggest(runs, call, name: str, oddity: str) -> None:
     run, plain = runs(name), SAMPLES[name].plain
     check(call, "suggest", run, plain, oddity, {"next": [], "possible": False, "log_prob": None})
     blob, count, places = odd(oddity, plain)
-    texts = call("suggest", run, "--nbest", "1", stdin=blob).lines
+    texts = call("suggest", run, "--n-best", "1", stdin=blob).lines
     assert all(texts[number] == f"{number + 1}\t\t0\tnone" for number in set(range(count)) - {*places})
 
 
@@ -260,7 +260,7 @@ def test_texts(runs, call, tmp_path: Path) -> None:
 
 
 def test_documents_without_words(runs, call) -> None:
-    done = call("translate", runs("classification"), "--nbest", "2", stdin=b"<br />\n\n")
+    done = call("translate", runs("classification"), "--n-best", "2", stdin=b"<br />\n\n")
     assert done.lines == ["1\t\t0\tnone", "2\t\t0\tnone"]
 
 
@@ -286,7 +286,7 @@ def test_lines_before_a_bad_one_are_answered(runs, call, name: str, bad: bytes, 
     assert done.status == 2 and done.lines == expected and len(done.lines) == place
     assert len(done.notes) == 1 and f"standard input:{place + 1}: " in done.notes[0], done.notes
     if not option:
-        for command in (("suggest", "--nbest", "1", "--json"), ("look", "--weights")):
+        for command in (("suggest", "--n-best", "1", "--json"), ("look", "--weights")):
             done = call(command[0], run, *command[1:], stdin=good + bad + b"\n")
             assert done.status == 2 and [json.loads(line)["line"] for line in done.lines] == [*range(1, place + 1)]
 
@@ -368,7 +368,7 @@ def test_a_run_folder_with_marks(runs, call, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["strings", "translation", "classification"])
 def test_served_sources(runs, name: str) -> None:
     run = load_run(runs(name))
-    served = ServedRun(name, run, task_of_run(run), SearchConfig(beam_size=2, max_length=4), Limits())
+    served = ServedRun(name, run, task_of_run(run), SearchOptions(beam_size=2, max_length=4), Limits())
     plain = SAMPLES[name].plain
     sources = [plain[0], "", f"{plain[1]}\t", " \r"]
     (odd_lines,), (expected,) = (

@@ -20,10 +20,13 @@ import pytest
 import typer
 
 import tsallis.cli as cli
+from option_table import PAGE, PLACE, table
 from run_seed import SEED
+from tsallis.cli.options import flag
 from tsallis.errors import InputError
-from tsallis.inference import options as search_options
-from tsallis.search import beam_search
+from tsallis.inference.continuations import OF_GENERATION
+from tsallis.search import SearchOptions, beam_search
+from tsallis.search.options import OPTIONS
 
 # Of the commands that use a run, an argument for each option; {x} stands for a path. "FILE" is input from a file.
 FILE, ALL = "FILE", "--all"
@@ -31,14 +34,14 @@ USE = {"--checkpoint": "average", "--language": "bb", "--images": "{other}"}
 COMMANDS: dict[str, dict[str, str | None]] = {
     "translate": {
         FILE: "{asked}",
-        "--nbest": "2",
-        "--beam": "1",
+        "--n-best": "2",
+        "--beam-size": "1",
         ALL: None,
         "--budget": "{budget}",
         "--json": None,
         **USE,
     },
-    "evaluate": {FILE: "{known}", "--split": "train", "--beam": "1", "--json": None, **USE},
+    "evaluate": {FILE: "{known}", "--split": "train", "--beam-size": "1", "--json": None, **USE},
     "score": {FILE: "{known}", "--json": None, **USE},
     "look": {
         FILE: "{asked}",
@@ -46,7 +49,7 @@ COMMANDS: dict[str, dict[str, str | None]] = {
         "--format": "svg",
         "--weights": None,
         "--heads": "cross.1.1",
-        "--beam": "1",
+        "--beam-size": "1",
         **USE,
     },
 }
@@ -55,19 +58,16 @@ SINGLE = {
     "info": {"--check", "--json"},
     "analyze": {
         *("--out", "--split", "--text", "--json", "--limit", "--sentences", "--importance"),
-        *("--beam", "--language", "--checkpoint", "--device", "--searched", "--sweep"),
+        *("--beam-size", "--language", "--checkpoint", "--device", "--searched", "--sweep"),
     },
     "train": {"--run-dir", "--device", "--dry-run"},
     "average": {"--last", "--json"},
-    "suggest": {FILE, "--nbest", "--with", "--language", "--images", "--checkpoint", "--device", "--json"},
-    "generate": {
-        *(FILE, "--prefix", "--samples", "--seed", "--length", "--beam", "--competing-ends", "--every-end"),
-        *("--temperature", "--checkpoint", "--device", "--json"),
-    },
+    "suggest": {FILE, "--n-best", "--with", "--language", "--images", "--checkpoint", "--device", "--json"},
+    "generate": {FILE, "--prefix", *map(flag, OF_GENERATION), "--checkpoint", "--device", "--json"},
     "demo": {"--run-dir", "--updates", "--device"},
     "serve": {
-        *("--host", "--port", "--allow-host", "--body", "--characters", "--symbols", "--batch", "--outputs", "--time"),
-        *("--waiting", "--patience", "--examples", "--checkpoint", "--device"),
+        *("--host", "--port", "--allow-host", "--body", "--characters", "--symbols", "--batch", "--outputs"),
+        *("--time", "--waiting", "--patience", "--examples", "--checkpoint", "--device"),
     },
     "data list": {"--language", "--json"},
     "data get": {"--folder", "--languages", "--json"},
@@ -76,19 +76,18 @@ SINGLE = {
 # model is: a test on one machine can't tell them apart.
 ELSEWHERE = {
     "translate": {
-        *("--exact", "--time", "--mass", "--sample", "--seed", "--mbr", "--prefix", "--prefix-column"),
-        *("--min-length", "--max-length", "--length-penalty", "--competing-ends", "--every-end", "--with", "--device"),
-        *("--temperature", "--tokens", "--alignment"),
+        *({*map(flag, OPTIONS)} - {*COMMANDS["translate"]}),
+        *("--exact", "--prefix-column", "--with", "--device", "--tokens", "--alignment"),
     },
     "evaluate": {
-        *("--exact", "--budget", "--length-penalty", "--out", "--manifest", "--with", "--length", "--continuations"),
-        *("--competing-ends", "--every-end", "--device"),
+        *("--mode", "--exact", "--budget", "--length-penalty", "--end-rule"),
+        *("--out", "--manifest", "--with", "--length", "--continuations", "--device"),
     },
     "score": {"--tokens", "--with", "--device"},
     "look": {"--device", "--json"},
 }
 REFUSED = {
-    "translate": {("--beam", ALL), ("--beam", "--budget")},
+    "translate": {("--beam-size", ALL), ("--beam-size", "--budget")},
     "evaluate": {(FILE, "--split")},
     "look": {
         ("--heads", "--images"),
@@ -97,7 +96,7 @@ REFUSED = {
 }
 NEEDS = {("translate", "--budget"): ALL, ("look", "--heads"): "--weights"}
 # Of one label that is sure to be the best a wider beam can say no more.
-BESIDE = {("translate", "--beam", "--images"): "--nbest"}
+BESIDE = {("translate", "--beam-size", "--images"): "--n-best"}
 PAIRS = [(name, *pair) for name, options in COMMANDS.items() for pair in itertools.combinations(options, 2)]
 
 LETTERS = "abcd"
@@ -221,7 +220,6 @@ def say(
     import tsallis.search as searching
     from tsallis.evaluation import search_results
     from tsallis.report import style
-    from tsallis.search import sampling
     from tsallis.tasks import attention_weights, figures
 
     searched: list[Any] = []
@@ -229,6 +227,8 @@ def say(
 
     def recorded(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
+            if function.__name__ in ("exhaustive", "exact_search"):
+                options = {"budget": 150, **options}
             numbers = {key: value for key, value in options.items() if isinstance(value, bool | int | float)}
             searches.append(f"{function.__name__} {sorted(numbers.items())}")
             return function(*arguments, **options)
@@ -257,13 +257,11 @@ def say(
         (figures, "attention_matrix", draw),
         (figures, "image_panels", draw),
         (style, "render", render),
-        (search_options, "EXPANSIONS", 150),
         *((search_results, name, recorded(getattr(search_results, name))) for name in ("beam_search", "exact_search")),
         *(
             (searching, name, recorded(getattr(searching, name)))
-            for name in ("beam_search", "exact_search", "exhaustive")
+            for name in ("beam_search", "exact_search", "exhaustive", "sample")
         ),
-        (sampling, "sample", recorded(sampling.sample)),
     ):
         monkeypatch.setattr(module, name, stand_in)
 
@@ -300,6 +298,12 @@ def test_every_option_is_in_the_table() -> None:
 
     collect(typer.main.get_command(cli.app))
     assert result == SINGLE | {name: set(options) | ELSEWHERE[name] for name, options in COMMANDS.items()}
+
+
+def test_the_page_has_the_table_of_the_options() -> None:
+    """After a change that is meant: python tests/option_table.py."""
+    found = PLACE.search(PAGE.read_text(encoding="utf-8"))
+    assert found is not None and found[0] == table()
 
 
 def test_help_speaks_of_what_the_command_has() -> None:
@@ -349,7 +353,7 @@ def results(text: list[str]) -> list[dict[str, Any]]:
 
 def test_the_best_of_all_are_the_first_of_all_and_certified(say: Callable[..., Any]) -> None:
     """A list cut to its best is no complete one: its bound counts what was cut off."""
-    alone, some = results(say("translate", {ALL})[0]), results(say("translate", {ALL, "--nbest"})[0])
+    alone, some = results(say("translate", {ALL})[0]), results(say("translate", {ALL, "--n-best"})[0])
     assert len(alone) == len(some) > 1
     for every, best in zip(alone, some, strict=True):
         assert len(best["hypotheses"]) == 2 < len(every["hypotheses"]) and best["certificate"] == "optimal"
@@ -374,9 +378,9 @@ def test_options_of_other_runs_are_refused(questions: Path, forms: Path, name: s
     ("options", "words"),
     [
         (["--language", "aa"], "a visual run takes no --language, 'aa'"),
-        (["--beam", "2"], "what describes its attention is no search and takes no --beam"),
+        (["--beam-size", "2"], "what describes its attention is no search and takes no --beam-size"),
         (["--importance", "1", "--searched", "2"], "no search and takes no --importance, --searched"),
-        (["--sweep", "--beam", "2", "--limit", "5"], "--beam, --limit was given, too"),
+        (["--sweep", "--beam-size", "2", "--limit", "5"], "--beam-size, --limit was given, too"),
         (["--sweep", "--checkpoint", "last", "--device", "cpu"], "--checkpoint, --device was given, too"),
     ],
 )
@@ -401,10 +405,10 @@ def test_runs_of_several_tasks_answer_in_python_as_the_command_does(questions: P
         sources = ["\t".join(line if run == questions else ask(line)) for line in lines]
         sources = [source.rpartition("\t")[0] for source in sources] if run == questions else sources
         known = ["\t".join(line) for line in lines]
-        answers = opened.translate(sources, n_best=2, tokens=True, **keywords)
+        answers = opened.translate(sources, SearchOptions(n_best=2), tokens=True, **keywords)
         scores = opened.score(sources, targets, **keywords)
         for command, stdin, contents in (
-            (["translate", run, "--nbest", "2", "--tokens"], sources, [answer.to_dict() for answer in answers]),
+            (["translate", run, "--n-best", "2", "--tokens"], sources, [answer.to_dict() for answer in answers]),
             (["score", run], known, [score.to_dict() for score in scores]),
         ):
             text = "".join(f"{line}\n" for line in stdin)

@@ -365,7 +365,7 @@ def test_no_folder_of_figures(here: Path, line: str, options: tuple[str, ...], w
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("translate", RUN, "lines", "--sample", "2", "--beam", "1"),
+        ("translate", RUN, "lines", "--mode", "sample", "--num-samples", "2", "--beam-size", "1"),
         ("translate", RUN, "nowhere"),
         ("translate", RUN, "lines", "--prefix", "å"),
         ("generate", RUN, "lines"),

@@ -94,7 +94,7 @@ def test_every_request_of_the_documentation_is_answered(serving: Serving) -> Non
 def test_the_options_of_the_documentation_are_those_of_the_command() -> None:
     from tsallis.serve.limits import Limits
 
-    table = dict(re.findall(r"^\| `--(\w+)`[^|]* \| ([\d,]+)", PAGE.read_text(encoding="utf-8"), re.M))
+    table = dict(re.findall(r"^\| `--([\w-]+)`[^|]* \| ([\d,]+)", PAGE.read_text(encoding="utf-8"), re.M))
     names = {"batch": "sources", "time": "seconds"}
     limits = {names.get(name, name): int(value.replace(",", "")) for name, value in table.items()}
     assert limits == {name: value for name, value in vars(Limits()).items() if name != "symbols"}
@@ -210,7 +210,7 @@ def test_what_is_typed_is_answered_with_a_proof_a_tree_steps_and_attention(
     ask_numbers(tab)
     run = load_run(translator)
     batch = task_of(run.task).read([SOURCE], "here", run, False).corpus.batch([0])
-    beam = {"beam_size": 5, "n_best": 5, "competing_ends": True}  # the default of translation
+    beam = {"beam_size": 5, "n_best": 5, "end_rule": "competing"}  # the default of translation
     (result,) = beam_search(run.model, batch.src, batch.src_lengths, **beam)
     texts = tab.eval_on_selector_all(".outputs .words", "nodes => nodes.map(n => n.innerText)")
     assert texts == [" ".join(run.tgt_vocab.decode(h.tokens).split()) or "(empty)" for h in result.hypotheses]
@@ -248,7 +248,7 @@ def test_all_searches_of_the_page(tab: Any) -> None:
     for number, search in ((1, "exact"), (2, "all"), (3, "sample")):
         with tab.expect_response("**/api/translate") as answer:
             tab.check(f'input[type="radio"][name^="segments"] >> nth={number}', force=True)
-        assert answer.value.json()["search"] == search
+        assert answer.value.json()["mode"] == search
     expect(tab.locator(".pair section").first).to_contain_text("5 draws")
     tab.fill("input.count", "20")
     tab.keyboard.press("Enter")

@@ -50,8 +50,8 @@ def test_what_follows_is_the_next_step_and_adds_up(tsallis, trained: Path) -> No
 
 
 def test_lines_of_text(tsallis, trained: Path) -> None:
-    (content,) = suggestions(tsallis, trained, f"{SOURCE}\ta", options=("--nbest", 2))
-    lines = tsallis("suggest", trained, "--nbest", 2, stdin=f"{SOURCE}\ta\n{SOURCE}\t#\n").stdout.splitlines()
+    (content,) = suggestions(tsallis, trained, f"{SOURCE}\ta", options=("--n-best", 2))
+    lines = tsallis("suggest", trained, "--n-best", 2, stdin=f"{SOURCE}\ta\n{SOURCE}\t#\n").stdout.splitlines()
     fields = [line.split("\t") for line in lines]
     assert [f[:2] for f in fields] == [["1", c["text"]] for c in content["next"]] + [["2", "#"]]
     assert fields[-1][2:] == ["0", "impossible"]
@@ -83,7 +83,7 @@ def test_every_way_to_spell_a_beginning_is_there(translator: Path) -> None:
 def test_python_suggests_what_the_command_does(tsallis, trained: Path) -> None:
     run = open_run(trained)
     typed = ["", "a", "#"]
-    command_answers = suggestions(tsallis, trained, *(f"{SOURCE}\t{text}" for text in typed), options=("--nbest", 3))
+    command_answers = suggestions(tsallis, trained, *(f"{SOURCE}\t{text}" for text in typed), options=("--n-best", 3))
     answers = run.suggest([SOURCE] * 3, typed, n_best=3)
     assert [answer.to_dict() for answer in answers] == command_answers
     assert [answer.possible for answer in answers] == [True, True, False]

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from flags import flags
 from integration.cli.conftest import train_here
 from integration.cli.runs import translation
 from tsallis.cli.output import print_json
 from tsallis.errors import InputError
 from tsallis.inference import TextRun, open_run
+from tsallis.search import SearchOptions
 
 VERBS = ["walk\tV;PST", "bake\tV;V.PTCP;PRS", "rebel\tV;FOO", "rebel\tV;PST"]
 NUMBERS = ["dreiundzwanzig", "", "sieben", "   ", "hundert q"]
@@ -34,7 +36,7 @@ def numbers(translator: Path) -> TextRun:
 def softmax(tmp_path_factory: pytest.TempPathFactory) -> TextRun:
     """A run that finds an output for every line: softmax gives every output a probability, and every ending counts."""
     folder = tmp_path_factory.mktemp("softmax")
-    options = ("model.output=softmax", "search.competing_ends=false", "training.updates=2")
+    options = ("model.output=softmax", "search.end_rule=every", "training.updates=2")
     return open_run(train_here(translation(folder / "data"), folder / "run", *options))
 
 
@@ -46,49 +48,40 @@ def printed(capsys: pytest.CaptureFixture[str], contents: list[dict[str, Any]]) 
 
 
 @pytest.mark.parametrize(
-    ("options", "keywords"),
+    ("options", "details"),
     [
-        ((), {}),
-        (("--beam", 3), {"beam_size": 3}),
-        (("--nbest", 4), {"n_best": 4}),
-        (("--exact", "--budget", 300), {"exact": True, "budget": 300}),
-        (
-            ("--all", "--budget", 300, "--nbest", 3, "--mass", 0.7),
-            {"exhaustive": True, "budget": 300, "n_best": 3, "mass": 0.7},
-        ),
-        (("--sample", 3, "--seed", 4), {"sample": 3, "seed": 4}),
-        (("--sample", 3, "--temperature", 0.5), {"sample": 3, "temperature": 0.5}),
-        (("--sample", 5, "--mbr"), {"sample": 5, "mbr": True}),
-        (("--mbr",), {"mbr": True}),
-        (("--competing-ends",), {"competing_ends": True}),
-        (("--every-end", "--nbest", 2), {"competing_ends": False, "n_best": 2}),
-        (("--prefix", "w", "--min-length", 2), {"prefix": "w", "min_length": 2}),
-        (
-            ("--length-penalty", 0.6, "--max-length", 6, "--nbest", 2),
-            {"length_penalty": 0.6, "max_length": 6, "n_best": 2},
-        ),
-        (("--tokens", "--nbest", 2), {"tokens": True, "n_best": 2}),
-        (("--tokens", "--sample", 2, "--temperature", 2), {"tokens": True, "sample": 2, "temperature": 2}),
-        (("--alignment", "support", "--nbest", 2), {"alignment": "support", "n_best": 2}),
-        (("--alignment", "largest", "--mbr"), {"alignment": "largest", "mbr": True}),
+        ({}, {}),
+        ({"beam_size": 3}, {}),
+        ({"n_best": 4}, {}),
+        ({"mode": "exact", "budget": 300}, {}),
+        ({"mode": "all", "budget": 300, "n_best": 3, "mass": 0.7}, {}),
+        ({"mode": "sample", "num_samples": 3, "seed": 4}, {}),
+        ({"mode": "sample", "num_samples": 3, "temperature": 0.5}, {}),
+        ({"mode": "sample", "num_samples": 5, "min_risk": True}, {}),
+        ({"min_risk": True}, {}),
+        ({"end_rule": "competing"}, {}),
+        ({"end_rule": "every", "n_best": 2}, {}),
+        ({"prefix": "w", "min_length": 2}, {}),
+        ({"length_penalty": 0.6, "max_length": 6, "n_best": 2}, {}),
+        ({"n_best": 2}, {"tokens": True}),
+        ({"mode": "sample", "num_samples": 2, "temperature": 2}, {"tokens": True}),
+        ({"n_best": 2}, {"alignment": "support"}),
+        ({"min_risk": True}, {"alignment": "largest"}),
     ],
-    ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else "",
+    ids=lambda value: " ".join(f"{name}={value[name]}" for name in value),
 )
 def test_python_gives_what_the_command_prints(
-    tsallis, trained: Path, verbs: TextRun, capsys, options: tuple[object, ...], keywords: dict[str, Any]
+    tsallis, trained: Path, verbs: TextRun, capsys, options: dict[str, Any], details: dict[str, Any]
 ) -> None:
-    done = tsallis("translate", trained, *options, "--json", stdin="".join(f"{line}\n" for line in VERBS))
-    answers = verbs.translate(VERBS, **keywords)
+    stdin = "".join(f"{line}\n" for line in VERBS)
+    done = tsallis("translate", trained, *flags(**options, **details), "--json", stdin=stdin)
+    answers = verbs.translate(VERBS, SearchOptions(**options), **details)
     assert printed(capsys, [answer.to_dict() for answer in answers]) == done.stdout
     assert [answer.line for answer in answers] == [1, 2, 3, 4] and sum(answer.unknown for answer in answers) > 0
-    best = verbs.translate(VERBS, **{key: value for key, value in keywords.items() if key not in ("tokens", "n_best")})
-    if not {"exhaustive", "exact", "sample", "alignment"} & set(keywords):
-        plain = [*options]
-        for option, values in (("--tokens", 0), ("--nbest", 1)):
-            if option in plain:
-                del plain[plain.index(option) : plain.index(option) + 1 + values]
-        text = tsallis("translate", trained, *plain, stdin="".join(f"{line}\n" for line in VERBS)).stdout
-        assert [answer.text for answer in best] == text.splitlines()
+    if "mode" not in options and "alignment" not in details:
+        plain = {name: value for name, value in options.items() if name != "n_best"}
+        text = tsallis("translate", trained, *flags(**plain), stdin=stdin).stdout
+        assert [answer.text for answer in verbs.translate(VERBS, SearchOptions(**plain))] == text.splitlines()
 
 
 def test_translations_are_those_of_the_command_over_several_blocks(
@@ -96,16 +89,17 @@ def test_translations_are_those_of_the_command_over_several_blocks(
 ) -> None:
     lines = NUMBERS * 14  # 70 in blocks of 64, of which 28 hold nothing
     stdin = "".join(f"{line}\n" for line in lines)
-    short = ("--max-length", 6)
-    best = numbers.translate(lines, max_length=6)
-    text = tsallis("translate", translator, *short, stdin=stdin).stdout
+    short = SearchOptions(max_length=6)
+    best = numbers.translate(lines, short)
+    text = tsallis("translate", translator, *flags(**short.given), stdin=stdin).stdout
     assert [answer.text for answer in best] == text.removesuffix("\n").split("\n")
     empty = best[1]
     assert (empty.text, empty.score, empty.certificate, empty.tokens, empty.outputs) == ("", None, "none", (), ())
     for answer in best:
         assert answer.best is None or answer.text == numbers.run.tgt_vocab.decode(answer.best.hypothesis.tokens)
-    draws = tsallis("translate", translator, "--sample", 2, "--json", *short, stdin=stdin).stdout
-    assert printed(capsys, [answer.to_dict() for answer in numbers.translate(lines, sample=2, max_length=6)]) == draws
+    drawn = SearchOptions(mode="sample", num_samples=2, max_length=6)
+    draws = tsallis("translate", translator, *flags(**drawn.given), "--json", stdin=stdin).stdout
+    assert printed(capsys, [answer.to_dict() for answer in numbers.translate(lines, drawn)]) == draws
 
 
 def test_prefixes_are_a_column(tsallis, trained: Path, verbs: TextRun, capsys) -> None:
@@ -137,17 +131,24 @@ def test_scores_are_those_of_the_command(tsallis, trained: Path, translator: Pat
 
 
 def test_a_search_reports_the_score_of_its_output(verbs: TextRun) -> None:
-    answers = verbs.translate(VERBS, n_best=2)
+    answers = verbs.translate(VERBS, SearchOptions(n_best=2))
     for answer, score in zip(answers, verbs.score(VERBS, [answer.text for answer in answers]), strict=True):
         assert score.possible and score.log_prob == pytest.approx(answer.score, abs=1e-4)
         assert score.tokens == (*answer.tokens, "</s>")
 
 
 @pytest.mark.parametrize(
-    "options", [("--nbest", 3), ("--all", "--budget", 300, "--mass", 0.9), ("--sample", 4, "--temperature", 0.6)]
+    "options",
+    [
+        {"n_best": 3},
+        {"mode": "all", "budget": 300, "mass": 0.9},
+        {"mode": "sample", "num_samples": 4, "temperature": 0.6},
+    ],
 )
-def test_symbols_have_log_probabilities_that_sum_up(tsallis, trained: Path, options: tuple[object, ...]) -> None:
-    done = tsallis("translate", trained, *options, "--json", "--tokens", stdin="".join(f"{line}\n" for line in VERBS))
+def test_symbols_have_log_probabilities_that_sum_up(tsallis, trained: Path, options: dict[str, Any]) -> None:
+    done = tsallis(
+        "translate", trained, *flags(**options), "--json", "--tokens", stdin="".join(f"{line}\n" for line in VERBS)
+    )
     count = 0
     for line in done.stdout.splitlines():
         content = json.loads(line)
@@ -196,7 +197,7 @@ def test_alignments_are_the_weights_that_look_prints(tsallis, request: pytest.Fi
 
 
 def test_lists_have_an_alignment_in_the_last_column(tsallis, trained: Path) -> None:
-    for options, columns in ((("--nbest", 2), 5), (("--sample", 2), 4), (("--mbr",), 2)):
+    for options, columns in ((("--n-best", 2), 5), (("--mode", "sample", "--num-samples", 2), 4), (("--min-risk",), 2)):
         done = tsallis("translate", trained, *options, "--alignment", "largest", stdin="walk\tV;PST\n")
         assert all(line.count("\t") == columns - 1 and "-0" in line for line in done.stdout.splitlines())
 
@@ -211,7 +212,8 @@ def test_an_ensemble_scores_and_aligns(tsallis, translator: Path, capsys) -> Non
 
 def test_a_low_temperature_draws_what_is_most_probable(tsallis, trained: Path) -> None:
     def draws(*options: object) -> list[dict[str, Any]]:
-        done = tsallis("translate", trained, "--sample", 8, "--json", *options, stdin="walk\tV;PST\n")
+        drawn = flags(mode="sample", num_samples=8)
+        done = tsallis("translate", trained, *drawn, "--json", *options, stdin="walk\tV;PST\n")
         content = json.loads(done.stdout)
         assert content.get("temperature") == (options[1] if options else None)
         return [draw for draw in content["draws"] if draw]
@@ -229,10 +231,10 @@ def test_a_low_temperature_draws_what_is_most_probable(tsallis, trained: Path) -
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--temperature", 0.5), "--temperature is for --sample"),
-        (("--temperature", 1), "--temperature is for --sample"),
-        (("--temperature", 0, "--sample", 1), "--temperature must be above 0 and finite, got 0"),
-        (("--temperature", "nan", "--sample", 1), "--temperature must be above 0 and finite, got nan"),
+        (("--temperature", 0.5), "--temperature is for --mode sample, not for --mode beam"),
+        (("--temperature", 1), "--temperature is for --mode sample"),
+        (("--temperature", 0, "--mode", "sample"), "--temperature must be above 0 and finite, got 0"),
+        (("--temperature", "nan", "--mode", "sample"), "--temperature must be above 0 and finite, got nan"),
         (("--tokens",), "--tokens is for --json"),
         (("--alignment", "all"), "'all' is not one of"),
     ],
@@ -243,33 +245,30 @@ def test_mistakes(tsallis, trained: Path, options: tuple[object, ...], words: st
 
 
 @pytest.mark.parametrize(
-    ("keywords", "words"),
+    ("options", "details", "words"),
     [
-        ({"beam_size": 0}, "beam_size must be a whole number from 1 to 1000, got 0"),
-        ({"beam_size": "5"}, "beam_size must be a whole number from 1 to 1000, got '5'"),
-        ({"n_best": True}, "n_best must be a whole number"),
-        ({"beam_size": 2, "exhaustive": True}, "beam_size is for beam search: exhaustive searches without a beam"),
-        ({"seconds": 1}, "seconds is for exhaustive and exact"),
-        ({"seconds": -1.0, "exact": True}, "seconds must be at least 0 and finite, got -1.0"),
-        ({"length_penalty": 101}, "length_penalty must be from 0 to 100, got 101"),
-        ({"length_penalty": "1"}, "length_penalty must be a number, got '1'"),
-        ({"mass": 1, "exhaustive": True}, "mass must be above 0 and below 1, got 1"),
-        ({"temperature": 0.5}, "temperature is for sample"),
-        ({"temperature": math.inf, "sample": 1}, "temperature must be above 0 and finite, got inf"),
-        ({"competing_ends": False, "sample": 1}, "competing_ends=False is for beam search"),
-        ({"prefix": "a", "prefixes": ["a"] * 4}, "prefix is for all lines, prefixes for each its own"),
-        ({"prefixes": ["a"]}, "prefixes: there must be one a line, got 1 for 4 lines"),
-        ({"prefix": "1"}, "prefix: the beginning '1' holds symbols that"),
-        ({"min_length": 5, "max_length": 4}, "min_length 5 is above max_length 4"),
-        ({"language": "dutch"}, "the run knows no languages, 'dutch' was given"),
-        ({"images": "x"}, "a strings run takes no images, 'x' was given"),
-        ({"alignment": "all"}, "alignment must be largest or support, got 'all'"),
+        ({"prefix": "a"}, {"prefixes": ["a"] * 4}, "prefix is the beginning of all outputs, prefixes are of each line"),
+        ({}, {"prefixes": ["a"]}, "prefixes: there must be one a line, got 1 for 4 lines"),
+        ({"prefix": "1"}, {}, "prefix: the beginning '1' holds symbols that"),
+        ({}, {"prefixes": ["1"] * 4}, "prefixes:1: the beginning '1' holds symbols that"),
+        ({}, {"language": "dutch"}, "the run knows no languages, 'dutch' was given"),
+        ({}, {"images": "x"}, "a strings run takes no images, 'x' was given"),
+        ({}, {"alignment": "all"}, "alignment must be 'largest' or 'support', got 'all'"),
     ],
 )
-def test_python_refuses_by_its_own_names(verbs: TextRun, keywords: dict[str, Any], words: str) -> None:
+def test_python_refuses_by_its_own_names(
+    verbs: TextRun, options: dict[str, Any], details: dict[str, Any], words: str
+) -> None:
     with pytest.raises(InputError) as error:
-        verbs.translate(VERBS, **keywords)
+        verbs.translate(VERBS, SearchOptions(**options), **details)
     assert words in str(error.value) and "--" not in str(error.value)
+
+
+def test_keywords_are_no_options(verbs: TextRun) -> None:
+    with pytest.raises(TypeError, match="n_best"):
+        verbs.translate(VERBS, n_best=2)
+    with pytest.raises(TypeError, match=r"options must be tsallis\.search\.SearchOptions, got {'n_best': 2}"):
+        verbs.translate(VERBS, {"n_best": 2})
 
 
 @pytest.mark.parametrize(

@@ -80,9 +80,9 @@ def test_empty_lines_keep_their_place(tsallis, trained: Path) -> None:
     assert all(len(results[i]["hypotheses"]) == 0 for i in (0, 2, 3, 5))
     nothing = {"certificate": "none", "bound": None, "mass": 0.0, "hypotheses": []}
     assert results[0] == {"line": 1, "unknown": 0, **nothing}
-    listed = tsallis("translate", trained, "--nbest", 2, stdin=source).stdout.splitlines()
+    listed = tsallis("translate", trained, "--n-best", 2, stdin=source).stdout.splitlines()
     assert [line for line in listed if line[0] in "1346"] == [f"{number}\t\t0\tnone" for number in (1, 3, 4, 6)]
-    drawn = tsallis("translate", trained, "--sample", 2, stdin=source).stdout.splitlines()
+    drawn = tsallis("translate", trained, "--mode", "sample", "--num-samples", 2, stdin=source).stdout.splitlines()
     assert [line.split("\t")[0] for line in drawn] == ["1", "2", "2", "3", "4", "5", "5", "6"]
     for i in (1, 4):  # a beam may end without an output
         assert lines[i] == (results[i]["hypotheses"][0]["text"] if results[i]["hypotheses"] else "")
@@ -90,7 +90,7 @@ def test_empty_lines_keep_their_place(tsallis, trained: Path) -> None:
 
 def test_scores_are_those_of_the_search(tsallis, trained: Path) -> None:
     source = "".join(f"{line}\n" for line, _ in DEV)
-    shown = tsallis("translate", trained, "--json", "--nbest", 8, stdin=source).stdout
+    shown = tsallis("translate", trained, "--json", "--n-best", 8, stdin=source).stdout
     actual = zip(DEV, map(json.loads, shown.splitlines()), strict=True)
     message = [(line, h) for (line, _), result in actual for h in result["hypotheses"] if h["text"]]
     pairs = "".join(f"{line}\t{h['text']}\n" for line, h in message)

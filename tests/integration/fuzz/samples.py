@@ -129,7 +129,7 @@ def _write_others(folder: Path) -> None:
             _add(tar, f"photos/{number}.{'png' if number % 2 else 'jpg'}", stream.getvalue())
     (folder / "vectors.txt").write_text("3 2\nwalk 0.5 1\nof 0 -1\nthe 2 0.25\n")
     (folder / "request.json").write_text(
-        json.dumps({"sources": ["walk"], "source": "walk", "search": "all", "nbest": 2})
+        json.dumps({"sources": ["walk"], "source": "walk", "mode": "all", "n_best": 2})
     )
     Vocabulary(["w", "a", "l", "k"]).save(folder / "vocabulary.json")
     questions = json.dumps([["is it red?", "yes", 1], ["what is it?", "a box", 2]])

@@ -276,12 +276,12 @@ def stdin(task: str, command: str) -> Make:
 
 REQUESTS: dict[str, list[dict[str, Any]]] = {
     "translate": [
-        {"nbest": 2, "tree": True, "length_penalty": 0.5, "min_length": 1, "max_length": 6},
-        {"search": "exact", "budget": 5, "time": 0.2, "prefix": "w"},
-        {"search": "all", "budget": 5, "mass": 0.5, "nbest": 2},
-        {"search": "sample", "draws": 2, "seed": 1},
+        {"n_best": 2, "tree": True, "length_penalty": 0.5, "min_length": 1, "max_length": 6},
+        {"mode": "exact", "budget": 5, "time_limit": 0.2, "prefix": "w"},
+        {"mode": "all", "budget": 5, "mass": 0.5, "n_best": 2},
+        {"mode": "sample", "num_samples": 2, "seed": 1},
     ],
-    "suggest": [{"typed": "w", "nbest": 3}],
+    "suggest": [{"typed": "w", "n_best": 3}],
     "steps": [{"output": "walk"}, {"tokens": [4, 5]}, {}],
     "attention": [{"heads": ["cross.1.1"], "output": "walk"}, {}],
 }
@@ -306,8 +306,8 @@ def request(task: str) -> Make:
 
 def answer_request(folder: Path, name: str, blob: bytes) -> None:
     """Answer a request as a server does, without its socket; a refusal is an error of the input."""
-    from tsallis.config import SearchConfig
     from tsallis.errors import InputError
+    from tsallis.search import SearchOptions
     from tsallis.serve.answers import ServedRun
     from tsallis.serve.limits import Limits, Refusal
     from tsallis.serve.requests import QUESTIONS, parse_request
@@ -316,7 +316,7 @@ def answer_request(folder: Path, name: str, blob: bytes) -> None:
 
     limits = Limits(seconds=5)
     run = load_run(folder)
-    served = ServedRun("run", run, task_of(run.task), SearchConfig(beam_size=2), limits)
+    served = ServedRun("run", run, task_of(run.task), SearchOptions(beam_size=2), limits)
     try:
         query = parse_request(blob, QUESTIONS[name], limits)
         for answer in getattr(served, name)([query], lambda: None):
@@ -327,8 +327,8 @@ def answer_request(folder: Path, name: str, blob: bytes) -> None:
 
 
 ANSWERING = {
-    "translate": ["--nbest", "--beam", "--budget", "--language", "--images", "--checkpoint", "--all"],
-    "generate": ["--prefix", "--samples", "--seed", "--length", "--beam", "--checkpoint"],
+    "translate": ["--n-best", "--beam-size", "--budget", "--language", "--images", "--checkpoint", "--all"],
+    "generate": ["--prefix", "--num-samples", "--seed", "--max-length", "--mode", "--checkpoint"],
 }
 
 
@@ -339,7 +339,7 @@ def options(chance: Random, base: Path, own: Path) -> Case:
     commands: list[tuple[list[str], list[str]]] = [
         ([answering(task), run], ANSWERING[answering(task)]),
         (["score", run], ["--language", "--images", "--checkpoint"]),
-        (["evaluate", run], ["--split", "--beam", "--checkpoint", "--images", "--length", "--continuations"]),
+        (["evaluate", run], ["--split", "--beam-size", "--checkpoint", "--images", "--length", "--continuations"]),
         (["average", str(own / "run")], ["--last"]),
         (["train", str(base / "config" / f"{task}.yaml"), "--run-dir", str(own / "run")], ["--device", "--run-dir"]),
         (["data", "get"], ["--folder", "--languages"]),

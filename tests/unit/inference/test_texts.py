@@ -14,7 +14,7 @@ import torch
 from task_runs import untrained_run
 from tsallis.evaluation.outputs import output_records
 from tsallis.inference import TextRun
-from tsallis.search import Ensemble
+from tsallis.search import Ensemble, SearchOptions
 from tsallis.tasks.attention_weights import describe_attention
 from tsallis.tasks.registry import task_of
 from tsallis.tasks.scoring import evaluate_outputs
@@ -45,7 +45,7 @@ def make_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., TextRun]
         (folder / name).write_text("".join(f"{line}\n" for line in LINES))
     (folder / "config.yaml").write_text(
         "version: 1\ndata: {task: translation, embedded: german-english-numbers, subwords: {size: 90}}\n"
-        "search: {competing_ends: false}\n"
+        "search: {end_rule: every}\n"
     )
     inputs = {"task": "translation", "train": "train", "dev": "dev", "cache": str(folder / "cache")}
     data = {**inputs, "subwords": {"size": 24, "joint": False}}
@@ -71,25 +71,24 @@ def run(request: pytest.FixtureRequest, make_run: Callable[..., TextRun]) -> Tex
 OPTIONS = [
     {},
     {"n_best": 6, "beam_size": 30},
-    {"exact": True, "n_best": 2},
-    {"exhaustive": True, "budget": 200, "n_best": 8},
-    {"exhaustive": True, "n_best": 2, "mass": 0.6},
-    {"sample": 9, "seed": 3},
-    {"mbr": True, "beam_size": 8},
+    {"mode": "exact", "n_best": 2},
+    {"mode": "all", "budget": 200, "n_best": 8},
+    {"mode": "all", "n_best": 2, "mass": 0.6},
+    {"mode": "sample", "num_samples": 9, "seed": 3},
+    {"min_risk": True, "beam_size": 8},
     {"prefix": "low", "n_best": 4},
     {"min_length": 2, "n_best": 4},
     {"length_penalty": 0.5, "n_best": 4},
-    {"tokens": True, "alignment": "largest", "n_best": 2},
-    {"competing_ends": True, "n_best": 3},
+    {"end_rule": "competing", "n_best": 3},
 ]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options) or "plain")
 def test_probabilities_of_texts_are_those_of_all_their_segmentations(run: TextRun, options: dict[str, Any]) -> None:
-    (answer,) = run.translate([SOURCE], **options)
+    (answer,) = run.translate([SOURCE], SearchOptions(**options), tokens=True, alignment="largest")
     outputs = [output for output in answer.outputs if output is not None]
     texts = [output.text for output in outputs]
-    assert outputs and ("sample" in options or len(set(texts)) == len(texts))
+    assert outputs and ("num_samples" in options or len(set(texts)) == len(texts))
     known = [output for output in outputs if output.text in KNOWN]
     assert known
     for output in known:
@@ -106,9 +105,9 @@ def test_probabilities_of_texts_are_those_of_all_their_segmentations(run: TextRu
 
 
 def test_exact_search_proves_the_most_probable_text(run: TextRun) -> None:
-    (answer,) = run.translate([SOURCE], exact=True)
+    (answer,) = run.translate([SOURCE], SearchOptions(mode="exact"))
     assert answer.text == "" and answer.certificate == "optimal"
-    (answer,) = run.translate([SOURCE], prefix="low", exact=True)
+    (answer,) = run.translate([SOURCE], SearchOptions(mode="exact", prefix="low"))
     assert answer.text == "low" and answer.certificate in ("bounded", "none")  # of all texts it is not the best
 
 
@@ -176,14 +175,13 @@ def test_labels_and_characters_are_free_of_it(make_run: Callable[..., TextRun]) 
 
 def test_the_api_answers_as_the_commands_do(make_run: Callable[..., TextRun]) -> None:
     pytest.importorskip("starlette")
-    from tsallis.config import SearchConfig
     from tsallis.serve.answers import ServedRun
     from tsallis.serve.limits import Limits
     from tsallis.serve.requests import StepsRequest, TranslateRequest
 
     run = make_run(PROBS)
-    served = ServedRun("run", run.run, run.task, SearchConfig(beam_size=5, competing_ends=False), Limits())
-    for options in ({"nbest": 4}, {"search": "sample", "draws": 4, "seed": 1}, {"nbest": 2, "tree": True}):
+    served = ServedRun("run", run.run, run.task, SearchOptions(beam_size=5, end_rule="every"), Limits())
+    for options in ({"n_best": 4}, {"mode": "sample", "num_samples": 4, "seed": 1}, {"n_best": 2, "tree": True}):
         (content,) = served.translate([TranslateRequest(sources=[SOURCE], **options)], lambda: None)
         (answer,) = content["answers"]
         outputs = answer.get("hypotheses") or answer["draws"]
@@ -198,14 +196,15 @@ def test_the_api_answers_as_the_commands_do(make_run: Callable[..., TextRun]) ->
 
 
 def test_a_language_model_adds_what_spells_one_text(make_run: Callable[..., TextRun]) -> None:
-    from tsallis.inference.continuations import GenerationOptions, continue_prompt
+    from tsallis.inference.continuations import continue_prompt, search_texts
 
     run = make_run(PROBS)
     batch = run.task.read([SOURCE], "lines", run.run, gold=False).corpus.batch([0])
     vocabulary = run.run.tgt_vocab
     prompt = vocabulary.encode("low")  # in the place of a source, which the model with constant probabilities ignores
     batch = replace(batch, src=torch.tensor([prompt]), src_lengths=torch.tensor([len(prompt)]))
-    (result,) = GenerationOptions(beam=40, length=3).search(run.run, run.task, batch, run.search)
+    options = SearchOptions(beam_size=40, max_length=3)
+    (result,) = search_texts(run.run, run.task, batch, options, run.search_options)
     text = continue_prompt(run.run, "low", prompt, result.best).text
     assert text == "low" and result.best.prob == pytest.approx(0.4) and result.certificate.proves_best
     spelled = {vocabulary.decode([*prompt, *sequence.tokens]) for sequence in result.best.segmentations}

@@ -174,7 +174,7 @@ SEARCHES: list[dict[str, Any]] = [
     {"beam_size": 5, "n_best": 1, "keep_attention": True},
     {"beam_size": 3, "prefixes": [(5,), (), (6, 7), (8,), (), (9,)], "min_length": 2, "length_penalty": 0.7},
     {"beam_size": 60, "max_length": 3},
-    {"beam_size": 2, "competing_ends": True},
+    {"beam_size": 2, "end_rule": "competing"},
 ]
 
 

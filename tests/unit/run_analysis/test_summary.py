@@ -154,14 +154,18 @@ def test_more_sentences_may_be_searched_for_empty_outputs(tmp_path: Path) -> Non
 def test_outputs_end_as_the_options_say(tmp_path: Path, competing: bool) -> None:
     torch.manual_seed(1)
     run, data = run_of(tmp_path, transformer(output="softmax")), corpus(20)
-    options = Options(sentences=20, beam_size=1, competing_ends=competing)
+    options = Options(sentences=20, beam_size=1, end_rule="competing" if competing else "every")
     batch = data.batch([*range(20)])
     expected = [
         TGT.decode(result.best.tokens)
-        for result in beam_search(run.model, batch.src, batch.src_lengths, beam_size=1, competing_ends=competing)
+        for result in beam_search(
+            run.model, batch.src, batch.src_lengths, beam_size=1, end_rule="competing" if competing else "every"
+        )
         if result.best
     ]
-    other = beam_search(run.model, batch.src, batch.src_lengths, beam_size=1, competing_ends=not competing)
+    other = beam_search(
+        run.model, batch.src, batch.src_lengths, beam_size=1, end_rule="every" if competing else "competing"
+    )
     assert expected != [TGT.decode(result.best.tokens) for result in other if result.best]
     assert sorted(str(one.answer) for one in summarize(run, data, "samples", options).sentences) == sorted(expected)
 

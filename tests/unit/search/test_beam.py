@@ -37,13 +37,13 @@ def test_greedy_search_is_trapped_and_says_so() -> None:
 def test_an_ending_that_has_to_compete_may_lose_and_says_so() -> None:
     """With a beam of 1 "A" ends only if nothing that follows is more probable, or nothing may follow."""
     rows = {(): {A: 0.9, EOS: 0.1}, (A,): {EOS: 0.4, B: 0.6}, (A, B): {EOS: 0.7, C: 0.3}, (A, B, C): {EOS: 1.0}}
-    result = search(trie(rows), beam_size=1, competing_ends=True)
+    result = search(trie(rows), beam_size=1, end_rule="competing")
     assert [h.tokens for h in result.hypotheses] == [(A, B)] and result.best.prob == pytest.approx(0.378)
     assert result.certificate.kind == "optimal" and math.exp(result.certificate.bound) == pytest.approx(0.36)
-    limited = search(trie(rows), beam_size=1, competing_ends=True, max_length=1)
+    limited = search(trie(rows), beam_size=1, end_rule="competing", max_length=1)
     assert [h.tokens for h in limited.hypotheses] == [(A,)]
     assert [h.tokens for h in search(trie(rows), beam_size=1).hypotheses] == [(A, B), (A,), (A, B, C), ()]
-    assert search(trie(rows), beam_size=2, competing_ends=True).certificate.kind == "complete"
+    assert search(trie(rows), beam_size=2, end_rule="competing").certificate.kind == "complete"
 
 
 def test_a_beam_that_holds_everything_is_complete() -> None:

@@ -56,7 +56,7 @@ def test_a_complete_list_is_not_searched_again_for_more() -> None:
 
 
 def test_what_is_not_proved_is_called_bounded() -> None:
-    for options, reason in (({"budget": 1}, "budget"), ({"seconds": 0.0}, "time")):
+    for options, reason in (({"budget": 1}, "budget"), ({"time_limit": 0.0}, "time")):
         (result,) = exact_search(trie(TRAP), *sources(0), beam_size=1, **options)
         assert result.stopped_by == reason and result.certificate.kind == "bounded"
         assert result.best.tokens == (A,) and math.exp(result.certificate.bound) == pytest.approx(0.4)
@@ -82,14 +82,14 @@ def test_values_that_grow_need_all_of_them() -> None:
 def test_beginnings_and_clocks_go_with_their_sources() -> None:
     prefixes = [(A,), (), (B,)]
     for seconds in (None, 60.0):
-        results = exact_search(trie(TRAP), *sources(0, 0, 0), beam_size=1, prefixes=prefixes, seconds=seconds)
+        results = exact_search(trie(TRAP), *sources(0, 0, 0), beam_size=1, prefixes=prefixes, time_limit=seconds)
         assert [r.best.tokens for r in results] == [(A,), (B,), (B,)]
         assert all(r.certificate.proves_best for r in results)
 
 
 def test_no_sources_and_numbers_that_cannot_be() -> None:
     empty = torch.zeros(0, 1).long(), torch.zeros(0).long()
-    assert exact_search(trie(TRAP), *empty) == [] == exact_search(trie(TRAP), *empty, seconds=1.0)
+    assert exact_search(trie(TRAP), *empty) == [] == exact_search(trie(TRAP), *empty, time_limit=1.0)
     for name in ("n_best", "budget", "beam_size"):
         with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
             exact_search(trie(TRAP), *sources(0), **{name: 0})

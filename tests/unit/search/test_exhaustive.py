@@ -68,7 +68,7 @@ def test_sources_have_their_time_one_after_the_other(
     model, sizes = trie({(): {EOS: 1.0}}), []
     encode = model.encode
     monkeypatch.setattr(model, "encode", lambda src, lengths: sizes.append(len(src)) or encode(src, lengths))
-    assert len(exhaustive(model, *sources(*range(20)), seconds=seconds)) == 20
+    assert len(exhaustive(model, *sources(*range(20)), time_limit=seconds)) == 20
     assert sizes == encoded
 
 
@@ -92,7 +92,7 @@ def test_a_spent_budget_depends_on_no_other_source() -> None:
 @pytest.fixture
 def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     # The function hides the module of its name from everything but an import.
-    monkeypatch.setattr(importlib.import_module("tsallis.search.exhaustive"), "CHUNK", 1)
+    monkeypatch.setattr(importlib.import_module("tsallis.search.best_first"), "CHUNK", 1)
 
 
 @pytest.mark.usefixtures("one_at_a_time")

@@ -17,7 +17,7 @@ ROWS = {(): {A: 0.75, B: 0.25}, (A,): {EOS: 1.0}, (B,): {A: 0.5, EOS: 0.5}, (B, 
 
 
 def test_texts_that_are_cut_are_drawn_as_often_as_their_beginnings() -> None:
-    (texts,) = generate(trie(ROWS), *sources(0), 2000, length=1, seeds=[0])
+    (texts,) = generate(trie(ROWS), *sources(0), 2000, max_length=1, seeds=[0])
     share = {(tokens, ended): 0 for tokens in ((A,), (B,)) for ended in (False, True)}
     for text in texts:
         share[text.tokens, text.ended] += 1
@@ -27,7 +27,7 @@ def test_texts_that_are_cut_are_drawn_as_often_as_their_beginnings() -> None:
 
 
 def test_a_text_has_its_probability_and_supports() -> None:
-    (texts,) = generate(trie(ROWS), *sources(0), 50, length=5, seeds=[0])
+    (texts,) = generate(trie(ROWS), *sources(0), 50, max_length=5, seeds=[0])
     by_tokens = {text.tokens: text for text in texts}
     assert by_tokens[B, A] == GeneratedText((B, A), pytest.approx(math.log(0.125)), (2, 2, 1), True)
 
@@ -37,7 +37,7 @@ def test_values_that_sum_to_more_than_one_give_no_probability_beyond_the_largest
 
 
 def test_a_dead_end_is_a_text_that_did_not_end() -> None:
-    ((text,),) = generate(trie({(): {A: 1.0}, (A,): {}}), *sources(0), length=5, seeds=[0])
+    ((text,),) = generate(trie({(): {A: 1.0}, (A,): {}}), *sources(0), max_length=5, seeds=[0])
     assert text == GeneratedText((A,), 0.0, (1,), False)
 
 
@@ -45,10 +45,10 @@ def test_draws_repeat_and_no_prompt_changes_anothers() -> None:
     torch.manual_seed(0)
     model = LanguageModel(12, d_model=8, heads=2, layers=2, d_ff=12, output="softmax")
     prompts, lengths = torch.randint(4, 12, (3, 4)), torch.tensor([0, 4, 2])
-    drawn = generate(model, prompts, lengths, 2, length=12, seeds=[1, 2, 3])
+    drawn = generate(model, prompts, lengths, 2, max_length=12, seeds=[1, 2, 3])
     for row in range(3):
         alone = generate(
-            model, prompts[row : row + 1, : lengths[row]], lengths[row : row + 1], 2, length=12, seeds=[1 + row]
+            model, prompts[row : row + 1, : lengths[row]], lengths[row : row + 1], 2, max_length=12, seeds=[1 + row]
         )
         assert [text.tokens for text in alone[0]] == [text.tokens for text in drawn[row]]
         for text in drawn[row]:
@@ -59,7 +59,10 @@ def test_draws_repeat_and_no_prompt_changes_anothers() -> None:
 
 
 def test_no_prompts_and_bad_sizes() -> None:
-    assert generate(trie(ROWS), *sources(), length=3) == []
-    for sizes, words in (({"n": 0}, "n must be at least 1"), ({"length": 0}, "length must be at least 1")):
+    assert generate(trie(ROWS), *sources(), max_length=3) == []
+    for sizes, words in (
+        ({"num_samples": 0}, "num_samples must be at least 1"),
+        ({"max_length": 0}, "max_length must be at least 1"),
+    ):
         with pytest.raises(ValueError, match=words):
             generate(trie(ROWS), *sources(0), **sizes)

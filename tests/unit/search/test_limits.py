@@ -110,13 +110,13 @@ def test_time_and_mass_end_a_listing() -> None:
     model = trie({(A,) * n: {A: 0.5, EOS: 0.5} for n in range(60)})
     (result,) = exhaustive(model, *sources(0), mass=0.9, max_length=50)
     assert 0.9 <= result.mass < 1 - 1e-6 and result.stopped_by == "mass" and result.certificate.kind == "optimal"
-    (late,) = exhaustive(model, *sources(0), seconds=0.0)
+    (late,) = exhaustive(model, *sources(0), time_limit=0.0)
     assert late.stopped_by == "time" and late.hypotheses == () and late.certificate.bound == 0 and late.expanded == 0
     (cut,) = exhaustive(model, *sources(0), max_length=3)
     assert cut.stopped_by == "length" and cut.expanded == 4
     for options, message in (
         ({"mass": 1.0}, "mass must be above 0 and below 1, got 1.0"),
-        ({"seconds": math.nan}, "seconds must be at least 0 and finite, got nan"),
+        ({"time_limit": math.nan}, "time_limit must be at least 0 and finite, got nan"),
     ):
         with pytest.raises(ValueError, match=message):
             exhaustive(model, *sources(0), **options)

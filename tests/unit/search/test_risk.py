@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tsallis.inference.run import TextRun
-from tsallis.search import Certificate, Hypothesis, Result, minimum_risk
+from tsallis.inference.searching import choose
+from tsallis.search import Certificate, Hypothesis, Result, SearchOptions, minimum_risk
 
 
 def agreement(text: str, reference: str) -> float:
@@ -73,10 +73,10 @@ def test_hopeless_candidates_are_not_compared_to_the_end() -> None:
 
 
 def test_large_scores_prove_no_choice_of_least_risk() -> None:
-    run = SimpleNamespace(model=SimpleNamespace(output=SimpleNamespace(normalized=True)))
-    texts: Any = SimpleNamespace(run=run, task=SimpleNamespace(utility=agreement))
-    outputs = [SimpleNamespace(text="a", prob=0.9), SimpleNamespace(text="b", prob=0.1)]
+    run: Any = SimpleNamespace(model=SimpleNamespace(output=SimpleNamespace(normalized=True)))
+    task: Any = SimpleNamespace(utility=agreement)
+    outputs: Any = [SimpleNamespace(text="a", prob=0.9), SimpleNamespace(text="b", prob=0.1)]
     found = tuple(Hypothesis((k,), math.log(p), (2,), (1,)) for k, p in ((4, 0.9), (5, 0.1)))
     for certificate, proved in ((Certificate("complete", -math.inf), True), (Certificate("none", 0.0, "large"), False)):
-        choice = TextRun._choose(texts, outputs, Result(found, certificate))
+        choice = choose(run, task, SearchOptions(min_risk=True), outputs, Result(found, certificate))
         assert choice is not None and choice.index == 0 and choice.proved == proved

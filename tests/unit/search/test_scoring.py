@@ -114,7 +114,7 @@ def test_draws_that_end_nowhere_are_none() -> None:
     assert set(cut) == {(A,), (B,), None} and 0.05 < cut.count(None) / 400 < 0.2
     dead = trie({(): {A: 0.5, B: 0.5}, (A,): {EOS: 1e-200}}, normalized=False)
     assert set(outputs_of(sample(dead, *sources(0), 50, seeds=[0]))[0]) == {(A,), None}
-    with pytest.raises(ValueError, match="n must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="num_samples must be at least 1, got 0"):
         sample(trie(ROWS), *sources(0), 0)
     with pytest.raises(ValueError, match="one seed a source, got 2 for 1"):
         sample(trie(ROWS), *sources(0), seeds=[0, 1])

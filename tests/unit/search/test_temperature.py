@@ -90,14 +90,14 @@ def test_frequencies_are_those_of_the_temperature() -> None:
         made.output.projection.weight.mul_(4)
     prompt, length = torch.tensor([[4, 5]]), torch.tensor([2])
     scores = made.step(made.start(made.encode(prompt, length)), torch.tensor([BOS])).scores.detach()
-    (texts,) = generate(made, prompt, length, 3000, length=1, seeds=[0], temperature=0.5)
+    (texts,) = generate(made, prompt, length, 3000, max_length=1, seeds=[0], temperature=0.5)
     expected = reference.entmax(scores.double() / 0.5, 1.0)[0]
     counts = torch.zeros(9, dtype=torch.float64)
     for text in texts:
         counts[text.tokens[0] if text.tokens else EOS] += 1
     assert (counts / 3000 - expected).abs().max() < 0.03
-    plain = generate(made, prompt, length, 5, length=6, seeds=[0])
-    assert generate(made, prompt, length, 5, length=6, seeds=[0], temperature=1) == plain
+    plain = generate(made, prompt, length, 5, max_length=6, seeds=[0])
+    assert generate(made, prompt, length, 5, max_length=6, seeds=[0], temperature=1) == plain
 
 
 def test_the_scores_of_each_model_of_an_ensemble_are_divided() -> None:

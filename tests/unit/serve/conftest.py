@@ -18,7 +18,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 from small_run import train
-from tsallis.config import SearchConfig
+from tsallis.search import SearchOptions
 from tsallis.serve.answers import ServedRun
 from tsallis.serve.app import build_app
 from tsallis.serve.limits import Limits
@@ -39,7 +39,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture
 def served(run: Run) -> ServedRun:
-    return ServedRun("verbs", run, task_of(run.task), SearchConfig(beam_size=3), Limits())
+    return ServedRun("verbs", run, task_of(run.task), SearchOptions(beam_size=3), Limits())
 
 
 class Client:

@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from tsallis.analysis import beam_tree, read_model, record, teacher_forced_supports
-from tsallis.config import SearchConfig
 from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
 from tsallis.evaluation.outputs import describe_result
 from tsallis.inference import open_run
 from tsallis.inference.suggestions import Completer
-from tsallis.search import beam_search, exact_search, exhaustive, sample
+from tsallis.search import SearchOptions, beam_search, exact_search, exhaustive, sample
 from tsallis.search.sampling import line_seed
 from tsallis.serve.answers import ServedRun
 from tsallis.serve.limits import Limits, Refusal
@@ -41,12 +40,12 @@ def sources(served: ServedRun, *lines: str) -> tuple[Any, torch.Tensor, torch.Te
 
 
 def test_a_request_says_how_its_beam_ends(served: ServedRun) -> None:
-    competing = replace(served, search=SearchConfig(beam_size=1, competing_ends=True))
+    competing = replace(served, search=SearchOptions(beam_size=1, end_rule="competing"))
     best = {}
     for ends in (True, False):
-        results = beam_search(*sources(served, *LINES), beam_size=1, competing_ends=ends)
+        results = beam_search(*sources(served, *LINES), beam_size=1, end_rule="competing" if ends else "every")
         best[ends] = [result.best and list(result.best.tokens) for result in results]
-    for more, ends in (({}, True), ({"competing_ends": False}, False)):
+    for more, ends in (({}, True), ({"end_rule": "every"}, False)):
         (answers,) = translate(competing, {"sources": LINES, **more})
         hypotheses = [answer["hypotheses"] for answer in answers]
         assert [list(part[0]["tokens"]) if part else None for part in hypotheses] == best[ends]
@@ -54,16 +53,16 @@ def test_a_request_says_how_its_beam_ends(served: ServedRun) -> None:
 
 def test_a_request_leaves_limits_to_the_run(served: ServedRun) -> None:
     limits = {"min_length": 2, "max_length": 4, "length_penalty": 0.5}
-    limited = replace(served, search=SearchConfig(beam_size=3, **limits))
-    plain = replace(served, search=SearchConfig(beam_size=3))
-    request = {"sources": LINES, "nbest": 3}
+    limited = replace(served, search=SearchOptions(beam_size=3, **limits))
+    plain = replace(served, search=SearchOptions(beam_size=3))
+    request = {"sources": LINES, "n_best": 3}
     assert translate(limited, request) == translate(plain, {**request, **limits}) != translate(plain, request)
     own = {"min_length": 0, "max_length": 9, "length_penalty": 0.0}
     assert translate(limited, {**request, **own}) == translate(plain, {**request, **own})
-    draws = {"sources": LINES, "search": "sample", "draws": 3}
+    draws = {"sources": LINES, "mode": "sample", "num_samples": 3}
     assert translate(limited, draws) == translate(plain, {**draws, "max_length": 4})
     for name, value in (("min_length", 5), ("max_length", 1)):
-        with pytest.raises(Refusal, match=f"^{name}: this run has outputs of at least"):
+        with pytest.raises(Refusal, match=f"^{name} {value} is (above|below) the run's search"):
             translate(limited, {**request, name: value})
 
 
@@ -71,16 +70,24 @@ def test_a_request_leaves_limits_to_the_run(served: ServedRun) -> None:
     ("request_values", "search", "options"),
     [
         ({}, beam_search, {"beam_size": 3, "n_best": 1}),
-        ({"nbest": 4}, beam_search, {"beam_size": 4, "n_best": 4}),
-        ({"beam": 1, "competing_ends": True}, beam_search, {"beam_size": 1, "n_best": 1, "competing_ends": True}),
-        ({"beam": 1, "min_length": 2, "max_length": 6}, beam_search, {"beam_size": 1, "n_best": 1, "max_length": 6}),
-        ({"length_penalty": 1.0, "nbest": 2}, beam_search, {"beam_size": 3, "n_best": 2, "length_penalty": 1.0}),
+        ({"n_best": 4}, beam_search, {"beam_size": 4, "n_best": 4}),
         (
-            {"search": "exact", "budget": 50, "max_length": 8},
+            {"beam_size": 1, "end_rule": "competing"},
+            beam_search,
+            {"beam_size": 1, "n_best": 1, "end_rule": "competing"},
+        ),
+        (
+            {"beam_size": 1, "min_length": 2, "max_length": 6},
+            beam_search,
+            {"beam_size": 1, "n_best": 1, "max_length": 6},
+        ),
+        ({"length_penalty": 1.0, "n_best": 2}, beam_search, {"beam_size": 3, "n_best": 2, "length_penalty": 1.0}),
+        (
+            {"mode": "exact", "budget": 50, "max_length": 8},
             exact_search,
             {"budget": 50, "max_length": 8, "beam_size": 3},
         ),
-        ({"search": "all", "budget": 50, "nbest": 3}, exhaustive, {"budget": 50, "n_best": 3}),
+        ({"mode": "all", "budget": 50, "n_best": 3}, exhaustive, {"budget": 50, "n_best": 3}),
     ],
 )
 def test_searches_are_those_of_the_library(
@@ -88,7 +95,7 @@ def test_searches_are_those_of_the_library(
 ) -> None:
     for line in LINES:  # other rows of a batch may change the last bits of a number
         ((answer,),) = translate(
-            served, {"sources": [line], "tree": True, **request_values, "nbest": request_values.get("nbest", 1)}
+            served, {"sources": [line], "tree": True, **request_values, "n_best": request_values.get("n_best", 1)}
         )
         extra = {"min_length": 2} if "min_length" in request_values else {}
         (result,) = search(*sources(served, line), **options, **extra)
@@ -108,39 +115,41 @@ def test_searches_are_those_of_the_library(
             assert tree == beam_tree(model, src, result, served.run.tgt_vocab).to_dict()
 
 
-COMMAND = {"nbest": "n_best", "beam": "beam_size", "draws": "sample", "time": "seconds"}  # as Python calls them
-
-
 @pytest.mark.parametrize("limits", [{}, {"min_length": 2, "max_length": 9, "length_penalty": 0.5}])
 @pytest.mark.parametrize(
     "options",
     [
         {},
-        {"nbest": 3},
-        {"beam": 2, "competing_ends": True},
+        {"n_best": 3},
+        {"beam_size": 2, "end_rule": "competing"},
         {"prefix": "s", "max_length": 4},
-        {"min_length": 3, "length_penalty": 1.0, "nbest": 2},
-        {"search": "exact", "nbest": 2, "budget": 40},
-        {"search": "all", "budget": 40},
-        {"search": "all", "nbest": 2, "mass": 0.5, "min_length": 1, "budget": 40},
-        {"search": "all", "time": 0.0},
-        {"search": "sample", "draws": 3, "seed": 4},
-        {"search": "sample", "draws": 2, "prefix": "s", "max_length": 8},
+        {"min_length": 3, "length_penalty": 1.0, "n_best": 2},
+        {"mode": "exact", "n_best": 2, "budget": 40},
+        {"mode": "all", "budget": 40},
+        {"mode": "all", "n_best": 2, "mass": 0.5, "min_length": 1, "budget": 40},
+        {"mode": "all", "time_limit": 0.0},
+        {"mode": "sample", "num_samples": 3, "seed": 4},
+        {"mode": "sample", "num_samples": 2, "prefix": "s", "max_length": 8, "temperature": 0.5},
+        {"min_risk": True},
+        {"min_risk": True, "tree": True},
+        {"mode": "sample", "num_samples": 4, "min_risk": True},
     ],
 )
 def test_answers_are_the_objects_of_the_command(
     served: ServedRun, options: dict[str, Any], limits: dict[str, Any]
 ) -> None:
     """All but the numbers of symbols, which the API has besides."""
-    run, config = open_run(served.run.folder), SearchConfig(beam_size=3, **limits)
-    vars(run)["search"] = config  # in place of that of its folder
-    keywords = {COMMAND.get(name, name): value for name, value in options.items() if name != "search"}
-    search = {"exact": {"exact": True}, "all": {"exhaustive": True}}.get(options.get("search", ""), {})
-    if options.get("search") == "sample":
+    run, defaults = open_run(served.run.folder), SearchOptions(beam_size=3, **limits)
+    vars(run)["search_options"] = defaults  # in place of those of its folder
+    if options.get("mode") == "sample":
         limits = {"max_length": limits["max_length"]} if limits else {}
+    elif options.get("min_risk"):
+        limits = {name: value for name, value in limits.items() if name != "length_penalty"}
     for line in [*LINES[:2], "q\tV;X"]:  # with unknown symbols, too
-        ((answer,),) = translate(replace(served, search=config), {"sources": [line], **options})
-        (expected,) = run.translate([line], **search, **keywords)
+        ((answer,),) = translate(replace(served, search=defaults), {"sources": [line], **options})
+        (expected,) = run.translate([line], SearchOptions(**{k: v for k, v in options.items() if k != "tree"}))
+        assert ("tree" in answer) == ("tree" in options)
+        answer.pop("tree", None)
         for output in answer.get("hypotheses", answer.get("draws", ())):
             assert output is None or output.pop("tokens") is not None
         assert answer == expected.to_dict()
@@ -148,7 +157,7 @@ def test_answers_are_the_objects_of_the_command(
 
 
 def test_draws_are_those_of_the_library_and_of_the_command(served: ServedRun) -> None:
-    ((first, second),) = translate(served, {"sources": LINES[:2], "search": "sample", "draws": 5, "seed": 7})
+    ((first, second),) = translate(served, {"sources": LINES[:2], "mode": "sample", "num_samples": 5, "seed": 7})
     draws = sample(*sources(served, *LINES[:2]), 5, seeds=[line_seed(7, line) for line in (1, 2)])
     for answer, expected in zip((first, second), draws, strict=True):
         assert [draw and draw["tokens"] for draw in answer["draws"]] == [draw and draw.tokens for draw in expected]
@@ -167,7 +176,7 @@ def test_requests_together_have_the_answers_that_each_has_alone(served: ServedRu
 
 
 def test_completions_are_those_of_the_command(served: ServedRun) -> None:
-    (content,) = served.suggest([SuggestRequest(source=LINES[0], typed="sc", nbest=3)], no_check)
+    (content,) = served.suggest([SuggestRequest(source=LINES[0], typed="sc", n_best=3)], no_check)
     source = served.task.read(LINES[:1], "here", served.run, False).corpus.batch([0])
     expected = Completer(served.run, served.task, 3).suggest(source, "sc").to_dict()
     assert content == {"run": "verbs", **expected}
@@ -185,7 +194,7 @@ def test_a_blank_source_has_the_answers_of_the_commands(served: ServedRun, blank
 
 
 def test_steps_are_those_of_the_analysis(served: ServedRun) -> None:
-    (content,) = served.steps([StepsRequest(source=LINES[0], output="scaned", nbest=4)], no_check)
+    (content,) = served.steps([StepsRequest(source=LINES[0], output="scaned", n_best=4)], no_check)
     source = served.task.read(LINES[:1], "here", served.run, False).corpus.src[0]
     corpus = Corpus([source], [served.task.spell("scaned", served.run)])
     [(_, expected)] = teacher_forced_supports(served.run.model, corpus.batches(1), served.run.tgt_vocab, 4)
@@ -230,8 +239,12 @@ def test_weights_are_those_of_a_recording_and_zeros_are_left_out(served: ServedR
         ("steps", StepsRequest(source=LINES[0], tokens=[2]), "tokens: symbols are numbered from 3 to"),
         ("steps", StepsRequest(source=LINES[0], tokens=[10**6]), "tokens: symbols are numbered from 3 to"),
         ("attention", AttentionRequest(source=LINES[0], heads=["cross.2.1"]), "heads: there is no 'cross.2.1'"),
-        ("translate", TranslateRequest(sources=LINES[:1], prefix="é"), "prefix: 'é' holds symbols"),
-        ("translate", TranslateRequest(sources=LINES[:1], prefix="scan", max_length=3), "prefix: 'scan' has 4 symbols"),
+        ("translate", TranslateRequest(sources=LINES[:1], prefix="é"), "prefix: the beginning 'é' holds symbols"),
+        (
+            "translate",
+            TranslateRequest(sources=LINES[:1], prefix="scan", max_length=3),
+            "prefix: the beginning 'scan' has 4 symbols",
+        ),
     ],
 )
 def test_what_the_run_does_not_know_is_refused(served: ServedRun, method: str, schema: Any, message: str) -> None:
@@ -271,7 +284,7 @@ def test_choices_are_as_many_as_the_server_allows(served: ServedRun) -> None:
 
 
 def test_words_have_logarithms(served: ServedRun) -> None:
-    (content,) = served.steps([StepsRequest(source=LINES[0], output="s", nbest=3)], no_check)
+    (content,) = served.steps([StepsRequest(source=LINES[0], output="s", n_best=3)], no_check)
     for word in content["steps"][0]["words"]:
         assert word["prob"] == pytest.approx(math.exp(word["log_prob"]))
 

@@ -47,7 +47,7 @@ def test_the_page_asks_for_nothing_but_its_own_files(serve: Serve) -> None:
 def test_answers_are_those_of_the_run(serve: Serve, served: ServedRun) -> None:
     from tsallis.serve.requests import TranslateRequest
 
-    request = {"sources": [LINE], "nbest": 3, "tree": True}
+    request = {"sources": [LINE], "n_best": 3, "tree": True}
     (expected,) = served.translate([TranslateRequest(**request)], lambda: None)
     assert serve().post("translate", request) == (200, json.loads(json.dumps(expected)))
 
@@ -144,7 +144,7 @@ def test_more_than_can_wait_is_refused_with_a_time(serve: Serve, slow: Slow) -> 
     client = serve(slow, waiting=1)
     with ThreadPoolExecutor(6) as pool:
         work = [
-            pool.submit(client.send, "POST", "/api/translate", {"sources": [LINE], "nbest": n + 1}) for n in range(6)
+            pool.submit(client.send, "POST", "/api/translate", {"sources": [LINE], "n_best": n + 1}) for n in range(6)
         ]
         answers = [one.result() for one in work]
     assert {status for status, _, _ in answers} == {200, 503}
@@ -157,7 +157,7 @@ def test_who_waits_is_answered_when_the_patience_ends(serve: Serve, slow: Slow) 
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(client.post, "translate", {"sources": [LINE]})
         assert slow.entered.wait(10)
-        status, content, headers = client.send("POST", "/api/translate", {"sources": [LINE], "nbest": 2})
+        status, content, headers = client.send("POST", "/api/translate", {"sources": [LINE], "n_best": 2})
         assert not slow.ended.is_set()  # the worker is still at the first request
         assert status == 503 and "has waited for more than 0.2 seconds" in content["error"]
         assert int(headers["retry-after"]) >= 1

@@ -55,7 +55,7 @@ def test_the_page_asks_for_no_more_than_the_server_allows(visit: Visit, outputs:
     tab = visit(outputs=outputs)
     with tab.expect_request("**/api/translate") as request:
         ask(tab)
-    assert request.value.post_data_json["nbest"] == outputs and "beam" not in request.value.post_data_json
+    assert request.value.post_data_json["n_best"] == outputs and "beam_size" not in request.value.post_data_json
     tab.wait_for_selector("#choices li")
     assert tab.locator(".fault").count() == 0
     assert tab.locator("#choices li").count() <= outputs
@@ -78,7 +78,7 @@ def test_what_is_shown_goes_with_its_source(visit: Visit) -> None:
         ({"status": 500, "json": {}}, "The server answers with status 500 and no message."),
         ({"status": 502, "body": "<html>", "content_type": "text/html"}, "The server answers with status 502"),
         ({"status": 200, "body": "<html>", "content_type": "text/html"}, "The server answers with status 200"),
-        ({"status": 400, "json": {"error": "nbest: at most 4"}}, "nbest: at most 4."),
+        ({"status": 400, "json": {"error": "n_best: at most 4"}}, "n_best: at most 4."),
     ],
 )
 def test_a_search_that_fails_leaves_nothing_of_the_last_one(visit: Visit, content: dict[str, Any], text: str) -> None:
@@ -95,7 +95,7 @@ def test_a_search_that_finds_nothing_leaves_nothing_of_the_last_one(visit: Visit
     tab = visit()
     ask(tab)
     nothing = {"certificate": "none", "bound": None, "mass": 0.0, "hypotheses": [], "tree": None}
-    answer(tab, json={"run": "verbs", "search": "beam", "answers": [nothing]})
+    answer(tab, json={"run": "verbs", "mode": "beam", "answers": [nothing]})
     tab.click("text=Search >> nth=0")
     tab.wait_for_selector("text=The search found no output.")
     assert tab.inner_text(STEPS) == "" and tab.locator("svg.matrix").count() == 0
@@ -129,7 +129,7 @@ def test_outputs_that_are_possible_are_not_shown_as_impossible(visit: Visit) -> 
         {"text": text, "prob": 0.0, "log_prob": log, "support": [2], "num_attended": [1], "tokens": [4], "ended": True}
         for text, log in (("one", -912.0), ("  ", -915.0))
     ]
-    answer(tab, json={"run": "verbs", "search": "sample", "answers": [{"draws": draws}]})
+    answer(tab, json={"run": "verbs", "mode": "sample", "answers": [{"draws": draws}]})
     ask(tab)
     assert tab.locator(".outputs .prob").all_inner_texts() == ["8·10⁻³⁹⁷", "4·10⁻³⁹⁸"]
     assert tab.locator(".outputs .words").all_inner_texts() == ["one", "␣␣"]

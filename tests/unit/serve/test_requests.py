@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from tsallis.search import exact_search, exhaustive
-from tsallis.search_budget import EXPANSIONS
+from tsallis.search.options import EXPANSIONS, MODES, OPTIONS, TYPES
 from tsallis.serve.limits import MOST_HEADS, Limits, Refusal
 from tsallis.serve.requests import (
-    SEARCHES,
     AttentionRequest,
     Request,
     StepsRequest,
@@ -29,13 +28,13 @@ def parse(schema: type[Request], content: Any) -> Request:
 
 
 def test_values_are_taken_as_they_are() -> None:
-    request = parse(TranslateRequest, {"sources": ["a\tV"], "nbest": 7, "max_length": 30, "tree": True})
+    request = parse(TranslateRequest, {"sources": ["a\tV"], "n_best": 7, "max_length": 30, "tree": True})
     assert isinstance(request, TranslateRequest)
-    assert (request.sources, request.nbest, request.search, request.run) == (["a\tV"], 7, "beam", None)
-    other = parse(TranslateRequest, {"sources": ["b\tV"], "nbest": 7, "max_length": 30, "tree": True})
-    assert isinstance(other, TranslateRequest) and other.options() == request.options()
-    third = parse(TranslateRequest, {"sources": ["b\tV"], "nbest": 6, "max_length": 30, "tree": True})
-    assert isinstance(third, TranslateRequest) and third.options() != request.options()
+    assert (request.sources, request.options.n_best, request.options.mode, request.run) == (["a\tV"], 7, "beam", None)
+    other = parse(TranslateRequest, {"sources": ["b\tV"], "n_best": 7, "max_length": 30, "tree": True})
+    assert isinstance(other, TranslateRequest) and other.key == request.key
+    third = parse(TranslateRequest, {"sources": ["b\tV"], "n_best": 6, "max_length": 30, "tree": True})
+    assert isinstance(third, TranslateRequest) and third.key != request.key
 
 
 @pytest.mark.parametrize(
@@ -56,29 +55,33 @@ def test_values_are_taken_as_they_are() -> None:
         (TranslateRequest, {"sources": ["a\nb"]}, "one line, found a line break"),
         (TranslateRequest, {"sources": ["a\0b"]}, "found a null character"),
         (TranslateRequest, {"sources": ["a"], "x": 1}, "x: unknown key"),
-        (TranslateRequest, {"sources": ["a"], "search": "best"}, "search: input should be 'beam'"),
-        (TranslateRequest, {"sources": ["a"], "nbest": 8}, "nbest: at most 7, found 8"),
-        (TranslateRequest, {"sources": ["a"], "nbest": 0}, "nbest: input should be greater than or equal to 1"),
-        (TranslateRequest, {"sources": ["a"], "nbest": 1.0}, "nbest: input should be a valid integer"),
-        (TranslateRequest, {"sources": ["a"], "nbest": True}, "nbest: input should be a valid integer"),
-        (TranslateRequest, b'{"sources": ["a"], "nbest": ' + b"9" * 5000 + b"}", "."),
-        (TranslateRequest, {"sources": ["a"], "beam": 10**30}, f"beam: at most 7, found {10**30}"),
-        (TranslateRequest, {"sources": ["a"], "beam": 10**100}, "beam: at most 7, found an integer of 333 bits"),
-        (TranslateRequest, {"sources": ["a"], "max_length": 10**30}, f"max_length: at most 30, found {10**30}"),
-        (TranslateRequest, {"sources": ["a"], "search": "exact", "mass": 0.5}, "mass: is for lists: exact ends once"),
-        (TranslateRequest, {"sources": ["a"], "max_length": 31}, "max_length: at most 30, found 31"),
-        (TranslateRequest, {"sources": ["a"], "prefix": "a" * 11}, "the prefix has at most 10 characters"),
-        (TranslateRequest, {"sources": ["a"], "min_length": 4, "max_length": 3}, "min_length: 4 is above max_length 3"),
-        (TranslateRequest, b'{"sources": ["a"], "length_penalty": NaN}', "length_penalty: input should be a finite"),
-        (TranslateRequest, {"sources": ["a"], "search": "exact", "mass": 1}, "mass: input should be less than 1"),
+        (TranslateRequest, {"sources": ["a"], "mode": "best"}, "mode: input should be 'beam'"),
+        (TranslateRequest, {"sources": ["a"], "n_best": 8}, "n_best: at most 7, found 8"),
+        (TranslateRequest, {"sources": ["a"], "n_best": 0}, "n_best: input should be greater than or equal to 1"),
+        (TranslateRequest, {"sources": ["a"], "n_best": 1.0}, "n_best: input should be a valid integer"),
+        (TranslateRequest, {"sources": ["a"], "n_best": True}, "n_best: input should be a valid integer"),
+        (TranslateRequest, b'{"sources": ["a"], "n_best": ' + b"9" * 5000 + b"}", "."),
+        (TranslateRequest, {"sources": ["a"], "beam_size": 10**30}, f"beam_size: input .* 1000, found {10**30}"),
         (
             TranslateRequest,
-            {"sources": ["a"], "search": "all", "budget": 10**6},
-            "budget: .* less than or equal to 10000",
+            {"sources": ["a"], "beam_size": 10**100},
+            "beam_size: input .* 1000, found an integer of 333 bits",
+        ),
+        (TranslateRequest, {"sources": ["a"], "max_length": 10**30}, f"max_length: input .* 100000, found {10**30}"),
+        (TranslateRequest, {"sources": ["a"], "mode": "exact", "mass": 0.5}, "mass is for lists: give n_best, too"),
+        (TranslateRequest, {"sources": ["a"], "max_length": 31}, "max_length: at most 30, found 31"),
+        (TranslateRequest, {"sources": ["a"], "prefix": "a" * 11}, "the prefix has at most 10 characters"),
+        (TranslateRequest, {"sources": ["a"], "min_length": 4, "max_length": 3}, "min_length 4 is above max_length 3"),
+        (TranslateRequest, b'{"sources": ["a"], "length_penalty": NaN}', "length_penalty: input should be a finite"),
+        (TranslateRequest, {"sources": ["a"], "mode": "exact", "mass": 1}, "mass: input should be less than 1"),
+        (
+            TranslateRequest,
+            {"sources": ["a"], "mode": "all", "budget": 10**6},
+            "budget: at most 10000, found 1000000",
         ),
         (SuggestRequest, {"source": "a", "typed": "a" * 11}, "what is typed has at most 10 characters"),
-        (SuggestRequest, {"source": "a", "nbest": 8}, "nbest: at most 7"),
-        (StepsRequest, {"source": "a", "nbest": 8}, "nbest: at most 7"),
+        (SuggestRequest, {"source": "a", "n_best": 8}, "n_best: at most 7"),
+        (StepsRequest, {"source": "a", "n_best": 8}, "n_best: at most 7"),
         (SuggestRequest, {"source": ["a"]}, "source: input should be a valid string"),
         (StepsRequest, {"source": "a", "output": "a", "tokens": [4]}, "output: is the same as tokens"),
         (StepsRequest, {"source": "a", "output": "a" * 11}, "an output has at most 10 characters"),
@@ -96,7 +99,7 @@ def test_mistakes_are_refused(schema: type[Request], content: Any, message: str)
 def test_a_request_expands_as_many_prefixes_as_a_search_by_itself_goes_to() -> None:
     defaults = {signature(search).parameters["budget"].default for search in (exact_search, exhaustive)}
     assert defaults == {EXPANSIONS}
-    content = {"sources": ["a"], "search": "exact", "budget": EXPANSIONS}
+    content = {"sources": ["a"], "mode": "exact", "budget": EXPANSIONS}
     assert parse(TranslateRequest, content).model_dump()["budget"] == EXPANSIONS
     with pytest.raises(Refusal):
         parse(TranslateRequest, content | {"budget": EXPANSIONS + 1})
@@ -113,17 +116,19 @@ def test_as_many_heads_as_an_answer_holds_may_be_asked_for() -> None:
 def test_requests_without_numbers_are_within_any_limit(outputs: int) -> None:
     limits = Limits(outputs=outputs)
     for schema in (SuggestRequest, StepsRequest):
-        assert parse_request(b'{"source": "a"}', schema, limits).nbest is None  # type: ignore[attr-defined]
+        assert parse_request(b'{"source": "a"}', schema, limits).n_best is None  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("name", SEARCHES)
-def test_a_value_that_says_nothing_beside_a_search_is_refused(name: str) -> None:
-    value = {"mass": 0.5, "time": 0.5, "length_penalty": 0.5, "tree": True, "competing_ends": False}.get(name, 1)
-    for search in ("beam", "exact", "all", "sample"):
-        content = {"sources": ["a"], "search": search, name: value}
-        content |= {"nbest": 2} if (name, search) == ("mass", "exact") else {}
-        if search in SEARCHES[name]:
+@pytest.mark.parametrize("name", [*(name for name in OPTIONS if name != "mode"), "tree"])
+def test_a_value_that_says_nothing_beside_a_mode_is_refused(name: str) -> None:
+    values = {"mass": 0.5, "tree": True, "end_rule": "every"}
+    values |= {option: {bool: True, str: "a"}.get(kind, 1) for option, kind in TYPES.items() if option not in values}
+    modes = OPTIONS[name].modes if name in OPTIONS else ("beam", "exact", "all")
+    for mode in MODES:
+        content = {"sources": ["a"], "mode": mode, name: values[name]}
+        content |= {"n_best": 2} if (name, mode) == ("mass", "exact") else {}
+        if mode in modes:
             parse(TranslateRequest, content)
         else:
-            with pytest.raises(Refusal, match=f"{name}: is for the search .*, not for {search}"):
+            with pytest.raises(Refusal, match=f"{name} is for .*, not for mode {mode}"):
                 parse(TranslateRequest, content)

@@ -11,8 +11,7 @@ import torch
 
 from run_seed import SEED
 from tsallis.cli import app
-from tsallis.config import SearchConfig
-from tsallis.search import beam_search, generate
+from tsallis.search import SearchOptions, beam_search, generate
 from tsallis.search.sampling import line_seed
 from tsallis.serve.answers import ServedRun
 from tsallis.serve.limits import Limits
@@ -34,7 +33,7 @@ def speaker(tmp_path_factory: pytest.TempPathFactory) -> ServedRun:
     (folder / "config.yaml").write_text(json.dumps(content))
     app(["train", str(folder / "config.yaml"), "--run-dir", str(folder / "run")], standalone_mode=False)
     run = load_run(folder / "run")
-    return ServedRun("speaker", run, task_of(run.task), SearchConfig(beam_size=2), Limits())
+    return ServedRun("speaker", run, task_of(run.task), SearchOptions(beam_size=2), Limits())
 
 
 def no_check() -> None:
@@ -54,7 +53,7 @@ def prompts(served: ServedRun, *lines: str) -> tuple[Any, torch.Tensor, torch.Te
 
 def test_prompts_are_continued_with_a_proof_the_empty_one_too(speaker: ServedRun) -> None:
     lines = ["drei", "", "a"]
-    answers = translate(speaker, sources=lines, nbest=2, max_length=8)
+    answers = translate(speaker, sources=lines, n_best=2, max_length=8)
     results = beam_search(*prompts(speaker, *lines), beam_size=2, n_best=2, max_length=8)
     for answer, result in zip(answers, results, strict=True):
         assert [h["tokens"] for h in answer["hypotheses"]] == [h.tokens for h in result.hypotheses]
@@ -62,9 +61,9 @@ def test_prompts_are_continued_with_a_proof_the_empty_one_too(speaker: ServedRun
 
 
 def test_draws_are_those_of_generate_and_say_whether_they_ended(speaker: ServedRun) -> None:
-    (answer,) = translate(speaker, sources=["drei"], search="sample", draws=6, seed=3, max_length=5)
+    (answer,) = translate(speaker, sources=["drei"], mode="sample", num_samples=6, seed=3, max_length=5)
     model, src, lengths = prompts(speaker, "drei")
-    (texts,) = generate(model, src, lengths, 6, length=5, seeds=[line_seed(3, 1)])
+    (texts,) = generate(model, src, lengths, 6, max_length=5, seeds=[line_seed(3, 1)])
     assert [(draw["tokens"], draw["ended"]) for draw in answer["draws"]] == [(x.tokens, x.ended) for x in texts]
     assert any(not text.ended for text in texts)
     assert answer["draws"][0]["text"] == speaker.run.tgt_vocab.decode(texts[0].tokens)
@@ -89,7 +88,7 @@ def test_attention_is_that_of_the_whole_text(speaker: ServedRun) -> None:
 def test_steps_and_suggestions_go_on_behind_a_prompt(speaker: ServedRun) -> None:
     (steps,) = speaker.steps([StepsRequest(source="drei", output="zehn")], no_check)
     assert [step["symbol"] for step in steps["steps"]][:4] == list("zehn")[: len(steps["steps"])]
-    (suggestion,) = speaker.suggest([SuggestRequest(source="drei", typed="z", nbest=2)], no_check)
+    (suggestion,) = speaker.suggest([SuggestRequest(source="drei", typed="z", n_best=2)], no_check)
     assert suggestion["typed"] == "z" and suggestion["possible"] == (suggestion["log_prob"] is not None)
 
 

@@ -367,13 +367,13 @@ def test_a_search_of_the_first_rows_and_a_measure_of_ones_own(tmp_path: Path) ->
 def test_validation_may_search_greedily(tmp_path: Path) -> None:
     """With softmax many a short output is more probable than the greedy one."""
     searches: list[list[Result]] = []
-    for competing in (False, True):
+    for end_rule in ("every", "competing"):
         torch.manual_seed(3)
         net = RNNSeq2Seq(len(SRC), len(TGT), d_model=8, layers=1, output="softmax")
-        settings = changed(SETTINGS, epochs=1, validation_competing_ends=competing)
-        Trainer(net, TRAIN, DEV, tmp_path / str(competing), settings, measure=collect(searches)).run()
+        settings = changed(SETTINGS, epochs=1, validation_end_rule=end_rule)
+        Trainer(net, TRAIN, DEV, tmp_path / end_rule, settings, measure=collect(searches)).run()
         batch = DEV.batch(range(len(DEV)))
-        expected = beam_search(net, batch.src, batch.src_lengths, beam_size=1, competing_ends=competing)
+        expected = beam_search(net, batch.src, batch.src_lengths, beam_size=1, end_rule=end_rule)
         assert [r.best and r.best.tokens for r in searches[-1]] == [r.best and r.best.tokens for r in expected]
     assert searches[0] != searches[1]
 

@@ -1,8 +1,8 @@
 // The page: a source, and all that the run at the head of the page answers about it.
 
 const DELAY = 300; // milliseconds after the last key
-const SEARCHES = [["beam", "Beam"], ["exact", "Exact"], ["all", "All"], ["sample", "Sample"]];
-const SEARCH_NOTES = {
+const MODES = [["beam", "Beam"], ["exact", "Exact"], ["all", "All"], ["sample", "Sample"]];
+const MODE_NOTES = {
   beam: "The best outputs of a beam, with what it proves.",
   exact: "The most probable outputs of all, with a proof.",
   all: "Every output with a probability, as far as time goes.",
@@ -47,7 +47,7 @@ function missingText(columns) {
 
 function runPage(run, limits) {
   // `query` is the source, with its language, that the outputs below are of: what is typed may be another one by now.
-  const state = { search: "beam", count: Math.min(5, limits.outputs), query: null, output: null, head: null };
+  const state = { mode: "beam", count: Math.min(5, limits.outputs), query: null, output: null, head: null };
   const [outputs, steps, weights] = ["Outputs", "Step by step", "Attention"].map(() => h("div"));
   const fields = run.columns.map((column, i) => field(`column-${i}`, column, () => changed()));
   const language = run.languages && run.languages.length > 1
@@ -73,10 +73,10 @@ function runPage(run, limits) {
       return;
     }
     const query = currentQuery();
-    const counts = { beam: { nbest: state.count }, exact: { nbest: state.count }, all: {},
-      sample: { draws: state.count } }[state.search];
-    const content = { run: run.name, sources: [query.source], language: query.language, search: state.search, ...counts };
-    if (state.search !== "sample") content.tree = true;
+    const counts = { beam: { n_best: state.count }, exact: { n_best: state.count }, all: {},
+      sample: { num_samples: state.count } }[state.mode];
+    const content = { run: run.name, sources: [query.source], language: query.language, mode: state.mode, ...counts };
+    if (state.mode !== "sample") content.tree = true;
     const success = await show(outputs, ask("translate", content), (answer) => {
       state.query = query;
       state.output = null;
@@ -87,7 +87,7 @@ function runPage(run, limits) {
 
   function choose(output) {
     state.output = output.tokens ? { tokens: output.tokens } : { output: output.output };
-    show(steps, ask("steps", ofSource({ ...state.output, nbest: Math.min(6, limits.outputs) })), stepsOf);
+    show(steps, ask("steps", ofSource({ ...state.output, n_best: Math.min(6, limits.outputs) })), stepsOf);
     attend();
   }
 
@@ -123,12 +123,12 @@ function runPage(run, limits) {
     if (missingColumns().length) clear();
     else refresh();
   }
-  function setSearch(kind) {
-    state.search = kind;
-    note.textContent = SEARCH_NOTES[kind];
+  function setMode(mode) {
+    state.mode = mode;
+    note.textContent = MODE_NOTES[mode];
     search();
   }
-  note.textContent = SEARCH_NOTES.beam;
+  note.textContent = MODE_NOTES.beam;
   const heads = run.attention.flatMap((layer) => layer.alphas.map((alpha, i) => [`${layer.kind}.${layer.layer}.${i + 1}`,
     `${layer.kind} layer ${layer.layer} head ${i + 1}, alpha ${plain(alpha)}`]));
   state.head = heads.length ? (heads.find(([name]) => name.startsWith("cross.")) || heads[0])[0] : null;
@@ -153,7 +153,7 @@ function runPage(run, limits) {
         search();
         completion.update();
       } }, line.replace(/\t/g, " · ")))) : null,
-    h("div", { class: "controls" }, segments("Search", SEARCHES, "beam", setSearch),
+    h("div", { class: "controls" }, segments("Search", MODES, "beam", setMode),
       numberField("Outputs", state.count, limits.outputs, (input) => {
         state.count = clamp(Math.round(Number(input.value)) || 1, 1, limits.outputs);
         input.value = state.count;

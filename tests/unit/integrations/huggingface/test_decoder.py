@@ -266,7 +266,7 @@ def test_draws_and_ensembles_and_prefixes() -> None:
     prefixes = [make("gpt2").symbols([5, 6])] * 2
     for result in beam_search(both, src, lengths, beam_size=3, max_length=5, prefixes=prefixes):
         assert all(h.tokens[:2] == tuple(prefixes[0]) for h in result.hypotheses)
-    draws = sample(make("gpt2", alpha=2.0), src, lengths, n=3, max_length=20, seeds=[1, 2])
+    draws = sample(make("gpt2", alpha=2.0), src, lengths, num_samples=3, max_length=20, seeds=[1, 2])
     assert len(draws) == 2
 
 

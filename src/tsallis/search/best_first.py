@@ -16,9 +16,9 @@ from torch import Tensor
 from tsallis.models.protocol import Decoder, join, unclear_rows
 from tsallis.search.certificate import ROUNDING, Hypothesis, Result, Stop
 from tsallis.search.checks import check_at_least_one, check_goal, check_sources
+from tsallis.search.options import EXPANSIONS
 from tsallis.search.step import Expansion, Limits, Prefix, Search, checked_log_probs, eval_mode, make_limits
 from tsallis.search.texts import Text, missing_probability
-from tsallis.search_budget import EXPANSIONS
 
 CHUNK = 16  # prefixes of a source expanded together; whatever the batch, so that results don't depend on it
 WINDOW = 16  # sources searched together: each may have to hold the states of `budget` prefixes
@@ -175,7 +175,7 @@ def exhaustive(
     src_lengths: Tensor,
     *,
     budget: int = EXPANSIONS,
-    seconds: float | None = None,
+    time_limit: float | None = None,
     mass: float | None = None,
     n_best: int | None = None,
     known: Sequence[Result] | None = None,
@@ -189,7 +189,7 @@ def exhaustive(
     """Find every output with a probability, best first, by expanding the most probable prefixes again and again.
 
     It ends when no prefix is left (the result is `complete`, its probabilities sum to 1), when the `n_best` best are
-    proved, or when a source has had its `budget`, its `seconds` or enough `mass`: then `bound` says how probable a
+    proved, or when a source has had its `budget`, its `time_limit` or enough `mass`: then `bound` says how probable a
     missing output could be, :attr:`Result.proven` holds the outputs whose rank is certain all the same, and
     :attr:`Result.stopped_by` says why it ended.
 
@@ -200,7 +200,7 @@ def exhaustive(
         src: [batch, src] symbols.
         src_lengths: [batch] their counts.
         budget: prefixes expanded a source, at most.
-        seconds: time a source, at most, looked at between expansions; sources are then searched one after the other.
+        time_limit: Seconds per source, checked between expansions; sources are then searched one after the other.
         mass: the probability that is enough, of all outputs together that nothing left can beat; above 0 and below 1.
         n_best: outputs returned a source; None: all.
         known: results of another search for the same outputs: theirs count as if they were found here, with `n_best` no
@@ -233,17 +233,17 @@ def exhaustive(
     """
     check_at_least_one(budget=budget, n_best=n_best)
     normalized = model.output.normalized
-    check_goal(seconds, mass, normalized)
+    check_goal(mass, normalized, time_limit=time_limit)
     lengths = check_sources(model, src, src_lengths)
     if known is not None and len(known) != len(lengths):
         raise ValueError(f"known must have one result for each of {len(lengths)} sources, got {len(known)}")
     limits = make_limits(lengths, prefixes, min_length, max_length, length_penalty)
-    width = WINDOW if seconds is None else 1
+    width = WINDOW if time_limit is None else 1
     with eval_mode(model):
         queues: list[_Queue] = []
         for first in range(0, src.shape[0], width):
             window = slice(first, first + width)
-            deadline = None if seconds is None else time.monotonic() + seconds
+            deadline = None if time_limit is None else time.monotonic() + time_limit
             goal = Goal(normalized, budget, deadline, mass, n_best, text)
             start = model.start(model.encode(src[window], src_lengths[window]))
             opened = [

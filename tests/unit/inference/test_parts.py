@@ -1,8 +1,6 @@
-"""Options of searches by the names of commands and of Python; alignments of matrices; columns of several tasks."""
+"""Alignments of matrices; columns of several tasks; answers that no run gave."""
 
 from __future__ import annotations
-
-import math
 
 import pytest
 import torch
@@ -10,7 +8,6 @@ import torch
 from tsallis.errors import InputError
 from tsallis.inference.alignment import links_of, pharaoh
 from tsallis.inference.answers import Answer, TextScore
-from tsallis.inference.options import SearchOptions, check_temperature, keywords
 from tsallis.inference.run import join_columns
 from tsallis.search import TokenScores
 from tsallis.tasks.classification import Classification
@@ -18,30 +15,6 @@ from tsallis.tasks.language import Language
 from tsallis.tasks.strings import Strings
 from tsallis.tasks.translation import Translation
 from tsallis.tasks.vqa import Visual
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("nbest", 1001), ("beam", 0), ("sample", 1.5), ("seed", -1), ("min_length", -1), ("max_length", 100_001)],
-)
-def test_numbers_out_of_range_are_refused(name: str, value: float) -> None:
-    with pytest.raises(InputError, match=f"^--{name.replace('_', '-')} must be a whole number from"):
-        SearchOptions(**{name: value})._check_values(SearchOptions(**{name: value})._by_name())
-
-
-@pytest.mark.parametrize("value", [0, -0.5, math.inf, -math.inf, math.nan])
-def test_a_temperature_is_above_zero_and_finite(value: float) -> None:
-    with pytest.raises(InputError, match=r"^--temperature must be above 0 and finite, got"):
-        SearchOptions(sample=1, temperature=value).check()
-    with pytest.raises(InputError, match=r"^--temperature must be above 0 and finite, got"):
-        check_temperature(value)
-    check_temperature(None)
-    SearchOptions(sample=1, temperature=1e-300).check()
-
-
-def test_what_a_line_holds_is_no_option() -> None:
-    with pytest.raises(InputError, match=r"^n_best is for 'a --flag' and prefixes--all$"), keywords():
-        raise InputError("--nbest is for 'a --flag' and --prefix-column--all")
 
 
 def test_the_largest_weight_is_one_position_of_each_row() -> None:

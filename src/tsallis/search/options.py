@@ -1,0 +1,279 @@
+"""The options of searches: their names, types, ranges and defaults.
+
+Python, the commands, the section `search` of a configuration and the JSON API all take them from here.
+This module imports nothing heavy: the commands read it before they print their help.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType, NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from tsallis.errors import OptionError, choice_fault, describe, real_fault, whole_fault
+
+Mode = Literal["beam", "exact", "all", "sample"]
+EndRule = Literal["every", "competing"]
+
+MODES: tuple[Mode, ...] = get_args(Mode)
+END_RULES: tuple[EndRule, ...] = get_args(EndRule)
+EXPANSIONS = 10_000  # the default of `budget`
+MOST = 1_000  # the largest beam, list or number of draws
+MOST_EXPANSIONS = 1_000_000
+PENALTY = 100  # the largest length penalty
+LENGTH = 100_000  # the largest length of an output
+
+
+@dataclass(frozen=True)
+class OptionInfo:
+    """What is known about an option besides its name and type.
+
+    Args:
+        help: One sentence for `--help` and for pages.
+        modes: The modes that the option is for.
+        least, most: The range of a number.
+        inside: Whether the ends of the range are excluded.
+        default: The value that a search uses if none is given.
+        of_runs: Whether the configuration of a run may set the option.
+    """
+
+    help: str
+    modes: tuple[Mode, ...] = MODES
+    least: float = 0
+    most: float = math.inf
+    inside: bool = False
+    default: Any = None
+    of_runs: bool = False
+
+
+def _option(help: str, *modes: Mode, unset: Any = None, **details: Any) -> Any:
+    """Return the field of an option; `unset` is its value if it is not given."""
+    return field(default=unset, metadata={"info": OptionInfo(help, modes or MODES, **details)})
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """The options of a search. None means that an option is not given: the run or the search decides.
+
+    Equal options are equal objects, and can be keys of dictionaries.
+
+    Args:
+        {options}
+
+    Raises:
+        OptionError: A value has a wrong type or is out of range, or two options contradict each other.
+
+    Example:
+        >>> SearchOptions(mode="exact", n_best=3, time_limit=2).given
+        {'mode': 'exact', 'n_best': 3, 'time_limit': 2.0}
+        >>> SearchOptions(beam_size=0)
+        Traceback (most recent call last):
+        tsallis.errors.OptionError: beam_size must be a whole number from 1 to 1000, got 0
+        >>> SearchOptions(mode="all", seed=1)
+        Traceback (most recent call last):
+        tsallis.errors.OptionError: seed is for mode sample, not for mode all
+    """
+
+    mode: Mode = _option(  # noqa: RUF009 (it calls `field`)
+        "How outputs are found: by a beam, with a proof (exact), all that are possible, or at random (sample).",
+        unset="beam",
+        default="beam",
+    )
+    beam_size: int | None = _option(
+        "Number of prefixes that a beam keeps per source; default: the run's, but no fewer than outputs.",
+        *("beam", "exact"),
+        least=1,
+        most=MOST,
+        default=5,
+        of_runs=True,
+    )
+    n_best: int | None = _option(
+        "Number of outputs per source, best first; default: 1, in mode all every output.",
+        *("beam", "exact", "all"),
+        least=1,
+        most=MOST,
+    )
+    budget: int | None = _option(
+        f"Number of prefixes that a search expands per source, at most; default: {EXPANSIONS}.",
+        *("exact", "all"),
+        least=1,
+        most=MOST_EXPANSIONS,
+        default=EXPANSIONS,
+    )
+    time_limit: float | None = _option("Seconds that a search may take per source.", "exact", "all")
+    mass: float | None = _option(
+        "Total probability of a source's outputs at which a search stops, between 0 and 1.",
+        "exact",
+        "all",
+        most=1,
+        inside=True,
+    )
+    num_samples: int | None = _option(
+        "Number of outputs drawn per source; default: 1.", "sample", least=1, most=MOST, default=1
+    )
+    seed: int | None = _option("Seed of the draws; default: 0.", "sample", most=2**62, default=0)
+    temperature: float | None = _option(
+        "Divides the scores before they become probabilities: below 1 likely symbols are drawn more often; default: 1.",
+        "sample",
+        inside=True,
+        default=1.0,
+    )
+    prefix: str | None = _option("Beginning of every output.")
+    min_length: int | None = _option(
+        "Number of symbols of an output, at least; default: the run's.",
+        *("beam", "exact", "all"),
+        most=LENGTH,
+        default=0,
+        of_runs=True,
+    )
+    max_length: int | None = _option(
+        "Number of symbols of an output, at most; default: the run's, or twice the source's and 20.",
+        least=1,
+        most=LENGTH,
+        of_runs=True,
+    )
+    length_penalty: float | None = _option(
+        "Ranks outputs by their log-probability divided by this power of their length; default: the run's.",
+        *("beam", "exact", "all"),
+        most=PENALTY,
+        default=0.0,
+        of_runs=True,
+    )
+    end_rule: EndRule | None = _option(  # noqa: RUF009
+        "Which outputs of a beam count: every one, or those whose end competes with the beam's best continuations, "
+        "as in other toolkits; default: the run's.",
+        "beam",
+        default="every",
+        of_runs=True,
+    )
+    min_risk: bool = _option(
+        "Chooses the output with the best expected score among those that are found or drawn.",
+        *("beam", "all", "sample"),
+        unset=False,
+        default=False,
+    )
+
+    def __post_init__(self) -> None:
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if value is not None or option.default is not None:
+                object.__setattr__(self, option.name, _checked(option.name, value))
+        if others := [name for name in self.given if self.mode not in OPTIONS[name].modes]:
+            name, modes = others[0], " or ".join(OPTIONS[others[0]].modes)
+            raise OptionError(
+                lambda spell: f"{spell(name)} is for {spell('mode')} {modes}, not for {spell('mode')} {self.mode}"
+            )
+        if self.min_risk and (ranks := sorted(OF_RANKS & self.given.keys())):
+            raise OptionError(
+                lambda spell: f"{spell(ranks[0])} ranks outputs, {spell('min_risk')} chooses one: give one of them"
+            )
+        if self.mass is not None and self.mode == "exact" and (self.n_best or 1) == 1:
+            raise OptionError(
+                lambda spell: f"{spell('mass')} is for lists: give {spell('n_best')}, too, or {spell('mode')} all"
+            )
+        least, most = self.min_length, self.max_length
+        if least is not None and most is not None and least > most:
+            raise OptionError(lambda spell: f"{spell('min_length')} {least} is above {spell('max_length')} {most}")
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options with a value of their own, by name."""
+        return {x.name: value for x in fields(self) if (value := getattr(self, x.name)) != x.default}
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The given options that a search of this mode takes as keyword arguments.
+
+        They are all but the mode, and those that concern the texts or the lines of a run.
+        """
+        return {name: value for name, value in self.given.items() if name not in OF_TEXTS}
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """The given options that a certificate depends on, but for the prefix."""
+        return {name: value for name, value in self.given.items() if name in LIMITS}
+
+    @property
+    def without_limits(self) -> SearchOptions:
+        """The options but for those of `limits`."""
+        nothing: dict[str, Any] = dict.fromkeys(LIMITS)
+        return replace(self, **nothing)
+
+    def with_defaults(self, defaults: SearchOptions) -> SearchOptions:
+        """Return the options, with those of `defaults` that are not given here and that the mode takes.
+
+        Raises:
+            OptionError: A length contradicts one of the defaults.
+
+        Example:
+            >>> SearchOptions(n_best=7).with_defaults(SearchOptions(beam_size=5, end_rule="every")).given
+            {'beam_size': 7, 'n_best': 7, 'end_rule': 'every'}
+        """
+        filled = {}
+        for name, value in defaults.given.items():
+            takes = self.mode in OPTIONS[name].modes and not (self.min_risk and name in OF_RANKS)
+            if getattr(self, name) is None and takes:
+                filled[name] = max(value, self.n_best or 1) if name == "beam_size" else value
+        least, most = (filled.get(name, getattr(self, name)) for name in ("min_length", "max_length"))
+        if least is not None and most is not None and least > most:
+            given, other = ("min_length", "max_length") if self.max_length is None else ("max_length", "min_length")
+            relation = "above" if given == "min_length" else "below"
+            raise OptionError(
+                lambda spell: (
+                    f"{spell(given)} {getattr(self, given)} is {relation} the run's search.{other} "
+                    f"{filled[other]}: give {spell(other)}, too"
+                )
+            )
+        return replace(self, **filled)
+
+
+# Options that a model never sees, those that limit outputs, and those that say which outputs come first.
+OF_TEXTS = frozenset({"mode", "seed", "prefix", "min_risk"})
+LIMITS = frozenset({"min_length", "max_length", "length_penalty"})
+OF_RANKS = frozenset({"n_best", "length_penalty"})
+
+OPTIONS: Mapping[str, OptionInfo] = MappingProxyType({x.name: x.metadata["info"] for x in fields(SearchOptions)})
+
+
+def _type_of(hint: Any) -> Any:
+    """Return a type without None."""
+    if get_origin(hint) is Literal or not get_args(hint):
+        return hint
+    return next(kind for kind in get_args(hint) if kind is not NoneType)
+
+
+TYPES: Mapping[str, Any] = MappingProxyType(
+    {name: _type_of(hint) for name, hint in get_type_hints(SearchOptions).items() if name in OPTIONS}
+)
+
+
+def _checked(name: str, value: Any) -> Any:
+    """Return the value of an option in its type.
+
+    Raises:
+        OptionError: The value has another type or is out of range.
+    """
+    info, kind = OPTIONS[name], TYPES[name]
+    if kind is int:
+        fault = whole_fault(value, int(info.least), int(info.most))
+        value = value if fault else operator.index(value)
+    elif kind is float:
+        fault = real_fault(value, info.least, info.most, inside=info.inside)
+        value = value if fault else float(value)
+    elif get_origin(kind) is Literal:
+        fault = choice_fault(value, get_args(kind))
+    else:
+        words = "a text" if kind is str else "True or False"
+        fault = "" if isinstance(value, kind) else f"must be {words}, got {describe(value)}"
+    if fault:
+        raise OptionError(lambda spell: f"{spell(name)} {fault}")
+    return value
+
+
+# Each option is described once, in its field.
+SearchOptions.__doc__ = (SearchOptions.__doc__ or "").replace(
+    "        {options}", "\n".join(f"        {name}: {info.help}" for name, info in OPTIONS.items())
+)
