@@ -190,7 +190,7 @@ def test_a_number_may_be_a_tensor() -> None:
         with pytest.raises(TypeError, match="alpha must be a number, or a tensor with one number that needs no gradie"):
             tsallis.normmax(x, alpha)
     with pytest.raises(TypeError, match="alpha must be a number, or a tensor"):  # a record would keep its value
-        make_fx(tsallis.normmax)(x, torch.tensor(2.0))
+        make_fx(lambda scores, alpha: tsallis.normmax(scores, alpha))(x, torch.tensor(2.0))
 
 
 def _nested(x: Tensor) -> Tensor:
