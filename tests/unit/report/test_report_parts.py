@@ -90,6 +90,6 @@ def test_the_command_says_how_many_sentences_are_left_out(
     capsys.readouterr()
     for most, message in ((10**6, ""), (0, f"tsallis: {out}: holds 1 of 3 sentences: with all their weights it ")):
         monkeypatch.setattr(page, "NON_ZEROS", most)
-        _write(report, out, None, None)
+        _write(report, out, None)
         errors = capsys.readouterr().err
         assert errors.startswith(message) and bool(errors) == bool(message)
