@@ -47,7 +47,7 @@ def test_every_shipped_recipe_is_a_valid_configuration(path: Path) -> None:
     assert check_config(yaml.safe_load(config.text()), "again").text() == config.text()
     if path.parent.name == "sigmorphon2018":
         assert "Peters et al. 2019" in path.read_text(encoding="utf-8")
-        assert config.training.schedule == "halve-on-worse" and config.search.beam_size == 5
+        assert config.training.schedule == "halve-on-worse" and config.search.options.beam_size == 5
 
 
 def test_every_recipe_has_a_run_folder_of_its_own() -> None:
