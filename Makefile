@@ -68,7 +68,7 @@ test-oldest: $(VENV)/.dev
 	PIP_CONSTRAINT= $(PIP) --upgrade --no-deps --target build/transformers-5.4 transformers==5.4.0 \
 		huggingface-hub==1.5.0 tokenizers==0.22.2 httpx==0.28.1 httpcore==1.0.9
 	PYTHONPATH=build/transformers-5.4 OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not slow or sampled" \
-		tests/contract/test_huggingface.py tests/unit/integrations
+		tests/contract/test_huggingface.py tests/unit/huggingface
 
 # A wheel of this platform, tried by a Python that has torch, numpy, pytest and hypothesis: PYTHON=.../bin/python.
 test-wheel: $(VENV)/.dev

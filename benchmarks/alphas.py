@@ -21,12 +21,12 @@ import torch
 from common import Row, machine, table, write
 
 from tsallis.analysis import density, read_model, record
-from tsallis.config import Config
-from tsallis.run_analysis import alpha_history, density_history, value_history
-from tsallis.tasks.registry import load_config, task_of
-from tsallis.tasks.scoring import evaluate_outputs
-from tsallis.training import Run, load_run
-from tsallis.training.file_names import CONFIG
+from tsallis.toolkit.config import Config
+from tsallis.toolkit.run_analysis import alpha_history, density_history, value_history
+from tsallis.toolkit.tasks.registry import load_config, task_of
+from tsallis.toolkit.tasks.scoring import evaluate_outputs
+from tsallis.toolkit.training import Run, load_run
+from tsallis.toolkit.training.file_names import CONFIG
 
 SETTINGS = ("attention", "alpha_lr_scale", "dropout", "updates", "seed")  # which of the recipe's a run is known by
 KINDS = ("encoder", "decoder", "cross")

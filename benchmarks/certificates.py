@@ -17,13 +17,13 @@ import torch
 from common import Row, announce, machine, table, write
 from torch import Tensor
 
-from tsallis.evaluation.metrics import WHOLE
 from tsallis.ops.arguments import BestSymbols
 from tsallis.ops.eager.beams import Beams
 from tsallis.search import Result, beam_search
-from tsallis.tasks.registry import load_config, task_of
-from tsallis.training import load_run
-from tsallis.training.file_names import CONFIG
+from tsallis.toolkit.evaluation.metrics import WHOLE
+from tsallis.toolkit.tasks.registry import load_config, task_of
+from tsallis.toolkit.training import load_run
+from tsallis.toolkit.training.file_names import CONFIG
 
 BATCH = 64
 PRINTED = (

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 import tsallis
-from tsallis.evaluation.provenance import cpu_name
 from tsallis.ops import choice
+from tsallis.toolkit.evaluation.provenance import cpu_name
 
 Row = dict[str, Any]
 

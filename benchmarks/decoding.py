@@ -22,11 +22,11 @@ from ctranslate2_model import hand_over, peer_search, words
 from torch import Tensor
 
 import tsallis
-from tsallis.data.batching import make_batch
 from tsallis.models import TransformerSeq2Seq
 from tsallis.search import Result, beam_search
-from tsallis.special_symbols import BOS, EOS
-from tsallis.training.run_folder import load_run
+from tsallis.symbols import BOS, EOS
+from tsallis.toolkit.data.batching import make_batch
+from tsallis.toolkit.training.run_folder import load_run
 
 SIZES: dict[str, dict[str, int]] = {
     "multi30k": {"symbols": 5000, "d_model": 128, "heads": 4, "layers": 3, "d_ff": 512},

@@ -20,11 +20,11 @@ from common import Row, announce, machine, table, write
 from decoding import LONGEST, SIZES, random_models, sources, text_sources, trained_models, with_plain_steps
 from torch import Tensor
 
-from tsallis.data.batching import make_batch
 from tsallis.models import TransformerSeq2Seq
 from tsallis.ops.arguments import BestSymbols
 from tsallis.ops.eager.beams import Beams
 from tsallis.search import Result, beam_search, score
+from tsallis.toolkit.data.batching import make_batch
 
 COLUMNS = ("size", "name", "sentences", "same", "same_kinds", "bound", "rms", "plain_rms", "worst", "plain_worst")
 COST = ("size", "name", "steps_to_stop", "rows_to_stop", "cpu_to_stop", "same_to_stop", "proved")

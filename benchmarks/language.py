@@ -24,17 +24,17 @@ import torch
 from common import Row, announce, machine, table, write
 from torch import Tensor
 
-from tsallis.data.packing import PackedCorpus, pack
 from tsallis.models import LanguageModel
 from tsallis.models.batch import Batch
 from tsallis.ops import choice
 from tsallis.search import generate
-from tsallis.tasks.registry import load_config, task_of
-from tsallis.training import Settings
-from tsallis.training.distributed import World
-from tsallis.training.engine import Engine
-from tsallis.training.file_names import CONFIG
-from tsallis.training.run_folder import load_run
+from tsallis.toolkit.data.packing import PackedCorpus, pack
+from tsallis.toolkit.tasks.registry import load_config, task_of
+from tsallis.toolkit.training import Settings
+from tsallis.toolkit.training.distributed import World
+from tsallis.toolkit.training.engine import Engine
+from tsallis.toolkit.training.file_names import CONFIG
+from tsallis.toolkit.training.run_folder import load_run
 
 MODELS: dict[str, dict[str, Any]] = {
     "softmax": {"alpha": 1.0, "output": "softmax"},

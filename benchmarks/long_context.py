@@ -18,8 +18,8 @@ from typing import Any
 
 from common import Row, write
 
-from tsallis.datasets.synthetic import SYNTHETIC_TASKS
 from tsallis.report import save, style
+from tsallis.toolkit.datasets.synthetic import SYNTHETIC_TASKS
 
 # What pages call the kinds of attention, and their colours.
 VARIANTS = {

@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from common import Row, announce, machine, table, verdict, write
 
-from tsallis.data.corpus import Corpus
 from tsallis.models import lstm
 from tsallis.ops.transforms import tracing_active
-from tsallis.tasks.prepared import prepare
-from tsallis.tasks.registry import load_config
-from tsallis.training import Settings
-from tsallis.training.distributed import World
-from tsallis.training.engine import Engine
+from tsallis.toolkit.data.corpus import Corpus
+from tsallis.toolkit.tasks.prepared import prepare
+from tsallis.toolkit.tasks.registry import load_config
+from tsallis.toolkit.training import Settings
+from tsallis.toolkit.training.distributed import World
+from tsallis.toolkit.training.engine import Engine
 
 PYTORCH = "PyTorch's operations"
 RECIPE = Path(__file__).parents[1] / "recipes" / "sigmorphon2018" / "medium-all.yaml"

@@ -19,14 +19,14 @@ import torch
 from common import Row, announce, machine, table, write
 
 from tsallis.analysis.summary_records import RunSummary
-from tsallis.data.corpus import Corpus
-from tsallis.data.vocabulary import Vocabulary
 from tsallis.models import TransformerSeq2Seq
 from tsallis.ops import choice
 from tsallis.report.page import build_page, encode_weights
-from tsallis.run_analysis import Options, summarize
-from tsallis.training import Run
-from tsallis.training.file_names import MODEL
+from tsallis.toolkit.data.corpus import Corpus
+from tsallis.toolkit.data.vocabulary import Vocabulary
+from tsallis.toolkit.run_analysis import Options, summarize
+from tsallis.toolkit.training import Run
+from tsallis.toolkit.training.file_names import MODEL
 
 SYMBOLS = 8000
 SHARPNESS = 3.0  # of the projections to queries and keys, so that heads are as sparse as trained ones

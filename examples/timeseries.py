@@ -43,10 +43,10 @@ from torch import Tensor, nn
 import tsallis
 from tsallis.analysis import SignalDensity, signal_densities
 from tsallis.continuous import ValueFunction, gaussian_grid
-from tsallis.data.io import find_packed, write_atomic
-from tsallis.data.splits import hold_out
 from tsallis.errors import InputError
 from tsallis.report.page import build_page
+from tsallis.toolkit.data.io import find_packed, write_atomic
+from tsallis.toolkit.data.splits import hold_out
 
 MINUTES = 2880  # of the first 48 hours
 MEASURED_ONCE = ("Age", "Gender", "Height")

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from tsallis.data.io import read_examples
 from tsallis.errors import InputError, describe, shorten
+from tsallis.toolkit.data.io import read_examples
 
 LINE_FORMAT = "series,time,channel,value"
 FIELDS = np.dtype([("series", "i8"), ("time", "f8"), ("channel", "O"), ("value", "f8")])

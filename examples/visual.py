@@ -30,20 +30,20 @@ from torch import Tensor
 
 import tsallis
 from tsallis.continuous import Density, Ellipse
-from tsallis.data.batching import BatchPlan
-from tsallis.data.corpus import Corpus
-from tsallis.data.image_store import ImageStore
-from tsallis.data.images import open_pictures
-from tsallis.data.io import find_packed
-from tsallis.data.splits import hold_out
-from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError
-from tsallis.evaluation.provenance import command_line, environment
 from tsallis.models.batch import Batch
 from tsallis.models.vqa import VisualAnswerer
-from tsallis.tasks.labels import label_numbers
-from tsallis.tasks.types import Vocabularies
-from tsallis.tasks.vqa import (
+from tsallis.toolkit.data.batching import BatchPlan
+from tsallis.toolkit.data.corpus import Corpus
+from tsallis.toolkit.data.image_store import ImageStore
+from tsallis.toolkit.data.images import open_pictures
+from tsallis.toolkit.data.io import find_packed
+from tsallis.toolkit.data.splits import hold_out
+from tsallis.toolkit.data.vocabulary import Vocabulary
+from tsallis.toolkit.evaluation.provenance import command_line, environment
+from tsallis.toolkit.tasks.labels import label_numbers
+from tsallis.toolkit.tasks.types import Vocabularies
+from tsallis.toolkit.tasks.vqa import (
     ImageQuestion,
     Question,
     Visual,

@@ -10,9 +10,9 @@ import torch
 
 from tsallis.analysis import AttentionLayer, Recording, Sentence, read_model, record
 from tsallis.analysis.weights import SparseWeights, Text
-from tsallis.data.corpus import Corpus
-from tsallis.data.vocabulary import Vocabulary
 from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
+from tsallis.toolkit.data.corpus import Corpus
+from tsallis.toolkit.data.vocabulary import Vocabulary
 
 SRC = Vocabulary(["▁a", "▁b", "c", "▁d", "e", "?", ".", "▁what"])
 TGT = Vocabulary(["▁x", "▁y", "z", "."])

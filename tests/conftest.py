@@ -30,7 +30,7 @@ SAMPLED_TESTS = {
     "unit/ops": 5,
     "unit/ops/triton": 8,
     "unit/search": 4,
-    "unit/tasks": 2,
+    "unit/toolkit/tasks": 2,
 }
 
 torch.set_num_threads(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tsallis.cli.options import flag
+from tsallis.toolkit.cli.options import flag
 
 
 def flags(**options: object) -> list[object]:

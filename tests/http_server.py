@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from tsallis.datasets.download import Part, SourceFile
+from tsallis.toolkit.datasets.download import Part, SourceFile
 
 CONTENT = bytes(range(256)) * 1000
 

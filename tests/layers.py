@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 LIBRARY = [
-    {"errors", "special_symbols", "user_cache", "optional_output"},
+    {"errors", "symbols", "user_cache"},
     {"ops"},
     {"functional"},
     {"continuous"},
@@ -11,10 +11,10 @@ LIBRARY = [
     {"models"},
     {"search"},
     {"analysis"},
-    {"report", "integrations"},
+    {"report", "huggingface"},
 ]
 TOOLKIT = [
-    {"old_names"},
+    {"old_names", "optional_output"},
     {"data"},
     {"datasets"},
     {"evaluation", "config"},
@@ -27,4 +27,4 @@ TOOLKIT = [
 ]
 HEIGHT = {part: height for height, layer in enumerate([*LIBRARY, *TOOLKIT]) for part in layer}
 # The packages for users that import torch and no other dependency.
-TORCH_ALONE = set().union(*LIBRARY[2:]) - {"analysis", "report", "integrations"}
+TORCH_ALONE = set().union(*LIBRARY[2:]) - {"analysis", "report", "huggingface"}

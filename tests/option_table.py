@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tsallis.cli.options import flag
 from tsallis.search.options import MODES, OPTIONS
+from tsallis.toolkit.cli.options import flag
 
 PAGE = Path(__file__).parents[1] / "docs" / "command-line.md"
 PLACE = re.compile(r"(?<=<!-- options -->\n).*?(?=<!-- end -->)", re.DOTALL)

@@ -111,9 +111,9 @@ def run_forked(work: Callable[[], object], stdin: bytes | None = None, seconds: 
 def command(*arguments: object) -> Callable[[], None]:
     """A command line as the work of a child; what it imports is imported here, once."""
     import tsallis.search
-    import tsallis.tasks
-    import tsallis.training  # noqa: F401
-    from tsallis.cli import main
+    import tsallis.toolkit.tasks
+    import tsallis.toolkit.training  # noqa: F401
+    from tsallis.toolkit.cli import main
 
     def work() -> None:
         sys.argv = ["tsallis", *map(str, arguments)]

@@ -15,7 +15,7 @@ def public_files() -> Iterator[Path]:
     """Yield the packages but for operations, the modules beside them, and two modules with a page of their own."""
     yield from (path for path in sorted(ROOT.rglob("__init__.py")) if "ops" not in path.relative_to(ROOT).parts)
     yield from sorted(ROOT.glob("[!_]*.py"))
-    yield from (ROOT / "integrations" / "huggingface" / "recording.py", ROOT / "report" / "page.py")
+    yield from (ROOT / "huggingface" / "recording.py", ROOT / "report" / "page.py")
 
 
 def names_in(path: Path) -> list[str]:

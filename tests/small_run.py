@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from run_seed import SEED
-from tsallis.data import Vocabulary
-from tsallis.tasks.strings import encode_examples, english_verbs
-from tsallis.training import Progress, Settings, Trainer
-from tsallis.training.lock import locked
-from tsallis.training.run_folder import build_model, start_run
+from tsallis.toolkit.data import Vocabulary
+from tsallis.toolkit.tasks.strings import encode_examples, english_verbs
+from tsallis.toolkit.training import Progress, Settings, Trainer
+from tsallis.toolkit.training.lock import locked
+from tsallis.toolkit.training.run_folder import build_model, start_run
 
 EXAMPLES = english_verbs()["train"][:40]
 SRC = Vocabulary.build(e.src_tokens() for e in EXAMPLES)

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tsallis.tasks import figures as drawing
-from tsallis.tasks.attention_weights import describe_attention
-from tsallis.tasks.prepared import prepare
-from tsallis.tasks.registry import TASKS, check_config, task_of
-from tsallis.tasks.scoring import evaluate_outputs
-from tsallis.tasks.types import Lines
-from tsallis.training import Run
+from tsallis.toolkit.tasks import figures as drawing
+from tsallis.toolkit.tasks.attention_weights import describe_attention
+from tsallis.toolkit.tasks.prepared import prepare
+from tsallis.toolkit.tasks.registry import TASKS, check_config, task_of
+from tsallis.toolkit.tasks.scoring import evaluate_outputs
+from tsallis.toolkit.tasks.types import Lines
+from tsallis.toolkit.training import Run
 
 
 def untrained_run(folder: Path, data: dict[str, Any], model: dict[str, Any]) -> Run:

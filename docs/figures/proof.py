@@ -12,11 +12,11 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 
 from tsallis.analysis.record import read_model, record
-from tsallis.data.corpus import Corpus
-from tsallis.evaluation import search_corpus
 from tsallis.report.heatmap import attention_matrix
-from tsallis.tasks.registry import task_of
-from tsallis.training import Run, load_run
+from tsallis.toolkit.data.corpus import Corpus
+from tsallis.toolkit.evaluation import search_corpus
+from tsallis.toolkit.tasks.registry import task_of
+from tsallis.toolkit.training import Run, load_run
 
 LINE, RIGHT = "travel\tV;PST", ("traveled", "travelled")
 MOST_OUTPUTS = 4

@@ -1,5 +1,5 @@
 """`python -m tsallis` is the command `tsallis`."""
 
-from tsallis.cli import main
+from tsallis.toolkit.cli import main
 
 main()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tsallis.functional import alpha_relu, entmax
 from tsallis.models.protocol import Step
-from tsallis.special_symbols import EOS
+from tsallis.symbols import EOS
 
 A, B, C = SYMBOLS = (4, 5, 6)
 VOCAB = 7

@@ -208,7 +208,7 @@ def test_plain_models_made_sparse(alpha: Any) -> None:
 @pytest.mark.parametrize("alpha", [1.3, [1.1, 1.9], "learned"])
 def test_models_of_transformers_made_sparse(alpha: Any) -> None:
     transformers = pytest.importorskip("transformers")
-    from tsallis.integrations.huggingface import sparsify
+    from tsallis.huggingface import sparsify
 
     sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8}
 

@@ -15,7 +15,7 @@ from transformers import AutoModel
 
 import tsallis
 from tiny_transformers import DECODERS, FAMILIES, Family, build, inputs
-from tsallis.integrations.huggingface import alpha_parameters, alphas, densify, from_pretrained, sparsify
+from tsallis.huggingface import alpha_parameters, alphas, densify, from_pretrained, sparsify
 
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=str)
 every_decoder = pytest.mark.parametrize("family", DECODERS, ids=str)

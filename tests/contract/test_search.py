@@ -14,10 +14,10 @@ import torch
 
 from contract.tables import TableModel, random_table
 from contract.tables import sources as table_sources
-from tsallis.data.batching import make_batch
 from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.search import Ensemble, beam_search, exhaustive, sample, score
-from tsallis.special_symbols import EOS
+from tsallis.symbols import EOS
+from tsallis.toolkit.data.batching import make_batch
 
 SYMBOLS = 3
 LONGEST = 4

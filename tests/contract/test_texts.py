@@ -10,12 +10,12 @@ import pytest
 
 from contract.tables import EOS, SYMBOLS, A, C, TableModel, random_table
 from contract.tables import sources as table_sources
-from tsallis.data import Vocabulary
 from tsallis.models.spellings import Spellings, ambiguous_text
 from tsallis.search import Certificate, Hypothesis, Result, beam_search, exact_search, exhaustive
 from tsallis.search.completion import complete_text
 from tsallis.search.spelling import score_texts
 from tsallis.search.texts import complete_texts, merge_texts
+from tsallis.toolkit.data import Vocabulary
 
 VOCABULARY = Vocabulary(["a", "b", "ab"])
 TEXT = VOCABULARY.decode

@@ -20,11 +20,11 @@ import yaml
 import tsallis
 from integration.cli.conftest import train_here
 from small_run import train
-from tsallis.data import Vocabulary
-from tsallis.inference import open_run
-from tsallis.special_symbols import EOS
-from tsallis.training.checkpoint import Checkpoints
-from tsallis.training.run_folder import build_model, start_run
+from tsallis.symbols import EOS
+from tsallis.toolkit.data import Vocabulary
+from tsallis.toolkit.inference import open_run
+from tsallis.toolkit.training.checkpoint import Checkpoints
+from tsallis.toolkit.training.run_folder import build_model, start_run
 
 pytestmark = pytest.mark.slow
 

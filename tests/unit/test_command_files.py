@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tsallis.cli.input import _split
-from tsallis.cli.output import check_writable
-from tsallis.data.io import Ignored
 from tsallis.errors import InputError
 from tsallis.search.certificate import Hypothesis
-from tsallis.tasks.language import Language
+from tsallis.toolkit.cli.input import _split
+from tsallis.toolkit.cli.output import check_writable
+from tsallis.toolkit.data.io import Ignored
+from tsallis.toolkit.tasks.language import Language
 
 
 def test_two_outputs_of_one_name_are_refused(tmp_path: Path) -> None:

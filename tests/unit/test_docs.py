@@ -76,7 +76,7 @@ def test_the_architecture_names_files_that_are_there() -> None:
         word for line in re.findall(r"```text\n(.*?)```", text, re.S)[0].splitlines() for word in line[:28].split()
     }
     there = {path.name for path in package.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
-    assert there - floors - {f"{word}.py" for word in floors} == {"__init__.py", "__main__.py", "recipes"}
+    assert there - floors - {f"{word}.py" for word in floors} == {"__init__.py", "__main__.py"}
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ def test_examples(name: str) -> None:
             pytest.importorskip(package)
     if ".huggingface" in name:
         pytest.importorskip("transformers")
-    if name.startswith("tsallis.serve."):
+    if name.startswith("tsallis.toolkit.serve."):
         pytest.importorskip("starlette")
         pytest.importorskip("uvicorn")
     module = importlib.import_module(name)

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from tsallis.data.word_vectors import read_word_vectors
-from tsallis.datasets.split_mix import Random
+from tsallis.toolkit.data.word_vectors import read_word_vectors
+from tsallis.toolkit.datasets.split_mix import Random
 
 ROOT = Path(__file__).resolve().parents[2]
 

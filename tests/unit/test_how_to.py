@@ -17,12 +17,12 @@ from pages import DOCS, run_blocks
 from run_seed import SEED
 from task_runs import encode, evaluate, figures, read_lines, read_split
 from tsallis.errors import InputError
-from tsallis.inference import TextRun
 from tsallis.ops.registry import BACKENDS, Entry, load
-from tsallis.tasks import registry
-from tsallis.tasks.prepared import prepare
-from tsallis.training import Trainer, load_run
-from tsallis.training.run_folder import start_run
+from tsallis.toolkit.inference import TextRun
+from tsallis.toolkit.tasks import registry
+from tsallis.toolkit.tasks.prepared import prepare
+from tsallis.toolkit.training import Trainer, load_run
+from tsallis.toolkit.training.run_folder import start_run
 
 PAGES = DOCS / "how-to"
 PAGE = PAGES / "add-a-task.md"
@@ -67,7 +67,7 @@ def module_of(page: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleT
 @pytest.fixture
 def pronunciation(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The task of the page, among the others."""
-    module = module_of(PAGE, "tsallis.tasks.pronunciation", monkeypatch)
+    module = module_of(PAGE, "tsallis.toolkit.tasks.pronunciation", monkeypatch)
     monkeypatch.setitem(registry.TASKS, module.Pronunciation.name, module.Pronunciation)
     return module.Pronunciation
 

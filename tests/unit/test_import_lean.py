@@ -126,7 +126,7 @@ def test_help_does_not_load_torch() -> None:
     pytest.importorskip("typer")
     (loaded,) = modules_after(
         "sys.argv = ['tsallis', '--help']\n"
-        "from tsallis.cli import main\n"
+        "from tsallis.toolkit.cli import main\n"
         "try:\n    main()\nexcept SystemExit as leave:\n    assert not leave.code"
     )
     assert "typer" in loaded
@@ -134,5 +134,5 @@ def test_help_does_not_load_torch() -> None:
 
 
 def test_without_the_toolkit_the_command_says_what_it_needs() -> None:
-    done = run("import sys; sys.modules['typer'] = None; import tsallis.cli")
+    done = run("import sys; sys.modules['typer'] = None; import tsallis.toolkit.cli")
     assert done.returncode == 2 and "tsallis[toolkit]" in done.stderr

@@ -19,7 +19,13 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 
 def part(path: Path) -> str:
-    return path.relative_to(ROOT).with_suffix("").parts[0]
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return parts[parts[0] == "toolkit"]
+
+
+def part_of(module: str) -> str:
+    parts = module.split(".")
+    return parts[1 + (parts[1] == "toolkit")]
 
 
 every_part = pytest.mark.parametrize("own", sorted({part(path) for path in FILES}))
@@ -57,13 +63,13 @@ def test_imports_come_from_below(own: str) -> None:
     lines = [(f"{path}:{line}", name) for path in FILES if part(path) == own for line, name in imports(path)]
     if own in FRONT:
         allowed = {"compat", "continuous", "distributions", "functional", "nn"} if own == "__init__" else {"cli"}
-        assert {name.split(".")[1] for _, name in lines} <= allowed
+        assert {part_of(name) for _, name in lines} <= allowed
         return
     for line, name in lines:
         if name == "tsallis":
             assert own in ("cli", "serve"), f"{line}: imports the package's front"
             continue
-        other = name.split(".")[1]
+        other = part_of(name)
         assert other in HEIGHT, f"{line}: {name} belongs to no layer"
         assert other == own or HEIGHT[other] < HEIGHT[own], f"{line}: {own} may not import {name}"
 
@@ -72,7 +78,8 @@ def test_imports_come_from_below(own: str) -> None:
 def test_files_of_a_part_import_each_other_in_one_direction(own: str) -> None:
     """Imports for type checkers count too."""
     names = {
-        f"tsallis.{'.'.join(path.relative_to(ROOT).with_suffix('').parts)}": path for path in (ROOT / own).glob("*.py")
+        f"tsallis.{'.'.join(path.relative_to(ROOT).with_suffix('').parts)}": path
+        for path in (ROOT / "toolkit" / own).glob("*.py")
     }
     graph = {name: {other for _, other in imports(path)} & names.keys() for name, path in names.items()}
     assert len(graph) > 2 and any(graph.values())
@@ -85,7 +92,7 @@ def test_only_the_top_knows_configurations(own: str) -> None:
     if own in ("config", "tasks", "serve", "cli"):
         return
     for path in FILES:
-        if part(path) == own and path != ROOT / "training" / "schema.py":
+        if part(path) == own and path != ROOT / "toolkit" / "training" / "schema.py":
             assert not packages(path) & {"pydantic", "typer"}, path
 
 

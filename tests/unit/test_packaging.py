@@ -45,7 +45,7 @@ def test_data_files_are_found_through_the_package() -> None:
 
 
 def test_ignored_paths_leave_the_package_whole() -> None:
-    """The build obeys .gitignore: an unanchored `data/` there would empty `tsallis.data`."""
+    """The build obeys .gitignore: an unanchored `data/` there would empty `tsallis.toolkit.data`."""
     patterns = (ROOT / ".gitignore").read_text(encoding="utf-8").split()
     folders = {p.name for p in SOURCE.rglob("*") if p.is_dir()} - {"__pycache__"}
     assert not folders & {p.rstrip("/") for p in patterns}

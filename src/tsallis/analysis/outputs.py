@@ -17,7 +17,7 @@ from tsallis.models.batch import Batch
 from tsallis.nn import OutputLayer
 from tsallis.search.checks import check_at_least_one
 from tsallis.search.step import eval_mode
-from tsallis.special_symbols import IGNORE_INDEX
+from tsallis.symbols import IGNORE_INDEX
 
 AT_ONCE = 1 << 22  # scores that are held together
 WIDTHS = {"total": 0.05, "norm": 1.0, "threshold": 0.1}  # of the histograms' bins

@@ -16,7 +16,7 @@ from tsallis.models import LanguageModel, RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.models.batch import Batch
 from tsallis.nn import ContinuousGlobalAttention, GlobalAttention, MultiheadAttention
 from tsallis.search.step import eval_mode
-from tsallis.special_symbols import IGNORE_INDEX
+from tsallis.symbols import IGNORE_INDEX
 
 Receive = Callable[[int, Tensor], None]
 DENSITY_ALPHAS = {"gaussian": 1.0, "laplace": 1.0, "truncated_parabola": 2.0, "triangular": 2.0}

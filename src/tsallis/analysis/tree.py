@@ -16,7 +16,7 @@ from tsallis.models.protocol import Decoder
 from tsallis.search import Result
 from tsallis.search.certificate import Kind
 from tsallis.search.step import advance, eval_mode
-from tsallis.special_symbols import BOS, EOS
+from tsallis.symbols import BOS, EOS
 
 
 @dataclass(frozen=True)

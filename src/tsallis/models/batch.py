@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tsallis.special_symbols import IGNORE_INDEX, UNK
+from tsallis.symbols import IGNORE_INDEX, UNK
 
 
 @dataclass(frozen=True)

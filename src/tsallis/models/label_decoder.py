@@ -20,7 +20,7 @@ from tsallis.models.sharing import SymbolRows
 from tsallis.models.vqa import GridAttention, VisualAnswerer
 from tsallis.nn import OutputLayer
 from tsallis.ops.transforms import traced
-from tsallis.special_symbols import BOS, EOS, FIRST
+from tsallis.symbols import BOS, EOS, FIRST
 
 
 @dataclass(frozen=True)

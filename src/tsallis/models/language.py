@@ -21,7 +21,7 @@ from tsallis.nn.dropout import Dropout
 from tsallis.nn.kv_cache import Cache
 from tsallis.nn.length_scale import LengthScaleKind
 from tsallis.nn.positions import AttentionPositions
-from tsallis.special_symbols import BOS, PAD, UNK
+from tsallis.symbols import BOS, PAD, UNK
 
 
 class LanguageLayer(nn.Module):

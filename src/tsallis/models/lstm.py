@@ -31,7 +31,7 @@ from tsallis.nn.dropout import dropout_mask
 from tsallis.nn.output import transform_alpha
 from tsallis.ops.autograd.lstm_steps import LSTMLayer, LSTMSteps, fused_steps
 from tsallis.ops.transforms import tracing_active
-from tsallis.special_symbols import BOS, PAD, UNK
+from tsallis.symbols import BOS, PAD, UNK
 
 INITIAL = 0.1  # parameters start uniform in [-0.1, 0.1], as in OpenNMT's LSTM models
 

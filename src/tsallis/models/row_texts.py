@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tsallis.ops.transforms import traced
-from tsallis.special_symbols import BOS
+from tsallis.symbols import BOS
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from tsallis.special_symbols import BOS, EOS, PAD, UNK
+from tsallis.symbols import BOS, EOS, PAD, UNK
 
 
 class Place(NamedTuple):
@@ -24,10 +24,10 @@ class Spellings:
     """The texts that the symbols of a vocabulary spell.
 
     Args:
-        vocabulary: A :class:`~tsallis.data.vocabulary.Vocabulary` or :class:`~tsallis.data.subwords.Subwords`.
+        vocabulary: A :class:`~tsallis.toolkit.data.vocabulary.Vocabulary` or :class:`~tsallis.toolkit.data.subwords.Subwords`.
 
     Example:
-        >>> from tsallis.data.vocabulary import Vocabulary
+        >>> from tsallis.toolkit.data.vocabulary import Vocabulary
         >>> Spellings(Vocabulary(["a", "b"])).unique, Spellings(Vocabulary(["a", "b", "ab"])).unique
         (True, False)
         >>> [token for token, _ in Spellings(Vocabulary(["a", "b", "ab"])).following("abc".encode(), Place())]

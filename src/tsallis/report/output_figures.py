@@ -11,7 +11,7 @@ from tsallis.analysis.tree import BeamTree, Edge
 from tsallis.analysis.words import WORD_START
 from tsallis.report import style
 from tsallis.report.style import FAINT, GREY, INK, POINTS, SMALL, WIDTH
-from tsallis.special_symbols import EOS, SPECIALS
+from tsallis.symbols import EOS, SPECIALS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

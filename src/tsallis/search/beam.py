@@ -18,7 +18,7 @@ from tsallis.search.checks import check_at_least_one, check_sources
 from tsallis.search.options import END_RULES, EndRule
 from tsallis.search.step import Search, eval_mode, make_limits, refuse_nan
 from tsallis.search.texts import Text
-from tsallis.special_symbols import BOS, EOS
+from tsallis.symbols import BOS, EOS
 
 
 @torch.no_grad()

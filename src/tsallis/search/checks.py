@@ -11,7 +11,7 @@ from torch import Tensor
 from tsallis.errors import check_real, check_whole, describe
 from tsallis.nn import OutputLayer
 from tsallis.search.options import OPTIONS, PENALTY
-from tsallis.special_symbols import BOS, EOS, IGNORE_INDEX, PAD
+from tsallis.symbols import BOS, EOS, IGNORE_INDEX, PAD
 
 LARGEST_SIZE = 2**53  # of a beam, a list or a length; kernels count in 64 bits
 LARGEST_SEED = 2**64 - 1

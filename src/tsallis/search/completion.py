@@ -19,7 +19,7 @@ from tsallis.search.checks import check_at_least_one, check_prefix, check_source
 from tsallis.search.spelling import spell_beginning
 from tsallis.search.step import advance, eval_mode
 from tsallis.search.texts import Text
-from tsallis.special_symbols import BOS, EOS
+from tsallis.symbols import BOS, EOS
 
 MOST_SPELLINGS = 256  # ways to spell what is typed of a symbol that are followed
 

@@ -15,7 +15,7 @@ from tsallis.search.checks import check_at_least_one, check_sources
 from tsallis.search.sampling import dead_share, draw_tokens, draw_uniform, make_generators
 from tsallis.search.step import advance, eval_mode
 from tsallis.search.temperature import with_temperature
-from tsallis.special_symbols import BOS, EOS
+from tsallis.symbols import BOS, EOS
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from tsallis.search.certificate import Hypothesis
 from tsallis.search.checks import check_at_least_one, check_seeds, check_sources
 from tsallis.search.step import Expansion, Prefix, advance, eval_mode, make_limits
 from tsallis.search.temperature import with_temperature
-from tsallis.special_symbols import EOS
+from tsallis.symbols import EOS
 
 ROUNDED = 1e-6  # what probabilities may lack to 1 by rounding
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from tsallis.models.protocol import Decoder
 from tsallis.search.checks import check_at_least_one, check_sources, check_targets
 from tsallis.search.step import advance, checked_log_probs, eval_mode
-from tsallis.special_symbols import IGNORE_INDEX
+from tsallis.symbols import IGNORE_INDEX
 
 
 @torch.no_grad()

@@ -17,7 +17,7 @@ from tsallis.search.certificate import LARGEST_LOG, Hypothesis
 from tsallis.search.checks import check_at_least_one
 from tsallis.search.step import Expansion, Prefix, advance, eval_mode
 from tsallis.search.texts import ROUNDING, TextProbability, join_segmentations
-from tsallis.special_symbols import EOS
+from tsallis.symbols import EOS
 
 SPELLED = 2_000  # prefixes that are followed to find the segmentations of a text
 ROWS = 64  # prefixes of a text that are followed together
@@ -167,7 +167,7 @@ def score_texts(
         ValueError: not one text per source; a budget below 1; a model whose probabilities are NaN.
 
     Example:
-        >>> from tsallis.data.vocabulary import Vocabulary
+        >>> from tsallis.toolkit.data.vocabulary import Vocabulary
         >>> from tsallis.models import RNNSeq2Seq
         >>> model, spellings = RNNSeq2Seq(20, 7, d_model=8, output="softmax"), Spellings(Vocabulary(["a", "b", "ab"]))
         >>> (scored,) = score_texts(model, torch.tensor([[4, 5]]), torch.tensor([2]), ["ab"], spellings)

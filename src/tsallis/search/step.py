@@ -17,7 +17,7 @@ from tsallis.models.protocol import Decoder
 from tsallis.search.certificate import Hypothesis, Result, Scope, certify
 from tsallis.search.checks import check_limits, check_prefix
 from tsallis.search.texts import Text, merge_texts
-from tsallis.special_symbols import BOS, EOS
+from tsallis.symbols import BOS, EOS
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,7 +15,7 @@ import pytest
 from process_fork import command as forked_command
 from process_fork import run_forked
 from run_seed import SEED
-from tsallis.tasks.strings import StringsExample, english_verbs
+from tsallis.toolkit.tasks.strings import StringsExample, english_verbs
 
 CONFIG = """\
 version: 1
@@ -110,7 +110,7 @@ def inflector(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train_here(config: Path, run: Path, *overrides: str) -> Path:
     """Train in this process, and return the run folder."""
-    import tsallis.cli as cli
+    import tsallis.toolkit.cli as cli
 
     with contextlib.redirect_stdout(io.StringIO()):
         cli.app(["train", str(config), *overrides, "--run-dir", str(run), "--device", "cpu"], standalone_mode=False)

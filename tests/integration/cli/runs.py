@@ -7,7 +7,7 @@ from pathlib import Path
 
 from integration.cli.conftest import write_examples
 from run_seed import SEED
-from tsallis.tasks.strings import english_verbs
+from tsallis.toolkit.tasks.strings import english_verbs
 
 STRINGS = """\
 version: 1
@@ -37,7 +37,7 @@ def strings(folder: Path, lines: int = 32) -> Path:
 
 def translation(folder: Path, dev: int = 6) -> Path:
     """A configuration with its data; text is segmented at random."""
-    from tsallis.datasets.number_names import german_english_numbers
+    from tsallis.toolkit.datasets.number_names import german_english_numbers
 
     folder.mkdir(exist_ok=True)
     for split, count in (("train", 120), ("dev", dev)):

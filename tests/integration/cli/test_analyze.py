@@ -13,14 +13,14 @@ import pytest
 import typer
 import yaml
 
-import tsallis.cli as cli
+import tsallis.toolkit.cli as cli
 from integration.cli.conftest import train_here
 from run_seed import SEED
 from tsallis.analysis import density, output_statistics, read_model, record
 from tsallis.errors import InputError
-from tsallis.evaluation.search_results import search_corpus
-from tsallis.tasks.registry import load_config, task_of
-from tsallis.training import load_run
+from tsallis.toolkit.evaluation.search_results import search_corpus
+from tsallis.toolkit.tasks.registry import load_config, task_of
+from tsallis.toolkit.training import load_run
 
 LABELS = {"neg": "bad", "pos": "fine"}
 

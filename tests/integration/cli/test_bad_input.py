@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tsallis.cli import main
-from tsallis.cli.translate import Writer
-from tsallis.data import Vocabulary
 from tsallis.errors import InputError
-from tsallis.inference.answers import Answer, Form, Output
 from tsallis.search import Certificate, Hypothesis, Result, SearchOptions
+from tsallis.toolkit.cli import main
+from tsallis.toolkit.cli.translate import Writer
+from tsallis.toolkit.data import Vocabulary
+from tsallis.toolkit.inference.answers import Answer, Form, Output
 
 from .conftest import command, environment
 

@@ -14,7 +14,7 @@ def test_help_answers_without_torch(process) -> None:
     import subprocess
     import sys
 
-    code = "import sys, tsallis.cli; print('torch' in sys.modules)"
+    code = "import sys, tsallis.toolkit.cli; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
 
 

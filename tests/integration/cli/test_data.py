@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tsallis.datasets.registry import SOURCES
+from tsallis.toolkit.datasets.registry import SOURCES
 
 
 def test_every_data_set_is_listed(tsallis) -> None:

@@ -17,11 +17,11 @@ from integration.cli.conftest import train_here
 from pages import DOCS
 from run_seed import SEED
 from tsallis.errors import InputError
-from tsallis.inference import open_run
-from tsallis.inference.suggestions import Completer
 from tsallis.search import Certificate, Result, SearchOptions
-from tsallis.tasks.registry import task_of
-from tsallis.training import load_run
+from tsallis.toolkit.inference import open_run
+from tsallis.toolkit.inference.suggestions import Completer
+from tsallis.toolkit.tasks.registry import task_of
+from tsallis.toolkit.training import load_run
 
 CONFIG = """\
 version: 1

@@ -9,7 +9,7 @@ import pytest
 
 from flags import flags
 from run_seed import SEED
-from tsallis.evaluation.provenance import digest_files, find_commit
+from tsallis.toolkit.evaluation.provenance import digest_files, find_commit
 
 pytestmark = pytest.mark.process
 

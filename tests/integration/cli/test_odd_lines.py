@@ -15,17 +15,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-import tsallis.cli as cli
-from tsallis.data.word_vectors import read_word_vectors
+import tsallis.toolkit.cli as cli
 from tsallis.errors import IgnoredInputWarning
 from tsallis.search import SearchOptions
-from tsallis.serve.answers import ServedRun
-from tsallis.serve.limits import Limits
-from tsallis.serve.requests import TranslateRequest
-from tsallis.tasks.prepared import prepare
-from tsallis.tasks.registry import check_config, load_config, task_of_run
-from tsallis.training import Checkpoints, load_run
-from tsallis.training.run_folder import start_run
+from tsallis.toolkit.data.word_vectors import read_word_vectors
+from tsallis.toolkit.serve.answers import ServedRun
+from tsallis.toolkit.serve.limits import Limits
+from tsallis.toolkit.serve.requests import TranslateRequest
+from tsallis.toolkit.tasks.prepared import prepare
+from tsallis.toolkit.tasks.registry import check_config, load_config, task_of_run
+from tsallis.toolkit.training import Checkpoints, load_run
+from tsallis.toolkit.training.run_folder import start_run
 
 MARK = b"\xef\xbb\xbf"
 

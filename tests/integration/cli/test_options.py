@@ -19,14 +19,14 @@ import numpy as np
 import pytest
 import typer
 
-import tsallis.cli as cli
+import tsallis.toolkit.cli as cli
 from option_table import PAGE, PLACE, table
 from run_seed import SEED
-from tsallis.cli.options import flag
 from tsallis.errors import InputError
-from tsallis.inference.continuations import OF_GENERATION
 from tsallis.search import SearchOptions, beam_search
 from tsallis.search.options import OPTIONS
+from tsallis.toolkit.cli.options import flag
+from tsallis.toolkit.inference.continuations import OF_GENERATION
 
 # Of the commands that use a run, an argument for each option; {x} stands for a path. "FILE" is input from a file.
 FILE, ALL = "FILE", "--all"
@@ -218,9 +218,9 @@ def say(
     """Call a command with some options on a run that takes them: of `about`, too, which are not used."""
     pytest.importorskip("matplotlib")
     import tsallis.search as searching
-    from tsallis.evaluation import search_results
     from tsallis.report import style
-    from tsallis.tasks import attention_weights, figures
+    from tsallis.toolkit.evaluation import search_results
+    from tsallis.toolkit.tasks import attention_weights, figures
 
     searched: list[Any] = []
     searches: list[str] = []
@@ -392,7 +392,7 @@ def test_options_that_an_analysis_has_no_use_for_are_refused(
 
 
 def test_runs_of_several_tasks_answer_in_python_as_the_command_does(questions: Path, forms: Path) -> None:
-    from tsallis.inference import open_run
+    from tsallis.toolkit.inference import open_run
 
     others = questions.parent / "other.npy"
     cases: list[tuple[Path, list[Any], list[str], dict[str, Any], list[object]]] = [

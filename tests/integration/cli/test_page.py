@@ -12,19 +12,19 @@ import numpy as np
 import pytest
 import torch
 
-import tsallis.cli as cli
+import tsallis.toolkit.cli as cli
 from tsallis import entmax
 from tsallis.analysis import Histogram, SignalDensity, draw_density, read_model, summarize_attention, summarize_weights
 from tsallis.analysis.histories import ValueHistory
 from tsallis.analysis.summary_records import DensityExample, DensitySummary
 from tsallis.continuous import Gaussian, TruncatedParabola, TruncatedParaboloid
-from tsallis.data.corpus import Corpus
-from tsallis.data.packing import TextCorpus
-from tsallis.data.vocabulary import Vocabulary
 from tsallis.models import TransformerSeq2Seq
 from tsallis.report.page import build_page
-from tsallis.run_analysis import Options, SweepRun, summarize, sweep
-from tsallis.training.run_folder import Run, build_model
+from tsallis.toolkit.data.corpus import Corpus
+from tsallis.toolkit.data.packing import TextCorpus
+from tsallis.toolkit.data.vocabulary import Vocabulary
+from tsallis.toolkit.run_analysis import Options, SweepRun, summarize, sweep
+from tsallis.toolkit.training.run_folder import Run, build_model
 
 pytest.importorskip("playwright")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright")

@@ -19,8 +19,8 @@ import torch
 from integration.cli.conftest import environment, write_examples
 from process_fork import Ended, run_forked
 from process_fork import command as forked_command
-from tsallis.datasets.number_names import german_english_numbers
-from tsallis.tasks.strings import english_verbs
+from tsallis.toolkit.datasets.number_names import german_english_numbers
+from tsallis.toolkit.tasks.strings import english_verbs
 
 ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

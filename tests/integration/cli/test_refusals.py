@@ -13,12 +13,12 @@ import pytest
 import torch
 import typer
 
-import tsallis.cli as cli
+import tsallis.toolkit.cli as cli
 from small_run import change_json, change_state, checkpoint_of, replace
-from tsallis.data import Vocabulary
 from tsallis.errors import InputError
-from tsallis.tasks.strings import english_verbs
-from tsallis.training.lock import locked
+from tsallis.toolkit.data import Vocabulary
+from tsallis.toolkit.tasks.strings import english_verbs
+from tsallis.toolkit.training.lock import locked
 
 from .conftest import write_examples
 

@@ -17,7 +17,7 @@ from integration.cli.conftest import command as process_command
 from integration.cli.conftest import environment
 from integration.cli.runs import contents, strings, translation
 from process_fork import ALLOCATING, Child, Ended, Faults, command, run_forked
-from tsallis.training.lock import locked
+from tsallis.toolkit.training.lock import locked
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs fork: processes are forked and killed")
 
@@ -235,7 +235,7 @@ def terminated(work: Callable[[], None], update: int) -> Callable[[], None]:
     """A training that a signal comes to in one of its updates."""
 
     def working() -> None:
-        from tsallis.training.engine import Engine
+        from tsallis.toolkit.training.engine import Engine
 
         original, count = Engine.update, iter(range(1, 100))
 

@@ -15,8 +15,8 @@ import pytest
 import safetensors.torch
 
 from small_run import replace
-from tsallis.inference import open_run
 from tsallis.search import SearchOptions
+from tsallis.toolkit.inference import open_run
 
 from .conftest import command, environment, train_here
 
@@ -407,7 +407,7 @@ def test_a_file_shows_how_far_it_is_read_and_its_results_stay_apart(trained: Pat
 
 
 def test_lines_in_pieces_are_the_same_lines() -> None:
-    from tsallis.cli.input import LineReader
+    from tsallis.toolkit.cli.input import LineReader
 
     text = b"one\n\ntwo three\n" + b"x" * 200_000 + b"\nlast"
     for size in (1, 7, 100_000):
@@ -429,7 +429,7 @@ def test_lines_in_pieces_are_the_same_lines() -> None:
 
 
 def test_a_long_line_comes_in_parts() -> None:
-    from tsallis.cli.input import LineReader
+    from tsallis.toolkit.cli.input import LineReader
 
     reading, writing = os.pipe()
     os.write(writing, b"abcdef\ngh\n")
@@ -442,7 +442,7 @@ def test_a_long_line_comes_in_parts() -> None:
 
 
 def test_a_part_of_a_line_is_no_line_yet() -> None:
-    from tsallis.cli.input import LineReader
+    from tsallis.toolkit.cli.input import LineReader
 
     reading, writing = os.pipe()
     reader = LineReader(reading)
@@ -459,9 +459,9 @@ def test_a_part_of_a_line_is_no_line_yet() -> None:
 def test_of_a_line_without_an_end_no_more_is_read_than_a_line_may_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tsallis.cli.input import LineReader
+    from tsallis.toolkit.cli.input import LineReader
 
-    monkeypatch.setattr("tsallis.data.io.LONGEST", 100_000)
+    monkeypatch.setattr("tsallis.toolkit.data.io.LONGEST", 100_000)
     (tmp_path / "line").write_bytes(b"x" * 1_000_000)
     with (tmp_path / "line").open("rb") as stream:
         reader = LineReader(stream.fileno())

@@ -21,8 +21,8 @@ import pytest
 from process_fork import Ended, run_forked
 from process_fork import command as forked_command
 from tsallis.search import beam_search
-from tsallis.tasks.registry import task_of
-from tsallis.training import load_run
+from tsallis.toolkit.tasks.registry import task_of
+from tsallis.toolkit.training import load_run
 
 from .conftest import command, environment
 
@@ -92,7 +92,7 @@ def test_every_request_of_the_documentation_is_answered(serving: Serving) -> Non
 
 @pytest.mark.process
 def test_the_options_of_the_documentation_are_those_of_the_command() -> None:
-    from tsallis.serve.limits import Limits
+    from tsallis.toolkit.serve.limits import Limits
 
     table = dict(re.findall(r"^\| `--([\w-]+)`[^|]* \| ([\d,]+)", PAGE.read_text(encoding="utf-8"), re.M))
     names = {"batch": "sources", "time": "seconds"}
@@ -140,7 +140,7 @@ def test_mistakes_are_one_line(tsallis: Any, trained: Path, tmp_path: Path) -> N
 def test_without_its_packages_it_says_what_to_install(trained: Path) -> None:
     code = (
         "import sys; sys.modules['starlette'] = None; sys.modules['starlette.applications'] = None\n"
-        f"sys.argv = ['tsallis', 'serve', {str(trained)!r}]\nfrom tsallis.cli import main\nmain()"
+        f"sys.argv = ['tsallis', 'serve', {str(trained)!r}]\nfrom tsallis.toolkit.cli import main\nmain()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
     assert done.returncode == 2 and "pip install 'tsallis[serve]'" in done.stderr and done.stderr.count("\n") == 1
@@ -167,8 +167,8 @@ def test_an_output_that_is_full_or_that_nobody_reads_ends_it_with_one_line(train
 
 
 def test_runs_have_the_shortest_names_that_tell_them_apart() -> None:
-    from tsallis.cli.serve import _names
     from tsallis.errors import InputError
+    from tsallis.toolkit.cli.serve import _names
 
     assert _names([Path("/a/x/run"), Path("/b/y")]) == ["run", "y"]
     assert _names([Path("/a/x/run"), Path("/a/y/run"), Path("/z")]) == ["x/run", "y/run", "z"]

@@ -14,8 +14,8 @@ import pytest
 
 from integration.cli.runs import contents, strings
 from process_fork import Ended, command, run_forked
-from tsallis.optional_output import OptionalOutput, optional_stdout
-from tsallis.training.progress import TrainingDisplay
+from tsallis.toolkit.optional_output import OptionalOutput, optional_stdout
+from tsallis.toolkit.training.progress import TrainingDisplay
 
 ASKED = "walk\tV;PST\nbake\tV;V.PTCP;PRS\n"
 KNOWN = "walk\twalked\tV;PST\nbake\tbaking\tV;V.PTCP;PRS\nrebel\trebelled\tV;PST\n"
@@ -93,7 +93,7 @@ def test_all_figures_are_drawn_where_nobody_reads_their_names(
 ) -> None:
     # Drawing takes long.
     blank = SimpleNamespace(figure=None)
-    monkeypatch.setattr("tsallis.tasks.figures.attention_matrix", lambda *arguments, **options: blank)
+    monkeypatch.setattr("tsallis.toolkit.tasks.figures.attention_matrix", lambda *arguments, **options: blank)
     monkeypatch.setattr("tsallis.report.style.render", lambda figure, kind: b"")
     lines = "walk\tV;PST\n" * 66  # more than are answered together
     done = unread("look", trained, "--out", tmp_path, "--format", "svg", stdin=lines)

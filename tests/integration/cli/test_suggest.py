@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from tsallis.errors import InputError
-from tsallis.inference import open_run
-from tsallis.inference.suggestions import Completer
-from tsallis.tasks.registry import task_of
-from tsallis.training import load_run
+from tsallis.toolkit.inference import open_run
+from tsallis.toolkit.inference.suggestions import Completer
+from tsallis.toolkit.tasks.registry import task_of
+from tsallis.toolkit.training import load_run
 
 from .conftest import command, environment
 

@@ -13,10 +13,10 @@ import pytest
 from flags import flags
 from integration.cli.conftest import train_here
 from integration.cli.runs import translation
-from tsallis.cli.output import print_json
 from tsallis.errors import InputError
-from tsallis.inference import TextRun, open_run
 from tsallis.search import SearchOptions
+from tsallis.toolkit.cli.output import print_json
+from tsallis.toolkit.inference import TextRun, open_run
 
 VERBS = ["walk\tV;PST", "bake\tV;V.PTCP;PRS", "rebel\tV;FOO", "rebel\tV;PST"]
 NUMBERS = ["dreiundzwanzig", "", "sieben", "   ", "hundert q"]

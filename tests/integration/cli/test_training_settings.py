@@ -12,12 +12,12 @@ import yaml
 
 from integration.cli.conftest import Run
 from integration.cli.runs import contents, strings, translation
-from tsallis.config import refuse_idle
-from tsallis.data.subwords import Subwords
 from tsallis.errors import InputError
-from tsallis.tasks.prepared import prepare
-from tsallis.tasks.registry import load_config
-from tsallis.training.run_folder import start_run
+from tsallis.toolkit.config import refuse_idle
+from tsallis.toolkit.data.subwords import Subwords
+from tsallis.toolkit.tasks.prepared import prepare
+from tsallis.toolkit.tasks.registry import load_config
+from tsallis.toolkit.training.run_folder import start_run
 
 
 def last_line(path: Path) -> dict[str, object]:

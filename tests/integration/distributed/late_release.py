@@ -14,8 +14,8 @@ if os.environ["RANK"] == "0":
 import torch
 import torch.distributed as dist
 
-from tsallis.cli import main
-from tsallis.training.distributed import init_distributed
+from tsallis.toolkit.cli import main
+from tsallis.toolkit.training.distributed import init_distributed
 
 exiting = Path(sys.argv[1])
 groups = []  # as the caches of PyTorch keep the group of a sharded model

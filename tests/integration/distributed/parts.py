@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from run_seed import SEED
-from tsallis.data import Vocabulary
 from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.models.batch import Batch
-from tsallis.tasks.strings import encode_examples, english_verbs
-from tsallis.training import Settings
+from tsallis.toolkit.data import Vocabulary
+from tsallis.toolkit.tasks.strings import encode_examples, english_verbs
+from tsallis.toolkit.training import Settings
 
 EXAMPLES = english_verbs()["train"][:51]
 VOCAB = Vocabulary.build([*(e.src_tokens() for e in EXAMPLES), *(e.tgt_tokens() for e in EXAMPLES)])

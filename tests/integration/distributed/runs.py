@@ -15,9 +15,9 @@ from integration.distributed.parts import DEV, SETTINGS, TRAIN, arguments, model
 from process_fork import CALLS, Faults
 from small_run import changed
 from tsallis.errors import InputError
-from tsallis.training import Trainer
-from tsallis.training.distributed import CommonError, World, exit_process, init_distributed
-from tsallis.training.termination import STATUS, note_termination
+from tsallis.toolkit.training import Trainer
+from tsallis.toolkit.training.distributed import CommonError, World, exit_process, init_distributed
+from tsallis.toolkit.training.termination import STATUS, note_termination
 
 
 class Stopped(Trainer):

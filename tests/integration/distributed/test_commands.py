@@ -27,7 +27,7 @@ def test_training(launch: Launch, tmp_path: Path) -> None:
     assert done.stdout.count(f"Training in {run}") == 1 and done.stdout.count("dev loss") == 1
     _, event = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     assert event["step"] == 3 and event["loss"] > 0
-    from tsallis.training import load_run
+    from tsallis.toolkit.training import load_run
 
     assert load_run(run).facts["step"] == 3
 
@@ -50,7 +50,7 @@ def test_training_with_images(launch: Launch, tmp_path: Path) -> None:
     config.write_text(VISUAL.replace("FOLDER", str(tmp_path)))
     done = launch("-m", "tsallis", "train", config, "--run-dir", run, "--device", "cpu")
     assert done.stdout.count("dev accuracy") == 1
-    from tsallis.training import load_run
+    from tsallis.toolkit.training import load_run
 
     assert load_run(run).facts["step"] == 3
 

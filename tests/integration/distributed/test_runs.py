@@ -14,8 +14,8 @@ import torch
 from integration.distributed.conftest import Launch
 from integration.distributed.parts import SETTINGS
 from integration.distributed.runs import trainer
-from tsallis.training import Checkpoints
-from tsallis.training.distributed import World
+from tsallis.toolkit.training import Checkpoints
+from tsallis.toolkit.training.distributed import World
 
 pytestmark = pytest.mark.slow
 

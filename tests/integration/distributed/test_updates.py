@@ -14,9 +14,9 @@ from torch import Tensor
 from integration.distributed.conftest import Launch
 from integration.distributed.parts import DEV, KINDS, SETTINGS, model, plain
 from integration.distributed.updates import updated
-from tsallis.evaluation.teacher_forcing import teacher_forced_scores
-from tsallis.training.distributed import World
-from tsallis.training.engine import Engine
+from tsallis.toolkit.evaluation.teacher_forcing import teacher_forced_scores
+from tsallis.toolkit.training.distributed import World
+from tsallis.toolkit.training.engine import Engine
 
 pytestmark = pytest.mark.slow
 

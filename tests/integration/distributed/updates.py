@@ -9,9 +9,9 @@ import torch
 
 from integration.distributed.parts import DEV, KINDS, SETTINGS, arguments, model, plain, windows
 from small_run import changed
-from tsallis.evaluation.teacher_forcing import TeacherForcedScores, teacher_forced_sums
-from tsallis.training.distributed import World, exit_process, init_distributed
-from tsallis.training.engine import Engine
+from tsallis.toolkit.evaluation.teacher_forcing import TeacherForcedScores, teacher_forced_sums
+from tsallis.toolkit.training.distributed import World, exit_process, init_distributed
+from tsallis.toolkit.training.engine import Engine
 
 
 def updated(engine: Engine, world: World) -> list[Any]:

@@ -37,7 +37,7 @@ def read_once(reader: Reader, blob: bytes, folder: Path) -> None:
     Raises:
         AssertionError: neither results nor one line that says what is wrong.
     """
-    from tsallis.cli import main
+    from tsallis.toolkit.cli import main
 
     path = folder / Path(reader.sample).name
     path.write_bytes(blob)

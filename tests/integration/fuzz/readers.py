@@ -17,38 +17,38 @@ class Reader(NamedTuple):
 
 
 def read_parallel(path: Path) -> None:
-    from tsallis.data.corpus_cache import read_parallel
+    from tsallis.toolkit.data.corpus_cache import read_parallel
 
     list(read_parallel(path, path))
 
 
 def read_text(path: Path) -> None:
-    from tsallis.data.io import stream_lines
+    from tsallis.toolkit.data.io import stream_lines
 
     for _ in stream_lines(path):
         pass
 
 
 def read_strings(path: Path) -> None:
-    from tsallis.tasks.strings import read_strings
+    from tsallis.toolkit.tasks.strings import read_strings
 
     read_strings(path)
 
 
 def read_labelled(path: Path) -> None:
-    from tsallis.tasks.classification import read_labelled
+    from tsallis.toolkit.tasks.classification import read_labelled
 
     read_labelled(path)
 
 
 def read_questions(path: Path) -> None:
-    from tsallis.tasks.vqa import read_questions
+    from tsallis.toolkit.tasks.vqa import read_questions
 
     read_questions(path)
 
 
 def read_images(path: Path) -> None:
-    from tsallis.data.images import open_pictures
+    from tsallis.toolkit.data.images import open_pictures
 
     pictures = open_pictures(path)
     names = [name for name in ("0", "1", "photos/0", "photos/1") if name in pictures]
@@ -57,8 +57,8 @@ def read_images(path: Path) -> None:
 
 
 def unpack(packing: Any, path: Path) -> None:
-    from tsallis.datasets.archive import fetch_text
-    from tsallis.datasets.download import Part, SourceFile
+    from tsallis.toolkit.datasets.archive import fetch_text
+    from tsallis.toolkit.datasets.download import Part, SourceFile
 
     member = "text" if packing in ("zip", "tar") else None
     form: Any = "questions" if path.suffix == ".json" else "lines"
@@ -70,25 +70,25 @@ def unpack(packing: Any, path: Path) -> None:
 
 
 def read_config(path: Path) -> None:
-    from tsallis.tasks.registry import load_config
+    from tsallis.toolkit.tasks.registry import load_config
 
     load_config(path).text()
 
 
 def read_vocabulary(path: Path) -> None:
-    from tsallis.data import Vocabulary
+    from tsallis.toolkit.data import Vocabulary
 
     Vocabulary.load(path)
 
 
 def read_vectors(path: Path) -> None:
-    from tsallis.data.word_vectors import read_word_vectors
+    from tsallis.toolkit.data.word_vectors import read_word_vectors
 
     read_word_vectors(path, {"walk": 4, "walked": 5, "the": 6})
 
 
 def read_paragraphs(path: Path) -> None:
-    from tsallis.tasks.language import read_texts
+    from tsallis.toolkit.tasks.language import read_texts
 
     for _ in read_texts(path, "paragraphs"):
         pass
@@ -96,8 +96,8 @@ def read_paragraphs(path: Path) -> None:
 
 def parse_request(path: Path) -> None:
     from tsallis.errors import InputError
-    from tsallis.serve.limits import Limits, Refusal
-    from tsallis.serve.requests import QUESTIONS, parse_request
+    from tsallis.toolkit.serve.limits import Limits, Refusal
+    from tsallis.toolkit.serve.requests import QUESTIONS, parse_request
 
     refusals = []
     for question in QUESTIONS.values():

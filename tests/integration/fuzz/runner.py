@@ -48,9 +48,9 @@ def choose(count: int, first: int = 0, only: str = "") -> list[tuple[str, int]]:
 def prepare(folder: Path) -> None:
     """Write the samples, train the runs, and import what commands import, once for all children."""
     import tsallis.report.views
-    import tsallis.tasks
-    import tsallis.training  # noqa: F401
-    from tsallis.cli import main
+    import tsallis.toolkit.tasks
+    import tsallis.toolkit.training  # noqa: F401
+    from tsallis.toolkit.cli import main
 
     if (folder / "runs").exists():
         return
@@ -179,7 +179,7 @@ def judge(status: object, stdout: str, stderr: str) -> str:
 
 def _run(case: Case, own: Path) -> tuple[object, str]:
     """The exit status, and a traceback if there is one; what is printed goes to files."""
-    from tsallis.cli import app, main
+    from tsallis.toolkit.cli import app, main
 
     os.chdir(own / "work")  # paths of a case may be relative
     saved = [os.dup(number) for number in range(3)]

@@ -120,7 +120,7 @@ def _write_others(folder: Path) -> None:
     np.savez(folder / "images.npz", array)
     from PIL import Image
 
-    from tsallis.data import Vocabulary
+    from tsallis.toolkit.data import Vocabulary
 
     with tarfile.open(folder / "images.tar", "w") as tar:
         for number, pixels in enumerate(array):

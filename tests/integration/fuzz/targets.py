@@ -125,7 +125,7 @@ def answering(task: str) -> str:
 
 
 def load_config(path: Path, *overrides: str) -> None:
-    from tsallis.tasks.registry import load_config
+    from tsallis.toolkit.tasks.registry import load_config
 
     load_config(path, overrides).text()
 
@@ -308,11 +308,11 @@ def answer_request(folder: Path, name: str, blob: bytes) -> None:
     """Answer a request as a server does, without its socket; a refusal is an error of the input."""
     from tsallis.errors import InputError
     from tsallis.search import SearchOptions
-    from tsallis.serve.answers import ServedRun
-    from tsallis.serve.limits import Limits, Refusal
-    from tsallis.serve.requests import QUESTIONS, parse_request
-    from tsallis.tasks.registry import task_of
-    from tsallis.training import load_run
+    from tsallis.toolkit.serve.answers import ServedRun
+    from tsallis.toolkit.serve.limits import Limits, Refusal
+    from tsallis.toolkit.serve.requests import QUESTIONS, parse_request
+    from tsallis.toolkit.tasks.registry import task_of
+    from tsallis.toolkit.training import load_run
 
     limits = Limits(seconds=5)
     run = load_run(folder)

@@ -36,10 +36,10 @@ from tsallis.analysis import (
 from tsallis.analysis.diversity import jensen_shannon
 from tsallis.analysis.tables import Bins
 from tsallis.analysis.words import INTERROGATIVES, word_clusters
-from tsallis.data.corpus import Corpus
-from tsallis.data.vocabulary import Vocabulary
 from tsallis.errors import InputError
-from tsallis.run_analysis.summary import count_pieces
+from tsallis.toolkit.data.corpus import Corpus
+from tsallis.toolkit.data.vocabulary import Vocabulary
+from tsallis.toolkit.run_analysis.summary import count_pieces
 
 Array = NDArray[np.float64]
 

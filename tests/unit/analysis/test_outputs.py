@@ -17,12 +17,12 @@ from tsallis.analysis.importance import mask_head
 from tsallis.analysis.outputs import output_steps
 from tsallis.analysis.record import transformer_attentions
 from tsallis.errors import InputError
-from tsallis.evaluation.teacher_forcing import teacher_forced_scores
 from tsallis.models.batch import has_loss
 from tsallis.nn import MultiheadAttention, OutputLayer
 from tsallis.ops import reference
 from tsallis.search import Certificate, Hypothesis, Result, beam_search, exhaustive
-from tsallis.special_symbols import BOS, EOS
+from tsallis.symbols import BOS, EOS
+from tsallis.toolkit.evaluation.teacher_forcing import teacher_forced_scores
 
 OUTPUTS: list[dict[str, Any]] = [
     {"output": "softmax"},

@@ -31,11 +31,11 @@ from tsallis.analysis import (
 from tsallis.analysis.contrasts import Contrasts
 from tsallis.analysis.record import transformer_attentions
 from tsallis.analysis.statistics import Statistic
-from tsallis.data.corpus import Corpus
 from tsallis.errors import InputError
 from tsallis.models import TransformerSeq2Seq
 from tsallis.nn import MultiheadAttention
 from tsallis.ops import reference
+from tsallis.toolkit.data.corpus import Corpus
 
 
 def weights_by_hand(attention: MultiheadAttention, query: Tensor, key: Tensor, causal: bool) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tsallis.analysis.score_names import OF_TEXT, SCORES, TEACHER_FORCED, find_score, rank_score
-from tsallis.tasks.registry import TASKS
+from tsallis.toolkit.tasks.registry import TASKS
 
 BY_NAME = sorted({*OF_TEXT, *TEACHER_FORCED, *(name for task in TASKS.values() for name in task.scores)})
 LOWER = {"loss", "levenshtein", "ter", "epsilon_perplexity"}

@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tsallis.data.corpus import Corpus
-from tsallis.evaluation.metrics import evaluate
-from tsallis.evaluation.search_results import search_corpus
-from tsallis.evaluation.teacher_forcing import teacher_forced_scores
 from tsallis.models import LabelDecoder
 from tsallis.models.arguments import untrained_copy
 from tsallis.search import beam_search, exhaustive, score
-from tsallis.training import Settings
-from tsallis.training.distributed import World
-from tsallis.training.engine import Engine
+from tsallis.toolkit.data.corpus import Corpus
+from tsallis.toolkit.evaluation.metrics import evaluate
+from tsallis.toolkit.evaluation.search_results import search_corpus
+from tsallis.toolkit.evaluation.teacher_forcing import teacher_forced_scores
+from tsallis.toolkit.training import Settings
+from tsallis.toolkit.training.distributed import World
+from tsallis.toolkit.training.engine import Engine
 
 
 def make(output: str = "softmax", attention: str = "combined") -> LabelDecoder:

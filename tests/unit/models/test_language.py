@@ -11,7 +11,7 @@ from torch import Tensor
 from tsallis.models import LanguageModel
 from tsallis.models.protocol import join
 from tsallis.search import beam_search
-from tsallis.special_symbols import BOS, EOS, PAD
+from tsallis.symbols import BOS, EOS, PAD
 
 VOCAB = 9
 KINDS: list[dict[str, Any]] = [

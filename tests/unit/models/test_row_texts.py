@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tsallis.models import LanguageModel, language
 from tsallis.models.row_texts import other_texts, split_rows
-from tsallis.special_symbols import BOS
+from tsallis.symbols import BOS
 
 VOCAB = 9
 KINDS: list[dict[str, Any]] = [

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from tsallis.data import Vocabulary
-from tsallis.data.subwords import Subwords
 from tsallis.models.spellings import Place, Spellings
+from tsallis.toolkit.data import Vocabulary
+from tsallis.toolkit.data.subwords import Subwords
 
 LINES = ["low lower lowest new newest wide widest abc ä"] * 3
 

@@ -108,7 +108,7 @@ def test_explain_names_the_instructions() -> None:
 
 def test_info_tells_the_backend() -> None:
     pytest.importorskip("typer")
-    code = "import sys; sys.argv = ['tsallis', 'info']; from tsallis.cli import main; main()"
+    code = "import sys; sys.argv = ['tsallis', 'info']; from tsallis.toolkit.cli import main; main()"
     done = python(code, TSALLIS_BACKEND="eager")
     assert done.returncode == 0, done.stderr
     assert "backend eager (asked for)" in done.stdout.splitlines()

@@ -13,9 +13,9 @@ import torch
 
 from analysis_samples import SRC, TGT, corpus, transformer
 from tsallis.analysis import RunSummary
-from tsallis.data.corpus import Corpus
-from tsallis.run_analysis import Options, RunInput, summarize_runs
-from tsallis.training.run_folder import Run
+from tsallis.toolkit.data.corpus import Corpus
+from tsallis.toolkit.run_analysis import Options, RunInput, summarize_runs
+from tsallis.toolkit.training.run_folder import Run
 
 Open = Callable[..., Any]
 

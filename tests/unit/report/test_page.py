@@ -19,7 +19,7 @@ from tsallis.analysis.histories import VALUES, HeadHistory, ValueHistory
 from tsallis.analysis.score_names import SCORES
 from tsallis.analysis.weights import SparseWeights
 from tsallis.report.page import build_page, embed_json, encode_weights
-from tsallis.run_analysis import SweepRun, sweep
+from tsallis.toolkit.run_analysis import SweepRun, sweep
 
 
 def unpack(text: str, shapes: list[tuple[int, int, int]]) -> list[np.ndarray]:

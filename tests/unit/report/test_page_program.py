@@ -18,11 +18,11 @@ from tsallis.analysis import Histogram, draw_density, read_model, summarize_atte
 from tsallis.analysis.histories import HeadHistory, ValueHistory
 from tsallis.analysis.summary_records import DensityExample, DensitySummary
 from tsallis.continuous import Gaussian
-from tsallis.data.corpus import Corpus
-from tsallis.data.vocabulary import Vocabulary
 from tsallis.models import TransformerSeq2Seq
 from tsallis.report.page import build_page
-from tsallis.run_analysis import SweepRun, sweep
+from tsallis.toolkit.data.corpus import Corpus
+from tsallis.toolkit.data.vocabulary import Vocabulary
+from tsallis.toolkit.run_analysis import SweepRun, sweep
 
 from .conftest import Open
 

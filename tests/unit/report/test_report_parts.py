@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from small_run import SRC, TGT
-from tsallis.cli.analyze import _write
-from tsallis.cli.report_parts import Report, Text, summarize_all
-from tsallis.data import Vocabulary
-from tsallis.evaluation.search_results import search_corpus
 from tsallis.report import page
 from tsallis.report.page import build_page
-from tsallis.run_analysis import Options
-from tsallis.tasks.base import Task
-from tsallis.tasks.registry import task_of
-from tsallis.training.run_folder import Run, build_model
+from tsallis.toolkit.cli.analyze import _write
+from tsallis.toolkit.cli.report_parts import Report, Text, summarize_all
+from tsallis.toolkit.data import Vocabulary
+from tsallis.toolkit.evaluation.search_results import search_corpus
+from tsallis.toolkit.run_analysis import Options
+from tsallis.toolkit.tasks.base import Task
+from tsallis.toolkit.tasks.registry import task_of
+from tsallis.toolkit.training.run_folder import Run, build_model
 
 TASK = {"task": "strings", "languages": None}
 LINES = ["scan\tV;PST", "trap\tV;3;SG;PRS", "ape\tV.PTCP;PRS"]

@@ -11,7 +11,7 @@ import torch
 from contract.tables import EOS, A, B, sources, trie
 from tsallis.models import LanguageModel
 from tsallis.search import GeneratedText, generate, score_tokens
-from tsallis.special_symbols import BOS
+from tsallis.symbols import BOS
 
 ROWS = {(): {A: 0.75, B: 0.25}, (A,): {EOS: 1.0}, (B,): {A: 0.5, EOS: 0.5}, (B, A): {EOS: 1.0}}
 

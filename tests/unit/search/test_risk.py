@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tsallis.inference.searching import choose
 from tsallis.search import Certificate, Hypothesis, Result, SearchOptions, minimum_risk
+from tsallis.toolkit.inference.searching import choose
 
 
 def agreement(text: str, reference: str) -> float:

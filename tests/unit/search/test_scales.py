@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from exact_logs import exact_logs
-from tsallis.evaluation.outputs import describe_result
 from tsallis.models.protocol import Step
 from tsallis.nn import OutputLayer
 from tsallis.ops.choice import backend
@@ -25,7 +24,8 @@ from tsallis.search import (
     score,
 )
 from tsallis.search.certificate import LARGE_SCORES, Certificate, Hypothesis, Result
-from tsallis.special_symbols import BOS, EOS, PAD
+from tsallis.symbols import BOS, EOS, PAD
+from tsallis.toolkit.evaluation.outputs import describe_result
 
 VOCAB, LONGEST, SOURCE = 5, 3, 4
 Tokens = tuple[int, ...]

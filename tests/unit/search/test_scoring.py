@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from contract.tables import EOS, A, B, random_table, sources, trie
-from tsallis.data.batching import make_batch
 from tsallis.models import RNNSeq2Seq
 from tsallis.search import (
     Certificate,
@@ -24,7 +23,8 @@ from tsallis.search import (
     score_tokens,
 )
 from tsallis.search.sampling import draw_tokens
-from tsallis.special_symbols import BOS
+from tsallis.symbols import BOS
+from tsallis.toolkit.data.batching import make_batch
 
 ROWS = {(): {A: 0.75, B: 0.25}, (A,): {EOS: 1.0}, (B,): {A: 0.5, EOS: 0.5}, (B, A): {EOS: 1.0}}
 

@@ -13,7 +13,7 @@ from tsallis.models import LanguageModel, RNNSeq2Seq
 from tsallis.ops import reference
 from tsallis.search import Ensemble, generate, sample, score_tokens
 from tsallis.search.temperature import divide_scores, with_temperature
-from tsallis.special_symbols import BOS, EOS
+from tsallis.symbols import BOS, EOS
 
 SRC, LENGTHS = torch.tensor([[4, 7, 9, 5], [6, 6, 8, 0]]), torch.tensor([4, 3])
 TEMPERATURES = (0.05, 0.3, 0.7, 1.0, 1.6, 5.0, 200.0)

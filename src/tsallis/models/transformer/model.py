@@ -30,7 +30,7 @@ from tsallis.nn.length_scale import LengthScaleKind
 from tsallis.nn.output import MAP_ALPHAS
 from tsallis.nn.positions import SinusoidalPositions, check_positions
 from tsallis.ops.transforms import traced
-from tsallis.special_symbols import BOS, PAD, UNK
+from tsallis.symbols import BOS, PAD, UNK
 
 KINDS = ("encoder", "decoder", "cross")
 ATTENTIONS = ("softmax", "sparsemax", "entmax", "learned")

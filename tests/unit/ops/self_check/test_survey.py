@@ -40,7 +40,7 @@ def test_what_is_wrong_no_more_is_right_afterwards() -> None:
 
 def test_the_command_prints_a_line_for_each_and_its_status_tells(capsys: pytest.CaptureFixture[str]) -> None:
     typer = pytest.importorskip("typer")
-    from tsallis.cli.info import info
+    from tsallis.toolkit.cli.info import info
 
     info(check=True)
     lines = capsys.readouterr().out.splitlines()

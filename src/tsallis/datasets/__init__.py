@@ -1,6 +1,0 @@
-"""Known data sets: where their files lie, and how they are fetched and unpacked."""
-
-from tsallis.datasets.registry import SOURCES, get
-from tsallis.datasets.source import Source
-
-__all__ = ["SOURCES", "Source", "get"]

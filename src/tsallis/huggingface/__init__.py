@@ -1,0 +1,40 @@
+"""Sparse attention, losses, sampling and search in Hugging Face Transformers models; needs the extra `hf`."""
+
+from tsallis.huggingface.alphas import (
+    FixedAlpha,
+    LearnedAlpha,
+    alpha_parameters,
+    alphas,
+    parameter_groups,
+)
+from tsallis.huggingface.attention import register
+from tsallis.huggingface.callbacks import AnnealAlpha, AttentionLog
+from tsallis.huggingface.decoder import TransformersDecoder
+from tsallis.huggingface.density import DensityMeter
+from tsallis.huggingface.generation import EntmaxLogitsProcessor
+from tsallis.huggingface.loading import from_pretrained
+from tsallis.huggingface.losses import lm_loss, trainer_loss
+from tsallis.huggingface.obstacles import find_obstacles
+from tsallis.huggingface.sparsify import densify, set_alpha, sparsify
+
+register()  # now: a model that is unpickled in another process needs it, and imports this package
+
+__all__ = [
+    "AnnealAlpha",
+    "AttentionLog",
+    "DensityMeter",
+    "EntmaxLogitsProcessor",
+    "FixedAlpha",
+    "LearnedAlpha",
+    "TransformersDecoder",
+    "alpha_parameters",
+    "alphas",
+    "densify",
+    "find_obstacles",
+    "from_pretrained",
+    "lm_loss",
+    "parameter_groups",
+    "set_alpha",
+    "sparsify",
+    "trainer_loss",
+]

@@ -1,0 +1,159 @@
+"""The attention function that Transformers calls in sparsified models, and its registration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
+from transformers.modeling_utils import AttentionInterface
+from transformers.utils import output_capturing
+
+from tsallis.functional.attention import AttentionOutput, attend
+from tsallis.huggingface.alphas import ALPHA
+from tsallis.ops.transforms import traced
+
+NAME = "tsallis"
+FULL_MASKS = "tsallis_full_masks"  # the name in models that rely on being handed every mask, as eager attention is
+# What changes the scores in a way that entmax_attention cannot follow, by Transformers' names for it.
+UNSUPPORTED = {
+    "softcap": "a soft cap of the scores",
+    "s_aux": "attention sinks",
+    "sinks": "attention sinks",
+    "indices": "an indexer's choice of keys",
+    "block_indices": "an indexer's choice of blocks of keys",
+    "cache": "a paged cache (continuous batching)",
+}
+
+
+def register() -> None:
+    """Make the attention known to Transformers, and its masks with it: without them padding would be attended to."""
+    AttentionInterface.register(NAME, attention_forward)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    AttentionInterface.register(FULL_MASKS, full_mask_forward)
+    AttentionMaskInterface.register(FULL_MASKS, eager_mask)
+
+
+def full_mask_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute an attention whose mask says everything, as eager attention does: without one every key takes part.
+
+    Args:
+        module, query, key, value: as in :func:`attention_forward`.
+        attention_mask: [batch, 1 or heads, queries, keys], boolean or added to the scores.
+        kwargs: the further arguments of :func:`attention_forward`; `is_causal` makes no difference.
+
+    Returns:
+        What :func:`attention_forward` does.
+    """
+    return attention_forward(module, query, key, value, attention_mask, **{**kwargs, "is_causal": False})
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    position_bias: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute an attention of a model with the alphas of its module; softmax where the module has none.
+
+    Args:
+        module: the attention that calls; what it holds under `tsallis_alpha` gives its alphas.
+        query: [batch, heads, queries, size].
+        key, value: [batch, key heads, keys, size], not repeated for grouped queries.
+        attention_mask: [batch, 1 or heads, queries, keys], boolean (True takes part) or added to the scores, where the
+            lowest numbers of its dtype hide a key as -inf does. None means causal where the module is, by the upper
+            left corner, unless there is one query alone.
+        dropout: the share of weights that is dropped, 0 outside training.
+        scaling: the factor of the scores.
+        is_causal: overrides the module's own.
+        position_bias: [1 or batch, heads, queries, keys], added to the scores (T5).
+        kwargs: what else the model hands over; `output_attentions` asks for the weights.
+
+    Returns:
+        Output [batch, queries, heads, size], and the weights [batch, heads, queries, keys] if they are asked for.
+
+    Raises:
+        NotImplementedError: the model does something to the scores that entmax attention cannot.
+    """
+    _check_supported(module, kwargs)
+    alpha_module = getattr(module, ALPHA, None)
+    recorded = getattr(alpha_module, "receive", None) is not None
+    need_weights = bool(kwargs.get("output_attentions")) or recorded or _weights_requested()
+    if alpha_module is None and not need_weights and position_bias is None:
+        inputs = module, query, key, value, attention_mask
+        dense: tuple[Tensor, None] = sdpa_attention_forward(*inputs, dropout, scaling, is_causal, **kwargs)
+        return dense
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    causal = bool(query.shape[2] > 1 and attention_mask is None and causal)
+    mask = _add_bias(_hide_lowest(attention_mask), position_bias)
+    if not query.dtype == key.dtype == value.dtype:  # norms of queries and keys answer in float32 under autocast
+        query, key = query.to(value.dtype), key.to(value.dtype)
+    result = attend(
+        query,
+        key,
+        value,
+        1.0 if alpha_module is None else alpha_module(query),
+        attn_mask=mask,
+        is_causal=causal,
+        scale=scaling,
+        dropout_p=dropout,
+        enable_gqa=True,
+        need_weights=need_weights,
+    )
+    _report(alpha_module, result, mask, causal, query, key)
+    return result.output.transpose(1, 2).contiguous(), result.weights
+
+
+def _report(
+    alpha_module: Any, result: AttentionOutput, mask: Tensor | None, causal: bool, query: Tensor, key: Tensor
+) -> None:
+    """Give an attention's sparsity and weights to what measures and records them."""
+    meter, receive = getattr(alpha_module, "meter", None), getattr(alpha_module, "receive", None)
+    if meter is not None and not traced():
+        meter.add(result.support.detach(), mask, causal, query.shape[2], key.shape[2])
+    if receive is not None:
+        receive(result.weights)
+
+
+def _check_supported(module: nn.Module, arguments: dict[str, Any]) -> None:
+    for name, what in UNSUPPORTED.items():
+        if arguments.get(name) is not None:
+            raise NotImplementedError(f"{type(module).__name__} uses {what}, which entmax attention does not support")
+
+
+def _hide_lowest(mask: Tensor | None) -> Tensor | None:
+    """Return a mask with -inf where its numbers are near the lowest of its dtype, as Transformers' masks hide keys."""
+    if mask is None or not mask.is_floating_point():
+        return mask
+    return mask.masked_fill(mask < torch.finfo(mask.dtype).min / 2, -torch.inf)
+
+
+def _add_bias(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
+    """Return what is added to the scores, or the boolean mask where there is no bias."""
+    if mask is None or bias is None:
+        return bias if mask is None else mask
+    return torch.where(mask, bias, -torch.inf) if mask.dtype == torch.bool else mask + bias
+
+
+def _weights_requested() -> bool:
+    """Tell whether the forward pass under way collects weights.
+
+    Some models, such as GPT-2, take `output_attentions` out of what their attention receives.
+    """
+    outputs = output_capturing._active_collector.get()  # private: there is no public way to ask
+    return outputs is not None and any(name.endswith("attentions") for name in outputs)

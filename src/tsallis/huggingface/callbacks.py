@@ -1,0 +1,138 @@
+"""Callbacks for Transformers' Trainer: alphas that grow while a model is fine-tuned, a log of alphas and densities."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import TrainerCallback
+from transformers.trainer_utils import IntervalStrategy
+
+from tsallis.functional.rows import alpha_number
+from tsallis.huggingface.alphas import alphas
+from tsallis.huggingface.density import DensityMeter
+from tsallis.huggingface.sparsify import set_alpha
+
+
+class AnnealAlpha(TrainerCallback):
+    r"""A callback that leads all fixed alphas from softmax to a sparse map while a model is fine-tuned.
+
+    .. math:: \alpha_t = \mathrm{start} + (\mathrm{target} - \mathrm{start}) \, \min(1, t / (\mathrm{share} \cdot T))
+
+    at step :math:`t` of :math:`T`. A training that is resumed goes on where it was; a checkpoint has the alpha of its
+    step, and so has the best model if Trainer loads it at the end.
+
+    Args:
+        target: the alpha at the end.
+        start: the alpha at the first step.
+        share: the share of all steps after which the target is reached.
+        every: alphas change every so many steps.
+
+    Raises:
+        ValueError: an alpha below 1, a share that is not above 0 and at most 1, fewer than one step between changes.
+
+    Example:
+        >>> callback = AnnealAlpha(target=1.5, share=0.5)
+        >>> [callback.alpha(step, steps=100) for step in (0, 25, 50, 100)]
+        [1.0, 1.25, 1.5, 1.5]
+    """
+
+    def __init__(self, target: float = 1.5, *, start: float = 1.0, share: float = 0.5, every: int = 1) -> None:
+        if not 0 < share <= 1:
+            raise ValueError(f"share must be above 0 and at most 1, got {share}")
+        if every < 1:
+            raise ValueError(f"every must be at least 1, got {every}")
+        self.target, self.start = alpha_number(target), alpha_number(start)
+        self.share, self.every = share, every
+
+    def alpha(self, step: int, steps: int) -> float:
+        """Return the alpha of a step, of so many."""
+        if step >= self.share * steps:
+            return self.target
+        progress = step // self.every * self.every / (self.share * steps)
+        return self.start + (self.target - self.start) * progress
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Set the alpha of the step that begins."""
+        set_alpha(kwargs["model"], self.alpha(state.global_step, state.max_steps))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Set the alpha of the last step, unless the best model was loaded with its own."""
+        if args.load_best_model_at_end and state.best_model_checkpoint is not None:
+            return
+        set_alpha(kwargs["model"], self.alpha(state.global_step, state.max_steps))
+
+
+class AttentionLog(TrainerCallback):
+    """A callback that logs every attention's alpha and density, wherever the Trainer logs its loss.
+
+    The entries are `alpha/NAME` and `density/NAME`, means of the heads, and `alpha` and `density`, means of all.
+    Densities are those of the training batches of the step before the entry; a compiled model runs this step
+    uncompiled. Which step that will be follows from `logging_strategy`, `logging_steps` and `logging_first_step`. Where
+    it is not known, as at the end of an epoch of a data set without a length, or where another callback asks for an
+    entry, there are alphas alone.
+
+    Args:
+        trainer: the Trainer that the callback is added to.
+
+    Example:
+        >>> from transformers import Trainer
+        >>> def log_attention(trainer: Trainer) -> None:
+        ...     trainer.add_callback(AttentionLog(trainer))
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self._meter: DensityMeter | None = None
+        self._densities: dict[str, Tensor] = {}
+        self._last_step = 0  # that was logged
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Forget the training before."""
+        self._last_step = 0
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin to count at a step that will be logged."""
+        self._densities = {}
+        if _will_log(args, state, kwargs.get("train_dataloader")):
+            self._meter = DensityMeter(kwargs["model"]).__enter__()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """End counting, and log if the Trainer does."""
+        meter, self._meter = self._meter, None
+        if meter is not None:
+            meter.__exit__(None, None, None)
+            self._densities = meter.densities()
+        self._log(state, control, kwargs["model"])
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Log if the Trainer does."""
+        self._log(state, control, kwargs["model"])
+
+    def _log(self, state: Any, control: Any, model: nn.Module) -> None:
+        if not control.should_log or state.global_step == self._last_step:  # as Trainer, once for each step
+            return
+        self._last_step = state.global_step
+        entries: dict[str, float] = {}
+        for title, values in (("alpha", alphas(model)), ("density", self._densities)):
+            means = {f"{title}/{name}": float(value.mean()) for name, value in values.items()}
+            if means:
+                entries |= means | {title: sum(means.values()) / len(means)}
+        self.trainer.log(entries)
+        control.should_log = True  # logging answers the wish for the Trainer's own entry, which is still to come
+
+
+def _will_log(args: Any, state: Any, loader: Any) -> bool:
+    """Tell whether the Trainer will log its loss after the step that begins."""
+    step = state.global_step + 1
+    if step == 1 and args.logging_first_step:
+        return True
+    if args.logging_strategy == IntervalStrategy.STEPS:
+        return bool(step % state.logging_steps == 0)
+    if args.logging_strategy != IntervalStrategy.EPOCH:
+        return False
+    try:
+        steps = max(-(-len(loader) // args.gradient_accumulation_steps), 1)
+    except TypeError:  # a data set without a length
+        steps = state.max_steps
+    return bool(step % steps == 0 or step == state.max_steps)

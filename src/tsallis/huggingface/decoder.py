@@ -1,0 +1,533 @@
+"""Search with certificates in Transformers models: the decoder protocol, followed by a model that generates."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import DynamicLayer
+
+from tsallis.functional.maps import log_entmax
+from tsallis.functional.rows import alpha_number
+from tsallis.huggingface.alphas import unwrap
+from tsallis.huggingface.attention import FULL_MASKS, NAME
+from tsallis.huggingface.decoder_inputs import first_setting
+from tsallis.huggingface.reading import Reading, count_ids, find_obstacle
+from tsallis.huggingface.text_batches import pad_rows
+from tsallis.models.protocol import Step, source_mask
+from tsallis.ops.arguments import BestSymbols
+from tsallis.ops.choice import choose
+from tsallis.ops.eager.log_probs import indistinct
+from tsallis.ops.eager.ranking import best_of_log_probs
+from tsallis.symbols import BOS, EOS, PAD
+
+# The implementations of attention that return weights.
+WITH_WEIGHTS = ("eager", NAME, FULL_MASKS)
+# What search numbers itself: padding, start and end. A token's symbol is its id and these.
+RESERVED = 3
+IGNORE_INDEX = -100
+Pairs = tuple[tuple[Tensor, Tensor], ...]  # keys and values [rows, heads, length, size] of every layer
+
+
+class TransformersDecoder(nn.Module):
+    r"""A Transformers model that generates, as all searches of :mod:`tsallis.search` take it.
+
+    .. math:: p(y_t \mid y_{<t}, x) = \mathrm{entmax}_\alpha(z_t)
+
+    with the model's logits z. `generate` finds good outputs and proves nothing; a search of this decoder returns a
+    certificate, and with alpha above 1 often the whole distribution (Peters et al. 2019, sec. 4.1). The alpha is the
+    one whose loss trained the model (:func:`trainer_loss`, :func:`lm_loss`); 1 is softmax, as of pretrained models.
+
+    Searches number symbols themselves: :meth:`sources` makes their input of a batch, :meth:`ids` turns the tokens of a
+    hypothesis into the tokenizer's, :meth:`symbols` does the reverse, for `prefixes`, and :meth:`targets` makes what
+    :func:`tsallis.search.score` takes.
+
+    The distribution is the model's own: what it computes of a source alone, without a cache. The decoder reads from
+    `generation_config` the start, a forced first token, the ends and the tokens that are never generated
+    (`suppress_tokens`, `bad_words_ids` of one token). It ignores all other settings, such as temperature, cuts,
+    penalties and lengths. What is forced belongs to the start and has no part in a probability.
+
+    Keys and values are held where the model's cache is plain (:class:`transformers.DynamicCache`, without sliding
+    windows). Any other model reads each prefix again from its first token at every step, which is slower. Prompts of
+    different lengths are read apart by models that cannot skip padding, such as RoBERTa and Mamba.
+
+    Args:
+        model: a causal language model or an encoder-decoder whose input is `input_ids`; one of PEFT around it.
+        alpha: of the distribution, at least 1.
+        start: ids that the decoder of an encoder-decoder reads first, such as a language's; None: by the model.
+        end: the id, or several, that an output ends with; None: by the model.
+        suppress: ids that are never generated; None: by the model.
+        attention: whether steps have weights: the mean over the heads of the last layer, of an encoder-decoder those of
+            its attention to the source, of a causal model what goes to the prompt. Hypotheses then count the positions
+            attended, and hold the weights where a search is told to keep them. For models that are sparsified
+            (:func:`sparsify`), or loaded with `attn_implementation="eager"`.
+
+    Raises:
+        ValueError: an alpha below 1; a model that does not generate from `input_ids` token by token, or has no start
+            or end; ids that its output lacks; a start for a causal model, whose prompt is its start; attention of a
+            model that returns no weights.
+
+    Example:
+        >>> import torch
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> from tsallis.search import beam_search
+        >>> _ = torch.manual_seed(0)
+        >>> config = GPT2Config(vocab_size=9, n_embd=8, n_head=2, n_layer=1, bos_token_id=1, eos_token_id=2)
+        >>> decoder = TransformersDecoder(GPT2LMHeadModel(config), alpha=1.5)
+        >>> sources = decoder.sources({"input_ids": torch.tensor([[5, 6, 7]])})
+        >>> (result,) = beam_search(decoder, *sources, beam_size=3, max_length=4)
+        >>> result.certificate.kind, len(decoder.ids(result.best.tokens)) <= 4
+        ('bounded', True)
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        alpha: float = 1.5,
+        *,
+        start: Sequence[int] | None = None,
+        end: int | Sequence[int] | None = None,
+        suppress: Sequence[int] | None = None,
+        attention: bool = False,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        base = unwrap(model)
+        name = type(base).__name__
+        if obstacle := find_obstacle(model, base):
+            raise ValueError(f"{name} {obstacle}")
+        self.is_encoder_decoder = bool(base.config.is_encoder_decoder)
+        if start is not None and not self.is_encoder_decoder:
+            raise ValueError("start is for encoder-decoders: the prompt of a causal model is its start")
+        vocabulary = getattr(base.config.get_text_config(), "vocab_size", 0)
+        self._size = count_ids(base.get_output_embeddings(), vocabulary)
+        self._source_size = count_ids(base.get_input_embeddings(), vocabulary)
+        ends = _ids(_setting(base, "eos_token_id") if end is None else end)
+        if not ends:
+            raise ValueError(f"{name} has no eos_token_id: give end")
+        self.start_ids = (_start(base) if start is None else list(start)) if self.is_encoder_decoder else []
+        if self.is_encoder_decoder and not self.start_ids:
+            raise ValueError(f"{name} has no decoder_start_token_id: give start")
+        self.suppress = sorted(set(_suppressed(base, ends) if suppress is None else suppress))
+        for what, ids in (("end", ends), ("start", self.start_ids), ("suppress", self.suppress)):
+            self._check(what, ids)
+        self._output = TransformersOutput(alpha_number(alpha), ends)
+        self._reading = Reading(base)
+        self._options = dict(self._reading.options)
+        self.attention = attention
+        if attention:
+            self._options["output_attentions"] = True
+            if (implementation := base.config.get_text_config()._attn_implementation) not in WITH_WEIGHTS:
+                raise ValueError(
+                    f"attention is for models whose attention returns weights, and that of {name} is {implementation}: "
+                    'sparsify it, or load it with attn_implementation="eager"'
+                )
+
+    @property
+    def output(self) -> TransformersOutput:
+        """The map from logits to log-probabilities."""
+        return self._output
+
+    def _check(self, what: str, ids: Sequence[int]) -> None:
+        """Refuse ids that the vocabulary lacks."""
+        if wrong := [number for number in ids if not 0 <= number < self._size]:
+            name = type(unwrap(self.model)).__name__
+            raise ValueError(f"{what} holds {wrong[0]}, {name} knows the ids from 0 to {self._size - 1}")
+
+    def sources(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """Return ids [batch, src], padded behind, and their counts [batch], from what a tokenizer returns.
+
+        Args:
+            batch: `input_ids` [batch, src], and `attention_mask` of ones and zeros where some are padding, on
+                whichever side.
+
+        Raises:
+            TypeError: ids that are not integers.
+            ValueError: ids or a mask of another shape, a row without any id, an id that the model lacks, an input that
+                is not text.
+        """
+        ids = batch["input_ids"]
+        if not isinstance(ids, Tensor) or ids.dim() != 2:
+            raise ValueError('input_ids must be a tensor [batch, src], as of a tokenizer with return_tensors="pt"')
+        if ids.dtype not in (torch.int32, torch.int64):
+            raise TypeError(f"input_ids must be a tensor of int64 or int32, got {ids.dtype}")
+        for key, value in batch.items():
+            if value is not None and self._reading.is_unread(key, value):
+                raise ValueError(f"sources are input_ids and attention_mask alone, got {key}")
+        mask = batch.get("attention_mask")
+        mask = torch.ones_like(ids) if mask is None else torch.as_tensor(mask, device=ids.device)
+        if mask.shape != ids.shape:
+            raise ValueError(
+                f"attention_mask must have the shape {list(ids.shape)} of input_ids, got {list(mask.shape)}"
+            )
+        if not ((mask == 0) | (mask == 1)).all():
+            raise ValueError("attention_mask must hold ones and zeros alone, where 1 marks a token")
+        mask = mask.bool()
+        if (wrong := ids[mask & ((ids < 0) | (ids >= self._source_size))]).numel():
+            name = type(unwrap(self.model)).__name__
+            raise ValueError(f"input_ids holds {int(wrong[0])}, {name} reads the ids from 0 to {self._source_size - 1}")
+        lengths = mask.sum(-1)
+        if len(ids) and int(lengths.min()) == 0:
+            raise ValueError(f"source {int(lengths.argmin())} (counted from 0) has no token")
+        order = (~mask).long().argsort(dim=-1, stable=True)[:, : int(lengths.max()) if len(ids) else 0]
+        return ids.masked_fill(~mask, 0).long().gather(1, order), lengths
+
+    def ids(self, tokens: Sequence[int]) -> list[int]:
+        """Return the tokenizer's ids of a hypothesis' tokens, without start and end."""
+        return [token - RESERVED for token in tokens]
+
+    def symbols(self, ids: Sequence[int]) -> list[int]:
+        """Return the symbols of ids, as `prefixes` has them.
+
+        Raises:
+            ValueError: an end among them, an id that the vocabulary lacks.
+        """
+        self._check("the output", ids)
+        if wrong := set(ids) & set(self.output.ends):
+            raise ValueError(f"no output holds its end before it is over: {min(wrong)}")
+        return [number + RESERVED for number in ids]
+
+    def targets(self, labels: Sequence[Sequence[int]] | Tensor) -> tuple[Tensor, Tensor]:
+        """Return what is read and what is to be predicted, both [batch, tgt], of outputs that are to be scored.
+
+        Args:
+            labels: ids of each output, with its end or without, padded with -100 or not at all.
+        """
+        device = labels.device if isinstance(labels, Tensor) else None
+        rows = [
+            [number for number in row if number != IGNORE_INDEX]
+            for row in (labels.tolist() if isinstance(labels, Tensor) else labels)
+        ]
+        rows = [self.symbols(row[:-1] if row and row[-1] in self.output.ends else row) for row in rows]
+        tgt_in, tgt_out = (
+            pad_rows([[BOS, *row] for row in rows], PAD),
+            pad_rows([[*row, EOS] for row in rows], IGNORE_INDEX),
+        )
+        return tgt_in.to(device), tgt_out.to(device)
+
+    def encode(self, src: Tensor, src_lengths: Tensor) -> list[tuple[list[int], _Memory]]:
+        """Encode ids [batch, src] with their counts [batch]: memories, and the rows of the batch that each one holds.
+
+        Raises:
+            ValueError: a source that is longer than the model reads.
+        """
+        lengths = src_lengths.tolist()
+        longest, most = max(lengths, default=0), self._reading.num_source_positions
+        if self.is_encoder_decoder and most is not None and longest > most:
+            raise ValueError(f"{type(unwrap(self.model)).__name__} reads at most {most} tokens, a source has {longest}")
+        groups = [list(range(len(lengths)))]
+        if not self._reading.skips_padding:
+            groups = [[i for i, n in enumerate(lengths) if n == length] for length in sorted(set(lengths))]
+        return [(rows, self._encode(src[rows], src_lengths[rows], src.shape[1])) for rows in groups]
+
+    def _encode(self, src: Tensor, src_lengths: Tensor, width: int) -> _Memory:
+        """Encode sources that are read together; a prompt is read by :meth:`start`."""
+        src = src[:, : max(src_lengths.tolist(), default=0)]
+        mask = source_mask(src_lengths, src)
+        if self.is_encoder_decoder:
+            encoder = unwrap(self.model).get_encoder()
+            outputs = encoder(input_ids=src, attention_mask=mask.long(), return_dict=True)
+            return _Memory(src, mask, width, outputs)
+        # Prompts of different lengths must end together.
+        order = mask.long().argsort(dim=-1, stable=True)
+        return _Memory(src.gather(1, order), mask.gather(1, order), width)
+
+    def start(self, memory: list[tuple[list[int], _Memory]]) -> _State:
+        """Return the state before the first token: the start, or the prompt, is read."""
+        read: dict[int, tuple[_Block, int]] = {}
+        for numbers, part in memory:
+            rows = torch.arange(len(part.mask), device=part.mask.device)
+            start = rows.new_tensor(self.start_ids).expand(len(rows), -1)  # [batch, 0] of a causal model
+            block, step = self._run(part, rows, start, None)
+            read.update({number: (replace(block, step=step), row) for row, number in enumerate(numbers)})
+        return _State([read[number] for number in range(len(read))])
+
+    def step(self, state: _State, token: Tensor) -> Step:
+        """Read one token [rows] and return the scores of the next."""
+        groups: dict[Any, list[int]] = {}
+        for i, (block, _) in enumerate(state.rows):
+            key = id(block.memory), block.ids.shape[1], block.step is not None, block.pairs is None
+            groups.setdefault(key, []).append(i)
+        scores: list[Tensor] = []
+        attention: list[Tensor] = []
+        after: list[tuple[_Block, int]] = list(state.rows)
+        for members in groups.values():
+            index = torch.tensor(members, device=token.device)
+            block = _gather([state.rows[i] for i in members], token.device)
+            if block.step is not None:  # the start is read already
+                step, block = block.step, replace(block, step=None)
+            else:
+                ids = torch.cat([block.ids, (token[index] - RESERVED).clamp(min=0).unsqueeze(1)], 1)
+                block, step = self._run(block.memory, block.sources, ids, block.pairs)
+            scores.append(step[0])
+            attention.append(step[1])
+            for row, i in enumerate(members):
+                after[i] = (block, row)
+        order = torch.tensor([i for members in groups.values() for i in members], device=token.device)
+        logits, weights = (_reorder(parts, order.argsort()) for parts in (scores, attention))
+        return Step(self.output.scores(logits), weights, _State(after))
+
+    def _run(
+        self, memory: _Memory, sources: Tensor, ids: Tensor, pairs: Pairs | None
+    ) -> tuple[_Block, tuple[Tensor, Tensor]]:
+        """Read ids [rows, length] behind the sources, the last alone where pairs hold the others; return logits [rows,
+        d_vocab] of the next, and weights of attention [rows, src or 0], too.
+
+        Raises:
+            ValueError: more ids than the model has positions, weights that the model does not return.
+        """
+        length = ids.shape[1]
+        if not self.is_encoder_decoder:
+            length += int(memory.mask.sum(-1).max()) if len(memory.mask) else 0
+        most = self._reading.num_positions
+        if most is not None and length > most:
+            raise ValueError(
+                f"{type(unwrap(self.model)).__name__} has {most} positions, and an output needs more: "
+                "give a smaller max_length"
+            )
+        read = ids if self.is_encoder_decoder else torch.cat([memory.ids[sources], ids], 1)
+        caches = self._reading.caches(read, length)
+        inputs = self._inputs(memory, sources, ids, pairs if caches else None)
+        outputs = self.model(**inputs, use_cache=caches, return_dict=True, **self._options)
+        logits = outputs.logits[:, -1]
+        if self.suppress:
+            logits = logits.index_fill(-1, logits.new_tensor(self.suppress, dtype=torch.long), -torch.inf)
+        own, cross = _plain_pairs(outputs.get("past_key_values"))
+        if self.is_encoder_decoder:
+            if ids.shape[1] == len(self.start_ids):  # the rows are the sources
+                memory.cross = cross
+            own = None if memory.cross is None else own
+        return _Block(memory, sources, ids, own), (logits, self._weights(outputs, memory, sources, ids))
+
+    def _weights(self, outputs: Any, memory: _Memory, sources: Tensor, ids: Tensor) -> Tensor:
+        """Return weights [rows, src] on the source, padded behind, of the last token read; [rows, 0] where not asked.
+
+        Raises:
+            ValueError: a model that returns none.
+        """
+        if not self.attention:
+            return outputs.logits.new_zeros(len(ids), 0)
+        layers = outputs.get("cross_attentions" if self.is_encoder_decoder else "attentions")
+        width = memory.mask.shape[1]
+        columns = width if self.is_encoder_decoder else width + ids.shape[1]
+        if not layers or layers[-1] is None or layers[-1].shape[-1] != columns:
+            raise ValueError(f"the last layer of {type(unwrap(self.model)).__name__} returns no weights of attention")
+        weights: Tensor = layers[-1][:, :, -1, :width].mean(1)  # [rows, heads, queries, keys] -> [rows, src]
+        if not self.is_encoder_decoder:
+            counts = memory.mask.sum(-1)[sources]  # of prompts, which are padded in front
+            shift = (torch.arange(width, device=counts.device) - counts.unsqueeze(1)) % max(width, 1)
+            weights = weights.gather(1, shift)
+        return nn.functional.pad(weights, (0, memory.width - width))
+
+    def _inputs(self, memory: _Memory, sources: Tensor, ids: Tensor, pairs: Pairs | None) -> dict[str, Any]:
+        """Return what the model is called with."""
+        mask = memory.mask[sources]
+        if self.is_encoder_decoder:
+            inputs: dict[str, Any] = {
+                "encoder_outputs": memory.outputs_of(sources),
+                "attention_mask": mask.long(),
+                "decoder_input_ids": ids if pairs is None else ids[:, -1:],
+            }
+            if self._reading.reads_whole:  # FSMT masks what follows a token only if it has the ids, too
+                inputs["input_ids"] = memory.ids[sources]
+            if pairs is not None:
+                inputs["past_key_values"] = EncoderDecoderCache(_cache(pairs), _cache(memory.cross_of(sources)))
+            return inputs
+        mask = torch.cat([mask, mask.new_ones(ids.shape)], 1)
+        inputs = {"attention_mask": mask.long()} if self._reading.accepts_mask else {}
+        if pairs is None:
+            inputs["input_ids"] = torch.cat([memory.ids[sources], ids], 1)
+        else:
+            inputs["input_ids"], inputs["past_key_values"] = ids[:, -1:], _cache(pairs)
+        if self._reading.skips_padding:
+            positions = (mask.cumsum(-1) - 1).clamp(min=0)
+            inputs["position_ids"] = positions if pairs is None else positions[:, -1:]
+        return inputs
+
+
+class TransformersOutput:
+    """The output of a :class:`TransformersDecoder`: scores become log-probabilities of symbols.
+
+    Args:
+        alpha: of the distribution.
+        ends: the ids that end an output; their probabilities are added up.
+    """
+
+    normalized = True
+
+    def __init__(self, alpha: float, ends: Sequence[int]) -> None:
+        self.alpha, self.ends = alpha, sorted(set(ends))
+
+    def scores(self, logits: Tensor) -> Tensor:
+        """Return scores [rows, d_vocab + 3] of symbols from logits [rows, d_vocab].
+
+        What search numbers itself can't come. One end alone is search's end; of several each has a score of its own.
+
+        Example:
+            >>> TransformersOutput(2.0, ends=[1]).scores(torch.tensor([[0.5, 1.5, -3.0]]))
+            tensor([[   -inf,    -inf,  1.5000,  0.5000,    -inf, -3.0000]])
+        """
+        scores = torch.nn.functional.pad(logits, (RESERVED, 0), value=-torch.inf)
+        if len(self.ends) == 1:
+            scores[:, EOS] = logits[:, self.ends[0]]
+            scores[:, RESERVED + self.ends[0]] = -torch.inf
+        return scores
+
+    def log_probs(self, scores: Tensor) -> Tensor:
+        """Return log-probabilities [rows, d_vocab + 3] in float64, -inf where impossible, from scores like these."""
+        each = log_entmax(scores, self.alpha)
+        if len(self.ends) > 1:
+            ends = torch.tensor(self.ends, device=each.device) + RESERVED
+            together = each[:, ends].logsumexp(-1).clamp(max=0)
+            each = each.index_fill(-1, ends, -torch.inf)
+            each[:, EOS] = together
+        return each
+
+    def best_symbols(self, scores: Tensor, count: int, end: int, only: Tensor | None = None) -> BestSymbols:
+        """Return the most probable symbols of rows of scores, see :meth:`tsallis.nn.OutputLayer.best_symbols`."""
+        if len(self.ends) > 1:
+            return best_of_log_probs(self.log_probs(scores), count, end, only, indistinct(scores))
+        backend = choose("search", self.alpha, scores)
+        return backend.best_symbols(scores.contiguous(), self.alpha, None, count, end, only)
+
+
+@dataclass
+class _Memory:
+    """Sources that are read together; prompts are padded in front."""
+
+    ids: Tensor  # [batch, src]
+    mask: Tensor  # boolean [batch, src]
+    width: int  # of all sources of the batch, those read apart included
+    outputs: Any = None  # what the encoder returns
+    cross: Pairs | None = None  # keys and values of the encoder's states, which the start computes
+    _last: tuple[list[int], Pairs] | None = field(default=None, repr=False)
+
+    def outputs_of(self, sources: Tensor) -> Any:
+        """Return the encoder's outputs of rows, in the class in which the model expects them."""
+        outputs = copy.copy(self.outputs)
+        for name, value in self.outputs.items():
+            if isinstance(value, Tensor) and len(value) == len(self.mask):
+                outputs[name] = value[sources]
+        return outputs
+
+    def cross_of(self, sources: Tensor) -> Pairs:
+        """Return keys and values of rows; those of the last step again, where the rows' sources are the same."""
+        assert self.cross is not None
+        numbers = sources.tolist()
+        if self._last is None or self._last[0] != numbers:
+            self._last = numbers, tuple((key[sources], value[sources]) for key, value in self.cross)
+        return self._last[1]
+
+
+@dataclass(frozen=True, eq=False)
+class _Block:
+    """Prefixes of one length, read together."""
+
+    memory: _Memory
+    sources: Tensor  # [rows]
+    ids: Tensor  # [rows, length], the start included, a prompt not
+    pairs: Pairs | None  # None: the model's cache is not plain, prefixes are read again
+    step: tuple[Tensor, Tensor] | None = None  # logits and weights after the start, until a search asks for them
+
+
+class _State:
+    """Rows of blocks. Nothing is copied before the next step, and prefixes of several lengths may be rows of one."""
+
+    def __init__(self, rows: list[tuple[_Block, int]]) -> None:
+        self.rows = rows
+
+    def select(self, index: Tensor) -> _State:
+        return _State([self.rows[i] for i in index.tolist()])
+
+    @staticmethod
+    def join(states: Sequence[_State]) -> _State:
+        return _State([row for state in states for row in state.rows])
+
+
+def _gather(rows: list[tuple[_Block, int]], device: torch.device) -> _Block:
+    """Copy rows of blocks of one memory and length to one block."""
+    blocks = list({id(block): block for block, _ in rows}.values())
+    first, offset = {}, 0
+    for block in blocks:
+        first[id(block)] = offset
+        offset += len(block.ids)
+    index = torch.tensor([first[id(block)] + row for block, row in rows], device=device)
+
+    def pick(parts: Sequence[Tensor]) -> Tensor:
+        return (parts[0] if len(parts) == 1 else torch.cat(list(parts)))[index]
+
+    layers = None
+    if blocks[0].pairs is not None:
+        layers = tuple(
+            (pick([key for key, _ in layer]), pick([value for _, value in layer]))
+            for layer in zip(*[block.pairs or () for block in blocks], strict=True)
+        )
+    steps = [block.step for block in blocks if block.step is not None]
+    return _Block(
+        blocks[0].memory,
+        pick([block.sources for block in blocks]),
+        pick([block.ids for block in blocks]),
+        layers,
+        (pick([logits for logits, _ in steps]), pick([weights for _, weights in steps])) if steps else None,
+    )
+
+
+def _reorder(parts: Sequence[Tensor], index: Tensor) -> Tensor:
+    """Concatenate rows [rows, any width], narrow ones filled with zeros, and put them in an order."""
+    if len(parts) == 1:
+        return parts[0]
+    width = max(part.shape[1] for part in parts)
+    return torch.cat([nn.functional.pad(part, (0, width - part.shape[1])) for part in parts])[index]
+
+
+def _cache(pairs: Pairs) -> DynamicCache:
+    cache = DynamicCache()
+    for layer, (key, value) in enumerate(pairs):
+        cache.update(key, value, layer)
+    return cache
+
+
+def _plain_pairs(cache: Any) -> tuple[Pairs | None, Pairs | None]:
+    """Return keys and values of a cache's layers, and of a decoder's attention to its encoder; None where not plain."""
+    if isinstance(cache, EncoderDecoderCache):
+        own, cross = _layers(cache.self_attention_cache), _layers(cache.cross_attention_cache)
+        return (own, cross) if own is not None and cross is not None else (None, None)
+    return _layers(cache), None
+
+
+def _layers(cache: Any) -> Pairs | None:
+    if type(cache) is not DynamicCache:
+        return None
+    layers = cache.layers
+    if not layers or any(type(x) is not DynamicLayer or x.keys is None for x in layers):
+        return None
+    return tuple((x.keys, x.values) for x in layers)
+
+
+def _setting(model: Any, name: str) -> Any:
+    """Return what a model generates with, or else what its configuration says."""
+    return first_setting(name, getattr(model, "generation_config", None), model.config)
+
+
+def _ids(value: Any) -> list[int]:
+    if value is None:
+        return []
+    return [value] if isinstance(value, int) else [int(number) for number in value]
+
+
+def _start(model: Any) -> list[int]:
+    start = _setting(model, "decoder_start_token_id")
+    if start is not None and not isinstance(start, int):
+        raise ValueError(f"decoder_start_token_id has an id per row, {start}: give start")
+    return [] if start is None else [start, *_ids(_setting(model, "forced_bos_token_id"))]
+
+
+def _suppressed(model: Any, ends: Sequence[int]) -> list[int]:
+    # `generate` never forbids an end by a bad word.
+    words = [word[0] for word in _setting(model, "bad_words_ids") or [] if len(word) == 1]
+    return _ids(_setting(model, "suppress_tokens")) + [word for word in words if word not in ends]

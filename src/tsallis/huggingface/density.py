@@ -1,0 +1,105 @@
+"""How sparse the attentions of a model are: the keys that heads attend to, counted while the model runs."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tsallis.functional.attention import count_support
+from tsallis.huggingface.alphas import alpha_modules
+from tsallis.huggingface.modules import Kind, attention_kind
+from tsallis.nn.attention_masks import VisibleKeys, sum_support
+
+
+class DensityMeter:
+    """The densities of a sparsified model over the forward passes inside a `with` block; no weights are held for them.
+
+    In self-attention, queries that are padding do not count. What is compiled runs uncompiled inside the block. A
+    warning tells if no sparse attention ran in it.
+
+    Args:
+        model: sparsified by :func:`sparsify`.
+
+    Raises:
+        ValueError: a model without sparse attention.
+
+    Example:
+        >>> import torch
+        >>> from transformers import BertConfig, BertModel
+        >>> from tsallis.huggingface import sparsify
+        >>> config = BertConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8)
+        >>> model = sparsify(BertModel(config), 1.0)
+        >>> with DensityMeter(model) as meter:
+        ...     _ = model(torch.tensor([[5, 6, 7]]))
+        >>> meter.densities()
+        {'encoder.layer.0.attention.self': tensor([1., 1.])}
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = dict(alpha_modules(model))
+        if not self._modules:
+            raise ValueError(f"{type(model).__name__} has no sparse attention: call sparsify first")
+        self._counts = {name: _Counts(attention_kind(name)) for name in self._modules}
+        self._stance: Any = None
+
+    def __enter__(self) -> DensityMeter:
+        if "torch._dynamo" in sys.modules:  # without it nothing is compiled, and it takes long to import
+            self._stance = torch.compiler.set_stance("force_eager")
+        for name, module in self._modules.items():
+            module.meter = self._counts[name]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for module in self._modules.values():
+            module.meter = None
+        if self._stance is not None:
+            self._stance.__exit__(kind, error, trace)
+            self._stance = None
+        if error is None and not any(counts.passes for counts in self._counts.values()):
+            warnings.warn(
+                "no sparse attention ran in the block: the model was not called, or another attention function was set "
+                "since sparsify, which is to be called again",
+                stacklevel=2,
+            )
+
+    def densities(self) -> dict[str, Tensor]:
+        """Return of every attention that ran the share of visible keys with a weight above zero [heads]."""
+        return {name: counts.density() for name, counts in self._counts.items() if counts.passes}
+
+    def supports(self) -> dict[str, Tensor]:
+        """Return of every attention that ran the mean number of keys with a weight above zero [heads]."""
+        return {name: counts.support() for name, counts in self._counts.items() if counts.passes}
+
+
+class _Counts:
+    """Sums over forward passes, for each head."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self.passes = 0
+        self._sums = torch.zeros(3, 1, dtype=torch.float64)  # attended keys, visible keys, queries that see a key
+
+    def add(self, record: Tensor, mask: Tensor | None, causal: bool, queries: int, keys: int) -> None:
+        """Count a pass; `record` holds the supports [batch, heads, queries], or all weights."""
+        support = count_support(record)
+        visible = VisibleKeys(mask, None, causal, queries, keys).count_keys(support.device)
+        active = None
+        if self.kind == "self" and mask is not None and queries == keys and queries > 1:
+            allowed = mask if mask.dtype == torch.bool else mask > -torch.inf
+            active = allowed.any(-2).expand(-1, -1, queries)  # a key that no query sees is padding, as a query too
+        sums = sum_support(support, visible, active)
+        self._sums = self._sums.to(sums.device) + sums
+        self.passes += 1
+
+    def density(self) -> Tensor:
+        return (self._sums[0] / self._sums[1].clamp(min=1)).float()
+
+    def support(self) -> Tensor:
+        return (self._sums[0] / self._sums[2].clamp(min=1)).float()

@@ -1,0 +1,130 @@
+"""Which attention function a Transformers model calls: ours, and again the one it called before."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from tsallis.huggingface.attention import FULL_MASKS, NAME
+
+# The attribute of a model that remembers each of its configurations, and the function that its attentions called.
+DENSE = "_tsallis_dense_attention"
+# What a model called before that was made from the configuration of a sparsified one.
+DEFAULTS = {NAME: "sdpa", FULL_MASKS: "eager"}
+
+
+def implementation_name(model: nn.Module) -> str:
+    """Return the name of the implementation whose masks fit a model.
+
+    `sdpa_mask` leaves a causal mask out where attentions that say `is_causal` need none. That holds in models that
+    support PyTorch's scaled dot-product attention. Others (NLLB-MoE, PEGASUS-X) may have decoders that do not say it,
+    or attentions of their own that the same mask is handed to (Informer, BigBird-Pegasus), and some that do support it
+    treat it specially by its name (Gemma 4, which drops queries): these get the masks of eager attention.
+    """
+    parts = model_parts(model)
+    return NAME if all(x._supports_sdpa and not _mentions_sdpa(type(x).__module__) for x in parts) else FULL_MASKS
+
+
+@functools.cache
+def _mentions_sdpa(module_name: str) -> bool:
+    """Tell whether a model's Python module treats the name "sdpa" differently from others."""
+    try:
+        source = inspect.getsource(sys.modules[module_name])
+    except (KeyError, OSError, TypeError):  # a notebook's
+        return False
+    return re.search(r"""_attn_implementation\s*==\s*["']sdpa["']""", source) is not None
+
+
+def model_parts(model: nn.Module) -> list[Any]:
+    """Return the Transformers models inside a model, itself first."""
+    return [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+
+
+def calls_ours(attention: nn.Module, model: Any) -> bool:
+    """Tell whether an attention of a model calls our function."""
+    config: Any = getattr(attention, "config", model.config)
+    return getattr(config, "_attn_implementation", None) in DEFAULTS
+
+
+def switch_attention(model: Any, owner: nn.Module, attentions: Mapping[str, nn.Module]) -> None:
+    """Let attentions of a model call our function, and remember what the model called before.
+
+    The model gets a copy of its configuration, which other models may share; a failure leaves it as it was.
+
+    Args:
+        model: a Transformers model.
+        owner: the model, or what is wrapped around it.
+        attentions: those of the model that are to call our function, by their names.
+
+    Raises:
+        ValueError: an attention whose function Transformers does not let be replaced.
+    """
+    if hasattr(model, DENSE) and all(calls_ours(attention, model) for attention in attentions.values()):
+        return
+    configs = configurations(model)
+    before = [(config, _dense_implementation(model, config)) for config in configs]
+    copies = _copy_configurations(owner, configs)
+    _replace_configurations(owner, {key: new for key, (_, new) in copies.items()})
+    try:
+        model.set_attn_implementation(implementation_name(model))
+        others = [name for name, attention in attentions.items() if not calls_ours(attention, model)]
+        if others:
+            raise ValueError(f"Transformers does not let the attention function of {', '.join(others)} be replaced")
+    except Exception:
+        _replace_configurations(owner, {id(new): old for old, new in copies.values()})
+        raise
+    for part in model_parts(model):
+        vars(part).pop(DENSE, None)
+    setattr(model, DENSE, [(copies[id(config)][1], name) for config, name in before])
+
+
+def restore_attention(model: nn.Module) -> None:
+    """Let a model, and each part that was sparsified by itself, call the function that it called before."""
+    for part in model_parts(model):
+        for config, name in vars(part).pop(DENSE, ()):
+            # Not by set_attn_implementation, which checks what was there before, and knows no parts that are not built.
+            config._attn_implementation_internal = name
+
+
+def configurations(model: nn.Module) -> list[Any]:
+    """Return the configurations of a model and its parts, with those inside them, each once."""
+    configs: dict[int, Any] = {}
+    queue: list[Any] = [part.config for part in model_parts(model)]
+    while queue:
+        config = queue.pop()
+        if id(config) not in configs:
+            configs[id(config)] = config
+            inner = (getattr(config, name, None) for name in config.sub_configs)
+            queue += [x for x in inner if isinstance(x, PreTrainedConfig)]
+    return list(configs.values())
+
+
+def _dense_implementation(model: nn.Module, config: Any) -> str | None:
+    """Return the name of the function that a configuration names, or named before it named ours."""
+    name: str | None = config._attn_implementation
+    if name not in DEFAULTS:
+        return name
+    earlier = {id(x): before for part in model_parts(model) for x, before in getattr(part, DENSE, ())}
+    return earlier.get(id(config), DEFAULTS[name])
+
+
+def _copy_configurations(owner: nn.Module, configs: Iterable[Any]) -> dict[int, tuple[Any, Any]]:
+    """Copy configurations, and all others that modules hold; return each with its copy, by its id."""
+    of_modules = [x for module in owner.modules() for x in vars(module).values() if isinstance(x, PreTrainedConfig)]
+    memo: dict[int, Any] = {}
+    return {id(config): (config, copy.deepcopy(config, memo)) for config in (*configs, *of_modules)}
+
+
+def _replace_configurations(owner: nn.Module, copies: Mapping[int, Any]) -> None:
+    for module in owner.modules():
+        for name, value in vars(module).items():
+            if isinstance(value, PreTrainedConfig):
+                vars(module)[name] = copies[id(value)]

@@ -1,0 +1,96 @@
+"""Sparsified models from the folders, or the names, that they were saved under."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from transformers import AutoConfig, PreTrainedModel
+
+from tsallis.huggingface.alphas import ALPHA, FixedAlpha, alpha_modules
+from tsallis.huggingface.settings import SETTINGS, Setting, base_name, modules_of_settings
+from tsallis.huggingface.sparsify import install_alphas
+
+# The options of `from_pretrained` that say where a model lies.
+LOCATION = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token", "trust_remote_code")
+# Options of `from_pretrained` that configurations know by the same names, but that a model is loaded by.
+NOT_OF_CONFIG = ("attn_implementation", "dtype", "torch_dtype")
+
+
+def from_pretrained(model_class: Any, path: Any, **options: Any) -> Any:
+    """Load a sparsified model that `save_pretrained` saved, alphas included.
+
+    The model class's own `from_pretrained` loads it with softmax, and reports its alphas as unexpected.
+
+    Args:
+        model_class: a class of Transformers, such as `BertModel` or `AutoModelForCausalLM`.
+        path: a folder or a name, as its `from_pretrained` takes them.
+        options: what that takes besides.
+
+    Returns:
+        The model; with `output_loading_info=True` also what could not be loaded.
+
+    Raises:
+        ValueError: a model that was not sparsified when it was saved, or whose alphas are not there.
+
+    Example:
+        >>> import tempfile
+        >>> from transformers import AutoModel, BertConfig, BertModel
+        >>> from tsallis.huggingface import from_pretrained, sparsify
+        >>> config = BertConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=2, intermediate_size=8)
+        >>> model = sparsify(BertModel(config), "learned", initial=1.1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     model.save_pretrained(folder)
+        ...     loaded = from_pretrained(AutoModel, folder)
+        >>> loaded.encoder.layer[0].attention.self.tsallis_alpha().detach()
+        tensor([1.1000, 1.1000])
+    """
+    config = options.pop("config", None)
+    if config is None:
+        config = AutoConfig.from_pretrained(path, **{name: options[name] for name in LOCATION if name in options})
+        for name in [name for name in options if hasattr(config, name) and name not in NOT_OF_CONFIG]:
+            setattr(config, name, options.pop(name))  # such as num_labels
+    settings = getattr(config, SETTINGS, None)
+    if settings is None:
+        raise ValueError(
+            f"{path} was not sparsified when it was saved, or only a part of it by itself: load it as usual, then "
+            "sparsify the whole model, with layers= for some of its attentions"
+        )
+    wants_info = options.pop("output_loading_info", False)
+    cls = model_class
+    if not (isinstance(cls, type) and issubclass(cls, PreTrainedModel)):  # one of the Auto classes
+        with torch.device("meta"):
+            cls = type(model_class.from_config(config))
+
+    def build(self: Any, *args: Any, **kwargs: Any) -> None:
+        cls.__init__(self, *args, **kwargs)
+        install_alphas(self, modules_of_settings(self, settings))
+
+    # A model that has its alphas before weights are loaded: those are then loaded like all others, wherever they lie.
+    names = {"__init__": build, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    sparse: Any = type(cls.__name__, (cls,), names)
+    model, info = sparse.from_pretrained(path, config=config, output_loading_info=True, **options)
+    model.__class__ = cls
+    _check_alphas(model, path, settings, info["missing_keys"], info["unexpected_keys"])
+    for _, alpha in alpha_modules(model):
+        if isinstance(alpha, FixedAlpha):
+            alpha.read()  # now, as an export cannot
+    return (model, info) if wants_info else model
+
+
+def _check_alphas(
+    model: Any, path: Any, settings: Mapping[str, Setting], missing: Iterable[str], unexpected: Iterable[str]
+) -> None:
+    """Raise a ValueError unless the alphas that a configuration names are those that were saved."""
+    absent_names = sorted(name for name in missing if f"{ALPHA}." in name)
+    if absent_names:
+        raise ValueError(f"{path} has no weights for {', '.join(absent_names)}")
+    known_names = {base_name(model, name) for name in settings}
+    attention_names = {name.partition(f".{ALPHA}.")[0] for name in unexpected if f".{ALPHA}." in name}
+    unknown_names = sorted(name for name in attention_names if base_name(model, name) not in known_names)
+    if unknown_names:
+        raise ValueError(
+            f"{path} has alphas of {', '.join(unknown_names)}, which its configuration does not name: a part of the "
+            "model was sparsified by itself; sparsify the whole model with layers= before it is saved"
+        )

@@ -1,0 +1,186 @@
+"""Entmax losses for Transformers' Trainer, and for language models whose logits are never held."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from tsallis.functional import entmax_loss, linear_entmax_loss
+from tsallis.huggingface.alphas import COMPILED
+from tsallis.huggingface.decoder_inputs import decoder_inputs
+from tsallis.ops.tracing import untraced
+
+# Settings by which models change their logits after the projection, and the value that does nothing.
+SCALINGS = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0, "mup_width_multiplier": None}
+# Transformers' names of the losses that shift labels; None, as of GPT2LMHeadModel, is the first.
+CAUSAL = ("ForCausalLM", "ForConditionalGeneration", None)
+DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds")
+
+
+def trainer_loss(alpha: float = 1.5, *, shift: bool = False, label_smoothing: float = 0.0) -> Callable[..., Tensor]:
+    r"""Return an entmax loss that `Trainer` takes as its `compute_loss_func`.
+
+    .. math:: L(z, y) = \max_p \big(p^\top z + H_\alpha(p)\big) - z_y
+
+    (Peters et al. 2019, eq. 10), the mean over all labels but those that are -100. The model then predicts with
+    :func:`tsallis.entmax` of the same alpha.
+
+    Args:
+        alpha: at least 1; 1 is cross-entropy.
+        shift: compare the logits of a position with the label of the next one, as causal language models need it.
+        label_smoothing: as in :func:`tsallis.entmax_loss`.
+
+    Returns:
+        A function of the model's outputs, the labels, and the number of labels in all micro-batches of a step.
+
+    Example:
+        >>> import torch
+        >>> loss = trainer_loss(1.5)
+        >>> loss({"logits": torch.tensor([[2.0, 1.0, 0.1]])}, torch.tensor([0]))
+        tensor(0.0617)
+    """
+
+    def compute(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+        logits = outputs["logits"]
+        if shift:
+            logits, labels = logits[..., :-1, :], labels[..., 1:]
+        options: dict[str, Any] = {"label_smoothing": label_smoothing}
+        if num_items_in_batch is None:
+            return entmax_loss(logits, labels.to(logits.device), alpha, **options)
+        return entmax_loss(logits, labels.to(logits.device), alpha, reduction="sum", **options) / num_items_in_batch
+
+    return compute
+
+
+def lm_loss(
+    model: Any,
+    inputs: Mapping[str, Any],
+    alpha: float = 1.5,
+    *,
+    shift: bool | None = None,
+    num_items_in_batch: Tensor | int | None = None,
+) -> Tensor:
+    """Compute the entmax loss of a language model; its logits are never held.
+
+    The model's head projects the first position alone, and :func:`tsallis.linear_entmax_loss` does what the projection
+    and the loss would, with all that the model does before the projection. With large vocabularies logits are most of
+    the memory of a training. At alpha 1 it is the loss that the model itself returns.
+
+    Args:
+        model: a Transformers model with a language modelling head, such as `LlamaForCausalLM`, `BertForMaskedLM` or
+            `T5ForConditionalGeneration`.
+        inputs: what it is called with, and `labels` [batch, length]: -100 where there is none. What the decoder of an
+            encoder-decoder reads is made from the labels, if it is not among the inputs.
+        alpha: at least 1; 1 is cross-entropy.
+        shift: compare a position with the label of the next one; None: as the model does, for causal models yes, for
+            masked ones and encoder-decoders no.
+        num_items_in_batch: what the sum is divided by; None: the number of labels.
+
+    Returns:
+        The loss [].
+
+    Raises:
+        ValueError: inputs without labels, a model without a linear head, one that changes its logits after the
+            projection, one whose head does not get as many positions as there are labels, or one of which it is not
+            known whether it shifts labels.
+        TypeError: what is no Transformers model.
+
+    Example:
+        >>> import torch
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> config = GPT2Config(vocab_size=9, n_embd=8, n_head=2, n_layer=1, bos_token_id=1, eos_token_id=2)
+        >>> model = GPT2LMHeadModel(config)
+        >>> ids = torch.tensor([[5, 6, 7, 2]])
+        >>> lm_loss(model, {"input_ids": ids, "labels": ids}).shape
+        torch.Size([])
+    """
+    if inputs.get("labels") is None:
+        raise ValueError(f"inputs must have labels, got {', '.join(inputs)}")
+    lm, head = _language_model(model)
+    shift = _shifts(lm) if shift is None else shift
+    rest = {name: x for name, x in inputs.items() if name != "labels"}
+    labels: Tensor = inputs["labels"]
+    if lm.config.is_encoder_decoder and all(rest.get(name) is None for name in DECODER_INPUTS):
+        rest["decoder_input_ids"] = decoder_inputs(lm, labels)
+    hidden = _run_to_head(lm, head, rest)
+    if hidden.shape[:-1] != labels.shape:
+        raise ValueError(
+            f"labels must have a position for each that {type(lm).__name__} projects, {list(hidden.shape[:-1])}, "
+            f"got {list(labels.shape)}"
+        )
+    labels = (torch.nn.functional.pad(labels, (0, 1), value=-100)[..., 1:] if shift else labels).to(hidden.device)
+    reduction = "mean" if num_items_in_batch is None else "sum"
+    loss = linear_entmax_loss(hidden, head.weight.to(hidden.dtype), labels, alpha, bias=head.bias, reduction=reduction)
+    return loss if num_items_in_batch is None else loss / num_items_in_batch
+
+
+def _language_model(model: Any) -> tuple[Any, nn.Linear]:
+    """Return the Transformers model inside of PEFT or torch.compile, and its head."""
+    lm = model.get_base_model() if hasattr(model, "get_base_model") else model  # of PEFT
+    lm = getattr(lm, COMPILED, lm)
+    if not isinstance(lm, PreTrainedModel):  # such as DistributedDataParallel, which must be called itself
+        raise TypeError(f"model must be a Transformers model, got {type(lm).__name__}")
+    head = lm.get_output_embeddings()
+    if not isinstance(head, nn.Linear):
+        raise ValueError(f"{type(lm).__name__} has no linear head")
+    return lm, head
+
+
+def _shifts(lm: Any) -> bool:
+    """Tell whether a model compares a position with the label of the next one.
+
+    Raises:
+        ValueError: that is not known.
+    """
+    if lm.config.is_encoder_decoder or lm.loss_type == "ForMaskedLM":
+        return False
+    methods = [inspect.unwrap(vars(cls)["forward"]) for cls in type(lm).__mro__ if "forward" in vars(cls)]
+    names = {name for method in methods for name in getattr(getattr(method, "__code__", None), "co_names", ())}
+    if "loss_function" in names and lm.loss_type in CAUSAL:
+        return True
+    raise ValueError(f"{type(lm).__name__} does not tell whether it shifts labels: give shift=True or shift=False")
+
+
+@untraced  # hooks that come and go are not noticed by compiled code
+def _run_to_head(lm: Any, head: nn.Linear, inputs: dict[str, Any]) -> Tensor:
+    """Run a model and return what its head would project [batch, length, size].
+
+    The head gets the first position alone and hands on made-up logits: if these come out of the model as they are, then
+    nothing happens to logits after the projection.
+
+    Raises:
+        ValueError: something does, or the head is not called once.
+    """
+    states: list[Tensor] = []
+    probes: list[Tensor] = []
+
+    def shorten(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        states.append(args[0])
+        return (args[0][:, :1], *args[1:])
+
+    def replace(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        probe = torch.linspace(-100, 100, output.shape[-1], device=output.device).to(output.dtype)
+        probes.append(probe)
+        return probe.expand(output.shape).clone()
+
+    hooks = [head.register_forward_pre_hook(shorten), head.register_forward_hook(replace)]
+    forward = lm if getattr(lm, "_compiled_call_impl", None) is None else lm.forward
+    try:
+        logits = forward(**inputs)[0]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if len(states) != 1:
+        raise ValueError(f"{type(lm).__name__} calls its head {len(states)} times, not once")
+    if logits.shape[-1:] != probes[0].shape or not (logits == probes[0]).all():
+        config = lm.config.get_text_config()
+        settings = {name: getattr(config, name, neutral) for name, neutral in SCALINGS.items()}
+        reasons = [f"{name} = {x}" for name, x in settings.items() if x not in (None, SCALINGS[name])]
+        how = f"by {', '.join(reasons)}" if reasons else "after the projection"
+        raise ValueError(f"{type(lm).__name__} changes its logits {how}")
+    return states[0]

@@ -1,0 +1,147 @@
+"""Records of sparsified Transformers models for `tsallis.analysis` and reports; needs the extra `toolkit`, too."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tsallis.analysis import AttentionLayer, RunSummary, Text
+from tsallis.analysis.attention_summary import SENTENCES, summarize_attention
+from tsallis.analysis.head_roles import EXAMPLES
+from tsallis.errors import InputError
+from tsallis.huggingface.alphas import alpha_modules
+from tsallis.huggingface.modules import attention_kind, count_heads, layer_number
+from tsallis.huggingface.spelling import Spelling
+from tsallis.huggingface.text_batches import text_batches
+
+__all__ = ["TransformersReader", "summarize_texts"]
+
+
+def summarize_texts(
+    model: Any,
+    tokenizer: Any,
+    texts: Sequence[str | tuple[str, str]],
+    targets: Sequence[str] | None = None,
+    *,
+    name: str = "",
+    corpus: str = "the texts",
+    sentences: int = SENTENCES,
+    examples: int = EXAMPLES,
+) -> RunSummary:
+    """Compute what the heads of a sparsified model do on texts, for the page of a report.
+
+    Args:
+        model: sparsified by :func:`sparsify`.
+        tokenizer: of the model.
+        texts: to read, or pairs of them.
+        targets: of an encoder-decoder, what it is to answer to each text; of other models None.
+        name: of the model, in the report; by default that of its class.
+        corpus: the name of the texts.
+        sentences: Number of texts that the page shows with all weights.
+        examples: Number of texts that show the role of a head.
+
+    Returns:
+        The summary, for `tsallis.report.page.build_page`.
+
+    Raises:
+        InputError: no texts, targets that are not as many, an encoder-decoder without targets, a model that reads no
+            texts.
+        ValueError: a model without sparse attention.
+
+    Example:
+        >>> from tsallis.report.page import build_page
+        >>> def report(model, tokenizer, texts):
+        ...     return build_page([summarize_texts(model, tokenizer, texts)])
+    """
+    reader = TransformersReader(model, tokenizer)
+    if reader.seq2seq != (targets is not None) or len(texts) != len(texts if targets is None else targets):
+        needs = f"{len(texts)} targets" if reader.seq2seq else "no targets"
+        raise InputError(f"{type(model).__name__} needs {needs} for {len(texts)} texts, got {targets and len(targets)}")
+    batches = list(text_batches(model, tokenizer, texts, targets))
+    name = name or type(model).__name__
+    return summarize_attention(model, reader, batches, name=name, corpus=corpus, sentences=sentences, examples=examples)
+
+
+class TransformersReader:
+    """The adapter of a sparsified Transformers model, for :func:`tsallis.analysis.record`.
+
+    Batches are what the model is called with: `input_ids`, an `attention_mask` with padding behind, `decoder_input_ids`
+    where there is a decoder besides, and `index`, the numbers of the sentences, if they are not 0, 1, 2 and so on.
+    Keys outside a sliding window count as visible.
+
+    Args:
+        model: sparsified by :func:`sparsify`.
+        tokenizer: of the model; its method `convert_ids_to_tokens` spells the pieces.
+
+    Raises:
+        ValueError: a model without sparse attention.
+
+    Example:
+        >>> from tsallis.analysis import density, record
+        >>> def densities(model, tokenizer, texts):
+        ...     batch = tokenizer(texts, padding=True, return_tensors="pt")
+        ...     return density(record(TransformersReader(model, tokenizer), [batch]))
+    """
+
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        self._spelling = Spelling(tokenizer)
+        self._modules = dict(alpha_modules(model))
+        if not self._modules:
+            raise ValueError(f"{type(model).__name__} has no sparse attention: call sparsify first")
+        self.seq2seq = bool(getattr(model.config, "is_encoder_decoder", False))
+        self.layers = tuple(self._layer(name, alpha) for name, alpha in self._modules.items())
+
+    def _layer(self, name: str, alpha_module: nn.Module) -> AttentionLayer:
+        attention = self.model.get_submodule(name)
+        alphas = torch.as_tensor(alpha_module()).detach().expand(count_heads(attention)).tolist()
+        kind = "cross"
+        if attention_kind(name) == "self":
+            decodes = "decoder" in name.split(".") if self.seq2seq else getattr(attention, "is_causal", False)
+            kind = "decoder" if decodes else "encoder"
+        return AttentionLayer(kind, layer_number(name) or 0, tuple(alphas), causal=kind == "decoder")
+
+    def texts(self, batch: Mapping[str, Any]) -> list[Text]:
+        """Return the pieces of each sentence.
+
+        Raises:
+            ValueError: a batch of no texts, padding before a sentence.
+        """
+        if "input_ids" not in batch:
+            raise ValueError(f"a batch must have input_ids, got {', '.join(batch)}: records are of texts")
+        own = self._pieces(batch["input_ids"], batch.get("attention_mask"))
+        nothing: list[tuple[str, ...]] = [()] * len(own)
+        sources, targets = own, nothing
+        if self.seq2seq:
+            targets = self._pieces(batch["decoder_input_ids"], batch.get("decoder_attention_mask"))
+        elif all(layer.kind == "decoder" for layer in self.layers):
+            sources, targets = nothing, own
+        index = [int(number) for number in batch.get("index", range(len(own)))]
+        return [Text(*row) for row in zip(index, sources, targets, strict=True)]
+
+    def _pieces(self, ids: Tensor, mask: Tensor | None) -> list[tuple[str, ...]]:
+        lengths = [ids.shape[1]] * len(ids) if mask is None else mask.sum(1).tolist()
+        if mask is not None and not torch.equal(mask, mask.sort(1, descending=True).values):
+            raise ValueError("padding must lie behind the sentences: tokenize with padding_side='right'")
+        rows = zip(ids.tolist(), lengths, strict=True)
+        return [self._spelling.spell(row[:length]) for row, length in rows]
+
+    @torch.no_grad()
+    def run(self, batch: Mapping[str, Any], receive: Callable[[int, Tensor], None]) -> None:
+        """Run a batch and hand over the weights of each attention as they are computed."""
+        device = next(self.model.parameters()).device
+        inputs = {name: x.to(device) for name, x in batch.items() if name != "index"}
+        training = self.model.training
+        try:
+            self.model.eval()
+            for number, module in enumerate(self._modules.values()):
+                module.receive = functools.partial(receive, number)
+            self.model(**inputs)
+        finally:
+            self.model.train(training)
+            for module in self._modules.values():
+                module.receive = None

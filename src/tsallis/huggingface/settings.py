@@ -1,0 +1,58 @@
+"""What a model's configuration says of its sparse attentions: which they are, and of which kind their alphas."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from tsallis.huggingface.alphas import COMPILED, FixedAlpha, LearnedAlpha, alpha_modules, unwrap
+from tsallis.huggingface.modules import choose_attentions, count_heads
+
+SETTINGS = "tsallis"  # the name of the attribute of a configuration
+# The kinds of fixed alphas, whose numbers are saved with the weights; of learned ones there are two bounds.
+FIXED, FIXED_PER_HEAD = "fixed", "fixed per head"
+Setting = str | list[float]
+
+
+def write_settings(model: Any) -> None:
+    """Write into a model's configuration what its modules are."""
+    model = unwrap(model)
+    model.config.tsallis = {base_name(model, name): _setting(alpha) for name, alpha in alpha_modules(model)}
+
+
+def _setting(alpha: FixedAlpha | LearnedAlpha) -> Setting:
+    if isinstance(alpha, LearnedAlpha):
+        return [alpha.low, alpha.high]
+    return FIXED_PER_HEAD if alpha.value.dim() else FIXED
+
+
+def modules_of_settings(
+    model: Any, settings: Mapping[str, Setting]
+) -> dict[str, tuple[nn.Module, FixedAlpha | LearnedAlpha]]:
+    """Return the attentions that settings name, each with alphas that are to be loaded.
+
+    Raises:
+        ValueError: settings of which none is of an attention of the model, or which are of no known kind.
+    """
+    settings = {base_name(model, name): setting for name, setting in settings.items()}
+    attentions = {name: x for name, x in choose_attentions(model).items() if base_name(model, name) in settings}
+    if settings and not attentions:
+        raise ValueError(f"{type(model).__name__} has none of the sparse attentions {', '.join(sorted(settings))}")
+    return {name: (x, _alpha_module(name, x, settings[base_name(model, name)])) for name, x in attentions.items()}
+
+
+def _alpha_module(name: str, attention: nn.Module, setting: Setting) -> FixedAlpha | LearnedAlpha:
+    if isinstance(setting, list):
+        low, high = setting
+        return LearnedAlpha(count_heads(attention), low, high, (low + high) / 2, dtype=torch.float32)
+    if setting not in (FIXED, FIXED_PER_HEAD):
+        raise ValueError(f"the alphas of {name} are {setting!r}, which this version does not know")
+    return FixedAlpha(1.0 if setting == FIXED else [1.0] * count_heads(attention))
+
+
+def base_name(model: Any, name: str) -> str:
+    """Return the name that a module has in the model without its head, which other heads may be put on."""
+    return name.replace(f"{COMPILED}.", "").removeprefix(f"{model.base_model_prefix}.")

@@ -1,0 +1,84 @@
+"""Texts as batches that a Transformers model is called with."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tsallis.errors import InputError
+from tsallis.huggingface.alphas import unwrap
+from tsallis.huggingface.decoder_inputs import decoder_inputs
+
+BATCH = 32  # texts that are read together
+ENDLESS = 10**9  # tokenizers that know no length say a larger one
+
+
+def text_batches(
+    model: Any, tokenizer: Any, texts: Sequence[Any], targets: Sequence[str] | None
+) -> Iterator[dict[str, Any]]:
+    """Yield what a model is called with, and the numbers of the texts; padding lies behind.
+
+    Texts and targets are cut at the length that the tokenizer or the model knows.
+
+    Args:
+        model: reads texts.
+        tokenizer: of the model; it need not have a token for padding.
+        texts: or pairs of them.
+        targets: what the decoder of an encoder-decoder is to answer; None for other models.
+
+    Raises:
+        InputError: a model that reads no texts.
+    """
+    base = unwrap(model)
+    if base.main_input_name != "input_ids":
+        raise InputError(f"{type(base).__name__} reads {base.main_input_name}, no texts: record its batches instead")
+    most = _longest(base, tokenizer)
+    truncation = {} if most is None else {"truncation": True, "max_length": most}
+    # Tokenizers say more than some models read.
+    accepts = inspect.signature(base.forward).parameters
+    names = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in accepts]
+    padding = {name: 0 for name in names} | {"input_ids": getattr(tokenizer, "pad_token_id", None) or 0}
+    for start in range(0, len(texts), BATCH):
+        rows = range(start, min(start + BATCH, len(texts)))
+        batch = dict(tokenizer([texts[row] for row in rows], **truncation))
+        batch["attention_mask"] = [[1] * len(row) for row in batch["input_ids"]]
+        yield {
+            "index": rows,
+            **{name: pad_rows(batch[name], padding[name]) for name in names if name in batch},
+            **({} if targets is None else _decoder_batch(base, tokenizer, [targets[row] for row in rows], truncation)),
+        }
+
+
+def _decoder_batch(model: Any, tokenizer: Any, targets: list[str], truncation: dict[str, Any]) -> dict[str, Tensor]:
+    rows = tokenizer(text_target=targets, **truncation)["input_ids"]
+    labels = pad_rows(rows, -100)
+    return {"decoder_input_ids": decoder_inputs(model, labels), "decoder_attention_mask": (labels != -100).long()}
+
+
+def pad_rows(rows: Sequence[Sequence[int]], number: int) -> Tensor:
+    """Return rows of several lengths as one tensor, padded behind."""
+    if not rows:
+        return torch.zeros(0, 0, dtype=torch.long)
+    return nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=number).long()
+
+
+def _longest(model: Any, tokenizer: Any) -> int | None:
+    """Return the number of tokens that a model can read, None if neither it nor its tokenizer tells."""
+    lengths = [length for length in (getattr(tokenizer, "model_max_length", ENDLESS),) if length < ENDLESS]
+    positions = count_positions(model)
+    return min(lengths if positions is None else [*lengths, positions], default=None)
+
+
+def count_positions(model: Any) -> int | None:
+    """Return the number of positions that a model has, None where it does not tell."""
+    positions: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if positions is None:
+        return None
+    # RoBERTa and its like count positions from the one behind that of padding.
+    tables = [x for name, x in model.named_modules() if name.endswith("position_embeddings")]
+    offsets = [x.padding_idx + 1 for x in tables if getattr(x, "padding_idx", None) is not None]
+    return positions - max(offsets, default=0)

@@ -1,0 +1,1 @@
+"""The `tsallis` command: training, answering, analysis and serving of models from files."""

@@ -1,0 +1,217 @@
+"""The command `tsallis`: a file a command. Heavy imports stand inside the commands: `--help` answers at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import warnings
+from io import TextIOWrapper
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+
+try:
+    import typer
+    from typer.core import TyperGroup
+except ModuleNotFoundError:
+    print("tsallis: the commands need more than the library does: pip install 'tsallis[toolkit]'", file=sys.stderr)
+    raise SystemExit(2) from None
+
+from tsallis.toolkit.cli import (
+    analyze,
+    average,
+    data,
+    demo,
+    evaluate,
+    generate,
+    info,
+    look,
+    score,
+    serve,
+    suggest,
+    train,
+    translate,
+)
+from tsallis.toolkit.cli.options import flag
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class Commands(TyperGroup):
+    """All commands. Their errors have the names of flags."""
+
+    def invoke(self, ctx: Any) -> Any:
+        from tsallis.errors import InputError, OptionError
+
+        try:
+            return super().invoke(ctx)
+        except OptionError as error:
+            raise InputError(error.spelled(flag)) from None
+
+
+app = typer.Typer(
+    cls=Commands,
+    help="Sparse probability in PyTorch: train, translate and look at models with exact zeros.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def print_version(version: bool) -> None:
+    if version:
+        import tsallis
+
+        print(f"tsallis {tsallis.__version__}")
+        raise typer.Exit
+
+
+Version = typer.Option("--version", is_eager=True, callback=print_version, help="The version, and nothing else.")
+
+
+@app.callback()
+def options(version: Annotated[bool, Version] = False) -> None:
+    del version  # printed before any command is looked at
+
+
+app.command()(info.info)
+app.add_typer(data.app, name="data")
+app.command()(train.train)
+app.command()(average.average)
+app.command()(translate.translate)
+app.command()(generate.generate)
+app.command()(evaluate.evaluate)
+app.command()(score.score)
+app.command()(suggest.suggest)
+app.command()(serve.serve)
+app.command()(look.look)
+app.command()(analyze.analyze)
+app.command()(demo.demo)
+
+
+def main(command: Callable[[], object] = app) -> None:
+    """Run a command; a mistake in its input is one line on standard error and exit status 2."""
+    from tsallis.toolkit.optional_output import optional_stderr
+
+    if sys.stderr is None:
+        # Whatever is opened next must not take its place.
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    with optional_stderr(), _collect_notes() as notes:
+        status = _status(command)
+        for note in () if status else notes:  # a mistake is one line alone
+            print(note, file=sys.stderr)
+    distributed = sys.modules.get("tsallis.toolkit.training.distributed")
+    if distributed is not None:
+        distributed.exit_process(status)
+    raise SystemExit(status)
+
+
+@contextlib.contextmanager
+def _collect_notes() -> Iterator[dict[str, None]]:
+    """Collect each warning about ignored input once, as one line."""
+    from tsallis.errors import IgnoredInputWarning, one_line
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", IgnoredInputWarning)
+        notes: dict[str, None] = {}
+        plain = warnings.showwarning
+
+        def show(message: Any, category: type[Warning], *place: Any, **options: Any) -> None:
+            if not issubclass(category, IgnoredInputWarning):
+                plain(message, category, *place, **options)
+            elif os.environ.get("RANK", "0") == "0":
+                notes[one_line(f"tsallis: {message}")] = None
+
+        warnings.showwarning = show
+        yield notes
+
+
+def _status(command: Callable[[], object]) -> object:
+    """Run a command, say what went wrong, and return its exit status."""
+    from tsallis.errors import InputError, memory_for, one_line
+
+    status: object = 0
+    try:
+        if sys.stdout is None:
+            raise InputError("standard output is closed")
+        if isinstance(sys.stdout, TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")
+        with memory_for("the work"):
+            status = _run(command)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard_output()  # its reader has seen enough; whatever else a command makes was made before
+    except (InputError, OSError) as error:
+        _discard_output()
+        if os.environ.get("LOCAL_RANK", "0") == "0" or not _known_to_all(error):
+            rank = os.environ.get("RANK", "0")
+            process = f" (process {rank})" if rank != "0" else ""
+            print(one_line(f"tsallis{process}: {_explain(error)}"), file=sys.stderr, flush=True)
+        status = 2
+    return status
+
+
+def _run(command: Callable[[], object]) -> object:
+    """Return the exit status of a command; wrong arguments are an `InputError`."""
+    from tsallis.errors import InputError
+
+    try:
+        return app(prog_name="tsallis", standalone_mode=False) if command is app else command()
+    except typer.Abort:
+        return 130
+    except SystemExit as leave:
+        if isinstance(leave.__context__, BrokenPipeError):  # typer makes it an exit status of 1
+            raise leave.__context__ from None
+        raise
+    except typer.TyperException as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(error.format_message())
+            return 2
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context else "tsallis"
+        raise InputError(f"{_explain_usage(error)} (see {path} --help)") from error
+
+
+def _explain_usage(error: Any) -> str:
+    """Return the message of a wrong argument; that of a number says what was found, and which numbers are right."""
+    from tsallis.errors import describe
+
+    text: str = error.format_message().removesuffix(".").replace("Value error, ", "")
+    descriptor: Any = getattr(getattr(error, "param", None), "type_descriptor", None)
+    kind = _number_kind(getattr(descriptor, "annotation", None))
+    if kind is None or not hasattr(error.__cause__, "errors"):
+        return text
+    bounds = descriptor.parameter_info.min, descriptor.parameter_info.max
+    least, most = (int(bound) if bound is not None and bound == int(bound) else bound for bound in bounds)
+    span = "" if least is None else f" of at least {least}" if most is None else f" from {least} to {most}"
+    value = error.__cause__.errors(include_url=False)[0]["input"]
+    return f"{text.partition(': ')[0]}: expected {kind}{span}, found {describe(value)}"
+
+
+def _number_kind(annotation: Any) -> str | None:
+    """Return what an option of this type takes, if that is a number."""
+    types = get_args(annotation) or (annotation,)
+    return "a whole number" if int in types else "a number" if float in types else None
+
+
+def _explain(error: Exception) -> str:
+    if not isinstance(error, OSError):
+        return str(error)
+    return f"{error.filename or 'standard output'}: {error.strerror or error}"
+
+
+def _discard_output() -> None:
+    """Write what is left of the output; where that fails, let it go nowhere, or Python would complain at exit."""
+    from tsallis.toolkit.optional_output import discard
+
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        discard(sys.stdout)
+
+
+def _known_to_all(error: Exception) -> bool:
+    """Tell whether every process of the run raised this error, so that only the first need print it."""
+    world = sys.modules.get("tsallis.toolkit.training.distributed")
+    return world is not None and isinstance(error, world.CommonError)

@@ -1,0 +1,125 @@
+"""The command `tsallis analyze`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tsallis.search.options import SearchOptions
+from tsallis.toolkit.cli.input import input_name
+from tsallis.toolkit.cli.options import Device, TextLanguage, Which, search_options
+from tsallis.toolkit.cli.output import check_writable, print_fields
+from tsallis.toolkit.inference import open_run
+
+if TYPE_CHECKING:
+    from tsallis.toolkit.cli.report_parts import Report
+
+LIMIT, SENTENCES = 1000, 30  # that are analysed, and shown, by default
+INTERRUPTED = 130  # the exit status of a command that was stopped from the keyboard
+
+
+@search_options("beam_size")
+def analyze(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, shown side by side.")],
+    search: SearchOptions,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("report.html"),
+    split: Annotated[
+        str | None, typer.Option(help="train, dev or test of the first run's config; default: dev.")
+    ] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            help="Lines in place of a split (-: standard input); without outputs, the first run's answers are targets."
+        ),
+    ] = None,
+    records: Annotated[Path | None, typer.Option("--json", help="A file for all numbers.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Sentences that are analysed, the first ones.")] = LIMIT,
+    sentences: Annotated[int, typer.Option(min=1, help="Sentences that the page shows with all weights.")] = SENTENCES,
+    importance: Annotated[
+        int, typer.Option(min=0, help="Sentences on which the loss without each head is measured.")
+    ] = 0,
+    searched: Annotated[
+        int, typer.Option(min=0, help="Sentences that are searched for empty outputs, beside those of the page.")
+    ] = 0,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="Draw scores against the one setting in which runs differ; run no model.")
+    ] = False,
+    language: TextLanguage = None,
+    checkpoint: Which = "best",
+    device: Device = "auto",
+) -> None:
+    """Write a page that shows what the heads and outputs of runs do: one HTML file, which needs no network.
+
+    Of several runs the first one's configuration says how all are searched.
+    """
+    from tsallis.errors import InputError
+    from tsallis.toolkit.cli.report_parts import Report, Text, describe_labels, read_sweep, summarize_all, sweep_if_any
+    from tsallis.toolkit.run_analysis import Options
+    from tsallis.toolkit.run_analysis.densities import is_label_run
+
+    if text and split is not None:
+        raise InputError(f"--split is for the config's own data: {input_name(text)} was given, too")
+    check_writable(out, records)
+    if sweep:
+        others = {
+            **{"--text": text, "--split": split, "--beam-size": search.beam_size, "--language": language},
+            **{"--limit": limit - LIMIT, "--sentences": sentences - SENTENCES, "--importance": importance},
+            **{"--searched": searched, "--checkpoint": checkpoint != "best", "--device": device != "auto"},
+        }
+        if names := [name for name, value in others.items() if value]:
+            raise InputError(f"--sweep reads logs, no sentences: {', '.join(names)} was given, too")
+        _write(Report(sweep=read_sweep(runs)), out, records)
+        return
+    opened = [open_run(run, checkpoint, device) for run in runs]
+    for one in opened:
+        one.check_command("analyze")
+    loaded = [(one.run, one.task) for one in opened]
+    lines = None if text is None else Text.read(text)
+    beam = search.with_defaults(opened[0].search_options.without_limits).arguments
+    options = Options(limit, sentences, importance, searched, **beam)
+    try:
+        if any(is_label_run(run) for run, _ in loaded):
+            of_sequences = {"--beam-size": search.beam_size, "--importance": importance, "--searched": searched}
+            if names := [name for name, value in of_sequences.items() if value]:
+                raise InputError(
+                    f"{runs[0]}: a run of the task {loaded[0][1].name} answers with labels: "
+                    f"what describes its attention is no search and takes no {', '.join(names)}"
+                )
+            report = Report(densities=describe_labels(loaded, split or "dev", lines, language, options))
+        else:
+            report = Report(*summarize_all(loaded, split or "dev", lines, language, options))
+        _write(report._replace(sweep=sweep_if_any(runs)), out, records)
+    except KeyboardInterrupt:
+        print("tsallis: interrupted, nothing was written", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _write(report: Report, out: Path, records: Path | None) -> None:
+    """Write all files once everything is computed, each in one step."""
+    import tsallis
+    from tsallis.report.page import build_page, sentences_that_fit
+    from tsallis.toolkit.data.io import write_output
+
+    files: dict[Path, str] = {}
+    if records is not None:
+        content = {name: _plain(part) for name, part in report._asdict().items()}
+        files[records] = json.dumps(content, ensure_ascii=False, allow_nan=True)
+    page = build_page(**report._asdict(), note=f"tsallis {tsallis.__version__}")
+    count = len(report.runs[0].sentences) if report.runs else 0
+    if (most := sentences_that_fit(report.runs)) < count:
+        message = f"holds {most} of {count} sentences: with all their weights it would be too large for a browser"
+        print(f"tsallis: {out}: {message}", file=sys.stderr)
+    files[out] = page
+    check_writable(*files)
+    for path, text in files.items():
+        write_output(path, text)
+    for path in files:  # printed last: nothing is lost where standard output can't be written to
+        print_fields(str(path))
+
+
+def _plain(part: Any) -> Any:
+    return [_plain(record) for record in part] if isinstance(part, list | tuple) else part and part.to_dict()

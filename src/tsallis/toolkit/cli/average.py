@@ -1,0 +1,31 @@
+"""The command `tsallis average`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tsallis.toolkit.cli.options import Json, RunArgument
+from tsallis.toolkit.cli.output import print_fields, print_json
+
+
+def average(
+    run: RunArgument,
+    last: Annotated[int | None, typer.Option(min=1, help="How many; default: all that were kept.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Average the parameters of the last validated checkpoints, of which training.keep are kept."""
+    from tsallis.errors import InputError
+    from tsallis.toolkit.training.checkpoint import Checkpoints
+    from tsallis.toolkit.training.file_names import CHECKPOINTS, MODEL
+    from tsallis.toolkit.training.run_folder import locked
+
+    if not (run / MODEL).exists():
+        raise InputError(f"{run}: not a run folder (it has no {MODEL})")
+    with locked(run):  # a training would write its index over ours
+        names = Checkpoints(run / CHECKPOINTS).average(last)
+    if as_json:
+        print_json({"checkpoint": "average", "of": names})
+    else:
+        print_fields(f"averaged {', '.join(names)}: use it with --checkpoint average")

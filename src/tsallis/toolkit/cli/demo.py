@@ -1,0 +1,203 @@
+"""The command `tsallis demo`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from tsallis.toolkit.cli.drawing import attention_lines
+from tsallis.toolkit.cli.options import Device
+from tsallis.toolkit.cli.output import check_folder, check_writable
+from tsallis.toolkit.cli.train import prepare_training, run_training
+from tsallis.toolkit.inference import open_run
+
+if TYPE_CHECKING:
+    from tsallis.search import Result
+    from tsallis.toolkit.training import Run
+
+BEAM = 5
+SOFTMAX = ("model.output=softmax", "model.attention=softmax")
+COMPARISON = ("accuracy", "output_support", "attention_support", "single", "complete", "optimal")
+MOST_ANSWERS = 4  # answers a word; the others are counted
+REPORT_EXAMPLES = 200  # verb forms that the report analyses
+
+
+class Question(NamedTuple):
+    """A form that is asked of the models, with the forms that dictionaries have."""
+
+    lemma: str
+    tags: str
+    words: str  # the tags in words
+    right: tuple[str, ...]
+
+    @property
+    def line(self) -> str:
+        return f"{self.lemma}\t{self.tags}"
+
+
+# In no split of the data: two with two spellings, and a verb that is younger than the list of verbs.
+QUESTIONS = (
+    Question("travel", "V;PST", "past tense", ("traveled", "travelled")),
+    Question("model", "V;V.PTCP;PRS", "present participle", ("modeling", "modelling")),
+    Question("vlog", "V;PST", "past tense", ("vlogged",)),
+)
+
+
+def demo(
+    run_dir: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/demo"),
+    updates: Annotated[int | None, typer.Option(min=2, help="Fewer or more than the recipe's.")] = None,
+    device: Device = "auto",
+) -> None:
+    """Train on the embedded English verbs, and show every answer that the model holds possible, with the proof."""
+    from tsallis.toolkit.optional_output import optional_stdout
+
+    with optional_stdout("the demo goes on, and writes its page"):
+        _show(run_dir, updates, device)
+
+
+def _show(run_dir: Path, updates: int | None, device: str) -> None:
+    from importlib.resources import as_file, files
+
+    import torch
+
+    from tsallis.errors import InputError
+    from tsallis.toolkit.cli.analyze import analyze
+    from tsallis.toolkit.tasks.registry import load_config
+    from tsallis.toolkit.tasks.scoring import evaluate_outputs
+    from tsallis.toolkit.training.distributed import World, device_kind
+
+    if run_dir.name in ("", ".."):
+        expected = "a folder with a name, such as runs/demo, beside which runs/demo-softmax is made"
+        raise InputError(f"--run-dir {run_dir}: expected {expected}")
+    softmax_dir = run_dir.with_name(f"{run_dir.name}-softmax")
+    check_folder(run_dir)
+    check_folder(softmax_dir)
+    overrides = [] if updates is None else [f"training.updates={updates}", f"training.warmup={max(updates // 10, 1)}"]
+    print("Two models learn to inflect English verbs: with sparse attention and output (1.5-entmax), and with softmax.")
+    print(f"You see the training of the first; the second learns beside it, in {softmax_dir}.")
+    with as_file(files("tsallis.toolkit.recipes").joinpath("demo.yaml")) as path:
+        config = load_config(path, overrides)
+        world = World(device=torch.device(device_kind(device)))
+        check_writable(run_dir / "report.html")
+        # Check both folders first: otherwise one training would start although the other is refused.
+        for folder, settings in ((run_dir, overrides), (softmax_dir, [*overrides, *SOFTMAX])):
+            prepare_training(load_config(path, settings), folder, world)
+        arguments = [str(path), *overrides, *SOFTMAX, "--run-dir", str(softmax_dir), "--device", device]
+        with _training_beside(arguments):
+            run_training(config, run_dir, world)
+    opened = open_run(run_dir, device=device)
+    sparse, softmax, task = opened.run, open_run(softmax_dir, device=device).run, opened.task
+
+    scores = [evaluate_outputs(task, run, task.split(run, config.data, "dev"), BEAM)[0] for run in (sparse, softmax)]
+    print("\n1. On verbs that neither has seen:\n")
+    _print_scores(*scores)
+    print("\n2. The answers to three more; 1.5-entmax leaves few possible:")
+    answers = [_answer(run, task) for run in (sparse, softmax)]
+    for question, result, beside in zip(QUESTIONS, *answers, strict=True):
+        _print_answers(question, result, beside, sparse, softmax)
+    _explain(answers[0])
+    print("\n3. The letters it attends to as it writes an answer; where nothing stands, the weight is exactly zero:\n")
+    _draw(sparse, task.read([QUESTIONS[0].line], "demo", sparse, gold=False).corpus.src[0], answers[0][0])
+    print("\n4. A page about both models, to be opened in a browser:\n")
+    analyze([run_dir, softmax_dir], run_dir / "report.html", limit=REPORT_EXAMPLES, sentences=12, device=device)
+    print("\nTo try next:\n")
+    print(f"  printf 'vlog\\tV;PST\\n' | tsallis translate {run_dir} --all")
+    print(f"  printf 'travel\\tV;PST\\ttrav\\n' | tsallis suggest {run_dir}")
+    print(f"  printf 'travel\\ttravelt\\tV;PST\\n' | tsallis score {run_dir} --tokens")
+
+
+@contextlib.contextmanager
+def _training_beside(arguments: list[str]) -> Iterator[None]:
+    """Train in a process beside this one, half of the processor's threads for each, and wait for it at the end."""
+    import torch
+
+    threads = torch.get_num_threads()
+    half = max(threads // 2, 1)
+    command = [sys.executable, "-m", "tsallis", "train", *arguments]
+    environment = os.environ | {"OMP_NUM_THREADS": str(half)}
+    pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, env=environment, text=True, **pipes)
+    torch.set_num_threads(half)
+    try:
+        yield
+        _, mistakes = process.communicate()
+        if process.returncode:
+            print(mistakes, end="", file=sys.stderr)
+            raise typer.Exit(process.returncode)
+    finally:
+        process.terminate()
+        process.wait()
+        torch.set_num_threads(threads)
+
+
+def _print_scores(sparse: dict[str, Any], softmax: dict[str, Any]) -> None:
+    """Print a table with a column for each model."""
+    from tsallis.analysis.score_names import SCORES
+
+    print(f"  {'':<30}{'1.5-entmax':>12}{'softmax':>10}")
+    for key in COMPARISON:
+        row = SCORES[key]
+        print(f"  {row.title:<30}{format(sparse[key], row.format):>12}{format(softmax[key], row.format):>10}")
+
+
+def _answer(run: Run, task: Any) -> list[Result]:
+    """Return the results of a beam search for every question."""
+    from tsallis.toolkit.evaluation.search_results import search_corpus
+
+    lines = task.read([question.line for question in QUESTIONS], "demo", run, gold=False)
+    return search_corpus(run.model, lines.corpus, BEAM)
+
+
+def _print_answers(question: Question, sparse: Result, softmax: Result, *runs: Run) -> None:
+    """Print the hypotheses of both models beside each other, with the sums of their probabilities."""
+    print(f"\n  {question.lemma}, {question.words}:")
+    columns = [
+        [f"1.5-entmax: {sparse.certificate.kind}", *_hypotheses(question, sparse, runs[0])],
+        [f"softmax: {softmax.certificate.kind}", *_hypotheses(question, softmax, runs[1])],
+    ]
+    for left, right in zip_longest(*columns, fillvalue=""):
+        print(f"    {left:<36}{right}".rstrip())
+
+
+def _hypotheses(question: Question, result: Result, run: Run) -> list[str]:
+    """Return the rows of a column: the most probable hypotheses, the others as one, and the sum."""
+    texts = [(run.tgt_vocab.decode(hypothesis.tokens), hypothesis.prob) for hypothesis in result.hypotheses]
+    rows = [f"  {text:<14}{prob:.6f}{'  right' * (text in question.right)}" for text, prob in texts[:MOST_ANSWERS]]
+    if others := texts[MOST_ANSWERS:]:
+        rows.append(f"  {f'and {len(others)} more':<14}{sum(prob for _, prob in others):.6f}")
+    return [*rows, f"  {'sum':<14}{result.mass:.6f}"]
+
+
+def _explain(results: list[Result]) -> None:
+    """Say in a sentence what the first model's certificates prove."""
+    complete = sum(result.certificate.kind == "complete" for result in results)
+    print(
+        f"\n  Complete ({complete} of these {len(results)}) is proved: the beam never had to drop a prefix with a"
+        "\n  probability above zero, so every other string has the probability 0, and the list is all there is."
+        "\n  Optimal is proved, too: no string that is missing is more probable than the first. Softmax gives every"
+        "\n  string of letters a probability: its list has no end, and can only be cut."
+    )
+
+
+def _draw(run: Run, source: Any, result: Result) -> None:
+    """Draw the attention of the best answer."""
+    from tsallis.analysis.record import read_model, record
+    from tsallis.toolkit.data.corpus import Corpus
+
+    if result.best is None:
+        return
+    corpus = Corpus([source], [list(result.best.tokens)])
+    (sentence,) = record(read_model(run.model, run.src_vocab, run.tgt_vocab), [corpus.batch([0])])
+    written, read = sentence.text.sides("cross")
+    weights = sentence.weights[-1].head(0).dense()[0]
+    names = [piece.removeprefix("<tag:").removesuffix(">") if len(piece) > 1 else piece for piece in read]
+    for line in attention_lines(weights.tolist(), names, [*written[1:], "end"]):
+        print(f"  {line}".rstrip())

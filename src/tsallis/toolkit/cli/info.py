@@ -1,0 +1,70 @@
+"""The command `tsallis info`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tsallis.toolkit.cli.options import Json
+from tsallis.toolkit.cli.output import print_json
+
+
+def info(
+    check: Annotated[bool, typer.Option("--check", help="Compare every kernel with PyTorch's operations.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Versions and the machine."""
+    import platform
+
+    import torch
+
+    import tsallis
+    from tsallis.ops import choice
+
+    facts = {
+        "tsallis": tsallis.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+        "cuda": torch.cuda.is_available(),
+        "backend": choice.explain(),
+        "backend_gpu": choice.explain_gpu(),
+    }
+    if as_json:
+        print_json(facts)
+    else:
+        print(f"tsallis {facts['tsallis']}, torch {facts['torch']}, Python {facts['python']}")
+        print(f"threads {facts['threads']}, CUDA {'yes' if facts['cuda'] else 'no'}")
+        print(f"backend {facts['backend']}")
+        print(f"backend on a GPU {facts['backend_gpu']}")
+    if check:
+        _check(as_json)
+
+
+def _check(as_json: bool) -> None:
+    """Print a line for each comparison as it comes, then the kinds of devices; exit with 1 where a kernel is wrong."""
+    import json
+    import sys
+
+    from tsallis.ops.self_check.survey import survey
+
+    rows = []
+    if not as_json:
+        print(f"{'backend':8}{'dtype':10}{'family':14}{'error':>9}{'limit':>9}{'seconds':>9}  kernel")
+    for row in survey():
+        kernel, error, limit, message, _ = row.result
+        if as_json:
+            names = {"backend": row.backend, "dtype": str(row.dtype), "family": str(row.family)}
+            sizes = {"seconds": row.seconds, "error": error, "limit": limit, "agrees": row.result.agrees}
+            print_json({**names, **sizes, "kernel": kernel})
+        else:
+            words = kernel if row.result.agrees else f"WRONG: {kernel} {message}".rstrip()
+            numbers = f"{error:9.1e}{limit:9.1e}{row.seconds:9.2f}"
+            print(f"{row.backend:8}{row.dtype:10}{row.family:14}{numbers}  {words}")
+        sys.stdout.flush()
+        rows.append(row)
+    for kind in {str(row.kind): row.kind for row in rows if row.kind}.values():
+        print(json.dumps(kind))
+    if not all(row.result.agrees for row in rows):
+        raise typer.Exit(1)

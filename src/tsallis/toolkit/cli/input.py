@@ -1,0 +1,283 @@
+"""The lines that a command reads, of a file or of standard input."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tsallis.toolkit.inference.run import BLOCK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from tsallis.toolkit.tasks.base import Task
+    from tsallis.toolkit.tasks.types import Lines
+    from tsallis.toolkit.training import Run
+
+STDIN = "standard input"  # as messages call it
+MOST_NAMED = 5  # unknown symbols in a warning
+
+
+def input_name(file: Path | None) -> str:
+    """Return what messages call a file of input; None and `-` stand for standard input."""
+    return STDIN if is_stdin(file) else str(file)
+
+
+def is_stdin(file: Path | None) -> bool:
+    """Tell whether lines come from standard input."""
+    return file is None or str(file) == "-"
+
+
+class Block(NamedTuple):
+    """Lines of input that are answered together."""
+
+    first: int  # the number of the first line, from 0
+    lines: Lines
+    beginnings: list[str]  # of each row's output, where lines have a column for it
+    unknown: Sequence[int] = ()  # of each row's source, the number of symbols that the run doesn't know
+
+    def line(self, row: int) -> int:
+        """Return the number of a row's line, from 1."""
+        return self.first + self.lines.numbers[row] + 1
+
+
+def read_all(run: Run, task: Task, file: Path | None, gold: bool, **options: Any) -> Lines:
+    """Read all lines of a file, or of standard input."""
+    with _open_lines(task.columns[gold], file) as (lines, name, _):
+        read = task.read(list(lines), name, run, gold, **task.check_options(run, options))
+    read.ignored.warn(name)
+    return read
+
+
+def read_text_lines(file: Path, expected: str = "text") -> list[str]:
+    """Read all lines of a file, or of standard input, as text."""
+    with _open_lines(expected, file) as (lines, _, _):
+        return list(lines)
+
+
+class UnknownSymbols:
+    """The symbols of sources that a run doesn't know, for one warning about all lines."""
+
+    def __init__(self, run: Run, task: Task) -> None:
+        self.run, self.task = run, task
+        self.total = 0
+        self.first_lines: dict[str, int] = {}  # of each symbol, of all or a few more than are named
+
+    def add(self, block: Block) -> None:
+        """Count the unknown symbols of a block."""
+        sources = block.lines.corpus.src
+        for row, count in enumerate(block.unknown):
+            self.total += count
+            if count and len(self.first_lines) <= MOST_NAMED:
+                title, source = block.lines.titles[row], [int(symbol) for symbol in sources[row]]
+                for symbol in self.task.unknown_symbols(self.run, source, title):
+                    self.first_lines.setdefault(symbol, block.line(row))
+
+    def warn(self, name: str) -> None:
+        """Print how many there were in the input `name`, and the first few of them."""
+        from tsallis.errors import one_line, shorten
+
+        if not self.total:
+            return
+        named = [f"{shorten(s)} on line {line}" for s, line in list(self.first_lines.items())[:MOST_NAMED]]
+        rest = ", ..." if len(self.first_lines) > MOST_NAMED else ""
+        symbols = f"{self.total} symbol of sources is" if self.total == 1 else f"{self.total} symbols of sources are"
+        message = f"{symbols} unknown to {self.run.folder} and read as <unk>: {', '.join(named)}{rest}"
+        print(one_line(f"tsallis: {name}: {message}"), file=sys.stderr)
+
+
+def line_blocks(
+    run: Run,
+    task: Task,
+    file: Path | None,
+    gold: bool,
+    beginnings: bool | None = False,
+    empty_outputs: bool = False,
+    check: Callable[[Block], object] = lambda block: None,
+    **options: Any,
+) -> Iterator[Block]:
+    """Read lines in blocks: 64 of a file; of standard input those that are there, so that each is answered at once.
+
+    If a line is bad, the lines before it come first, and then the error. At the end a line on standard error says how
+    many symbols of the sources the run doesn't know, if there are any; another one, what was ignored.
+
+    Args:
+        run: that reads.
+        task: of the run.
+        file: None and `-` for standard input.
+        gold: whether lines hold the right output.
+        beginnings: whether the last column of a line is the beginning of its output; None: a column more than the
+            task's own is.
+        empty_outputs: whether the right output may be empty, where the task has empty ones.
+        check: raises an InputError for a block with a line that can't be answered.
+        options: of the task.
+    """
+    from tsallis.toolkit.data.io import Ignored
+
+    expected = task.columns[gold] + ("<TAB>beginning" if beginnings else "")
+    values = task.check_options(run, options) | ({"empty": True} if empty_outputs and task.empty_outputs else {})
+    unknown_symbols, ends = UnknownSymbols(run, task), 0
+    with _open_lines(expected, file) as (lines, name, ready):
+
+        def read(block: list[str], first: int) -> Block:
+            texts = [""] * len(block)
+            if beginnings is not False:
+                columns = task.columns[gold].count("<TAB>") + 1
+                split = _split(block, columns, f"{name}:{{}}: expected {expected}", first, beginnings is None)
+                block, texts = (list(column) for column in zip(*split, strict=True))
+            rows = task.read(block, name, run, gold, first, **values)
+            unknown = [task.count_unknown(rows.corpus.src[row]) for row in range(len(rows.numbers))]
+            answered = Block(first, rows, [texts[number] for number in rows.numbers], unknown)
+            check(answered)
+            return answered
+
+        first = 0
+        for texts in _blocks(lines, ready):
+            for block in _good_lines(texts, first, read):
+                unknown_symbols.add(block)
+                ends += block.lines.ignored.ends
+                yield block
+            first += len(texts)
+    Ignored(ends=ends).warn(name)
+    unknown_symbols.warn(name)
+
+
+def _good_lines(lines: list[str], first: int, read: Callable[[list[str], int], Block]) -> Iterator[Block]:
+    """Yield lines as a block; where one of them is bad, only those before it, and raise its error."""
+    from tsallis.errors import InputError
+
+    try:
+        block = read(lines, first)
+    except InputError:
+        for number, line in enumerate(lines):
+            try:
+                read([line], first + number)
+            except InputError:
+                if number:
+                    yield read(lines[:number], first)
+                raise
+        raise
+    yield block
+
+
+def _split(block: list[str], columns: int, message: str, first: int, optional: bool) -> Iterator[tuple[str, str]]:
+    """Yield each line without its last column, and that."""
+    from tsallis.errors import InputError
+
+    for number, line in enumerate(block, start=first + 1):
+        if not line.strip():
+            yield "", ""
+        elif (tabs := line.count("\t")) < columns:
+            if not optional:
+                raise InputError(f"{message.format(number)}, found {tabs + 1} column{'s' * (tabs > 0)}")
+            yield line, ""
+        else:
+            rest, _, beginning = line.rpartition("\t")
+            yield rest, beginning.removesuffix("\r")
+
+
+def _blocks(lines: Iterator[str], ready: Callable[[], bool]) -> Iterator[list[str]]:
+    """Yield lines in blocks: the next one, and up to 63 more that are there already. An error comes behind them."""
+    stop: Exception | None = None
+    while stop is None:
+        block: list[str] = []
+        try:
+            while len(block) < BLOCK and (not block or ready()):
+                block.append(next(lines))
+        except Exception as error:
+            stop = error
+        if block:
+            yield block
+    if not isinstance(stop, StopIteration):
+        raise stop
+
+
+class LineReader:
+    """Bytes of a pipe or a terminal, line by line, that tells whether another line is there."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle = handle
+        self.buffer = b""
+        self.ended = False
+
+    def readline(self, size: int = sys.maxsize, /) -> bytes:
+        """Return the next line, or so many bytes of it; nothing at the end."""
+        parts, length = [self.buffer], len(self.buffer)
+        while b"\n" not in parts[-1] and length < size and self._fill():
+            parts.append(self.buffer)
+            length += len(self.buffer)
+        content = b"".join(parts)
+        end = min(content.find(b"\n") + 1 or len(content), size)
+        self.buffer = content[end:]
+        return content[:end]
+
+    def read(self, size: int = -1, /) -> bytes:
+        raise NotImplementedError("lines are read")
+
+    def ready(self) -> bool:
+        """Tell whether `readline` would return at once: a line is there, or more than a line may have."""
+        from tsallis.toolkit.data.io import LONGEST
+
+        parts, length = [self.buffer], len(self.buffer)
+        while b"\n" not in parts[-1] and length <= LONGEST and not self.ended:
+            if not select.select([self.handle], [], [], 0)[0]:
+                break
+            self._fill()
+            parts.append(self.buffer)
+            length += len(self.buffer)
+        self.buffer = b"".join(parts)
+        return b"\n" in parts[-1] or length > LONGEST or (self.ended and length > 0)
+
+    def _fill(self) -> bool:
+        """Read what is there next; wait for something, or the end."""
+        self.buffer = b"" if self.ended else os.read(self.handle, 1 << 16)
+        self.ended = self.ended or not self.buffer
+        return not self.ended
+
+
+@contextlib.contextmanager
+def _open_lines(expected: str, file: Path | None) -> Iterator[tuple[Iterator[str], str, Callable[[], bool]]]:
+    """Open a file, or standard input: its lines, the name that messages give it, and whether another line is there."""
+    from tsallis.errors import InputError
+    from tsallis.toolkit.data.io import decode_lines, decompress, input_errors, open_file
+
+    if file is not None and not is_stdin(file):
+        with open_file(file) as stream, input_errors(file), _progress(stream, file.name) as advance:
+            yield map(advance, decode_lines(decompress(stream, file), str(file), expected)), str(file), lambda: True
+        return
+    if sys.stdin is None:
+        raise InputError("standard input is closed")
+    name = STDIN
+    try:
+        reader = LineReader(sys.stdin.buffer.fileno())
+    except OSError:  # a stream that is no file of the system's is all there
+        yield decode_lines(sys.stdin.buffer, name, expected), name, lambda: True
+    else:
+        with input_errors(name):
+            yield decode_lines(reader, name, expected), name, reader.ready
+
+
+@contextlib.contextmanager
+def _progress(stream: Any, name: str) -> Iterator[Callable[[str], str]]:
+    """Show on standard error how much of a file is read, where results go elsewhere; pass lines on as they are."""
+    if not sys.stderr or not sys.stderr.isatty() or not sys.stdout or sys.stdout.isatty():
+        yield lambda line: line
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+    # Results go where they went without a bar: rich would take them over.
+    options: dict[str, Any] = {"transient": True, "redirect_stdout": False, "redirect_stderr": False}
+    with Progress(*columns, console=Console(stderr=True), **options) as progress:
+        bar = progress.add_task(name, total=os.fstat(stream.fileno()).st_size)
+
+        def advance(line: str) -> str:
+            progress.update(bar, completed=stream.tell())
+            return line
+
+        yield advance

@@ -1,0 +1,107 @@
+"""What commands print: lines of fields, and tables of scores."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+WHERE_ANY = ("unknown_symbols",)  # rows that are left out where the number is 0
+RATES = {
+    "tokens": ("tokens", ".1f"),
+    "repetition_16": ("repeated, of 16 before", ".2%"),
+    "repetition_128": ("repeated, of 128 before", ".2%"),
+    "distinct_1": ("distinct tokens", ".2%"),
+    "distinct_2": ("distinct pairs", ".2%"),
+    "distinct_4": ("distinct 4-grams", ".2%"),
+}
+
+
+def print_fields(*fields: str) -> None:
+    """Print a line of results, its fields separated by tabs: a terminal obeys nothing of what the data holds."""
+    from tsallis.errors import without_controls
+
+    print("\t".join(map(without_controls, fields)))
+
+
+def check_writable(*paths: Path | None) -> None:
+    """Refuse files that can't be written, or two outputs of one name, before hours of work."""
+    from tsallis.errors import InputError
+
+    seen = set()
+    for path in paths:
+        if path is None:
+            continue
+        if path.is_dir():
+            raise InputError(f"{path}: expected a file to write, found a folder")
+        # A file takes the place of what is there: it must not be that of a device.
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path}: expected a file to write, found a device or a pipe")
+        target = Path(os.path.realpath(path))  # where a link leads to
+        check_folder(target.parent)
+        if target in seen:
+            raise InputError(f"{path}: two outputs can't be one file")
+        seen.add(target)
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that can't be written to, or made, before hours of work."""
+    from tsallis.errors import InputError
+
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise InputError(f"{nearest}: expected a folder, found a file")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise InputError(f"{nearest}: can't be written to")
+
+
+def print_json(content: Any) -> None:
+    """Print a JSON object as a line that a terminal shows as it is, whatever symbols the data holds."""
+    text = json.dumps(content, ensure_ascii=False)
+    # Controls that JSON takes as they are, and halves of surrogate pairs.
+    print(re.sub("[\x7f-\x9f\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text))
+
+
+def score_table(report: dict[str, Any]) -> str:
+    """Return a table of an evaluation: numbers of `SCORES` under their titles, after scores that have none there."""
+    from tsallis.analysis.score_names import SCORES
+    from tsallis.toolkit.evaluation.metrics import Evaluation
+
+    known = {*SCORES, *Evaluation.__dataclass_fields__}
+    others = {key: value for key, value in report.items() if isinstance(value, float) and key not in known}
+    lines = [f"{key:<28}{value:>10.4f}" for key, value in others.items()]
+    rows = {key: row for key, row in SCORES.items() if key in report and (report[key] or key not in WHERE_ANY)}
+    lines += [f"{row.title:<28}{format(report[key], row.format):>10}" for key, row in rows.items()]
+    lines += [f"{name}: {text}" for name, text in report.get("signatures", {}).items()]
+    if report.get("languages"):
+        lines += ["", *_language_table(report["languages"])]
+    if "lengths" in report:
+        lines += ["", f"{'length':<28}{'samples':>10}{'accuracy':>10}{'all right':>13}"]
+    for name, scores in report.get("lengths", {}).items():
+        lines.append(f"{name:<28}{scores['samples']:>10}{scores['accuracy']:>10.2%}{scores['whole']:>13.2%}")
+    if "continuations" in report:
+        drawn, text = report["continuations"]["drawn"], report["continuations"]["text"]
+        lines += ["", f"{'continuations':<28}{'drawn':>10}{'the text':>10}"]
+        for name, (title, how) in RATES.items():
+            lines.append(f"{title:<28}{format(drawn[name], how):>10}{format(text[name], how):>10}")
+    return "\n".join(lines)
+
+
+def _language_table(languages: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Return the lines of a table with a row for each language, and a column for each of its scores."""
+    from tsallis.analysis.score_names import ScoreFormat, find_score
+
+    names = next(iter(languages.values()))
+    columns = {name: find_score(name) or ScoreFormat(name, ".4f") for name in names}
+    titles = {name: column.title.removeprefix("mean ") for name, column in columns.items()}
+    widths = {name: max(10, len(title) + 2) for name, title in titles.items()}
+    lines = [f"{'language':<28}" + "".join(f"{titles[name]:>{widths[name]}}" for name in names)]
+    for language, scores in languages.items():
+        cells = (f"{format(scores[name], columns[name].format):>{widths[name]}}" for name in names)
+        lines.append(f"{language:<28}{''.join(cells)}")
+    return lines

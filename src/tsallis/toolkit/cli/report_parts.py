@@ -1,0 +1,239 @@
+"""The parts of a report: summaries of runs, the attention of runs that answer with labels, and sweeps."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tsallis.analysis import RunSummary
+from tsallis.analysis.histories import Sweep
+from tsallis.analysis.summary_records import ComparisonSummary, DensitySummary
+from tsallis.errors import InputError
+from tsallis.models.spellings import ambiguous_text
+from tsallis.toolkit.cli.input import input_name, read_text_lines
+from tsallis.toolkit.config import Config
+from tsallis.toolkit.data import io
+from tsallis.toolkit.data.corpus import Corpus
+from tsallis.toolkit.evaluation.search_results import search_corpus
+from tsallis.toolkit.run_analysis import (
+    Options,
+    RunInput,
+    SweepRun,
+    summarize_densities,
+    summarize_runs,
+    sweep,
+    value_history,
+)
+from tsallis.toolkit.run_analysis.summary import TrainingCounts, count_pieces
+from tsallis.toolkit.tasks.base import Task
+from tsallis.toolkit.tasks.registry import load_config
+from tsallis.toolkit.tasks.types import Lines
+from tsallis.toolkit.training import Run
+from tsallis.toolkit.training.file_names import CONFIG
+
+COUNT_LIMIT = 200_000  # training examples, at most, whose pieces are counted
+Runs = Sequence[tuple[Run, Task]]
+
+
+class _Answers(NamedTuple):
+    """The answers of a run to lines without outputs: the targets of every run of the report."""
+
+    run: Run
+    name: str  # of the run, in the report
+    rows: list[list[int]]  # symbols, as the run numbers them
+
+
+class Text(NamedTuple):
+    """Lines in place of a split, which all runs read."""
+
+    name: str  # of their file
+    lines: list[str]
+
+    @classmethod
+    def read(cls, file: Path) -> Text:
+        """Read a file, or standard input, once for all runs."""
+        return cls(input_name(file), read_text_lines(file))
+
+
+class Report(NamedTuple):
+    """Everything that the page and the file of numbers hold."""
+
+    runs: Sequence[RunSummary] = ()
+    comparisons: Sequence[ComparisonSummary] = ()
+    densities: Sequence[DensitySummary] = ()
+    sweep: Sweep | None = None
+
+
+def read_sweep(runs: Sequence[Path]) -> Sweep:
+    """Return the sweep of runs, from their configurations and logs alone.
+
+    Raises:
+        InputError: runs that are no sweep.
+    """
+    names = io.distinct_names(runs)
+    return sweep(
+        [
+            SweepRun(name, _settings(load_config(run / CONFIG)), value_history(run))
+            for name, run in zip(names, runs, strict=True)
+        ]
+    )
+
+
+def sweep_if_any(runs: Sequence[Path]) -> Sweep | None:
+    """Return the sweep that several runs happen to be, None where they are none."""
+    try:
+        return read_sweep(runs) if len(runs) > 1 else None
+    except InputError:
+        return None
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    """Return every setting of a configuration by its path."""
+    settings: dict[str, Any] = {}
+    sections = [("", config.model_dump(mode="json"))]
+    while sections:
+        path, section = sections.pop()
+        for key, value in section.items():
+            if isinstance(value, dict):
+                sections.append((f"{path}{key}.", value))
+            else:
+                settings[f"{path}{key}"] = value
+    return settings
+
+
+def summarize_all(
+    runs: Runs, split: str, text: Text | None, language: str | None, options: Options
+) -> tuple[list[RunSummary], list[ComparisonSummary]]:
+    """Summarize runs that answer with sequences on the first one's data, or on a text, behind a progress bar."""
+    _check_one_task(runs)
+    inputs, answers = [], None
+    own_name = io.distinct_names([run.folder for run, _ in runs])[0]
+    for run, task in runs:
+        corpus, name, has_targets = _read(run, task, runs[0][0], split, text, language, options)
+        if not has_targets:
+            answers = answers or _search_answers(run, own_name, corpus, options)
+            corpus, name = _with_answers(run, task, corpus, answers), f"{name} (targets: answers of {own_name})"
+        inputs.append(RunInput(run, corpus, name, _count_training(run, task), answers and answers.name))
+    with _progress([run for run, _ in runs]) as advance:
+        summaries, comparisons = summarize_runs(inputs, options, advance)
+    for summary, (run, _) in zip(summaries, runs, strict=True):
+        if summary.corpus.unknown:
+            message = f"{summary.corpus.unknown} symbols are unknown to {run.folder} and stand as <unk>"
+            print(f"tsallis: {summary.corpus.name}: {message}", file=sys.stderr)
+    return summaries, comparisons
+
+
+def _check_one_task(runs: Runs) -> None:
+    """Refuse runs of several tasks: they are compared on the same examples."""
+    first, first_task = runs[0]
+    for run, task in runs:
+        if task.name != first_task.name:
+            raise InputError(
+                f"{run.folder}: a run of {task.name} can't stand beside {first.folder}, one of {first_task.name}"
+            )
+
+
+def describe_labels(
+    runs: Runs, split: str, text: Text | None, language: str | None, options: Options
+) -> list[DensitySummary]:
+    """Describe the attention of runs that answer with labels, all of them of one task and on the same examples."""
+    _check_one_task(runs)
+    (first, _), rows = runs[0], None
+    summaries: list[DensitySummary] = []
+    names = io.distinct_names([run.folder for run, _ in runs])
+    for (run, task), own_name in zip(runs, names, strict=True):
+        task.check_options(run, {"language": language})
+        lines = _label_lines(run, task, first, split, text, options.limit)
+        name = f"the {split} split" if text is None else text.name
+        if rows is not None and rows[-1] >= len(lines.corpus):
+            raise InputError(f"{run.folder}: reads {len(lines.corpus)} examples of {name}, {first.folder} reads more")
+        with _progress([run]) as advance:
+            summary = summarize_densities(run, lines.corpus, name, lines.titles, options, rows, advance)
+        rows = [example.index for example in summary.shown]
+        summaries.append(replace(summary, name=own_name))
+    return summaries
+
+
+def _label_lines(run: Run, task: Task, first: Run, split: str, text: Text | None, limit: int) -> Lines:
+    if text is None:
+        return task.split(run, load_config(first.folder / CONFIG).data, split)
+    lines = text.lines[:limit]
+    read = task.read(lines, text.name, run, _has_outputs(task, lines))
+    read.ignored.warn(text.name)
+    return read
+
+
+@contextlib.contextmanager
+def _progress(runs: Sequence[Run]) -> Iterator[Callable[[int, str, int, int], None]]:
+    """Show a bar for each run on a terminal's standard error; yield the function that moves one."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        names = io.distinct_names([run.folder for run in runs])
+        bars = [progress.add_task(name, total=None) for name in names]
+
+        def advance(number: int, stage: str, done: int, total: int) -> None:
+            description = f"{names[number]}: {stage}"
+            progress.update(bars[number], description=description, completed=done, total=total)
+
+        yield advance
+
+
+def _count_training(run: Run, task: Task) -> TrainingCounts | None:
+    """Count the pieces of a run's training data, if that is at hand."""
+    try:
+        examples = task.read_split(load_config(run.folder / CONFIG).data, "train")[:COUNT_LIMIT]
+    except InputError as error:
+        print(f"tsallis: no score for rare tokens, which needs the training data: {error}", file=sys.stderr)
+        return None
+    corpus = task.encode(examples, task.vocabularies(run)).corpus
+    return TrainingCounts(len(corpus), count_pieces(corpus, run.src_vocab, run.tgt_vocab))
+
+
+def _read(
+    run: Run, task: Task, first: Run, split: str, text: Text | None, language: str | None, options: Options
+) -> tuple[Corpus, str, bool]:
+    """Return sentences as the run numbers them, their name, and whether they have all the targets that they need."""
+    if text is not None:
+        return _read_text(run, task, text, language, options)
+    data = load_config(first.folder / CONFIG).data
+    return task.sentences(run, data, split, language=language), f"the {split} split", True
+
+
+def _read_text(run: Run, task: Task, text: Text, language: str | None, options: Options) -> tuple[Corpus, str, bool]:
+    """Read lines with outputs, or without, as `_read` returns them."""
+    has_outputs = _has_outputs(task, text.lines)
+    values = task.check_options(run, {"language": language})
+    read = task.read(text.lines[: options.limit], text.name, run, has_outputs, **values)
+    read.ignored.warn(text.name)
+    plain, with_outputs = (columns.count("<TAB>") for columns in task.columns)
+    return read.corpus, text.name, has_outputs or with_outputs == plain
+
+
+def _search_answers(run: Run, name: str, corpus: Corpus, options: Options) -> _Answers:
+    limits: dict[str, Any] = {"end_rule": options.end_rule, "text": ambiguous_text(run.tgt_vocab)}
+    results = search_corpus(run.model, corpus, options.beam_size, **limits)
+    return _Answers(run, name, [list(result.best.tokens) if result.best else [] for result in results])
+
+
+def _with_answers(run: Run, task: Task, corpus: Corpus, answers: _Answers) -> Corpus:
+    """Return sentences with the answers of a run as targets, as this run numbers them."""
+    vocabulary = answers.run.tgt_vocab
+    if run.tgt_vocab == vocabulary:  # an answer may be split otherwise than its text would be
+        return Corpus(corpus.src, answers.rows)
+    texts = [vocabulary.decode(row) for row in answers.rows]
+    return Corpus(corpus.src, [task.spell(text, run) if text else [] for text in texts])
+
+
+def _has_outputs(task: Task, lines: Sequence[str]) -> bool:
+    """Tell by its columns whether the first line that is not empty has its output."""
+    plain = task.columns[0].count("<TAB>") + 1
+    first = next((line for _, line in io.number_lines(lines, io.Ignored(), plain, task.separators)), "")
+    return first.count("\t") == task.columns[1].count("<TAB>")

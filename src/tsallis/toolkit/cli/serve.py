@@ -1,0 +1,128 @@
+"""The command `tsallis serve`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tsallis.search.options import MOST
+from tsallis.toolkit.cli.input import input_name, read_text_lines
+from tsallis.toolkit.cli.options import Device, Which
+from tsallis.toolkit.cli.output import print_fields
+from tsallis.toolkit.inference import open_run
+
+if TYPE_CHECKING:
+    from tsallis.toolkit.serve.answers import ServedRun
+    from tsallis.toolkit.serve.limits import Limits
+    from tsallis.toolkit.tasks.base import Task
+    from tsallis.toolkit.training import Run
+
+MOST_EXAMPLES = 20  # of a run
+
+
+def serve(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders; the first answers by default.")],
+    host: Annotated[
+        str, typer.Option(help="The address to listen on; the default is this machine alone.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0: any that is free.")] = 8000,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="A name by which the server is asked for, besides localhost and addresses.")
+    ] = None,
+    examples: Annotated[
+        Path | None, typer.Option(help="A file with sources that the page offers, one a line; -: standard input.")
+    ] = None,
+    body: Annotated[int, typer.Option(min=100, max=1 << 30, help="Bytes of a request, at most.")] = 1 << 16,
+    characters: Annotated[int, typer.Option(min=1, max=1 << 20, help="Characters of a source or output.")] = 2000,
+    symbols: Annotated[int, typer.Option(min=1, max=100_000, help="Symbols of a source.")] = 256,
+    batch: Annotated[int, typer.Option(min=1, max=MOST, help="Sources of a request, and of one search.")] = 32,
+    outputs: Annotated[int, typer.Option(min=1, max=MOST, help="Outputs, beam and draws, at most.")] = 100,
+    time: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds of work on a request, at most.")] = 10.0,
+    waiting: Annotated[int, typer.Option(min=1, max=100_000, help="Requests that wait; more are refused.")] = 128,
+    patience: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds that a request waits, at most.")] = 30.0,
+    checkpoint: Which = "best",
+    device: Device = "auto",
+) -> None:
+    """A page, and a JSON API, on which runs answer: searches with certificates, completions, steps and attention.
+
+    Prints the page's address, and answers until Ctrl-C or SIGTERM.
+    """
+    from tsallis.errors import InputError
+
+    try:
+        from tsallis.toolkit.serve.app import build_app
+        from tsallis.toolkit.serve.server import Server, bind, is_loopback, url_of
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in ("starlette", "uvicorn"):
+            raise
+        raise InputError("tsallis serve needs Starlette and uvicorn: pip install 'tsallis[serve]'") from error
+    from tsallis.toolkit.serve.limits import Limits
+
+    limits = Limits(body, characters, symbols, batch, outputs, time, waiting, patience)
+    with bind(host, port) as opened:
+        served = _load(runs, checkpoint, device, limits, examples)
+        app = build_app(served, limits, allow_host or ())
+        if not is_loopback(opened):
+            message = f"{host} is not this machine alone: whoever reaches it can use the runs, unencrypted"
+            print(f"tsallis: warning: {message}", file=sys.stderr)
+
+        def started() -> None:
+            try:
+                print_fields(f"{', '.join(run.name for run in served)}: {url_of(opened)} (Ctrl-C ends)")
+                sys.stdout.flush()
+            except BrokenPipeError as error:  # no end of its own: nobody has read the address
+                raise InputError("standard output is closed: nobody would learn the server's address") from error
+
+        Server(app, started).answer(opened)
+
+
+def _load(folders: list[Path], checkpoint: str, device: str, limits: Limits, examples: Path | None) -> list[ServedRun]:
+    """Load runs, by the shortest ends of their paths that tell them apart, with the examples that they can read."""
+    from tsallis.errors import InputError
+    from tsallis.toolkit.serve.answers import ServedRun
+
+    lines = read_text_lines(examples) if examples else []
+
+    served = []
+    for name, folder in zip(_names(folders), folders, strict=True):
+        opened = open_run(folder, checkpoint, device)
+        opened.check_command("serve")
+        run, task = opened.run, opened.task
+        readable = tuple(line for line in lines if _is_readable(run, task, line))
+        one = ServedRun(name, run, task, opened.search_options, limits, checkpoint, readable[:MOST_EXAMPLES])
+        _ = one.facts  # read now: a mistake in the folder is one of the command's
+        served.append(one)
+    if lines and not any(one.examples for one in served):
+        raise InputError(
+            f"{input_name(examples)}: no run can read any of these lines, expected {served[0].task.columns[0]}"
+        )
+    return served
+
+
+def _is_readable(run: Run, task: Task, line: str) -> bool:
+    """Tell whether a line is a source of a run's."""
+    from tsallis.errors import InputError
+
+    try:
+        return bool(task.read([line], "examples", run, False).numbers)
+    except InputError:
+        return False
+
+
+def _names(folders: list[Path]) -> list[str]:
+    """Return the shortest end of each folder's path that no other one has.
+
+    Raises:
+        InputError: the same folder twice.
+    """
+    from tsallis.errors import InputError
+    from tsallis.toolkit.data.io import distinct_names
+
+    paths = [folder.resolve() for folder in folders]
+    for path, folder in zip(paths, folders, strict=True):
+        if paths.count(path) > 1:
+            raise InputError(f"{folder}: the same run twice")
+    return distinct_names(paths)

@@ -1,0 +1,97 @@
+"""The command `tsallis suggest`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from tsallis.search.options import SearchOptions
+from tsallis.toolkit.cli.input import line_blocks
+from tsallis.toolkit.cli.options import (
+    Device,
+    FileArgument,
+    Images,
+    Json,
+    Language,
+    RunArgument,
+    Which,
+    With,
+    search_options,
+)
+from tsallis.toolkit.cli.output import print_fields, print_json
+from tsallis.toolkit.inference import open_run
+from tsallis.toolkit.inference.suggestions import LISTED, Completer
+
+if TYPE_CHECKING:
+    from tsallis.toolkit.inference import Suggestions
+
+
+@search_options("n_best", help={"n_best": "Number of continuations that are listed, best first."}, n_best=LISTED)
+def suggest(
+    run: RunArgument,
+    options: SearchOptions,
+    file: FileArgument = None,
+    others: With = None,
+    language: Language = None,
+    images: Images = None,
+    checkpoint: Which = "best",
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Continuations of what is typed of an output: every symbol that may follow, with its probability.
+
+    Lines are those of `tsallis translate`, and may have one column more: what is typed so far. Prints the number of the
+    line, the output with the continuation, its probability and `end` where the output is over, or `impossible`. While a
+    single continuation is possible it is taken. In a terminal, the source and what is typed are lines of their own.
+    """
+    opened = open_run(run, checkpoint, device, others or ())
+    loaded, task = opened.run, opened.task
+    completer = Completer(loaded, task, options.n_best or LISTED)
+    if file is None and not as_json and sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty():
+        _converse(completer, task.check_options(loaded, {"language": language, "images": images}))
+        return
+    for block in line_blocks(loaded, task, file, False, None, language=language, images=images):
+        rows = {number: row for row, number in enumerate(block.lines.numbers)}
+        for number in range(block.lines.count):
+            row, line = rows.get(number), block.first + number + 1
+            source, typed = (None, "") if row is None else (block.lines.corpus.batch([row]), block.beginnings[row])
+            answer = completer.suggest(source, typed, line)
+            if as_json:
+                print_json(answer.to_dict())
+            else:
+                _print_suggestions(answer, "none" if source is None else "impossible")
+        sys.stdout.flush()
+
+
+def _print_suggestions(answer: Suggestions, otherwise: str = "impossible") -> None:
+    """Print a line for each continuation: number, text, probability, `end`; one line if there is none."""
+    for choice in answer.next:
+        print_fields(str(answer.line), choice.text, f"{choice.prob:.6g}", "end" if choice.ends else "")
+    if not answer.possible:
+        print_fields(str(answer.line), answer.typed, "0", otherwise)
+
+
+def _converse(completer: Completer, options: dict[str, Any]) -> None:
+    """Read a source, then beginnings of its output, and print the continuations of each, until the input ends.
+
+    An empty line instead of a beginning asks for the next source.
+    """
+    from tsallis.errors import InputError
+
+    run, task = completer.run, completer.task
+    print(f"Type {task.columns[0]}, then what the {task.noun} begins with. An empty line: next source. Ctrl-D: end.")
+    try:
+        while True:
+            line = input(f"{task.columns[0]}: ").replace("<TAB>", "\t")
+            try:
+                lines = task.read([line], "the line", run, False, **options)
+            except InputError as error:
+                print(error)
+                continue
+            if lines.numbers:
+                source, typed = lines.corpus.batch([0]), ""
+                _print_suggestions(completer.suggest(source, typed))
+                while typed := input(f"{task.noun}: "):
+                    _print_suggestions(completer.suggest(source, typed))
+    except (EOFError, KeyboardInterrupt):
+        print()

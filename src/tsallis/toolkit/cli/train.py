@@ -1,0 +1,200 @@
+"""The command `tsallis train`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from tsallis.toolkit.cli.options import Device
+from tsallis.toolkit.cli.output import check_folder
+
+if TYPE_CHECKING:
+    from tsallis.toolkit.config import Config
+    from tsallis.toolkit.tasks.prepared import PreparedRun
+    from tsallis.toolkit.training import Checkpoints
+    from tsallis.toolkit.training.distributed import World
+    from tsallis.toolkit.training.initial import Start
+    from tsallis.toolkit.training.lock import Lock
+    from tsallis.toolkit.training.schema import Index
+
+
+def train(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file, see recipes/.")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="The run folder; default: run_dir of the config.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check configuration and data, print sizes and all settings, and end.")
+    ] = False,
+    device: Device = "auto",
+) -> None:
+    """Train a model, or go on with a training that was interrupted.
+
+    On several processes: torchrun --nproc-per-node N -m tsallis train CONFIG
+    """
+    from tsallis.toolkit.config import refuse_idle
+    from tsallis.toolkit.tasks.registry import load_config
+    from tsallis.toolkit.training.distributed import init_distributed
+    from tsallis.toolkit.training.file_names import CONFIG
+
+    with init_distributed(device) as world:
+        with world.share_mistakes():
+            loaded = load_config(config, overrides or [])
+            folder = run_dir or (Path(loaded.run_dir) if loaded.run_dir else Path("runs") / config.stem)
+            if not (folder / CONFIG).exists():  # a run that was started goes on as it is
+                refuse_idle(loaded, overrides or [])
+        if dry_run:
+            print_plan(loaded, folder, world)
+        else:
+            run_training(loaded, folder, world)
+
+
+class TrainingStart(NamedTuple):
+    """A prepared training, and whether its folder already holds the run."""
+
+    run: PreparedRun
+    parameters: Start
+    blob: bytes | None  # the parameters as a file, unless they are drawn at random
+    resumed: bool
+
+
+def prepare_training(loaded: Config, folder: Path, world: World) -> TrainingStart:
+    """Prepare a run and check its folder; write nothing."""
+    from tsallis.toolkit.tasks.prepared import prepare
+
+    run = prepare(loaded, folder)
+    parameters = run.initialize(run.build())
+    blob = parameters.blob()  # before the parameters are moved to a device or sharded
+    return TrainingStart(run, parameters, blob, world.main and _write_run(run, blob, folder, dry=True))
+
+
+def _write_run(run: PreparedRun, blob: bytes | None, folder: Path, lock: Lock | None = None, dry: bool = False) -> bool:
+    """Write the run folder without logs and checkpoints; return whether it was there. If `dry`, only check it."""
+    from tsallis.toolkit.training.run_folder import start_run
+
+    return start_run(
+        folder,
+        config=run.text,
+        description=run.description,
+        task=run.task.facts(),
+        src_vocab=run.data.vocabularies.src,
+        tgt_vocab=run.data.vocabularies.tgt,
+        lock=lock,
+        start=blob,
+        changes=run.changes,
+        dry=dry,
+    )
+
+
+def run_training(loaded: Config, folder: Path, world: World) -> None:
+    """Train a run to its end, or to the end of the update in which SIGTERM comes.
+
+    Raises:
+        typer.Exit: after SIGTERM.
+    """
+    from tsallis.toolkit.training import Checkpoints, Trainer, reuse_memory
+    from tsallis.toolkit.training.file_names import CHECKPOINTS
+    from tsallis.toolkit.training.progress import TrainingDisplay
+    from tsallis.toolkit.training.termination import STATUS, note_termination
+
+    reuse_memory()
+    with contextlib.ExitStack() as stack:
+        with world.share_mistakes():
+            start, lock = _prepare_locked(loaded, folder, world, stack)
+        data, settings = start.run.data, start.run.settings
+        display = TrainingDisplay(folder, start.resumed, settings.epochs, data.train.counts, quiet=not world.main)
+        trainer = Trainer(
+            start.parameters.model,
+            data.train,
+            data.dev.corpus,
+            folder,
+            settings,
+            watch=display.update,
+            measure=start.run.measure(),
+            world=world,
+            lock=lock,
+            init=start.parameters.facts,
+            stop=stack.enter_context(note_termination()),
+        )
+        trainer.load()
+        checkpoints = Checkpoints(folder / CHECKPOINTS)
+        before = checkpoints.index() if start.resumed else None
+        with world.share_mistakes():
+            if world.main:  # the first write: all checks come before it
+                _write_run(start.run, start.blob, folder, lock)
+        stack.enter_context(display)
+        display.print_lines(start.parameters.lines)
+        display.print_lines(start.run.changes.lines if start.run.changes else ())
+        del start  # with the run that this one starts from
+        trainer.run()
+        if trainer.stopped:
+            display.print_lines([f"Ended by SIGTERM after update {trainer.position.step}: the same command goes on"])
+            raise typer.Exit(STATUS)
+        if before is not None and before.finished and checkpoints.index() == before:
+            display.print_lines([_describe_finished(checkpoints, before)])
+
+
+def _prepare_locked(
+    loaded: Config, folder: Path, world: World, stack: contextlib.ExitStack
+) -> tuple[TrainingStart, Lock | None]:
+    """Prepare a run; on the first process, lock its folder until the stack is closed."""
+    from tsallis.errors import InputError
+    from tsallis.toolkit.training.file_names import CONFIG
+    from tsallis.toolkit.training.run_folder import locked
+
+    begun = (folder / CONFIG).exists()
+    if not begun:
+        check_folder(folder)
+    lock = stack.enter_context(locked(folder)) if world.main and begun else None
+    start = prepare_training(loaded, folder, world)
+    if world.main and lock is None:  # the folder of a new run is created after all checks
+        lock = stack.enter_context(locked(folder))
+    if world.main and (folder / CONFIG).exists() != begun:
+        raise InputError(f"{folder}: another process started a run here meanwhile; the same command goes on")
+    return start, lock
+
+
+def _describe_finished(checkpoints: Checkpoints, index: Index) -> str:
+    """Return a line on a run that has nothing left to do: its updates, and its best score."""
+    from tsallis.analysis.score_names import find_score
+
+    last, best = checkpoints.facts("last"), checkpoints.facts("best")
+    metrics = best["metrics"]
+    select = metrics.get("select") or next((key.removeprefix("dev_") for key in metrics if key != "dev_loss"), "loss")
+    value, score = metrics.get(f"dev_{select}"), find_score(select)
+    number = (
+        "" if value is None else f", best dev {select.replace('_', ' ')} {value:{score.format if score else '.2%'}}"
+    )
+    return (
+        f"The run is finished: {last['epoch']} epochs, {last['step']} updates{number} after {best['step']}; "
+        "more training.epochs, updates or patience make it go on"
+    )
+
+
+def print_plan(loaded: Config, folder: Path, world: World) -> None:
+    """Print the sizes of data and model as comments, and the whole configuration."""
+    with world.share_mistakes():
+        start = prepare_training(loaded, folder, world)
+    if world.main:
+        for line in _describe_plan(start, folder, world):
+            print(f"# {line}")
+        print(start.run.text, end="")
+
+
+def _describe_plan(start: TrainingStart, folder: Path, world: World) -> Iterator[str]:
+    run, data, settings = start.run, start.run.data, start.run.settings
+    counts, symbols = data.train.counts, data.vocabularies
+    yield f"{len(data.train)} examples to train on, {len(data.dev.corpus)} to validate on"
+    if counts is not None and counts.rows < counts.read:
+        yield f"left out of {counts.read}: {counts.long} longer than data.max_length, {counts.empty} with an empty side"
+    yield f"{len(symbols.src)} source symbols, {len(symbols.tgt)} target symbols"
+    yield f"{run.description['class']}: {sum(p.numel() for p in start.parameters.model.parameters())} parameters"
+    updates = len(settings.plan(data.train.lengths()).updates(0, settings.accumulate, world.size))
+    most = min(settings.epochs * updates, settings.updates or settings.epochs * updates)
+    yield f"{updates} updates in the first epoch, about {most} in all"
+    yield from start.parameters.lines
+    yield f"{folder}: {'holds this run, which goes on' if start.resumed else 'a new run'}"
+    yield from run.changes.lines if run.changes else ()

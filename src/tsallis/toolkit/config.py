@@ -1,0 +1,519 @@
+"""Configurations: YAML files, overrides and checked schemas. What `data` and `model` may hold, the tasks know.
+
+Defaults of `search` and `model` are those of the functions and classes that take them; a test compares them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic_core import ErrorDetails
+from torch import Tensor
+
+from tsallis.errors import InputError, describe, truncate
+from tsallis.search.options import MOST, OPTIONS, TYPES, EndRule, SearchOptions
+from tsallis.toolkit.data.batching import BatchPlan
+from tsallis.toolkit.data.io import read_text
+from tsallis.toolkit.data.yaml_text import LARGEST_FILE, LONGEST_KEY, parse_yaml
+from tsallis.toolkit.old_names import with_new_names
+
+
+def _check_name(name: str) -> str:
+    """Refuse what no file can be called."""
+    if "\0" in name or len(name) > 4096:
+        raise ValueError("a file name has at most 4096 characters, none of them null")
+    if any("\ud800" <= character <= "\udfff" for character in name):
+        raise ValueError("a file name is text, without half surrogate pairs")
+    return name
+
+
+# Settings that have an effect with some values of another one of their section alone.
+NEEDS = {
+    "training.warmup": ("schedule", ("inverse-square-root", "linear")),
+    "training.plateau_patience": ("schedule", ("plateau",)),
+    "training.plateau_factor": ("schedule", ("plateau",)),
+    "training.lowest_learning_rate": ("schedule", ("plateau",)),
+    "model.output_alpha": ("output", ("entmax", "alpha_relu")),
+}
+ON_RESUME = "may change when a run is resumed"  # marks settings
+MOST_MISTAKES = 20  # in one message
+ARCHITECTURE = ("model", "architecture")
+
+FileName = Annotated[str, AfterValidator(_check_name)]
+# What no machine has room for, and no kernel's indices reach, is a mistake.
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+Size = Annotated[int, Field(ge=1, le=65_536)]  # of a layer
+Depth = Annotated[int, Field(ge=1, le=1_000)]  # layers
+Beam = Annotated[int, Field(ge=1, le=MOST)]
+Basis = Annotated[int, Field(ge=1, le=4_096)]  # functions, of which a matrix of all pairs is made
+Pixels = Annotated[int, Field(ge=1, le=8_192)]
+Alpha = Annotated[float, Field(ge=1, allow_inf_nan=False)]
+Map = Literal["softmax", "sparsemax", "entmax"]
+Density = Literal["gaussian", "truncated_parabola", "laplace", "triangular"]  # on the line
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+class EmbeddingsConfig(Section):
+    """The file of word vectors that embeddings begin with; a name alone is that of the file."""
+
+    file: FileName  # text, or .safetensors
+    words: FileName | None = None  # of a matrix: the word of each row, one a line; default: rows are symbols in order
+    tensor: str | None = Field(None, max_length=1000)  # of a file with several matrices
+    freeze: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _wrap_file_name(cls, value: Any) -> Any:
+        return {"file": value} if isinstance(value, str) else value
+
+
+class Settings(Section):
+    """The settings of a training: the section `training` of a configuration.
+
+    Args:
+        init_from: Run folder whose model's parameters the training begins with. `tsallis train` reads this setting and
+            the next three; the trainer takes the model as it is.
+        init_checkpoint: Checkpoint of that run: "best", "last" or "average".
+        src_embeddings: File of word vectors that the source embeddings begin with.
+        tgt_embeddings: File of word vectors that the target embeddings begin with.
+        epochs: Largest number of epochs.
+        updates: Largest number of updates; default: as many as `epochs` have.
+        batch_size: Rows per batch.
+        max_tokens: Padded symbols per batch, counted on the longer side; replaces `batch_size`.
+        bucket: Number of batches among which rows are sorted by length.
+        sort_by: Length by which rows are sorted, "total" or "target", see :class:`tsallis.toolkit.data.batching.BatchPlan`.
+        learning_rate: Largest learning rate.
+        alpha_lr_scale: Factor of the learning rate for learned alphas.
+        optimizer: "adam" or "adamw".
+        weight_decay: Decay of matrices; biases, norms and alphas do not decay. "adam" adds it to the gradient, an l2
+            penalty. "adamw" subtracts it from the weights, times the learning rate.
+        betas: Decay rates of the optimizer's two moments.
+        schedule: Schedule of the learning rate, one of :mod:`tsallis.toolkit.training.schedules`.
+        warmup: Updates of warm-up, for "inverse-square-root" and "linear".
+        plateau_patience: Validations without a better score before "plateau" lowers the rate.
+        plateau_factor: Factor by which "plateau" multiplies the rate.
+        lowest_learning_rate: Lowest rate of "plateau".
+        clip: Largest norm of the gradient.
+        label_smoothing: Share of the target spread over all symbols, from 0 to 1.
+        accumulate: Batches per update and process; the loss is divided once, by the symbols of all of them.
+        precision: "float32" or "bfloat16".
+        strategy: "ddp" or "fsdp", if there are several processes.
+        compile: Whether the model is compiled.
+        validate_every: Epochs between validations.
+        validate_updates: Updates between validations; replaces `validate_every`.
+        validation_beam: Beam size of validation.
+        validation_end_rule: Which outputs of validation count, see :func:`tsallis.search.beam_search`.
+        validation_rows: Number of rows of the development set that are searched; default: all. The loss is computed on
+            all rows.
+        select: Score of the development set that chooses the best checkpoint; default: the first score of the task.
+        patience: Validations without a better score before the run ends.
+        checkpoint_every: Updates between checkpoints; every validation saves one, too.
+        keep: Validated checkpoints that are kept for averaging.
+        tensorboard: Whether the log is also written for TensorBoard (extra `tensorboard`).
+        seed: Seed of the order of batches and of dropout.
+
+    Raises:
+        pydantic.ValidationError: If a value is out of range, or settings do not go together.
+
+    Example:
+        >>> settings = Settings(epochs=3, batch_size=8, clip=1.0)
+        >>> settings.epochs, settings.schedule
+        (3, 'halve-on-worse')
+    """
+
+    init_from: FileName | None = None  # a run folder
+    init_checkpoint: Literal["best", "last", "average"] = "best"
+    src_embeddings: EmbeddingsConfig | None = None
+    tgt_embeddings: EmbeddingsConfig | None = None
+
+    epochs: Annotated[Count, ON_RESUME] = 20
+    updates: Annotated[Count | None, ON_RESUME] = None
+    batch_size: Count = 64
+    max_tokens: Count | None = None
+    bucket: Annotated[int, Field(ge=1, le=1_000_000)] = 40
+    sort_by: Literal["total", "target"] = "total"
+    learning_rate: float = Field(1e-3, gt=0, allow_inf_nan=False)
+    alpha_lr_scale: float = Field(1.0, ge=0, allow_inf_nan=False)
+    optimizer: Literal["adam", "adamw"] = "adam"
+    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    schedule: Literal["constant", "halve-on-worse", "plateau", "inverse-square-root", "linear"] = "halve-on-worse"
+    warmup: Count = 4000
+    plateau_patience: Count = 2
+    plateau_factor: float = Field(0.5, gt=0, lt=1)
+    lowest_learning_rate: float = Field(0.0, ge=0, allow_inf_nan=False)
+    clip: float = Field(5.0, gt=0)
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    accumulate: Count = 1
+    precision: Literal["float32", "bfloat16"] = "float32"
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    compile: bool = False
+    validate_every: Count = 1
+    validate_updates: Count | None = None
+    validation_beam: Beam = 1
+    validation_end_rule: EndRule = "every"
+    validation_rows: Count | None = None
+    select: str | None = Field(None, min_length=1, max_length=100)
+    patience: Annotated[Count | None, ON_RESUME] = None
+    checkpoint_every: Annotated[Count, ON_RESUME] = 500
+    keep: Annotated[Count, ON_RESUME] = 1
+    tensorboard: Annotated[bool, ON_RESUME] = False
+    seed: int = Field(1, ge=0, lt=2**63)
+
+    @model_validator(mode="after")
+    def _check_combinations(self) -> Settings:
+        if self.sort_by == "target" and self.max_tokens is not None:
+            raise ValueError("sort_by: target is for batches of batch_size rows, without max_tokens")
+        if self.lowest_learning_rate > self.learning_rate:
+            raise ValueError(f"lowest_learning_rate {self.lowest_learning_rate:g} is above {self.learning_rate:g}")
+        if self.schedule == "linear" and (self.updates is None or self.warmup >= self.updates):
+            raise ValueError("schedule linear needs updates, and more of them than of warmup")
+        return self
+
+    def plan(self, lengths: Tensor) -> BatchPlan:
+        """Return the rows of all batches, for rows of these lengths."""
+        return BatchPlan(lengths, self.batch_size, self.max_tokens, self.seed, self.bucket, self.sort_by)
+
+
+def option_fields(defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return fields of a pydantic model for options of searches, each with its type, range and default.
+
+    Args:
+        defaults: Values of options that are not given, by their names in :class:`tsallis.search.SearchOptions`.
+    """
+    result = {}
+    for name, default in defaults.items():
+        info, kind = OPTIONS[name], TYPES[name]
+        if kind in (int, float):
+            bounds: dict[str, Any] = {"gt" if info.inside else "ge": kind(info.least)}
+            if math.isfinite(info.most):
+                bounds["lt" if info.inside else "le"] = kind(info.most)
+            if kind is float:
+                bounds["allow_inf_nan"] = False
+            kind = Annotated[kind, Field(**bounds)]
+        result[name] = (kind | None if default is None else kind, default)
+    return result
+
+
+class _SearchSection(Section):
+    """The section `search`: options of searches where a command does not give them."""
+
+    @model_validator(mode="after")
+    def _check_together(self) -> _SearchSection:
+        _ = self.options
+        return self
+
+    @property
+    def options(self) -> SearchOptions:
+        """The options that the configuration sets; a limit of zero is none.
+
+        Raises:
+            OptionError: Options that contradict each other.
+        """
+        values: dict[str, Any] = {name: value or None for name, value in self.model_dump().items()}
+        return SearchOptions(**values)
+
+
+def search_section(own: SearchOptions) -> type[_SearchSection]:
+    """Return the schema of the section `search` for a task with defaults of its own."""
+    defaults = {name: info.default for name, info in OPTIONS.items() if info.of_runs} | own.given
+    options: Any = option_fields(defaults)
+    return create_model("SearchConfig", __base__=_SearchSection, __module__=__name__, **options)
+
+
+class Config(Section):
+    """A whole run. The sections `data` and `model` are the task's: see :func:`make_schema`."""
+
+    models: ClassVar[Mapping[str, type[Section]]] = {}  # the task's sections `model`, by their `architecture`
+
+    version: Literal[1]
+    run_dir: FileName | None = None
+    data: Any
+    model: Any
+    training: Settings = Settings()
+    search: Annotated[_SearchSection, ON_RESUME] = _SearchSection()
+
+    def text(self) -> str:
+        """Return the configuration as YAML, every default filled in; without the folder, which may be moved."""
+        return yaml.safe_dump(self.model_dump(exclude={"run_dir"}), sort_keys=False, allow_unicode=True)
+
+
+def make_schema(
+    data: type[Section], models: Mapping[str, type[Section]], architecture: str, searches: SearchOptions
+) -> type[Config]:
+    """Return the schema of one task's configurations.
+
+    Args:
+        data: The section `data`.
+        models: The task's sections `model`, by their `architecture`.
+        architecture: Key of the section among them that the configuration has.
+        searches: Options of searches that differ from the defaults of :mod:`tsallis.search`.
+    """
+    model = models[architecture]
+    search: Any = search_section(searches)
+    rule: Any = searches.end_rule or OPTIONS["end_rule"].default
+    training = create_model("Settings", __base__=Settings, validation_end_rule=(EndRule, rule))
+    schema = create_model(
+        "Config",
+        __base__=Config,
+        data=(data, ...),
+        model=(model, Field(default_factory=model)),
+        training=(training, training()),
+        search=(Annotated[search, ON_RESUME], search()),
+    )
+    schema.models = models
+    return schema
+
+
+def read_content(path: Path | str, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], list[Override]]:
+    """Read a YAML file and apply `key=value` overrides such as `model.output=sparsemax`.
+
+    Returns:
+        The content, not yet checked against a schema, and the overrides.
+
+    Raises:
+        InputError: If the file cannot be read or holds no settings, or an override is malformed.
+    """
+    text = ""
+    try:
+        text = read_text(path, LARGEST_FILE)
+        content = with_new_names(parse_yaml(text, str(path)))
+    except InputError as error:
+        raise InputError(f"{error}{_data_hint(path, text)}") from error
+    if content is None:
+        raise InputError(f"{path}: the file is empty, expected a configuration (version: 1, data: ...)")
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: expected keys and values (version: 1, data: ...){_data_hint(path, text)}")
+    return content, _apply_overrides(content, overrides)
+
+
+def _data_hint(path: Path | str, text: str) -> str:
+    """Return what a message adds where a file of data may stand in the place of a configuration."""
+    if not Path(path).is_file() or (Path(path).suffix in (".yaml", ".yml") and "\t" not in text.partition("\n")[0]):
+        return ""
+    return f"; if it holds data, write a YAML file with data.train: {Path(path).name} and give that file"
+
+
+def refuse_idle(config: Config, overrides: Sequence[str] = ()) -> None:
+    """Refuse a setting with a value of its own that has no effect, because of another setting of its section.
+
+    That of a file may stay where an override changes the other setting.
+
+    Raises:
+        InputError: with the setting, and what would give it an effect.
+    """
+    keys = [override.partition("=")[0] for override in overrides]
+
+    def is_overridden(path: str) -> bool:
+        return any(f"{path}.".startswith(f"{key}.") for key in keys)
+
+    for path, (switch, values) in NEEDS.items():
+        name, key = path.split(".")
+        section = getattr(config, name)
+        if key not in section.model_fields_set or getattr(section, switch) in values:
+            continue
+        value = getattr(section, key)
+        if value == type(section).model_fields[key].default:
+            continue
+        if is_overridden(path) or not is_overridden(f"{name}.{switch}"):
+            raise InputError(
+                f"{path}: {value} has no effect with {switch}: {getattr(section, switch)}; "
+                f"leave it out, or set {name}.{switch} to {' or '.join(values)}"
+            )
+
+
+class Override(NamedTuple):
+    """A `key=value` that changes a setting."""
+
+    whole: str
+    key: str
+    text: str  # of the value
+    value: Any  # the text as YAML, or the text itself if it is not YAML
+    mistake: str = ""  # why the text is not YAML
+
+    @property
+    def name(self) -> str:
+        """What a message calls it."""
+        return f"override {describe(self.whole)}"
+
+
+def check_content(
+    content: dict[str, Any], name: str, schema: type[Config], overrides: Sequence[Override] = ()
+) -> Config:
+    """Return a configuration from its content.
+
+    Args:
+        content: Content of a file, with overrides applied to it.
+        name: Name of the file.
+        schema: Schema of the task's configurations.
+        overrides: The overrides that were applied.
+
+    Raises:
+        InputError: With every mistake in one message, each with its path, behind `name` or its override.
+    """
+    try:
+        return schema.model_validate(content)
+    except ValidationError as error:
+        mistakes, texts = _find_mistakes(error, schema, content)
+        plain = [override for override in overrides if override.key in texts and not isinstance(override.value, str)]
+        if not plain:
+            raise InputError(_explain(mistakes, name, overrides)) from error
+    for override in plain:  # a name that YAML reads as another type, such as 2018
+        _set(content, override.key, override.text)
+    changed = [override._replace(value=override.text) if override in plain else override for override in overrides]
+    return check_content(content, name, schema, changed)
+
+
+def _apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> list[Override]:
+    """Apply overrides to the content of a file, and return them.
+
+    Raises:
+        InputError: what is no override, or sets what another one has set.
+    """
+    applied: list[Override] = []
+    for whole in overrides:
+        override = _parse_override(whole)
+        for other in applied:
+            inner = override.key.removeprefix(f"{other.key}.")
+            replaced = f"{other.key}.".startswith(f"{override.key}.")
+            if replaced or (inner != override.key and _holds(other.value, inner.split("."))):
+                raise InputError(f"{override.name}: {describe(other.whole)} sets that, too; leave one of them")
+        _set(content, override.key, override.value, override.name)
+        applied.append(override)
+    return applied
+
+
+def _parse_override(whole: str) -> Override:
+    key, equals, text = whole.partition("=")
+    override = Override(whole, key, text, None)
+    if not equals or not key:
+        raise InputError(f"{override.name}: expected key=value, such as training.epochs=5")
+    if len(text) > LARGEST_FILE:
+        raise InputError(f"{override.name}: expected at most {LARGEST_FILE} characters, found {len(text)}")
+    try:
+        return override._replace(value=parse_yaml(text, override.name))
+    except InputError as error:
+        return override._replace(value=text, mistake=str(error))
+
+
+def _holds(value: Any, keys: Sequence[str]) -> bool:
+    """Tell whether nested sections have a key."""
+    for key in keys:
+        if not isinstance(value, dict) or key not in value:
+            return False
+        value = value[key]
+    return True
+
+
+def _set(content: dict[str, Any], key: str, value: Any, name: str = "") -> None:
+    """Give a setting a value; errors begin with `name`."""
+    *sections, last = key.split(".")
+    for section in sections:
+        if content.get(section) is None:  # not there, or a section without keys
+            content[section] = {}
+        content = content[section]
+        if not isinstance(content, dict):
+            raise InputError(f"{name}: {describe(section)[1:-1]} is no section")
+    content[last] = value
+
+
+def _explain(mistakes: Mapping[str, str], name: str, overrides: Sequence[Override]) -> str:
+    """Return every mistake with its path, behind the file or the override that it stands in."""
+    texts: dict[str, list[str]] = {}
+    for key, mistake in mistakes.items():
+        own = next((o for o in overrides if f"{key}.".startswith(f"{o.key}.")), None)
+        if own is not None and own.mistake:
+            texts[own.mistake] = []
+            continue
+        inner = [o.name for o in overrides if o.key.startswith(f"{key}.")]  # where settings don't go together
+        origin = own.name if own is not None else " with ".join([name, ", ".join(inner)] if inner else [name])
+        texts.setdefault(origin, []).append(f"{truncate(key, LONGEST_KEY)}: {mistake}")
+    return "; ".join(f"{origin}: {'; '.join(lines)}" if lines else origin for origin, lines in texts.items())
+
+
+def _find_mistakes(
+    error: ValidationError, schema: type[Config], content: Mapping[str, Any]
+) -> tuple[dict[str, str], set[str]]:
+    """Return every mistake by its path, and the paths where a text was expected.
+
+    If a setting may have several types, their mistakes are one.
+    """
+    mistakes = [(d, _path(d, content)) for d in error.errors(include_url=False, include_context=False)]
+    if any(path == ARCHITECTURE for _, path in mistakes):  # which other settings the section has is unknown
+        mistakes = [(d, path) for d, path in mistakes if path == ARCHITECTURE or path[:1] != ("model",)]
+    expected: dict[str, list[str]] = {}
+    endings: dict[str, str] = {}
+    texts: set[str] = set()
+    for detail, path in mistakes:
+        key = ".".join(map(str, path)) or "the file"
+        if key not in expected and len(expected) == MOST_MISTAKES:
+            expected["and more"] = [f"these are the first {MOST_MISTAKES} mistakes"]
+            break
+        message, endings[key] = _describe_mistake(detail, path, schema)
+        lines = expected.setdefault(key, [])
+        lines.append(message.removeprefix("input should be ") if lines else message)
+        if detail["type"] == "string_type":
+            texts.add(key)
+    return {key: " or ".join(lines) + endings.get(key, "") for key, lines in expected.items()}, texts
+
+
+def _path(detail: ErrorDetails, content: Any) -> tuple[int | str, ...]:
+    """Return the path of a mistake, without the names of types that pydantic adds to it."""
+    path: tuple[int | str, ...] = ()
+    for part in detail["loc"]:
+        is_key = isinstance(content, Mapping) and part in content
+        if is_key or (isinstance(content, list) and part in range(len(content))):
+            content = content[part]
+            path += (part,)
+    return (*path, detail["loc"][-1]) if detail["type"] == "missing" else path
+
+
+def _describe_mistake(detail: ErrorDetails, path: Sequence[int | str], schema: type[Config]) -> tuple[str, str]:
+    """Return what is wrong with a setting, and the end of the message: the value, and who accepts it."""
+    key, kind, value = str(path[-1]) if path else "", detail["type"], detail["input"]
+    if kind == "missing":
+        return "missing", ""
+    architectures = _accepting(key, value, schema) if len(path) == 2 and path[0] == "model" else ""
+    if kind == "extra_forbidden":
+        fields = _section(schema, path[:-1]).model_fields
+        close = difflib.get_close_matches(key[:LONGEST_KEY], fields, 1)
+        if architectures:
+            return f"unknown key (it belongs to {architectures})", ""
+        return "unknown key" + (f" (did you mean {close[0]}?)" if close else ""), ""
+    if path == ARCHITECTURE:
+        return f"expected {' or '.join(map(repr, schema.models))}", f", found {describe(value)}"
+    message = detail["msg"].removeprefix("Value error, ")
+    found = "" if kind == "value_error" else f", found {describe(value)}"
+    return message[:1].lower() + message[1:], found + (f"; {architectures} accepts it" if architectures else "")
+
+
+def _accepting(key: str, value: Any, schema: type[Config]) -> str:
+    """Return the other architectures, such as `architecture: transformer`, that accept a setting of `model`."""
+    found = []
+    for architecture, section in schema.models.items():
+        if section is schema.model_fields["model"].annotation or key not in section.model_fields:
+            continue
+        try:
+            section.model_validate({"architecture": architecture, key: value})
+        except ValidationError as error:
+            if any(detail["loc"][:1] == (key,) for detail in error.errors(include_url=False, include_context=False)):
+                continue
+        found.append(f"architecture: {architecture}")
+    return " or ".join(found)
+
+
+def _section(section: type[Section], path: Sequence[int | str]) -> type[Section]:
+    """Return the section at a path."""
+    for key in path:
+        kind = section.model_fields[str(key)].annotation
+        section = next(k for k in (kind, *get_args(kind)) if isinstance(k, type) and issubclass(k, Section))
+    return section

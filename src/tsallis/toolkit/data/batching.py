@@ -1,0 +1,295 @@
+"""Batches of sequences, in an order that is a pure function of seed and epoch: a run can resume anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any, overload
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from tsallis.errors import InputError
+from tsallis.models.batch import Batch
+from tsallis.symbols import BOS, EOS, IGNORE_INDEX, PAD
+from tsallis.toolkit.data.ragged import RaggedRows, Rows
+
+Ints = NDArray[np.int64]
+
+
+def make_batch(src: Rows, tgt: Rows, index: Sequence[int], empty_sources: bool = False) -> Batch:
+    """Return some rows of encoded sources and targets as a batch.
+
+    Args:
+        src: symbols of each source, as lists or :class:`~tsallis.toolkit.data.ragged.RaggedRows`.
+        tgt: symbols of each target, without start and end.
+        index: the numbers of the rows.
+        empty_sources: whether a source may have no symbols.
+
+    Returns:
+        The rows in the order of `index`, padded.
+
+    Raises:
+        ValueError: no rows, an empty source.
+
+    Example:
+        >>> batch = make_batch([[4, 5], [4]], [[6], [6, 7]], [1, 0])
+        >>> batch.src.tolist(), batch.tgt_in.tolist(), batch.tgt_out.tolist()
+        ([[4, 0], [4, 5]], [[1, 6, 7], [1, 6, 0]], [[6, 7, 2], [6, 2, -100]])
+    """
+    rows = [int(i) for i in index]
+    if not rows:
+        raise ValueError("a batch needs at least one row")
+    sources, src_lengths = _flat(src, rows)
+    targets, tgt_lengths = _flat(tgt, rows)
+    if not empty_sources and not src_lengths.all():
+        raise ValueError(f"row {rows[int(src_lengths.argmin())]} has an empty source")
+    tgt_in = _pad(targets, tgt_lengths, PAD, start=BOS)
+    tgt_out = _pad(targets, tgt_lengths, IGNORE_INDEX, end=EOS)
+    return Batch(
+        torch.from_numpy(_pad(sources, src_lengths, PAD)),
+        torch.from_numpy(src_lengths),
+        torch.from_numpy(tgt_in),
+        torch.from_numpy(tgt_out),
+        tuple(rows),
+    )
+
+
+def _flat(data: Rows, rows: list[int]) -> tuple[NDArray[Any], Ints]:
+    """Return the symbols of some rows, one row after the other, and the rows' lengths."""
+    if isinstance(data, RaggedRows):
+        return data.rows(rows)
+    selection = [data[i] for i in rows]
+    lengths = np.fromiter(map(len, selection), np.int64, len(selection))
+    return np.fromiter(chain.from_iterable(selection), np.int64, int(lengths.sum())), lengths
+
+
+def _pad(flat: NDArray[Any], lengths: Ints, fill: int, start: int | None = None, end: int | None = None) -> Ints:
+    """Return rows [rows, width] of these lengths, each with the start before it or the end after it, if any."""
+    before = int(start is not None)
+    padded = np.full((len(lengths), int(lengths.max()) + before + int(end is not None)), fill, np.int64)
+    if start is not None:
+        padded[:, 0] = start
+    column = np.arange(padded.shape[1] - before)
+    padded[:, before:][column < lengths[:, None]] = flat
+    if end is not None:
+        padded[np.arange(len(lengths)), lengths] = end
+    return padded
+
+
+class Batches(Sequence[list[int]]):
+    """Lists of rows, made as they are asked for; a slice is made no sooner.
+
+    Args:
+        rows: of all batches, one batch after the other.
+        starts: [batches] where each begins in `rows`.
+        stops: [batches] where each ends.
+        costs: [batches] of each, in padded symbols.
+    """
+
+    def __init__(self, rows: Ints, starts: Ints, stops: Ints, costs: Ints) -> None:
+        self.rows = rows
+        self.starts = starts
+        self.stops = stops
+        self.costs = costs
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @overload
+    def __getitem__(self, index: int) -> list[int]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Batches: ...
+
+    def __getitem__(self, index: int | slice) -> list[int] | Batches:
+        if isinstance(index, slice):
+            return Batches(self.rows, self.starts[index], self.stops[index], self.costs[index])
+        return self.rows[self.starts[index] : self.stops[index]].tolist()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(_same, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _same(one: list[int], other: Sequence[int]) -> bool:
+    return one == list(other)
+
+
+class Updates(Sequence[list[list[list[int]]]]):
+    """The batches of each rank in each update: `updates[i][rank]` is a list of batches.
+
+    Args:
+        batches: of the epoch, in their order.
+        accumulate: batches a rank in one update.
+        ranks: processes that work on an update together.
+    """
+
+    def __init__(self, batches: Batches, accumulate: int, ranks: int) -> None:
+        for name, value in (("accumulate", accumulate), ("ranks", ranks)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        self.batches = batches
+        self.accumulate = accumulate
+        self.ranks = ranks
+
+    def __len__(self) -> int:
+        return -(-len(self.batches) // (self.accumulate * self.ranks))
+
+    @overload
+    def __getitem__(self, index: int) -> list[list[list[int]]]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[list[list[list[int]]]]: ...
+
+    def __getitem__(self, index: int | slice) -> list[list[list[int]]] | list[list[list[list[int]]]]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        position = index + len(self) if index < 0 else index
+        if not 0 <= position < len(self):
+            raise IndexError(f"updates are numbered from 0 to {len(self) - 1}, got {index}")
+        width = self.accumulate * self.ranks
+        window = self.batches[position * width : (position + 1) * width]
+        dealt: list[list[int]] = [[] for _ in range(self.ranks)]
+        order = range(len(window)) if self.ranks == 1 else np.argsort(-window.costs, kind="stable").tolist()
+        for turn, i in enumerate(order):
+            lap, rank = divmod(turn, self.ranks)
+            # Who got the dearest batch of one round gets the cheapest of the next.
+            dealt[rank if lap % 2 == 0 else self.ranks - 1 - rank].append(i)
+        return [[window[i] for i in mine] for mine in dealt]
+
+
+ORDERS = ("total", "target")  # that a plan may sort rows by
+
+
+class BatchPlan:
+    """The rows of every batch of every epoch: a pure function of seed and epoch.
+
+    Args:
+        lengths: [rows] of the rows, or [rows, 2] of sources and targets; rows of like length share a batch.
+        batch_size: rows a batch.
+        max_tokens: in place of `batch_size`: padded symbols of the longer side a batch, that is rows times the longest
+            source or target, the target's end included.
+        seed: together with the epoch's number it decides the order, and nothing else does.
+        bucket: batches among which rows are sorted by length; 1 leaves the order to chance, more means less padding.
+        sort_by: the length that sorts the rows of pairs: "total", of both sides; or "target", then source, with which
+            recurrent decoders make fewer steps; for `batch_size`.
+
+    Raises:
+        ValueError: no rows, lengths of another shape, a number below 1, an unknown order, or one that asks for pairs.
+        InputError: a row that is longer than `max_tokens`.
+
+    Example:
+        >>> plan = BatchPlan([3, 1, 2, 5], batch_size=2, seed=1)
+        >>> plan.epoch(0) == plan.epoch(0), sorted(i for batch in plan.epoch(3) for i in batch)
+        (True, [0, 1, 2, 3])
+        >>> plan = BatchPlan([[3, 2], [9, 4], [2, 2], [3, 3]], max_tokens=9)
+        >>> sorted(plan.epoch(0))
+        [[1], [2, 0], [3]]
+    """
+
+    def __init__(
+        self,
+        lengths: ArrayLike | Tensor,
+        batch_size: int = 64,
+        max_tokens: int | None = None,
+        seed: int = 0,
+        bucket: int = 40,
+        sort_by: str = "total",
+    ) -> None:
+        for name, value in (("batch_size", batch_size), ("max_tokens", max_tokens), ("bucket", bucket)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        counts = np.asarray(lengths)
+        if counts.size == 0:
+            raise ValueError("there are no rows to make batches of")
+        if counts.ndim > 2 or (counts.ndim == 2 and counts.shape[1] != 2):
+            raise ValueError(f"lengths must be [rows] or [rows, 2], got {list(counts.shape)}")
+        self.batch_size = batch_size
+        self.max_tokens = max_tokens
+        self.seed = seed
+        self.bucket = bucket
+        pairs = counts.ndim == 2
+        if sort_by not in ORDERS:
+            raise ValueError(f"sort_by must be one of {', '.join(ORDERS)}, got {sort_by!r}")
+        if sort_by == "target" and (max_tokens is not None or not pairs):
+            raise ValueError("sort_by: target is for pairs in batches of batch_size rows")
+        # What a row takes of a batch's width, and what tells rows of one width apart.
+        self.widths: Ints = (np.maximum(counts[:, 0], counts[:, 1] + 1) if pairs else counts).astype(np.int64)
+        self.totals: Ints = (counts.sum(1, dtype=np.int64) if pairs else counts).astype(np.int64)
+        # The keys that rows are sorted by, the last one first.
+        self.keys: tuple[Ints, ...] = (self.totals,) if sort_by == "total" else (counts[:, 0], counts[:, 1])
+        longest = int(self.widths.argmax())
+        if max_tokens is not None and self.widths[longest] > max_tokens:
+            raise InputError(
+                f"row {longest} alone has {self.widths[longest]} symbols (the end included), more than max_tokens: "
+                f"{max_tokens}; allow more, or leave out longer rows"
+            )
+
+    def __len__(self) -> int:
+        """Return the number of batches an epoch.
+
+        Raises:
+            TypeError: a plan with `max_tokens`, whose epochs have different numbers of batches.
+        """
+        if self.max_tokens is not None:
+            raise TypeError("with max_tokens each epoch has a number of batches of its own: len(plan.epoch(number))")
+        return -(-len(self.widths) // self.batch_size)
+
+    def epoch(self, number: int) -> Batches:
+        """Return the batches of one epoch, each a list of rows."""
+        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + number) % 2**63)
+        order = torch.randperm(len(self.widths), generator=generator).numpy()
+        pool = np.arange(len(order)) // self._pool()
+        if self.max_tokens is None:
+            rows = order[np.lexsort((*(key[order] for key in self.keys), pool))]
+            starts = np.arange(0, len(rows), self.batch_size)
+        else:
+            widths = self.widths[order]
+            rows = order[np.lexsort((self.totals[order], widths, pool))]
+            starts = self._cuts(self.widths[rows])
+        stops = np.append(starts[1:], len(rows))
+        costs = np.maximum.reduceat(self.widths[rows], starts) * (stops - starts)
+        shuffled = torch.randperm(len(starts), generator=generator).numpy()
+        return Batches(rows, starts[shuffled], stops[shuffled], costs[shuffled])
+
+    def updates(self, number: int, accumulate: int = 1, ranks: int = 1) -> Updates:
+        """Return the batches of one epoch by update and rank: `updates(...)[i][rank]` is a list of batches.
+
+        An update takes `accumulate * ranks` batches that follow each other, whatever the two are: more ranks and less
+        accumulation make the same updates. Batches of like cost go to different ranks. The last update takes the rest:
+        some ranks have fewer batches in it, or none.
+
+        >>> plan = BatchPlan([1, 2, 3, 4, 5], batch_size=1)
+        >>> [[len(batches) for batches in update] for update in plan.updates(0, accumulate=2, ranks=2)]
+        [[2, 2], [1, 0]]
+        """
+        return Updates(self.epoch(number), accumulate, ranks)
+
+    def _pool(self) -> int:
+        """Return the rows among which rows are sorted."""
+        if self.max_tokens is None:
+            return self.batch_size * self.bucket
+        return max(1, round(self.bucket * self.max_tokens / max(1.0, float(self.widths.mean()))))
+
+    def _cuts(self, widths: Ints) -> Ints:
+        """Return the offsets where batches begin: each fills the token budget, and none spans two pools."""
+        assert self.max_tokens is not None
+        budget, pool, count = self.max_tokens, self._pool(), len(widths)
+        starts: list[int] = []
+        at = 0
+        while at < count:
+            starts.append(at)
+            # Widths ascend inside a pool, so the last row's decides.
+            fits, over = at + 1, min(at - at % pool + pool, count, at + budget // max(1, int(widths[at]))) + 1
+            while over - fits > 1:
+                middle = (fits + over) // 2
+                if (middle - at) * int(widths[middle - 1]) <= budget:
+                    fits = middle
+                else:
+                    over = middle
+            at = fits
+        return np.array(starts, np.int64)

@@ -1,0 +1,207 @@
+"""Examples turned into numbers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tsallis.models.batch import Batch
+from tsallis.toolkit.data.batching import make_batch
+from tsallis.toolkit.data.ragged import RaggedRows, Rows, digest_of
+from tsallis.toolkit.data.subwords import Subwords
+
+PROBE_ROWS = 2048  # rows by which the growth of sampled segmentations is measured
+UNCUT_SHARE = 0.99  # share of them that a limit leaves as they are
+SPARE = 4  # symbols: short rows vary more
+
+
+@dataclass(frozen=True)
+class Counts:
+    """The numbers of pairs of a parallel text that were read, kept and left out."""
+
+    read: int
+    rows: int
+    empty: int  # left out: a side without text
+    long: int  # left out: a side of too many subwords
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Encoded sources and targets, lists or :class:`~tsallis.toolkit.data.ragged.RaggedRows`.
+
+    Targets are empty where an example has no form.
+
+    >>> corpus = Corpus([[4, 5], [4]], [[6], [6, 7]])
+    >>> corpus.lengths().tolist(), [batch.index for batch in corpus.batches(1)]
+    ([[2, 1], [1, 2]], [(0,), (1,)])
+    """
+
+    src: Rows
+    tgt: Rows
+    counts: Counts | None = field(default=None, compare=False)
+
+    def __len__(self) -> int:
+        return len(self.src)
+
+    def lengths(self) -> Tensor:
+        """Return [rows, 2] symbols of source and target, as int32."""
+        return torch.stack([_lengths(self.src), _lengths(self.tgt)], 1)
+
+    def batch(self, index: Sequence[int], epoch: int = 0) -> Batch:
+        """Return some rows, the same in every epoch."""
+        return make_batch(self.src, self.tgt, index)
+
+    def batches(self, size: int, rows: int | None = None) -> LengthBatches:
+        """Return all rows, or the first `rows` of them, like lengths together."""
+        return LengthBatches(self, size, rows)
+
+    def digest(self) -> str:
+        """Return a hash of all symbols in their order; at once where they lie in files."""
+        return hashlib.sha256(f"{_digest(self.src)} {_digest(self.tgt)}".encode()).hexdigest()
+
+
+class LengthBatches(Sequence[Batch]):
+    """The batches of a corpus by ascending length, made as they are asked for; a slice is made no sooner."""
+
+    def __init__(self, corpus: Corpus, size: int, rows: int | None = None) -> None:
+        if size < 1:
+            raise ValueError(f"size must be at least 1, got {size}")
+        order = torch.argsort(corpus.lengths()[:rows].sum(1), stable=True)
+        self.corpus, self.parts = corpus, list(order.split(size)) if len(order) else []
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    @overload
+    def __getitem__(self, index: int) -> Batch: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> LengthBatches: ...
+
+    def __getitem__(self, index: int | slice) -> Batch | LengthBatches:
+        if isinstance(index, slice):
+            selection = object.__new__(LengthBatches)
+            selection.corpus, selection.parts = self.corpus, self.parts[index]
+            return selection
+        return self.corpus.batch(self.parts[index].tolist())
+
+
+@dataclass(frozen=True)
+class SampledCorpus:
+    """A corpus that is segmented anew in every epoch (subword regularisation, Kudo 2018).
+
+    A batch is a pure function of seed, epoch and rows. Each row has a limit that 99 % of its segmentations keep, by a
+    sample of the corpus; where one is longer, the best segmentation stands in for it. Batches planned by the limits
+    never outgrow their plan.
+
+    Args:
+        best: the best segmentations, for evaluation.
+        src_text: UTF-8 bytes of the sources.
+        tgt_text: UTF-8 bytes of the targets.
+        src_subwords: of the sources.
+        tgt_subwords: of the targets.
+        alpha: see :meth:`~tsallis.toolkit.data.subwords.Subwords.sample`.
+        seed: of all segmentations.
+        max_length: no segmentation is longer, where the best one is not.
+
+    Raises:
+        ValueError: an alpha that is not from 0 to 1; parts of different lengths.
+    """
+
+    best: Corpus
+    src_text: RaggedRows
+    tgt_text: RaggedRows
+    src_subwords: Subwords
+    tgt_subwords: Subwords
+    alpha: float = 0.1
+    seed: int = 0
+    max_length: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1:
+            raise ValueError(f"alpha must be from 0 to 1, got {self.alpha}")
+        counts = len(self.best), len(self.src_text), len(self.tgt_text)
+        if len(set(counts)) > 1:
+            raise ValueError(f"segmentations, sources and targets must be as many, got {counts}")
+
+    @property
+    def src(self) -> Rows:
+        """The best segmentations."""
+        return self.best.src
+
+    @property
+    def tgt(self) -> Rows:
+        """The best segmentations."""
+        return self.best.tgt
+
+    @property
+    def counts(self) -> Counts | None:
+        return self.best.counts
+
+    def __len__(self) -> int:
+        return len(self.best)
+
+    def lengths(self) -> Tensor:
+        """Return [rows, 2] limits of source and target, as int32: no batch has longer rows."""
+        return torch.from_numpy(self._limits)
+
+    def batch(self, index: Sequence[int], epoch: int = 0) -> Batch:
+        """Return some rows, as they are segmented in this epoch."""
+        rows = [int(i) for i in index]
+        sides: list[list[Any]] = []
+        for side, best in enumerate((self.src, self.tgt)):
+            draws = self._draw(rows, epoch, side)
+            limits = self._limits[rows, side].tolist()
+            sides.append([d if len(d) <= n else best[i] for i, d, n in zip(rows, draws, limits, strict=True)])
+        return replace(make_batch(sides[0], sides[1], range(len(rows))), index=tuple(rows))
+
+    def batches(self, size: int, rows: int | None = None) -> LengthBatches:
+        """Return the best segmentations of all rows, or the first `rows` of them, like lengths together."""
+        return self.best.batches(size, rows)
+
+    def digest(self) -> str:
+        """Return a hash of everything that batches are made from."""
+        models = f"{self.src_subwords.fingerprint()} {self.tgt_subwords.fingerprint()}"
+        texts = f"{self.src_text.digest} {self.tgt_text.digest}"
+        sampling = f"{self.alpha!r} {self.seed} {self.max_length}"
+        return hashlib.sha256(f"{self.best.digest()} {models} {texts} {sampling}".encode()).hexdigest()
+
+    @cached_property
+    def _limits(self) -> NDArray[np.int32]:
+        """[rows, 2] the longest segmentation that a row may have in any epoch."""
+        best = self.best.lengths().numpy()
+        rows = np.linspace(0, len(self) - 1, min(len(self), PROBE_ROWS)).astype(np.int64)
+        limits = best.copy()
+        for side in range(2):
+            draws = np.array([len(d) for d in self._draw(rows.tolist(), -1, side)])
+            growth = (draws - SPARE) / np.maximum(best[rows, side], 1)
+            limits[:, side] = best[:, side] * max(1.0, np.quantile(growth, UNCUT_SHARE)) + SPARE
+        if self.max_length is not None:
+            limits = np.minimum(limits, self.max_length)
+        return np.maximum(limits, best)
+
+    def _draw(self, rows: list[int], epoch: int, side: int) -> list[list[int]]:
+        text, subwords = ((self.src_text, self.src_subwords), (self.tgt_text, self.tgt_subwords))[side]
+        texts = [text[i].tobytes().decode("utf-8") for i in rows]
+        return subwords.sample_many(texts, self.alpha, [_seed(self.seed, epoch, i, side) for i in rows])
+
+
+def _seed(*parts: int) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest(), "little")
+
+
+def _lengths(rows: Rows) -> Tensor:
+    counts = rows.lengths if isinstance(rows, RaggedRows) else np.fromiter(map(len, rows), np.int64, len(rows))
+    return torch.from_numpy(counts.astype(np.int32))
+
+
+def _digest(rows: Rows) -> str:
+    return rows.digest if isinstance(rows, RaggedRows) else digest_of(rows)

@@ -1,0 +1,300 @@
+"""Text that is encoded once: subwords and pairs of sequences in files of a cache, made by one process for all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tsallis.errors import InputError, describe
+from tsallis.toolkit.data.cache import fingerprint, key_of, locked
+from tsallis.toolkit.data.corpus import Corpus, Counts, SampledCorpus
+from tsallis.toolkit.data.io import read_json, stream_lines, write_atomic
+from tsallis.toolkit.data.ragged import RaggedRows, RaggedWriter, type_for
+from tsallis.toolkit.data.subwords import Subwords
+
+CORPUS = "corpus.json"  # written last: with it a folder is a corpus
+SIDES = ("src", "tgt")
+FORMAT = 2
+CHUNK = 8192  # pairs encoded in one go
+
+
+def read_parallel(src_path: Path | str, tgt_path: Path | str) -> Iterator[tuple[str, str]]:
+    """Yield the pairs of lines of two files, one after the other; either side may be empty.
+
+    Raises:
+        InputError: as :func:`stream_lines`, or files of different numbers of lines.
+    """
+    sources, targets = stream_lines(src_path), stream_lines(tgt_path)
+    count = 0
+    for source in sources:
+        target = next(targets, None)
+        if target is None:
+            raise _unequal(src_path, count + 1 + sum(1 for _ in sources), tgt_path, count)
+        count += 1
+        yield source, target
+    if rest := sum(1 for _ in targets):
+        raise _unequal(src_path, count, tgt_path, count + rest)
+
+
+def _unequal(src_path: Path | str, sources: int, tgt_path: Path | str, targets: int) -> InputError:
+    shorter = src_path if sources < targets else tgt_path
+    return InputError(
+        f"{shorter}:{min(sources, targets) + 1}: expected as many lines in both files, "
+        f"found {sources} in {src_path} and {targets} in {tgt_path}"
+    )
+
+
+def encode_pairs(
+    pairs: Iterable[tuple[str, str]],
+    folder: Path | str,
+    src: Subwords,
+    tgt: Subwords,
+    max_length: int | None = None,
+    keep_text: bool = False,
+    made_from: dict[str, Any] | None = None,
+    name: str = "the text",
+) -> Corpus:
+    """Encode pairs into files of a folder, never all of them in memory.
+
+    Args:
+        pairs: source and target, see :func:`read_parallel`. Pairs with an empty side are left out.
+        folder: to be made. It holds a corpus once the whole text has been read; see :func:`open_corpus`.
+        src: of the sources.
+        tgt: of the targets.
+        max_length: subwords a side; longer pairs are left out.
+        keep_text: also keep the text, for :class:`~tsallis.toolkit.data.corpus.SampledCorpus`.
+        made_from: anything that JSON can hold, kept with the corpus.
+        name: of the pairs' files, for errors.
+
+    Returns:
+        The corpus, mapped into memory; its `counts` say what was left out.
+
+    Raises:
+        InputError: what reading the pairs raises; a folder that holds something; nothing left of the text.
+    """
+    if max_length is not None and max_length < 1:
+        raise ValueError(f"max_length must be at least 1, got {max_length}")
+    folder = Path(folder)
+    pairs_read = rows_count = empty = 0
+    with contextlib.ExitStack() as stack:
+        sides = [_Side(stack, folder, name, model, keep_text) for name, model in zip(SIDES, (src, tgt), strict=True)]
+        stream = iter(pairs)
+        while chunk := list(islice(stream, CHUNK)):
+            texts = list(zip(*chunk, strict=True))
+            rows = [side.subwords.encode_arrays(lines) for side, lines in zip(sides, texts, strict=True)]
+            lengths = np.array([[len(row) for row in part] for part in rows])  # [side, pair]
+            filled = (lengths > 0).all(0)
+            fits = filled if max_length is None else filled & (lengths <= max_length).all(0)
+            for side, part, lines in zip(sides, rows, texts, strict=True):
+                side.extend(part, lines, np.flatnonzero(fits).tolist())
+            pairs_read += len(chunk)
+            rows_count += int(fits.sum())
+            empty += int((~filled).sum())
+        if not rows_count:
+            long = f", {pairs_read - empty} more than {max_length} subwords on one (max_length)"
+            reason = f"{empty} have an empty side{long if empty < pairs_read else ''}"
+            raise InputError(f"{name}: none of {pairs_read} pairs is left: {reason}")
+        for side in sides:
+            side.finish()
+    counts = Counts(pairs_read, rows_count, empty, pairs_read - rows_count - empty)
+    content = {"format": FORMAT, "counts": asdict(counts), "max_length": max_length, "made_from": made_from}
+    write_atomic(folder / CORPUS, json.dumps(content, indent=1, ensure_ascii=False))
+    return open_corpus(folder)
+
+
+class _Side:
+    """The files of one side."""
+
+    def __init__(self, stack: contextlib.ExitStack, folder: Path, name: str, subwords: Subwords, text: bool) -> None:
+        self.subwords = subwords
+        made_from = {"subwords": subwords.fingerprint()}
+        self.rows = stack.enter_context(RaggedWriter(folder / name, type_for(len(subwords)), made_from))
+        self.text = stack.enter_context(RaggedWriter(folder / f"{name}.text", "<u1")) if text else None
+
+    def extend(self, rows: Sequence[NDArray[np.int32]], lines: Sequence[str], selection: list[int]) -> None:
+        self.rows.extend([rows[i] for i in selection])
+        if self.text is not None:
+            self.text.extend([np.frombuffer(lines[i].encode(), np.uint8) for i in selection])
+
+    def finish(self) -> None:
+        self.rows.finish()
+        if self.text is not None:
+            self.text.finish()
+
+
+def open_corpus(folder: Path | str) -> Corpus:
+    """Map what :func:`encode_pairs` wrote.
+
+    Raises:
+        InputError: a folder that is no whole corpus, or files of another size than they were written with.
+    """
+    folder = Path(folder)
+    content = read_json(folder / CORPUS)
+    if content.get("format") != FORMAT:
+        raise InputError(
+            f"{folder / CORPUS}: a corpus of format {describe(content.get('format'))}, this program reads {FORMAT}"
+        )
+    try:
+        counts = Counts(**content["counts"])
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{folder / CORPUS}: not the description of a corpus (format, counts)") from error
+    src, tgt = RaggedRows.open(folder / "src"), RaggedRows.open(folder / "tgt")
+    if not len(src) == len(tgt) == counts.rows:
+        raise InputError(f"{folder}: expected {counts.rows} pairs, found {len(src)} sources and {len(tgt)} targets")
+    return Corpus(src, tgt, counts)
+
+
+def cached_subwords(
+    cache_folder: Path | str,
+    paths: Sequence[Path | str],
+    size: int,
+    kind: str = "bpe",
+    coverage: float = 1.0,
+    split_digits: bool = False,
+    normalization: str = "nmt_nfkc",
+) -> Subwords:
+    """Return subwords of some texts together: of the cache where the same files gave some before, or learned now.
+
+    Several processes may ask at once: one of them learns, the others wait for it.
+
+    Raises:
+        InputError: as :func:`stream_lines` and :meth:`Subwords.train`; a cache that can't be written.
+    """
+    cache = Path(cache_folder)
+    with _writable(cache):
+        options = {"kind": kind, "coverage": coverage, "split_digits": split_digits}
+        options.update({"normalization": normalization} if normalization != "nmt_nfkc" else {})  # as earlier versions
+        made_from = {"files": [fingerprint(Path(p), cache) for p in paths], "size": size, **options}
+        key = key_of(made_from)
+        path = cache / f"{key}.model"
+        with locked(cache / f"{key}.lock"):
+            if path.exists():
+                return Subwords.load(path)
+            text = chain(*map(stream_lines, paths))
+            name = " and ".join(map(str, paths))
+            subwords = Subwords.train(
+                text, size, kind, coverage, normalization=normalization, split_digits=split_digits, name=name
+            )
+            subwords.save(path)
+            return subwords
+
+
+def cached_corpus(
+    cache_folder: Path | str,
+    src_path: Path | str,
+    tgt_path: Path | str,
+    src: Subwords,
+    tgt: Subwords,
+    max_length: int | None = None,
+) -> Corpus:
+    """Return parallel text as numbers: of the cache where the same files were encoded so, or encoded now.
+
+    An entry is known by the files' content, the subwords and `max_length`. A damaged one is made anew. Several
+    processes may ask at once: one of them encodes, the others wait for it.
+
+    Raises:
+        InputError: as :func:`read_parallel`; a cache that can't be written.
+    """
+    return open_corpus(_entry(Path(cache_folder), src_path, tgt_path, src, tgt, max_length, keep_text=False))
+
+
+def cached_sampled_corpus(
+    cache_folder: Path | str,
+    src_path: Path | str,
+    tgt_path: Path | str,
+    src: Subwords,
+    tgt: Subwords,
+    max_length: int | None = None,
+    alpha: float = 0.1,
+    seed: int = 0,
+) -> SampledCorpus:
+    """Return :func:`cached_corpus` with the text beside it, segmented anew in every epoch.
+
+    See :class:`~tsallis.toolkit.data.corpus.SampledCorpus` for `alpha` and `seed`; another one needs no encoding.
+    """
+    folder = _entry(Path(cache_folder), src_path, tgt_path, src, tgt, max_length, keep_text=True)
+    texts = RaggedRows.open(folder / "src.text"), RaggedRows.open(folder / "tgt.text")
+    return SampledCorpus(open_corpus(folder), *texts, src, tgt, alpha, seed, max_length)
+
+
+def _entry(
+    cache: Path,
+    src_path: Path | str,
+    tgt_path: Path | str,
+    src: Subwords,
+    tgt: Subwords,
+    max_length: int | None,
+    keep_text: bool,
+) -> Path:
+    """Return the folder of the cache with the encoded text, made if it isn't there."""
+
+    def write(folder: Path) -> None:
+        pairs, name = read_parallel(src_path, tgt_path), f"{src_path} and {tgt_path}"
+        encode_pairs(pairs, folder, src, tgt, max_length, keep_text, made_from, name)
+
+    def whole(folder: Path) -> bool:
+        return _whole(folder, keep_text)
+
+    with _writable(cache):
+        made_from = {
+            "format": FORMAT,
+            "files": [fingerprint(Path(path), cache) for path in (src_path, tgt_path)],
+            "subwords": [src.fingerprint(), tgt.fingerprint()],
+            "max_length": max_length,
+            "text": keep_text,
+        }
+        key = key_of(made_from)
+        entry = cache / key
+        if not whole(entry):
+            with locked(cache / f"{key}.lock") as alone:
+                if alone:  # whoever left these is gone
+                    for left in cache.glob(f".{key}.*.tmp"):
+                        shutil.rmtree(left, ignore_errors=True)
+                if not whole(entry):
+                    _make(entry, write, whole)
+        return entry
+
+
+@contextlib.contextmanager
+def _writable(cache: Path) -> Iterator[None]:
+    """Make the folder, and what goes wrong as it is written an :class:`~tsallis.errors.InputError`."""
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise InputError(f"{cache}: can't be used as a cache: {error.strerror or error}") from error
+
+
+def _whole(entry: Path, keep_text: bool) -> bool:
+    try:
+        corpus = open_corpus(entry)
+        texts: Sequence[RaggedRows] = [RaggedRows.open(entry / f"{n}.text") for n in SIDES if keep_text]
+    except InputError:
+        return False
+    return all(len(text) == len(corpus) for text in texts)
+
+
+def _make(entry: Path, write: Callable[[Path], object], whole: Callable[[Path], bool]) -> None:
+    """Write a folder beside its place and rename it when it is whole."""
+    temporary = Path(tempfile.mkdtemp(prefix=f".{entry.name}.", suffix=".tmp", dir=entry.parent))
+    try:
+        write(temporary / "new")
+        try:
+            (temporary / "new").rename(entry)
+        except OSError:
+            # Where there are no locks another process may have been quicker: what it made is the same.
+            if not whole(entry):
+                entry.rename(temporary / "old")  # a damaged one makes room; a process that has it mapped keeps it
+                (temporary / "new").rename(entry)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

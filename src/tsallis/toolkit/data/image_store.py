@@ -1,0 +1,82 @@
+"""Images by number, so that a row of numbers can begin with one: the image's, and then those of other symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tsallis.errors import InputError, describe
+from tsallis.toolkit.data.images import Pictures, open_pictures
+
+
+class ImageStore:
+    """Images of one size from any number of files, a number each.
+
+    Example:
+        >>> import numpy as np
+        >>> from tsallis.toolkit.data.images import ArrayPictures
+        >>> pictures = ArrayPictures(np.zeros((3, 4, 5, 3), np.uint8))
+        >>> store = ImageStore()
+        >>> store.add((pictures, name) for name in ("2", "0", "2"))
+        [0, 1, 0]
+        >>> store(torch.tensor([1, 0, 0, 1])).shape
+        torch.Size([4, 4, 5, 3])
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[int, str], int] = {}
+        self._images: list[tuple[Pictures, str]] = []
+        self._opened: dict[tuple[str, tuple[int, int] | None], Pictures] = {}
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def open(self, path: Path | str, size: tuple[int, int] | None = None) -> Pictures:
+        """Open pictures with :func:`~tsallis.toolkit.data.images.open_pictures`, once for each path and size."""
+        key = (str(path), size)
+        if key not in self._opened:
+            self._opened[key] = open_pictures(path, size)
+        return self._opened[key]
+
+    def add(self, images: Iterable[tuple[Pictures, str]]) -> list[int]:
+        """Return the number of each image, by its file and name; one that has none yet gets the next.
+
+        Raises:
+            InputError: an image of another size than those in the store.
+        """
+        return [self._number(pictures, name) for pictures, name in images]
+
+    def _number(self, pictures: Pictures, name: str) -> int:
+        key = (id(pictures), name)  # pictures are in the store, so that no other ones have their id
+        if key not in self._numbers:
+            shape = self._images[0][0].shape if self._images else pictures.shape
+            if pictures.shape != shape:
+                raise InputError(f"image {describe(name)} is {_size(pictures.shape)}, the others are {_size(shape)}")
+            self._numbers[key] = len(self._images)
+            self._images.append((pictures, name))
+        return self._numbers[key]
+
+    def __call__(self, numbers: Tensor) -> Tensor:
+        """Return images [batch, height, width, channels] of numbers [batch].
+
+        Raises:
+            InputError: an image that can't be read.
+        """
+        by_file: dict[int, tuple[Pictures, list[int], list[str]]] = {}
+        for row, number in enumerate(numbers.tolist()):
+            pictures, name = self._images[number]
+            _, rows, names = by_file.setdefault(id(pictures), (pictures, [], []))
+            rows.append(row)
+            names.append(name)
+        parts = [(rows, pictures.batch(names)) for pictures, rows, names in by_file.values()]
+        if len(parts) == 1:
+            return parts[0][1]
+        order = torch.tensor([row for rows, _ in parts for row in rows])
+        return torch.cat([images for _, images in parts])[order.argsort()]
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))

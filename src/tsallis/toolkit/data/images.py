@@ -1,0 +1,284 @@
+"""Images by their names: rows of one array, or photographs in a folder or an archive."""
+
+from __future__ import annotations
+
+import lzma
+import math
+import struct
+import tarfile
+import tokenize
+import warnings
+from collections.abc import Callable, Sequence
+from io import BytesIO
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tsallis.errors import InputError, describe
+from tsallis.toolkit.data.io import input_errors, open_file, read_bytes
+
+ARRAYS = (".npy", ".npy.xz")
+PHOTOS = (".jpg", ".jpeg", ".png")
+MOST_PIXELS = 1 << 26  # of a photograph, packed or brought to a size
+MOST_BYTES = 1 << 28  # of a photograph's file
+BAD_HEADER = (ValueError, TypeError, SyntaxError, OverflowError, RecursionError, tokenize.TokenError, struct.error)
+Load = Callable[[], bytes]
+
+
+class BadPicture(InputError):
+    """A file that is no image, or a damaged one."""
+
+
+class Pictures(Protocol):
+    """Images of one size, by their names."""
+
+    shape: tuple[int, int, int]  # height, width and channels, or size of the features
+
+    def __len__(self) -> int: ...
+
+    def __contains__(self, name: object) -> bool: ...
+
+    def batch(self, names: Sequence[str]) -> Tensor:
+        """Return [batch, height, width, channels]: pictures as uint8, features as float32.
+
+        Raises:
+            InputError: a name that is unknown, or an image that can't be read.
+        """
+        ...
+
+
+def open_pictures(path: Path | str, size: tuple[int, int] | None = None) -> Pictures:
+    """Return images from an array file, a folder or a tar archive.
+
+    Args:
+        path: `.npy` or `.npy.xz` of numbers [images, height, width, 3] as uint8, or of features [images, height, width,
+            size] in floating point: an image's name is its row's number. Or a folder, or a `.tar`, of JPEG and PNG
+            files: an image's name is its path in there, with or without the ending.
+        size: height and width that photographs are brought to; by default they must have one size.
+
+    Raises:
+        InputError: what is missing, empty or damaged, an array of another shape or dtype or of objects, an array with
+            another `size`, photographs without Pillow.
+    """
+    path = Path(path)
+    if size is not None and (len(size) != 2 or min(size) < 1):
+        raise ValueError(f"size must be a height and a width of at least 1, got {describe(size)}")
+    if size is not None and math.prod(size) > MOST_PIXELS:
+        raise InputError(f"{path}: images are brought to at most {MOST_PIXELS} pixels, found {describe(size)}")
+    if _is_folder(path):
+        return Photos(_in_folder(path), str(path), size)
+    if path.name.endswith(".tar"):
+        return Photos(_in_tar(path), str(path), size)
+    if path.name.endswith(ARRAYS):
+        return ArrayPictures(_array(path), str(path), size)
+    if not path.exists():
+        raise InputError(f"{path}: no such file or folder")
+    raise InputError(f"{path}: expected {', '.join(ARRAYS)}, .tar or a folder of images")
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: can't be read: no file has such a name") from error
+
+
+class ArrayPictures:
+    """Images that are the rows of an array, named "0", "1" and so on.
+
+    Args:
+        array: [images, height, width, channels], uint8 or floating point.
+        source: where it is from, for errors.
+        size: height and width that it should have.
+
+    Raises:
+        InputError: another shape or dtype.
+
+    >>> pictures = ArrayPictures(np.zeros((3, 4, 5, 3), np.uint8))
+    >>> pictures.batch(["2", "0"]).shape, "3" in pictures
+    (torch.Size([2, 4, 5, 3]), False)
+    """
+
+    def __init__(self, array: NDArray[Any], source: str = "images", size: tuple[int, int] | None = None) -> None:
+        if array.ndim != 4 or not array.size:
+            raise InputError(
+                f"{source}: expected an array [images, height, width, channels], found {list(array.shape)}"
+            )
+        pictures = array.dtype == np.uint8
+        if not pictures and array.dtype.kind != "f":
+            raise InputError(
+                f"{source}: expected pictures of uint8, or features in floating point, found {array.dtype}"
+            )
+        if pictures and array.shape[-1] != 3:
+            raise InputError(f"{source}: expected pictures with 3 channels, found {array.shape[-1]}")
+        height, width, channels = array.shape[1:]
+        if size is not None and tuple(size) != (height, width):
+            raise InputError(f"{source}: images of {height} x {width} stay so, {size[0]} x {size[1]} was asked for")
+        self.array = array
+        self.source = source
+        self.shape = (height, width, channels)
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self._row(name) is not None
+
+    def _row(self, name: str) -> int | None:
+        if not (name.isascii() and name.isdigit()) or len(name) > 18:
+            return None
+        return row if (row := int(name)) < len(self.array) else None
+
+    def batch(self, names: Sequence[str]) -> Tensor:
+        """Return [batch, height, width, channels], as uint8 or float32."""
+        rows = []
+        for name in names:
+            row = self._row(name)
+            if row is None:
+                last = len(self) - 1
+                raise InputError(f"{self.source}: images are numbered from 0 to {last}, there is no {describe(name)}")
+            rows.append(row)
+        images = self.array[rows]  # a copy, also of what is mapped
+        return torch.from_numpy(images if images.dtype == np.uint8 else images.astype(np.float32, copy=False))
+
+
+class Photos:
+    """JPEG and PNG files, read when they are first asked for, and kept at the size they are brought to.
+
+    Args:
+        files: what each path gives when it is read.
+        source: where they are from, for errors.
+        size: height and width; by default the first one's, which all must have.
+
+    Raises:
+        InputError: no images, or a first one that can't be read.
+    """
+
+    def __init__(self, files: dict[str, Load], source: str, size: tuple[int, int] | None = None) -> None:
+        if not files:
+            raise InputError(f"{source}: no images in it, expected {', '.join(PHOTOS)}")
+        self.source, self.size = source, size
+        self._files = files
+        self._paths: dict[str, list[str]] = {}
+        for path in files:
+            for name in {path, str(PurePosixPath(path).with_suffix(""))}:
+                self._paths.setdefault(name, []).append(path)
+        self._images: dict[str, NDArray[np.uint8]] = {}
+        first = size or self._read(next(iter(files))).shape[:2]
+        self.shape: tuple[int, int, int] = (first[0], first[1], 3)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._paths
+
+    def batch(self, names: Sequence[str]) -> Tensor:
+        """Return [batch, height, width, 3] as uint8."""
+        return torch.from_numpy(np.stack([self._picture(name) for name in names]))
+
+    def _picture(self, name: str) -> NDArray[np.uint8]:
+        paths = self._paths.get(name)
+        if paths is None:
+            raise InputError(f"{self.source}: there is no image {describe(name)}")
+        if len(paths) > 1:
+            raise InputError(f"{self.source}: image {describe(name)} may be any of {', '.join(sorted(paths)[:4])}")
+        if paths[0] not in self._images:
+            self._images[paths[0]] = self._read(paths[0])
+        image = self._images[paths[0]]
+        if image.shape != self.shape:
+            size = f"{self.shape[0]} x {self.shape[1]}"
+            raise InputError(
+                f"{self.source}: {paths[0]} has {image.shape[0]} x {image.shape[1]} pixels and not {size} as the "
+                f"first one; give a size"
+            )
+        return image
+
+    def _read(self, path: str) -> NDArray[np.uint8]:
+        return decode_picture(self._files[path](), f"{self.source}: {path}", self.size)
+
+
+def decode_picture(content: bytes, source: str, size: tuple[int, int] | None = None) -> NDArray[np.uint8]:
+    """Return the pixels [height, width, 3] of a JPEG or PNG file, brought to a size if one is given.
+
+    Raises:
+        BadPicture: not such a file, or a damaged one; `source` is what it is called.
+        InputError: without Pillow.
+    """
+    try:
+        from PIL import Image, ImageOps
+    except ImportError as error:
+        raise InputError(f"{source}: JPEG and PNG files need Pillow: pip install 'tsallis[vision]'") from error
+    bad = (OSError, MemoryError, *BAD_HEADER, Image.DecompressionBombError)
+    try:
+        with Image.open(BytesIO(content), formats=("JPEG", "PNG")) as opened:
+            if math.prod(opened.size) > MOST_PIXELS:
+                raise BadPicture(
+                    f"{source} has {opened.width} x {opened.height} pixels, {MOST_PIXELS} are read at most"
+                )
+            image = ImageOps.exif_transpose(opened).convert("RGB")
+    except BadPicture:
+        raise
+    except bad as error:
+        raise BadPicture(f"{source} can't be read as an image: {error}") from error
+    if size is not None and image.size != size[::-1]:
+        image = image.resize(size[::-1], Image.Resampling.BICUBIC)
+    return np.array(image, np.uint8)
+
+
+def _in_folder(folder: Path) -> dict[str, Load]:
+    paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in PHOTOS and path.is_file())
+
+    def load(path: Path) -> Load:
+        return lambda: read_bytes(path, MOST_BYTES)
+
+    return {path.relative_to(folder).as_posix(): load(path) for path in paths}
+
+
+def _in_tar(path: Path) -> dict[str, Load]:
+    """Return a loader for each image of an uncompressed tar archive, which reads it in place."""
+
+    def load(offset: int, size: int) -> Load:
+        def read() -> bytes:
+            try:
+                if size > MOST_BYTES:
+                    raise InputError(f"{path}: expected images of at most {MOST_BYTES} bytes, found {size}")
+                with path.open("rb") as stream:
+                    stream.seek(offset)
+                    return stream.read(size)
+            except OSError as error:
+                raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
+
+        return read
+
+    try:
+        with open_file(path) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
+            members = [m for m in archive if m.isreg() and not m.issparse() and m.name.lower().endswith(PHOTOS)]
+    except (tarfile.TarError, ValueError, OverflowError, RecursionError, EOFError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path}: not a tar archive, or a damaged one: {error}") from error
+    except OSError as error:
+        raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
+    return {str(PurePosixPath(m.name)): load(m.offset_data, m.size) for m in members}
+
+
+def _array(path: Path) -> NDArray[Any]:
+    """Load an array that holds no objects; map it into memory if it is not compressed."""
+    with open_file(path) as stream, input_errors(path), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about headers that Python 2 wrote
+        try:
+            if path.suffix == ".xz":
+                with lzma.open(stream) as unpacked:
+                    loaded = np.load(unpacked, allow_pickle=False)
+            else:
+                loaded = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (*BAD_HEADER, EOFError) as error:
+            raise InputError(f"{path}: not an array file: {error}") from error
+    if not isinstance(loaded, np.ndarray):
+        raise InputError(f"{path}: not an array file, but an archive of them")
+    return loaded

@@ -1,0 +1,116 @@
+"""Texts as a language model reads them: behind prompts, or packed into rows of one length."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from tsallis.errors import InputError
+from tsallis.models.batch import Batch
+from tsallis.symbols import BOS, EOS, IGNORE_INDEX, PAD
+from tsallis.toolkit.data.batching import make_batch
+from tsallis.toolkit.data.corpus import Corpus, LengthBatches
+from tsallis.toolkit.data.ragged import RaggedRows, digest_of, type_for
+
+MASK_LIMIT = 1 << 26  # pairs of tokens of a batch, of which a mask says which belong to one text
+
+
+@dataclass(frozen=True)
+class TextCorpus(Corpus):
+    """Prompts, which may be empty, and the texts that follow them.
+
+    >>> TextCorpus([[]], [[4, 5]]).batch([0]).tgt_in.tolist()
+    [[1, 4, 5]]
+    """
+
+    def batch(self, index: Sequence[int], epoch: int = 0) -> Batch:
+        return make_batch(self.src, self.tgt, index, empty_sources=True)
+
+
+@dataclass(frozen=True)
+class PackedCorpus(Corpus):
+    """Rows of several texts, each behind a start symbol; a row may begin and end in the middle of a text.
+
+    `tgt` holds what is read. What follows a row's last token is at the next row's beginning, so that each token but the
+    starts is predicted once, and the end of each text.
+
+    Args:
+        stream: all rows, one after the other, and a start symbol behind them.
+    """
+
+    stream: NDArray[np.generic] = field(default_factory=lambda: np.array([BOS]), compare=False)
+
+    def lengths(self) -> torch.Tensor:
+        """Return [rows, 2]: nothing, and the tokens of a row but the first, which stands for the end."""
+        counts = super().lengths()
+        return counts - torch.tensor([0, 1], dtype=counts.dtype)
+
+    def batch(self, index: Sequence[int], epoch: int = 0) -> Batch:
+        assert isinstance(self.tgt, RaggedRows)
+        rows = np.asarray(index, np.int64)
+        starts = self.tgt.offsets[rows]
+        lengths = self.tgt.offsets[rows + 1] - starts
+        offsets = starts[:, None] + np.arange(int(lengths.max()) + 1)  # [batch, tgt + 1]
+        tokens = self.stream[offsets.clip(max=len(self.stream) - 1)].astype(np.int64)
+        within = np.arange(tokens.shape[1] - 1) < lengths[:, None]
+        tgt_in, following = np.where(within, tokens[:, :-1], PAD), tokens[:, 1:]
+        tgt_out = np.where(within, np.where(following == BOS, EOS, following), IGNORE_INDEX)
+        empty = torch.zeros(len(rows), 0, dtype=torch.long), torch.zeros(len(rows), dtype=torch.long)
+        return Batch(*empty, torch.from_numpy(tgt_in), torch.from_numpy(tgt_out), tuple(map(int, rows)))
+
+    def batches(self, size: int, rows: int | None = None) -> LengthBatches:
+        """Return all rows, or the first `rows` of them, at most `size` together and fewer where they are long."""
+        longest = int(self.lengths()[:, 1].max()) + 1
+        return LengthBatches(self, max(1, min(size, MASK_LIMIT // longest**2)), rows)
+
+    def digest(self) -> str:
+        """Return a hash of all symbols in their rows."""
+        return hashlib.sha256(f"packed {digest_of(self.tgt)}".encode()).hexdigest()
+
+
+def pack(texts: Iterable[ArrayLike], length: int, symbols: int) -> PackedCorpus:
+    """Pack texts into rows of at most `length` tokens, in their order.
+
+    A text and its start that fit into a row are not cut; of a longer one each row has `length` tokens but the last,
+    which other texts follow.
+
+    Args:
+        texts: numbers of each text's symbols, without start and end; empty ones are left out.
+        length: tokens of a row; at least 2.
+        symbols: of the vocabulary.
+
+    Raises:
+        InputError: no text with symbols.
+
+    Example:
+        >>> corpus = pack([[7, 8], [9], [5, 5, 5, 5, 5]], 5, 10)
+        >>> [row.tolist() for row in corpus.tgt]
+        [[1, 7, 8, 1, 9], [1, 5, 5, 5, 5], [5]]
+        >>> corpus.batch([1, 2]).tgt_out.tolist()
+        [[5, 5, 5, 5, 5], [2, -100, -100, -100, -100]]
+    """
+    kind, start = np.dtype(type_for(symbols)), np.array([BOS])
+    parts: list[NDArray[np.generic]] = []
+    offsets = [0]
+    total = 0
+    for text in texts:
+        tokens = np.asarray(text)
+        if not len(tokens):
+            continue
+        parts.append(np.concatenate([start, tokens]).astype(kind))
+        begin, total = total, total + len(tokens) + 1
+        if total - offsets[-1] > length and begin > offsets[-1]:
+            offsets.append(begin)
+        while total - offsets[-1] > length:
+            offsets.append(offsets[-1] + length)
+    if not parts:
+        raise InputError("there is no text with symbols in it")
+    stream = np.concatenate([*parts, start.astype(kind)])
+    rows = RaggedRows(stream[:-1], np.array([*offsets, total], np.int64))
+    nothing = RaggedRows(stream[:0], np.zeros(len(rows) + 1, np.int64))
+    return PackedCorpus(nothing, rows, stream=stream)

@@ -1,0 +1,293 @@
+"""Rows of integers in a folder, mapped into memory: millions of them take neither RAM nor time to open.
+
+manifest.json   how many, of which type, their digest, and what they were made from; written last
+tokens.bin      all rows, one after the other, little-endian
+offsets.bin     int64, little-endian: where each row begins, and where the last one ends
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, overload
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from tsallis.errors import InputError, describe
+from tsallis.toolkit.data.io import read_json, write_atomic
+
+MANIFEST, TOKENS, OFFSETS = "manifest.json", "tokens.bin", "offsets.bin"
+FORMAT = 1
+TYPES = ("<u1", "<u2", "<u4", "<i4", "<i8")
+STRIDE = 1 << 20  # symbols looked at in one go
+
+Row = NDArray[Any]
+
+
+def type_for(symbols: int) -> str:
+    """Return the smallest type for numbers below `symbols`.
+
+    >>> type_for(256), type_for(32_000), type_for(65_536), type_for(65_537)
+    ('<u1', '<u2', '<u2', '<u4')
+    """
+    if not 1 <= symbols <= 1 << 32:
+        raise ValueError(f"symbols must be from 1 to 2^32, got {symbols}")
+    return "<u1" if symbols <= 1 << 8 else "<u2" if symbols <= 1 << 16 else "<u4"
+
+
+class RaggedRows(Sequence[Row]):
+    """Rows of integers of any lengths; indexing gives an array, without a copy.
+
+    Args:
+        tokens: all rows, one after the other.
+        offsets: [rows + 1] where each begins, and the end of the last.
+        folder: where they lie, if in one.
+        manifest: what the folder says of them.
+
+    >>> rows = RaggedRows.of([[4, 5, 6], [], [7]])
+    >>> rows[0].tolist(), len(rows), rows.lengths.tolist()
+    ([4, 5, 6], 3, [3, 0, 1])
+    >>> tokens, lengths = rows.rows([2, 0])
+    >>> tokens.tolist(), lengths.tolist()
+    ([7, 4, 5, 6], [1, 3])
+    """
+
+    def __init__(
+        self,
+        tokens: NDArray[Any],
+        offsets: NDArray[np.int64],
+        folder: Path | None = None,
+        manifest: dict[str, Any] | None = None,
+    ) -> None:
+        self.tokens = tokens
+        self.offsets = offsets
+        self.folder = folder
+        self.manifest = manifest or {}
+
+    @classmethod
+    def of(cls, rows: Iterable[ArrayLike], dtype: DTypeLike = np.int64) -> RaggedRows:
+        """Return rows held in memory."""
+        arrays = [np.asarray(row, dtype) for row in rows]
+        return cls(np.concatenate([np.empty(0, dtype), *arrays]), offsets_of([len(a) for a in arrays]))
+
+    @classmethod
+    def open(cls, folder: Path | str) -> RaggedRows:
+        """Map what :class:`RaggedWriter` wrote; sizes are checked, content is by :meth:`verify`.
+
+        Raises:
+            InputError: no manifest (nothing was finished here), or files that are missing or of another size.
+        """
+        folder = Path(folder)
+        manifest = read_json(folder / MANIFEST)
+        dtype, rows, symbols = _facts(manifest, folder / MANIFEST)
+        tokens = _map(folder / TOKENS, dtype, symbols)
+        offsets = _map(folder / OFFSETS, "<i8", rows + 1)
+        if offsets[0] != 0 or offsets[-1] != symbols:
+            raise InputError(f"{folder / OFFSETS}: changed: expected offsets from 0 to {symbols}")
+        return cls(tokens, offsets, folder, manifest)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        position = index + len(self) if index < 0 else index
+        if not 0 <= position < len(self):
+            raise IndexError(f"rows are numbered from 0 to {len(self) - 1}, got {index}")
+        return self.tokens[self.offsets[position] : self.offsets[position + 1]]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or len(other) != len(self):
+            return False
+        return all(np.array_equal(a, b) for a, b in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        """A mapped file goes to another process by its name."""
+        return (RaggedRows.open, (self.folder,)) if self.folder else (RaggedRows, (self.tokens, self.offsets))
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """[rows] symbols in each."""
+        return np.diff(self.offsets)
+
+    @property
+    def digest(self) -> str:
+        """A hash of the rows; from the manifest where there is one."""
+        recorded = self.manifest.get("digest")
+        return recorded if isinstance(recorded, str) else digest_of(self)
+
+    def rows(self, index: ArrayLike) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Return the symbols of some rows, one row after the other, and the rows' lengths."""
+        indices = np.asarray(index, np.int64)
+        starts = self.offsets[indices]
+        lengths = self.offsets[indices + 1] - starts
+        before = np.cumsum(lengths) - lengths
+        return self.tokens[np.repeat(starts - before, lengths) + np.arange(lengths.sum())], lengths
+
+    def verify(self) -> None:
+        """Read everything and compare it with the manifest's digest; an InputError where they differ."""
+        if self.folder is not None and (bool((self.lengths < 0).any()) or digest_of(self) != self.digest):
+            raise InputError(f"{self.folder}: changed: the content is not what {MANIFEST} says")
+
+
+Rows = Sequence[Sequence[int]] | RaggedRows
+
+
+class RaggedWriter:
+    """Writes rows into a new folder as they come; it counts as written once :meth:`finish` has been.
+
+    Args:
+        folder: to be made; one with something in it is refused.
+        dtype: of a symbol, see :func:`type_for`.
+        made_from: anything that JSON can hold, kept in the manifest.
+
+    Raises:
+        InputError: a folder that can't be made, or that holds something.
+
+    >>> import tempfile, pathlib
+    >>> folder = pathlib.Path(tempfile.mkdtemp()) / "rows"
+    >>> with RaggedWriter(folder, type_for(300)) as writer:
+    ...     writer.extend([[299, 4], [5]])
+    ...     rows = writer.finish()
+    >>> rows == [[299, 4], [5]], rows.tokens.dtype
+    (True, dtype('uint16'))
+    """
+
+    def __init__(self, folder: Path | str, dtype: str, made_from: dict[str, Any] | None = None) -> None:
+        if dtype not in TYPES:
+            raise ValueError(f"dtype must be one of {', '.join(TYPES)}, got {dtype!r}")
+        self.folder = Path(folder)
+        self.dtype = np.dtype(dtype)
+        self.made_from = made_from
+        self.count = self.symbols = 0
+        self._digest = _Digest()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if any(self.folder.iterdir()):
+                raise InputError(f"{folder}: expected a new or empty folder, it holds something")
+            self._tokens: BinaryIO = (self.folder / TOKENS).open("xb")
+            self._offsets: BinaryIO = (self.folder / OFFSETS).open("xb")
+        except OSError as error:
+            raise InputError(f"{folder}: can't be written: {error.strerror}") from error
+        self._offsets.write(np.zeros(1, "<i8").tobytes())
+
+    def __enter__(self) -> RaggedWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._tokens.close()
+        self._offsets.close()
+
+    def extend(self, rows: Sequence[ArrayLike]) -> None:
+        """Add more rows; a ValueError where a number does not fit the type."""
+        arrays = [np.asarray(row) for row in rows]
+        lengths = np.array([len(a) for a in arrays], np.int64)
+        filled = [a for a in arrays if len(a)]
+        flat = np.concatenate(filled) if filled else np.empty(0, self.dtype)
+        info = np.iinfo(self.dtype)
+        if len(flat) and not (info.min <= flat.min() and flat.max() <= info.max):
+            raise ValueError(f"numbers must be from {info.min} to {info.max}, got {flat.min()} to {flat.max()}")
+        flat = flat.astype(self.dtype)
+        self._digest.update(flat, lengths)
+        self._tokens.write(flat.tobytes())
+        self._offsets.write((self.symbols + np.cumsum(lengths)).astype("<i8").tobytes())
+        self.count += len(arrays)
+        self.symbols += len(flat)
+
+    def finish(self) -> RaggedRows:
+        """Flush everything to the disk, then write the manifest; the rows, mapped."""
+        for stream in (self._tokens, self._offsets):
+            stream.flush()
+            os.fsync(stream.fileno())
+            stream.close()
+        facts = {
+            "format": FORMAT,
+            "dtype": self.dtype.str if self.dtype.itemsize > 1 else "<u1",
+            "rows": self.count,
+            "symbols": self.symbols,
+            "digest": self._digest.hex(),
+            "made_from": self.made_from,
+        }
+        write_atomic(self.folder / MANIFEST, json.dumps(facts, indent=1, ensure_ascii=False))
+        return RaggedRows.open(self.folder)
+
+
+def digest_of(rows: Rows) -> str:
+    """Return a hash of rows: the same for the same numbers, wherever and as whatever type they are kept.
+
+    >>> digest_of([[4, 5], [6]]) == digest_of(RaggedRows.of([[4, 5], [6]], np.uint16)) != digest_of([[4], [5, 6]])
+    True
+    """
+    digest = _Digest()
+    if isinstance(rows, RaggedRows):
+        digest.update(np.empty(0, np.int64), rows.lengths)
+        for start in range(0, len(rows.tokens), STRIDE):
+            digest.update(rows.tokens[start : start + STRIDE], np.empty(0, np.int64))
+    else:
+        for start in range(0, len(rows), 4096):
+            part = RaggedRows.of(rows[start : start + 4096])
+            digest.update(part.tokens, part.lengths)
+    return digest.hex()
+
+
+class _Digest:
+    """Symbols and lengths each have a hash of their own: they need not come in step."""
+
+    def __init__(self) -> None:
+        self._tokens, self._lengths = hashlib.sha256(), hashlib.sha256()
+
+    def update(self, tokens: NDArray[Any], lengths: NDArray[np.int64]) -> None:
+        self._tokens.update(tokens.astype("<i8").tobytes())
+        self._lengths.update(lengths.astype("<i8").tobytes())
+
+    def hex(self) -> str:
+        return hashlib.sha256(self._tokens.digest() + self._lengths.digest()).hexdigest()
+
+
+def offsets_of(lengths: ArrayLike) -> NDArray[np.int64]:
+    """Return the offsets of concatenated rows of these lengths, and the end of the last one."""
+    counts = np.asarray(lengths, np.int64)
+    offsets = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
+
+
+def _facts(manifest: dict[str, Any], path: Path) -> tuple[str, int, int]:
+    if manifest.get("format") != FORMAT:
+        raise InputError(
+            f"{path}: token files of format {describe(manifest.get('format'))}, this program reads {FORMAT}"
+        )
+    dtype, rows, symbols = manifest.get("dtype"), manifest.get("rows"), manifest.get("symbols")
+    counts = all(isinstance(n, int) and n >= 0 for n in (rows, symbols))
+    if dtype not in TYPES or not counts or not isinstance(manifest.get("digest"), str):
+        raise InputError(f"{path}: not the manifest of token files (format, dtype, rows, symbols, digest)")
+    assert isinstance(dtype, str) and isinstance(rows, int) and isinstance(symbols, int)
+    return dtype, rows, symbols
+
+
+def _map(path: Path, dtype: str, count: int) -> NDArray[Any]:
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise InputError(f"{path}: can't be read: {error.strerror}") from error
+    expected = count * np.dtype(dtype).itemsize
+    if size != expected:
+        raise InputError(f"{path}: truncated or changed: {size} bytes, expected {expected}")
+    # An empty file can't be mapped. A plain array over the map is sliced several times faster than the map itself.
+    return np.asarray(np.memmap(path, dtype, "r", shape=(count,))) if count else np.empty(0, dtype)

@@ -1,0 +1,86 @@
+"""Sentencepiece models that number the special symbols otherwise, made ones that number them as the package does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from tsallis.errors import InputError
+from tsallis.toolkit.data.io import read_bytes
+from tsallis.toolkit.data.subwords import Subwords, message_fields
+
+# Of sentencepiece_model.proto: fields of a model, of a piece and of the training's settings, and types of pieces.
+PIECES, TRAINER, TYPE = 1, 2, 3
+UNKNOWN, CONTROL = 2, 3
+NUMBERS = {"unk": 40, "bos": 41, "eos": 42, "pad": 43}
+SPELLINGS = {"bos": (46, "<s>"), "eos": (47, "</s>"), "pad": (48, "<pad>")}
+ORDER = ("pad", "bos", "eos", "unk")
+
+
+def load_subwords(path: Path | str) -> Subwords:
+    """Read a sentencepiece model, however it numbers padding, start, end and unknown.
+
+    Where they are not 0, 1, 2 and 3 they become so, and the other subwords follow in their order; those that the model
+    lacks are added. Text is segmented as before.
+
+    Args:
+        path: of a `.model` file.
+
+    Returns:
+        The model; its content is that of the file, if nothing had to be changed.
+
+    Raises:
+        InputError: a file that is missing or no sentencepiece model.
+    """
+    model = read_bytes(path)
+    try:
+        return Subwords(model, str(path))
+    except InputError as error:
+        if "expected padding, start, end and unknown" not in str(error):
+            raise
+    try:
+        return Subwords(renumber(model), str(path))
+    except (IndexError, KeyError, ValueError, TypeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not a sentencepiece model, or cut short") from error
+
+
+def renumber(model: bytes) -> bytes:
+    """Return the content of a model in which padding, start, end and unknown are 0, 1, 2 and 3."""
+    fields = list(message_fields(model))
+    trainer = next(bytes(value) for number, value in fields if number == TRAINER)
+    settings = dict(message_fields(trainer))
+    spellings = {name: bytes(settings.get(n, text.encode())).decode() for name, (n, text) in SPELLINGS.items()}
+    pieces = [bytes(value) for number, value in fields if number == PIECES]
+    special: dict[str, bytes] = {}
+    rest = []
+    for piece in pieces:
+        content = dict(message_fields(piece))
+        spelling = bytes(content[1]).decode()
+        name = next((name for name, text in spellings.items() if text == spelling), None)
+        if content.get(TYPE) == UNKNOWN:
+            special["unk"] = piece
+        elif name is not None:
+            special[name] = piece + _number(TYPE, CONTROL)  # of a field that is there twice the last one counts
+        else:
+            rest.append(piece)
+    for name, text in spellings.items():
+        special.setdefault(name, _text(1, text.encode()) + _number(TYPE, CONTROL))
+    trainer += b"".join(_number(NUMBERS[name], number) for number, name in enumerate(ORDER))
+    others = [_text(number, bytes(value)) for number, value in fields if number not in (PIECES, TRAINER)]
+    ordered = [*(special[name] for name in ORDER), *rest]
+    return b"".join([*(_text(PIECES, piece) for piece in ordered), _text(TRAINER, trainer), *others])
+
+
+def _text(field: int, content: bytes) -> bytes:
+    return bytes([*_varint(field << 3 | 2), *_varint(len(content))]) + content
+
+
+def _number(field: int, value: int) -> bytes:
+    return bytes([*_varint(field << 3), *_varint(value)])
+
+
+def _varint(value: int) -> Iterator[int]:
+    while value > 0x7F:
+        yield value & 0x7F | 0x80
+        value >>= 7
+    yield value

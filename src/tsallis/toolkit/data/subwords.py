@@ -1,0 +1,372 @@
+"""Subwords: text as numbers and back, by a sentencepiece model that is its own file format."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tsallis.errors import InputError
+from tsallis.symbols import BOS, EOS, PAD, SPECIALS, UNK
+from tsallis.toolkit.data.io import read_bytes, write_atomic
+from tsallis.toolkit.data.subword_sampling import NORMAL, LatticeSampler, MergeSampler, Piece, Sampler
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+KINDS = {"unigram": 1, "bpe": 2, "word": 3}  # as the model file numbers them
+NORMALIZATIONS = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")
+MAX_LINES = 2_000_000  # sentencepiece holds the lines it learns from in memory
+SPACE = "▁"  # that begins the subwords at the beginnings of words
+THREADS = 4  # whatever the machine has: sums over another number of threads round differently
+
+
+class Subwords:
+    """A sentencepiece model whose first four numbers are padding, start, end and unknown.
+
+    Args:
+        model: the content of a sentencepiece `.model` file.
+        source: what an error calls it.
+
+    Raises:
+        InputError: anything that is no such model, or one that numbers the four otherwise.
+
+    >>> subwords = Subwords.train(["low lower lowest"] * 3, 18)
+    >>> subwords.encode("low"), subwords.name(6), subwords.decode(subwords.encode(" lower  slow"))
+    ([6], '▁low', 'lower slow')
+    """
+
+    def __init__(self, model: bytes, source: str = "subwords") -> None:
+        self.model = bytes(model)
+        self.kind = _kind(self.model, source)
+        self._processor = _sentencepiece().SentencePieceProcessor()
+        try:
+            self._processor.LoadFromSerializedProto(self.model)
+        except (RuntimeError, ValueError) as error:
+            raise InputError(f"{source}: not a sentencepiece model") from error
+        special = tuple(getattr(self._processor, f"{name}_id")() for name in ("pad", "bos", "eos", "unk"))
+        if special != (PAD, BOS, EOS, UNK):
+            raise InputError(
+                f"{source}: expected padding, start, end and unknown to be 0, 1, 2, 3, "
+                f"found {', '.join(map(str, special))} "
+                "(spm_train --pad_id=0 --bos_id=1 --eos_id=2 --unk_id=3)"
+            )
+
+    @classmethod
+    def train(
+        cls,
+        lines: Iterable[str],
+        size: int,
+        kind: str = "bpe",
+        coverage: float = 1.0,
+        byte_fallback: bool = False,
+        normalization: str = "nmt_nfkc",
+        max_lines: int = MAX_LINES,
+        split_digits: bool = False,
+        name: str | None = None,
+    ) -> Subwords:
+        """Learn a vocabulary from lines of text; the same lines give the same model, byte for byte.
+
+        Args:
+            lines: read once, one after the other. Of more than `max_lines` a uniform sample is learned from, always the
+                same one. Lines of more than 4192 bytes are passed over.
+            size: subwords in all, the four special ones included.
+            kind: `"bpe"` (Sennrich et al. 2016) or `"unigram"` (Kudo 2018); or `"word"`, for text in which white space
+                separates the symbols already: the `size` most frequent ones, or all if there are fewer.
+            coverage: share of the characters that get a number; the rarest others are unknown. Use 0.9995 for Chinese
+                and Japanese.
+            byte_fallback: spell unknown characters as bytes (256 numbers of the vocabulary).
+            normalization: what is done to characters first, a rule of sentencepiece; with `"identity"` only white space
+                is normalised, and text comes back as it was.
+            max_lines: memory grows with it.
+            split_digits: every digit is a subword of its own, so that numbers are spelt.
+            name: of the lines' files, for errors.
+
+        Raises:
+            InputError: no text, or a size that is too large or too small for it.
+        """
+        _check(size, kind, coverage, normalization, max_lines)
+        guarded = _GuardedLines(lines)
+        written = _ModelFile()
+        try:
+            _sentencepiece().SentencePieceTrainer.train(
+                sentence_iterator=iter(guarded),
+                model_writer=written,
+                vocab_size=size,
+                model_type=kind,
+                character_coverage=coverage,
+                byte_fallback=byte_fallback,
+                split_digits=split_digits,
+                normalization_rule_name=normalization,
+                hard_vocab_limit=kind != "word",
+                input_sentence_size=max_lines,
+                shuffle_input_sentence=True,
+                num_threads=THREADS,
+                minloglevel=2,
+                **{f"{name}_id": i for name, i in (("pad", PAD), ("bos", BOS), ("eos", EOS), ("unk", UNK))},
+            )
+        except (RuntimeError, ValueError) as error:
+            if guarded.error is not None:
+                raise guarded.error from None
+            raise InputError(f"{name}: " * (name is not None) + _explain(str(error), size)) from error
+        return cls(written.blob)
+
+    def __len__(self) -> int:
+        return int(self._processor.GetPieceSize())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Subwords) and self.model == other.model
+
+    def __hash__(self) -> int:
+        return hash(self.model)
+
+    def __reduce__(self) -> tuple[type[Subwords], tuple[bytes]]:
+        return Subwords, (self.model,)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the best segmentation, without start and end; what the model can't spell is 3."""
+        tokens: list[int] = self._processor.encode(text)
+        return tokens
+
+    def pieces(self, text: str) -> list[str]:
+        """Return the parts of a text that :meth:`encode` numbers, unknown ones as they are."""
+        pieces: list[str] = self._processor.encode(text, out_type=str)
+        return pieces
+
+    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return :meth:`encode` of every text, several times faster than one by one."""
+        tokens: list[list[int]] = self._processor.encode(list(texts), num_threads=_threads())
+        return tokens
+
+    def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
+        """Return :meth:`encode_many` as arrays, for more text than lists have room for."""
+        arrays: list[NDArray[np.int32]] = self._processor.encode(
+            list(texts), num_threads=_threads(), return_type="numpy"
+        )
+        return arrays
+
+    def split_typed(self, text: str) -> tuple[list[int], str]:
+        """Return the subwords of all words but the last one, which may go on, and how that one is spelled so far.
+
+        >>> subwords = Subwords.train(["low lower lowest"] * 3, 18, normalization="nmt_nfkc_cf")
+        >>> subwords.split_typed("low LO"), subwords.split_typed("low ")
+        (([6], '▁lo'), ([6], '▁'))
+        """
+        words = text.split()
+        last = words.pop() if words and not text[-1].isspace() else ""
+        tokens = self.encode(" ".join(words)) if words else []
+        spelling: str = self._processor.Normalize(last)
+        return tokens, f"{SPACE}{spelling.removeprefix(SPACE)}" if last or words else ""
+
+    def sample(self, text: str, alpha: float, seed: int) -> list[int]:
+        """Return a segmentation drawn at random, the same one for the same seed in every process.
+
+        Args:
+            text: to segment.
+            alpha: for BPE the share of merges left out (BPE-dropout, Provilkov et al. 2020; 0.1 there); for unigram
+                models the exponent of a segmentation's probability (Kudo 2018, sec. 3.3; 0.1 to 0.5 there).
+            seed: any integer that is not negative.
+
+        Raises:
+            ValueError: an alpha that is not from 0 to 1, or a negative seed.
+        """
+        return self.sample_many([text], alpha, [seed])[0]
+
+    def sample_many(self, texts: Sequence[str], alpha: float, seeds: Sequence[int]) -> list[list[int]]:
+        """Return :meth:`sample` of every text with a seed of its own; the others don't matter."""
+        if not 0 <= alpha <= 1:
+            raise ValueError(f"alpha must be from 0 to 1, got {alpha}")
+        if self.kind == "word":
+            raise ValueError("words are segmented in one way alone: only bpe and unigram models sample")
+        if any(seed < 0 for seed in seeds):
+            raise ValueError(f"a seed must not be negative, got {min(seeds)}")
+        normalized = self._processor.Normalize(list(texts))
+        return [self._sampler.draw(text, alpha, seed) for text, seed in zip(normalized, seeds, strict=True)]
+
+    @cached_property
+    def _sampler(self) -> Sampler:
+        pieces = [_piece(value) for number, value in message_fields(self.model) if number == 1]
+        return MergeSampler(pieces) if self.kind == "bpe" else LatticeSampler(pieces)
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Return detokenised text; padding, start and end are left out, unknown is shown as the model shows it (⁇)."""
+        ids = [int(i) for i in tokens]
+        for i in ids:
+            self._check_number(i)
+        text: str = self._processor.decode([i for i in ids if i not in (PAD, BOS, EOS)])
+        return text
+
+    def spellings(self, numbers: Sequence[int]) -> tuple[dict[int, bytes], dict[int, bytes]]:
+        """Return what subwords add to an empty text, and what they add behind other subwords, in UTF-8.
+
+        A subword that stands for a byte adds this byte.
+        """
+        bytes_of = {number: bytes([value]) for value, number in self._byte_numbers.items()}
+        ordinary = [number for number in numbers if number not in bytes_of]
+        anchor = next((number for number in ordinary if self.name(number).strip(SPACE)), None)
+        before = [] if anchor is None else [anchor]
+        length = len(self.decode(before))
+        first = self._processor.decode([[number] for number in ordinary]) if ordinary else []
+        later = self._processor.decode([[*before, number] for number in ordinary]) if ordinary else []
+        return (
+            {**bytes_of, **{number: text.encode() for number, text in zip(ordinary, first, strict=True)}},
+            {**bytes_of, **{number: text[length:].encode() for number, text in zip(ordinary, later, strict=True)}},
+        )
+
+    @property
+    def drops_leading_spaces(self) -> bool:
+        """Whether all spaces before the first word of a text are dropped, and not only one."""
+        space = int(self._processor.piece_to_id(SPACE))
+        return space != UNK and self.decode([space, space]) == ""
+
+    @cached_property
+    def _byte_numbers(self) -> dict[int, int]:
+        """The numbers of the subwords that stand for bytes."""
+        return self._sampler.bytes
+
+    def name(self, number: int) -> str:
+        """Return the spelling of one subword, `▁` for a space; special ones too."""
+        self._check_number(number)
+        spelling: str = self._processor.id_to_piece(int(number))
+        return SPECIALS[number] if number < len(SPECIALS) else spelling
+
+    def _check_number(self, number: int) -> None:
+        if not 0 <= number < len(self):
+            raise IndexError(f"subwords are numbered from 0 to {len(self) - 1}, got {number}")
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of the model file."""
+        return hashlib.sha256(self.model).hexdigest()
+
+    def save(self, path: Path | str) -> None:
+        """Write the model in one step; sentencepiece itself can read the file."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, self.model)
+
+    @classmethod
+    def load(cls, path: Path | str) -> Subwords:
+        """Read a sentencepiece model; anything else is an :class:`~tsallis.errors.InputError`."""
+        return cls(read_bytes(path), str(path))
+
+
+def _sentencepiece() -> Any:
+    try:
+        import sentencepiece
+    except ImportError as error:
+        raise ImportError("subwords need sentencepiece: pip install 'tsallis[toolkit]'") from error
+    return sentencepiece
+
+
+def _threads() -> int:
+    """Return the number of threads PyTorch uses: one a process where several share a machine."""
+    import torch
+
+    return torch.get_num_threads()
+
+
+def _check(size: int, kind: str, coverage: float, normalization: str, max_lines: int) -> None:
+    if kind not in KINDS:
+        raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    if size <= len(SPECIALS):
+        raise ValueError(f"size must be above {len(SPECIALS)}, the number of special symbols, got {size}")
+    if not 0.98 <= coverage <= 1:
+        raise ValueError(f"coverage must be from 0.98 to 1, got {coverage}")
+    if normalization not in NORMALIZATIONS:
+        raise ValueError(f"normalization must be one of {', '.join(NORMALIZATIONS)}, got {normalization!r}")
+    if max_lines <= 100:  # what sentencepiece takes for no limit at all or refuses
+        raise ValueError(f"max_lines must be above 100, got {max_lines}")
+
+
+class _GuardedLines:
+    """Lines for sentencepiece, which turns whatever goes wrong while it reads into an error of its own."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        self.lines = lines
+        self.error: BaseException | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        try:
+            for line in self.lines:
+                if not isinstance(line, str):
+                    raise TypeError(f"lines must be strings, got {line!r}")
+                yield line
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            self.error = error
+            raise
+
+
+class _ModelFile:
+    """An in-memory file that sentencepiece writes a model to."""
+
+    blob = b""
+
+    def write(self, blob: bytes) -> None:
+        self.blob += blob
+
+
+def _explain(message: str, size: int) -> str:
+    """Translate an error message of sentencepiece into advice where it is a known one."""
+    if match := re.search(r"size too high .*<= (\d+)", message):
+        return f"{size} subwords are too many for this text: at most {match[1]} can be learned from it"
+    if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
+        return f"{size} subwords are too few for this text: its characters alone need {match[1]} (or less coverage)"
+    if "sentences_.empty()" in message or "all_chars_count" in message:
+        return "there is no text to learn subwords from (lines of more than 4192 bytes don't count)"
+    return f"sentencepiece could not learn subwords: {' '.join(message.split())}"
+
+
+def _kind(model: bytes, label: str) -> str:
+    """Return the kind of a model; one that was cut may still look whole to sentencepiece, but lacks its end."""
+    try:
+        fields = dict(message_fields(model))
+        # Pieces come first, then how they were learned, then the normaliser (sentencepiece_model.proto).
+        kind = dict(message_fields(fields[2])).get(3, KINDS["unigram"])
+        whole = {1, 2, 3} <= fields.keys()
+    except (IndexError, KeyError, ValueError, TypeError) as error:
+        raise InputError(f"{label}: not a sentencepiece model, or cut short") from error
+    names = [name for name, number in KINDS.items() if number == kind]
+    if not whole or not names:
+        raise InputError(f"{label}: not a sentencepiece model of {' or '.join(KINDS)}, or cut short")
+    return names[0]
+
+
+def _piece(message: bytes) -> Piece:
+    fields = dict(message_fields(message))
+    return Piece(fields[1].decode("utf-8"), struct.unpack("<f", fields.get(2, bytes(4)))[0], fields.get(3, NORMAL))
+
+
+def message_fields(blob: Any) -> Iterator[tuple[int, Any]]:
+    """Yield numbers and contents of the fields of a protocol buffer message; nested ones as bytes."""
+    at = 0
+    while at < len(blob):
+        tag, at = _varint(blob, at)
+        value: Any
+        if tag & 7 == 0:
+            value, at = _varint(blob, at)
+        else:
+            if tag & 7 not in (1, 2, 5):
+                raise ValueError(f"no such wire type: {tag & 7}")
+            length, at = _varint(blob, at) if tag & 7 == 2 else (8 if tag & 7 == 1 else 4, at)
+            if at + length > len(blob):
+                raise ValueError("the message ends inside a field")
+            value, at = blob[at : at + length], at + length
+        yield tag >> 3, value
+
+
+def _varint(blob: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = blob[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if not byte & 0x80:
+            return value, at
+        if shift > 63:
+            raise ValueError("a number of more than 64 bits")

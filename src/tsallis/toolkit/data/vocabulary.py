@@ -1,0 +1,172 @@
+"""The symbols a model knows, and their numbers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tsallis.errors import InputError, describe
+from tsallis.symbols import BOS, EOS, PAD, SPECIALS, UNK
+from tsallis.toolkit.data.io import read_bytes, without_mark, write_atomic
+
+FORMAT = 1
+
+
+def split_symbols(text: str | Iterable[str], separator: str) -> Iterable[str]:
+    """Return the symbols of a text: its characters, or the parts between separators. A list of symbols stays as it is.
+
+    >>> split_symbols("d uː ", " "), [*split_symbols("do", "")]
+    (['d', 'uː'], ['d', 'o'])
+    """
+    return [part for part in text.split(separator) if part] if separator and isinstance(text, str) else text
+
+
+class Vocabulary:
+    """Symbols numbered from 4; 0 to 3 are padding, start, end and unknown.
+
+    The four have no spelling: a symbol of the data that reads `<s>` is a symbol like any other.
+
+    Args:
+        symbols: Different symbols, in the order of their numbers.
+        separator: What separates the symbols of a text, such as a space between phones. By default every character is a
+            symbol.
+
+    Raises:
+        InputError: If a symbol is there more than once, or is empty or contains the separator.
+
+    Example:
+        >>> vocabulary = Vocabulary.build(["draw", "do"])
+        >>> vocabulary.encode("dox"), vocabulary.decode([1, 4, 6, 2])
+        ([4, 6, 3], 'do')
+        >>> phones = Vocabulary.build(["d ɹ ɔː", "d uː"], separator=" ")
+        >>> phones.encode("d ɔː"), phones.decode([4, 5])
+        ([4, 6], 'd uː')
+    """
+
+    def __init__(self, symbols: Sequence[str], separator: str = "") -> None:
+        self.symbols = tuple(symbols)
+        self.separator = separator
+        if separator and (wrong := next((s for s in self.symbols if not s or separator in s), None)) is not None:
+            raise InputError(f"vocabulary: symbols are separated by {describe(separator)}, found {describe(wrong)}")
+        self._number = {symbol: i + len(SPECIALS) for i, symbol in enumerate(self.symbols)}
+        if len(self._number) != len(self.symbols):
+            twice = next(s for s, n in Counter(self.symbols).items() if n > 1)
+            raise InputError(f"vocabulary: symbol {describe(twice)} stands in it more than once")
+
+    @classmethod
+    def build(cls, sequences: Iterable[str | Iterable[str]], min_count: int = 1, separator: str = "") -> Vocabulary:
+        """Return a vocabulary of every symbol that occurs often enough, most frequent first, ties in code-point order.
+
+        Args:
+            sequences: Texts, or lists of symbols.
+            min_count: The least number of occurrences.
+            separator: What separates the symbols of a text.
+
+        Raises:
+            ValueError: a `min_count` below 1.
+        """
+        if min_count < 1:
+            raise ValueError(f"min_count must be at least 1, got {min_count}")
+        counts = Counter(symbol for sequence in sequences for symbol in split_symbols(sequence, separator))
+        ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+        return cls([symbol for symbol, count in ranked if count >= min_count], separator)
+
+    def __len__(self) -> int:
+        return len(self.symbols) + len(SPECIALS)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Vocabulary) and self.symbols == other.symbols and self.separator == other.separator
+
+    def __hash__(self) -> int:
+        return hash((self.symbols, self.separator))
+
+    def __contains__(self, symbol: str) -> bool:
+        return symbol in self._number
+
+    def encode(self, text: str | Iterable[str]) -> list[int]:
+        """Return the numbers of the symbols of a text, or of a list of symbols; that of an unknown symbol is 3."""
+        return [self._number.get(symbol, UNK) for symbol in split_symbols(text, self.separator)]
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Return the text of some numbers, without padding, start and end; 3 is shown as `<unk>`."""
+        return self.separator.join(self.name(token) for token in tokens if token not in (PAD, BOS, EOS))
+
+    def split_typed(self, text: str) -> tuple[list[int], str]:
+        """Return the numbers of the whole symbols of a text that is being typed, and the beginning of the next symbol.
+
+        The beginning has the separator in front of it.
+
+        >>> Vocabulary(["d", "uː"], " ").split_typed("d u")
+        ([4], ' u')
+        """
+        if not (self.separator and text):
+            return self.encode(text), ""
+        whole, _, rest = text.rpartition(self.separator)
+        return self.encode(whole), self.separator + rest
+
+    def spellings(self, numbers: Sequence[int]) -> tuple[dict[int, bytes], dict[int, bytes]]:
+        """Return what symbols add to an empty text, and what they add behind other symbols, in UTF-8."""
+        first = {number: self.name(number).encode() for number in numbers}
+        return first, {number: self.separator.encode() + spelling for number, spelling in first.items()}
+
+    def name(self, number: int) -> str:
+        """Return the spelling of one symbol, special ones too."""
+        if not 0 <= number < len(self):
+            raise IndexError(f"symbols are numbered from 0 to {len(self) - 1}, got {number}")
+        return SPECIALS[number] if number < len(SPECIALS) else self.symbols[number - len(SPECIALS)]
+
+    def fingerprint(self) -> str:
+        """Return a hash of the symbols in their order: two vocabularies with one fingerprint are the same."""
+        content = [self.separator, self.symbols] if self.separator else self.symbols
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+    def to_json(self) -> str:
+        """Return the symbols, their order and their fingerprint as text.
+
+        >>> vocabulary = Vocabulary(["a", "b"])
+        >>> Vocabulary.from_json(vocabulary.to_json()) == vocabulary
+        True
+        """
+        separator = {"separator": self.separator} if self.separator else {}
+        content = {"format": FORMAT, "fingerprint": self.fingerprint(), **separator, "symbols": self.symbols}
+        return json.dumps(content, ensure_ascii=False, indent=0)
+
+    @classmethod
+    def from_json(cls, text: str, source: str = "vocabulary") -> Vocabulary:
+        """Parse what :meth:`to_json` wrote; anything else is an :class:`~tsallis.errors.InputError` at `source`."""
+        try:
+            content = json.loads(text)
+            symbols, fingerprint, version = content["symbols"], content["fingerprint"], content["format"]
+            separator = content.get("separator", "")
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise InputError(f"{source}: not a vocabulary file (JSON with format, fingerprint and symbols)") from error
+        if version != FORMAT:
+            raise InputError(f"{source}: vocabulary format {describe(version)}, this program reads {FORMAT}")
+        if not isinstance(symbols, list) or not all(isinstance(s, str) for s in symbols):
+            raise InputError(f"{source}: symbols must be a list of strings")
+        if not isinstance(separator, str):
+            raise InputError(f"{source}: separator must be a text, found {describe(separator)}")
+        try:
+            vocabulary = cls(symbols, separator)
+        except InputError as error:
+            raise InputError(f"{source}: {error}") from error
+        if vocabulary.fingerprint() != fingerprint:
+            raise InputError(f"{source}: symbols and fingerprint don't belong together: the file was changed or cut")
+        return vocabulary
+
+    def save(self, path: Path | str) -> None:
+        """Write the vocabulary in one step; a file that is there is replaced."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, self.to_json())
+
+    @classmethod
+    def load(cls, path: Path | str) -> Vocabulary:
+        """Read what :meth:`save` wrote; anything else is an :class:`~tsallis.errors.InputError`."""
+        try:
+            text = without_mark(read_bytes(path)).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path}: not a vocabulary file (JSON as UTF-8)") from error
+        return cls.from_json(text, str(path))

@@ -1,0 +1,153 @@
+"""Word vectors that were learned elsewhere: matrices from files, for the symbols of a vocabulary."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tsallis.errors import InputError, describe, shorten
+from tsallis.toolkit.data.io import Ignored, check_file, input_errors, number_lines, read_lines
+
+LINE_FORMAT = "a word and its numbers, separated by spaces"
+
+
+@dataclass(frozen=True)
+class WordVectors:
+    """Vectors of some symbols.
+
+    Args:
+        numbers: of the symbols.
+        matrix: [symbols, size] their vectors.
+    """
+
+    numbers: tuple[int, ...]
+    matrix: Tensor
+
+
+def read_word_vectors(
+    path: Path | str, symbols: Mapping[str, int], words: Path | str | None = None, tensor: str | None = None
+) -> WordVectors:
+    r"""Read the vectors of some symbols, and of no other ones, from a file.
+
+    Args:
+        path: a text file of word vectors, as of word2vec, GloVe or fastText: a word and its numbers on each line, below
+            a line with their counts or none; plain, `.gz` or `.xz`. Or a `.safetensors` file with a matrix.
+        symbols: their numbers, by their spelling.
+        words: of a matrix: a text file with the word of each row, one a line. Without it, row i is of symbol number i.
+        tensor: the name of the matrix, where the file has several of two dimensions.
+
+    Returns:
+        Vectors in the order of the symbols' numbers; of a word that stands in a file twice, the first.
+
+    Raises:
+        InputError: a file that is missing or damaged, a malformed line with its place, numbers that are not finite, or
+            a file with none of the symbols.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "vectors.txt"
+        >>> _ = path.write_text("3 2\nthe 0.5 1\nof 0 -1\nhouse 2 0.25\n")
+        >>> read_word_vectors(path, {"house": 4, "home": 5, "the": 6})
+        WordVectors(numbers=(4, 6), matrix=tensor([[2.0000, 0.2500],
+                [0.5000, 1.0000]]))
+    """
+    if Path(path).name.endswith(".safetensors"):
+        rows = _read_matrix(Path(path), symbols, words, tensor)
+    elif words is not None or tensor is not None:
+        raise InputError(f"{path}: words and tensor are for .safetensors files")
+    else:
+        rows = _read_text(path, symbols)
+    if not rows:
+        raise InputError(f"{path}: holds none of the {len(symbols)} symbols, such as {_some(symbols)}")
+    numbers = tuple(sorted(rows))
+    return WordVectors(numbers, torch.stack([rows[number] for number in numbers]))
+
+
+def _some(symbols: Mapping[str, int]) -> str:
+    return ", ".join(describe(symbol) for symbol in list(symbols)[:3])
+
+
+def _read_text(path: Path | str, symbols: Mapping[str, int]) -> dict[int, Tensor]:
+    rows: dict[int, Tensor] = {}
+    for number, word, values in _split_lines(path):
+        if word in symbols and symbols[word] not in rows:
+            rows[symbols[word]] = torch.tensor(_numbers(values, f"{path}:{number}"))
+    return rows
+
+
+def _split_lines(path: Path | str) -> Iterator[tuple[int, str, Sequence[str]]]:
+    """Yield the number, the word and the values of each line; a word may hold spaces."""
+    size = 0
+    ignored = Ignored()
+    for number, line in number_lines(read_lines(path, LINE_FORMAT), ignored):
+        if number == 0 and len(parts := line.split(" ")) == 2 and all(part.isdecimal() for part in parts):
+            continue  # the counts of words and of values
+        size = size or len(line.split(" ")) - 1
+        word, *values = line.rsplit(" ", size)
+        if not size or len(values) < size or not word:
+            raise InputError(f"{path}:{number + 1}: expected {LINE_FORMAT}, {size} of them, found {shorten(line)}")
+        yield number + 1, word, values
+    ignored.warn(str(path))
+
+
+def _numbers(values: Sequence[str], origin: str) -> list[float]:
+    try:
+        numbers = [float(value) for value in values]
+    except ValueError as error:
+        raise InputError(f"{origin}: expected {LINE_FORMAT}: {error}") from error
+    if not all(map(math.isfinite, numbers)):
+        raise InputError(f"{origin}: a number is not finite")
+    return numbers
+
+
+def _read_matrix(
+    path: Path, symbols: Mapping[str, int], words: Path | str | None, tensor: str | None
+) -> dict[int, Tensor]:
+    matrix = _open_matrix(path, tensor)
+    if words is None:
+        index = {number: number for number in symbols.values()}
+        if len(matrix) != max(index) + 1:
+            raise InputError(
+                f"{path}: {len(matrix)} rows, and the vocabulary has {max(index) + 1} symbols; name the file with the "
+                "word of each row (words)"
+            )
+    else:
+        spellings = list(read_lines(words))
+        if len(spellings) != len(matrix):
+            raise InputError(f"{words}: {len(spellings)} words, and {path} has {len(matrix)} rows")
+        index = {}
+        for row, spelling in enumerate(spellings):
+            if spelling in symbols:
+                index.setdefault(symbols[spelling], row)
+    rows = {number: matrix[row].float() for number, row in index.items()}
+    if bad := next((number for number, row in rows.items() if not row.isfinite().all()), None):
+        raise InputError(f"{path}: row {index[bad]}: a number is not finite")
+    return rows
+
+
+def _open_matrix(path: Path, tensor: str | None) -> Tensor:
+    from safetensors import SafetensorError, safe_open
+
+    check_file(path)
+    try:
+        with input_errors(path), safe_open(str(path), "pt") as content:
+            shapes = {name: content.get_slice(name).get_shape() for name in content.keys()}  # noqa: SIM118
+            names = [name for name, shape in shapes.items() if len(shape) == 2]
+            if tensor is None and len(names) != 1:
+                listed = ", ".join(names[:5]) or "none"
+                raise InputError(f"{path}: expected one matrix, found {listed}; name one of them (tensor)")
+            name = names[0] if tensor is None else tensor
+            if name not in names:
+                raise InputError(f"{path}: there is no matrix {describe(name)}, but {', '.join(names[:5]) or 'none'}")
+            matrix: Any = content.get_tensor(name)
+    except SafetensorError as error:
+        raise InputError(f"{path}: not a safetensors file: {' '.join(str(error).split())}") from error
+    if not matrix.is_floating_point():
+        raise InputError(f"{path}: expected a matrix of floating-point numbers, found {matrix.dtype}")
+    return torch.as_tensor(matrix)

@@ -1,0 +1,226 @@
+"""Fetching a known file: what was begun is gone on with, and what arrives is checked before it takes its name."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path
+from typing import Literal
+
+from tsallis.errors import InputError
+from tsallis.toolkit.data.io import created_folder, write_atomic
+
+CHUNK = 1 << 16
+MOST = 1 << 33  # bytes of a file of unknown size
+TIMEOUT = 60  # seconds without a byte
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file: where it may lie, and what it must be, as far as that is known.
+
+    Where neither digest is known, that of the first transfer is written beside the file as `<name>.sha256`, and what
+    comes later is compared with it.
+    """
+
+    name: str
+    urls: tuple[str, ...] = ()  # tried in order where one is not found
+    size: int | None = None
+    sha256: str | None = None
+    md5: str | None = None  # where the publishers give no better one
+    lines: int | None = None
+    parts: tuple[Part, ...] = ()  # what it is made from, one after the other; it has no address of its own then
+    holds: Literal["lines", "images", "files"] = "lines"  # images: an array in NumPy's format; files: a tar file
+    header: str = ""  # a first line, of our own
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a transferred file: its packing, the member to read, and the selection of its lines."""
+
+    archive: SourceFile
+    packing: Literal["plain", "gz", "xz", "tar", "zip", "tar-folder"]
+    member: str | None = None  # the exact name in a tar or zip file; of a tar-folder, a pattern of all names
+    form: Literal["lines", "segments", "talks", "clusters", "labelled", "pairs", "questions", "reviews", "patients"] = (
+        "lines"
+    )
+    every: int = 0  # n: every nth line; -n: all but these
+    split: str = ""  # of clusters: train, dev or test
+    column: int = 0  # of clusters: which side of the pairs
+    count: int | None = None  # of a tar-folder: its members
+    listed: SourceFile | None = None  # of pairs: a file with the names of the images that are wanted
+
+    @property
+    def needs(self) -> tuple[SourceFile, ...]:
+        """The files that are transferred."""
+        return (self.archive,) if self.listed is None else (self.archive, self.listed)
+
+
+def fetch(file: SourceFile, path: Path) -> Path:
+    """Get one file: there already, gone on with, or fetched whole; it takes its name when its content is right.
+
+    What an interrupted transfer left lies beside it as `<name>.part`.
+
+    Raises:
+        InputError: no connection, content that is not the known one, or a folder that can't be written.
+    """
+    try:
+        if path.exists():
+            check(file, path)
+            return path
+        with created_folder(path.parent):
+            part = path.with_name(path.name + ".part")
+            # A part of something else shows only at the end, and costs one more transfer, not the data set.
+            if not (part.exists() and _complete(file, part, path)) and not _complete(file, part, path):
+                raise InputError(
+                    f"{path}: what arrived is not {known(file, path)} (its digest differs); it was thrown away"
+                )
+            take_name(file, part, path)
+    except OSError as error:
+        raise InputError(f"{path}: can't be written: {error}") from error
+    return path
+
+
+def check(file: SourceFile, path: Path) -> None:
+    """Take a file that is there already, compared with its digest, known or recorded, and its number of lines."""
+    verify(file, path)
+    if _is_unknown(file, path):  # put there by the user: what it is now is what it must stay
+        write_record(path, _digest(path))
+
+
+def _is_unknown(file: SourceFile, path: Path) -> bool:
+    return file.sha256 is None and file.md5 is None and not record_of(path).exists()
+
+
+def verify(file: SourceFile, path: Path) -> None:
+    """Raise an InputError as :func:`check` does; write no record."""
+    if not same_digest(file, path, path):
+        raise InputError(f"{path}: is not {known(file, path)} (its digest differs); remove it to fetch it again")
+    if _is_unknown(file, path) and file.lines is not None and (count := count_lines(path)) != file.lines:
+        raise InputError(f"{path}: expected {file.lines} lines, found {count}; remove it to fetch it again")
+
+
+def take_name(file: SourceFile, part: Path, path: Path) -> None:
+    """Move a complete and checked file to its path; its digest is recorded first where none is published."""
+    if file.sha256 is None and file.md5 is None:
+        write_record(path, _digest(part))
+    part.replace(path)
+
+
+def known(file: SourceFile, path: Path) -> str:
+    recorded = file.sha256 is None and file.md5 is None
+    return f"the file that {record_of(path).name} describes" if recorded else "the known file"
+
+
+def same_digest(file: SourceFile, candidate: Path, path: Path) -> bool:
+    """Tell whether `candidate` has the digest of the file at `path`; True where none is published or recorded."""
+    if file.sha256 is not None:
+        return _digest(candidate) == file.sha256
+    if file.md5 is not None:
+        return _digest(candidate, "md5") == file.md5
+    record = record_of(path)
+    return not record.exists() or _digest(candidate) == record.read_text(encoding="utf-8").split(" ")[0]
+
+
+def record_of(path: Path) -> Path:
+    return path.with_name(path.name + ".sha256")
+
+
+def write_record(path: Path, digest: str) -> None:
+    """In the form that `sha256sum --check` reads."""
+    write_atomic(record_of(path), f"{digest}  {path.name}\n")
+
+
+def count_lines(path: Path) -> int:
+    with path.open("rb") as stream:
+        return sum(chunk.count(b"\n") for chunk in iter(lambda: stream.read(CHUNK), b""))
+
+
+def _complete(file: SourceFile, part: Path, path: Path) -> bool:
+    """Bring `part` to its full size; one that turns out to be something else is removed."""
+    have = _size(part)
+    if file.size is not None and have > file.size:
+        part.unlink()
+    if have != file.size:
+        _download(file, part)
+    if same_digest(file, part, path):
+        return True
+    part.unlink()
+    return False
+
+
+def _download(file: SourceFile, part: Path) -> None:
+    for url in file.urls:
+        try:
+            _stream(url, part, file.size)
+            return
+        except urllib.error.HTTPError as error:
+            if error.code == 416 and file.size is None and part.exists():
+                # Nothing follows what is there: whole or of something else, which only a new transfer can tell.
+                part.unlink()
+                return _download(file, part)
+            if error.code != 404:
+                raise InputError(f"{url}: the server answered {error.code} {error.reason}") from error
+        except (OSError, HTTPException) as error:
+            raise InputError(
+                f"{url}: {error}; {_size(part)} of {'an unknown number of' if file.size is None else file.size} bytes "
+                "are kept, the same command goes on from there"
+            ) from error
+    raise InputError(f"{' and '.join(file.urls)}: not found on the server")
+
+
+def _stream(url: str, part: Path, size: int | None) -> None:
+    have, known_size = _size(part), size is not None
+    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+    with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
+        position, size = _start(answer, url, have, size)
+        if size is not None and size > MOST and not known_size:
+            raise InputError(f"{url}: expected a file of less than {MOST} bytes, the server has {size}")
+        with part.open("ab" if position else "wb") as stream:
+            # Never more than is wanted, whatever the server sends.
+            limit = MOST if size is None else size
+            while chunk := answer.read(min(CHUNK, limit - position)):
+                stream.write(chunk)
+                position += len(chunk)
+            stream.flush()
+            os.fsync(stream.fileno())
+    if size is None and position >= MOST:
+        part.unlink()
+        raise InputError(f"{url}: expected a file of less than {MOST} bytes, the server sends on; it was thrown away")
+    if size is not None and position < size:
+        raise ConnectionError("the connection ended early")
+
+
+def _start(answer: HTTPResponse, url: str, have: int, size: int | None) -> tuple[int, int | None]:
+    """Return the offset of the answer's bytes and the file's size; refuse an answer that can't be the file, unread."""
+    if answer.status == 206:
+        content_range = answer.headers.get("Content-Range", "")
+        match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", content_range.strip())
+        if not match or int(match[1]) != have or (size is not None and match[2] not in ("*", str(size))):
+            expected = f"bytes {have}-{size - 1}/{size}" if size is not None else f"bytes from {have} on"
+            raise InputError(f"{url}: expected {expected} of the file, the server sent {content_range!r}")
+        return have, size if size is not None or match[2] == "*" else int(match[2])
+    # A server that ignores the range answers 200 and sends everything again.
+    length = answer.headers.get("Content-Length", "").strip()
+    if size is None:
+        return 0, int(length) if length.isdecimal() else None
+    if length not in ("", str(size)):
+        raise InputError(f"{url}: expected a file of {size} bytes, the server has {length}")
+    return 0, size
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _digest(path: Path, algorithm: str = "sha256") -> str:
+    digest = hashlib.new(algorithm, usedforsecurity=False)
+    with path.open("rb") as stream:
+        while chunk := stream.read(CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,164 @@
+"""English verbs and their forms: the embedded default data, so that nothing need be fetched.
+
+The file `embedded/english_verbs.tsv` is written by `python -m tsallis.toolkit.datasets.english_verbs` from the lemmas in
+`embedded/english_verbs.txt`: regular verbs, verbs that double their last consonant though they have more than one
+syllable, verbs with either spelling, and irregular verbs with their two past forms. Spelling is American, but where
+an unstressed syllable ends in l: dictionaries list "canceled or cancelled", and so do the rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import NamedTuple
+
+from tsallis.toolkit.data.io import write_atomic
+
+CELLS = ("V;3;SG;PRS", "V;PST", "V;V.PTCP;PST", "V;V.PTCP;PRS")
+SPLITS = ("train", "dev", "test")
+PREFIXES = ("be", "for", "fore", "inter", "mis", "out", "over", "re", "un", "under", "up", "with")
+VOWELS = "aeiou"
+DOUBLING_IRREGULAR = ("begin",)
+KEEPS_E = ("singe", "tinge", "swinge")  # singeing, not singing
+
+
+class VerbForm(NamedTuple):
+    """One cell of a verb's paradigm."""
+
+    lemma: str
+    form: str
+    tags: str  # separated by semicolons
+
+
+def verb_forms() -> dict[str, list[VerbForm]]:
+    """Return the embedded verbs as splits "train", "dev" and "test", which share no lemma.
+
+    Irregular verbs that can't be derived from another are in "train": the other two splits measure the rules. Verbs
+    with two right spellings, a row for each, are there, too; "model" and "travel", whose forms `tsallis demo` asks for,
+    are in no split.
+
+    Example:
+        >>> forms = verb_forms()
+        >>> sorted(forms), forms["dev"][0].tags
+        (['dev', 'test', 'train'], 'V;3;SG;PRS')
+    """
+    splits: dict[str, list[VerbForm]] = {split: [] for split in SPLITS}
+    text = files("tsallis.toolkit.datasets").joinpath("embedded/english_verbs.tsv").read_text(encoding="utf-8")
+    for line in text.split("\n")[:-1]:
+        split, *cells = line.split("\t")
+        splits[split].append(VerbForm(*cells))
+    return splits
+
+
+def third_person(lemma: str) -> str:
+    """
+    >>> [third_person(v) for v in ("walk", "try", "play", "catch", "echo", "quiz")]
+    ['walks', 'tries', 'plays', 'catches', 'echoes', 'quizzes']
+    """
+    if lemma == "have":
+        return "has"
+    if re.search(r"[^aeiou]y$", lemma):
+        return lemma[:-1] + "ies"
+    if re.search(r"[^aeiou]iz$", lemma) or lemma.endswith("uiz"):
+        return lemma + "zes"
+    if re.search(r"(s|x|z|ch|sh|[^aeiou]o)$", lemma):
+        return lemma + "es"
+    return lemma + "s"
+
+
+def past(lemma: str, doubles: bool = False) -> str:
+    """
+    >>> past("walk"), past("bake"), past("try"), past("stop"), past("prefer", doubles=True), past("panic")
+    ('walked', 'baked', 'tried', 'stopped', 'preferred', 'panicked')
+    """
+    if lemma.endswith("e"):
+        return lemma + "d"
+    if re.search(r"[^aeiou]y$", lemma):
+        return lemma[:-1] + "ied"
+    return _stem(lemma, doubles) + "ed"
+
+
+def present_participle(lemma: str, doubles: bool = False) -> str:
+    """
+    >>> [present_participle(v) for v in ("walk", "bake", "die", "agree", "dye", "stop", "singe")]
+    ['walking', 'baking', 'dying', 'agreeing', 'dyeing', 'stopping', 'singeing']
+    """
+    if lemma.endswith("ie"):
+        return lemma[:-2] + "ying"
+    if lemma.endswith("e") and not re.search(r"(ee|oe|ye)$", lemma) and lemma not in KEEPS_E:
+        return lemma[:-1] + "ing"
+    return _stem(lemma, doubles) + "ing"
+
+
+def either_spelling(lemma: str) -> tuple[tuple[str, ...], ...]:
+    """Return the right forms of the four cells of a verb that may double its last consonant.
+
+    >>> either_spelling("cancel")[1:3]
+    (('canceled', 'cancelled'), ('canceled', 'cancelled'))
+    """
+    both = (False, True)
+    pasts = tuple(past(lemma, doubles) for doubles in both)
+    return (third_person(lemma),), pasts, pasts, tuple(present_participle(lemma, doubles) for doubles in both)
+
+
+def _stem(lemma: str, doubles: bool) -> str:
+    """Return the stem before -ed and -ing: a last consonant after a single stressed vowel is doubled, c takes a k."""
+    if lemma.endswith("c"):
+        return lemma + "k"
+    short = re.fullmatch(rf"(?:[^{VOWELS}]*qu|[^{VOWELS}]*)[{VOWELS}y][^{VOWELS}wxyhc]", lemma)
+    return lemma + lemma[-1] if doubles or (short and len(lemma) > 2) else lemma
+
+
+def paradigms() -> dict[str, tuple[str, tuple[tuple[str, ...], ...]]]:
+    """Return every lemma with its split and the right forms of its four cells, from the list of lemmas."""
+    entries: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {}
+    listed = _read_list()
+    irregular = {lemma: (forms[0], forms[-1]) for lemma, kind, forms in listed if kind == "irregular"}
+    for lemma, kind, forms in listed:
+        doubles = kind == "doubling"
+        pasts = irregular.get(lemma, (past(lemma, doubles),) * 2)
+        base = next((lemma[len(p) :] for p in PREFIXES if lemma.startswith(p) and lemma[len(p) :] in irregular), "")
+        doubles = doubles or bool(forms and base and _stem(base, False) != base) or lemma in DOUBLING_IRREGULAR
+        cells = (third_person(lemma), *pasts, present_participle(lemma, doubles))
+        right = either_spelling(lemma) if kind == "either" else tuple((form,) for form in cells)
+        derived = bool(forms and base)
+        in_train = kind == "either" or (kind == "irregular" and not derived)
+        entries[lemma] = ("train" if in_train else _split(lemma), right)
+    return dict(sorted(entries.items()))
+
+
+def _split(lemma: str) -> str:
+    bucket = int(hashlib.sha256(lemma.encode()).hexdigest(), 16) % 10
+    return {0: "dev", 1: "test"}.get(bucket, "train")
+
+
+def _read_list() -> list[tuple[str, str, list[str]]]:
+    """Return lemma, kind and irregular past forms of every entry of the list."""
+    text = files("tsallis.toolkit.datasets").joinpath("embedded/english_verbs.txt").read_text(encoding="utf-8")
+    kind, entries = "", []
+    for line in text.split("\n"):
+        if line.startswith("["):
+            kind = line.strip("[]")
+        elif kind == "irregular" and line:
+            lemma, *forms = line.split()
+            entries.append((lemma, kind, forms))
+        else:
+            entries += [(lemma, kind, []) for lemma in line.split()]
+    return entries
+
+
+def main() -> None:
+    """Write the table of all forms beside the list of lemmas."""
+    rows = [
+        f"{split}\t{lemma}\t{form}\t{tags}\n"
+        for lemma, (split, cells) in paradigms().items()
+        for forms, tags in zip(cells, CELLS, strict=True)
+        for form in forms
+    ]
+    write_atomic(Path(__file__).parent / "embedded" / "english_verbs.tsv", "".join(rows))
+
+
+if __name__ == "__main__":
+    main()

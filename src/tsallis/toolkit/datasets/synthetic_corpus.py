@@ -1,0 +1,84 @@
+"""Synthetic examples as rows of symbols, other ones in every epoch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from tsallis.models.batch import Batch
+from tsallis.symbols import BOS, FIRST, IGNORE_INDEX, PAD
+from tsallis.toolkit.data.corpus import Corpus, LengthBatches
+from tsallis.toolkit.data.ragged import RaggedRows
+from tsallis.toolkit.data.vocabulary import Vocabulary
+from tsallis.toolkit.datasets.synthetic import SYNTHETIC_TASKS, SyntheticStream
+
+AT_ONCE = 1 << 16  # tokens of a batch that is evaluated
+
+
+def synthetic_vocabulary(name: str) -> Vocabulary:
+    """Return the symbols of a task: numbers from 0."""
+    return Vocabulary([str(number) for number in range(SYNTHETIC_TASKS[name].symbols)])
+
+
+@dataclass(frozen=True)
+class SyntheticCorpus(Corpus):
+    """Examples of a synthetic task behind a start symbol, made as they are read.
+
+    Args:
+        streams: of the examples; each has as many rows.
+        each: rows of a stream in an epoch.
+
+    Example:
+        >>> corpus = synthetic_corpus("copy", 3, [(6, 6)])
+        >>> batch = corpus.batch([0])
+        >>> (batch.tgt_in[0, 4:] == 4).tolist(), (batch.tgt_out[0] >= 0).tolist()  # the separator; then the answer
+        ([True, False, False], [False, False, False, False, True, True, True])
+        >>> torch.equal(corpus.batch([0], epoch=1).tgt_in, batch.tgt_in)
+        False
+    """
+
+    streams: tuple[SyntheticStream, ...] = field(default=(), compare=False)
+    each: int = 0
+
+    def lengths(self) -> torch.Tensor:
+        """Return [rows, 2]: nothing, and the tokens of the longest example there may be."""
+        most = torch.tensor([stream.most for stream in self.streams], dtype=torch.int32).repeat_interleave(self.each)
+        return torch.stack([torch.zeros_like(most), most], 1)
+
+    def batch(self, index: Sequence[int], epoch: int = 0) -> Batch:
+        pairs = [divmod(int(row), self.each) for row in index]
+        examples = [self.streams[part].example(epoch * self.each + row) for part, row in pairs]
+        width = 1 + max(len(example.tokens) for example in examples)
+        tgt_in, tgt_out = torch.full((len(index), width), PAD), torch.full((len(index), width), IGNORE_INDEX)
+        tgt_in[:, 0] = BOS
+        for row, (tokens, targets) in enumerate(examples):
+            tgt_in[row, 1 : len(tokens) + 1] = torch.tensor(tokens) + FIRST
+            numbers = torch.tensor(targets)
+            tgt_out[row, 1 : len(tokens) + 1] = torch.where(numbers < 0, IGNORE_INDEX, numbers + FIRST)
+        empty = torch.zeros(len(index), 0, dtype=torch.long), torch.zeros(len(index), dtype=torch.long)
+        return Batch(*empty, tgt_in, tgt_out, tuple(map(int, index)))
+
+    def batches(self, size: int, rows: int | None = None) -> LengthBatches:
+        """Return all rows, or the first `rows` of them, at most `size` together and fewer where they are long."""
+        longest = max(stream.most for stream in self.streams)
+        return LengthBatches(self, max(1, min(size, AT_ONCE // longest)), rows)
+
+    def digest(self) -> str:
+        """Return a hash of what makes the examples."""
+        streams = [(stream.task.name, stream.least, stream.most, stream.seed) for stream in self.streams]
+        return hashlib.sha256(f"{streams} {self.each}".encode()).hexdigest()
+
+
+def synthetic_corpus(name: str, each: int, lengths: Sequence[tuple[int, int]], seed: int = 0) -> SyntheticCorpus:
+    """Return `each` examples an epoch of every span of lengths, least and most.
+
+    Raises:
+        ValueError: an unknown task, lengths that it has no examples of.
+    """
+    streams = tuple(SyntheticStream(name, 1, least, most, seed) for least, most in lengths)
+    nothing = RaggedRows(np.empty(0, np.int64), np.zeros(each * len(streams) + 1, np.int64))
+    return SyntheticCorpus(nothing, nothing, streams=streams, each=each)

@@ -1,0 +1,26 @@
+"""Evaluation: accuracy, BLEU and the like, and the sparsity and certificates of a model on a test set."""
+
+from tsallis.toolkit.evaluation.metrics import Evaluation, evaluate
+from tsallis.toolkit.evaluation.search_results import accuracy, search_corpus
+from tsallis.toolkit.evaluation.teacher_forcing import TeacherForcedScores, teacher_forced_scores
+from tsallis.toolkit.evaluation.text_scores import (
+    CorpusScore,
+    exact_match,
+    form_scores,
+    levenshtein,
+    translation_scores,
+)
+
+__all__ = [
+    "CorpusScore",
+    "Evaluation",
+    "TeacherForcedScores",
+    "accuracy",
+    "evaluate",
+    "exact_match",
+    "form_scores",
+    "levenshtein",
+    "search_corpus",
+    "teacher_forced_scores",
+    "translation_scores",
+]

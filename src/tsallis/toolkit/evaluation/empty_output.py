@@ -1,0 +1,69 @@
+"""The empty output beside those of a search (Tezekbayev et al. 2022, table 2)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tsallis.models.protocol import Decoder, device_of
+from tsallis.models.spellings import ambiguous_text, spellings_of
+from tsallis.search import Result, score
+from tsallis.search.spelling import score_texts
+from tsallis.symbols import BOS, EOS
+from tsallis.toolkit.data.corpus import Corpus
+
+
+def empty_log_probs(model: Decoder, corpus: Corpus, batch_size: int = 128, vocabulary: Any = None) -> Tensor:
+    """Compute the log-probability of the empty output for every row [rows], in float64.
+
+    With a vocabulary in which several sequences spell the empty text it is that of the text.
+    """
+    log_probs = torch.empty(len(corpus), dtype=torch.float64)
+    device, texts = device_of(model), vocabulary is not None and ambiguous_text(vocabulary) is not None
+    for batch in corpus.batches(batch_size):
+        if texts:
+            sources = batch.src.to(device), batch.src_lengths.to(device)
+            found = score_texts(model, *sources, [""] * len(batch.src), spellings_of(vocabulary))
+            log_probs[list(batch.index)] = torch.tensor([text.log_prob for text in found], dtype=torch.float64)
+            continue
+        begin, end = (torch.full((len(batch.src), 1), token, device=device) for token in (BOS, EOS))
+        log_probs[list(batch.index)] = score(
+            model, batch.src.to(device), batch.src_lengths.to(device), begin, end
+        ).cpu()
+    return log_probs
+
+
+def compare_empty(log_prob: float, result: Result, vocabulary: Any = None) -> tuple[bool, str]:
+    """Compare the empty output with those of a search (Tezekbayev et al. 2022, table 2).
+
+    Both log-probabilities are sums in float64 over the same steps, and compared exactly.
+
+    Args:
+        log_prob: of the empty output.
+        result: of the search.
+        vocabulary: Of the outputs, where the result is about texts; None: only the output without tokens is empty.
+
+    Returns:
+        Whether the empty output is more probable than the best hypothesis, of which it is not one; and whether it is
+        the most probable output of all: "yes" and "no" where that is proved, otherwise "unknown".
+    """
+    best, certificate = result.best, result.certificate
+    if log_prob == -math.inf:
+        return False, "no"
+    others = [h for h in result.hypotheses if (h.tokens if vocabulary is None else vocabulary.decode(h.tokens))]
+    best_is_empty = best is not None and best not in others[:1]
+    beaten = best is None or (not best_is_empty and log_prob > best.log_prob)
+    # Under a length penalty the best hypothesis need not be the most probable one.
+    if any(hypothesis.log_prob > log_prob for hypothesis in others):
+        return beaten, "no"
+    if best_is_empty:
+        return False, "yes" if certificate.proves_best else "unknown"
+    if result.scope == "limited":  # nothing is known of the outputs outside of it
+        return beaten, "unknown"
+    proved = certificate.kind == "complete" or (certificate.kind != "none" and log_prob >= certificate.bound)
+    if result.missing and others:  # a listed text may be more probable than it is listed
+        proved = proved and math.exp(log_prob) >= max(h.prob for h in others) + result.missing
+    return beaten, "yes" if proved else "unknown"

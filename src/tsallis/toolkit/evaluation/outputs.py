@@ -1,0 +1,177 @@
+"""Records of single outputs beside their references: probabilities by symbol, certificates, the empty output."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tsallis.models.protocol import Decoder, device_of
+from tsallis.models.spellings import ambiguous_text
+from tsallis.search import Certificate, Hypothesis, Result, TokenScores, score_tokens
+from tsallis.search.texts import TextProbability
+from tsallis.toolkit.data.corpus import Corpus
+from tsallis.toolkit.evaluation.empty_output import compare_empty, empty_log_probs
+from tsallis.toolkit.evaluation.text_probabilities import complete_results, describe_segmentations, score_outputs
+
+BATCH = 128  # outputs scored together
+
+
+def describe_tokens(scores: TokenScores, tgt_vocab: Any) -> dict[str, Any]:
+    """Return an output's log-probability by symbol, and why it is impossible, with names in place of numbers.
+
+    Args:
+        scores: of the output.
+        tgt_vocab: that spells symbols.
+
+    Returns:
+        "possible", "log_prob", "tokens" with "symbol", "log_prob" and "support" of each, and "impossible": None, or the
+        first impossible symbol, its "step" from 1, "gap" below the threshold (None where there is no one threshold, or
+        the symbol is never given), "support" and the symbols possible "instead" with their probabilities. What is
+        impossible has a log-probability of None.
+    """
+    columns = zip(scores.tokens, scores.log_probs, scores.support, strict=True)
+    tokens = [{"symbol": tgt_vocab.name(t), "log_prob": finite(p), "support": n} for t, p, n in columns]
+    exclusion, impossible = scores.exclusion, None
+    if exclusion is not None:
+        impossible = {
+            "step": exclusion.step + 1,
+            "symbol": tgt_vocab.name(exclusion.token),
+            "gap": None if exclusion.gap is None else finite(exclusion.gap),
+            "support": exclusion.support,
+            "instead": [{"symbol": tgt_vocab.name(t), "prob": prob} for t, prob in exclusion.alternatives],
+        }
+    possible = exclusion is None
+    return {
+        "possible": possible,
+        "log_prob": scores.log_prob if possible else None,
+        "tokens": tokens,
+        "impossible": impossible,
+    }
+
+
+def describe_text(scores: TokenScores, text: TextProbability, tgt_vocab: Any) -> dict[str, Any]:
+    """Return the log-probability of a text as what JSON holds.
+
+    Args:
+        scores: Of the symbols of its most probable segmentation, or of the usual one, if none is possible.
+        text: Its segmentations.
+        tgt_vocab: that spells symbols.
+
+    Returns:
+        What :func:`describe_tokens` returns, with the "log_prob" of the text: the sum over its "segmentations", a lower
+        bound unless it is "exact". Segmentations that were not followed have the probability "missing", at most;
+        "possible" is None if none was found and not all were followed.
+    """
+    return {
+        **describe_tokens(scores, tgt_vocab),
+        "possible": text.possible,
+        "log_prob": text.log_prob if text.segmentations else None,
+        "exact": text.exact,
+        "missing": finite(text.missing),
+        "segmentations": describe_segmentations(text.segmentations, tgt_vocab),
+    }
+
+
+def describe_hypothesis(hypothesis: Hypothesis, tgt_vocab: Any, length_penalty: float = 0.0) -> dict[str, Any]:
+    """Return an output of a search or a draw as what JSON holds.
+
+    Args:
+        hypothesis: to describe.
+        tgt_vocab: that spells symbols.
+        length_penalty: of the search; where it is not 0, "score" is what ranks outputs.
+
+    A text has its "segmentations", too: "prob" and "log_prob" are sums over them, supports are of the first.
+    """
+    content: dict[str, Any] = {
+        "text": tgt_vocab.decode(hypothesis.tokens),
+        "prob": hypothesis.prob,
+        "log_prob": hypothesis.log_prob,
+        "support": hypothesis.support,
+        "num_attended": hypothesis.num_attended,
+    }
+    if length_penalty:
+        content["score"] = hypothesis.score(length_penalty)
+    if hypothesis.segmentations:
+        content["segmentations"] = describe_segmentations(hypothesis.segmentations, tgt_vocab)
+    return content
+
+
+def describe_certificate(certificate: Certificate) -> dict[str, Any]:
+    """Return a certificate as what JSON holds: kind and bound, and the reason where there is one."""
+    reason = {} if certificate.reason is None else {"reason": certificate.reason}
+    return {"certificate": certificate.kind, **reason, "bound": finite(certificate.bound)}
+
+
+def describe_result(result: Result, tgt_vocab: Any) -> dict[str, Any]:
+    """Return the result of a search as what JSON holds: its certificate, bound and mass, and the hypotheses.
+
+    A result about texts also has what is "missing": the probability of all sequences that were not found, at most.
+    """
+    hypotheses = [describe_hypothesis(h, tgt_vocab, result.length_penalty) for h in result.hypotheses]
+    missing = {"missing": finite(result.missing)} if any(h.segmentations for h in result.hypotheses) else {}
+    return {
+        **describe_certificate(result.certificate),
+        "mass": result.mass,
+        **missing,
+        "hypotheses": hypotheses,
+        "stopped_by": result.stopped_by,
+        "expanded": result.expanded,
+    }
+
+
+def output_records(
+    model: Decoder, tgt_vocab: Any, corpus: Corpus, references: Sequence[str], results: Sequence[Result]
+) -> Iterator[dict[str, Any]]:
+    """Yield a record of each row: reference and best output, with what is known and proved about them.
+
+    "empty" compares the empty output with the best one, see :func:`tsallis.toolkit.evaluation.empty_output.compare_empty`.
+
+    Args:
+        model: that was searched.
+        tgt_vocab: that spells its symbols.
+        corpus: the rows, with targets.
+        references: the text of each target.
+        results: of a search, one a row.
+    """
+    texts = ambiguous_text(tgt_vocab) is not None
+    empty, device = empty_log_probs(model, corpus, vocabulary=tgt_vocab).tolist(), device_of(model)
+    for first in range(0, len(results), BATCH):
+        rows = range(first, min(first + BATCH, len(results)))
+        batch = corpus.batch(rows).to(device)
+        part = [results[row].truncated(1) for row in rows]
+        described: list[dict[str, Any]]
+        if texts:
+            part = complete_results(model, batch, part, tgt_vocab)
+            scored = score_outputs(model, batch, [references[row] for row in rows], tgt_vocab)
+            described = [describe_text(*of_row, tgt_vocab) for of_row in scored]
+        else:
+            scores = score_tokens(model, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out)
+            described = [describe_tokens(of_row, tgt_vocab) for of_row in scores]
+        for row, of_reference, of_output in zip(rows, described, part, strict=True):
+            more, best = compare_empty(empty[row], results[row], tgt_vocab if texts else None)
+            yield {
+                "reference": {"text": references[row], **of_reference},
+                "output": _describe_best(tgt_vocab, references[row], results[row], of_output.best),
+                "empty": {"log_prob": finite(empty[row]), "more_probable": more, "best_of_all": best},
+            }
+
+
+def _describe_best(tgt_vocab: Any, reference: str, result: Result, best: Hypothesis | None) -> dict[str, Any]:
+    text = tgt_vocab.decode(best.tokens) if best else ""
+    return {
+        "text": text,
+        "right": text == reference,
+        "log_prob": best.log_prob if best else None,
+        "support": best.support if best else None,
+        "num_attended": best.num_attended if best else None,
+        **describe_certificate(result.certificate),
+        "hypotheses": len(result.hypotheses),
+        "mass": result.mass,
+        "stopped_by": result.stopped_by,
+    }
+
+
+def finite(value: float) -> float | None:
+    """Return a number, or None of one that JSON has no word for."""
+    return value if math.isfinite(value) else None

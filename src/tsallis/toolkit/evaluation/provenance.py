@@ -1,0 +1,147 @@
+"""The origin of a result: the code, the versions and the machine that made it, and digests of files."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tsallis.toolkit.data.io import check_file, input_errors
+
+PACKAGE = Path(__file__).parents[2]
+PIECE = 1 << 20  # bytes of a file that are read at once
+# A value in a list or a mapping of YAML, without quotes.
+_YAML_ITEM = re.compile(r"""(?:(?<=[\[{,'"])|(?<=[,:]\s))[^\s\[\]{},'"](?:[^\[\]{},'":]|:(?!\s))*""")
+
+
+def environment() -> dict[str, Any]:
+    """Return versions, the commit of the code, processor and threads.
+
+    Returns:
+        "commit" (None where the code is no checkout), "torch", "python", "cpu", "cores", "threads" and, where there is
+        one, "gpu".
+
+    Example:
+        >>> sorted(environment())[:4]
+        ['commit', 'cores', 'cpu', 'python']
+    """
+    gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
+    return {
+        "commit": find_commit(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        **gpu,
+    }
+
+
+@cache
+def cpu_name() -> str:
+    """Return the processor's name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+@cache
+def find_commit() -> str | None:
+    """Return the commit that the package's files are of, with "+changes" where some differ; None without a checkout."""
+    root = PACKAGE.resolve().parents[1]
+    if not (root / ".git").exists():
+        return None
+    commit = _git(root, "rev-parse", "HEAD")
+    return f"{commit}+changes" if commit and _git(root, "status", "--porcelain", "--", "src") else commit
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    """Return what git prints; None where it fails or is not there."""
+    try:
+        process = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return process.stdout.strip() if process.returncode == 0 else None
+
+
+def command_line(arguments: Sequence[str] | None = None) -> str:
+    """Return the command of this process, of absolute paths the last part alone.
+
+    Args:
+        arguments: the command and its arguments; default: this process's.
+
+    Example:
+        >>> command_line(["/usr/bin/tsallis", "evaluate", "/home/ada/runs/best", "--beam-size", "5"])
+        'tsallis evaluate best --beam-size 5'
+        >>> command_line(["tsallis", "train", "a.yaml", "data.folder=/data/multi30k"])
+        'tsallis train a.yaml data.folder=multi30k'
+    """
+    program, *rest = sys.argv if arguments is None else arguments
+    path = Path(program)
+    name = path.parent.name if path.stem == "__main__" else path.name
+    return shlex.join([name, *(shorten_path(text) for text in rest)])
+
+
+def shorten_path(text: str) -> str:
+    """Return the last part of an absolute path, also behind an equals sign or in a YAML list; any other text as it is.
+
+    Example:
+        >>> shorten_path("/home/ada/data"), shorten_path("data.folder=/home/ada/data"), shorten_path("runs/best")
+        ('data', 'data.folder=data', 'runs/best')
+        >>> shorten_path("data.train=[/home/ada/a.tsv, more/b.tsv]")
+        'data.train=[a.tsv, more/b.tsv]'
+    """
+    starts = [0, *(match.end() for match in re.finditer("=", text))]
+    start = next((start for start in starts if Path(text[start:]).is_absolute()), None)
+    if start is not None:
+        return text[:start] + Path(text[start:]).name
+    name, equals, value = text.partition("=")
+    if not value.startswith(("[", "{", '"', "'")):
+        return text
+    return name + equals + _YAML_ITEM.sub(lambda item: shorten_path(item[0]), value)
+
+
+def digest_files(paths: Iterable[Path]) -> dict[str, Any]:
+    """Return the number, the bytes and one digest of files, as `sha256sum FILES | sha256sum` has it in their folder.
+
+    Args:
+        paths: of the files; their order has no influence.
+
+    Returns:
+        "files", "bytes" and "sha256": of one line a file, in the order of their names, then of the lines.
+
+    Raises:
+        InputError: a file that can't be read.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "train.tsv"
+        >>> _ = path.write_text("draw\\tdrew\\n")
+        >>> digests = digest_files([path])
+        >>> digests["files"], digests["bytes"], digests["sha256"][:8]
+        (1, 10, '0b7ff8fd')
+    """
+    lines, size = [], 0
+    for path in paths:
+        digest = hashlib.sha256()
+        check_file(path)
+        with input_errors(path), path.open("rb") as stream:
+            while block := stream.read(PIECE):
+                digest.update(block)
+                size += len(block)
+        lines.append((path.name, f"{digest.hexdigest()}  {path.name}\n"))
+    text = "".join(line for _, line in sorted(lines))
+    return {"files": len(lines), "bytes": size, "sha256": hashlib.sha256(text.encode()).hexdigest()}

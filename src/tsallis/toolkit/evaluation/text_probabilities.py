@@ -1,0 +1,126 @@
+"""Probabilities of texts that several sequences of symbols spell, of known outputs and of those of searches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from tsallis.models.protocol import Decoder
+from tsallis.models.spellings import ambiguous_text, spellings_of
+from tsallis.search import Hypothesis, Result, TokenScores, score_tokens
+from tsallis.search.spelling import SPELLED, score_texts
+from tsallis.search.texts import TextProbability, complete_texts, join_segmentations
+from tsallis.symbols import UNK
+from tsallis.toolkit.data.batching import IGNORE_INDEX, Batch
+from tsallis.toolkit.data.packing import TextCorpus
+
+LISTED = 16  # texts of a list whose segmentations are all looked for
+LEAST = 250  # prefixes that are followed for each of them
+
+
+def score_outputs(
+    model: Decoder, batch: Batch, references: Sequence[str], vocabulary: Any
+) -> list[tuple[TokenScores, TextProbability]]:
+    """Return the probability of the text of each row, with the symbols of its most probable segmentation.
+
+    Where no segmentation is possible, they are those of the usual one, up to the symbol that is impossible. A text that
+    the symbols can't spell as it stands, such as one in upper case, is scored in the form that the vocabulary gives it.
+
+    Args:
+        model: with the decoder protocol.
+        batch: Of sources and targets, where the model is.
+        references: The text of each target.
+        vocabulary: Of the targets.
+    """
+    usual = score_tokens(model, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out)
+    spellings, known = spellings_of(vocabulary), dict[int, str]()
+    targets = [[n for n in row if n != IGNORE_INDEX][:-1] for row in batch.tgt_out.tolist()]
+    for row, (reference, target) in enumerate(zip(references, targets, strict=True)):
+        if spellings.can_spell(reference):
+            known[row] = reference
+        elif UNK not in target:
+            known[row] = vocabulary.decode(target)
+    found = dict.fromkeys(range(len(targets)), TextProbability((), 0.0))
+    rows = torch.tensor([*known], dtype=torch.long, device=batch.src.device)
+    if known:
+        sources = batch.src[rows], batch.src_lengths[rows]
+        found.update(zip(known, score_texts(model, *sources, [*known.values()], spellings), strict=True))
+    for row, scores in enumerate(usual):
+        if scores.exclusion is None and (row not in known or vocabulary.decode(targets[row]) == known[row]):
+            sequence = Hypothesis(tuple(targets[row]), scores.log_prob, scores.support, ())
+            found[row] = found[row].including(sequence)
+    best = {row: text.segmentations[0].tokens for row, text in found.items() if text.segmentations}
+    others = [row for row, tokens in best.items() if list(tokens) != targets[row]]
+    if others:
+        sources_of = [batch.src[row, : int(batch.src_lengths[row])].tolist() for row in others]
+        corpus = TextCorpus(sources_of, [best[row] for row in others])
+        part = corpus.batch(range(len(others))).to(batch.src.device)
+        scores_of = score_tokens(model, part.src, part.src_lengths, part.tgt_in, part.tgt_out)
+        usual = [dict(zip(others, scores_of, strict=True)).get(row, scores) for row, scores in enumerate(usual)]
+    return [(scores, found[row]) for row, scores in enumerate(usual)]
+
+
+def text_probabilities(
+    model: Decoder, batch: Batch, rows: Sequence[Sequence[str]], vocabulary: Any
+) -> list[dict[str, TextProbability]]:
+    """Return the probabilities of the first different texts of each row, which share the budget of one text."""
+    texts = [list(dict.fromkeys(row))[:LISTED] for row in rows]
+    found: list[dict[str, TextProbability]] = [{} for _ in texts]
+    for size in sorted({len(row) for row in texts} - {0}):
+        pairs = [(number, text) for number, row in enumerate(texts) if len(row) == size for text in row]
+        index = torch.tensor([number for number, _ in pairs], device=batch.src.device)
+        sources, budget = (batch.src[index], batch.src_lengths[index]), max(SPELLED // size, LEAST)
+        scored = score_texts(model, *sources, [text for _, text in pairs], spellings_of(vocabulary), budget=budget)
+        for (number, text), probability in zip(pairs, scored, strict=True):
+            found[number][text] = probability
+    return found
+
+
+def complete_results(model: Decoder, batch: Batch, results: Sequence[Result], vocabulary: Any) -> list[Result]:
+    """Return results about texts with all segmentations of the texts that are listed first.
+
+    Results of vocabularies in which sequences spell different texts stay as they are, as do complete ones.
+    """
+    text = ambiguous_text(vocabulary)
+    if text is None:
+        return [*results]
+    open_texts = [
+        [] if result.certificate.kind == "complete" else [text(h.tokens) for h in result.hypotheses]
+        for result in results
+    ]
+    found = text_probabilities(model, batch, open_texts, vocabulary)
+    return [
+        complete_texts(result, [*of_row.values()]) if of_row else result
+        for result, of_row in zip(results, found, strict=True)
+    ]
+
+
+def join_draws(
+    model: Decoder, batch: Batch, rows: Sequence[Sequence[Hypothesis | None]], vocabulary: Any
+) -> list[list[Hypothesis | None]]:
+    """Return draws as texts, those of one text with one probability: that of its segmentations, drawn or not."""
+    texts = [[vocabulary.decode(draw.tokens) for draw in row if draw is not None] for row in rows]
+    found = text_probabilities(model, batch, texts, vocabulary)
+    joined: list[list[Hypothesis | None]] = []
+    for row, of_row in zip(rows, found, strict=True):
+        known: dict[str, TextProbability] = {}
+        for draw in row:
+            if draw is not None:
+                text = vocabulary.decode(draw.tokens)
+                known[text] = known.get(text, of_row.get(text, TextProbability((), 0.0))).including(draw)
+        totals = {text: join_segmentations(probability.segmentations) for text, probability in known.items()}
+        joined.append([draw and _as_drawn(draw, totals[vocabulary.decode(draw.tokens)]) for draw in row])
+    return joined
+
+
+def _as_drawn(draw: Hypothesis, total: Hypothesis) -> Hypothesis:
+    """Return a draw, whose symbols and supports stay, with the probability of its text."""
+    return replace(draw, log_prob=total.log_prob, segmentations=total.segmentations)
+
+
+def describe_segmentations(sequences: Sequence[Hypothesis], vocabulary: Any) -> list[dict[str, Any]]:
+    """Return the sequences that spell a text as what JSON holds."""
+    return [{"symbols": [vocabulary.name(t) for t in s.tokens], "log_prob": s.log_prob} for s in sequences]

@@ -1,0 +1,274 @@
+"""The answers to lines: outputs with their texts, what is proved about them, and the objects that `--json` prints."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tsallis.search.options import SearchOptions
+from tsallis.toolkit.inference.alignment import Pairs, pharaoh
+
+if TYPE_CHECKING:
+    from tsallis.search import Hypothesis, Result, RiskChoice, TokenScores
+    from tsallis.search.texts import TextProbability
+
+
+@dataclass(frozen=True)
+class Output:
+    """An output of a line.
+
+    Args:
+        text: of the output.
+        tokens: the strings of its symbols, without the end; of the most probable segmentation or of the draw, where
+            several spell the text. All that were found are in `hypothesis.segmentations`.
+        score: its log-probability, with a length penalty divided by that power of its length.
+        hypothesis: its symbols' numbers, log-probability and supports.
+        scores: the log-probability of each symbol, the end's last; None unless `tokens=True` asked for them.
+        alignment: pairs of positions in the source and in the output; None unless `alignment` asked for them.
+
+    Example:
+        >>> from tsallis.search import Hypothesis, TokenScores
+        >>> scores = TokenScores((7, 2), (-0.5, -0.25), (3, 2), None)
+        >>> output = Output("a", ("a",), -0.75, Hypothesis((7,), -0.75, (3, 2), (1, 1)), scores)
+        >>> output.log_prob, output.token_log_probs
+        (-0.75, (-0.5, -0.25))
+    """
+
+    text: str
+    tokens: tuple[str, ...]
+    score: float
+    hypothesis: Hypothesis
+    scores: TokenScores | None = None
+    alignment: Pairs | None = None
+
+    @classmethod
+    def of(cls, hypothesis: Hypothesis, vocabulary: Any, length_penalty: float = 0.0, **details: Any) -> Output:
+        """Return an output with its text.
+
+        Args:
+            hypothesis: of a search or a draw.
+            vocabulary: that spells its symbols.
+            length_penalty: of the search.
+            details: `scores` and `alignment`.
+        """
+        text, tokens = str(vocabulary.decode(hypothesis.tokens)), tuple(map(vocabulary.name, hypothesis.tokens))
+        return cls(text, tokens, hypothesis.score(length_penalty), hypothesis, **details)
+
+    @property
+    def log_prob(self) -> float:
+        """The natural logarithm of the probability, the end included."""
+        return self.hypothesis.log_prob
+
+    @property
+    def prob(self) -> float:
+        """The probability; of a model without a normaliser at most the largest float."""
+        return self.hypothesis.prob
+
+    @property
+    def token_log_probs(self) -> tuple[float, ...] | None:
+        """The log-probability of each symbol given those before it, and of the end.
+
+        They sum to `log_prob`, or for a text to the log-probability of the segmentation that `tokens` has.
+        """
+        return None if self.scores is None else self.scores.log_probs
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a line: the outputs of a search or draws, and what is proved about them.
+
+    Args:
+        line: its number, from 1.
+        outputs: those that were searched for, the best first; or draws in their order, None for one that met a dead end
+            or the greatest length.
+        result: of the search, with the certificate; None of draws, and of a line that holds nothing to read.
+        choice: the choice of least risk among the outputs; None where none was made.
+        unknown: how many symbols of the line the run doesn't know.
+        source: the strings of the source's symbols, to which alignments refer; None without them.
+
+    Example:
+        >>> from tsallis.search import Certificate, Hypothesis, Result
+        >>> hypothesis = Hypothesis((7, 8), -0.105, (2, 1, 1), (1, 1, 1))
+        >>> result = Result((hypothesis,), Certificate("optimal", -2.3))
+        >>> answer = Answer(1, (Output("ab", ("a", "b"), -0.105, hypothesis),), result)
+        >>> answer.text, answer.score, answer.certificate, answer.tokens
+        ('ab', -0.105, 'optimal', ('a', 'b'))
+    """
+
+    line: int
+    outputs: tuple[Output | None, ...] = ()
+    result: Result | None = None
+    choice: RiskChoice | None = None
+    unknown: int = 0
+    source: tuple[str, ...] | None = None
+    _form: Form | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def best(self) -> Output | None:
+        """The best output, the one of least risk, or the first draw; None where there is none."""
+        if self.choice is not None:
+            return [output for output in self.outputs if output is not None][self.choice.index]
+        return self.outputs[0] if self.outputs else None
+
+    @property
+    def text(self) -> str:
+        """The best output's text; empty where there is none."""
+        return "" if self.best is None else self.best.text
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The strings of the best output's symbols."""
+        return () if self.best is None else self.best.tokens
+
+    @property
+    def score(self) -> float | None:
+        """The best output's log-probability, over a power of its length with a length penalty; None of none."""
+        return None if self.best is None else self.best.score
+
+    @property
+    def certificate(self) -> str:
+        """The proof that the search gives, see :class:`tsallis.search.Certificate`: "none" of draws, too."""
+        return "none" if self.result is None else self.result.certificate.kind
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object that `tsallis translate --json` prints for the line.
+
+        Raises:
+            ValueError: an answer that no run gave.
+        """
+        if self._form is None:
+            raise ValueError("an answer is described by the run that gave it: this one was made by hand")
+        return {"line": self.line, "unknown": self.unknown, **self._form.describe(self)}
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form in which an answer is described as a JSON object.
+
+    Args:
+        vocabulary: of the outputs.
+        options: of the search.
+        beginning: that the line's output has, where it has its own.
+    """
+
+    vocabulary: Any
+    options: SearchOptions
+    beginning: str = ""
+
+    def describe(self, answer: Answer) -> dict[str, Any]:
+        """Return what a line's JSON object holds besides its number."""
+        options = self.options
+        content: dict[str, Any] = {}
+        start = options.prefix if options.prefix is not None else self.beginning
+        limits = {**({"prefix": start} if start else {}), **options.limits}
+        if limits:
+            content["limits"] = limits  # the certificate speaks of the outputs within them
+        if options.temperature is not None:
+            content["temperature"] = options.temperature
+        if answer.source is not None:
+            content["source"] = answer.source
+        if options.min_risk:
+            content["choice"] = self._choice(answer)
+        if options.mode == "sample":
+            return {**content, "draws": [self._output(output) if output else None for output in answer.outputs]}
+        return {**content, **self._result(answer)}
+
+    def _choice(self, answer: Answer) -> dict[str, Any] | None:
+        choice, best = answer.choice, answer.best
+        if choice is None or best is None:
+            return None
+        proved = choice.proved and answer.result is not None
+        return {**self._output(best), "expected_utility": choice.expected_utility, "proved": proved}
+
+    def _result(self, answer: Answer) -> dict[str, Any]:
+        from tsallis.search import Certificate, Result
+        from tsallis.toolkit.evaluation.outputs import describe_result
+
+        nothing = Result((), Certificate("none", -math.inf))  # of a line that holds nothing to read
+        content = describe_result(answer.result or nothing, self.vocabulary)
+        for output, described in zip(answer.outputs, content["hypotheses"], strict=True):
+            described.update(self._details(output))
+        if self.options.mode == "beam":
+            del content["stopped_by"], content["expanded"]
+        return content
+
+    def _output(self, output: Output) -> dict[str, Any]:
+        from tsallis.toolkit.evaluation.outputs import describe_hypothesis
+
+        described = describe_hypothesis(output.hypothesis, self.vocabulary, self.options.length_penalty or 0)
+        return {**described, **self._details(output)}
+
+    def _details(self, output: Output | None) -> dict[str, Any]:
+        """Return what was asked for beside an output."""
+        from tsallis.toolkit.evaluation.outputs import describe_tokens
+
+        details: dict[str, Any] = {}
+        if output is not None and output.scores is not None:
+            details["tokens"] = describe_tokens(output.scores, self.vocabulary)["tokens"]
+        if output is not None and output.alignment is not None:
+            details["alignment"] = pharaoh(output.alignment)
+        return details
+
+
+@dataclass(frozen=True)
+class TextScore:
+    """The score of a known output.
+
+    Args:
+        line: its number, from 1.
+        tokens: the strings of its symbols, its end included, up to the first that is impossible.
+        scores: the log-probability of each, and why one is impossible; None of a blank line.
+        text: The segmentations, where several sequences of symbols may spell a text: symbols are then those of the most
+            probable one, and the log-probability is that of the text.
+
+    Example:
+        >>> from tsallis.search import TokenScores
+        >>> score = TextScore(1, ("a", "</s>"), TokenScores((7, 2), (-0.5, -0.25), (3, 2), None))
+        >>> score.log_prob, score.possible
+        (-0.75, True)
+    """
+
+    line: int
+    tokens: tuple[str, ...]
+    scores: TokenScores | None
+    text: TextProbability | None = None
+    _vocabulary: Any = field(default=None, repr=False, compare=False)
+
+    @property
+    def log_prob(self) -> float:
+        """The natural logarithm of the output's probability: -inf if the model excludes it, NaN of a blank line.
+
+        A lower bound, if it is not `exact`.
+        """
+        if self.scores is None:
+            return float("nan")
+        return self.scores.log_prob if self.text is None else self.text.log_prob
+
+    @property
+    def exact(self) -> bool:
+        """Whether all segmentations of a text count, or what is missing changes nothing but the rounding."""
+        return self.text is None or self.text.exact
+
+    @property
+    def possible(self) -> bool | None:
+        """Whether every symbol is within its step's support; None if no segmentation was found, but not all tried."""
+        if self.text is not None:
+            return self.text.possible
+        return self.scores is not None and self.scores.exclusion is None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object that `tsallis score --json` prints for the line.
+
+        Raises:
+            ValueError: a score that no run gave.
+        """
+        from tsallis.toolkit.evaluation.outputs import describe_text, describe_tokens
+
+        if self._vocabulary is None:
+            raise ValueError("a score is described by the run that gave it: this one was made by hand")
+        if self.scores is None:
+            return {"line": self.line, "possible": None, "log_prob": None, "tokens": [], "impossible": None}
+        if self.text is not None:
+            return {"line": self.line, **describe_text(self.scores, self.text, self._vocabulary)}
+        return {"line": self.line, **describe_tokens(self.scores, self._vocabulary)}

@@ -1,0 +1,563 @@
+"""A run that takes and gives text: what commands such as `tsallis translate` do with lines, for Python as well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from tsallis.errors import describe
+from tsallis.search.options import SearchOptions
+from tsallis.toolkit.inference.alignment import Links, align, check_alignment
+from tsallis.toolkit.inference.answers import Answer, Form, Output, TextScore
+from tsallis.toolkit.inference.continuations import (
+    Continuations,
+    check_generation,
+    continue_prompt,
+    draw_texts,
+    search_texts,
+)
+from tsallis.toolkit.inference.searching import check_for_run, choose, draw, search, spell_prefixes
+from tsallis.toolkit.inference.suggestions import LISTED, Completer, Suggestions
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tsallis.models.batch import Batch
+    from tsallis.search import GeneratedText, Hypothesis, Result, TokenScores
+    from tsallis.search.texts import TextProbability
+    from tsallis.toolkit.data.corpus import Corpus
+    from tsallis.toolkit.tasks.base import Task
+    from tsallis.toolkit.tasks.types import Lines
+    from tsallis.toolkit.training import Run
+
+BLOCK = 64  # lines that are answered together
+ROWS = 128  # outputs whose symbols are scored or aligned together
+
+
+def open_run(
+    folder: Path | str, checkpoint: str = "best", device: str = "auto", others: Sequence[Path | str] = ()
+) -> TextRun:
+    """Open a run to translate and score lines of text.
+
+    Args:
+        folder: of the run.
+        checkpoint: "best", "last" or "average", of each run.
+        device: "cpu", "cuda", or "auto": a GPU where there is one.
+        others: folders of other runs, with which it is an ensemble.
+
+    Returns:
+        The run, its model on the device.
+
+    Raises:
+        InputError: a folder that is no run or has a file of another one, a device that is not there, runs of different
+            tasks, vocabularies or grids of images.
+
+    Example:
+        >>> open_run("runs/nowhere")
+        Traceback (most recent call last):
+        tsallis.errors.InputError: runs/nowhere: not a run folder (it has no model.json)
+    """
+    from tsallis.errors import InputError
+    from tsallis.search import Ensemble
+    from tsallis.toolkit.tasks.registry import task_of_run
+    from tsallis.toolkit.training.distributed import device_kind
+    from tsallis.toolkit.training.run_folder import load_run
+
+    kind = device_kind(device)
+    run = load_run(folder, checkpoint)
+    task = task_of_run(run)
+    models = [run.model.to(kind)]
+    for other in others:
+        member = load_run(other, checkpoint)
+        task_of_run(member)
+        same = {
+            "task": run.task["task"] == member.task["task"],
+            "source vocabulary": run.src_vocab == member.src_vocab,
+            "target vocabulary": run.tgt_vocab == member.tgt_vocab,
+            "grid of images": _grid(run.model) == _grid(member.model),
+        }
+        if differing := [name for name, equal in same.items() if not equal]:
+            raise InputError(f"{other}: can't join an ensemble with {folder}: another {differing[0]}")
+        models.append(member.model.to(kind))
+    return TextRun(replace(run, model=Ensemble(models)) if others else run, task)
+
+
+def _grid(model: Any) -> list[Any]:
+    """Return what says how many cells a model sees in an image: attention to them is a mean over an ensemble."""
+    arguments = getattr(model, "arguments", {})
+    return [arguments.get(name) for name in ("image", "stages")]
+
+
+@dataclass(frozen=True)
+class TextRun:
+    """A run that takes and gives text: forms, translations, labels or answers.
+
+    Args:
+        run: with the model and its vocabularies.
+        task: of the run: how a line is read.
+
+    Example:
+        >>> from tsallis.search import SearchOptions
+        >>> run = open_run("runs/de-en")  # doctest: +SKIP
+        >>> for answer in run.translate(["ein Hund rennt ."], SearchOptions(beam_size=5)):  # doctest: +SKIP
+        ...     print(answer.text, answer.score, answer.certificate, answer.tokens)
+    """
+
+    run: Run
+    task: Task
+
+    @cached_property
+    def search_options(self) -> SearchOptions:
+        """The options of searches that the run's configuration sets.
+
+        Raises:
+            InputError: a configuration that can't be read.
+        """
+        from tsallis.toolkit.tasks.registry import load_config
+        from tsallis.toolkit.training.file_names import CONFIG
+
+        return load_config(self.run.folder / CONFIG).search.options
+
+    @cached_property
+    def text(self) -> Any:
+        """The function that spells outputs, if several sequences of symbols may spell one text; else None."""
+        return self.task.ambiguous_text(self.run.tgt_vocab)
+
+    def check_command(self, command: str) -> None:
+        """Refuse what a run of this task is not for.
+
+        Args:
+            command: its name, such as "translate".
+
+        Raises:
+            InputError: where the task says why.
+        """
+        from tsallis.errors import InputError
+
+        if (reason := self.task.refusals.get(command)) is not None:
+            raise InputError(f"{self.run.folder}: a run of the task {self.task.name}: {reason}")
+
+    def translate(
+        self,
+        lines: Iterable[str],
+        options: SearchOptions | None = None,
+        *,
+        prefixes: Sequence[str] | None = None,
+        tokens: bool = False,
+        alignment: Links | None = None,
+        language: str | None = None,
+        images: Path | str | None = None,
+    ) -> list[Answer]:
+        """Find the outputs of lines, as `tsallis translate` does: the same options, defaults and results.
+
+        Args:
+            lines: of input, such as sentences, or `lemma<TAB>tags`.
+            options: Options of the search, see :class:`tsallis.search.SearchOptions`; None: those of the run.
+            prefixes: Beginning of each line's output, in place of the option `prefix`; empty ones restrict nothing.
+            tokens: whether outputs have the log-probability of each symbol.
+            alignment: pairs of positions that outputs have: "largest", for each symbol that of the largest weight of
+                attention, or "support", all of a weight above zero.
+            language: of the lines, for a run of several.
+            images: that lines name; None: those of the configuration's test split.
+
+        Returns:
+            One answer a line; one that holds nothing to read has no output.
+
+        Raises:
+            InputError: what the command refuses.
+        """
+        from tsallis.errors import InputError
+
+        texts = _check_lines(lines, "lines")
+        options = _check_options(options, SearchOptions())
+        if options.prefix is not None and prefixes is not None:
+            raise InputError("prefix is the beginning of all outputs, prefixes are of each line: give one of them")
+        starts = _beginnings(prefixes, len(texts))
+        self.check_translation(options, alignment)
+        answers = []
+        for first, read in self._blocks(texts, "lines", False, language=language, images=images):
+            own = [starts[first + number] for number in read.numbers]
+            answers += self.answer(read, options, first, own, "prefixes", tokens, alignment)
+        return answers
+
+    def check_translation(self, options: SearchOptions, alignment: str | None = None) -> None:
+        """Raise if the run has no translations with these options.
+
+        Args:
+            options: Options of the search.
+            alignment: that outputs are to have.
+
+        Raises:
+            InputError: the first such option, or a run that is no translator at all.
+        """
+        self.check_command("translate")
+        check_for_run(options, self.run)
+        options.with_defaults(self.search_options)
+        check_alignment(self.task, self.run, alignment)
+
+    def answer(
+        self,
+        lines: Lines,
+        options: SearchOptions,
+        first: int = 0,
+        beginnings: Sequence[str] = (),
+        name: str = "lines",
+        tokens: bool = False,
+        alignment: Links | None = None,
+        probabilities: bool = True,
+    ) -> list[Answer]:
+        """Return the answer to each of some lines that were read, those without symbols among them.
+
+        Args:
+            lines: that were read.
+            options: Options of the search.
+            first: the number of the first line, from 0: draws depend on it.
+            beginnings: of each row's output; none where lines have no beginnings of their own.
+            name: what messages call the beginnings' file.
+            tokens: whether outputs have the log-probability of each symbol.
+            alignment: that outputs have.
+            probabilities: Whether texts need all their segmentations. Otherwise their probabilities are lower bounds.
+
+        Raises:
+            InputError: a beginning that the run never gives.
+        """
+        from tsallis.toolkit.evaluation.text_probabilities import complete_results
+
+        prefixes = self.spell(lines, options, first, beginnings, name)
+        options = options.with_defaults(self.search_options)
+        numbers = [first + number + 1 for number in lines.numbers]
+        own = list(beginnings) or [""] * len(numbers)
+        answers = {first + line: Answer(first + line, _form=self._form(options)) for line in range(1, lines.count + 1)}
+        if not len(lines.corpus):
+            return list(answers.values())
+        batch = whole_batch(lines.corpus, self.run.model)
+        results: list[Result | None] = [None] * len(numbers)
+        rows: list[list[Hypothesis | None]]
+        if options.mode == "sample":
+            rows = draw(self.run, self.task, batch, options, numbers, prefixes)
+        else:
+            searched = search(self.run, self.task, batch, options, prefixes)
+            if probabilities and self.text is not None:
+                searched = complete_results(self.run.model, batch, searched, self.run.tgt_vocab)
+            results, rows = [*searched], [[*result.hypotheses] for result in searched]
+        outputs = self._outputs(lines.corpus, rows, options, tokens, alignment)
+        for row, (number, part, result) in enumerate(zip(numbers, outputs, results, strict=True)):
+            source = None if alignment is None else self._source(lines, row)
+            choice = choose(self.run, self.task, options, part, result)
+            unknown = self.task.count_unknown(lines.corpus.src[row])
+            form = self._form(options, own[row])
+            answers[number] = Answer(number, part, result, choice, unknown, source, form)
+        return list(answers.values())
+
+    def spell(
+        self, lines: Lines, options: SearchOptions, first: int, beginnings: Sequence[str], name: str
+    ) -> list[list[int]] | None:
+        """Return the symbols that each row's output begins with, None where nothing is given; see :meth:`answer`.
+
+        Raises:
+            InputError: a beginning that the run never gives.
+        """
+        texts = list(beginnings) or [""] * len(lines.numbers)
+        origins = [f"{name}:{first + number + 1}" for number in lines.numbers]
+        return spell_prefixes(self.run, self.task, options.with_defaults(self.search_options), texts, origins)
+
+    def _form(self, options: SearchOptions, beginning: str = "") -> Form:
+        return Form(self.run.tgt_vocab, options, beginning)
+
+    def _source(self, lines: Lines, row: int) -> tuple[str, ...]:
+        symbols = [int(symbol) for symbol in lines.corpus.src[row]]
+        return tuple(self.task.attention_symbols(self.run, symbols, (), lines.titles[row])["source"])
+
+    def _outputs(
+        self,
+        corpus: Corpus,
+        rows: Sequence[Sequence[Hypothesis | None]],
+        options: SearchOptions,
+        tokens: bool,
+        alignment: Links | None,
+    ) -> list[tuple[Output | None, ...]]:
+        """Return the outputs of each row with their texts, and with what was asked for beside them."""
+        from tsallis.toolkit.data.corpus import Corpus
+
+        penalty = options.length_penalty or 0.0
+        flat = [(corpus.src[row], output) for row, part in enumerate(rows) for output in part if output is not None]
+        pairs = [([int(symbol) for symbol in source], output.tokens) for source, output in flat]
+        scores: list[Any] = [None] * len(flat)
+        links: list[Any] = [None] * len(flat)
+        for first in range(0, len(flat), ROWS) if tokens or alignment is not None else ():
+            part, some = slice(first, first + ROWS), pairs[first : first + ROWS]
+            corpus = Corpus([source for source, _ in some], [output for _, output in some])
+            batch = whole_batch(corpus, self.run.model)
+            if tokens:
+                scores[part] = self._score(batch, options)
+            if alignment is not None:
+                links[part] = align(self.task, self.run, batch, some, alignment)
+        vocabulary: Any = self.run.tgt_vocab
+        texts = iter(
+            [
+                Output.of(output, vocabulary, penalty, scores=score, alignment=link)
+                for (_, output), score, link in zip(flat, scores, links, strict=True)
+            ]
+        )
+        return [tuple(None if output is None else next(texts) for output in part) for part in rows]
+
+    def _score(self, batch: Batch, options: SearchOptions) -> Any:
+        """Return the log-probability of each symbol of outputs, as they were searched or drawn."""
+        from tsallis.search import score_tokens
+        from tsallis.search.temperature import with_temperature
+
+        model = with_temperature(self.run.model, 1.0 if options.temperature is None else options.temperature)
+        return score_tokens(model, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out)
+
+    def generate(self, prompts: Iterable[str] = ("",), options: SearchOptions | None = None) -> list[Continuations]:
+        """Write texts behind prompts, as `tsallis generate` does: the same options, defaults and results.
+
+        Args:
+            prompts: the beginnings of the texts; an empty one: from the start.
+            options: Options of the draws (mode "sample") or of a search for the most probable text (mode "beam"), see
+                :class:`tsallis.search.SearchOptions`; None: one text is drawn.
+
+        Returns:
+            The texts of each prompt, and what a beam proved.
+
+        Raises:
+            InputError: what the command refuses.
+        """
+        texts = _check_lines(prompts, "prompts")
+        options = _check_options(options, SearchOptions(mode="sample"))
+        self.check_generation(options)
+        blocks = self._blocks(texts, "prompts", False)
+        return [answer for first, read in blocks for answer in self.continue_lines(read, options, first)]
+
+    def check_generation(self, options: SearchOptions) -> None:
+        """Raise if the run generates no texts with these options.
+
+        Args:
+            options: Options of draws or of a search.
+
+        Raises:
+            InputError: the first such option, or a run that is no language model.
+        """
+        self.check_command("generate")
+        check_generation(options)
+        check_for_run(options, self.run)
+
+    def continue_lines(self, lines: Lines, options: SearchOptions, first: int = 0) -> list[Continuations]:
+        """Return what is written behind each of some prompts that were read.
+
+        Args:
+            lines: that were read.
+            options: Options of the draws or of the search.
+            first: the number of the first of them, from 0: draws depend on it.
+        """
+        if not len(lines.corpus):
+            return []
+        batch = whole_batch(lines.corpus, self.run.model)
+        numbers = [first + number + 1 for number in lines.numbers]
+        results: list[Result | None] = [None] * len(numbers)
+        rows: Sequence[Sequence[GeneratedText | Hypothesis]]
+        if options.mode == "sample":
+            rows = draw_texts(self.run, batch, options, numbers)
+        else:
+            searched = search_texts(self.run, self.task, batch, options, self.search_options)
+            results, rows = [*searched], [result.hypotheses[:1] for result in searched]
+        answers = []
+        for row, (number, written, result) in enumerate(zip(numbers, rows, results, strict=True)):
+            prompt, symbols = lines.titles[row], [int(symbol) for symbol in lines.corpus.src[row]]
+            texts = tuple(continue_prompt(self.run, prompt, symbols, text) for text in written)
+            answers.append(Continuations(number, prompt, texts, result))
+        return answers
+
+    def suggest(
+        self,
+        lines: Iterable[str],
+        typed: Sequence[str] | None = None,
+        *,
+        n_best: int = LISTED,
+        language: str | None = None,
+        images: Path | str | None = None,
+    ) -> list[Suggestions]:
+        """List the symbols that may come next in partly typed outputs, as `tsallis suggest` does.
+
+        Args:
+            lines: of input, as for `translate`.
+            typed: the beginning of each line's output; None: nothing.
+            n_best: continuations that are listed, the best ones.
+            language: of the lines, for a run of several.
+            images: that lines name; None: those of the configuration's test split.
+
+        Returns:
+            One answer a line; a line that holds nothing to read has no continuations.
+
+        Raises:
+            InputError: what the command refuses.
+        """
+        texts = _check_lines(lines, "lines")
+        starts = _beginnings(typed, len(texts), "typed")
+        completer = Completer(self.run, self.task, SearchOptions(n_best=n_best).n_best or LISTED)
+        answers = []
+        for first, read in self._blocks(texts, "lines", False, language=language, images=images):
+            rows = {number: row for row, number in enumerate(read.numbers)}
+            for number in range(read.count):
+                row, line = rows.get(number), first + number
+                source = None if row is None else read.corpus.batch([row])
+                answers.append(completer.suggest(source, starts[line], line + 1))
+        return answers
+
+    def score(
+        self,
+        sources: Iterable[str],
+        targets: Iterable[str] | None = None,
+        *,
+        language: str | None = None,
+        images: Path | str | None = None,
+    ) -> list[TextScore]:
+        """Score known outputs, as `tsallis score` does.
+
+        Args:
+            sources: lines of input; without targets those of the command, such as `source<TAB>target`.
+            targets: the output of each.
+            language: of the lines, for a run of several.
+            images: that lines name; None: those of the configuration's test split.
+
+        Returns:
+            One score a line, with the log-probability, and whether every symbol is within the support.
+
+        Raises:
+            InputError: what the command refuses.
+        """
+        lines = _check_lines(sources, "sources")
+        if targets is not None:
+            lines = join_columns(self.task, lines, _check_lines(targets, "targets"))
+        scores = []
+        for first, read in self._blocks(lines, "sources", True, language=language, images=images):
+            scores += self.score_lines(read, first)
+        return scores
+
+    def score_lines(self, lines: Lines, first: int = 0) -> list[TextScore]:
+        """Return the score of each of some lines that were read with their outputs; blank ones have none.
+
+        Args:
+            lines: that were read.
+            first: the number of the first of them, from 0.
+        """
+        from tsallis.search import score_tokens
+        from tsallis.toolkit.evaluation.text_probabilities import score_outputs
+
+        vocabulary = self.run.tgt_vocab
+        answers = [TextScore(first + line, (), None, _vocabulary=vocabulary) for line in range(1, lines.count + 1)]
+        if not len(lines.corpus):
+            return answers
+        batch = whole_batch(lines.corpus, self.run.model)
+        scored: Sequence[tuple[TokenScores, TextProbability | None]]
+        if self.text is not None:
+            scored = score_outputs(self.run.model, batch, lines.references, vocabulary)
+        else:
+            each = score_tokens(self.run.model, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out)
+            scored = [(score, None) for score in each]
+        for number, (score, text) in zip(lines.numbers, scored, strict=True):
+            names = tuple(map(vocabulary.name, score.tokens))
+            answers[number] = replace(answers[number], tokens=names, scores=score, text=text)
+        return answers
+
+    def _blocks(self, lines: Sequence[str], name: str, gold: bool, **options: Any) -> Iterator[tuple[int, Lines]]:
+        """Yield lines in blocks, as numbers, with the number of the first."""
+        from pathlib import Path
+
+        if options.get("images") is not None:
+            options["images"] = Path(options["images"])
+        values = self.task.check_options(self.run, options)
+        if gold and self.task.empty_outputs:
+            values["empty"] = True
+        for first in range(0, len(lines), BLOCK):
+            yield first, self.task.read(lines[first : first + BLOCK], name, self.run, gold, first, **values)
+
+
+def _check_options(options: SearchOptions | None, default: SearchOptions) -> SearchOptions:
+    """Return options, by default others.
+
+    Raises:
+        TypeError: Another object than options.
+    """
+    if options is not None and not isinstance(options, SearchOptions):
+        raise TypeError(f"options must be tsallis.search.SearchOptions, got {describe(options)}")
+    return default if options is None else options
+
+
+def whole_batch(corpus: Corpus, model: Any) -> Batch:
+    """Return all rows of a corpus as a batch, where the model is."""
+    from tsallis.models.protocol import device_of
+
+    return corpus.batch(range(len(corpus))).to(device_of(model))
+
+
+def join_columns(task: Task, sources: Sequence[str], targets: Sequence[str]) -> list[str]:
+    r"""Return lines with the right output, in its column, of lines without it and outputs.
+
+    Args:
+        task: that knows the columns.
+        sources: lines without outputs.
+        targets: the outputs.
+
+    Raises:
+        InputError: not one output a line, or a task whose lines have no other column.
+
+    >>> from tsallis.toolkit.tasks.strings import Strings
+    >>> join_columns(Strings(None), ["draw\tV;PST"], ["drew"])
+    ['draw\tdrew\tV;PST']
+    """
+    from tsallis.errors import InputError
+
+    plain, gold = (columns.split("<TAB>") for columns in task.columns)
+    if len(sources) != len(targets):
+        raise InputError(f"there must be one target a source, got {len(targets)} for {len(sources)} sources")
+    if len(gold) != len(plain) + 1:
+        raise InputError(f"a line of the task {task.name} is a {gold[-1]} as a whole: targets can't be given")
+    # A task may call its source by another name where the output stands beside it: the output is the last new column.
+    column = max(number for number, name in enumerate(gold) if name not in plain)
+    lines = []
+    for number, (source, target) in enumerate(zip(sources, targets, strict=True), start=1):
+        if "\t" in target:
+            raise InputError(f"targets:{number}: expected one column, found {target.count(chr(9)) + 1}")
+        fields = source.removesuffix("\r").split("\t")
+        lines.append("\t".join([*fields[:column], target, *fields[column:]]))
+    return lines
+
+
+def _check_lines(lines: Iterable[str], name: str) -> list[str]:
+    """Return lines as a list.
+
+    Raises:
+        InputError: one text in place of several, what is no text, and one that is more than a line.
+    """
+    from tsallis.errors import InputError
+
+    if isinstance(lines, str | bytes):
+        raise InputError(f"{name}: expected several texts, found one: put it into a list")
+    texts = list(lines)
+    for number, text in enumerate(texts, start=1):
+        if not isinstance(text, str):
+            raise InputError(f"{name}:{number}: expected a text, found {describe(text)}")
+        if "\n" in text:
+            raise InputError(f"{name}:{number}: expected one line, found a line break")
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise InputError(f"{name}:{number}: expected text, found half a surrogate pair")
+    return texts
+
+
+def _beginnings(prefixes: Sequence[str] | None, count: int, name: str = "prefixes") -> list[str]:
+    """Return the beginning of each line's output, empty ones where there are none.
+
+    Raises:
+        InputError: not one beginning a line.
+    """
+    from tsallis.errors import InputError
+
+    if prefixes is None:
+        return [""] * count
+    texts = _check_lines(prefixes, name)
+    if len(texts) != count:
+        raise InputError(f"{name}: there must be one a line, got {len(texts)} for {count} lines")
+    return texts

@@ -1,0 +1,157 @@
+"""The searches and draws of a run: what the options of a search mean for its model, its task and its texts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tsallis.models.batch import Batch
+    from tsallis.search import Hypothesis, Result, RiskChoice, SearchOptions
+    from tsallis.toolkit.inference.answers import Output
+    from tsallis.toolkit.tasks.base import Task
+    from tsallis.toolkit.training import Run
+
+
+def check_for_run(options: SearchOptions, run: Run) -> None:
+    """Raise if options are for probabilities, and the outputs of the run are none.
+
+    Raises:
+        OptionError: A mass or a temperature, for a run with alpha-ReLU.
+    """
+    from tsallis.errors import OptionError
+
+    given = options.given
+    name = "mass" if "mass" in given else "temperature"
+    if name in given and given[name] != 1 and not run.model.output.normalized:
+        raise OptionError(
+            lambda spell: f"{spell(name)} is for outputs that sum to 1, those of an alpha-ReLU do not", where=run.folder
+        )
+
+
+def search(
+    run: Run, task: Task, batch: Batch, options: SearchOptions, prefixes: list[list[int]] | None = None
+) -> list[Result]:
+    """Search for the outputs of a batch.
+
+    Args:
+        run: Whose model is searched.
+        task: Of the run.
+        batch: Of sources, on the model's device.
+        options: Of the search, with those of the run's configuration.
+        prefixes: Symbols that the outputs of each source begin with.
+    """
+    from tsallis.search import beam_search, exact_search, exhaustive
+
+    searches: dict[str, Any] = {"beam": beam_search, "exact": exact_search, "all": exhaustive}
+    arguments = {"prefixes": prefixes, "text": task.ambiguous_text(run.tgt_vocab), **options.arguments}
+    if options.mode == "beam" and not options.min_risk:  # the risk counts all outputs of the beam
+        arguments.setdefault("n_best", 1)
+    results: list[Result] = searches[options.mode](run.model, batch.src, batch.src_lengths, **arguments)
+    return results
+
+
+def draw(
+    run: Run,
+    task: Task,
+    batch: Batch,
+    options: SearchOptions,
+    lines: Sequence[int],
+    prefixes: list[list[int]] | None = None,
+) -> list[list[Hypothesis | None]]:
+    """Draw outputs of a batch; their probabilities are those of their texts.
+
+    Args:
+        run: Whose model draws.
+        task: Of the run.
+        batch: Of sources, on the model's device.
+        options: Of the draws, with those of the run's configuration.
+        lines: Numbers of the rows' lines, from 1. Draws depend on them and on the seed alone.
+        prefixes: Symbols that the outputs of each source begin with.
+    """
+    from tsallis.search import sample
+    from tsallis.search.temperature import with_temperature
+    from tsallis.toolkit.evaluation.text_probabilities import join_draws
+
+    arguments = options.arguments
+    model = with_temperature(run.model, arguments.pop("temperature", 1.0))
+    seeds = seeds_of(options, lines)
+    draws = sample(model, batch.src, batch.src_lengths, prefixes=prefixes, seeds=seeds, **arguments)
+    text = task.ambiguous_text(run.tgt_vocab)
+    return draws if text is None else join_draws(model, batch, draws, run.tgt_vocab)
+
+
+def seeds_of(options: SearchOptions, lines: Sequence[int]) -> list[int]:
+    """Return the seed of each line's draws."""
+    from tsallis.search.sampling import line_seed
+
+    return [line_seed(options.seed or 0, line) for line in lines]
+
+
+def choose(
+    run: Run, task: Task, options: SearchOptions, outputs: Sequence[Output | None], result: Result | None = None
+) -> RiskChoice | None:
+    """Return the choice of least risk among the outputs of a search, or draws; None if the options ask for none.
+
+    Args:
+        run: Whose outputs.
+        task: Of the run, which has the utility of an output.
+        options: Of the search or of the draws.
+        outputs: In the order of the search or of the draws.
+        result: Of the search; None of draws.
+    """
+    from tsallis.search import minimum_risk
+
+    if not options.min_risk:
+        return None
+    candidates = [output for output in outputs if output is not None]
+    weights, missing = [1.0] * len(candidates), 0.0
+    if result is not None:
+        weights = [output.prob for output in candidates]
+        # Where the certificate has a reason, the sum of the probabilities proves nothing either.
+        bounded = run.model.output.normalized and result.certificate.reason is None
+        complete = result.certificate.kind == "complete"
+        missing = 0.0 if complete else max(0.0, 1 - result.mass) if bounded else float("inf")
+    return minimum_risk([output.text for output in candidates], weights, task.utility, missing)
+
+
+def spell_prefixes(
+    run: Run, task: Task, options: SearchOptions, beginnings: Sequence[str], origins: Sequence[str]
+) -> list[list[int]] | None:
+    """Return the symbols that each row's output begins with; None if no output has a beginning.
+
+    Args:
+        run: Whose symbols.
+        task: Which spells.
+        options: With a prefix of all rows, or none.
+        beginnings: The text of each row, where there is no common prefix.
+        origins: The place of each row, for messages.
+
+    Raises:
+        OptionError: The prefix has a symbol that the run does not know, or is longer than an output may be.
+        InputError: The same of a row's beginning.
+    """
+    if options.prefix is not None:
+        return [_spell_prefix(run, task, options, options.prefix, None)] * len(beginnings)
+    if not any(beginnings):
+        return None
+    return [_spell_prefix(run, task, options, *row) for row in zip(beginnings, origins, strict=True)]
+
+
+def _spell_prefix(run: Run, task: Task, options: SearchOptions, text: str, origin: str | None) -> list[int]:
+    """Return the symbols of a beginning at a place of the input; at none it is the option `prefix`."""
+    from tsallis.errors import InputError, OptionError, shorten
+    from tsallis.symbols import UNK
+
+    symbols = task.spell(text, run) if text else []
+    fault = ""
+    if UNK in symbols:
+        fault = f"the beginning {shorten(text)} holds symbols that the run never gives"
+    elif options.max_length is not None and len(symbols) > options.max_length:
+        fault = f"the beginning {shorten(text)} has {len(symbols)} symbols, the largest length is {options.max_length}"
+    if fault and origin is None:
+        raise OptionError(lambda spell: f"{spell('prefix')}: {fault}")
+    if fault:
+        raise InputError(f"{origin}: {fault}")
+    return symbols

@@ -1,0 +1,194 @@
+"""Completion of a partly typed output: every symbol that may come next, as text, with its probability."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tsallis.models.batch import Batch
+    from tsallis.search import Completions
+    from tsallis.toolkit.tasks.base import Task
+    from tsallis.toolkit.training import Run
+
+LISTED = 10  # continuations of an output, where nothing else is said
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A way to go on with an output.
+
+    Args:
+        text: the output so far, with the continuation.
+        symbols: the strings of the symbols that it adds, behind those that are certain; with those that spell what is
+            typed, where several sequences of symbols may.
+        prob: its probability, given what is typed.
+        ends: whether it is the end of the output.
+
+    Example:
+        >>> Suggestion("rebell", ("l",), 0.75, False).ends
+        False
+    """
+
+    text: str
+    symbols: tuple[str, ...]
+    prob: float
+    ends: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object that `tsallis suggest --json` lists."""
+        return {"text": self.text, "symbols": list(self.symbols), "prob": self.prob, "ends": self.ends}
+
+
+@dataclass(frozen=True)
+class Suggestions:
+    """The answer to a line and what is typed of its output.
+
+    Args:
+        line: the number of the line, from 1.
+        typed: the beginning of the output, as it was given.
+        text: the beginning with the symbols that are certain: while one continuation is possible it is taken.
+        certain: the strings of those symbols.
+        log_prob: natural logarithm of the probability of the whole symbols of what is typed, or of all that is typed,
+            where several sequences of symbols may spell it; -inf: impossible.
+        support: the continuations that are possible, listed or not.
+        mass: their probability: 1 where no part of a symbol is typed, and the model's probabilities sum to 1.
+        missing: at most, the probability of those that were not looked for.
+        next: the best of them, the most probable one first.
+
+    Example:
+        >>> end = Suggestion("rebel", (), 1.0, True)
+        >>> answer = Suggestions(1, "reb", "rebel", ("e", "l"), -0.1, 1, 1.0, 0.0, (end,))
+        >>> answer.possible, answer.next[0].text
+        (True, 'rebel')
+    """
+
+    line: int
+    typed: str
+    text: str
+    certain: tuple[str, ...]
+    log_prob: float
+    support: int
+    mass: float
+    missing: float
+    next: tuple[Suggestion, ...]
+
+    @property
+    def possible(self) -> bool:
+        """Whether any output begins with what is typed; True also if none was found, but not all could be tried."""
+        return bool(self.next or self.missing)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object that `tsallis suggest --json` prints for the line."""
+        from tsallis.toolkit.evaluation.outputs import finite
+
+        return {
+            "line": self.line,
+            "typed": self.typed,
+            "possible": self.possible,
+            "log_prob": finite(self.log_prob),
+            "text": self.text,
+            "certain": list(self.certain),
+            "support": self.support,
+            "mass": self.mass,
+            "missing": finite(self.missing),
+            "next": [suggestion.to_dict() for suggestion in self.next],
+        }
+
+
+@dataclass(frozen=True)
+class Completer:
+    """Completion of the outputs of one run: beginnings in text, suggestions in text.
+
+    Args:
+        run: with the model.
+        task: of the run: how what is typed is read.
+        n_best: continuations that are listed, the best ones.
+    """
+
+    run: Run
+    task: Task
+    n_best: int = LISTED
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The spelling of each symbol, with the separator in front of it."""
+        separator = getattr(self.run.tgt_vocab, "separator", "")
+        return [f"{separator}{name}" for name in self._names(range(len(self.run.tgt_vocab)))]
+
+    def suggest(self, source: Batch | None, typed: str, line: int = 1) -> Suggestions:
+        """Return what may follow what is typed.
+
+        Args:
+            source: one row; None of a line that holds nothing to read, which has no continuations.
+            typed: the beginning of its output.
+            line: its number, from 1.
+        """
+        if source is None:
+            return Suggestions(line, typed, typed, (), float("-inf"), 0, 0.0, 0.0, ())
+        tokens, completions = self._complete(source, typed)
+        start, prompt = [*tokens, *completions.certain], self._prompt(source)
+        return Suggestions(
+            line=line,
+            typed=typed,
+            text=self._text(start, prompt, typed) if completions.certain else typed,
+            certain=self._names(completions.certain),
+            log_prob=completions.log_prob,
+            support=completions.support,
+            mass=completions.mass,
+            missing=completions.missing,
+            next=tuple(
+                Suggestion(
+                    self._text([*start, *choice.tokens], prompt, typed),
+                    self._names(choice.tokens),
+                    choice.prob,
+                    choice.ends,
+                )
+                for choice in completions.choices
+            ),
+        )
+
+    def _complete(self, source: Batch, typed: str) -> tuple[list[int], Completions]:
+        """Return the whole symbols of what is typed, and what may follow them."""
+        from tsallis.models.protocol import device_of
+        from tsallis.models.spellings import Place, spellings_of
+        from tsallis.search import Completions, complete
+        from tsallis.search.completion import complete_text
+        from tsallis.symbols import UNK
+        from tsallis.toolkit.data.subwords import SPACE
+
+        tokens, rest = self.task.split_typed(typed, self.run)
+        if UNK in tokens:  # of the text itself nothing is known
+            return tokens, Completions(float("-inf"), (), (), 0, 0.0, 0.0)
+        batch = source.to(device_of(self.run.model))
+        sources = self.run.model, batch.src, batch.src_lengths
+        if self.task.ambiguous_text(self.run.tgt_vocab) is not None:
+            prompt, spellings = self._prompt(source), spellings_of(self.run.tgt_vocab)
+            beginning = self._spell(tokens, prompt) + rest.replace(SPACE, " ")
+            place = Place(begun=bool(prompt))
+            if not (tokens or prompt):  # the space before the first word is not seen
+                beginning = beginning.removeprefix(" ")
+            spell = partial(self._spell, prompt=prompt)
+            return [], complete_text(*sources, beginning, spellings, spell, place=place, n_best=self.n_best)
+        return tokens, complete(*sources, self.names, tokens, rest, n_best=self.n_best)
+
+    def _names(self, tokens: Sequence[int]) -> tuple[str, ...]:
+        return tuple(self.run.tgt_vocab.name(token) for token in tokens)
+
+    def _prompt(self, source: Batch) -> list[int]:
+        """Return the symbols of a source that the output goes on with: those of a language model's prompt."""
+        goes_on = not self.task.searched and self.task.ambiguous_text(self.run.tgt_vocab) is not None
+        return [int(symbol) for symbol in source.src[0, : int(source.src_lengths[0])]] if goes_on else []
+
+    def _spell(self, tokens: Sequence[int], prompt: Sequence[int] = ()) -> str:
+        """Return what tokens add to the text of a prompt."""
+        vocabulary: Any = self.run.tgt_vocab
+        return str(vocabulary.decode([*prompt, *tokens]))[len(vocabulary.decode(prompt)) :]
+
+    def _text(self, tokens: Sequence[int], prompt: Sequence[int], typed: str) -> str:
+        """Return a continuation as it is shown: behind a prompt, what is typed begins with a word."""
+        text = self._spell(tokens, prompt)
+        return text.removeprefix(" ") if prompt and typed else text

@@ -1,0 +1,238 @@
+"""The attention of runs that answer with labels, over words and images (Martins et al. 2020)."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tsallis.analysis.density_shapes import area_of, draw_density, length_of
+from tsallis.analysis.shapes import numbers, one_of
+from tsallis.analysis.summary_records import DensityExample, DensitySummary
+from tsallis.analysis.tables import Histogram
+from tsallis.continuous import Density
+from tsallis.errors import InputError
+from tsallis.models.classifier import AttentionMap
+from tsallis.models.label_decoder import LabelDecoder
+from tsallis.models.protocol import device_of
+from tsallis.models.spellings import ambiguous_text
+from tsallis.models.vqa import GridAttention
+from tsallis.search import beam_search
+from tsallis.search.step import eval_mode
+from tsallis.symbols import IGNORE_INDEX
+from tsallis.toolkit.data.corpus import Corpus
+from tsallis.toolkit.run_analysis.options import Options
+from tsallis.toolkit.training.file_names import MODEL
+from tsallis.toolkit.training.run_folder import Run
+from tsallis.toolkit.training.schema import ModelRecord, read_record
+
+BATCH = 32  # examples that are read together
+BINS = 20
+WIDEST = 256  # pixels of an image on the page
+
+
+class _Sums:
+    """The running sums of :class:`DensitySummary`."""
+
+    def __init__(self) -> None:
+        self.zeros: list[float] = []
+        self.zero_masses: list[float] = []
+        self.means: list[list[float]] = []
+        self.sizes: list[float] = []
+
+    def add(self, weights: Tensor | None, masses: Tensor | None, density: Density | None, row: int) -> None:
+        """Take in the attention to one example: weights and masses of its words or regions alone."""
+        if weights is not None:
+            self.zeros.append(float((weights == 0).double().mean()))
+        if density is None or masses is None:
+            return
+        self.zero_masses.append(float((masses == 0).double().mean()))
+        one = one_of(density, row, density.dims)
+        self.means.append(numbers(one.mean).reshape(-1).tolist())
+        self.sizes.append(area_of(one) if one.dims == 2 else length_of(one))
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def is_label_run(run: Run) -> bool:
+    """Tell whether a run answers with labels, so that its attention is described by :func:`summarize_densities`."""
+    return isinstance(run.model, LabelDecoder)
+
+
+def summarize_densities(
+    run: Run,
+    corpus: Corpus,
+    name: str,
+    titles: Sequence[str],
+    options: Options | None = None,
+    rows: Sequence[int] | None = None,
+    advance: Callable[[int, str, int, int], None] = lambda run, stage, done, total: None,
+) -> DensitySummary:
+    r"""Compute where a classifier attends, over words or images: densities, supports, and how much is exactly zero.
+
+    A document of any length is the interval [0, 1], an image the unit square (Martins et al. 2020, sec. 4 and
+    fig. 2 and 3). The part that a support covers is its length or area inside of these; a Gaussian covers all of it.
+
+    Args:
+        run: of the classification or the visual task.
+        corpus: as the run numbers it.
+        name: of the corpus.
+        titles: what each example says.
+        options: how many examples are read, and how many the summary holds with their whole attention.
+        rows: of those; by default half of them are the first, the others those with the smallest supports.
+        advance: called with 0, the work at hand, how much is done, and how much there is.
+
+    Returns:
+        Means, histograms and examples.
+
+    Raises:
+        InputError: an empty corpus, or a run of another task.
+
+    Example:
+        >>> import json, tempfile
+        >>> from pathlib import Path
+        >>> from tsallis.toolkit.data.vocabulary import Vocabulary
+        >>> from tsallis.toolkit.training.run_folder import build_model
+        >>> sizes = {"src_vocab": 6, "tgt_vocab": 6, "d_model": 8, "num_basis": 8}
+        >>> description = {"class": "classifier", "arguments": {**sizes, "kind": "documents"}}
+        >>> folder, words = Path(tempfile.mkdtemp()), Vocabulary(["fine", "bad"])
+        >>> _ = (folder / "model.json").write_text(json.dumps(description))
+        >>> model, labels = LabelDecoder(**sizes).eval(), Vocabulary(["neg", "pos"])
+        >>> run = Run(folder, model, words, labels, {"task": "classification"}, {})
+        >>> summary = summarize_densities(run, Corpus([[4, 5, 4]], [[5]]), "a document", ["fine bad fine"])
+        >>> summary.examples, summary.shown[0].gold, summary.shown[0].density.bounded
+        (1, 'pos', True)
+    """
+    options = options or Options()
+    count = min(options.limit, len(corpus))
+    if count == 0:
+        raise InputError(f"{name}: there are no examples to analyse")
+    if not is_label_run(run):
+        raise InputError(f"{run.folder}: has no densities over words or images: {run.task['task']}")
+    sums, answers = _Sums(), {}
+    for batch_rows, attention, results in _batches(run, corpus, count):
+        for row, index in enumerate(batch_rows):
+            weights, masses = _of_row(attention, row, len(corpus.src[index]))
+            sums.add(weights, masses, attention.density, row)
+            answers[index] = results[row]
+        advance(0, "attention", len(answers), count)
+    rows = _choose(sums.sizes, list(answers), count, options.sentences) if rows is None else rows
+    model = read_record(run.folder / MODEL, ModelRecord)
+    known = [(answers[i][0], _gold(run, corpus, i)) for i in answers if _gold(run, corpus, i)]
+    dims = len(sums.means[0]) if sums.means else 0
+    return DensitySummary(
+        name=run.folder.name or str(run.folder),
+        task=run.task["task"],
+        model=model.name,
+        arguments=model.arguments,
+        corpus=name,
+        examples=count,
+        accuracy=_mean([float(answer == gold) for answer, gold in known]),
+        zeros=_mean(sums.zeros),
+        zero_masses=_mean(sums.zero_masses),
+        size=_mean(sums.sizes),
+        centres=tuple(Histogram.of(np.clip([mean[i] for mean in sums.means], 0, 1), BINS) for i in range(dims)),
+        sizes=Histogram.of(np.minimum(sums.sizes, 1), BINS) if sums.sizes else None,
+        shown=tuple(_examples(run, corpus, rows, titles, answers)),
+    )
+
+
+Answers = dict[int, tuple[str, float]]
+
+
+def _batches(run: Run, corpus: Corpus, count: int) -> Iterator[tuple[Sequence[int], Any, list[tuple[str, float]]]]:
+    """Yield the rows of each batch, the attention to them, and the answers with their probabilities."""
+    for batch in corpus.batches(BATCH, count):
+        device = device_of(run.model)
+        sources, text = (batch.src.to(device), batch.src_lengths.to(device)), ambiguous_text(run.tgt_vocab)
+        results = beam_search(run.model, *sources, beam_size=1, text=text)
+        best = [result.best for result in results]
+        texts = [(run.tgt_vocab.decode(one.tokens), one.prob) if one else ("", 0.0) for one in best]
+        yield batch.index, _attention(run, batch.src, batch.src_lengths), texts
+
+
+@torch.no_grad()
+def _attention(run: Run, src: Tensor, lengths: Tensor) -> AttentionMap | GridAttention:
+    """Return the attention of a classifier to a batch."""
+    with eval_mode(run.model):
+        device = device_of(run.model)
+        _, attention = run.model.classifier.read(src.to(device), lengths.to(device))
+    whole: AttentionMap | GridAttention = getattr(attention, "grid", attention)
+    return whole
+
+
+def _of_row(attention: AttentionMap | GridAttention, row: int, length: int) -> tuple[Tensor | None, Tensor | None]:
+    """Return weights and masses of one row, without padding."""
+    if isinstance(attention, GridAttention):
+        weights = numbers(attention.weights[row]).reshape(-1)
+        return weights, numbers(attention.masses[row]).reshape(-1) if attention.density is not None else None
+    own = None if attention.weights is None else numbers(attention.weights[row, :length])
+    return own, numbers(attention.masses[row, :length]) if attention.density is not None else None
+
+
+def _choose(sizes: Sequence[float], order: Sequence[int], count: int, shown: int) -> list[int]:
+    """Choose examples: the first, and those whose support is smallest."""
+    smallest = [index for _, index in sorted(zip(sizes, order, strict=False))]
+    rows = set(range(min(count, (shown + 1) // 2 if smallest else shown)))
+    for index in smallest:
+        if len(rows) >= min(shown, count):
+            break
+        rows.add(index)
+    return sorted(rows)
+
+
+def _gold(run: Run, corpus: Corpus, row: int) -> str:
+    numbers_of_row = [int(number) for number in corpus.tgt[row] if int(number) != IGNORE_INDEX]
+    text: str = run.tgt_vocab.decode(numbers_of_row)
+    return text
+
+
+def _examples(
+    run: Run, corpus: Corpus, rows: Sequence[int], titles: Sequence[str], answers: Answers
+) -> Iterator[DensityExample]:
+    for row in rows:
+        batch = corpus.batch([row])
+        attention = _attention(run, batch.src, batch.src_lengths)
+        symbols = batch.src[0].tolist()
+        is_image = isinstance(attention, GridAttention)
+        weights, masses = _of_row(attention, 0, len(symbols))
+        rows_of_grid, columns = attention.weights.shape[1:] if isinstance(attention, GridAttention) else (0, 0)
+        yield DensityExample(
+            index=row,
+            title=titles[row],
+            words=() if is_image else tuple(map(run.src_vocab.name, symbols)),
+            gold=_gold(run, corpus, row),
+            answer=answers[row][0],
+            prob=answers[row][1],
+            weights=() if weights is None else tuple(weights.tolist()),
+            grid=(int(rows_of_grid), int(columns)) if is_image else None,
+            masses=() if masses is None else tuple(masses.tolist()),
+            density=None if attention.density is None else draw_density(attention.density, 0),
+            image=_picture(run.model.image_store(batch.src[:, 0])[0]) if is_image else None,
+        )
+
+
+def _picture(pixels: Tensor) -> str | None:
+    """Return an image [height, width, 3] as a data URI of a PNG; None for features."""
+    if pixels.is_floating_point() or pixels.shape[-1] != 3:
+        return None
+    step = max(1, -(-max(pixels.shape[:2]) // WIDEST))
+    rgb = pixels[::step, ::step].contiguous().numpy().astype(np.uint8)
+    height, width, _ = rgb.shape
+    rows = np.concatenate([np.zeros((height, 1), np.uint8), rgb.reshape(height, -1)], 1)  # each with filter 0
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = (chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(rows.tobytes(), 9)), chunk(b"IEND", b""))
+    png = b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+    return f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"

@@ -1,0 +1,347 @@
+"""Summaries of runs: everything that a report shows of trained models on a corpus is computed here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+from tsallis.analysis.attention_summary import head_examples, summarize_contrasts, summarize_heads
+from tsallis.analysis.contrasts import Comparison
+from tsallis.analysis.importance import HeadImportance, head_importance
+from tsallis.analysis.outputs import EmptyRate
+from tsallis.analysis.record import AttentionReader, Symbols
+from tsallis.analysis.summary_records import (
+    ComparisonSummary,
+    CorpusSummary,
+    RunSummary,
+    SentenceSummary,
+)
+from tsallis.analysis.tree import beam_tree
+from tsallis.analysis.words import PieceCounts
+from tsallis.errors import InputError
+from tsallis.models import LanguageModel, TransformerSeq2Seq
+from tsallis.models.batch import Batch
+from tsallis.models.protocol import device_of
+from tsallis.models.spellings import ambiguous_text
+from tsallis.search import Result, beam_search
+from tsallis.symbols import UNK
+from tsallis.toolkit.data.corpus import Corpus
+from tsallis.toolkit.data.io import distinct_names
+from tsallis.toolkit.data.ragged import Rows
+from tsallis.toolkit.run_analysis.corpus_passes import BATCH, CorpusPass, ShownSentences
+from tsallis.toolkit.run_analysis.empty_outputs import empty_rate
+from tsallis.toolkit.run_analysis.logs import alpha_history, density_history, value_history
+from tsallis.toolkit.run_analysis.options import Options
+from tsallis.toolkit.training.file_names import LOG, MODEL
+from tsallis.toolkit.training.run_folder import Run
+from tsallis.toolkit.training.schema import ModelRecord, read_record
+
+SEARCH_BATCH = 8  # sentences that are translated together
+Advance = Callable[[int, str, int, int], None]  # number of the run, work at hand, how much is done, and of how much
+
+
+@dataclass(frozen=True)
+class TrainingCounts:
+    """Counts of the pieces of the data that a run was trained on, and of its pairs."""
+
+    pairs: int  # of source and target
+    pieces: PieceCounts  # by side, as of `count_pieces`
+
+
+def count_pieces(corpus: Corpus, src_vocab: Symbols, tgt_vocab: Symbols) -> PieceCounts:
+    """Count how often each piece occurs in the sources and in the targets of a corpus, for the scores of rare ones.
+
+    Args:
+        corpus: encoded sources and targets.
+        src_vocab, tgt_vocab: spell their symbols.
+
+    Returns:
+        Counts by piece, of the sides "source" and "target".
+
+    Example:
+        >>> from tsallis.toolkit.data.vocabulary import Vocabulary
+        >>> vocabulary = Vocabulary(["▁a", "▁b"])
+        >>> count_pieces(Corpus([[4, 5], [4]], [[5], [5]]), vocabulary, vocabulary)
+        {'source': {'▁a': 2, '▁b': 1}, 'target': {'▁b': 2}}
+    """
+    return {"source": _counts(corpus.src, src_vocab), "target": _counts(corpus.tgt, tgt_vocab)}
+
+
+def _counts(rows: Rows, vocab: Symbols) -> dict[str, int]:
+    numbers = Counter(int(number) for row in rows for number in row)
+    return {vocab.name(number): count for number, count in numbers.items()}
+
+
+@dataclass(frozen=True)
+class RunInput:
+    """A run, and the corpus that it reads.
+
+    Args:
+        run: of an encoder-decoder with discrete attention, or of a language model.
+        corpus: with targets, as the run's own vocabularies number it.
+        name: of the corpus.
+        counts: of its training data, for the scores of rare pieces; None where it is not at hand.
+        target_run: name of the run whose answers the targets are; None where they are references.
+    """
+
+    run: Run
+    corpus: Corpus
+    name: str
+    counts: TrainingCounts | None = None
+    target_run: str | None = None
+
+
+def _ignore(run: int, stage: str, done: int, total: int) -> None:
+    pass
+
+
+def summarize(run: Run, corpus: Corpus, name: str, options: Options | None = None) -> RunSummary:
+    """Compute what the heads and outputs of a run do on a corpus with targets.
+
+    Args:
+        run: of an encoder-decoder with discrete attention, or of a language model.
+        corpus: as the run's own vocabularies number it.
+        name: of the corpus.
+        options: how much of it is read.
+
+    Returns:
+        What a report shows of the run.
+
+    Raises:
+        InputError: a run of another kind, or an empty corpus.
+
+    Example:
+        >>> import json, tempfile
+        >>> from pathlib import Path
+        >>> from tsallis.toolkit.data.vocabulary import Vocabulary
+        >>> from tsallis.toolkit.training.run_folder import build_model
+        >>> folder, symbols = Path(tempfile.mkdtemp()), Vocabulary(["▁a", "▁b"])
+        >>> sizes = {"src_vocab": 6, "tgt_vocab": 6, "d_model": 8, "heads": 2, "layers": 1, "d_ff": 8}
+        >>> description = {"class": "transformer", "arguments": sizes}
+        >>> _ = (folder / "model.json").write_text(json.dumps(description))
+        >>> run = Run(folder, build_model(description), symbols, symbols, {"task": "translation"}, {})
+        >>> summary = summarize(run, Corpus([[4, 5]], [[5]]), "a sentence")
+        >>> len(summary.heads), summary.outputs.steps
+        (6, 2)
+    """
+    ((summary,), _) = summarize_runs([RunInput(run, corpus, name)], options)
+    return summary
+
+
+def summarize_runs(
+    inputs: Sequence[RunInput], options: Options | None = None, advance: Advance = _ignore
+) -> tuple[list[RunSummary], list[ComparisonSummary]]:
+    """Compute what the heads and outputs of several runs do on the same sentences, and where the first differs.
+
+    All models read batch by batch, in turn. The first run is compared with each other one that spells the sentences
+    by the same pieces, and has a kind of attention that the first one has.
+
+    Args:
+        inputs: runs with the same sentences.
+        options: how much of them is read.
+        advance: called with the number of a run, the work at hand, how much of it is done, and how much there is.
+
+    Returns:
+        What a report shows of each run, all of them with the same sentences; and the comparisons.
+
+    Raises:
+        InputError: a run of another kind, an empty corpus, or corpora of different lengths.
+
+    Example:
+        >>> summaries, comparisons = summarize_runs([RunInput(one, dev, "dev"), RunInput(other, dev, "dev")])
+        ... # doctest: +SKIP
+        >>> comparisons[0].kinds[0].differ[0].piece  # doctest: +SKIP
+        '▁lamp'
+    """
+    options = options or Options()
+    first = inputs[0]
+    count = min(options.limit, len(first.corpus))
+    if count == 0:
+        raise InputError(f"{first.name}: there are no sentences to analyse")
+    for one in inputs:
+        if options.searched and isinstance(one.run.model, LanguageModel):
+            raise InputError(f"{one.run.folder}: a language model is not searched for empty outputs (--searched)")
+    for other in inputs[1:]:
+        if len(other.corpus) != len(first.corpus):
+            raise InputError(
+                f"{other.run.folder}: reads {len(other.corpus)} sentences of {first.name}, "
+                f"{first.run.folder} reads {len(first.corpus)}"
+            )
+    passes = [
+        CorpusPass(one.run, one.corpus, count, options.examples, one.counts.pieces if one.counts else None)
+        for one in inputs
+    ]
+    contrasts = _read_together(passes, inputs, count, advance)
+    words = chain.from_iterable(kind.differ for contrast in contrasts for kind in contrast.kinds)
+    rows = passes[0].choose(options.sentences, (word.sentence for word in words))
+    summaries = [
+        _summary(run_input, corpus_pass, options, rows, count, lambda *work, number=number: advance(number, *work))
+        for number, (run_input, corpus_pass) in enumerate(zip(inputs, passes, strict=True))
+    ]
+    names = distinct_names([one.run.folder for one in inputs])
+    return [replace(summary, name=name) for summary, name in zip(summaries, names, strict=True)], contrasts
+
+
+def _read_together(
+    passes: Sequence[CorpusPass], inputs: Sequence[RunInput], count: int, advance: Advance
+) -> list[ComparisonSummary]:
+    """Run all passes batch by batch, and compare the first with each of the others while they read the same."""
+    comparisons: dict[int, Comparison] = {}
+    for number, other in enumerate(passes[1:], 1):
+        kinds = [{layer.kind for layer in x.reader.layers} for x in (passes[0], other)]
+        if kinds[0] & kinds[1] and _same_texts(inputs[0], inputs[number], count):
+            comparisons[number] = Comparison(passes[0].reader.layers, other.reader.layers)
+    iterators, done = [iter(one) for one in passes], 0
+    while done < count:
+        batches = []
+        for number, iterator in enumerate(iterators):
+            batches.append(next(iterator))
+            advance(number, "attention and outputs", done + len(batches[0]), count)
+        done += len(batches[0])
+        for number, comparison in comparisons.items():
+            for pair in zip(batches[0], batches[number], strict=True):
+                comparison.update(*pair)
+    names = distinct_names([one.run.folder for one in inputs])
+    return [ComparisonSummary(names[0], names[number], one.result()) for number, one in comparisons.items()]
+
+
+def _same_texts(one: RunInput, other: RunInput, count: int) -> bool:
+    """Tell whether two runs spell the sentences by the same pieces."""
+    for side in ("src", "tgt"):
+        vocabularies = [getattr(x.run, f"{side}_vocab") for x in (one, other)]
+        rows = [getattr(x.corpus, side) for x in (one, other)]
+        for row in range(count):
+            pieces = [[vocab.name(int(i)) for i in part[row]] for vocab, part in zip(vocabularies, rows, strict=True)]
+            if pieces[0] != pieces[1]:
+                return False
+    return True
+
+
+def _summary(
+    run_input: RunInput,
+    corpus_pass: CorpusPass,
+    options: Options,
+    rows: Sequence[int],
+    count: int,
+    advance: Callable[..., None],
+) -> RunSummary:
+    run, corpus, reader = run_input.run, run_input.corpus, corpus_pass.reader
+    roles, densities = corpus_pass.roles.result(), corpus_pass.densities.result()
+    diversities, contrasts = corpus_pass.diversity.result(), corpus_pass.contrasts.result()
+    importance = _importance(run, reader, corpus, min(options.importance, count), advance)
+    shown_sentences = ShownSentences(corpus_pass, rows, head_examples(roles, contrasts))
+    results = _search(run, corpus, sorted({*rows, *range(min(options.searched, count))}), options, advance)
+    model = read_record(run.folder / MODEL, ModelRecord)
+    return RunSummary(
+        name=run.folder.name or str(run.folder),
+        task=run.task["task"],
+        model=model.name,
+        arguments=model.arguments,
+        parameters=sum(parameter.numel() for parameter in run.model.parameters()),
+        step=int(run.facts.get("step", 0)),
+        metrics={key: value for key, value in run.facts.get("metrics", {}).items() if isinstance(value, int | float)},
+        corpus=_describe_corpus(run_input, count),
+        layers=reader.layers,
+        heads=summarize_heads(roles, densities, shown_sentences, importance),
+        diversity=diversities.layers,
+        outputs=corpus_pass.outputs.result(),
+        empty=_empty(run, corpus, results),
+        training_pairs=run_input.counts.pairs if run_input.counts else None,
+        contrasts=summarize_contrasts(contrasts, shown_sentences),
+        values=_history(run, value_history),
+        alphas=_history(run, alpha_history),
+        densities=_history(run, density_history),
+        importance=(importance.symbols, importance.loss) if importance else None,
+        sentences=tuple(_sentences(run, corpus, rows, shown_sentences, results, advance)),
+    )
+
+
+class _CountingIterable:
+    """An iterable that says how far it is."""
+
+    def __init__(self, items: Iterable[Any], stage: str, total: int, advance: Callable[..., None]) -> None:
+        self.items, self.stage, self.total, self.advance, self.done = items, stage, total, advance, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.items:
+            yield item
+            self.done += 1
+            self.advance(self.stage, self.done, self.total)
+
+
+def _describe_corpus(run_input: RunInput, rows: int) -> CorpusSummary:
+    corpus, target_run = run_input.corpus, run_input.target_run
+    sides = [[number for row in range(rows) for number in side[row]] for side in (corpus.src, corpus.tgt)]
+    unknown = sum(int(number) == UNK for side in sides for number in side)
+    return CorpusSummary(run_input.name, rows, len(corpus), len(sides[0]), len(sides[1]), unknown, target_run)
+
+
+def _importance(
+    run: Run, reader: AttentionReader, corpus: Corpus, rows: int, advance: Callable[..., None]
+) -> HeadImportance | None:
+    if rows == 0 or not isinstance(run.model, TransformerSeq2Seq | LanguageModel):
+        return None
+    batches: Sequence[Batch] = list(corpus.batches(BATCH, rows))
+    total = (1 + sum(layer.heads for layer in reader.layers)) * len(batches)
+    return head_importance(run.model, _CountingIterable(batches, "importance", total, advance))
+
+
+def _history(run: Run, read: Callable[..., Any]) -> Any:
+    if not (run.folder / LOG).is_file():
+        return None
+    try:
+        return read(run.folder)
+    except InputError:  # a log without such values
+        return None
+
+
+def _search(
+    run: Run, corpus: Corpus, rows: Sequence[int], options: Options, advance: Callable[..., None]
+) -> dict[int, Result]:
+    """Return the results of a beam search for some rows, as many outputs as the beam holds; none of language models."""
+    results: dict[int, Result] = {}
+    if isinstance(run.model, LanguageModel):
+        return results
+    size = options.beam_size
+    search: dict[str, Any] = {"beam_size": size, "n_best": size, "end_rule": options.end_rule}
+    search["text"] = ambiguous_text(run.tgt_vocab)
+    for first in range(0, len(rows), SEARCH_BATCH):
+        part = rows[first : first + SEARCH_BATCH]
+        batch = corpus.batch(part).to(device_of(run.model))
+        of_part = beam_search(run.model, batch.src, batch.src_lengths, **search)
+        results.update(zip(part, of_part, strict=True))
+        advance("search", len(results), len(rows))
+    return results
+
+
+def _empty(run: Run, corpus: Corpus, results: dict[int, Result]) -> EmptyRate | None:
+    """Return the rate of empty outputs among the rows that were searched, with the rows' own numbers."""
+    rows = list(results)
+    if not rows:
+        return None
+    searched = Corpus([[*corpus.src[row]] for row in rows], [[*corpus.tgt[row]] for row in rows])
+    return empty_rate(run.model, searched, list(results.values()), run.tgt_vocab).of_rows(rows)
+
+
+def _sentences(
+    run: Run,
+    corpus: Corpus,
+    rows: Sequence[int],
+    shown_sentences: ShownSentences,
+    results: dict[int, Result],
+    advance: Callable[..., None],
+) -> Iterator[SentenceSummary]:
+    for number, row in enumerate(rows, 1):
+        sentence, result = shown_sentences.sentences[row], results.get(row)
+        src = corpus.batch([row]).src.to(device_of(run.model))
+        yield SentenceSummary(
+            text=sentence.text,
+            weights=sentence.weights,
+            steps=shown_sentences.steps[row],
+            answer=run.tgt_vocab.decode(result.best.tokens) if result and result.best else None,
+            tree=beam_tree(run.model, src, result, run.tgt_vocab) if result else None,
+        )
+        advance("trees", number, len(rows))

@@ -1,0 +1,408 @@
+"""The answers of a run: searches, completions, the steps of an output, attention, and facts about itself."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from tsallis.analysis import AttentionReader, Sentence, beam_tree, read_model, record
+from tsallis.errors import InputError, OptionError, describe
+from tsallis.models.batch import Batch
+from tsallis.search import GeneratedText, Hypothesis, Result, RiskChoice, SearchOptions, TokenScores
+from tsallis.search.step import advance, eval_mode
+from tsallis.search.texts import TextProbability
+from tsallis.symbols import BOS, EOS
+from tsallis.toolkit.data.packing import TextCorpus
+from tsallis.toolkit.evaluation.outputs import describe_text, finite
+from tsallis.toolkit.evaluation.text_probabilities import complete_results, score_outputs
+from tsallis.toolkit.inference.answers import Answer, Form, Output
+from tsallis.toolkit.inference.continuations import draw_texts
+from tsallis.toolkit.inference.run import whole_batch
+from tsallis.toolkit.inference.searching import check_for_run, choose, draw, search, spell_prefixes
+from tsallis.toolkit.inference.suggestions import Completer
+from tsallis.toolkit.serve.limits import MOST_HEADS, Limits, Refusal
+from tsallis.toolkit.serve.requests import (
+    CHOICES,
+    AttentionRequest,
+    OutputRequest,
+    Request,
+    SearchRequest,
+    StepsRequest,
+    SuggestRequest,
+)
+from tsallis.toolkit.serve.worker import Check, InterruptibleModel
+from tsallis.toolkit.tasks.base import Task, refuse_long
+from tsallis.toolkit.tasks.types import Lines
+from tsallis.toolkit.training import Run
+from tsallis.toolkit.training.file_names import MODEL
+from tsallis.toolkit.training.schema import ModelRecord, read_record
+
+ROWS = 512  # prefixes that a model reads together
+TIME_SHARE = 0.8  # of the time for a request: searches that can end early do so before it is over
+Content = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The outputs of a source.
+
+    Args:
+        outputs: of a search, or draws.
+        result: of the search; None of draws.
+        texts: draws of a language model that may be cut, as JSON holds them.
+        choice: of least risk among the outputs; None where none was made.
+        more: what the answer has besides.
+    """
+
+    outputs: tuple[Output | None, ...] = ()
+    result: Result | None = None
+    texts: Sequence[Content] | None = None
+    choice: RiskChoice | None = None
+    more: Content = field(default_factory=dict)
+
+    def describe(self, line: int, unknown: int, form: Form) -> Content:
+        """Return the answer as `tsallis translate --json` prints it; outputs have the numbers of their symbols, too."""
+        content = Answer(line, self.outputs, self.result, self.choice, unknown, _form=form).to_dict()
+        if self.texts is not None:
+            content["draws"] = self.texts
+            return content
+        described = content["draws"] if self.result is None else content["hypotheses"]
+        for output, part in zip(self.outputs, described, strict=True):
+            if output is not None:
+                part["tokens"] = output.hypothesis.tokens
+        return {**content, **self.more}
+
+
+@dataclass(frozen=True)
+class ServedRun:
+    """A run that answers requests. Models know no threads: one thread calls all that needs one.
+
+    Args:
+        name: that requests call it by.
+        run: with the model.
+        task: of the run.
+        search: Options of searches that requests do not give.
+        limits: of the server.
+        checkpoint: that the model is of.
+        examples: lines that the page offers.
+    """
+
+    name: str
+    run: Run
+    task: Task
+    search: SearchOptions
+    limits: Limits
+    checkpoint: str = "best"
+    examples: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if "images" in self.task.options:
+            raise InputError(f"{self.run.folder}: {self.task.name} runs are not served: requests hold no images")
+
+    @cached_property
+    def facts(self) -> Content:
+        """The description of the run, as JSON holds it."""
+        described, metrics = read_record(self.run.folder / MODEL, ModelRecord), self.run.facts.get("metrics", {})
+        layers = self._reader.layers if self._reader else ()
+        return {
+            "name": self.name,
+            "task": self.task.name,
+            "noun": self.task.noun,
+            "columns": self.task.columns[0].split("<TAB>"),
+            "languages": getattr(self.task, "languages", None),
+            "model": described.name,
+            "arguments": described.arguments,
+            "parameters": sum(parameter.numel() for parameter in self.run.model.parameters()),
+            "symbols": {"source": len(self.run.src_vocab), "target": len(self.run.tgt_vocab)},
+            "normalized": self.run.model.output.normalized,
+            "checkpoint": self.checkpoint,
+            "step": int(self.run.facts.get("step", 0)),
+            "metrics": {name: finite(value) for name, value in metrics.items() if isinstance(value, int | float)},
+            "search": self.search.given,
+            "examples": self.examples,
+            "attention": [{"kind": x.kind, "layer": x.layer + 1, "alphas": x.alphas} for x in layers],
+        }
+
+    @cached_property
+    def _reader(self) -> AttentionReader | None:
+        try:
+            return read_model(self.run.model, self.run.src_vocab, self.run.tgt_vocab)
+        except ValueError:
+            return None
+
+    def key(self, request: SearchRequest) -> Hashable:
+        """Return what two searches have in common if they can be made together; None if one is made alone.
+
+        A search that has a clock is made alone: others would take of its time.
+        """
+        return None if request.options.mode in ("exact", "all") else (self.name, "translate", request.key)
+
+    def translate(self, requests: Sequence[SearchRequest], check: Check) -> list[Content]:
+        """Answer requests of one key by one search."""
+        first = requests[0]
+        lines = [self._read(request.sources, request) for request in requests]
+        options = self._options(first)
+        rows = [(part.corpus.src[row], number + 1) for part in lines for row, number in enumerate(part.numbers)]
+        outputs = iter(self._search(options, first.tree, rows, check))
+        form = Form(self.run.tgt_vocab, options)
+        contents = []
+        for part in lines:
+            answers = {number: Answer(number + 1, _form=form).to_dict() for number in range(part.count)}
+            for row, number in enumerate(part.numbers):
+                unknown = self.task.count_unknown(part.corpus.src[row])
+                answers[number] = next(outputs).describe(number + 1, unknown, form)
+            contents.append([*answers.values()])
+        return [{"run": self.name, "mode": options.mode, "answers": part} for part in contents]
+
+    def _options(self, request: SearchRequest) -> SearchOptions:
+        """Return the options of a request, with those of the run that it does not give.
+
+        Raises:
+            Refusal: Options that are not for this run.
+        """
+        defaults = self.search
+        if defaults.max_length is not None:
+            defaults = replace(defaults, max_length=min(defaults.max_length, self.limits.longest))
+        try:
+            check_for_run(request.options, self.run)
+            return request.options.with_defaults(defaults)
+        except OptionError as error:
+            raise Refusal(400, error.reason) from error
+
+    def _read(self, sources: Sequence[str], request: Request) -> Lines:
+        """Turn sources into numbers.
+
+        Raises:
+            InputError: one that is malformed, or has too many symbols.
+            Refusal: a language that the run does not know.
+        """
+        try:
+            values = self.task.check_options(self.run, {"language": request.language})
+            lines = self.task.read(sources, "sources", self.run, False, **values)
+        except OptionError as error:  # its place is a path of this machine
+            raise Refusal(400, f"language: {error.reason}") from error
+        refuse_long(lines.corpus, self.limits.symbols, lambda row, _: f"sources:{lines.numbers[row] + 1}")
+        return lines
+
+    def _search(self, options: SearchOptions, tree: bool, rows: Sequence[Any], check: Check) -> list[_Found]:
+        """Return the outputs of each row, a source's symbols and the number of its line."""
+        count = len(rows) or 1
+        if options.mode in ("beam", "sample"):  # the others limit themselves, and share their time
+            count = max(1, ROWS // (options.num_samples or options.beam_size or 1))
+        parts = (self._search_rows(options, tree, rows[i : i + count], check) for i in range(0, len(rows), count))
+        return [answer for part in parts for answer in part]
+
+    def _search_rows(self, options: SearchOptions, tree: bool, rows: Sequence[Any], check: Check) -> list[_Found]:
+        """Return the outputs of rows that are searched together.
+
+        Raises:
+            Refusal: A prefix that the run never gives, or that is too long.
+        """
+        model: Any = InterruptibleModel(self.run.model, check)
+        run, task, longest = replace(self.run, model=model), self.task, self.limits.longest
+        batch = self._batch([symbols for symbols, _ in rows])
+        bounded = replace(options, min_length=None, max_length=options.max_length or longest)
+        try:
+            prefixes = spell_prefixes(run, task, bounded, [""] * len(rows), [""] * len(rows))
+        except OptionError as error:
+            raise Refusal(400, error.reason) from error
+        if options.mode == "sample":
+            lines = [line for _, line in rows]
+            if not task.searched and prefixes is None:  # texts, of which the beginnings are worth having, too
+                texts = draw_texts(run, batch, bounded, lines)
+                return [_Found(texts=[self._text(text) for text in part]) for part in texts]
+            drawn = [self._outputs(part) for part in draw(run, task, batch, options, lines, prefixes)]
+            return [_Found(part, choice=choose(run, task, options, part)) for part in drawn]
+        results = search(run, task, batch, self._within_limits(options, tree, len(rows)), prefixes)
+        results = [result.truncated(self.limits.outputs) for result in results]
+        if options.mode == "beam" and task.ambiguous_text(run.tgt_vocab) is not None:  # the others have used their time
+            results = complete_results(model, batch, results, run.tgt_vocab)
+        found = []
+        for row, result in enumerate(results):
+            outputs, more = self._outputs(result.hypotheses), {}
+            if tree:
+                source = batch.src[row, : int(batch.src_lengths[row])]
+                more["tree"] = beam_tree(model, source, result, run.tgt_vocab).to_dict() if result.best else None
+            found.append(_Found(outputs, result, choice=choose(run, task, options, outputs, result), more=more))
+        return found
+
+    def _within_limits(self, options: SearchOptions, tree: bool, sources: int) -> SearchOptions:
+        """Return the options of a search that ends in time, and lists what its tree shows."""
+        if options.mode == "beam":
+            whole = tree and options.n_best is None and not options.min_risk
+            return replace(options, n_best=options.beam_size) if whole else options
+        limit = math.inf if options.time_limit is None else options.time_limit
+        return replace(options, time_limit=min(limit, TIME_SHARE * self.limits.seconds / sources))
+
+    def _batch(self, sources: Sequence[Sequence[int]]) -> Batch:
+        """Return sources as a batch, where the model is."""
+        corpus = TextCorpus([[int(symbol) for symbol in source] for source in sources], [[] for _ in sources])
+        return whole_batch(corpus, self.run.model)
+
+    def _outputs(self, hypotheses: Sequence[Hypothesis | None]) -> tuple[Output | None, ...]:
+        return tuple(Output.of(output, self.run.tgt_vocab) if output else None for output in hypotheses)
+
+    def _text(self, text: GeneratedText) -> Content:
+        return {
+            "text": self.run.tgt_vocab.decode(text.tokens),
+            "log_prob": text.log_prob,
+            "ended": text.ended,
+            "support": text.support,
+            "prob": text.prob,
+            "tokens": text.tokens,
+        }
+
+    def suggest(self, requests: Sequence[SuggestRequest], check: Check) -> list[Content]:
+        """Answer a request by what may follow what is typed."""
+        (request,) = requests
+        run = replace(self.run, model=InterruptibleModel(self.run.model, check))
+        completer = Completer(run, self.task, self._choices(request))
+        return [{"run": self.name, **completer.suggest(self._source(request), request.typed).to_dict()}]
+
+    def _choices(self, request: SuggestRequest | StepsRequest) -> int:
+        """Return how many continuations or symbols an answer lists."""
+        return request.n_best or min(CHOICES, self.limits.outputs)
+
+    def _source(self, request: SuggestRequest | OutputRequest) -> Batch | None:
+        """Return the source of a request as a batch; None if it is blank."""
+        lines = self._read([request.source], request)
+        return self._batch([[*lines.corpus.src[0]]]) if lines.numbers else None
+
+    def _output(self, request: OutputRequest, source: Batch, model: Any) -> list[int]:
+        """Return the symbols of a request's output, or of the best one.
+
+        Raises:
+            Refusal: numbers that are no symbols; a search without an output.
+        """
+        if request.tokens is not None:
+            for token in request.tokens:
+                if not EOS < token < len(self.run.tgt_vocab):
+                    last = len(self.run.tgt_vocab) - 1
+                    raise Refusal(
+                        400, f"tokens: symbols are numbered from {EOS + 1} to {last}, found {describe(token)}"
+                    )
+            return request.tokens
+        if request.output is not None:
+            tokens = self.task.spell(request.output, self.run) if request.output else []
+            if len(tokens) > self.limits.longest:
+                raise Refusal(400, f"output: at most {self.limits.longest} symbols, found {len(tokens)}")
+            scored = self._score_text(tokens, request.output, source, model)
+            # Of the ways to spell a text, the most probable one is shown.
+            return [*scored[1].segmentations[0].tokens] if scored and scored[1].segmentations else tokens
+        options = SearchOptions(n_best=1).with_defaults(self.search)
+        (result,) = search(replace(self.run, model=model), self.task, source, options)
+        if result.best is None:
+            raise Refusal(400, "output: the search found none, send one")
+        return [*result.best.tokens]
+
+    def _score_text(
+        self, tokens: Sequence[int], text: str, source: Batch, model: Any
+    ) -> tuple[TokenScores, TextProbability] | None:
+        """Return the probability of an output's text; None where no other symbols can spell it."""
+        if self.task.ambiguous_text(self.run.tgt_vocab) is None:
+            return None
+        batch = TextCorpus([source.src[0].tolist()], [tokens]).batch([0]).to(source.src.device)
+        (scored,) = score_outputs(model, batch, [text], self.run.tgt_vocab)
+        return scored
+
+    @torch.no_grad()
+    def steps(self, requests: Sequence[StepsRequest], check: Check) -> list[Content]:
+        """Answer a request by the symbols that are possible at each step of an output, up to one that is impossible."""
+        (request,) = requests
+        model: Any = InterruptibleModel(self.run.model, check)
+        source = self._source(request)
+        if source is None:
+            return [{"run": self.name, **self._of_output([]), "possible": False, "log_prob": None, "steps": []}]
+        tokens = self._output(request, source, model)
+        steps: list[Content] = []
+        with eval_mode(self.run.model):
+            state, last = model.start(model.encode(source.src, source.src_lengths)), BOS
+            for token in [*tokens, EOS]:
+                read = torch.tensor([last], device=source.src.device)
+                log_probs, attention, state = advance(model, state, read, [0])
+                steps.append(self._step(token, log_probs[0], int((attention[0] > 0).sum()), self._choices(request)))
+                if steps[-1]["log_prob"] is None:
+                    break
+                last = token
+        possible = steps[-1]["log_prob"] is not None
+        total = sum(step["log_prob"] for step in steps) if possible else None
+        content = {"run": self.name, **self._of_output(tokens), "possible": possible, "log_prob": total, "steps": steps}
+        text = request.output if request.output is not None else self.run.tgt_vocab.decode(tokens)
+        if scored := self._score_text(tokens, text, source, model):
+            described = describe_text(*scored, self.run.tgt_vocab)
+            content["text"] = {key: described[key] for key in ("possible", "log_prob", "exact", "missing")}
+        return [content]
+
+    def _step(self, token: int, log_probs: torch.Tensor, num_attended: int, n_best: int) -> Content:
+        """Describe a symbol among those that are possible, by log-probabilities [d_vocab]."""
+        log_prob, support = float(log_probs[token]), int((log_probs > -torch.inf).sum())
+        best = log_probs.topk(min(n_best, support))
+        words = zip(best.indices.tolist(), best.values.exp().tolist(), best.values.tolist(), strict=True)
+        return {
+            "symbol": self._name(token),
+            "prob": math.exp(log_prob),
+            "log_prob": finite(log_prob),
+            "support": support,
+            "num_attended": num_attended,
+            "words": [{"symbol": self._name(number), "prob": prob, "log_prob": log} for number, prob, log in words],
+        }
+
+    def _name(self, token: int) -> str:
+        return self.run.tgt_vocab.name(token)
+
+    def _of_output(self, tokens: Sequence[int]) -> Content:
+        return {"output": self.run.tgt_vocab.decode(tokens), "tokens": tokens, "vocabulary": len(self.run.tgt_vocab)}
+
+    def attention(self, requests: Sequence[AttentionRequest], check: Check) -> list[Content]:
+        """Answer a request by the weights above zero of some heads: for each query, keys and weights."""
+        (request,) = requests
+        if self._reader is None:
+            raise Refusal(400, f"{self.name}: heads are of models with discrete attention, this run has none")
+        names = self._head_names(request)
+        source = self._source(request)
+        if source is None:
+            return [{"run": self.name, **self._of_output([]), "heads": []}]
+        tokens = self._output(request, source, InterruptibleModel(self.run.model, check))
+        check()
+        corpus = TextCorpus([source.src[0].tolist()], [tokens])
+        (sentence,) = record(self._reader, [corpus.batch([0])])
+        parts = [self._head(name, *self._heads[name], sentence) for name in names]
+        return [{"run": self.name, **self._of_output(tokens), "heads": parts}]
+
+    @cached_property
+    def _heads(self) -> dict[str, tuple[int, int]]:
+        """The number of its layer, and its number there, of each head by its name."""
+        layers = self._reader.layers if self._reader else ()
+        numbers = [(number, head) for number, layer in enumerate(layers) for head in range(layer.heads)]
+        return {f"{layers[n].kind}.{layers[n].layer + 1}.{head + 1}": (n, head) for n, head in numbers}
+
+    def _head_names(self, request: AttentionRequest) -> list[str]:
+        """Return the heads of a request, by default those of the last layer.
+
+        Raises:
+            Refusal: one that the model does not have.
+        """
+        if request.heads is None:
+            last = max(number for number, _ in self._heads.values())
+            return [name for name, (number, _) in self._heads.items() if number == last][:MOST_HEADS]
+        if missing := [name for name in request.heads if name not in self._heads]:
+            ends = next(iter(self._heads)), next(reversed(self._heads))
+            raise Refusal(400, f"heads: there is no {describe(missing[0])}, expected some of {' to '.join(ends)}")
+        return request.heads
+
+    def _head(self, name: str, number: int, head: int, sentence: Sentence) -> Content:
+        """Describe a head's weights on a sentence."""
+        assert self._reader is not None
+        layer, weights = self._reader.layers[number], sentence.weights[number].head(head)
+        queries, keys = sentence.text.sides(layer.kind)
+        if layer.kind == "cross":  # a row is the symbol that is predicted, not the one that was read
+            queries = (*queries[1:], self._name(EOS))
+        cells = list(zip(weights.columns.tolist(), weights.values.tolist(), strict=True))
+        rows = [cells[first:last] for first, last in itertools.pairwise(weights.offsets.tolist())]
+        return {"name": name, "alpha": layer.alphas[head], "queries": queries, "keys": keys, "rows": rows}

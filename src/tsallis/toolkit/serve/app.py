@@ -1,0 +1,259 @@
+"""The application: its addresses, the headers of its answers, and its errors, as an ASGI app."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+import tsallis
+from tsallis.toolkit.serve.answers import ServedRun
+from tsallis.toolkit.serve.limits import Limits, Refusal
+from tsallis.toolkit.serve.page import FILES, page_file
+from tsallis.toolkit.serve.requests import QUESTIONS, SearchRequest, parse_request
+from tsallis.toolkit.serve.requests import Request as Query
+from tsallis.toolkit.serve.worker import Cancellation, Job, Worker
+
+CLIENT_GONE = 499  # the status of an answer that nobody reads
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
+def build_app(runs: Sequence[ServedRun], limits: Limits, hosts: Collection[str] = ()) -> Starlette:
+    """Return the application that serves runs.
+
+    Args:
+        runs: of different names; the first answers requests that name none.
+        limits: of requests.
+        hosts: names that the server goes by, besides addresses and `localhost`.
+    """
+    worker = Worker(limits)
+    server = _Api({run.name: run for run in runs}, limits, worker)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        await asyncio.get_running_loop().run_in_executor(None, worker.close)
+
+    routes = [
+        *(Route(path, _file(path)) for path in FILES),
+        Route("/api/health", server.health),
+        Route("/api/runs", server.list_runs),
+        *(Route(f"/api/{name}", server.answer(name, schema), methods=["POST"]) for name, schema in QUESTIONS.items()),
+    ]
+    handlers: Any = {Refusal: _refuse, ClientDisconnect: _gone, HTTPException: _http_error, Exception: _server_error}
+    middleware = [Middleware(_Headers), Middleware(_KnownHosts, hosts=frozenset(host.lower() for host in hosts))]
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
+    app.state.worker = worker
+    return app
+
+
+class _Api:
+    """The addresses below `/api`."""
+
+    def __init__(self, runs: dict[str, ServedRun], limits: Limits, worker: Worker) -> None:
+        self.runs, self.limits, self.worker = runs, limits, worker
+
+    async def health(self, _: Request) -> Response:
+        content = {
+            "status": "ok",
+            "version": tsallis.__version__,
+            "runs": list(self.runs),
+            "waiting": self.worker.waiting,
+        }
+        return _json(content)
+
+    async def list_runs(self, _: Request) -> Response:
+        return _json(
+            {"version": tsallis.__version__, "limits": vars(self.limits), "runs": [r.facts for r in self.runs.values()]}
+        )
+
+    def answer(self, name: str, schema: type[Query]) -> Callable[[Request], Any]:
+        """Return the function that answers a request of a schema by the method of that name of the run."""
+
+        async def answer(request: Request) -> Response:
+            query = parse_request(await self._body(request), schema, self.limits)
+            run = self._run(query.run)
+            key, size = None, 1
+            if isinstance(query, SearchRequest):
+                key, size = run.key(query), len(query.sources)
+            job = self.worker.submit(getattr(run, name), key, query, size)
+            timer = asyncio.get_running_loop().call_later(self.limits.patience, self.worker.expire, job)
+            try:
+                return await _wait(job, request)
+            finally:
+                timer.cancel()
+
+        return answer
+
+    def _run(self, name: str | None) -> ServedRun:
+        run = next(iter(self.runs.values())) if name is None else self.runs.get(name)
+        if run is None:
+            raise Refusal(404, f"run: there is no {name[:60]!r}, known: {', '.join(self.runs)}")  # type: ignore[index]
+        return run
+
+    async def _body(self, request: Request) -> bytes:
+        """Return the body of a request that sends JSON, from a page of this server or from no page.
+
+        Raises:
+            Refusal: another type, another page, a body that is too large or takes too long.
+        """
+        if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
+            raise Refusal(415, "expected the content-type application/json")
+        try:
+            return await asyncio.wait_for(self._read(request), self.limits.patience)
+        except asyncio.TimeoutError:
+            raise Refusal(408, f"the request did not come within {self.limits.patience:g} seconds") from None
+
+    async def _read(self, request: Request) -> bytes:
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > self.limits.body:
+                raise Refusal(413, f"a request has at most {self.limits.body} bytes")
+        return bytes(body)
+
+
+async def _wait(job: Job, request: Request) -> Response:
+    """Return the answer of a job; a client that leaves cancels it."""
+    answer = asyncio.wrap_future(job.answer)
+    leaving = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({answer, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            return Response(status_code=CLIENT_GONE)
+        return _json(answer.result())
+    except Cancellation:
+        return Response(status_code=CLIENT_GONE)
+    finally:
+        leaving.cancel()
+        if not answer.done():
+            answer.cancel()
+            job.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    """Return once the client is gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _file(path: str) -> Callable[[Request], Any]:
+    async def file(_: Request) -> Response:
+        content, kind = page_file(path)
+        return Response(content, media_type=kind, headers={"cache-control": "no-cache"})
+
+    return file
+
+
+def _json(content: Any, status: int = 200) -> Response:
+    return Response(
+        json.dumps(content, ensure_ascii=False, allow_nan=False).encode(), status, media_type="application/json"
+    )
+
+
+def _error(status: int, message: str) -> Response:
+    return _json({"error": message}, status)
+
+
+async def _refuse(_: Request, refusal: Exception) -> Response:
+    assert isinstance(refusal, Refusal)
+    response = _error(refusal.status, refusal.message)
+    if refusal.retry_after is not None:
+        response.headers["retry-after"] = str(refusal.retry_after)
+    return response
+
+
+async def _gone(_: Request, __: Exception) -> Response:
+    return Response(status_code=CLIENT_GONE)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    messages = {404: "there is nothing at this address", 405: f"{request.method} is no method of this address"}
+    response = _error(error.status_code, messages.get(error.status_code, error.detail))
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _server_error(_: Request, __: Exception) -> Response:
+    response = _error(500, "the server has made a mistake; its log says more")
+    response.headers.update(HEADERS)  # it comes from above the middleware
+    return response
+
+
+class _Headers:
+    """Middleware that adds the headers of every answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                names = {name for name, _ in message["headers"]}
+                added = [(k.encode(), v.encode()) for k, v in HEADERS.items() if k.encode() not in names]
+                message = {**message, "headers": [*message["headers"], *added]}
+            await send(message)
+
+        await self.app(scope, receive, send_with_headers)
+
+
+class _KnownHosts:
+    """Middleware that answers requests for this server alone.
+
+    A page of another site may reach a server on this machine by a name that it lets point here, but not by an address;
+    and it may not send requests of its own, which browsers mark with their origin.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: frozenset[str]) -> None:
+        self.app, self.hosts = app, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (message := self._fault(Request(scope))) is not None:
+            await _error(403, message)(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    def _fault(self, request: Request) -> str | None:
+        host, origin = request.headers.get("host", ""), request.headers.get("origin")
+        if not self._is_known(host):
+            return "the request is for another host: expected localhost, an address, or a name of --allow-host"
+        if origin is not None and origin.lower().partition("://")[2] != host.lower():
+            return "the request comes from a page of another site"
+        return None
+
+    def _is_known(self, host: str) -> bool:
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            return False
+        if name == "localhost" or name in self.hosts:
+            return True
+        with contextlib.suppress(ValueError):
+            return bool(ipaddress.ip_address(name))
+        return False

@@ -1,0 +1,31 @@
+"""The files of the page: its own, and those that it shares with reports."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+
+# By address: the content's type, and the files that it is made of, by package.
+FILES: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
+    "/": ("text/html", (("tsallis.toolkit.serve", "index.html"),)),
+    "/style.css": ("text/css", (("tsallis.report", "page.css"), ("tsallis.toolkit.serve", "serve.css"))),
+    "/program.js": (
+        "text/javascript",
+        (
+            ("tsallis.toolkit.serve", "before.js"),
+            *(("tsallis.report", f"{name}.js") for name in ("dom", "charts", "tree", "theme")),
+            *(("tsallis.toolkit.serve", f"{name}.js") for name in ("api", "outputs", "completion", "main")),
+        ),
+    ),
+}
+
+
+@cache
+def page_file(path: str) -> tuple[str, str]:
+    """Return the text at an address of `FILES`, and its type."""
+    kind, names = FILES[path]
+    texts = [resources.files(package).joinpath(f"static/{name}").read_text(encoding="utf-8") for package, name in names]
+    text = "\n".join(texts)
+    if kind == "text/javascript":
+        text = f"'use strict';\n(() => {{\n{text}\n}})();\n"
+    return text, kind

@@ -1,0 +1,185 @@
+"""The requests of the API: the fields of their JSON, and the values that go together."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Annotated, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from tsallis.errors import OptionError, describe
+from tsallis.search.options import EXPANSIONS, OPTIONS, SearchOptions
+from tsallis.toolkit.config import option_fields
+from tsallis.toolkit.serve.limits import MOST_HEADS, Limits, Refusal
+from tsallis.toolkit.training.schema import explain
+
+Positive = Annotated[int, Field(ge=1)]  # how many at most, the server's limits say
+CHOICES = 10  # continuations, or symbols of a step, that are listed by default, as far as the server's limits allow
+
+
+class Request(BaseModel):
+    """The common base of requests: one of the runs, and the language of its lines where it knows several."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    run: str | None = None
+    language: str | None = None
+
+    def check(self, limits: Limits) -> None:
+        """Refuse values that go beyond the server's limits, or say nothing beside each other.
+
+        Raises:
+            Refusal: the first of them.
+        """
+        for text in self.sources_of():
+            check_line(text, "a source", limits)
+
+    def sources_of(self) -> list[str]:
+        """Return the lines that the request holds."""
+        return []
+
+
+class SourceRequest(Request):
+    """A request about one source."""
+
+    source: str
+
+    def sources_of(self) -> list[str]:
+        return [self.source]
+
+
+class SearchRequest(Request):
+    """A search for the outputs of some sources, or draws. Its other fields are those of `SearchOptions`."""
+
+    sources: Annotated[list[str], Field(min_length=1)]
+    tree: bool = False
+
+    @property
+    def options(self) -> SearchOptions:
+        """The options of the search, an empty prefix being none.
+
+        Raises:
+            OptionError: Options that contradict each other.
+        """
+        values = {name: getattr(self, name) for name in OPTIONS}
+        return SearchOptions(**{**values, "prefix": values["prefix"] or None})
+
+    def sources_of(self) -> list[str]:
+        return self.sources
+
+    def check(self, limits: Limits) -> None:
+        check_most("sources", len(self.sources), limits.sources)
+        super().check(limits)
+        try:
+            options = self.options
+        except OptionError as error:
+            raise Refusal(400, error.reason) from None
+        if self.tree and options.mode == "sample":
+            raise Refusal(400, "tree is for searches, not for mode sample")
+        most = dict.fromkeys(("n_best", "beam_size", "num_samples"), limits.outputs)
+        most |= {"min_length": limits.longest, "max_length": limits.longest, "budget": EXPANSIONS}
+        for name, largest in most.items():
+            check_most(name, getattr(options, name), largest)
+        if options.prefix is not None:
+            check_line(options.prefix, "the prefix", limits)
+
+    @property
+    def key(self) -> Hashable:
+        """All but the sources: requests in which these are equal can be searched together."""
+        return self.options, self.tree, self.language
+
+
+TranslateRequest = create_model("TranslateRequest", __base__=SearchRequest, **option_fields(vars(SearchOptions())))
+
+
+class SuggestRequest(SourceRequest):
+    """A request for the continuations of the beginning of an output."""
+
+    typed: str = ""
+    n_best: Positive | None = None  # CHOICES
+
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
+        check_line(self.typed, "what is typed", limits)
+        check_most("n_best", self.n_best, limits.outputs)
+
+
+class OutputRequest(SourceRequest):
+    """A request about a source and an output of it, as text or as symbols; by default the best of the run's beam."""
+
+    output: str | None = None
+    tokens: list[int] | None = None
+
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
+        if self.output is not None and self.tokens is not None:
+            raise Refusal(400, "output: is the same as tokens, both were sent: one of the two")
+        if self.output is not None:
+            check_line(self.output, "an output", limits)
+        check_most("tokens", len(self.tokens or ()), limits.longest)
+
+
+class StepsRequest(OutputRequest):
+    """The symbols that are possible at each step of an output."""
+
+    n_best: Positive | None = None  # CHOICES
+
+    def check(self, limits: Limits) -> None:
+        super().check(limits)
+        check_most("n_best", self.n_best, limits.outputs)
+
+
+class AttentionRequest(OutputRequest):
+    """The weights of heads over a source and an output."""
+
+    heads: Annotated[list[str], Field(min_length=1, max_length=MOST_HEADS)] | None = None
+
+
+# By the end of their address, which is also the method of a run that answers them.
+QUESTIONS: dict[str, type[Request]] = {
+    "translate": TranslateRequest,
+    "suggest": SuggestRequest,
+    "steps": StepsRequest,
+    "attention": AttentionRequest,
+}
+Schema = TypeVar("Schema", bound=Request)
+
+
+def parse_request(body: bytes, schema: type[Schema], limits: Limits) -> Schema:
+    """Return a request from the bytes that hold it as JSON.
+
+    Raises:
+        Refusal: what is no JSON, or not what the schema says; with the first mistakes, each with its path.
+    """
+    try:
+        request = schema.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        if first["type"] == "json_invalid":
+            raise Refusal(400, f"the request is no JSON: {first['ctx']['error']}") from None
+        raise Refusal(400, explain(error)) from None
+    request.check(limits)
+    return request
+
+
+def check_line(text: str, what: str, limits: Limits) -> None:
+    """Refuse a text that is too long, or more than a line.
+
+    Raises:
+        Refusal: such a text.
+    """
+    if len(text) > limits.characters:
+        raise Refusal(400, f"{what} has at most {limits.characters} characters, found {len(text)}")
+    if "\n" in text or "\r" in text:
+        raise Refusal(400, f"{what} is one line, found a line break")
+    if "\0" in text:
+        raise Refusal(400, f"{what} is text, found a null character")
+
+
+def check_most(name: str, value: int | None, most: int) -> None:
+    """Refuse a number that is too large.
+
+    Raises:
+        Refusal: such a number.
+    """
+    if value is not None and value > most:
+        raise Refusal(400, f"{name}: at most {most}, found {describe(value)}")

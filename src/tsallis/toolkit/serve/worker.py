@@ -1,0 +1,209 @@
+"""The thread that runs models: requests wait in a queue, and those that ask for equal searches are made together."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from tsallis.errors import InputError, memory_for
+from tsallis.toolkit.serve.limits import Limits, Refusal
+
+Check = Callable[[], None]  # raises where the work is to end
+Work = Callable[[Sequence[Any], Check], Sequence[Any]]  # from requests to an answer, or an error, of each
+LONGEST_RETRY = 60  # seconds that a client is told to wait, at most
+
+
+class Cancellation(Exception):
+    """Work that nobody waits for any more."""
+
+
+class InterruptibleModel:
+    """A model that ends a search between two steps, by the error that `check` raises.
+
+    Args:
+        model: with the decoder protocol.
+        check: called before each step.
+
+    Example:
+        >>> from tsallis.models import RNNSeq2Seq
+        >>> from tsallis.search import beam_search
+        >>> import torch
+        >>> def check(): raise Cancellation("enough")
+        >>> model = InterruptibleModel(RNNSeq2Seq(20, 15, d_model=8), check)
+        >>> beam_search(model, torch.tensor([[4, 5]]), torch.tensor([2]))
+        Traceback (most recent call last):
+        tsallis.toolkit.serve.worker.Cancellation: enough
+    """
+
+    def __init__(self, model: Any, check: Check) -> None:
+        self._model, self._check = model, check
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "run_beams":  # all steps in one call, between which nothing could be checked
+            raise AttributeError(name)
+        value = getattr(self._model, name)
+        if name not in ("step", "step_best"):
+            return value
+
+        def step(*arguments: Any, **options: Any) -> Any:
+            self._check()
+            return value(*arguments, **options)
+
+        return step
+
+
+@dataclass(eq=False)
+class Job:
+    """A request that waits for the model, or has its answer.
+
+    Args:
+        work: that answers it.
+        key: jobs of one key are worked on together; None: this one alone.
+        request: given to `work`.
+        size: sources that it holds.
+    """
+
+    work: Work
+    key: Hashable
+    request: Any
+    size: int
+    answer: Future[Any] = field(default_factory=Future)
+    cancelled: bool = False
+
+    def cancel(self) -> None:
+        """Say that nobody waits for the answer: a job that waits is dropped, work on it ends at its next step."""
+        self.cancelled = True
+        self.answer.cancel()
+
+
+class Worker:
+    """A queue of jobs, and the one thread that works on them.
+
+    Args:
+        limits: of the jobs that wait, of those that are worked on together, and of the time of the work.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._jobs: deque[Job] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._mean = 0.0  # seconds of a job
+        self._thread = threading.Thread(target=self._loop, name="models", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """The number of jobs that wait."""
+        return len(self._jobs)
+
+    def submit(self, work: Work, key: Hashable, request: Any, size: int = 1) -> Job:
+        """Put a job into the queue.
+
+        Raises:
+            Refusal: a full queue, or a server that ends.
+        """
+        job = Job(work, key, request, size)
+        with self._changed:
+            if self._closed:
+                raise Refusal(503, "the server is being shut down", 1)
+            if len(self._jobs) >= self.limits.waiting:
+                raise Refusal(503, f"{len(self._jobs)} requests are waiting, no more are taken", self.retry_after())
+            self._jobs.append(job)
+            self._changed.notify()
+        return job
+
+    def expire(self, job: Job) -> None:
+        """Refuse a job that still waits, whatever the thread is working on: its patience has ended."""
+        with self._changed:
+            if job not in self._jobs:
+                return
+            self._jobs.remove(job)
+        if job.answer.set_running_or_notify_cancel():
+            message = f"the request has waited for more than {self.limits.patience:g} seconds"
+            job.answer.set_exception(Refusal(503, message, self.retry_after()))
+
+    def retry_after(self) -> int:
+        """Return the seconds after which half of what waits now will have been answered, about."""
+        return min(max(1, math.ceil(len(self._jobs) * self._mean / 2)), LONGEST_RETRY)
+
+    def close(self, seconds: float = 5.0) -> None:
+        """Do what `stop` does, and wait for the thread."""
+        self.stop()
+        self._thread.join(seconds)
+
+    def stop(self) -> None:
+        """Refuse what waits and what comes, and end the work at its next step."""
+        with self._changed:
+            self._closed = True
+            jobs = list(self._jobs)
+            self._jobs.clear()
+            self._changed.notify()
+        for job in jobs:
+            if job.answer.set_running_or_notify_cancel():
+                job.answer.set_exception(Refusal(503, "the server is being shut down", 1))
+
+    def _loop(self) -> None:
+        while batch := self._next():
+            began = time.monotonic()
+            self._answer(batch)
+            spent = (time.monotonic() - began) / len(batch)
+            self._mean = spent if self._mean == 0 else 0.8 * self._mean + 0.2 * spent
+
+    def _next(self) -> list[Job]:
+        """Wait for a job, and return it with those that can be worked on together; nothing once the server ends."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._jobs or self._closed)
+                if self._closed:
+                    return []
+                batch = [self._jobs.popleft()]
+                size = batch[0].size
+                for job in list(self._jobs) if batch[0].key is not None else ():
+                    if job.key == batch[0].key and size + job.size <= self.limits.sources:
+                        batch.append(job)
+                        size += job.size
+                        self._jobs.remove(job)
+            batch = [job for job in batch if job.answer.set_running_or_notify_cancel()]  # somebody waits for it
+            if batch:
+                return batch
+
+    def _answer(self, batch: list[Job]) -> None:
+        """Work on jobs together; where that fails, on each by itself, so that none suffers from another."""
+        try:
+            answers = self._work(batch)
+        except Exception as error:
+            if len(batch) > 1 and not isinstance(error, Cancellation):
+                for job in batch:
+                    self._answer([job])
+                return
+            answers = [error] * len(batch)
+        for job, answer in zip(batch, answers, strict=True):
+            if isinstance(answer, Exception):
+                job.answer.set_exception(answer)
+            else:
+                job.answer.set_result(answer)
+
+    def _work(self, batch: list[Job]) -> Sequence[Any]:
+        deadline = time.monotonic() + self.limits.seconds
+
+        def check() -> None:
+            if self._closed:
+                raise Refusal(503, "the server is being shut down", 1)
+            if all(job.cancelled for job in batch):
+                raise Cancellation
+            if time.monotonic() > deadline:
+                raise Refusal(503, f"the work took more than {self.limits.seconds:g} seconds")
+
+        check()
+        try:
+            with memory_for("the search"):
+                return batch[0].work([job.request for job in batch], check)
+        except InputError as error:
+            raise Refusal(400, str(error)) from error

@@ -1,0 +1,76 @@
+"""Tasks whose output is one label: documents and their classes, questions about images and their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from tsallis.models.batch import Batch
+from tsallis.symbols import IGNORE_INDEX, SPECIALS
+from tsallis.toolkit.config import Alpha, Map
+from tsallis.toolkit.evaluation.text_scores import CorpusScore, exact_match
+from tsallis.toolkit.tasks.base import Task
+from tsallis.toolkit.tasks.types import Attention, ModelSection
+from tsallis.toolkit.training.run_folder import Run
+
+
+class LabelModel(ModelSection):
+    """The attention and output options that models of labels share."""
+
+    attention: Literal["discrete", "continuous", "combined"] = "combined"
+    transform: Map | Alpha = "sparsemax"
+    matching: Literal["scale", "covariance"] = "scale"
+    density: Any = None
+    ridge: float = Field(0.1, gt=0, allow_inf_nan=False)
+    output: Map = "softmax"
+    output_alpha: Alpha = 1.5
+
+    @model_validator(mode="after")
+    def _check_density(self) -> LabelModel:
+        if self.density is not None and self.attention == "discrete":
+            raise ValueError("density is for continuous and combined attention")
+        return self
+
+
+class LabelTask(Task):
+    """A task whose outputs are single labels, scored by how many are right."""
+
+    def spell(self, text: str, run: Run) -> list[int]:
+        labels: Any = run.tgt_vocab
+        return [int(number) for number in labels.encode([text])]
+
+    def ambiguous_text(self, vocabulary: Any) -> None:
+        return None  # an output is one label
+
+    scores = ("accuracy",)
+
+    def split_typed(self, text: str, run: Run) -> tuple[list[int], str]:
+        return [], text
+
+    def score(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
+        return [CorpusScore("accuracy", exact_match(texts, references), "")]
+
+
+def label_numbers(batch: Batch) -> Tensor:
+    """Return the class of each row [batch], as classifiers number them; -100 where it is not a known one."""
+    symbols = batch.tgt_out[:, 0]
+    return torch.where(symbols < len(SPECIALS), IGNORE_INDEX, symbols - len(SPECIALS))
+
+
+def label_attention(attention: Any, grid: Sequence[int] | None = None) -> dict[str, Attention]:
+    """Return by name the attention of a batch's labels: the discrete weights, and the density's masses.
+
+    Args:
+        attention: an :class:`~tsallis.models.classifier.AttentionMap` or a :class:`~tsallis.models.vqa.GridAttention`.
+        grid: height and width of the latter.
+    """
+    entries = {}
+    if attention.weights is not None:
+        entries["discrete"] = Attention(attention.weights.flatten(1).unsqueeze(1), grid=grid)  # [batch, 1, source]
+    if attention.density is not None:
+        entries["continuous"] = Attention(attention.masses.flatten(1).unsqueeze(1), attention.density, grid)
+    return entries

@@ -1,0 +1,296 @@
+"""Language models: texts, each token of which is predicted from those before it, or synthetic tasks of any length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from tsallis.analysis.score_names import OF_TEXT
+from tsallis.errors import InputError, OptionError
+from tsallis.symbols import UNK
+from tsallis.toolkit.config import Alpha, Count, Depth, FileName, Section, Size
+from tsallis.toolkit.data.corpus import Corpus
+from tsallis.toolkit.data.corpus_cache import cached_subwords
+from tsallis.toolkit.data.io import Ignored, find_packed, number_lines, stream_lines
+from tsallis.toolkit.data.packing import TextCorpus, pack
+from tsallis.toolkit.data.subwords import Subwords
+from tsallis.toolkit.data.vocabulary import Vocabulary
+from tsallis.toolkit.datasets.number_names import german_english_numbers
+from tsallis.toolkit.datasets.synthetic_corpus import SyntheticCorpus, synthetic_corpus, synthetic_vocabulary
+from tsallis.toolkit.evaluation.text_scores import CorpusScore
+from tsallis.toolkit.tasks.base import LONGEST, Task, split_name
+from tsallis.toolkit.tasks.sequences import SequenceModel, SequenceTask
+from tsallis.toolkit.tasks.subwords import LearningConfig
+from tsallis.toolkit.tasks.types import Data, Lines, ModelSection, Vocabularies
+from tsallis.toolkit.training.run_folder import Run
+from tsallis.user_cache import user_cache
+
+ENDINGS = ("", ".txt", ".xz", ".gz", ".txt.xz", ".txt.gz")
+CHUNK = 8192  # texts encoded in one go
+DEV_SEED, TEST_SEED = 1 << 40, 1 << 41  # no training's
+Symbols = Vocabulary | Subwords
+
+
+class SyntheticConfig(Section):
+    """Examples of a synthetic task, other ones in every epoch."""
+
+    name: Literal["recall", "copy", "reverse", "sort", "two-back", "flip-flop", "local-count"]
+    least: Count = 16  # tokens of an example
+    most: Count = 64
+    examples: Count = 10_000  # of an epoch
+    dev_examples: Count = 256
+    test_lengths: tuple[Count, ...] = Field((64, 128, 256), min_length=1, max_length=100)
+    test_examples: Count = 64  # of each length
+    seed: int = Field(1, ge=0, lt=DEV_SEED)
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> SyntheticConfig:
+        synthetic_corpus(self.name, 1, [(self.least, self.most), *self.tests])
+        return self
+
+    @property
+    def tests(self) -> list[tuple[int, int]]:
+        """The spans of lengths of the test examples."""
+        return [(length, length) for length in self.test_lengths]
+
+    def corpus(self, split: str) -> SyntheticCorpus:
+        """Return the examples of a split."""
+        if split == "test":
+            return synthetic_corpus(self.name, self.test_examples, self.tests, TEST_SEED)
+        each, seed = (self.examples, self.seed) if split == "train" else (self.dev_examples, DEV_SEED)
+        return synthetic_corpus(self.name, each, [(self.least, self.most)], seed)
+
+
+class LanguageData(Section):
+    """Texts: `train: train` is the file train or train.txt of the folder, each also with .xz or .gz behind it."""
+
+    task: Literal["language"]
+    embedded: Literal["german-numbers"] | None = None
+    synthetic: SyntheticConfig | None = None
+    folder: FileName = "."
+    train: FileName | None = None
+    dev: FileName | None = None
+    test: FileName | None = None
+    texts: Literal["lines", "paragraphs"] = "lines"  # what a text is: a line, or lines between empty ones, as one line
+    subwords: LearningConfig | None = None  # None: the symbols are characters
+    length: int = Field(256, ge=2, lt=2**31)  # tokens of a row
+    cache: FileName | None = None  # of subwords; default: tsallis in the user's cache folder
+
+    @model_validator(mode="after")
+    def _check_combinations(self) -> LanguageData:
+        files = [name for name in ("train", "dev", "test") if getattr(self, name) is not None]
+        sources = [name for name in ("embedded", "synthetic") if getattr(self, name) is not None]
+        if sources and files:
+            raise ValueError(f"{sources[0]} data takes no {', '.join(files)}")
+        if len(sources) > 1:
+            raise ValueError("embedded data is not synthetic: one of the two")
+        if not sources and (self.train is None or self.dev is None):
+            raise ValueError("train and dev files are needed (or embedded: german-numbers, or synthetic)")
+        if self.synthetic is not None and self.subwords is not None:
+            raise ValueError("synthetic data has symbols of its own and takes no subwords")
+        return self
+
+
+class LanguageConfig(SequenceModel):
+    """The arguments of `tsallis.models.LanguageModel`."""
+
+    architecture: Literal["language"] = "language"
+    d_model: Size = 512
+    heads: Size = 8
+    kv_heads: Size | None = None  # of keys and values; default: heads
+    layers: Depth = 6
+    d_ff: Size = 1376
+    dropout: float = Field(0.0, ge=0, lt=1)
+    attention_dropout: float = Field(0.0, ge=0, lt=1)
+    alpha: Alpha | Literal["learned"] = 1.5
+    positions: Literal["none", "rope", "alibi", "nape"] = "nape"
+    length_scale: Literal["input", "head", "ssmax"] | None = None
+    share: bool = True
+
+    def sizes(self, data: Data) -> dict[str, int]:
+        return {"vocab": len(data.vocabularies.tgt)}
+
+
+@dataclass(frozen=True)
+class Language(SequenceTask):
+    """Texts, one a line; a line is a prompt where it is to be continued, and the whole text with gold."""
+
+    length: Annotated[int, Field(ge=2)] = 256
+    synthetic: str | None = None  # the name of the synthetic task, where lines are none
+
+    name = "language"
+    Config = LanguageData
+    models: ClassVar[Mapping[str, type[ModelSection]]] = {"language": LanguageConfig}
+    noun = "text"
+    columns = ("prompt", "text")
+    scores = OF_TEXT
+    options = ("length",)
+    searched = False
+    refusals: ClassVar[Mapping[str, str]] = {
+        "translate": "texts are continued by tsallis generate",
+        "look": "tsallis look draws what outputs that are searched for attend to",
+    }
+
+    @classmethod
+    def load(cls, config: LanguageData) -> tuple[Task, Data]:
+        synthetic = config.synthetic
+        symbols = _symbols(config) if synthetic is None else synthetic_vocabulary(synthetic.name)
+        task = _task_of(config)
+        vocabularies = Vocabularies(symbols, symbols)
+        train, dev = (task.pack_split(config, split, vocabularies) for split in ("train", "dev"))
+        return task, Data(train.corpus, dev, vocabularies)
+
+    @classmethod
+    def examples(cls, config: LanguageData, split: str, length: int | None = None) -> list[tuple[str, str]]:
+        """Read the texts of a split, behind empty prompts; `length` is for their rows."""
+        if config.synthetic is not None:
+            raise InputError(f"the synthetic task {config.synthetic.name} has no texts")
+        if config.embedded is not None:
+            return [("", german) for german, _ in german_english_numbers()[split]]
+        return [("", text) for text in read_texts(_find(config, split), config.texts)]
+
+    @classmethod
+    def files(cls, config: LanguageData, split: str) -> list[Path]:
+        return [] if config.embedded or config.synthetic else [_find(config, split)]
+
+    @classmethod
+    def config_facts(cls, config: LanguageData) -> dict[str, Any]:
+        return asdict(_task_of(config))
+
+    def parse(self, line: str, origin: str, gold: bool) -> tuple[str, str]:
+        if self.synthetic is not None:
+            raise InputError(f"{origin}: a run of the synthetic task {self.synthetic} reads no text")
+        return ("", line) if gold else (line, "")
+
+    def number_lines(self, lines: Sequence[str], gold: bool, ignored: Ignored) -> Iterator[tuple[int, str]]:
+        """Yield lines as they are: spaces belong to a text, and an empty prompt is the start of one."""
+        for number, line in enumerate(lines):
+            if gold and not line.strip():
+                ignored.blank += 1
+            else:
+                yield number, line.removesuffix("\r")
+
+    def encode(self, examples: Sequence[tuple[str, str]], vocabularies: Vocabularies) -> Lines:
+        """Turn prompts and texts into numbers; either side may be empty."""
+        sides = ([pair[side] for pair in examples] for side in range(2))
+        prompts, texts = ([row.tolist() for row in encode_texts(side, vocabularies.tgt)] for side in sides)
+        titles = [prompt or text for prompt, text in examples]
+        count = len(examples)
+        return Lines(TextCorpus(prompts, texts), [text for _, text in examples], titles, list(range(count)), count)
+
+    def unknown_symbols(self, run: Run, source: Sequence[int], title: str) -> list[str]:
+        if not isinstance(run.tgt_vocab, Vocabulary):
+            return super().unknown_symbols(run, source, title)
+        return [character for character, n in zip(title, source, strict=False) if n == UNK]
+
+    def split(self, run: Run, config: LanguageData, split: str, **options: Any) -> Lines:
+        """Return a split as rows, of `length` tokens if that is set."""
+        return self.pack_split(config, split, self.vocabularies(run), self.check_options(run, options).get("length"))
+
+    def sentences(self, run: Run, config: LanguageData, split: str, **options: Any) -> Corpus:
+        """Return the texts of a split, of long ones the beginning that fits into a row."""
+        self.check_options(run, options)
+        whole = self.encode(self.read_split(config, split), self.vocabularies(run)).corpus
+        return TextCorpus(whole.src, [list(row[: self.length - 1]) for row in whole.tgt])
+
+    def pack_split(
+        self, config: LanguageData, split: str, vocabularies: Vocabularies, length: int | None = None
+    ) -> Lines:
+        """Return the texts of a split in rows, or synthetic examples.
+
+        Raises:
+            InputError: a split without symbols, and what reading finds.
+        """
+        if config.synthetic is not None:
+            if length is not None:
+                raise OptionError(
+                    lambda spell: (
+                        f"{spell('length')} is for texts: of synthetic examples data.synthetic.test_lengths are tested"
+                    )
+                )
+            return _lines(config.synthetic.corpus(split))
+        texts = _texts(config, split)
+        try:
+            encoded = encode_texts(texts, vocabularies.tgt)
+            return _lines(pack(encoded, length or self.length, len(vocabularies.tgt)))
+        except InputError as error:
+            name = "data.embedded" if config.embedded is not None else _find(config, split)
+            raise InputError(f"{name}: {error}") from error
+
+    def score(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
+        """Return nothing: a text that is drawn has no reference."""
+        return []
+
+    @property
+    def limit(self) -> int:
+        return max(LONGEST, 8 * self.length)
+
+
+def _task_of(config: LanguageData) -> Language:
+    synthetic = config.synthetic
+    return Language(config.length) if synthetic is None else Language(synthetic.most, synthetic.name)
+
+
+def read_texts(path: Path, texts: str) -> Iterator[str]:
+    """Yield the texts of a file: its lines, or with "paragraphs" the lines between empty ones, as one line.
+
+    White space around lines is removed, empty texts are left out.
+    """
+    lines = stream_lines(path)
+    if texts == "lines":
+        ignored = Ignored()
+        yield from (line for _, line in number_lines(lines, ignored))
+        ignored.warn(str(path))
+        return
+    text: list[str] = []
+    for line in chain(lines, [""]):
+        if line:
+            text.append(line)
+        elif text:
+            yield " ".join(text)
+            text = []
+
+
+def encode_texts(texts: Sequence[str], symbols: Symbols) -> Iterator[NDArray[np.int32]]:
+    """Yield the numbers of each text's symbols."""
+    if isinstance(symbols, Vocabulary):
+        for text in texts:
+            yield np.array(symbols.encode(text), np.int32)
+        return
+    for start in range(0, len(texts), CHUNK):
+        yield from symbols.encode_arrays(texts[start : start + CHUNK])
+
+
+def _texts(config: LanguageData, split: str) -> list[str]:
+    return [text for _, text in Language.read_split(config, split)]
+
+
+def _symbols(config: LanguageData) -> Symbols:
+    """Return the characters of the training texts, or learn their subwords."""
+    if config.subwords is None:
+        return Vocabulary.build(_texts(config, "train"))
+    learning = {**config.subwords.learning(), "normalization": "identity"}
+    if config.embedded is not None:
+        return Subwords.train(_texts(config, "train"), **learning)
+    cache = Path(config.cache) if config.cache is not None else user_cache()
+    return cached_subwords(cache, [_find(config, "train")], **learning)
+
+
+def _find(config: LanguageData, split: str) -> Path:
+    path = Path(config.folder) / split_name(config, split)
+    if file := find_packed(path, ENDINGS):
+        return file
+    raise InputError(f"{path}: there is no such file (nor one that ends in .txt, .xz or .gz)")
+
+
+def _lines(corpus: Corpus) -> Lines:
+    """Return the rows of a corpus, of which none is a line of its own."""
+    count = len(corpus)
+    return Lines(corpus, [""] * count, [""] * count, list(range(count)), count)

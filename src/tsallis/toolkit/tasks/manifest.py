@@ -1,0 +1,119 @@
+"""The manifest of a result: all that is needed to repeat it, and the scores."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tsallis.errors import InputError
+from tsallis.toolkit.config import Config
+from tsallis.toolkit.evaluation.provenance import command_line, digest_files, environment, shorten_path
+from tsallis.toolkit.tasks.registry import load_config, task_type
+from tsallis.toolkit.tasks.types import SPLITS
+from tsallis.toolkit.training.file_names import CONFIG, TIMING
+from tsallis.toolkit.training.log import Log, totals
+from tsallis.toolkit.training.run_folder import Run
+
+FORMAT = 1  # of manifests
+PLACES = ("event", "epoch", "step", "seconds", "symbols")  # keys of an event of timing.jsonl that are not its origin
+
+
+def describe_result(
+    run: Run,
+    config: Config,
+    metrics: Mapping[str, Any],
+    evaluation: Mapping[str, Any],
+    others: Sequence[Path] = (),
+    file: Path | None = None,
+) -> dict[str, Any]:
+    """Return the manifest of an evaluation.
+
+    Args:
+        run: that was evaluated, or the first one of an ensemble.
+        config: of the run.
+        metrics: the scores, by their names.
+        evaluation: what was evaluated and how: split, beam and the like.
+        others: folders of the ensemble's other runs.
+        file: that was evaluated, if it was no split of the configuration.
+
+    Returns:
+        "format", "command", "date", "run", "config", "data" (a digest of each split's files, and of `file` by its name,
+        behind "file" where that is a split's), "training" (seed, seconds and the code, versions and machines that made
+        it), "others" (name and training of an ensemble's other runs), "evaluation" (with its own code, versions and
+        machine) and "metrics".
+
+    Raises:
+        InputError: a file that can't be read.
+    """
+    facts = {key: run.facts[key] for key in ("step", "epoch") if key in run.facts}
+    data = {split: _digest(config, split) for split in SPLITS}
+    if file is not None:
+        data[f"file {file.name}" if file.name in data else file.name] = digest_files([file])
+    members = [{"name": path.name, "training": _describe_training(path)} for path in others]
+    return {
+        "format": FORMAT,
+        "command": command_line(),
+        "date": datetime.date.today().isoformat(),
+        "run": {"name": run.folder.resolve().name, **facts},
+        "config": _shorten(config.model_dump(mode="json")),
+        "data": data,
+        "training": _describe_training(run.folder),
+        **({"others": members} if members else {}),
+        "evaluation": {**_without_paths(evaluation), **environment()},
+        "metrics": dict(metrics),
+    }
+
+
+def manifest_text(manifest: Mapping[str, Any]) -> str:
+    """Return a manifest as JSON."""
+    return json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
+
+
+def _digest(config: Config, split: str) -> dict[str, Any] | None:
+    """Return the digest of a split's files; None of a split that has none, or whose files are not there any more."""
+    try:
+        paths = task_type(config).files(config.data, split)
+    except InputError:
+        return None
+    return digest_files(paths) if paths and all(path.is_file() for path in paths) else None
+
+
+def _describe_training(folder: Path) -> dict[str, Any]:
+    """Return seed, seconds, updates and origins of a training, by the files of its folder."""
+    config, timing = load_config(folder / CONFIG), folder / TIMING
+    events = Log(timing).events() if timing.exists() else []
+    origins: list[dict[str, Any]] = []
+    for event in events:
+        origin = {key: value for key, value in event.items() if key not in PLACES}
+        if origin and origin not in origins:
+            origins.append(origin)
+    return {
+        "seed": config.training.seed,
+        "seconds": round(_add_up(events, "seconds"), 1),
+        "updates": max((event.get("step", 0) for event in events), default=0),
+        "symbols": int(_add_up(events, "symbols")),
+        "origins": origins,
+    }
+
+
+def _add_up(events: Sequence[Mapping[str, Any]], key: str) -> float:
+    """Return a sum over the training; 0 of events that lack the number."""
+    return [0.0, *totals([{key: 0, **event} for event in events], key)][-1]
+
+
+def _without_paths(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that were given, of files and folders the names."""
+    values = ((key, value.name if isinstance(value, Path) else value) for key, value in options.items())
+    return {key: value for key, value in values if value is not None}
+
+
+def _shorten(value: Any) -> Any:
+    """Return a configuration with the last part of each absolute path."""
+    if isinstance(value, dict):
+        return {key: _shorten(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_shorten(part) for part in value]
+    return shorten_path(value) if isinstance(value, str) else value

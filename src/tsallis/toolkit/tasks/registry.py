@@ -1,0 +1,104 @@
+"""The tasks, by name: configurations and run folders say which one they are of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tsallis.errors import InputError, describe
+from tsallis.toolkit.config import Config, check_content, make_schema, read_content
+from tsallis.toolkit.tasks.base import Task
+from tsallis.toolkit.tasks.classification import Classification
+from tsallis.toolkit.tasks.language import Language
+from tsallis.toolkit.tasks.strings import Strings
+from tsallis.toolkit.tasks.translation import Translation
+from tsallis.toolkit.tasks.vqa import Visual
+from tsallis.toolkit.training.file_names import CONFIG, TASK
+from tsallis.toolkit.training.run_folder import Run
+
+DEFAULT = Strings.name  # of a configuration that names none
+TASKS: dict[str, type[Task]] = {task.name: task for task in (Strings, Translation, Classification, Visual, Language)}
+
+
+def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
+    r"""Read a configuration, with the sections of its task.
+
+    Args:
+        path: of a YAML file.
+        overrides: `key=value` each, such as `model.output=sparsemax`.
+
+    Returns:
+        The configuration, every default filled in.
+
+    Raises:
+        InputError: a file that can't be read; with every mistake of the file in one message, each with its path.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "verbs.yaml"
+        >>> _ = path.write_text("version: 1\ndata: {embedded: english-verbs}\n")
+        >>> config = load_config(path, ["training.epochs=3"])
+        >>> config.data.task, config.model.architecture, config.training.epochs
+        ('strings', 'rnn', 3)
+    """
+    content, applied = read_content(path, overrides)
+    return check_content(content, str(path), _choose_schema(content, str(path)), applied)
+
+
+def check_config(content: dict[str, Any], name: str) -> Config:
+    """Return a configuration from its content, with the sections of its task; errors begin with `name`."""
+    return check_content(content, name, _choose_schema(content, name))
+
+
+def _choose_schema(content: Mapping[str, Any], name: str) -> type[Config]:
+    task, model = _find(content.get("data"), f"{name}: data"), content.get("model")
+    architecture = model.get("architecture") if isinstance(model, Mapping) else None
+    known = isinstance(architecture, str) and architecture in task.models
+    return schema(task, architecture if known else next(iter(task.models)))
+
+
+@cache
+def schema(task: type[Task], architecture: str) -> type[Config]:
+    """Return the schema of a task's configurations with a model of this architecture."""
+    return make_schema(task.Config, task.models, architecture, task.search_defaults)
+
+
+def task_type(config: Config) -> type[Task]:
+    """Return the task of a configuration."""
+    return TASKS[config.data.task]
+
+
+def task_of(facts: Mapping[str, Any], path: Path | str = TASK) -> Task:
+    """Return the task that a run folder's `task.json` describes; errors name `path`."""
+    return _find(facts, str(path)).restore(facts, path)
+
+
+def task_of_run(run: Run) -> Task:
+    """Return the task of a run that was loaded.
+
+    Raises:
+        InputError: a `task.json` of another run: not of this one's `config.yaml`, or not of its model and symbols.
+    """
+    path = run.folder / TASK
+    task = task_of(run.task, path)
+    if (config := _stored_config(run.folder)) is not None:
+        task_type(config).check_facts(run.task, config.data, path)
+    task.check_run(run)
+    return task
+
+
+def _stored_config(folder: Path) -> Config | None:
+    """Return the configuration of a run folder; None where there is none that this version knows."""
+    try:
+        return load_config(folder / CONFIG)
+    except InputError:
+        return None  # commands that need it say what is wrong with it
+
+
+def _find(facts: Any, origin: str) -> type[Task]:
+    name = facts.get("task", DEFAULT) if isinstance(facts, Mapping) else DEFAULT
+    if not isinstance(name, str) or name not in TASKS:
+        raise InputError(f"{origin}: unknown task {describe(name)}, known: {', '.join(TASKS)}")
+    return TASKS[name]

@@ -1,0 +1,132 @@
+"""Evaluation of a run by its task: scores of outputs, of all lines and of each language, and of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tsallis.analysis.score_names import OF_TEXT, TEACHER_FORCED
+from tsallis.errors import InputError
+from tsallis.search import Result
+from tsallis.toolkit.data.corpus import Corpus
+from tsallis.toolkit.datasets.synthetic_corpus import SyntheticCorpus
+from tsallis.toolkit.evaluation.continuations import compare_continuations
+from tsallis.toolkit.evaluation.metrics import evaluate
+from tsallis.toolkit.evaluation.search_results import timed_search
+from tsallis.toolkit.evaluation.teacher_forcing import row_hits, teacher_forced_scores
+from tsallis.toolkit.evaluation.text_scores import CorpusScore
+from tsallis.toolkit.tasks.base import Task
+from tsallis.toolkit.tasks.types import Lines
+from tsallis.toolkit.training.run_folder import Run
+
+BATCH = 64  # rows of texts that are scored together
+
+
+def evaluate_outputs(
+    task: Task, run: Run, lines: Lines, beam_size: int, budget: int | None = None, **limits: Any
+) -> tuple[dict[str, Any], list[Result]]:
+    """Compute scores, loss, certificates, sparsity and speed on lines with known outputs.
+
+    If the task searches for no outputs, the texts are scored themselves: each token given those before it.
+
+    Args:
+        task: The task of the run.
+        run: With the model.
+        lines: With known outputs.
+        beam_size: Number of prefixes kept per line.
+        budget: Number of prefixes that an exact search expands per line; None for a beam search.
+        limits: Other arguments of the search, such as `length_penalty`.
+
+    Returns:
+        The numbers by name, with the scores of each language under "languages" if there are several; and the results of
+        the search.
+
+    Raises:
+        InputError: If no line has symbols that the run can read.
+    """
+    if not task.searched:
+        report = score_texts(run.model, lines.corpus)
+        if isinstance(lines.corpus, SyntheticCorpus):
+            report["lengths"] = score_lengths(run.model, lines.corpus)
+        return report, []
+    if not len(lines.corpus):
+        raise InputError(f"{run.folder}: there is nothing to evaluate: no line holds what the run reads")
+    text = task.ambiguous_text(run.tgt_vocab)
+    results, seconds = timed_search(run.model, lines.corpus, beam_size, budget, text=text, **limits)
+    texts = best_texts(results, run.tgt_vocab)
+    scores, each = task.score(texts, lines.references), language_scores(task, texts, lines)
+    report = score_values(scores, each)
+    signatures = {score.name: score.signature for score in scores if score.signature}
+    report.update(task.measure_outputs(texts, lines.references))
+    report.update({"signatures": signatures} if signatures else {})
+    report.update({"languages": each} if each else {})
+    vocabulary = run.tgt_vocab if text is not None else None
+    return {**report, **evaluate(run.model, lines.corpus, results, seconds, vocabulary).as_dict()}, results
+
+
+def continue_texts(task: Task, run: Run, lines: Lines, count: int) -> dict[str, Any]:
+    """Draw continuations of the beginnings of `count` texts, and compare their repetitions with those of the texts.
+
+    Raises:
+        InputError: If the lines are not texts, or none is long enough.
+    """
+    if task.searched or isinstance(lines.corpus, SyntheticCorpus):
+        synthetic = "" if task.searched else ", on synthetic examples,"
+        raise InputError(f"{run.folder}: a run of the task {task.name}{synthetic} takes no --continuations")
+    return compare_continuations(run.model, lines.corpus, count)
+
+
+def score_texts(model: Any, corpus: Corpus) -> dict[str, Any]:
+    """Return scores of texts by their names, and how many rows there are."""
+    scores = teacher_forced_scores(model, corpus, BATCH)
+    names = (*OF_TEXT, *TEACHER_FORCED, "unknown_symbols", "output_support", "output_sum", "attention_support")
+    return {"samples": len(corpus), **{name: getattr(scores, name) for name in names}}
+
+
+def score_lengths(model: Any, corpus: SyntheticCorpus) -> dict[str, dict[str, float]]:
+    """Return how many examples of each length there are, the share of right targets, and that of examples all right."""
+    hits = row_hits(model, corpus.batches(BATCH))
+    each: dict[str, dict[str, float]] = {}
+    for number, stream in enumerate(corpus.streams):
+        rows = [hits[row] for row in range(number * corpus.each, (number + 1) * corpus.each)]
+        right, total = (sum(column) for column in zip(*rows, strict=True))
+        whole = sum(own == all_of_it for own, all_of_it in rows) / len(rows)
+        each[str(stream.most)] = {"samples": len(rows), "accuracy": right / max(total, 1), "whole": whole}
+    return each
+
+
+def best_texts(results: Sequence[Result], vocab: Any) -> list[str]:
+    """Return the best hypotheses as text; nothing where there is none."""
+    return [vocab.decode(r.best.tokens) if r.best else "" for r in results]
+
+
+def score_values(pooled: Sequence[CorpusScore], each: dict[str, dict[str, float]]) -> dict[str, Any]:
+    """Return scores by name; the first number says which model is best.
+
+    With the scores of `each` language that is their mean, all languages counting the same ("macro").
+    """
+    values = {score.name: score.value for score in pooled}
+    macro = {f"macro_{name}": sum(scores[name] for scores in each.values()) / len(each) for name in values if each}
+    return {**macro, **values}
+
+
+def language_scores(task: Task, texts: Sequence[str], lines: Lines, quick: bool = False) -> dict[str, dict[str, float]]:
+    """Return the number of samples and the scores of each language, by its name; nothing where there is only one.
+
+    Args:
+        task: whose scores.
+        texts: outputs of the first lines.
+        lines: with their references and languages.
+        quick: leave the costly scores out.
+    """
+    rows: dict[str, list[int]] = {}
+    for row, language in enumerate((lines.languages or [])[: len(texts)]):
+        rows.setdefault(language, []).append(row)
+    if len(rows) < 2:
+        return {}
+    by_language: dict[str, dict[str, float]] = {}
+    for language in sorted(rows):
+        own = rows[language]
+        scores = task.score([texts[i] for i in own], [lines.references[i] for i in own], quick)
+        by_language[language] = {"samples": len(own), **{score.name: score.value for score in scores}}
+    return by_language

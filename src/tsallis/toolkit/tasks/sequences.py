@@ -1,0 +1,162 @@
+"""Tasks whose outputs are sequences of symbols: the models they share, and figures of what a target attends to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field, model_validator
+
+from tsallis.errors import InputError
+from tsallis.functional import estimate_tau, estimate_tau_from_scores
+from tsallis.models.batch import Batch, has_loss
+from tsallis.symbols import BOS, EOS
+from tsallis.toolkit.config import Alpha, Basis, Density, Depth, Map, Settings, Size
+from tsallis.toolkit.data.corpus import Corpus, SampledCorpus
+from tsallis.toolkit.tasks.base import Task
+from tsallis.toolkit.tasks.types import Attention, Data, ModelSection
+from tsallis.toolkit.training.run_folder import Run, build_model
+
+
+class SequenceModel(ModelSection):
+    """The output options that models of sequences share."""
+
+    output: Literal["softmax", "sparsemax", "entmax", "alpha_relu"] = "entmax"
+    output_alpha: Alpha = 1.5
+    # For alpha_relu; auto: the mean entmax threshold of the first batch; formula: from the sizes, without data.
+    tau: Annotated[float, Field(allow_inf_nan=False)] | Literal["auto", "formula"] = "auto"
+
+    def check(self) -> None:
+        """Refuse `tau: formula` where its assumptions fail: outputs would sum to many times 1 before the first update.
+
+        It is derived for 1.5 and for scores of a normalised state and a Xavier-uniform matrix (Tezekbayev et al. 2022,
+        lemma 3). A matrix that is the target embedding's, too, is initialised as an embedding; an LSTM normalises
+        nothing.
+        """
+        if self.output != "alpha_relu" or self.tau != "formula":
+            return
+        settings = self.model_dump()
+        conflicts = [] if settings["architecture"] == "transformer" else [f"architecture {settings['architecture']}"]
+        conflicts += [f"share: {settings['share']}"] if settings["share"] != "none" else []
+        conflicts += [f"output_alpha {self.output_alpha:g}"] if self.output_alpha != 1.5 else []
+        if conflicts:
+            raise InputError(
+                "model.tau: formula is for a Transformer with an output matrix of its own (share: none) and "
+                f"output_alpha 1.5 alone, found {', '.join(conflicts)}; use tau: auto, the mean threshold of the first "
+                "batch"
+            )
+
+    def arguments(self, data: Data, settings: Settings, source: Run | None = None) -> dict[str, Any]:
+        arguments = super().arguments(data, settings, source)
+        if arguments["share"] == "all" and data.vocabularies.src != data.vocabularies.tgt:
+            raise InputError("model.share: all needs one vocabulary for both sides (data.subwords.joint: true)")
+        arguments["tau"] = self.tau if isinstance(self.tau, float) else 0.0
+        if self.output == "alpha_relu" and self.tau == "formula":
+            arguments["tau"] = estimate_tau(arguments["d_model"], arguments["tgt_vocab"])
+        if self.output == "alpha_relu" and self.tau == "auto" and source is not None:
+            arguments["tau"] = _threshold_of(source)
+        elif self.output == "alpha_relu" and self.tau == "auto":
+            description = {"class": self.model_dump()["architecture"], "arguments": arguments}
+            arguments["tau"] = _first_threshold(description, data.train, settings)
+        return arguments
+
+
+class RNNConfig(SequenceModel):
+    """The arguments of `tsallis.models.RNNSeq2Seq`."""
+
+    architecture: Literal["rnn"] = "rnn"
+    d_model: Size = Field(300, multiple_of=2)
+    layers: Depth = 2
+    dropout: float = Field(0.3, ge=0, lt=1)
+    attention: Map = "entmax"
+    attention_alpha: Alpha = 1.5
+    input_feeding: bool = True
+    share: Literal["none", "target"] = "none"
+    cell: Literal["lstm", "gru"] = "lstm"
+    scorer: Literal["bilinear", "additive"] = "bilinear"
+    d_embedding: Size | None = None  # default: d_model
+    # Continuous attention, with the moments of the discrete one.
+    density: Density | Alpha | None = None
+    combine: bool = True
+    num_basis: Basis = Field(30, multiple_of=3)
+    matching: Literal["scale", "covariance"] = "covariance"
+
+    @model_validator(mode="after")
+    def _check_shared_sizes(self) -> RNNConfig:
+        if self.share != "none" and self.d_embedding not in (None, self.d_model):
+            raise ValueError(f"share: {self.share} needs d_embedding {self.d_model}, found {self.d_embedding}")
+        return self
+
+
+class TransformerConfig(SequenceModel):
+    """The arguments of `tsallis.models.TransformerSeq2Seq`."""
+
+    architecture: Literal["transformer"]
+    d_model: Size = 512
+    heads: Size = 8
+    encoder_layers: Depth = 6
+    decoder_layers: Depth = 6
+    d_ff: Size = 2048
+    dropout: float = Field(0.1, ge=0, lt=1)
+    attention_dropout: float = Field(0.0, ge=0, lt=1)
+    norm: Literal["post", "pre"] = "post"
+    activation: Literal["relu", "gelu"] = "relu"
+    attention: Map | Literal["learned"] = "entmax"
+    attention_alpha: Alpha = 1.5
+    # Where they differ.
+    encoder_attention: Map | Literal["learned"] | None = None
+    decoder_attention: Map | Literal["learned"] | None = None
+    cross_attention: Map | Literal["learned"] | None = None
+    tie_alphas: Literal["none", "layer", "kind", "global"] = "none"  # learned alphas: one for each head, or for all of
+    share: Literal["none", "target", "all"] = "none"
+    checkpoint_activations: bool = False
+    positions: Literal["sinusoids", "rope", "alibi", "nape", "none"] = "sinusoids"  # all but the first in attention
+    length_scale: Literal["input", "head", "ssmax"] | None = None  # of scores, by the number of keys
+
+
+class SequenceTask(Task):
+    """A task whose outputs are sequences, under discrete or continuous attention to the source."""
+
+    models: ClassVar[Mapping[str, type[ModelSection]]] = {"rnn": RNNConfig, "transformer": TransformerConfig}
+
+    def attention(self, run: Run, batch: Batch) -> dict[str, Attention]:
+        arguments = batch.src, batch.src_lengths, batch.tgt_in
+        density = run.model.densities(*arguments) if hasattr(run.model, "densities") else None
+        return {"source": Attention(run.model(*arguments, need_attention=True).attention, density)}
+
+    def attention_symbols(self, run: Run, source: Sequence[int], target: Sequence[int], title: str) -> dict[str, Any]:
+        symbols = super().attention_symbols(run, source, target, title)
+        start, end = (run.tgt_vocab.name(symbol) for symbol in (BOS, EOS))
+        return {**symbols, "target": [*symbols["target"], end], "read": [start, *symbols["target"]]}
+
+
+def _threshold_of(source: Run) -> float:
+    """Return the threshold that a trained model's scores belong to."""
+    arguments = source.model.arguments
+    if arguments.get("output") != "alpha_relu":
+        raise InputError(
+            f"model.tau: auto estimates the threshold of an untrained network, and {source.folder} is trained, with "
+            f"output {arguments.get('output')}: give a number"
+        )
+    return float(arguments["tau"])
+
+
+@torch.no_grad()
+def _first_threshold(description: dict[str, Any], corpus: Corpus | SampledCorpus, settings: Settings) -> float:
+    """Return the first batch's mean entmax threshold in the untrained network (Tezekbayev et al. 2022, sec. 3)."""
+    torch.manual_seed(settings.seed)
+    model = build_model(description).eval()
+    batch = corpus.batch(range(min(settings.batch_size, len(corpus))))
+    hidden = model(batch.src, batch.src_lengths, batch.tgt_in).hidden[has_loss(batch.tgt_out)]  # [symbols, d_model]
+    return float(estimate_tau_from_scores(model.output.scores(hidden), model.output.alpha))
+
+
+def check_source(data: Any, names: Sequence[str], embedded: str) -> None:
+    """Raise a ValueError unless a section `data` names files for train and dev, or embedded data alone."""
+    if data.embedded is not None:
+        files = [name for name in names if getattr(data, name) is not None]
+        if files:
+            raise ValueError(f"embedded data takes no {', '.join(files)}")
+    elif data.train is None or data.dev is None:
+        raise ValueError(f"train and dev files are needed (or embedded: {embedded})")

@@ -1,0 +1,293 @@
+"""Translation: a sentence to a sentence, as subwords learned from a parallel corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from tsallis.errors import InputError, shorten
+from tsallis.search import SearchOptions
+from tsallis.toolkit.config import Count, FileName, Section
+from tsallis.toolkit.data.corpus import Corpus, SampledCorpus
+from tsallis.toolkit.data.corpus_cache import cached_corpus, cached_sampled_corpus, cached_subwords, read_parallel
+from tsallis.toolkit.data.io import Ignored, find_packed
+from tsallis.toolkit.data.ragged import RaggedRows
+from tsallis.toolkit.data.subword_numbers import load_subwords
+from tsallis.toolkit.data.subwords import Subwords
+from tsallis.toolkit.datasets.number_names import german_english_numbers
+from tsallis.toolkit.evaluation.text_scores import (
+    CorpusScore,
+    exact_match,
+    length_ratio,
+    sentence_chrf,
+    translation_scores,
+)
+from tsallis.toolkit.tasks.base import LONGEST, Task, refuse_long, split_name
+from tsallis.toolkit.tasks.sequences import SequenceTask, check_source
+from tsallis.toolkit.tasks.subwords import LearningConfig
+from tsallis.toolkit.tasks.types import Data, Lines, Vocabularies
+from tsallis.toolkit.training.run_folder import Run
+from tsallis.user_cache import user_cache
+
+Pair = tuple[str, str]
+
+
+class SubwordsConfig(LearningConfig):
+    """The options of the subword models that turn sentences into symbols."""
+
+    model: FileName | None = None  # an existing sentencepiece model of both languages, in place of learning one
+    src_model: FileName | None = None  # or one of each
+    tgt_model: FileName | None = None
+    joint: bool = True  # one vocabulary for both languages
+    sample: float = Field(0.0, ge=0, lt=1)  # subword regularisation: 0.1 is usual; 0 segments every time alike
+
+    @property
+    def models(self) -> tuple[str, str] | None:
+        """The existing models of source and target, if there are any."""
+        if self.model is not None:
+            return self.model, self.model
+        return None if self.src_model is None or self.tgt_model is None else (self.src_model, self.tgt_model)
+
+    @model_validator(mode="after")
+    def _check_models(self) -> SubwordsConfig:
+        sides = (self.src_model is None) + (self.tgt_model is None)
+        if sides == 1 or (self.model is not None and sides == 0):
+            raise ValueError("expected model, or both src_model and tgt_model")
+        others = self.learning_options() + (["joint"] if not self.joint else [])
+        if self.models is not None and others:
+            raise ValueError(f"an existing model is not learned: {', '.join(others)} can't be set beside it")
+        if self.kind == "word" and self.sample:
+            raise ValueError("kind: word has no other segmentations to sample")
+        return self
+
+
+class TranslationData(Section):
+    """A parallel corpus: `train: train`, `src: de` and `tgt: en` are the files train.de and train.en of the folder.
+
+    Files may end in .xz or .gz.
+    """
+
+    task: Literal["translation"]
+    embedded: Literal["german-english-numbers"] | None = None
+    folder: FileName = "."
+    train: FileName | None = None
+    dev: FileName | None = None
+    test: FileName | None = None
+    src: FileName = "de"
+    tgt: FileName = "en"
+    subwords: SubwordsConfig = SubwordsConfig()
+    lowercase: bool = False  # subwords fold case, and scores don't look at it
+    tokenized: bool = False  # white space separates words and marks: BLEU leaves the text as it is
+    joiner: str | None = Field(None, min_length=1, max_length=10)  # at the end of a part of a word, such as @@
+    max_length: Count = 256  # pairs of the training data with more symbols on a side are left out
+    cache: FileName | None = None  # of subwords and encoded text; default: tsallis in the user's cache folder
+
+    @model_validator(mode="after")
+    def _check_combinations(self) -> TranslationData:
+        check_source(self, ("train", "dev", "test"), "german-english-numbers")
+        if self.lowercase and self.subwords.models is not None:
+            raise ValueError("lowercase: an existing model has a rule of its own (spm_train's normalization_rule_name)")
+        return self
+
+    @property
+    def normalization(self) -> str:
+        """The rule by which sentencepiece changes characters first."""
+        plain = "identity" if self.subwords.kind == "word" else "nmt_nfkc"
+        return "nmt_nfkc_cf" if self.lowercase else plain
+
+
+@dataclass(frozen=True)
+class Translation(SequenceTask):
+    """A sentence to a sentence: one a line, with gold `source<TAB>target`. An empty line is nothing to translate."""
+
+    src: str | None = None
+    tgt: str | None = None  # the target language's code, for the tokeniser of BLEU
+    max_length: Annotated[int, Field(ge=1)] | None = None
+    lowercase: bool = False
+    tokenized: bool = False
+    joiner: str | None = None
+
+    name = "translation"
+    Config = TranslationData
+    noun = "translation"
+    columns = ("text", "source<TAB>target")
+    scores = ("bleu", "chrf", "ter", "exact")
+    costly_scores = ("ter",)
+    search_defaults = SearchOptions(end_rule="competing")
+    empty_outputs = True
+
+    @classmethod
+    def load(cls, config: TranslationData) -> tuple[Task, Data]:
+        task = cls(config.src, config.tgt, config.max_length, config.lowercase, config.tokenized, config.joiner)
+        train, vocabularies = _load_embedded(task, config) if config.embedded else _load_cached(config)
+        files = ["data.embedded"] * 2 if config.embedded else [*map(str, find_sides(config, "dev"))]
+        dev = task.pairs(cls.read_split(config, "dev"), vocabularies, " and ".join(files))
+        limit = max(LONGEST, config.max_length)
+        refuse_long(dev.corpus, limit, lambda row, side: f"{files[side]}:{dev.numbers[row] + 1}")
+        return task, Data(train, dev, vocabularies)
+
+    @classmethod
+    def examples(cls, config: TranslationData, split: str) -> list[Pair]:
+        return german_english_numbers()[split] if config.embedded else list(read_parallel(*find_sides(config, split)))
+
+    @classmethod
+    def files(cls, config: TranslationData, split: str) -> list[Path]:
+        return [] if config.embedded else [*find_sides(config, split)]
+
+    @property
+    def limit(self) -> int:
+        return max(LONGEST, self.max_length or 0)
+
+    def number_lines(self, lines: Sequence[str], gold: bool, ignored: Ignored) -> Iterator[tuple[int, str]]:
+        """Yield lines without what is ignored at their end; spaces at the end of a target stay, as it is scored so."""
+        for number, line in super().number_lines(lines, gold, ignored):
+            written = lines[number].removesuffix("\r")
+            keep = gold and written.count("\t") == 1 and written.rpartition("\t")[2].strip()
+            yield number, written if keep else line
+
+    def parse(self, line: str, origin: str, gold: bool, empty: bool = False) -> Pair:
+        fields = line.split("\t")
+        if not gold:
+            return line, ""
+        if len(fields) != 2:
+            count = f"{len(fields)} column" + ("s" if len(fields) != 1 else "")
+            raise InputError(f"{origin}: expected {self.columns[1]}, found {count}: {shorten(line)}")
+        sides = zip(("source", "target"), fields, (False, empty), strict=True)
+        if missing := [side for side, field, may_be_empty in sides if not field.strip() and not may_be_empty]:
+            raise InputError(f"{origin}: expected {self.columns[1]}, found an empty {missing[0]}")
+        return fields[0], fields[1]
+
+    def read(self, lines: Sequence[str], name: str, run: Run, gold: bool, first: int = 0, **options: Any) -> Lines:
+        encoded = super().read(lines, name, run, gold, first, **options)
+        rows = set(encoded.numbers)
+        missing = (number for number, line in enumerate(lines) if number not in rows and line.strip())
+        if gold and (number := next(missing, None)) is not None:
+            raise InputError(f"{name}:{first + number + 1}: the source holds nothing that can be read")
+        return encoded
+
+    def encode(self, examples: Sequence[Pair], vocabularies: Vocabularies) -> Lines:
+        """Turn pairs of sentences into numbers; a side that is not known is empty."""
+        sides = enumerate((vocabularies.src, vocabularies.tgt))
+        src, tgt = (vocab.encode_many([pair[i].strip() for pair in examples]) for i, vocab in sides)
+        numbers = [i for i, row in enumerate(src) if row]
+        corpus = Corpus([src[i] for i in numbers], [tgt[i] for i in numbers])
+        titles, references = ([examples[i][side] for i in numbers] for side in range(2))
+        return Lines(corpus, references, titles, numbers, len(examples))
+
+    def pairs(self, examples: Sequence[Pair], vocabularies: Vocabularies, name: str) -> Lines:
+        """Turn pairs into numbers, without those of which a side has no symbols; `name` is that of their files.
+
+        Raises:
+            InputError: if none is left.
+        """
+        lines = self.encode(examples, vocabularies)
+        lengths = lines.corpus.lengths()[:, 1].tolist() if len(lines.corpus) else []
+        rows = [row for row, length in enumerate(lengths) if length]
+        if not rows:
+            raise InputError(f"{name}: of {len(examples)} pairs of sentences none has symbols on both sides")
+        return lines.select(rows)
+
+    def utility(self, text: str, reference: str) -> float:
+        """Return the sentences' chrF, from 0 to 1."""
+        return sentence_chrf(text, reference)
+
+    def score(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
+        names = ("bleu", "chrf") if quick else ("bleu", "chrf", "ter")
+        texts, references = ([self._words(text) for text in side] for side in (texts, references))
+        return [
+            *translation_scores(texts, references, self.tgt or "", names, self.lowercase, self.tokenized),
+            CorpusScore("exact", exact_match(texts, references), ""),
+        ]
+
+    def measure_outputs(self, texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+        """Return "length_ratio", the words of outputs to those of references."""
+        texts, references = ([self._words(text) for text in side] for side in (texts, references))
+        return {"length_ratio": length_ratio(texts, references, self.tgt or "", self.tokenized)}
+
+    def _words(self, text: str) -> str:
+        """Return a text as it is scored: parts of words put together, case folded where the model folds it."""
+        text = text if self.joiner is None else text.replace(f"{self.joiner} ", "")
+        return text.casefold() if self.lowercase else text
+
+
+def _load_cached(config: TranslationData) -> tuple[Corpus | SampledCorpus, Vocabularies]:
+    """Learn subwords from the training files and encode them, unless the cache has both."""
+    cache, options = cache_folder(config.cache), config.subwords
+    paths = find_sides(config, "train")
+    if options.models is not None:
+        src, tgt = map(load_subwords, options.models)
+    else:
+        groups: list[tuple[Path, ...]] = [paths, paths] if options.joint else [paths[:1], paths[1:]]
+        learning = {**options.learning(), "normalization": config.normalization}
+        src, tgt = (cached_subwords(cache, group, **learning) for group in groups)
+    arguments = (cache, *paths, src, tgt, config.max_length)
+    if options.sample:
+        return cached_sampled_corpus(*arguments, alpha=options.sample), Vocabularies(src, tgt)
+    return cached_corpus(*arguments), Vocabularies(src, tgt)
+
+
+def _load_embedded(task: Translation, config: TranslationData) -> tuple[Corpus | SampledCorpus, Vocabularies]:
+    """Learn subwords from the embedded training pairs, and encode those.
+
+    Raises:
+        InputError: pairs that are all longer than `max_length`.
+    """
+    pairs, options = task.read_split(config, "train"), config.subwords
+    if options.models is not None:
+        src, tgt = map(load_subwords, options.models)
+    else:
+        columns = [[pair[i] for pair in pairs] for i in range(2)]
+        groups: list[Iterable[str]] = [chain(*columns), chain(*columns)] if options.joint else [*columns]
+        learning = {**options.learning(), "normalization": config.normalization}
+        src, tgt = (Subwords.train(lines, **learning) for lines in groups)
+    train, longest = task.pairs(pairs, Vocabularies(src, tgt), "data.embedded"), config.max_length
+    rows = [row for row, length in enumerate(train.corpus.lengths().amax(1).tolist()) if length <= longest]
+    if not rows:
+        raise InputError(f"data.embedded: of {len(pairs)} pairs all have more than {longest} subwords (max_length)")
+    train = train.select(rows)
+    if not options.sample:
+        return train.corpus, Vocabularies(src, tgt)
+    src_text, tgt_text = map(_as_bytes, (train.titles, train.references))
+    corpus = SampledCorpus(train.corpus, src_text, tgt_text, src, tgt, options.sample, max_length=longest)
+    return corpus, Vocabularies(src, tgt)
+
+
+def _as_bytes(texts: Sequence[str]) -> RaggedRows:
+    return RaggedRows.of([np.frombuffer(text.strip().encode(), np.uint8) for text in texts], np.uint8)
+
+
+def cache_folder(folder: str | None) -> Path:
+    """Return the folder where subwords and encoded text are cached: `folder`, or tsallis in the user's cache folder."""
+    return Path(folder) if folder is not None else user_cache()
+
+
+def find_sides(config: TranslationData, split: str) -> tuple[Path, Path]:
+    """Return the source and target files of a split, packed or not.
+
+    Raises:
+        InputError: no such file.
+    """
+    name = split_name(config, split)
+    return _find_side(config, name, config.src), _find_side(config, name, config.tgt)
+
+
+def _find_side(config: TranslationData, name: str, language: str) -> Path:
+    path = Path(config.folder) / f"{name}.{language}"
+    if file := find_packed(path):
+        return file
+    if (Path(config.folder) / name).is_file():
+        sides = f"{name}.{config.src} and {name}.{config.tgt}"
+        raise InputError(
+            f"{Path(config.folder) / name}: translation reads one file for each language: expected {sides} (the name "
+            "with data.src and data.tgt behind it), found one file: write its columns to these two"
+        )
+    raise InputError(
+        f"{path}: there is no such file (nor one that ends in .xz or .gz): translation reads one file for each "
+        "language, with data.src or data.tgt at its end; see `tsallis data list`"
+    )

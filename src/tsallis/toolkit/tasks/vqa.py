@@ -1,0 +1,341 @@
+"""Visual question answering: a question about an image to its answer, from lines of `image<TAB>question<TAB>answer`."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+
+from tsallis.errors import InputError, OptionError, describe, shorten
+from tsallis.models.batch import Batch
+from tsallis.symbols import UNK
+from tsallis.toolkit.config import Alpha, Basis, Count, Depth, FileName, Map, Pixels, Section, Settings, Size
+from tsallis.toolkit.data.corpus import Corpus
+from tsallis.toolkit.data.image_store import ImageStore
+from tsallis.toolkit.data.images import Pictures, open_pictures
+from tsallis.toolkit.data.io import Ignored, find_packed, number_lines, read_lines
+from tsallis.toolkit.data.ragged import RaggedRows, type_for
+from tsallis.toolkit.data.splits import hold_out
+from tsallis.toolkit.data.vocabulary import Vocabulary
+from tsallis.toolkit.tasks.base import Task, split_name
+from tsallis.toolkit.tasks.labels import LabelModel, LabelTask, label_attention
+from tsallis.toolkit.tasks.types import Attention, Data, Lines, ModelSection, Vocabularies
+from tsallis.toolkit.training.run_folder import Run
+
+COLUMNS = ("image", "question", "answer")
+WORD = re.compile(r"\d+|[^\W\d]+(?:['’][^\W\d]+)*|[^\w\s]")
+
+
+class SplitImages(Section):
+    """The paths of each split's images; dev uses train's unless it names its own."""
+
+    train: FileName
+    dev: FileName | None = None
+    test: FileName | None = None
+
+
+class VisualData(Section):
+    """Questions about images: lines of `image<TAB>question<TAB>answer`, plain or with .xz or .gz behind the name.
+
+    Images are rows of an array file (.npy, .npy.xz), or JPEG and PNG files in a folder or a .tar.
+    """
+
+    task: Literal["visual"]
+    folder: FileName = "."
+    train: FileName
+    dev: FileName | None = None
+    test: FileName | None = None
+    images: FileName | SplitImages
+    size: tuple[Pixels, Pixels] | None = None  # height, width of photographs
+    held_out: float = Field(0.1, gt=0, lt=1)  # share of train's images that are dev where there is no file of it
+    max_length: Count = 32  # words of a question that are read
+    min_count: Count = 1  # of a word in train; rarer ones are unknown
+    answers: Count | None = None  # only the most frequent ones of train can be given
+
+
+class AnswererConfig(LabelModel):
+    """The arguments of `tsallis.models.LabelDecoder` for questions."""
+
+    architecture: Literal["answerer"] = "answerer"
+    d_model: Size = 128
+    heads: Size = 4
+    layers: Depth = 2
+    d_ff: Size | None = None
+    dropout: float = Field(0.1, ge=0, lt=1)
+    d_embedding: Size | None = None
+    d_flat: Size | None = None
+    d_fused: Size | None = None
+    stages: Depth = 3
+    positions: bool = True
+    attention: Literal["discrete", "continuous", "combined"] = "continuous"
+    transform: Map | Alpha = "softmax"
+    num_basis: Basis = 100
+    basis: Literal["image", "image-paper"] = "image"
+    matching: Literal["scale", "covariance"] = "covariance"
+    density: Literal["gaussian", "truncated_paraboloid"] | Alpha | None = None
+
+    def arguments(self, data: Data, settings: Settings, source: Run | None = None) -> dict[str, Any]:
+        assert data.vocabularies.images is not None
+        one = data.vocabularies.images(torch.zeros(1, dtype=torch.long))  # [1, height, width, channels]
+        images = {"image": "features" if one.is_floating_point() else "cnn", "d_image": one.shape[-1]}
+        return {"kind": "questions", **images, **super().arguments(data, settings, source)}
+
+
+class ImageQuestion(NamedTuple):
+    """A question and the images that it names one of."""
+
+    question: Question
+    pictures: Pictures
+
+
+@dataclass(frozen=True)
+class Visual(LabelTask):
+    """A question about an image to its answer: `image<TAB>question`, with gold `image<TAB>question<TAB>answer`."""
+
+    images: Annotated[str, Field(pattern=r"^[^\x00]+$")] | None = None  # that lines name, unless others are given
+    # Height and width that images are brought to.
+    size: Annotated[list[Annotated[int, Field(ge=1, lt=2**31)]], Field(min_length=2, max_length=2)] | None = None
+    max_length: Annotated[int, Field(ge=1)] | None = None
+
+    name = "visual"
+    Config = VisualData
+    models: ClassVar[Mapping[str, type[ModelSection]]] = {"answerer": AnswererConfig}
+    noun = "answer"
+    columns = ("image<TAB>question", "image<TAB>question<TAB>answer")
+    options = ("images",)
+
+    @classmethod
+    def load(cls, config: VisualData) -> tuple[Task, Data]:
+        train, dev = cls.read_split(config, "train"), cls.read_split(config, "dev")
+        if not train or not dev:
+            share = f"(data.held_out: {config.held_out:g})"
+            raise InputError(f"data.train: there are too few images to hold some out {share}")
+        task = cls(_find_images(config, "test"), None if config.size is None else [*config.size], config.max_length)
+        src = Vocabulary.build((question_words(e.question.question) for e in train), config.min_count)
+        tgt = Vocabulary(answer_names([e.question for e in train], config.answers))
+        vocabularies = Vocabularies(src, tgt, ImageStore())
+        return task, Data(task.encode(train, vocabularies).corpus, task.encode(dev, vocabularies), vocabularies)
+
+    @classmethod
+    def examples(cls, config: VisualData, split: str, images: Path | None = None) -> list[ImageQuestion]:
+        """Read the questions of one split, about `images` if they are given, or the split's own.
+
+        Without a file for dev, the questions about a share of train's images are held out.
+        """
+        path, held_out = _find_questions(config, split)
+        source = images or _find_images(config, "train" if held_out else split)
+        if source is None:
+            raise InputError(f"the configuration names no images of {split} (data.images.{split})")
+        pictures = open_pictures(source, config.size)
+        questions = read_questions(path, pictures)
+        if held_out:
+            questions = hold_out(questions, config.held_out, group=lambda q: q.image)[split == "dev"]
+        return [ImageQuestion(question, pictures) for question in questions]
+
+    @classmethod
+    def files(cls, config: VisualData, split: str) -> list[Path]:
+        """Return the file of questions, and the images: one file, or all of a folder."""
+        path, held_out = _find_questions(config, split)
+        source = Path(_find_images(config, "train" if held_out else split) or path)
+        images = sorted(file for file in source.iterdir() if file.is_file()) if source.is_dir() else [source]
+        return [path, *(file for file in images if file != path)]
+
+    @classmethod
+    def config_facts(cls, config: VisualData) -> dict[str, Any]:
+        return {"size": config.size, "max_length": config.max_length}  # images may have been unpacked, or moved
+
+    def vocabularies(self, run: Run) -> Vocabularies:
+        if run.model.image_store is None:
+            run.model.image_store = ImageStore()
+        return Vocabularies(run.src_vocab, run.tgt_vocab, run.model.image_store)
+
+    def parse(self, line: str, origin: str, gold: bool) -> Question:
+        return parse_question(line, origin, gold)
+
+    def parse_lines(
+        self,
+        lines: Iterable[tuple[int, str]],
+        name: str,
+        run: Run,
+        gold: bool,
+        first: int,
+        images: Path | str | None = None,
+        **options: Any,
+    ) -> list[tuple[int, ImageQuestion]]:
+        source = images or self.images
+        if source is None:
+            raise OptionError(
+                lambda spell: f"the run names no images, say where they are ({spell('images')})", where=run.folder
+            )
+        store = self.vocabularies(run).images
+        assert store is not None
+        pictures = store.open(source, None if self.size is None else (self.size[0], self.size[1]))
+        numbered = ((first + number, line) for number, line in lines)
+        questions = parse_questions(numbered, name, pictures, gold)  # a header has no answer
+        return [(number - first, ImageQuestion(question, pictures)) for number, question in questions]
+
+    def holds_symbols(self, example: ImageQuestion) -> bool:
+        return bool(question_words(example.question.question))
+
+    def encode(self, examples: Sequence[ImageQuestion], vocabularies: Vocabularies) -> Lines:
+        """Turn questions into rows of the image's number and symbols; a target is the answer, or none without one."""
+        src, tgt, store, count = vocabularies.src, vocabularies.tgt, vocabularies.images, len(examples)
+        assert store is not None
+        images = store.add((pictures, question.image) for question, pictures in examples)
+        words = (src.encode(question_words(e.question.question)[: self.max_length] or [""]) for e in examples)
+        rows = [[image, *row] for image, row in zip(images, words, strict=True)]
+        answers = [e.question.answer for e in examples]
+        targets = [tgt.encode([answer] if answer else []) for answer in answers]
+        titles = [f"{e.question.image}: {e.question.question}" for e in examples]
+        corpus = Corpus(RaggedRows.of(rows, type_for(max(len(src), len(store)))), targets)
+        return Lines(corpus, answers, titles, list(range(count)), count)
+
+    def count_unknown(self, source: Sequence[int] | NDArray[Any]) -> int:
+        return super().count_unknown(source[1:])  # without the image's number
+
+    def unknown_symbols(self, run: Run, source: Sequence[int], title: str) -> list[str]:
+        return [s for s, n in zip(question_words(title.partition(": ")[2]), source[1:], strict=False) if n == UNK]
+
+    def attention(self, run: Run, batch: Batch) -> dict[str, Attention]:
+        attention = run.model.classifier.read(batch.src, batch.src_lengths)[1].grid
+        return label_attention(attention, attention.weights.shape[1:])
+
+    def attention_symbols(self, run: Run, source: Sequence[int], target: Sequence[int], title: str) -> dict[str, Any]:
+        image = {"image": title.partition(": ")[0]}
+        return {**image, **super().attention_symbols(run, source[1:], target, title)}
+
+
+def _find_questions(config: VisualData, split: str) -> tuple[Path, bool]:
+    """Return the file with the questions of a split, and whether the split is a part of train's."""
+    held_out = config.dev is None and split != "test"
+    name = config.train if held_out else split_name(config, split)
+    path = find_packed(Path(config.folder) / name)
+    if path is None:
+        raise InputError(f"{Path(config.folder) / name}: there is no such file (nor one in .xz or .gz)")
+    return path, held_out
+
+
+def _find_images(config: VisualData, split: str) -> str | None:
+    """Return the path of a split's images, None where the configuration names none."""
+    source = config.images
+    if isinstance(source, SplitImages):
+        name = getattr(source, split) or (source.train if split == "dev" else None)
+    else:
+        name = source
+    if name is None:
+        return None
+    path = Path(config.folder) / name
+    return str(path if path.is_dir() else find_packed(path) or path)
+
+
+class Question(NamedTuple):
+    """A question about an image and its answer, which is empty where it isn't known."""
+
+    image: str
+    question: str
+    answer: str = ""
+
+
+def read_questions(path: Path | str, pictures: Pictures | None = None, gold: bool = True) -> list[Question]:
+    """Return the questions of a UTF-8 file, plain, `.gz` or `.xz`, one a line, below a header or none.
+
+    Args:
+        path: of the file.
+        pictures: where every image must be.
+        gold: lines hold the answer too; otherwise it may be missing, and is left out.
+
+    Raises:
+        InputError: a file that is missing, empty or damaged, a malformed line or an unknown image, with its place.
+    """
+    ignored = Ignored()
+    lines = number_lines(read_lines(path, "<TAB>".join(COLUMNS)), ignored, 2 + gold)
+    questions = [question for _, question in parse_questions(lines, str(path), pictures, gold)]
+    ignored.warn(str(path))
+    if not questions:
+        raise InputError(f"{path}: a header and no questions")
+    return questions
+
+
+def parse_questions(
+    lines: Iterable[tuple[int, str]], name: str, pictures: Pictures | None = None, gold: bool = True
+) -> list[tuple[int, Question]]:
+    """Return the questions of lines, each with its line's number from 0; the first line may be a header.
+
+    Args:
+        lines: of the file `name`, with their numbers from 0.
+        pictures: where every image must be.
+        gold: lines hold the answer too; otherwise it may be missing, and is left out.
+
+    Raises:
+        InputError: a malformed line or an unknown image, with its place.
+    """
+    questions = []
+    for number, line in lines:
+        if number == 0 and tuple(field.strip().lower() for field in line.split("\t")) in (COLUMNS, COLUMNS[:2]):
+            continue
+        question = parse_question(line, f"{name}:{number + 1}", gold)
+        if pictures is not None and question.image not in pictures:
+            raise InputError(f"{name}:{number + 1}: there is no image {describe(question.image)}")
+        questions.append((number, question))
+    return questions
+
+
+def parse_question(line: str, origin: str, gold: bool = True) -> Question:
+    """Return the question on a line.
+
+    >>> parse_question("image3\\twhat is on the desk\\tbook, scissor", "train.tsv:4")
+    Question(image='image3', question='what is on the desk', answer='book, scissor')
+    >>> parse_question("image3\\twhat is on the desk", "questions.tsv:1", gold=False)
+    Question(image='image3', question='what is on the desk', answer='')
+    """
+    expected = "<TAB>".join(COLUMNS if gold else COLUMNS[:2])
+    fields = [field.strip() for field in line.split("\t")]
+    if len(fields) != 3 and (gold or len(fields) != 2):
+        raise InputError(f"{origin}: expected {expected}, found {len(fields)} columns: {shorten(line)}")
+    empty = next((name for name, field in zip(COLUMNS[: 2 + gold], fields, strict=False) if not field), None)
+    if empty is not None:
+        raise InputError(f"{origin}: expected {expected}, found an empty {empty}")
+    return Question(fields[0], fields[1], fields[2] if gold else "")
+
+
+def question_words(text: str) -> list[str]:
+    """Return the words of a question in lower case; numbers and marks of punctuation are words of their own.
+
+    >>> question_words("What's left of the chair2, in Image10?")
+    ["what's", 'left', 'of', 'the', 'chair', '2', ',', 'in', 'image', '10', '?']
+    """
+    return WORD.findall(text.lower())
+
+
+def answer_kind(answer: str) -> str:
+    """Return the type of an answer: "yes/no", "number" or "other" (Martins et al. 2020, table 2).
+
+    >>> [answer_kind(answer) for answer in ("Yes", "11", "book, scissor")]
+    ['yes/no', 'number', 'other']
+    """
+    if answer.lower() in ("yes", "no"):
+        return "yes/no"
+    return "number" if answer.isdecimal() else "other"
+
+
+def answer_names(questions: Iterable[Question], most: int | None = None) -> list[str]:
+    """Return the answers, the most frequent first, ties in code-point order; an answer's class is its place.
+
+    Args:
+        questions: of a training set.
+        most: so many at most.
+
+    >>> answer_names([Question("1", "?", "no"), Question("2", "?", "red"), Question("3", "?", "no")])
+    ['no', 'red']
+    """
+    if most is not None and most < 1:
+        raise ValueError(f"most must be at least 1, got {most}")
+    counts = Counter(question.answer for question in questions)
+    return sorted(counts, key=lambda answer: (-counts[answer], answer))[:most]

@@ -1,0 +1,405 @@
+"""Checkpoints that are whole or not there, and that never execute code.
+
+    checkpoints/
+      index.json        which folders are "last", "best", "kept" and "average", and whether the run is finished
+      step-00000420/
+        model.safetensors   parameters, one that stands in several places once
+        training.pt         optimizer, schedule, position (torch.load with weights_only)
+        manifest.json       sizes and SHA-256 of both, step, epoch, metrics
+
+A folder counts only once the index names it, and the index is replaced in one step: whenever a run is killed, the
+folder it resumes from is whole. Nothing is removed but what the index lists under "discard": a checkpoint is listed
+there before its first file is written, and when others have superseded it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from tsallis.analysis.score_names import rank_score
+from tsallis.errors import InputError
+from tsallis.models.sharing import aliases_of
+from tsallis.toolkit.data.io import is_folder, is_leftover, is_regular, read_bytes, remove_leftovers, write_atomic
+from tsallis.toolkit.training.file_names import INDEX, MANIFEST, PARAMETERS, TRAINING
+from tsallis.toolkit.training.lock import Lock, writing
+from tsallis.toolkit.training.schema import Index, Manifest, as_json, check_record, read_record
+
+NAMES = ("last", "best", "average")
+FILES = (MANIFEST, PARAMETERS, TRAINING)  # in the order in which they are removed: without a manifest nothing is whole
+FOLDER = re.compile(r"(step-[0-9]{8,18}|average-[0-9]{8,18}-[0-9]{8,18})")
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Args:
+        folder: the folder of all checkpoints, `checkpoints` in the run folder.
+        keep: validated checkpoints kept beside the best and the last one, to be averaged.
+        lock: on the run folder, of a process that writes for long; None: the caller sees to it.
+
+    Example:
+        >>> import tempfile
+        >>> checkpoints = Checkpoints(Path(tempfile.mkdtemp()) / "checkpoints")
+        >>> facts = {"step": 3, "epoch": 1, "metrics": {"accuracy": 0.5}}
+        >>> checkpoints.save({"bias": torch.zeros(2)}, {}, facts, best=True, finished=False)
+        >>> folder, parameters, loaded = checkpoints.load("best")
+        >>> folder.name, parameters["bias"], loaded["step"]
+        ('step-00000003', tensor([0., 0.]), 3)
+    """
+
+    def __init__(self, folder: Path | str, keep: int = 1, lock: Lock | None = None) -> None:
+        self.folder = Path(folder)
+        self.keep = keep
+        self.lock = lock
+        self.written: Index | None = None  # by this process, or found in order by it
+
+    def index(self) -> Index:
+        """Return which checkpoints there are; none before the first one.
+
+        Raises:
+            InputError: an index that is damaged, or missing where there are checkpoints.
+        """
+        path = self.folder / INDEX
+        if os.path.lexists(path):
+            return read_record(path, Index)
+        if self._folders():
+            raise InputError(f"{path}: missing, and there are checkpoints; restore it{self._proposal()}")
+        return Index(finished=False)
+
+    def check(self) -> Index:
+        """Return the index after a comparison with the folders; change nothing.
+
+        Raises:
+            InputError: names in the index that are not there, or later checkpoints that it doesn't name.
+        """
+        if os.path.lexists(self.folder) and not self.folder.is_dir():
+            raise InputError(f"{self.folder}: expected a folder, found something else")
+        index = self._checked_index()
+        last = -1 if index.last is None else _step(index.last)
+        for path in self._folders():
+            unnamed = path.name not in index.names | set(index.discard)
+            if unnamed and path.name.startswith("step-") and _step(path.name) > last and not self._is_partial(path):
+                raise self._unnamed_error(path)
+        return index
+
+    def open(self) -> Index:
+        """Make the folder ready for :meth:`save`: its index is there and in order, and nothing is left of a kill.
+
+        Raises:
+            InputError: as :meth:`check`, or a folder that can't be written.
+        """
+        with writing(self.folder, self.lock):
+            index = self.check()
+            if self.written is None:
+                self.folder.mkdir(parents=self.lock is None, exist_ok=True)
+                self._replace(index, index)
+            self.sweep()
+        return index
+
+    def _checked_index(self) -> Index:
+        """Return the index, compared with the folders it names and with what this process wrote last."""
+        path = self.folder / INDEX
+        if self.written is not None and not is_regular(path):
+            content = json.dumps(as_json(self.written))
+            raise InputError(f"{path}: was removed while the run was in use; restore it, or put this there: {content}")
+        index = self.index()
+        if self.written not in (None, index):
+            raise InputError(f"{path}: was changed while the run was in use; restore it")
+        for name in sorted(index.names):
+            if not is_regular(self.folder / name / MANIFEST):
+                raise InputError(
+                    f"{path}: names {name}, which is no whole checkpoint; restore that folder, or the index"
+                )
+        if os.path.lexists(path):
+            self.written = index
+        return index
+
+    def reopen(self) -> None:
+        """Say that the run is not finished: it goes on from its last checkpoint."""
+        with writing(self.folder, self.lock):
+            index = self._checked_index()
+            if index.finished:
+                self._replace(index, index.model_copy(update={"finished": False}))
+
+    def save(
+        self,
+        model: dict[str, Tensor],
+        training: dict[str, Any],
+        facts: dict[str, Any],
+        best: bool,
+        finished: bool,
+        validated: bool = True,
+    ) -> None:
+        """Write a checkpoint that becomes the last one, and the best one if `best`; what has no such name is removed.
+
+        Raises:
+            InputError: a file that can't be written, or a folder that is no longer in order; what was stored before
+                is still there.
+        """
+        name = f"step-{facts['step']:08d}"
+        stream = io.BytesIO()
+        torch.save(_canonical(training), stream)
+        with writing(self.folder, self.lock):
+            index = self.open() if self.written is None else self._checked_index()
+            before = self._write(
+                index,
+                name,
+                {PARAMETERS: safetensors.torch.save(_drop_aliases(model)), TRAINING: stream.getvalue()},
+                facts,
+            )
+            history = (*index.validated, name) if validated else index.validated
+            changes = {
+                "last": name,
+                "best": name if best or index.best is None else index.best,
+                "validated": history[-self.keep :],
+                "finished": finished,
+            }
+            self._replace(before, before.model_copy(update=changes))
+            self.sweep()
+
+    def _write(self, index: Index, name: str, blobs: dict[str, bytes], facts: dict[str, Any]) -> Index:
+        """Write a folder that no index names yet; return the index that says so."""
+        target = self.folder / name
+        self._check_free(index, name)
+        sums = {file: {"bytes": len(b), "sha256": hashlib.sha256(b).hexdigest()} for file, b in blobs.items()}
+        manifest = check_record({**facts, "files": sums}, Manifest, str(target / MANIFEST))
+        index = self._replace(index, index.model_copy(update={"discard": (*index.discard, name)}))
+        try:
+            self._remove(target)  # a part of it that an earlier kill left
+            target.mkdir(exist_ok=True)
+            for file, blob in blobs.items():
+                write_atomic(target / file, blob)
+            write_atomic(target / MANIFEST, json.dumps(as_json(manifest), indent=1))
+        except OSError:
+            self._remove(target)  # so that there is room again
+            raise
+        return index
+
+    def _check_free(self, index: Index, name: str) -> None:
+        """Raise an InputError if a new checkpoint of that name would take the place of something else."""
+        target, replaceable = self.folder / name, name in index.discard
+        if name in index.names or (os.path.lexists(target) and not replaceable and not self._is_partial(target)):
+            raise self._unnamed_error(target)
+
+    def _replace(self, before: Index, index: Index) -> Index:
+        """Write an index; what `before` named and it does not may be removed from then on."""
+        discard = {*before.names, *index.discard} - index.names
+        folders = {name for name in discard if name not in before.discard or os.path.lexists(self.folder / name)}
+        index = Index.model_validate({**dict(index), "discard": tuple(sorted(folders))})
+        write_atomic(self.folder / INDEX, json.dumps(as_json(index), indent=1))
+        self.written = index
+        return index
+
+    def average(self, last: int | None = None) -> list[str]:
+        """Average the parameters of the last checkpoints kept, into one named `average`; return which ones they were.
+
+        Raises:
+            InputError: fewer checkpoints than asked for, damaged ones, or ones of different models.
+        """
+        with writing(self.folder, self.lock):
+            index = self.check()
+            if not (candidates := index.validated):
+                raise InputError(f"{self.folder}: no validated checkpoint was kept yet")
+            if last is not None and not 1 <= last <= len(candidates):
+                raise InputError(
+                    f"{self.folder}: {len(candidates)} validated checkpoints were kept, {last} are to be averaged"
+                )
+            names = list(candidates[-last:] if last is not None else candidates)
+            mean = self._mean(names)
+            facts = {**dict(self._manifest(names[-1])), "of": names, "metrics": {}}
+            folder = f"average-{names[0].removeprefix('step-')}-{names[-1].removeprefix('step-')}"
+            if index.average != folder:
+                self._check_free(index, folder)
+            index = self.open()  # the first write: all checks come before it
+            if index.average == folder:  # of the same checkpoints: it is made anew
+                index = self._replace(index, index.model_copy(update={"average": None}))
+            index = self._write(index, folder, {PARAMETERS: safetensors.torch.save(mean)}, facts)
+            self._replace(index, index.model_copy(update={"average": folder}))
+            self.sweep()
+        return names
+
+    def _mean(self, names: list[str]) -> dict[str, Tensor]:
+        total: dict[str, Tensor] = {}
+        for name in names:
+            parameters = self._load(name)
+            if total and {k: v.shape for k, v in parameters.items()} != {k: v.shape for k, v in total.items()}:
+                raise InputError(f"{self.folder / name / PARAMETERS}: other parameters than in {names[0]}")
+            total = {key: total[key] + v.double() if total else v.double() for key, v in parameters.items()}
+        return {key: (total[key] / len(names)).to(value.dtype) for key, value in parameters.items()}
+
+    def sweep(self) -> None:
+        """Remove what the index says is superseded or was never whole, and what kills left of single files."""
+        index = self._checked_index()
+        with writing(self.folder, self.lock):
+            for path in self._folders():
+                last = -1 if index.last is None else _step(index.last)
+                if path.name in index.discard or (
+                    path.name.startswith("step-") and _step(path.name) > last and self._is_partial(path)
+                ):
+                    self._remove(path)
+            if self.folder.is_dir():
+                remove_leftovers(self.folder, (INDEX,))
+
+    def _folders(self) -> list[Path]:
+        """Return all that may be checkpoints: folders, not links, by their names."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(p for p in self.folder.iterdir() if FOLDER.fullmatch(p.name) and is_folder(p))
+
+    def _is_partial(self, path: Path) -> bool:
+        """Tell whether a folder is what a kill leaves of a checkpoint: nothing but our files, and no manifest."""
+        return is_folder(path) and all(
+            (p.name in (PARAMETERS, TRAINING) and is_regular(p)) or is_leftover(p, FILES) for p in path.iterdir()
+        )
+
+    def _remove(self, path: Path) -> None:
+        """Remove the files of a checkpoint, and its folder, unless somebody put something else there."""
+        if is_folder(path):
+            for file in FILES:
+                if is_regular(path / file):
+                    (path / file).unlink()
+            remove_leftovers(path, FILES)
+            if not any(path.iterdir()):
+                path.rmdir()
+
+    def _unnamed_error(self, path: Path) -> InputError:
+        return InputError(
+            f"{path}: a checkpoint that {INDEX} does not name; move it out of the folder, or name it there"
+        )
+
+    def _proposal(self) -> str:
+        """Propose the content of a missing index, as far as the manifests tell."""
+        steps: dict[str, Manifest] = {}
+        for path in self._folders():
+            if path.name.startswith("step-") and is_regular(path / MANIFEST):
+                steps[path.name] = self._manifest(path.name)
+        if not steps:
+            return ""
+        validated = [name for name, manifest in steps.items() if manifest.metrics]
+        best = max(validated or steps, key=lambda name: _rank(steps[name].metrics))
+        index = {"last": max(steps, key=_step), "best": best, "kept": validated, "finished": False}
+        return f", or put this there: {json.dumps(index)}"
+
+    def facts(self, which: str) -> dict[str, Any]:
+        """Return the manifest of the "last", "best" or "average" checkpoint."""
+        return as_json(self._manifest(self._name(which)))
+
+    def load(self, which: str) -> tuple[Path, dict[str, Tensor], dict[str, Any]]:
+        """Return the folder, the parameters and the manifest of one checkpoint, whatever becomes the last one since.
+
+        Raises:
+            InputError: a checkpoint that is not there or damaged, or weights that are not finite.
+        """
+        name = self._name(which)
+        return self.folder / name, self._load(name), as_json(self._manifest(name))
+
+    def load_model(self, which: str, model: Any = None) -> dict[str, Tensor]:
+        """Return the parameters of a checkpoint; for a model that shares some of its own, those in every place.
+
+        Raises:
+            InputError: as :meth:`load`.
+        """
+        _, parameters, _ = self.load(which)
+        shared = aliases_of(model)
+        return {**parameters, **{alias: parameters[key] for alias, key in shared.items() if key in parameters}}
+
+    def _load(self, name: str) -> dict[str, Tensor]:
+        path, blob = self.folder / name / PARAMETERS, self._read(name, PARAMETERS)
+        try:
+            parameters: dict[str, Tensor] = safetensors.torch.load(blob)
+        except Exception as error:
+            raise InputError(f"{path}: not a safetensors file: {' '.join(str(error).split())}") from error
+        if (key := find_nonfinite(parameters)) is not None:
+            raise InputError(f"{path}: the model's weights are not finite: {key}")
+        return parameters
+
+    def load_training(self, which: str) -> dict[str, Any]:
+        """Return what :meth:`save` was given for a resumed run; no code is executed.
+
+        Raises:
+            InputError: a checkpoint that is not there or damaged, or anything but a dictionary of plain values.
+        """
+        name = self._name(which)
+        path, blob = self.folder / name / TRAINING, self._read(name, TRAINING)
+        try:
+            state: dict[str, Any] = torch.load(io.BytesIO(blob), weights_only=True)
+        except Exception as error:
+            raise InputError(f"{path}: can't be read as a training state") from error
+        if not isinstance(state, dict):
+            raise InputError(f"{path}: can't be read as a training state: expected a dictionary")
+        return state
+
+    def _name(self, which: str) -> str:
+        index = self.index()
+        if index.last is None:
+            raise InputError(f"{self.folder}: the run has no checkpoint yet")
+        if which in index.names:
+            return which
+        if which not in NAMES:
+            raise InputError(f"checkpoint must be one of {', '.join(NAMES)}, got {which!r}")
+        name = getattr(index, which)
+        if name is None:
+            raise InputError(f"{self.folder}: the run has no averaged checkpoint; `tsallis average` makes one")
+        return str(name)
+
+    def _manifest(self, name: str) -> Manifest:
+        return read_record(self.folder / name / MANIFEST, Manifest)
+
+    def _read(self, name: str, file: str) -> bytes:
+        path = self.folder / name / file
+        sums = {key: value for key, value in self._manifest(name).files.items() if key == file}
+        if not sums:
+            raise InputError(f"{path.parent / MANIFEST}: says nothing of {file}")
+        (expected,) = sums.values()
+        blob = read_bytes(path, expected.bytes)
+        if len(blob) != expected.bytes:
+            raise InputError(f"{path}: truncated or changed: {len(blob)} bytes, expected {expected.bytes}")
+        if hashlib.sha256(blob).hexdigest() != expected.sha256:
+            raise InputError(f"{path}: damaged: its SHA-256 is not the one in {MANIFEST}")
+        return blob
+
+
+def find_nonfinite(parameters: Mapping[str, Tensor]) -> str | None:
+    """Return the name of a tensor with NaN or an infinity in it."""
+    return next((name for name, value in parameters.items() if not value.isfinite().all()), None)
+
+
+def _step(name: str) -> int:
+    return int(name.removeprefix("step-"))
+
+
+def _rank(metrics: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the sort key of a checkpoint: the score that decides, or else the first one, then its negative loss."""
+    numbers = {k: v for k, v in metrics.items() if k.startswith("dev_") and isinstance(v, (int, float))}
+    loss = numbers.get("dev_loss", 0.0)
+    select = metrics.get("select") or next((k.removeprefix("dev_") for k in numbers if k != "dev_loss"), "")
+    return rank_score(select, numbers.get(f"dev_{select}", float("-inf"))), -loss
+
+
+def _canonical(value: Any) -> Any:
+    """Make equal values pickle to equal bytes: pickle tells lists from tuples, and identical from equal objects."""
+    if isinstance(value, dict):
+        return {_canonical(key): _canonical(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_canonical(item) for item in value]
+    return sys.intern(value) if type(value) is str else value
+
+
+def _drop_aliases(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Drop all names but the first of a tensor that has several."""
+    names: dict[tuple[int, tuple[int, ...]], str] = {}
+    for name, value in parameters.items():
+        names.setdefault((value.data_ptr() if value.numel() else -len(names), tuple(value.shape)), name)
+    return {name: parameters[name].contiguous() for name in names.values()}

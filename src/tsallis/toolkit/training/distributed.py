@@ -1,0 +1,215 @@
+"""The processes of a run: one alone, or as many as `torchrun` started."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import secrets
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from tsallis.errors import InputError
+from tsallis.toolkit.training.file_names import LOCK
+from tsallis.toolkit.training.lock import writing
+
+DEVICES = ("cpu", "cuda", "auto")
+PATIENCE = timedelta(minutes=30)  # a rank waits for the others; validation and downloads take their time
+_had_group = False  # whether this process has been in a process group
+
+
+class CommonError(InputError):
+    """A mistake that all processes know of: it is enough that one of them says so."""
+
+
+@dataclass(frozen=True)
+class World:
+    """The rank of this process, the number of processes, and its device.
+
+    >>> World().main, World().sum(2.5, 1)
+    (True, (2.5, 1.0))
+    """
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @property
+    def main(self) -> bool:
+        """True for the process that decides and writes."""
+        return self.rank == 0
+
+    def sum(self, *numbers: float) -> tuple[float, ...]:
+        """Sum numbers over all processes, in float64."""
+        if self.size == 1:
+            return tuple(float(n) for n in numbers)
+        total = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        dist.all_reduce(total)
+        return tuple(total.tolist())
+
+    def broadcast(self, decision: Any = None) -> Any:
+        """Broadcast the decision of the first process, and return it."""
+        if self.size == 1:
+            return decision
+        box = [decision]
+        dist.broadcast_object_list(box, src=0, device=self.device)
+        return box[0]
+
+    def gather(self, part: Any) -> list[Any]:
+        """Return the parts of all processes, in their order; every process gets them."""
+        if self.size == 1:
+            return [part]
+        parts: list[Any] = [None] * self.size
+        dist.all_gather_object(parts, part)
+        return parts
+
+    @contextlib.contextmanager
+    def share_mistakes(self) -> Iterator[None]:
+        """Make a mistake that one process finds in a block, which all of them run, a mistake of all of them.
+
+        Raises:
+            CommonError: on all processes, if one of them found a mistake: the first such one's.
+        """
+        if self.size == 1:
+            yield
+            return
+        mistake = None
+        try:
+            yield
+        except InputError as error:
+            mistake = error
+        mistakes = [text for text in self.gather(None if mistake is None else str(mistake)) if text is not None]
+        if mistakes:
+            raise CommonError(mistakes[0]) from mistake
+
+    def on_main(self, work: Callable[[], object]) -> None:
+        """Let the first process do what it alone may do; the others wait until it is done.
+
+        Raises:
+            CommonError: on all processes, if it found a mistake.
+        """
+        with self.share_mistakes():
+            if self.main:
+                work()
+
+    def check_folder(self, folder: Path) -> None:
+        """See that every process sees a folder of the first one: what one writes there, all read.
+
+        Raises:
+            CommonError: on all processes, with those that do not see it and their machines.
+            InputError: a folder that the first process can't write to.
+        """
+        if self.size == 1:
+            return
+        # The name is that of a write that was killed: what a kill leaves of it is removed with those.
+        name, token = self.broadcast((f".{LOCK}.{secrets.token_hex(4)}.tmp", secrets.token_hex(16)))
+        path = folder / name
+
+        def write() -> None:
+            with writing(folder):
+                path.write_text(token, encoding="ascii")
+
+        try:
+            self.on_main(write)
+            try:
+                blind = path.read_text(encoding="ascii") != token
+            except (OSError, ValueError):
+                blind = True
+            processes = self.gather(f"process {self.rank} on {socket.gethostname()}" if blind else None)
+        finally:
+            if self.main:
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+        if lacking := [process for process in processes if process is not None]:
+            raise CommonError(
+                f"{folder.absolute()}: {', '.join(lacking)} does not see this run folder; "
+                "every process must see the same one"
+            )
+
+
+def device_kind(device: str) -> str:
+    """Return "cpu" or "cuda" for "cpu", "cuda" or "auto", a GPU where there is one.
+
+    Raises:
+        InputError: another device, or one that is not there.
+    """
+    if device not in DEVICES:
+        raise InputError(f"device must be {', '.join(DEVICES[:-1])} or {DEVICES[-1]}, got {device!r}")
+    cuda = torch.cuda.is_available()
+    if device == "cuda" and not cuda:
+        raise InputError("device: cuda was asked for, and this machine has no GPU that PyTorch can use")
+    return ("cuda" if cuda else "cpu") if device == "auto" else device
+
+
+@contextlib.contextmanager
+def init_distributed(device: str = "auto") -> Iterator[World]:
+    """Join the processes that `torchrun` started, and yield this one's rank among them; without it, a world of one.
+
+    Args:
+        device: "cpu", "cuda", or "auto": a GPU where there is one.
+
+    Raises:
+        InputError: a device that is not there, or fewer GPUs than processes.
+    """
+    kind = device_kind(device)
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        yield World(device=torch.device(kind))
+        return
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if kind == "cuda":
+        processes, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", size)), torch.cuda.device_count()
+        if processes > gpus:
+            raise CommonError(
+                f"{processes} processes on a machine with {gpus} GPUs: start as many as there are "
+                "(torchrun --nproc-per-node), or with --device cpu"
+            )
+        torch.cuda.set_device(local)
+    torch_device = torch.device(kind, local) if kind == "cuda" else torch.device("cpu")
+    dist.init_process_group(
+        "nccl" if kind == "cuda" else "gloo", timeout=PATIENCE, device_id=torch_device if kind == "cuda" else None
+    )
+    global _had_group
+    _had_group = True
+    try:
+        yield World(dist.get_rank(), dist.get_world_size(), torch_device)
+    except RuntimeError as error:
+        if _is_lost(error):
+            raise InputError(
+                "another process of this run has ended; the same command goes on from the last checkpoint"
+            ) from error
+        raise
+    finally:
+        dist.destroy_process_group()
+
+
+def exit_process(status: object) -> NoReturn:
+    """Exit with a status; if this process has been in a process group, skip Python's finalization.
+
+    Caches of PyTorch keep the group of a sharded model after it was destroyed, and with it the threads of gloo. Such a
+    thread needs the GIL to release the last tensor that it exchanged. If Python is shutting down by then, the thread
+    gets no GIL and aborts the process.
+    """
+    if not _had_group:
+        raise SystemExit(status)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(status if isinstance(status, int) else status is not None)
+
+
+def _is_lost(error: RuntimeError) -> bool:
+    """Tell whether an error says that a process this one talks to is gone."""
+    text = str(error).lower()
+    return isinstance(error, dist.DistBackendError) or any(
+        sign in text for sign in ("connection closed", "connection reset", "broken pipe", "timed out")
+    )

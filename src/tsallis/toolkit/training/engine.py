@@ -1,0 +1,283 @@
+"""One update of a model, however many processes, micro-batches and precisions it takes.
+
+The loss is summed over the target symbols of everything an update sees (all micro-batches of all processes) and divided
+once, by their number: the gradient does not depend on how the rows were dealt out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+
+from tsallis.errors import InputError
+from tsallis.models.arguments import untrained_copy
+from tsallis.models.batch import Batch, has_loss
+from tsallis.models.sharing import aliases_of
+from tsallis.nn.parameter_groups import split_parameters
+from tsallis.symbols import IGNORE_INDEX
+from tsallis.toolkit.config import Settings
+from tsallis.toolkit.evaluation.teacher_forcing import counted_symbols
+from tsallis.toolkit.training.distributed import World
+
+OPTIMIZERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
+
+
+class BatchStats(NamedTuple):
+    """Accuracy and sparsity of a model on one batch, summed over its symbols."""
+
+    accuracy: Tensor  # symbols that are the most probable
+    supported: Tensor  # symbols with a probability
+    num_attended: Tensor  # positions with a weight
+    symbols: Tensor
+
+
+class Objective(nn.Module):
+    """A model and its loss as one module, so that whatever wraps it sees every parameter used inside `forward`."""
+
+    def __init__(self, model: nn.Module, label_smoothing: float = 0.0) -> None:
+        super().__init__()
+        self.model, self.label_smoothing = model, label_smoothing
+        self.collect_stats = False
+        self.batch_stats: BatchStats | None = None
+
+    def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> Tensor:
+        """Return the loss, summed over the target symbols that count."""
+        model: Any = self.model
+        tgt_out = torch.where(has_loss(tgt_out), tgt_out, IGNORE_INDEX)
+        decoded = model(src, src_lengths, tgt_in)
+        if self.collect_stats:
+            self.batch_stats = batch_stats(model, decoded, tgt_out)
+        loss: Tensor = model.output.loss(decoded.hidden, tgt_out, reduction="sum", label_smoothing=self.label_smoothing)
+        return loss
+
+
+@torch.no_grad()
+def batch_stats(model: Any, decoded: Any, tgt_out: Tensor) -> BatchStats:
+    """Compute accuracy and sparsity with teacher forcing."""
+    mask = has_loss(tgt_out) & counted_symbols(model, tgt_out)
+    scores = model.output.scores(decoded.hidden[mask]).float()  # [symbols, d_vocab]
+    probs = model.output.probs(scores)
+    return BatchStats(
+        (probs.argmax(-1) == tgt_out[mask]).sum().double(),
+        (probs > 0).sum().double(),
+        model.num_attended(decoded)[mask].double().sum(),
+        mask.sum().double(),
+    )
+
+
+class Engine:
+    """Makes updates, and gives and takes the state of model and optimizer whole.
+
+    Args:
+        model: in its initial state, the same on every process.
+        settings: how gradients are made.
+        world: this process's place.
+    """
+
+    def __init__(self, model: nn.Module, settings: Settings, world: World) -> None:
+        self.world, self.settings = world, settings
+        self.stop = False  # whether a process was to stop after the last update
+        self.model = model.to(world.device)
+        self.objective = Objective(self.model, settings.label_smoothing)
+        self.sharded = world.size > 1 and settings.strategy == "fsdp"
+        self.module: nn.Module = self._wrap()
+        self.step_module = torch.compile(self.module, dynamic=True) if settings.compile else self.module
+        fused = world.device.type in ("cpu", "cuda")
+        self.optimizer = OPTIMIZERS[settings.optimizer](
+            self._groups(), lr=0.0, betas=settings.betas, weight_decay=0.0, fused=fused
+        )
+
+    def _wrap(self) -> nn.Module:
+        if self.world.size == 1:
+            return self.objective
+        if self.sharded:
+            return self._shard()
+        ids = [self.world.device.index] if self.world.device.type == "cuda" else None
+        return nn.parallel.DistributedDataParallel(self.objective, device_ids=ids)
+
+    def _shard(self) -> nn.Module:
+        """Shard by FSDP2: every layer is a group; layers that share parameters go with the root, like the rest."""
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh(self.world.device.type, (self.world.size,))
+        layers = [layer for part in self.model.modules() if isinstance(part, nn.ModuleList) for layer in part]
+        uses = Counter(p for layer in layers for p in layer.parameters())
+        for layer in layers:
+            if all(uses[p] == 1 for p in layer.parameters()):
+                fully_shard(layer, mesh=mesh)
+        return cast(nn.Module, fully_shard(self.objective, mesh=mesh))
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """Return the parameters that are trained: matrices, which alone decay; vectors with them if none do; alphas.
+
+        Biases and the weights of norms are vectors.
+        """
+        decay, (matrices, vectors, alphas) = self.settings.weight_decay, split_parameters(self.model)
+        rest = [p for p in self.model.parameters() if p.requires_grad and all(p is not own for own in alphas)]
+        groups: list[dict[str, Any]] = [
+            {"params": matrices if decay else rest, "factor": 1.0, "weight_decay": decay},
+            {"params": vectors if decay else [], "factor": 1.0},
+            {"params": alphas, "factor": self.settings.alpha_lr_scale},
+        ]
+        return [group for group in groups if group["params"]]
+
+    def update(
+        self,
+        batches: Sequence[Batch],
+        own: int,
+        count: int,
+        rate: float,
+        collect_stats: bool = False,
+        stop: bool = False,
+    ) -> tuple[int, Tensor]:
+        """Make one step of the optimizer.
+
+        Args:
+            batches: of this process, at least one.
+            own: how many of them count. A process with fewer than `count` goes through its first again without counting
+                it, for all must make the same number of passes.
+            count: passes of each process.
+            rate: the learning rate.
+            collect_stats: leave a :class:`BatchStats` at the first of them in :attr:`batch_stats`.
+            stop: whether this process is to stop after the update; :attr:`stop` is then True in all of them.
+
+        Returns:
+            Symbols of all processes, and this process's part of their summed loss, not yet read from the device. Of a
+            classifier the symbols are labels: its ends are certain.
+        """
+        known = [has_loss(batch.tgt_out) for batch in batches[:own]]
+        counted = [counted_symbols(self.model, batch.tgt_out) for batch in batches[:own]]
+        both = [int((a & b).sum()) for a, b in zip(known, counted, strict=True)]
+        symbols, reported, stops = self.world.sum(sum(int(mask.sum()) for mask in known), sum(both), stop)
+        self.stop = stops > 0
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate * group["factor"]
+        self.optimizer.zero_grad()
+        total = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        for index in range(count):
+            counts = index < own
+            self.objective.collect_stats = collect_stats and index == 0
+            with self._gradient_sync(last=index == count - 1):
+                loss = self._loss(batches[index if counts else 0])
+                # Gradients are averaged over processes: times their number, the loss is divided by symbols alone.
+                (loss * (self.world.size / max(symbols, 1) if counts else 0.0)).backward()
+            total += loss.detach() if counts else 0
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
+        self.optimizer.step()
+        return int(reported), total
+
+    @property
+    def batch_stats(self) -> BatchStats | None:
+        """The statistics of the last pass that recorded them."""
+        return self.objective.batch_stats
+
+    def _loss(self, batch: Batch) -> Tensor:
+        device = self.world.device
+        fields = (batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out)
+        moved = [x.to(device, non_blocking=True) for x in fields]
+        dtype = PRECISIONS[self.settings.precision]
+        with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+            # What is attended to is recorded by passes that are not compiled.
+            loss: Tensor = (self.module if self.objective.collect_stats else self.step_module)(*moved)
+        return loss
+
+    @contextlib.contextmanager
+    def _gradient_sync(self, last: bool) -> Iterator[None]:
+        """Exchange gradients once an update, with its last pass."""
+        if self.sharded:
+            cast(Any, self.module).set_requires_gradient_sync(last)
+        elif self.world.size > 1 and not last:
+            with cast(nn.parallel.DistributedDataParallel, self.module).no_sync():
+                yield
+            return
+        yield
+
+    def unsharded_model(self) -> nn.Module:
+        """Return the model for search and evaluation in one process: itself, or a whole copy of a sharded one."""
+        if not self.sharded:
+            return self.model
+        state = get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True))
+        model = untrained_copy(self.model)
+        model.to(self.world.device, next(self.model.parameters()).dtype).load_state_dict(state)
+        plain: nn.Module = model.eval()
+        return plain
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return parameters and optimizer, whole and on the CPU; if sharded, empty on processes other than the first.
+
+        A parameter that has several names is there once.
+        """
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        model: Any = get_model_state_dict(self.model, options=options)
+        aliases = aliases_of(self.model)
+        model = {name: value for name, value in model.items() if name not in aliases}
+        return model, dict(get_optimizer_state_dict(self.model, self.optimizer, options=options))
+
+    def load(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Any]) -> None:
+        """Load what :meth:`state` gave, from any number of processes; every process brings it.
+
+        Raises:
+            InputError: parameters or moments that are not of this model.
+        """
+        self.check(model, optimizer)
+        # In one order everywhere: each is dealt out in turn.
+        parameters: dict[str, Any] = {name: model[name] for name in self._names()}
+        options = StateDictOptions(full_state_dict=True, strict=False)  # the other names of parameters are left out
+        set_model_state_dict(self.model, parameters, options=options)
+        # The settings determine the options of the optimizer, whatever was stored.
+        own = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
+        pairs = zip(own, optimizer["param_groups"], strict=True)
+        groups = [{**group, "params": list(names["params"])} for group, names in pairs]
+        set_optimizer_state_dict(
+            self.model, self.optimizer, {"state": dict(optimizer["state"]), "param_groups": groups}, options=options
+        )
+
+    def check(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Any]) -> None:
+        """See that what :meth:`load` is to take is of this model.
+
+        Raises:
+            InputError: with the first parameter that is missing or of another shape.
+        """
+        shapes = {name: value.shape for name, value in self.model.state_dict().items()}
+        names = self._names()
+        if missing := set(names) - model.keys():
+            raise InputError(f"the stored parameters lack {', '.join(sorted(missing))}")
+        for name in names:
+            if model[name].shape != shapes[name]:
+                raise InputError(f"the stored {name} has the shape {list(model[name].shape)}, not {list(shapes[name])}")
+        groups = [group.get("params") for group in optimizer["param_groups"]]
+        stored_names = [name for group in groups if isinstance(group, list) for name in group if isinstance(name, str)]
+        parameter_names = {name for name, _ in self.model.named_parameters()}
+        sizes = [len(group["params"]) for group in self.optimizer.param_groups]
+        if (
+            [len(group or ()) for group in groups] != sizes
+            or not set(stored_names) <= parameter_names
+            or len(stored_names) != sum(sizes)
+        ):
+            raise InputError("the stored optimizer is not of this model's parameters")
+        for name in stored_names:
+            moments = optimizer["state"].get(name)
+            if not isinstance(moments, dict) or not all(
+                isinstance(moments.get(kind), Tensor) and moments[kind].shape == shape
+                for kind, shape in (("exp_avg", shapes[name]), ("exp_avg_sq", shapes[name]), ("step", torch.Size()))
+            ):
+                raise InputError(f"the stored optimizer's state of {name} is not that of a parameter of this shape")
+
+    def _names(self) -> list[str]:
+        """Return the names of parameters, each once."""
+        aliases = aliases_of(self.model)
+        return [name for name in self.model.state_dict() if name not in aliases]

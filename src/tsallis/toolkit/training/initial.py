@@ -1,0 +1,198 @@
+"""The parameters that a run begins with, where they are not drawn at random: another run's, or word vectors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from tsallis.errors import InputError
+from tsallis.models.sharing import SymbolRows, aliases_of
+from tsallis.symbols import FIRST, SPECIALS
+from tsallis.toolkit.data.io import check_file, read_bytes
+from tsallis.toolkit.data.word_vectors import WordVectors
+from tsallis.toolkit.training.checkpoint import find_nonfinite
+from tsallis.toolkit.training.file_names import START
+from tsallis.toolkit.training.run_folder import Run
+
+MOST_NAMES = 4  # names in a line
+
+
+@dataclass
+class Start:
+    """The parameters that a run begins with, and where they are from.
+
+    Args:
+        model: that has them.
+        facts: what the log says of them, by their source.
+        lines: the same for people.
+    """
+
+    model: Any
+    facts: dict[str, Any] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+
+    def blob(self) -> bytes | None:
+        """Return the file that a run goes on from before its first checkpoint; None where all is drawn at random."""
+        if not self.facts:
+            return None
+        shared = aliases_of(self.model)
+        state = {name: value for name, value in self.model.state_dict().items() if name not in shared}
+        return safetensors.torch.save(state, metadata={"init": json.dumps(self.facts)})
+
+
+@torch.no_grad()
+def take_parameters(model: Any, source: Run, vocabularies: Mapping[str, Any]) -> dict[str, Any]:
+    """Give a model the parameters of a trained one; those that belong to a symbol by the symbol's spelling.
+
+    Dropout, attention, output map, number of layers and vocabularies may differ: what only one of the two has stays
+    out. The class and all sizes must be the same.
+
+    Args:
+        model: to change.
+        source: the run to take them from.
+        vocabularies: "src" and "tgt" of `model`.
+
+    Returns:
+        "taken", "random" (of `model` alone) and "unused" (of the source alone): names; and "symbols": by the names of
+        parameters with a row for each symbol, how many rows were taken, of how many.
+
+    Raises:
+        InputError: another class of model, a parameter of another shape.
+    """
+    if type(source.model) is not type(model):
+        kinds = (type(source.model).__name__, type(model).__name__)
+        raise InputError(f"training.init_from: {source.folder}: a {kinds[0]}, and this run's model is a {kinds[1]}")
+    state, own = source.model.state_dict(), model.state_dict()
+    shared, by_symbol = aliases_of(model), model.symbol_rows
+    names = [name for name in own if name not in shared]
+    matches = [name for name in names if name in state and name not in by_symbol]
+    for name in matches:
+        _check_shape(name, state[name].shape, own[name].shape, source)
+    symbols: dict[str, list[int]] = {}
+    for name in by_symbol.keys() & set(names) & state.keys():
+        _check_shape(name, state[name].shape[1:], own[name].shape[1:], source, "rows of ")
+        symbols[name] = _take_rows(own[name], state[name], by_symbol[name], source, vocabularies)
+    for name in matches:
+        own[name].copy_(state[name])
+    return {
+        "taken": matches,
+        "symbols": dict(sorted(symbols.items())),
+        "random": [name for name in names if name not in state],
+        "unused": [name for name in state if name not in own and name not in aliases_of(source.model)],
+    }
+
+
+def _check_shape(name: str, theirs: Sequence[int], ours: Sequence[int], source: Run, rows: str = "") -> None:
+    if theirs != ours:
+        raise InputError(
+            f"training.init_from: {source.folder}: {rows}{name} of shape {list(theirs)} there, {list(ours)} here; "
+            "sizes of model must be the same"
+        )
+
+
+def _take_rows(
+    own: Tensor, theirs: Tensor, rows: SymbolRows, source: Run, vocabularies: Mapping[str, Any]
+) -> list[int]:
+    """Copy the rows of symbols that both vocabularies have, the special ones too; return how many, of how many."""
+    known = symbol_numbers(source.src_vocab if rows.side == "src" else source.tgt_vocab)
+    pairs = [(number, known[name]) for name, number in symbol_numbers(vocabularies[rows.side]).items() if name in known]
+    pairs += [(number, number) for number in range(rows.first, len(SPECIALS))]
+    index = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2) - rows.first
+    own[index[:, 0]] = theirs[index[:, 1]]
+    return [len(index), len(own)]
+
+
+def symbol_numbers(vocabulary: Any) -> dict[str, int]:
+    """Return the numbers of a vocabulary's own symbols by their spelling."""
+    return {vocabulary.name(number): number for number in range(FIRST, len(vocabulary))}
+
+
+@torch.no_grad()
+def set_embeddings(model: Any, side: str, vectors: WordVectors, origin: str) -> str:
+    """Give the embeddings of some symbols their vectors; return the parameter's name.
+
+    Raises:
+        InputError: a model without embeddings on that side, vectors of another size.
+    """
+    name = embedding_name(model, side)
+    if name is None:
+        raise InputError(f"{origin}: the model embeds nothing on this side")
+    parameter = model.get_parameter(name)
+    if vectors.matrix.shape[1] != parameter.shape[1]:
+        raise InputError(
+            f"{origin}: vectors of {vectors.matrix.shape[1]} numbers, the model's embeddings have {parameter.shape[1]}"
+        )
+    parameter[list(vectors.numbers)] = vectors.matrix.to(parameter)
+    return name
+
+
+def embedding_name(model: Any, side: str) -> str | None:
+    """Return the name of the embeddings of a side, "src" or "tgt"; None where there are none."""
+    names = (name for name, rows in model.symbol_rows.items() if rows.side == side and "embedding" in name)
+    return next(names, None)
+
+
+def freeze(model: nn.Module, names: Iterable[str | None]) -> None:
+    """Let parameters stay as they are while all others are trained."""
+    for name in filter(None, names):
+        model.get_parameter(name).requires_grad_(False)
+
+
+@torch.no_grad()
+def load_start(model: Any, folder: Path) -> dict[str, Any]:
+    """Give a model the parameters that its run began with, and return where they are from.
+
+    Raises:
+        InputError: a file that is missing or damaged, or of another model.
+    """
+    path = folder / START
+    check_file(path)
+    blob = read_bytes(path)
+    try:
+        parameters = safetensors.torch.load(blob)
+        length = int.from_bytes(blob[:8], "little")
+        facts = json.loads(json.loads(blob[8 : 8 + length])["__metadata__"]["init"])
+    except (safetensors.SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(f"{path}: not the parameters that a run began with; restore the file") from error
+    own, shared = model.state_dict(), aliases_of(model)
+    shapes = {name: value.shape for name, value in own.items() if name not in shared}
+    if {name: value.shape for name, value in parameters.items()} != shapes or not isinstance(facts, dict):
+        raise InputError(f"{path}: not of this run's model; restore the file")
+    if (name := find_nonfinite(parameters)) is not None:
+        raise InputError(f"{path}: {name} is not finite; restore the file")
+    for name, value in parameters.items():
+        own[name].copy_(value)
+    return facts
+
+
+def describe_start(facts: Mapping[str, Any]) -> list[str]:
+    """Return lines that say where the parameters of a run are from."""
+    lines = []
+    if source := facts.get("run"):
+        rows = "; ".join(f"{name} of {part} of {total} symbols" for name, (part, total) in source["symbols"].items())
+        lines.append(
+            f"Starts from {source['folder']} ({source['checkpoint']}, step {source['step']}): "
+            f"{len(source['taken'])} parameters as they are{'; ' if rows else ''}{rows}"
+        )
+        for key, title in (("random", "Not there, drawn at random"), ("unused", "Not taken")):
+            if source[key]:
+                lines.append(f"{title}: {_list(source[key])}")
+    for side, vectors in facts.get("embeddings", {}).items():
+        lines.append(
+            f"Embeddings of {side} from {vectors['file']}: {vectors['symbols']} of {vectors['of']} symbols, "
+            f"{vectors['coverage']:.1%} of the training data's{', frozen' if vectors['frozen'] else ''}"
+        )
+    return lines
+
+
+def _list(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more

@@ -1,0 +1,122 @@
+"""The lock on a run folder: one process holds it, and notices before a write that its folder was moved away."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tsallis.errors import InputError
+from tsallis.toolkit.data.io import NONBLOCK, check_file, created_folder, lock_file
+from tsallis.toolkit.training.file_names import LOCK
+
+
+@dataclass(frozen=True)
+class Lock:
+    """A folder that this process alone writes to."""
+
+    folder: Path
+    handle: int  # of the lock file, which is open
+
+    def check(self) -> None:
+        """See that the folder is still where it was.
+
+        Raises:
+            InputError: its lock is not the one that is held.
+        """
+        expected = os.fstat(self.handle)
+        try:
+            actual = os.stat(self.folder / LOCK, follow_symlinks=False)
+        except OSError:
+            actual = None
+        if actual is None or (actual.st_dev, actual.st_ino) != (expected.st_dev, expected.st_ino):
+            raise InputError(
+                f"{self.folder}: the run folder (or its {LOCK}) was moved or removed while it was in use; "
+                "where it is whole, the same command goes on from its last checkpoint"
+            )
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[Lock]:
+    """Hold a folder for one process alone, and create it if it is missing. The lock goes with the process.
+
+    If the block raises an InputError, the lock file and the folders that were created for it are removed again, as far
+    as nothing else is in them: a refused command leaves nothing behind.
+
+    Raises:
+        InputError: a folder that can't be made, written to or locked, or that another process holds.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(created_folder(folder))
+        except (OSError, ValueError) as error:
+            raise _unusable(folder, error) from error
+        yield stack.enter_context(_lock(folder))
+
+
+@contextlib.contextmanager
+def _lock(folder: Path) -> Iterator[Lock]:
+    path = folder / LOCK
+    try:
+        # Nothing is written: a file that was there stays as it was. A link would lock something elsewhere.
+        flags = os.O_RDWR | os.O_CREAT | NONBLOCK | getattr(os, "O_NOFOLLOW", 0)
+        try:
+            handle, removable = os.open(path, flags | os.O_EXCL, 0o666), True
+        except FileExistsError:
+            handle, removable = os.open(path, flags, 0o666), False
+    except (OSError, ValueError) as error:
+        raise _unusable(folder, error) from error
+    try:
+        check_file(path)
+        try:
+            if not lock_file(handle, wait=False) and os.name == "posix":
+                raise InputError(
+                    f"{folder}: can't be used as a run folder: its file system has no locks (flock), "
+                    "so that two trainings could write to it at once; choose a folder on another one"
+                )
+        except BlockingIOError as error:
+            removable = False  # another process opened the new file first
+            raise InputError(f"{folder}: another process is training in this folder") from error
+        except OSError as error:
+            raise InputError(f"{folder}: can't be locked: {error.strerror or error}") from error
+        lock = Lock(folder, handle)
+        lock.check()  # it may have been moved before it was locked
+        yield lock
+    except (InputError, KeyboardInterrupt):
+        with contextlib.suppress(OSError, InputError):
+            if removable:
+                Lock(folder, handle).check()  # another process may have put its own folder here
+                path.unlink()
+        raise
+    finally:
+        os.close(handle)
+
+
+def _unusable(folder: Path, error: Exception) -> InputError:
+    reason = getattr(error, "strerror", None) or error
+    return InputError(f"{folder}: can't be used as a run folder: {reason}")
+
+
+@contextlib.contextmanager
+def writing(path: Path, lock: Lock | None = None) -> Iterator[None]:
+    """Write to a run folder: one line says it if that can't be done.
+
+    Args:
+        path: what an error names.
+        lock: on the folder; None: it is the caller's own.
+
+    Raises:
+        InputError: in place of any OSError, and for a folder that is not where it was.
+    """
+    if lock is not None:
+        lock.check()
+    try:
+        yield
+    except OSError as error:
+        if lock is not None:
+            lock.check()
+        raise InputError(
+            f"{path}: can't be written: {error.strerror or error}; once that is mended, the same command goes on"
+        ) from error

@@ -1,0 +1,179 @@
+"""The log of a run: one JSON object a line, as many lines as the run's position says, however often it was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tsallis.errors import InputError
+from tsallis.toolkit.data.io import NONBLOCK, read_bytes, sync_folder, write_all
+from tsallis.toolkit.training.lock import Lock, writing
+from tsallis.toolkit.training.schema import Event, parse_record
+
+
+class Log:
+    """The log of a run: a file of events, one JSON object a line, that can be cut back to an earlier position.
+
+    Args:
+        path: of the file. It is made by the first line or by :meth:`rewind`; its folder must be there.
+        lock: on the run folder, of a process that writes for long.
+
+    Example:
+        >>> import tempfile
+        >>> log = Log(Path(tempfile.mkdtemp()) / "log.jsonl")
+        >>> log.write("epoch", loss=1.5)
+        >>> before = log.position
+        >>> log.write("epoch", loss=1.0)
+        >>> log.rewind(before)
+        >>> [event["loss"] for event in log.events()]
+        [1.5]
+    """
+
+    def __init__(self, path: Path | str, lock: Lock | None = None) -> None:
+        self.path, self.lock = Path(path), lock
+        self.size: int | None = None  # once this process has written to it
+
+    @property
+    def position(self) -> int:
+        """The size of the file in bytes."""
+        if self.size is None:
+            return self.path.stat().st_size if self.path.exists() else 0
+        return self.size
+
+    def write(self, event: str, **values: Any) -> None:
+        """Append a line, and flush it to the disk.
+
+        Raises:
+            InputError: a file that can't be written, or that somebody else removed or changed; there is then no part
+                of the line in it.
+        """
+        line = json.dumps({"event": event, **values}) + "\n"
+        self._change(self.position, line.encode())
+
+    def rewind(self, position: int) -> None:
+        """Remove the lines after `position`: a resumed run writes them again.
+
+        Raises:
+            InputError: a file that is shorter, or that holds anything but events up to there.
+        """
+        self.check(position)
+        self._change(position)
+
+    def check(self, position: int) -> None:
+        """Check that the file can be cut back to a position; change nothing.
+
+        Raises:
+            InputError: as :meth:`rewind`, or something other than a file that can be written.
+        """
+        if os.path.lexists(self.path):
+            with writing(self.path, self.lock):
+                os.close(self._open())
+        size = self.position
+        if size < position:
+            raise InputError(
+                f"{self.path}: {size} bytes, expected at least the {position} that were there when the last "
+                "checkpoint was written; restore the file"
+            )
+        if position:
+            self._lines(position)
+
+    def rewind_to_step(self, step: int) -> None:
+        """Remove events of later steps, and a line that was not written to its end.
+
+        Raises:
+            InputError: as :meth:`position_of`.
+        """
+        self._change(self.position_of(step))
+
+    def position_of(self, step: int) -> int:
+        """Return the position behind the last event of a step, or of one before it.
+
+        Raises:
+            InputError: a file that is missing, can't be written, or holds a line that is no event.
+        """
+        if not self.path.exists():
+            raise InputError(f"{self.path}: is not there; restore it, or make an empty file of that name")
+        self.check(0)
+        position = 0
+        for line, event in self._lines():
+            if event.step > step:
+                break
+            position += len(line)
+        return position
+
+    def _change(self, position: int, line: bytes = b"") -> None:
+        """Cut the file off at `position` and append a line."""
+        with writing(self.path, self.lock):
+            handle = self._open(os.O_CREAT if self.size is None else 0)
+            try:
+                if os.fstat(handle).st_size > position:
+                    os.ftruncate(handle, position)
+                os.lseek(handle, position, os.SEEK_SET)
+                try:
+                    write_all(handle, line)
+                    os.fsync(handle)
+                except OSError:
+                    os.ftruncate(handle, position)
+                    raise
+            finally:
+                os.close(handle)
+            if self.size is None:
+                sync_folder(self.path.parent)
+            self.size = position + len(line)
+
+    def _open(self, flags: int = 0) -> int:
+        """Open the file for writing; raise an InputError unless it is a file as this process left it."""
+        flags |= os.O_WRONLY | NONBLOCK | getattr(os, "O_BINARY", 0)
+        try:
+            handle = os.open(self.path, flags, 0o666)
+        except FileNotFoundError as error:
+            raise self._interference("was removed") from error
+        status = os.fstat(handle)
+        fault = None
+        if not stat.S_ISREG(status.st_mode):
+            fault = InputError(f"{self.path}: can't be written: expected a file, found a fifo or a device")
+        elif self.size not in (None, status.st_size):
+            fault = self._interference(f"has {status.st_size} bytes, {self.size} were written: it was changed")
+        if fault is not None:
+            os.close(handle)
+            raise fault
+        return handle
+
+    def _interference(self, what: str) -> InputError:
+        return InputError(f"{self.path}: {what} while the run was in use; restore it, and the same command goes on")
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return every event.
+
+        Raises:
+            InputError: a line that is none, with its number.
+        """
+        return [event.model_dump(exclude_unset=True) for _, event in self._lines()]
+
+    def _lines(self, position: int | None = None) -> list[tuple[bytes, Event]]:
+        """Return lines with their events, up to a position; an unfinished last line is left out."""
+        blob = read_bytes(self.path)[:position]
+        lines = [line + b"\n" for line in blob.split(b"\n")[:-1]]
+        if position is not None and sum(map(len, lines)) != position:
+            raise InputError(f"{self.path}: no line ends at byte {position}, where the last checkpoint was written")
+        return [(line, parse_record(line, Event, f"{self.path}:{i}")) for i, line in enumerate(lines, start=1)]
+
+
+def totals(events: Iterable[Mapping[str, Any]], key: str) -> list[float]:
+    """Return the sum of a number over a training at each event; one within an epoch counts from the epoch's beginning.
+
+    Example:
+        >>> events = [("validation", 2.0), ("epoch", 5.0), ("validation", 1.0)]
+        >>> totals([{"event": event, "seconds": number} for event, number in events], "seconds")
+        [2.0, 5.0, 6.0]
+    """
+    before, sums = 0.0, []
+    for event in events:
+        sums.append(before + float(event[key]))
+        if event["event"] == "epoch":
+            before = sums[-1]
+    return sums

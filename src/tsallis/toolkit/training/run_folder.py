@@ -1,0 +1,342 @@
+"""The run folder: everything a trained model needs to be used, in files anyone can read.
+
+config.yaml       the configuration, with every default filled in
+model.json        the model's class and arguments
+task.json         how a line of input is read
+src.vocab.json    source symbols; or src.model, which sentencepiece itself reads
+tgt.vocab.json    target symbols; or tgt.model
+start.safetensors the parameters that the run began with, if they were not drawn at random
+log.jsonl         one event a line
+timing.jsonl      how long each of them took
+checkpoints/      see `tsallis.toolkit.training.checkpoint`
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tsallis.errors import InputError, describe
+from tsallis.models.registry import MODELS
+from tsallis.models.sharing import aliases_of
+from tsallis.toolkit.data.io import check_file, is_leftover, is_regular, read_text, remove_leftovers, write_atomic
+from tsallis.toolkit.data.subwords import Subwords
+from tsallis.toolkit.data.vocabulary import Vocabulary
+from tsallis.toolkit.training.changes import Changes
+from tsallis.toolkit.training.checkpoint import Checkpoints
+from tsallis.toolkit.training.file_names import CHECKPOINTS, CONFIG, LOCK, MODEL, PARAMETERS, START, TASK
+from tsallis.toolkit.training.lock import Lock, locked, writing
+from tsallis.toolkit.training.schema import (
+    LAYERS,
+    ModelRecord,
+    TaskRecord,
+    as_json,
+    check_record,
+    parse_record,
+    read_record,
+)
+
+__all__ = ["Run", "build_model", "load_run", "locked", "start_run"]
+
+Symbols = Vocabulary | Subwords
+SYMBOLS: dict[str, type[Vocabulary] | type[Subwords]] = {"vocab.json": Vocabulary, "model": Subwords}  # by file ending
+ESTIMATES = ("tau",)  # arguments worked out from the data, which another machine rounds differently
+# Errors that constructors of models raise for arguments of a wrong kind or size.
+REFUSALS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RuntimeError, MemoryError)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained model with what belongs to it.
+
+    Args:
+        folder: of the run.
+        model: in evaluation mode.
+        src_vocab: source symbols or subwords.
+        tgt_vocab: target symbols or subwords.
+        task: how a line of input is read, as `task.json` says.
+        facts: of the checkpoint: step, epoch, metrics.
+    """
+
+    folder: Path
+    model: Any
+    src_vocab: Symbols
+    tgt_vocab: Symbols
+    task: dict[str, Any]
+    facts: dict[str, Any]
+
+
+def load_run(folder: Path | str, which: str = "best") -> Run:
+    """Load the model of a run folder, ready for search.
+
+    Args:
+        folder: of the run.
+        which: "best", "last" or "average", or the name of a checkpoint's folder.
+
+    Returns:
+        The model in evaluation mode, with its vocabularies and task.
+
+    Raises:
+        InputError: a folder that is no run, a damaged checkpoint, vocabularies that aren't the model's, weights that
+            are not finite.
+
+    Example:
+        >>> import tempfile
+        >>> folder, symbols = Path(tempfile.mkdtemp()), Vocabulary(["a", "b"])
+        >>> description = {"class": "rnn", "arguments": {"src_vocab": 6, "tgt_vocab": 6, "d_model": 8}}
+        >>> task = {"task": "strings", "languages": None}
+        >>> resumed = start_run(folder, "version: 1", description, task, symbols, symbols)
+        >>> parameters, facts = build_model(description).state_dict(), {"step": 1, "epoch": 1, "metrics": {}}
+        >>> Checkpoints(folder / "checkpoints").save(parameters, {}, facts, best=True, finished=True)
+        >>> load_run(folder).facts["step"]
+        1
+    """
+    folder = Path(folder)
+    if not os.path.lexists(folder / MODEL):
+        raise InputError(f"{folder}: not a run folder (it has no {MODEL})")
+    record, task = _read_records(folder)
+    if os.path.lexists(folder / CONFIG):
+        check_file(folder / CONFIG)  # who reads it need not wait for a fifo
+    vocabularies = _vocabularies(folder, record)
+    checkpoint, parameters, facts = Checkpoints(folder / CHECKPOINTS).load(which)
+    misfit = f"{checkpoint / PARAMETERS}: the checkpoint does not fit {MODEL}"
+    model = _model_of(folder / MODEL, record, parameters, misfit)
+    return Run(folder, model, *vocabularies, task.model_dump(), facts)
+
+
+def _vocabularies(folder: Path, record: ModelRecord) -> tuple[Symbols, Symbols]:
+    """Load the source and target vocabularies the model was trained with."""
+    loaded = []
+    for name in ("src", "tgt"):
+        path, vocabulary = _load_symbols(folder, name)
+        expected = record.arguments.get("vocab", record.arguments.get(f"{name}_vocab"))
+        if len(vocabulary) != expected:
+            raise InputError(
+                f"{path}: the vocabulary has {len(vocabulary)} symbols, the model was trained with {expected}"
+            )
+        prints = record.vocabularies and getattr(record.vocabularies, name)
+        if prints not in (None, vocabulary.fingerprint()):
+            raise InputError(f"{path}: not the vocabulary the model was trained with")
+        loaded.append(vocabulary)
+    return loaded[0], loaded[1]
+
+
+def _model_of(path: Path, record: ModelRecord, parameters: dict[str, Tensor], misfit: str) -> Any:
+    """Build the model with its parameters.
+
+    Its outline is built first, which takes no memory: arguments that are not those of the stored parameters may ask for
+    any amount of it.
+    """
+    for key in LAYERS:
+        if (layers := record.arguments.get(key) or 0) > len(parameters):
+            raise InputError(f"{misfit}: {key} {layers}, and {len(parameters)} parameters")
+    description = {"class": record.name, "arguments": record.arguments}
+    with torch.device("meta"):
+        outline = build_model(description, path)
+    _compare(outline, parameters, misfit)
+    model = build_model(description, path)
+    model.load_state_dict({**parameters, **{alias: parameters[key] for alias, key in aliases_of(model).items()}})
+    return model.eval()
+
+
+def _compare(model: Any, parameters: Mapping[str, Tensor], misfit: str) -> None:
+    """See that parameters are those of a model, by their names and shapes."""
+    aliases = aliases_of(model).keys()
+    shapes = {name: list(value.shape) for name, value in model.state_dict().items()}
+    for name in sorted((shapes.keys() | parameters.keys()) - aliases):
+        expected, shape = shapes.get(name), list(parameters[name].shape) if name in parameters else None
+        if expected != shape:
+            raise InputError(f"{misfit}: {name} of shape {shape or 'none'}, expected {expected or 'none'}")
+
+
+def _load_symbols(folder: Path, name: str) -> tuple[Path, Symbols]:
+    for ending, kind in SYMBOLS.items():
+        path = folder / f"{name}.{ending}"
+        if os.path.lexists(path):
+            check_file(path)
+            try:
+                return path, kind.load(path)
+            except InputError:
+                raise
+            except REFUSALS as error:
+                raise InputError(f"{path}: not a vocabulary: {error}") from error
+    raise InputError(f"{folder / name}.vocab.json: can't be read: it is not there, and no {name}.model either")
+
+
+def _symbols_path(folder: Path, name: str, symbols: Symbols) -> Path:
+    ending = next(ending for ending, kind in SYMBOLS.items() if isinstance(symbols, kind))
+    return folder / f"{name}.{ending}"
+
+
+def build_model(description: dict[str, Any], path: Path | str = MODEL) -> Any:
+    """Build a model from `{"class": ..., "arguments": {...}}`; errors name `path`."""
+    name, arguments = description.get("class"), description.get("arguments") or {}
+    if not isinstance(name, str) or name not in MODELS:
+        raise InputError(f"{path}: unknown class {describe(name)}, known: {', '.join(MODELS)}")
+    try:
+        return MODELS[name](**arguments)
+    except REFUSALS as error:
+        detail = " ".join(str(error).split())
+        raise InputError(f"{path}: arguments the class does not take: {detail}") from error
+
+
+class StoredRun(NamedTuple):
+    """The model and the task of a run that was started before, as its folder describes them."""
+
+    description: dict[str, Any]  # class and arguments of the model
+    task: dict[str, Any]
+
+
+def read_stored(folder: Path, configs: Sequence[str], arguments: Mapping[str, Any]) -> StoredRun | None:
+    """Read how a run was started with this configuration; None where there is none, or one of another configuration.
+
+    What is estimated, the threshold of alpha-ReLU, is estimated once: another machine would find a slightly other one.
+
+    Args:
+        folder: of the run.
+        configs: the text of its configuration; several where settings are changed that it may go on with.
+        arguments: those that the configuration determines.
+
+    Raises:
+        InputError: a description with other arguments.
+    """
+    if not (folder / CONFIG).exists():
+        return None
+    record, task = _read_records(folder)
+    if read_text(folder / CONFIG) not in configs:
+        return None
+    for key, value in arguments.items():
+        if record.arguments.get(key, value) != value:  # it would be built before anything else is compared
+            difference = f"{key} is {record.arguments[key]!r}, {value!r} by {CONFIG}"
+            raise InputError(f"{folder / MODEL}: {difference}; restore the file")
+    return StoredRun({"class": record.name, "arguments": dict(record.arguments)}, task.model_dump())
+
+
+def _read_records(folder: Path) -> tuple[ModelRecord, TaskRecord]:
+    kinds: list[tuple[str, Any]] = [(MODEL, ModelRecord), (TASK, TaskRecord)]
+    model, task = (read_record(folder / name, kind) for name, kind in kinds)
+    return model, task
+
+
+def start_run(
+    folder: Path,
+    config: str,
+    description: dict[str, Any],
+    task: dict[str, Any],
+    src_vocab: Symbols,
+    tgt_vocab: Symbols,
+    lock: Lock | None = None,
+    start: bytes | None = None,
+    changes: Changes | None = None,
+    dry: bool = False,
+) -> bool:
+    """Write what the folder holds besides checkpoints, or check that it is the same run; tell whether it was there.
+
+    `start` is the content of the file of parameters that the run begins with, where they are not drawn at random. With
+    `changes` the run goes on with other settings, and its configuration is written anew. A `dry` start writes nothing.
+
+    Raises:
+        InputError: a folder with something else in it, another configuration, or other data; a file that can't be
+            written.
+    """
+    path = folder / CONFIG
+    both = {"src": src_vocab, "tgt": tgt_vocab}
+    vocabularies = {_symbols_path(folder, name, symbols): symbols for name, symbols in both.items()}
+    prints = {name: symbols.fingerprint() for name, symbols in both.items()}
+    record = check_record({**description, "vocabularies": prints}, ModelRecord, "model")
+    reading = json.dumps(task, indent=1)
+    task_record = parse_record(reading.encode(), TaskRecord, "task")
+    names = (MODEL, TASK, START, CONFIG, *(p.name for p in vocabularies))
+    with writing(folder, lock):
+        resumed = os.path.lexists(path)
+        if resumed:
+            same = config if changes is None or read_text(path) == config else changes.before
+            _check_same(folder, same, record, task_record, vocabularies)
+            if changes is not None and same != config:
+                changes.check(folder)
+                if not dry:
+                    write_atomic(path, config)
+        else:
+            texts = {MODEL: json.dumps(as_json(record), indent=1).encode(), TASK: reading.encode()}
+            texts.update({START: start} if start is not None else {})
+            there = folder.iterdir() if os.path.lexists(folder) or not dry else ()
+            if any(not _is_start_leftover(p, texts, vocabularies, names) for p in there):
+                raise InputError(f"{folder}: the folder is not empty and holds no run; choose another one")
+            if dry:
+                return False
+            for name, text in texts.items():
+                write_atomic(folder / name, text)
+            for target, symbols in vocabularies.items():
+                write_atomic(target, symbols.model if isinstance(symbols, Subwords) else symbols.to_json())
+            write_atomic(path, config)  # last: with it the folder is a run
+        if not dry:
+            remove_leftovers(folder, names)
+    return resumed
+
+
+def _check_same(
+    folder: Path, config: str, record: ModelRecord, task: TaskRecord, vocabularies: Mapping[Path, Symbols]
+) -> None:
+    """See that a folder holds the run of these arguments, whole."""
+    path = folder / CONFIG
+    before = read_text(path)
+    if before != config:
+        changed = _difference(before, config)
+        raise InputError(f"{folder}: holds a run of another configuration ({changed}); choose another folder")
+    for file, symbols in vocabularies.items():
+        check_file(file)
+        if type(symbols).load(file) != symbols:
+            raise InputError(f"{file}: the training data has changed since the run was started")
+    saved, saved_task = _read_records(folder)
+    for key in sorted((saved.arguments.keys() & record.arguments.keys()).difference(ESTIMATES)):
+        if saved.arguments[key] != record.arguments[key]:
+            raise InputError(
+                f"{folder / MODEL}: {key} is {saved.arguments[key]!r}, {record.arguments[key]!r} by {CONFIG}; "
+                "restore the file"
+            )
+    if saved_task.task != task.task:
+        raise InputError(f"{folder / TASK}: not the task of {CONFIG}; restore the file")
+
+
+def _is_start_leftover(
+    path: Path, texts: Mapping[str, bytes], vocabularies: Mapping[Path, Symbols], names: tuple[str, ...]
+) -> bool:
+    """Tell whether a file was left by a start of this very run, killed before it wrote the configuration."""
+    if path.name == LOCK or is_leftover(path, names):
+        return True
+    try:
+        if not is_regular(path):
+            return False
+        if path.name in texts:
+            return path.read_bytes() == texts[path.name]
+        return path in vocabularies and type(vocabularies[path]).load(path) == vocabularies[path]
+    except (OSError, InputError):
+        return False
+
+
+def _difference(old: str, new: str) -> str:
+    """Name the settings that differ, with their paths."""
+    before, after = _settings(old), _settings(new)
+    lines = [f"now {line}" for line in after if line not in before]
+    lines += [f"then {line}" for line in before if line not in after]
+    return "; ".join(lines[:4])
+
+
+def _settings(text: str) -> list[str]:
+    """Return the lines of a configuration, each behind the path of the section that it stands in."""
+    settings, sections = [], list[tuple[int, str]]()
+    for line in text.split("\n"):
+        indent, words = len(line) - len(line.lstrip(" ")), line.strip()
+        while sections and sections[-1][0] >= indent + words.startswith("- "):
+            sections.pop()
+        settings.append(".".join([*(key for _, key in sections), words]))
+        if words.endswith(":"):
+            sections.append((indent, words[:-1]))
+    return settings

@@ -1,0 +1,162 @@
+"""Learning rates over a run."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from tsallis.toolkit.config import Settings
+
+
+class Schedule(Protocol):
+    """A learning rate that depends on the step, on the losses of the development set, or on nothing."""
+
+    def rate(self, step: int) -> float:
+        """Return the rate of the update after `step` updates."""
+        ...
+
+    def after_validation(self, loss: float, best: bool) -> None:
+        """Adapt the rate to the loss of the development set, and to whether its deciding score is the best so far."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Return the values that a resumed run needs."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None: ...
+
+
+class Constant:
+    """A constant learning rate.
+
+    >>> Constant(0.001).rate(500)
+    0.001
+    """
+
+    def __init__(self, learning_rate: float) -> None:
+        self.learning_rate = learning_rate
+
+    def rate(self, step: int) -> float:
+        return self.learning_rate
+
+    def after_validation(self, loss: float, best: bool) -> None:
+        pass
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class HalveOnWorse:
+    """Halved whenever the loss of the development set rises (Peters et al. 2019, sec. 4).
+
+    >>> schedule = HalveOnWorse(0.001)
+    >>> for loss in (2.0, 1.0, 1.5):
+    ...     schedule.after_validation(loss, best=False)
+    >>> schedule.rate(0)
+    0.0005
+    """
+
+    def __init__(self, learning_rate: float, factor: float = 0.5) -> None:
+        self.learning_rate, self.factor = learning_rate, factor
+        self.previous: float | None = None
+
+    def rate(self, step: int) -> float:
+        return self.learning_rate
+
+    def after_validation(self, loss: float, best: bool) -> None:
+        if self.previous is not None and loss > self.previous:
+            self.learning_rate *= self.factor
+        self.previous = loss
+
+    def state(self) -> dict[str, Any]:
+        return {"learning_rate": self.learning_rate, "previous": self.previous}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.learning_rate, self.previous = state["learning_rate"], state["previous"]
+
+
+class Plateau:
+    """Lowered whenever so many validations in a row brought no better score, down to a least rate.
+
+    >>> schedule = Plateau(0.001, patience=2)
+    >>> rates = []
+    >>> for best in (True, False, False, False):
+    ...     schedule.after_validation(1.0, best)
+    ...     rates.append(schedule.rate(0))
+    >>> rates
+    [0.001, 0.001, 0.0005, 0.0005]
+    """
+
+    def __init__(self, learning_rate: float, patience: int = 2, factor: float = 0.5, lowest: float = 0.0) -> None:
+        self.learning_rate = learning_rate
+        self.patience = patience
+        self.factor = factor
+        self.lowest = lowest
+        self.stale = 0
+
+    def rate(self, step: int) -> float:
+        return self.learning_rate
+
+    def after_validation(self, loss: float, best: bool) -> None:
+        self.stale = 0 if best else self.stale + 1
+        if self.stale >= self.patience:  # above it where a stored schedule had more patience
+            self.learning_rate, self.stale = max(self.learning_rate * self.factor, self.lowest), 0
+
+    def state(self) -> dict[str, Any]:
+        return {"learning_rate": self.learning_rate, "stale": self.stale}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.learning_rate, self.stale = state["learning_rate"], state["stale"]
+
+
+class InverseSquareRoot(Constant):
+    """Linear warm-up to the rate, then falling with the square root of the step.
+
+    >>> schedule = InverseSquareRoot(0.001, warmup=100)
+    >>> schedule.rate(49), schedule.rate(99), schedule.rate(399)
+    (0.0005, 0.001, 0.0005)
+    """
+
+    def __init__(self, learning_rate: float, warmup: int) -> None:
+        super().__init__(learning_rate)
+        self.warmup = warmup
+
+    def rate(self, step: int) -> float:
+        update = step + 1
+        factor: float = min(update / self.warmup, (self.warmup / update) ** 0.5)
+        return self.learning_rate * factor
+
+
+class Linear(Constant):
+    """Linear warm-up to the rate, then linear to zero at the end of the run.
+
+    >>> schedule = Linear(0.001, warmup=100, updates=300)
+    >>> schedule.rate(49), schedule.rate(99), schedule.rate(199), schedule.rate(299)
+    (0.0005, 0.001, 0.0005, 0.0)
+    """
+
+    def __init__(self, learning_rate: float, warmup: int, updates: int) -> None:
+        super().__init__(learning_rate)
+        self.warmup, self.updates = warmup, updates
+
+    def rate(self, step: int) -> float:
+        update = step + 1
+        factor: float = min(update / self.warmup, max(0.0, (self.updates - update) / (self.updates - self.warmup)))
+        return self.learning_rate * factor
+
+
+def make_schedule(settings: Settings) -> Schedule:
+    """Create the schedule that the settings name."""
+    rate = settings.learning_rate
+    if settings.schedule == "constant":
+        return Constant(rate)
+    if settings.schedule == "halve-on-worse":
+        return HalveOnWorse(rate)
+    if settings.schedule == "plateau":
+        return Plateau(rate, settings.plateau_patience, settings.plateau_factor, settings.lowest_learning_rate)
+    if settings.schedule == "inverse-square-root":
+        return InverseSquareRoot(rate, settings.warmup)
+    assert settings.updates is not None  # checked by the settings
+    return Linear(rate, settings.warmup, settings.updates)

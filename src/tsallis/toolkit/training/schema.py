@@ -1,0 +1,251 @@
+"""Schemas of the files of a run folder. Whatever is read from one is checked against these."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from tsallis.errors import InputError, describe, truncate
+from tsallis.toolkit.data.io import read_bytes, without_mark
+from tsallis.toolkit.old_names import with_new_names
+
+LARGEST = 1 << 26  # bytes of a JSON file; those of runs have some kB
+MOST_MISTAKES = 3  # mistakes of one file that an error lists
+LONGEST_KEY = 80  # characters of a key in a message
+SIZES = ("layers", "encoder_layers", "decoder_layers", "stages", "num_basis")
+LAYERS = SIZES[:3]
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Step = Annotated[str, StringConstraints(pattern=r"^step-[0-9]{8,18}$")]
+Average = Annotated[str, StringConstraints(pattern=r"^average-[0-9]{8,18}-[0-9]{8,18}$")]
+Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+FileName = Annotated[str, StringConstraints(pattern=r"^[^\x00]+$")]
+
+
+class Record(BaseModel):
+    """The base of all schemas: frozen, without further keys, and without conversion of types."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+R = TypeVar("R", bound=BaseModel)
+
+
+class Index(Record):
+    """`checkpoints/index.json`: what the folders beside it are."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    last: Step | None = None
+    best: Step | None = None
+    validated: tuple[Step, ...] = Field((), alias="kept")  # the last ones, to be averaged
+    average: Average | None = None
+    finished: bool
+    discard: tuple[Step | Average, ...] = ()  # superseded, or not yet whole: the only ones that may be removed
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Index:
+        if (self.last is None) != (self.best is None) or (self.last is None and (self.validated or self.average)):
+            raise ValueError("last and best must both name a checkpoint, or none may be named at all")
+        if len(set(self.validated)) != len(self.validated):
+            raise ValueError("kept names a checkpoint twice")
+        if both := self.names & set(self.discard):
+            raise ValueError(f"{min(both)} stands both among the checkpoints and in discard")
+        return self
+
+    @property
+    def names(self) -> set[str]:
+        """Every folder that must be there."""
+        return {name for name in (self.last, self.best, self.average, *self.validated) if name is not None}
+
+
+class Sum(Record):
+    """The size and digest of a file."""
+
+    bytes: Count
+    sha256: Digest
+
+
+class Manifest(Record):
+    """`manifest.json` of a checkpoint."""
+
+    step: Count
+    epoch: Count = 0
+    metrics: dict[str, Any] = {}
+    of: list[Step] | None = None  # what an average was made from
+    files: dict[Literal["model.safetensors", "training.pt"], Sum]
+
+
+class Fingerprints(Record):
+    """The vocabularies a model was trained with."""
+
+    src: str | None = None
+    tgt: str | None = None
+    max_length: Annotated[int, Field(ge=1)] | None = None
+
+
+class ModelRecord(Record):
+    """`model.json`."""
+
+    name: str = Field(alias="class")  # in `tsallis.models.registry`
+    arguments: dict[str, Any]
+    vocabularies: Fingerprints | None = None
+
+    @field_validator("arguments", mode="before")
+    @classmethod
+    def _rename(cls, arguments: Any) -> Any:
+        return with_new_names(arguments)
+
+    @field_validator("arguments")
+    @classmethod
+    def _check_arguments(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        for key, value in arguments.items():
+            if key in SIZES and type(value) is not int:
+                raise ValueError(f"{key} must be a whole number, found {describe(value)}")
+            for part in value if isinstance(value, list) else [value]:
+                _check_argument(key, part)
+        for key in ("vocab",) if "vocab" in arguments else ("src_vocab", "tgt_vocab"):
+            if type(arguments.get(key)) is not int or arguments[key] < 1:
+                raise ValueError(f"{key} must be a number of symbols, found {arguments.get(key)!r}")
+        return arguments
+
+
+def _check_argument(key: str, value: Any) -> None:
+    """Refuse what no model takes, and numbers that would ask for any amount of time or memory."""
+    if not isinstance(value, (bool, int, float, str, type(None))):
+        raise ValueError(f"{key} must be a number, a text, true, false, null or a list of these")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{key} must be finite, found {value}")
+    largest = 10_000 if key in SIZES else 2**31 - 1
+    if isinstance(value, (int, float)) and not -(2**31) <= value <= largest:
+        raise ValueError(f"{key} must be at most {largest}, found {describe(value)}")
+
+
+class TaskRecord(Record):
+    """`task.json`; what else it holds, the task reads."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
+
+    task: str = "strings"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rename(cls, content: Any) -> Any:
+        return with_new_names(content)
+
+
+class Event(Record):
+    """A line of `log.jsonl` or `timing.jsonl`; what else it holds are measurements."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
+
+    event: Annotated[str, Field(min_length=1)]
+    epoch: Count = 0
+    step: Count = 0
+
+
+class OptimizerRecord(Record):
+    """Moments by the names of parameters."""
+
+    state: dict[str, dict[str, Any]]
+    param_groups: list[dict[str, Any]]
+
+
+class ScheduleRecord(Record):
+    learning_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    previous: float | None = None
+    stale: Count = 0  # validations since the best one, or since the rate was lowered
+
+
+class PositionRecord(Record):
+    epoch: Count
+    update: Count
+    step: Count
+    loss: Annotated[float, Field(allow_inf_nan=False)]
+    symbols: Count
+    best_score: float
+    best_loss: float
+    stale: Count
+
+
+class TrainingRecord(Record):
+    """`training.pt`, once `torch.load` has made plain values and tensors of it."""
+
+    optimizer: OptimizerRecord
+    schedule: ScheduleRecord
+    position: PositionRecord
+    processes: Annotated[int, Field(ge=1, lt=2**31)]
+    log: Count  # bytes
+    timing: Count | None = None  # of older runs
+    data: str
+
+
+def read_record(path: Path, kind: type[R]) -> R:
+    """Return the content of a JSON file of the run folder.
+
+    Raises:
+        InputError: a file that can't be read, or that holds anything else, with each mistake.
+    """
+    return parse_record(without_mark(read_bytes(path, LARGEST)), kind, str(path))
+
+
+def parse_record(blob: bytes, kind: type[R], name: str) -> R:
+    """Return what JSON stands for; errors begin with `name`."""
+    try:
+        return kind.model_validate_json(blob)
+    except ValidationError as error:
+        raise InputError(f"{name}: {explain(error)}") from error
+
+
+def check_record(content: Any, kind: type[R], name: str) -> R:
+    """Return values as a record; errors begin with `name`."""
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        raise InputError(f"{name}: {explain(error)}") from error
+
+
+def as_json(record: BaseModel) -> dict[str, Any]:
+    """Return a record as it is written, without what is not said."""
+    return {key: value for key, value in record.model_dump(by_alias=True).items() if value is not None}
+
+
+def explain(error: ValidationError) -> str:
+    """Return one line with the first mistakes, each with its path."""
+    details = error.errors(include_url=False)
+    if details[0]["type"] == "json_invalid":
+        return f"not a JSON file: {details[0]['ctx']['error']}"
+    texts = list(dict.fromkeys(_mistake(detail) for detail in details))
+    more = f"; and {len(texts) - MOST_MISTAKES} more" if len(texts) > MOST_MISTAKES else ""
+    return "; ".join(texts[:MOST_MISTAKES]) + more
+
+
+def _mistake(detail: Mapping[str, Any]) -> str:
+    path, message = _path(detail["loc"]), detail["msg"].removeprefix("Value error, ")
+    kind, value = detail["type"], describe(detail["input"])
+    if kind == "missing":
+        return f"{path}: missing"
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"{path}: unknown key"
+    if kind == "model_type" and not detail["loc"]:
+        return f"expected a JSON object, found {value}"
+    message = message[:1].lower() + message[1:]
+    return f"{path}: {message}" if kind == "value_error" else f"{path}: {message}, found {value}"
+
+
+def _path(loc: Sequence[int | str]) -> str:
+    """Return the path of a mistake in its file; what can't be printed is escaped, and long keys are cut."""
+    text = ".".join(truncate(str(part), LONGEST_KEY) for part in loc)
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text) or "the file"

@@ -1,0 +1,510 @@
+"""The training loop: resumable at every step, to the bit, by any number of processes."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from tsallis.analysis.score_names import OF_TEXT, TEACHER_FORCED, rank_score
+from tsallis.errors import InputError
+from tsallis.search import Result
+from tsallis.toolkit.config import Settings
+from tsallis.toolkit.data.corpus import Corpus, SampledCorpus
+from tsallis.toolkit.data.io import remove_leftovers
+from tsallis.toolkit.evaluation.provenance import environment
+from tsallis.toolkit.evaluation.search_results import accuracy, search_batches
+from tsallis.toolkit.evaluation.teacher_forcing import TeacherForcedScores, teacher_forced_sums
+from tsallis.toolkit.training.checkpoint import Checkpoints, find_nonfinite
+from tsallis.toolkit.training.distributed import CommonError, World
+from tsallis.toolkit.training.engine import BatchStats, Engine
+from tsallis.toolkit.training.file_names import BOARD, CHECKPOINTS, INDEX, LOCK, LOG, TIMING, TRAINING
+from tsallis.toolkit.training.lock import Lock, writing
+from tsallis.toolkit.training.log import Log
+from tsallis.toolkit.training.schedules import make_schedule
+from tsallis.toolkit.training.schema import TrainingRecord, check_record
+from tsallis.toolkit.training.tensorboard import Board, require_tensorboard
+
+WATCH_EVERY = 25  # updates between two records of supports for the progress display
+VALIDATION_BATCH = 128  # rows of a batch of the development set
+
+
+@dataclass
+class Position:
+    """The position of a run: its updates so far, sums over the epoch, and best scores."""
+
+    epoch: int = 0
+    update: int = 0  # of the epoch
+    step: int = 0  # updates in all
+    loss: float = 0.0  # sums over the epoch so far
+    symbols: int = 0
+    best_score: float = -math.inf
+    best_loss: float = math.inf
+    stale: int = 0  # validations since the best one
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The values that a display may show after an update or a validation.
+
+    Args:
+        position: of the run.
+        updates: in an epoch.
+        loss: mean a symbol, over the epoch so far.
+        speed: target symbols a second, over the last updates.
+        accuracy: share of symbols that are the most probable; recorded now and then.
+        supported: mean number of symbols with a probability, a step.
+        num_attended: mean number of positions with a weight, a step.
+        validation: results of a validation, by their names.
+    """
+
+    position: Position
+    updates: int
+    loss: float
+    speed: float
+    accuracy: float | None = None
+    supported: float | None = None
+    num_attended: float | None = None
+    validation: dict[str, Any] | None = None
+
+
+Watch = Callable[[Progress], None]
+Measure = Callable[[Sequence[Result]], dict[str, float]]
+
+
+class Trainer:
+    """The training of one model in one run folder, from its start or its last checkpoint to its end.
+
+    Args:
+        model: with parameters in their initial state; the same on every process.
+        train: training data.
+        dev: data to validate on.
+        folder: of the run; every process must see it.
+        settings: how to train.
+        watch: called after every update and validation of the first process.
+        measure: Function that computes scores by name from the results of a search on (the first rows of) `dev`. Unless
+            the settings select another one, the first score chooses the best checkpoint. "accuracy" is the share of
+            outputs that equal the target. With None validation does not search: the scores are those of
+            :data:`tsallis.analysis.score_names.OF_TEXT`, and the loss chooses the best checkpoint.
+        world: this process among those that train.
+        lock: on the folder, where the first process holds one: before every write it is seen to be the same folder.
+        init: where the model's parameters are from, for the log.
+        stop: tells whether this process is to stop. All of them then do, after the update under way and a validation
+            that is due with it; there is a checkpoint, and :attr:`stopped` is True.
+
+    Example:
+        >>> import tempfile
+        >>> from tsallis.models import RNNSeq2Seq
+        >>> data = Corpus([[4, 5], [5, 4], [4]], [[5], [4], [5, 4]])
+        >>> model = RNNSeq2Seq(6, 6, d_model=8, layers=1)
+        >>> trainer = Trainer(model, data, data, Path(tempfile.mkdtemp()), Settings(epochs=2))
+        >>> trainer.run()
+        >>> trainer.position.epoch, trainer.checkpoints.index().finished
+        (2, True)
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        train: Corpus | SampledCorpus,
+        dev: Corpus,
+        folder: Path,
+        settings: Settings,
+        *,
+        watch: Watch = lambda progress: None,
+        measure: Measure | Literal["accuracy"] | None = "accuracy",
+        world: World | None = None,
+        lock: Lock | None = None,
+        init: Mapping[str, Any] | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.model = model
+        self.train = train
+        self.dev = dev
+        self.folder = folder
+        self.settings = settings
+        self.watch = watch
+        self.measure = self._accuracy if isinstance(measure, str) else measure
+        self.world = world or World()
+        self.lock = lock
+        self.init = init
+        self.stop = stop
+        self.stopped = False
+
+        self.engine = Engine(model, settings, self.world)
+        self.plan = settings.plan(train.lengths())
+        self.schedule = make_schedule(settings)
+        self.checkpoints = Checkpoints(folder / CHECKPOINTS, settings.keep, lock)
+        self.log = Log(folder / LOG, lock)
+        self.timing = Log(folder / TIMING, lock)
+        self.board: Board | None = None  # on the first process, if the settings have one
+        self.position = Position()
+        self.loaded = False  # whether `load` was called
+        self.log_position: int | None = None  # in the checkpoint from which the run is resumed
+        self.data = f"{train.digest()} {dev.digest()}"
+        self.batch_stats: BatchStats | None = None
+        # This process's loss that is not yet in the position.
+        self.pending = torch.zeros((), dtype=torch.float64, device=self.world.device)
+        self.began = time.perf_counter()  # start of a stretch of updates
+        self.num_symbols = 0  # symbols of that stretch
+        self.speed = 0.0  # moving average of symbols per second
+        self.elapsed = 0.0  # seconds spent on this epoch's updates
+
+    def run(self) -> None:
+        """Train from the last checkpoint, or from the start, to the end.
+
+        Raises:
+            InputError: a damaged checkpoint, one that was trained on other data, or a loss that is no number.
+        """
+        if not self.loaded:
+            self.load()
+        self._open()
+        try:
+            while not (self._is_finished() or self.stopped):
+                self._epoch()
+        finally:
+            if self.board is not None:
+                self.board.close()
+
+    def _is_finished(self) -> bool:
+        position, settings = self.position, self.settings
+        return (
+            position.epoch >= settings.epochs
+            or (settings.updates is not None and position.step >= settings.updates)
+            or (settings.patience is not None and position.stale >= settings.patience)
+        )
+
+    def load(self) -> None:
+        """Check the run folder, and load the checkpoint to go on from, if there is one; write nothing.
+
+        Raises:
+            InputError: a damaged folder or checkpoint, or one that was trained on other data.
+        """
+        self.loaded = True
+        self.world.on_main(self._check_folder)
+        self.world.check_folder(self.folder)
+        if self.world.broadcast(self.checkpoints.index().last if self.world.main else None) is not None:
+            with self.world.share_mistakes():
+                state, parameters = self._load_checkpoint()
+            self.engine.load(parameters, dict(state.optimizer))
+            self.schedule.restore(dict(state.schedule))
+            self.position = Position(**dict(state.position))
+            # Other processes make other updates: go on at the first batch that may not have been seen.
+            self.position.update = self.position.update * state.processes // self.world.size
+            self.log_position = state.log
+        self.world.on_main(self._check_logs)
+
+    def _open(self) -> None:
+        """Make the folder ready to be written to."""
+        start = _of_model(self.engine.unsharded_model()) if self.log_position is None else {}
+
+        def write() -> None:
+            self.checkpoints.open()
+            with writing(self.folder, self.lock):
+                remove_leftovers(self.folder, (LOCK,))
+            if self.log_position is None:
+                self._start_log(start)
+            else:
+                self._rewind(self.log_position)
+                if not self._is_finished():
+                    self.checkpoints.reopen()
+            self._open_board()
+
+        self.world.on_main(write)
+
+    def _check_folder(self) -> None:
+        self.checkpoints.check()
+        begun = (self.checkpoints.folder / INDEX).exists()
+        if not begun and self.log.position and any(event["event"] != "start" for event in self.log.events()):
+            raise InputError(
+                f"{self.log.path}: tells of a training, and {self.checkpoints.folder / INDEX} is missing; "
+                "restore that, or choose another folder"
+            )
+
+    def _check_logs(self) -> None:
+        """Check that the logs can be cut back to the checkpoint, and that TensorBoard's files can be written."""
+        self.log.check(self.log_position or 0)
+        if self.log_position is None:
+            self.timing.check(0)
+        else:
+            self.timing.position_of(self.position.step)
+        if self.settings.tensorboard:
+            require_tensorboard(self.folder / BOARD)
+
+    def _start_log(self, values: dict[str, Any]) -> None:
+        self.log.rewind(0)
+        self.timing.rewind(0)
+        init = {"init": dict(self.init)} if self.init else {}
+        self.log.write("start", parameters=sum(p.numel() for p in self.model.parameters()), **init, **values)
+
+    def _open_board(self) -> None:
+        if self.settings.tensorboard and not self._is_finished():
+            self.board = Board(self.folder / BOARD, self.position.step)
+
+    def _rewind(self, position: int) -> None:
+        self.log.rewind(position)
+        self.timing.rewind_to_step(self.position.step)
+        last = next(reversed(self.timing.events()), {"event": "epoch"})
+        self.elapsed = 0.0 if last["event"] == "epoch" else float(last.get("seconds", 0.0))
+
+    def _load_checkpoint(self) -> tuple[TrainingRecord, dict[str, Tensor]]:
+        """Load the last checkpoint, and check that it is of this run."""
+        path = f"{self.checkpoints.folder / str(self.checkpoints.index().last)}/{TRAINING}"
+        state = check_record(self.checkpoints.load_training("last"), TrainingRecord, path)
+        if state.data != self.data:
+            raise InputError(f"{self.checkpoints.folder}: the data has changed since the run was started")
+        parameters = self.checkpoints.load_model("last", self.model)
+        try:
+            self.engine.check(parameters, dict(state.optimizer))
+        except InputError as error:
+            raise InputError(f"{path}: not of this run: {error}") from error
+        if state.schedule.model_fields_set != self.schedule.state().keys():
+            raise InputError(f"{path}: not of this run: its schedule is another one than {self.settings.schedule}")
+        return state, parameters
+
+    def _save(self, metrics: dict[str, Any] | None = None) -> None:
+        """Save a checkpoint; with metrics one that was validated."""
+        model, optimizer = self.engine.state()
+        self.world.on_main(lambda: self._write(model, optimizer, metrics))
+
+    def _write(self, model: dict[str, Tensor], optimizer: dict[str, Any], metrics: dict[str, Any] | None) -> None:
+        if (name := find_nonfinite(model)) is not None:  # it would take the place of one that is
+            raise InputError(f"the weights {name} are not finite after update {self._describe_divergence()}")
+        training: dict[str, Any] = {
+            "optimizer": optimizer,
+            "schedule": self.schedule.state(),
+            "position": asdict(self.position),
+            "processes": self.world.size,
+            "log": self.log.position,
+            "data": self.data,
+        }
+        facts = {"step": self.position.step, "epoch": self.position.epoch, "metrics": metrics or {}}
+        best = metrics is not None and self.position.stale == 0
+        self.checkpoints.save(model, training, facts, best, self._is_finished(), metrics is not None)
+
+    def _describe_divergence(self) -> str:
+        """Name the update that was made last, and the likely cause of its failure."""
+        step = self.position.step
+        rate = self.schedule.rate(step - 1)
+        return f"{step}: the training has diverged (learning rate {rate:g}; a lower one may help)"
+
+    def _epoch(self) -> None:
+        """Make all updates of an epoch that are still to be made."""
+        position, settings = self.position, self.settings
+        windows = self.plan.updates(position.epoch, settings.accumulate, self.world.size)
+        if position.update >= len(windows):
+            raise CommonError(
+                f"{self.checkpoints.folder}: the last checkpoint is of update {position.update} of {len(windows)}"
+            )
+        self._start_clock()
+        while position.update < len(windows):
+            self._update(windows[position.update])
+            if self.world.main:
+                self._show(self._progress(len(windows)))
+            if position.update == len(windows):
+                self._end_of_epoch(len(windows))
+                return
+            if self._is_due(position.step, settings.validate_updates) or self._at_limit():
+                self._validate_if_due("validation", len(windows))
+                if self._is_finished() or self.stopped:
+                    return
+                continue
+            self.stopped = self.engine.stop
+            if self.stopped or position.step % settings.checkpoint_every == 0:
+                self._flush()
+                self.world.on_main(lambda: self._write_timing("checkpoint"))
+                self._save()
+                self._start_clock()
+            if self.stopped:
+                return
+
+    def _show(self, progress: Progress) -> None:
+        self.watch(progress)
+        if self.board is not None and self.position.step % WATCH_EVERY == 1:  # statistics are of this update
+            values = {name: getattr(progress, name) for name in ("accuracy", "supported", "num_attended")}
+            self.board.write(self.position.step, {f"batch_{name}": value for name, value in values.items()})
+
+    @staticmethod
+    def _is_due(count: int, every: int | None) -> bool:
+        return every is not None and count % every == 0
+
+    def _at_limit(self) -> bool:
+        return self.settings.updates is not None and self.position.step >= self.settings.updates
+
+    def _update(self, window: list[list[list[int]]]) -> None:
+        """Make one update from the batches of every process."""
+        position = self.position
+        # Chance depends on the step and the process alone: nothing of it needs to be kept.
+        torch.manual_seed(_seed(self.settings.seed, position.step, self.world.rank))
+        collect_stats = position.step % WATCH_EVERY == 0
+        count = max(len(batches) for batches in window)
+        batches = [self.train.batch(rows, position.epoch) for rows in window[self.world.rank] or window[0][:1]]
+        self.model.train()
+        rate = self.schedule.rate(position.step)
+        own = len(window[self.world.rank])
+        symbols, loss = self.engine.update(batches, own, count, rate, collect_stats, self.stop())
+        if collect_stats:
+            self.batch_stats = self.engine.batch_stats
+        self.pending += loss
+        self.num_symbols += symbols
+        position.symbols += symbols
+        position.update += 1
+        position.step += 1
+        if self.world.device.type == "cpu" or collect_stats:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Read the loss from the device, and check that it is finite."""
+        position = self.position
+        if not self.num_symbols:
+            return
+        (loss,) = self.world.sum(self.pending.item())
+        self.pending.zero_()
+        position.loss += loss
+        if not math.isfinite(position.loss):
+            raise CommonError(f"the loss is {position.loss} after update {self._describe_divergence()}")
+        now = time.perf_counter()
+        speed = self.num_symbols / max(now - self.began, 1e-9)
+        self.speed = 0.9 * self.speed + 0.1 * speed if self.speed else speed
+        self.elapsed += now - self.began
+        self.began, self.num_symbols = now, 0
+
+    def _start_clock(self) -> None:
+        self.began, self.num_symbols = time.perf_counter(), 0
+
+    def _progress(self, updates: int, validation: dict[str, Any] | None = None) -> Progress:
+        position, stats = self.position, self.batch_stats
+        loss = position.loss / max(position.symbols, 1)
+        names = ("accuracy", "supported", "num_attended")
+        shares = {} if stats is None else {name: _share(stats, name) for name in names}
+        return Progress(Position(**asdict(position)), updates, loss, self.speed, **shares, validation=validation)
+
+    def _end_of_epoch(self, updates: int) -> None:
+        position, settings = self.position, self.settings
+        position.epoch += 1
+        last = position.epoch == settings.epochs or self._at_limit()
+        every_epochs = settings.validate_every if settings.validate_updates is None else None
+        due = last or self._is_due(position.epoch, every_epochs)
+        due = due or self._is_due(position.step, settings.validate_updates)
+        self._validate_if_due("epoch", updates, due)
+
+    def _validate_if_due(self, event: str, updates: int, due: bool = True) -> None:
+        """Validate on the development set if it is due, log the run's position, and save it."""
+        position = self.position
+        self._flush()
+        rate = self.schedule.rate(position.step)
+        metrics = self._validate() if due else None
+        loss = position.loss / max(position.symbols, 1)
+        where = {"epoch": position.epoch, "step": position.step}
+
+        def log() -> None:
+            self.log.write(event, **where, loss=loss, learning_rate=rate, **(metrics or {}))
+            if self.board is not None:
+                self.board.write(position.step, {"loss": loss, "learning_rate": rate, **(metrics or {})})
+                self.board.flush()
+            self._write_timing(event)
+
+        self.world.on_main(log)
+        progress = self._progress(updates, metrics)
+        if event == "epoch":
+            position.update = 0
+            position.loss = 0.0
+            position.symbols = 0
+            self.elapsed = 0.0
+        self._save(metrics)
+        if self.world.main:
+            self.watch(progress)
+        # It took its time: a signal may have come since the update.
+        self.stopped = (self.engine.stop or self.world.sum(self.stop())[0] > 0) and not self._is_finished()
+        self._start_clock()
+
+    def _write_timing(self, event: str) -> None:
+        """Write the seconds and symbols of this epoch's updates; a run that goes on from here counts on."""
+        where = {"epoch": self.position.epoch, "step": self.position.step}
+        self.timing.write(event, **where, seconds=self.elapsed, symbols=self.position.symbols, **environment())
+
+    def _validate(self) -> dict[str, Any]:
+        """Compute loss and scores of the development set, shared among the processes; all of them return the same."""
+        model: Any = self.engine.unsharded_model()
+        world, settings = self.world, self.settings
+        batches = self.dev.batches(VALIDATION_BATCH)
+        alphas = model.alphas() if hasattr(model, "alphas") else {}
+        densities = {kind: torch.zeros(values.shape, dtype=torch.float64) for kind, values in alphas.items()}
+        sums = world.sum(*teacher_forced_sums(model, batches[world.rank :: world.size], densities))
+        teacher_forced = TeacherForcedScores.of(sums)
+        for kind, values in densities.items():
+            shared = torch.tensor(world.sum(*values.flatten().tolist()), dtype=torch.float64)
+            densities[kind] = shared.reshape(values.shape) / max(sums[-1], 1)
+        if self.measure is None:
+            scores = {name: getattr(teacher_forced, name) for name in OF_TEXT}
+        else:
+            scores = self._search(model, self.measure)
+        own = {name: getattr(teacher_forced, name) for name in TEACHER_FORCED}
+        select = settings.select or ("loss" if self.measure is None else next(iter(scores)))
+        self._update_best(rank_score(select, _find_score(select, {**own, **scores})), teacher_forced.loss)
+        return {
+            "dev_loss": teacher_forced.loss,
+            **{f"dev_{name}": value for name, value in {**scores, **own}.items()},
+            "select": select,
+            "output_support": teacher_forced.output_support,
+            "attention_support": teacher_forced.attention_support,
+            "logit_norm": teacher_forced.logit_norm,
+            **({} if math.isnan(teacher_forced.threshold) else {"output_threshold": teacher_forced.threshold}),
+            **_of_model(model),
+            **{f"density_{kind}": values.tolist() for kind, values in densities.items()},
+        }
+
+    def _accuracy(self, results: Sequence[Result]) -> dict[str, float]:
+        return {"accuracy": accuracy(results, self.dev)}
+
+    def _search(self, model: Any, measure: Measure) -> dict[str, float]:
+        """Search for outputs of the development set and compute their scores; all processes return the same."""
+        world, settings = self.world, self.settings
+        rows = min(settings.validation_rows or len(self.dev), len(self.dev))
+        searched = self.dev.batches(VALIDATION_BATCH, rows)[world.rank :: world.size]
+        end_rule = settings.validation_end_rule
+        parts = world.gather(search_batches(model, searched, settings.validation_beam, end_rule=end_rule))
+        results = [result for _, result in sorted((i, r) for part in parts for i, r in part.items())]
+        scores: dict[str, float] = world.broadcast(measure(results) if world.main else None)
+        return scores
+
+    def _update_best(self, score: float, loss: float) -> None:
+        """Compare a score, the larger the better, with the best one so far; of two equal ones the loss decides."""
+        position = self.position
+        best = (score, -loss) > (position.best_score, -position.best_loss)
+        self.schedule.after_validation(loss, best)
+        if best:
+            position.best_score = score
+            position.best_loss = loss
+            position.stale = 0
+        else:
+            position.stale += 1
+
+
+def _seed(seed: int, step: int, rank: int) -> int:
+    """Derive a seed that differs widely for neighbouring steps and ranks."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {step} {rank}".encode()).digest()[:8], "little") >> 1
+
+
+def _find_score(name: str, scores: Mapping[str, float]) -> float:
+    if name not in scores:
+        raise CommonError(f"select must be one of {', '.join(scores)}, got {name!r}")
+    return scores[name]
+
+
+def _share(stats: BatchStats, name: str) -> float:
+    return float(getattr(stats, name) / stats.symbols.clamp(min=1))
+
+
+def _of_model(model: Any) -> dict[str, Any]:
+    """Return what is logged beside the scores: the threshold of alpha-ReLU, and learned alphas by kind."""
+    threshold: dict[str, Any] = {"tau": model.output.tau} if model.output.transform == "alpha_relu" else {}
+    alphas = model.alphas() if hasattr(model, "alphas") else {}
+    return {**threshold, **{f"alpha_{kind}": values.tolist() for kind, values in alphas.items()}}

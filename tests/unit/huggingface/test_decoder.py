@@ -1,0 +1,338 @@
+"""Searches of Transformers models: against whole passes without a cache, against `generate`, against all outputs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")  # before what imports it
+
+import torch
+import transformers as tf
+from tests.tiny_transformers import BY_NAME, DECODERS, SEQ2SEQ, SPECIAL, Family, build, inputs
+from torch import Tensor
+
+from tsallis.functional import entmax
+from tsallis.huggingface import TransformersDecoder, sparsify
+from tsallis.search import Ensemble, beam_search, exact_search, exhaustive, generate, sample, score, score_tokens
+
+END = 2
+
+
+def make(family: Family | str, **options: Any) -> TransformersDecoder:
+    return TransformersDecoder(build(family).double(), **{"end": END, "alpha": 1.5, **options})
+
+
+def sources(decoder: TransformersDecoder, family: Family | str, padding: str = "right") -> tuple[Tensor, Tensor]:
+    family = BY_NAME[family] if isinstance(family, str) else family
+    return decoder.sources({x: ids for x, ids in inputs(family, padding).items() if x != "decoder_input_ids"})
+
+
+@torch.no_grad()
+def next_probs(decoder: TransformersDecoder, source: Tensor, output: list[int]) -> Tensor:
+    """Return the probabilities [ids] of what follows an output, by one pass over everything, of one source."""
+    if decoder.is_encoder_decoder:
+        ids = torch.tensor([[*decoder.start_ids, *output]])
+        logits = decoder.model(input_ids=source[None], decoder_input_ids=ids, use_cache=False).logits
+    else:
+        ids = torch.cat([source, source.new_tensor(output)])
+        logits = decoder.model(input_ids=ids[None], use_cache=False).logits
+    return entmax(logits[0, -1], decoder.output.alpha)
+
+
+def log_prob(decoder: TransformersDecoder, source: Tensor, output: list[int]) -> float:
+    steps = [next_probs(decoder, source, output[:n])[token] for n, token in enumerate([*output, END])]
+    return float(torch.stack(steps).log().sum())
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0])
+@pytest.mark.parametrize("family", DECODERS, ids=str)
+def test_scores_are_those_of_whole_passes(family: Family, alpha: float) -> None:
+    decoder = make(family, alpha=alpha)
+    src, lengths = sources(decoder, family)
+    drawn = generate(decoder, src, lengths, n=2, length=6, seeds=[1, 2])
+    outputs = [decoder.ids(texts[0].tokens) for texts in drawn]
+    assert max(map(len, outputs)) > 2
+    values = score(decoder, src, lengths, *decoder.targets(outputs))
+    for row, (source, length, output) in enumerate(zip(src, lengths.tolist(), outputs, strict=True)):
+        torch.testing.assert_close(values[row].item(), log_prob(decoder, source[:length], output), rtol=1e-9, atol=1e-9)
+        if drawn[row][0].ended:
+            assert drawn[row][0].log_prob == pytest.approx(values[row].item(), abs=1e-9)
+
+
+@pytest.mark.parametrize("family", DECODERS, ids=str)
+def test_padding_in_front_is_padding_behind(family: Family) -> None:
+    decoder = make(family)
+    right, left = sources(decoder, family, "right"), sources(decoder, family, "left")
+    assert right[1].tolist() == left[1].tolist() == [7, 4]
+    assert left[0][1, 4:].tolist() == [0, 0, 0]
+    single = beam_search(decoder, left[0][1:, :4], left[1][1:], beam_size=3, max_length=5)
+    (_, second) = beam_search(decoder, *left, beam_size=3, max_length=5)
+    assert [h.tokens for h in second.hypotheses] == [h.tokens for h in single[0].hypotheses]
+    assert second.certificate.bound == pytest.approx(single[0].certificate.bound, abs=1e-9)
+
+
+class Enumeration:
+    """All outputs of a small model within a length, and their probabilities."""
+
+    def __init__(self, decoder: TransformersDecoder, source: Tensor, longest: int) -> None:
+        self.probs: dict[tuple[int, ...], float] = {}
+        self.cut = 0.0
+        self._follow(decoder, source, [], 1.0, longest)
+
+    def _follow(
+        self, decoder: TransformersDecoder, source: Tensor, output: list[int], prob: float, longest: int
+    ) -> None:
+        for token, p in enumerate(next_probs(decoder, source, output).tolist()):
+            if p == 0:
+                continue
+            if token in decoder.output.ends:
+                self.probs[tuple(output)] = self.probs.get(tuple(output), 0.0) + prob * p
+            elif len(output) < longest:
+                self._follow(decoder, source, [*output, token], prob * p, longest)
+            else:
+                self.cut += prob * p
+
+
+def small(kind: str) -> Any:
+    """Return a model of nine ids."""
+    torch.manual_seed(3)
+    if kind == "seq2seq":
+        model: Any = tf.BartForConditionalGeneration(
+            tf.BartConfig(vocab_size=9, max_position_embeddings=16, **SEQ2SEQ, **SPECIAL, forced_bos_token_id=None)
+        )
+    else:
+        model = tf.GPT2LMHeadModel(
+            tf.GPT2Config(vocab_size=9, n_embd=16, n_head=4, n_layer=2, n_positions=16, **SPECIAL)
+        )
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    if kind == "seq2seq":
+        model.final_logits_bias[0, 2] = 1.0  # the end is likely
+    else:
+        model.lm_head = torch.nn.Linear(16, 9)
+        with torch.no_grad():
+            model.lm_head.bias.zero_()[2] = 1.0
+    return model.double().eval()
+
+
+@pytest.mark.parametrize("end", [2, [2, 5]], ids=["one end", "two ends"])
+@pytest.mark.parametrize("kind", ["decoder", "seq2seq"])
+def test_whole_distributions_are_found_and_proved(kind: str, end: int | list[int]) -> None:
+    decoder = TransformersDecoder(small(kind), 2.0, end=end)
+    ids = torch.tensor([[4, 7, 3], [6, 8, 0]])
+    src, lengths = decoder.sources({"input_ids": ids, "attention_mask": (ids > 0).long()})
+    results = exhaustive(decoder, src, lengths, max_length=4)
+    best = exact_search(decoder, src, lengths, max_length=4)
+    for row, (result, length) in enumerate(zip(results, lengths.tolist(), strict=True)):
+        every = Enumeration(decoder, src[row, :length], 4)
+        assert every.probs
+        assert {tuple(decoder.ids(h.tokens)): pytest.approx(h.prob) for h in result.hypotheses} == every.probs
+        assert result.mass + every.cut == pytest.approx(1)
+        assert (result.certificate.kind == "complete") == (every.cut == 0)
+        most = max(every.probs.values())
+        if best[row].certificate.proves_best:
+            assert best[row].best is not None
+            assert best[row].best.prob == pytest.approx(most)
+        else:  # only what is longer may be more probable
+            assert math.exp(best[row].certificate.bound) > most
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bart", "t5", "mistral"])
+def test_softmax_beams_are_those_of_generate(name: str) -> None:
+    model = build(name).double()
+    family = BY_NAME[name]
+    batch = {x: ids[:1] for x, ids in inputs(family).items() if x != "decoder_input_ids"}
+    decoder = TransformersDecoder(model, 1.0, end=END)
+    settings = {"num_beams": 4, "max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "length_penalty": 0.0}
+    tokens = {"eos_token_id": END, "pad_token_id": 0, "forced_bos_token_id": None, "forced_eos_token_id": None}
+    outputs = model.generate(**batch, **settings, **tokens, num_return_sequences=4)
+    first = 1 if family.kind == "seq2seq" else batch["input_ids"].shape[1]
+    # Their ends, which softmax never makes impossible, are counted by the search alone: the order may differ.
+    (result,) = beam_search(decoder, *decoder.sources(batch), beam_size=4, min_length=5, max_length=5)
+    assert {tuple(decoder.ids(h.tokens)) for h in result.hypotheses} == {tuple(x) for x in outputs[:, first:].tolist()}
+
+
+def test_keys_and_values_are_held_where_the_cache_is_plain() -> None:
+    held = {}
+    for family in DECODERS:
+        decoder = make(family)
+        with torch.no_grad():
+            state = decoder.start(decoder.encode(*sources(decoder, family)))
+        held[family.name] = state.rows[0][0].pairs is not None
+    assert held == {"gpt2": True, "llama": True, "mistral": False, "gemma3": False} | dict.fromkeys(
+        ["marian", "bart", "t5"], True
+    )
+
+
+def test_only_the_last_token_is_read() -> None:
+    decoder = make("llama")
+    lengths = []
+    decoder.model.register_forward_pre_hook(
+        lambda _, args, kwargs: lengths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    beam_search(decoder, *sources(decoder, "llama"), beam_size=2, max_length=4)
+    assert lengths[0] == 7
+    assert set(lengths[1:]) == {1}
+
+
+@pytest.mark.parametrize("kind", ["eager", "sparse"])
+@pytest.mark.parametrize("family", DECODERS, ids=str)
+def test_attention_is_that_of_whole_passes(family: Family, kind: str) -> None:
+    if kind == "eager":  # in float64 Llama's own turns rows of padding, which it computes in float32, to NaN
+        model = build(family)
+        model.set_attn_implementation("eager")
+    else:
+        model = sparsify(build(family).double(), 2.0)
+    tolerance = {"rtol": 1e-4, "atol": 1e-6} if kind == "eager" else {"rtol": 1e-6, "atol": 1e-9}
+    decoder = TransformersDecoder(model, 1.0, end=END, attention=True)
+    src, lengths = sources(decoder, family)
+    results = beam_search(decoder, src, lengths, beam_size=2, min_length=2, max_length=4, keep_attention=True)
+    for row, (result, length) in enumerate(zip(results, lengths.tolist(), strict=True)):
+        assert result.best is not None
+        output, source = decoder.ids(result.best.tokens), src[row, :length]
+        with torch.no_grad():
+            if decoder.is_encoder_decoder:
+                ids = torch.tensor([[*decoder.start_ids, *output]])
+                passed = model(input_ids=source[None], decoder_input_ids=ids, output_attentions=True)
+                expected = passed.cross_attentions[-1][0].mean(0)
+            else:
+                ids = torch.cat([source, source.new_tensor(output)])
+                passed = model(input_ids=ids[None], output_attentions=True)
+                expected = passed.attentions[-1][0].mean(0)[length - 1 :, :length]
+        assert result.best.attention is not None
+        torch.testing.assert_close(result.best.attention, expected, **tolerance, check_dtype=False)
+        assert [*result.best.num_attended] == (expected > 0).sum(-1).tolist()
+    if kind == "sparse":
+        assert any(min(result.best.num_attended) < n for result, n in zip(results, lengths.tolist(), strict=True))
+
+
+def test_attention_joins_prefixes_of_several_lengths() -> None:
+    decoder = TransformersDecoder(sparsify(small("seq2seq"), 1.5), 2.0, end=END, attention=True)
+    src, lengths = decoder.sources({"input_ids": torch.tensor([[4, 7, 3], [6, 8, 5]])})
+    plain = TransformersDecoder(decoder.model, 2.0, end=END)
+    exact, same = (exact_search(each, src, lengths, n_best=3, max_length=4) for each in (decoder, plain))
+    for one, other in zip(exact, same, strict=True):
+        assert [h.tokens for h in one.hypotheses] == [h.tokens for h in other.hypotheses]
+        assert all(0 < n <= 3 for h in one.hypotheses for n in h.num_attended)
+        assert {n for h in other.hypotheses for n in h.num_attended} == {0}
+
+
+def test_attention_without_weights_is_refused() -> None:
+    with pytest.raises(ValueError, match="that of LlamaForCausalLM is sdpa: sparsify it"):
+        TransformersDecoder(build("llama"), 1.5, end=END, attention=True)
+
+
+def test_sparse_attention_goes_with_sparse_outputs() -> None:
+    family = BY_NAME["llama"]
+    decoder = TransformersDecoder(sparsify(build(family).double(), 1.5), 1.5, end=END)
+    src, lengths = sources(decoder, family)
+    (first, _) = beam_search(decoder, src, lengths, beam_size=3, max_length=4)
+    assert first.best is not None
+    expected = log_prob(decoder, src[0], decoder.ids(first.best.tokens))
+    assert first.best.log_prob == pytest.approx(expected, abs=1e-9)
+
+
+def test_what_is_never_generated_has_no_probability() -> None:
+    model = build("llama")
+    model.generation_config.bad_words_ids = [[7], [8, 9]]
+    model.generation_config.suppress_tokens = [11, 12]
+    decoder = TransformersDecoder(model, 1.0, end=END)
+    assert decoder.suppress == [7, 11, 12]
+    src, lengths = sources(decoder, "llama")
+    (scores, _) = score_tokens(decoder, src, lengths, *decoder.targets([[5, 7], [5, 6]]))
+    assert scores.exclusion is not None
+    assert decoder.ids([scores.exclusion.token]) == [7]
+    # Softmax of the others: padding, start and the reserved numbers are no tokens of their own.
+    assert scores.support[0] == 40 - 3
+    assert TransformersDecoder(model, 1.0, end=END, suppress=[]).suppress == []
+
+
+def test_forced_first_tokens_belong_to_the_start() -> None:
+    model = build("bart")
+    model.generation_config.forced_bos_token_id = 9
+    decoder = TransformersDecoder(model, 1.5, end=END)
+    assert decoder.start_ids == [model.config.decoder_start_token_id, 9]
+    assert TransformersDecoder(model, 1.5, end=END, start=[1, 8]).start_ids == [1, 8]
+
+
+def test_draws_and_ensembles_and_prefixes() -> None:
+    both = Ensemble([make("gpt2"), make("llama")])
+    src, lengths = sources(make("gpt2"), "gpt2")
+    prefixes = [make("gpt2").symbols([5, 6])] * 2
+    for result in beam_search(both, src, lengths, beam_size=3, max_length=5, prefixes=prefixes):
+        assert all(h.tokens[:2] == tuple(prefixes[0]) for h in result.hypotheses)
+    draws = sample(make("gpt2", alpha=2.0), src, lengths, num_samples=3, max_length=20, seeds=[1, 2])
+    assert len(draws) == 2
+
+
+@pytest.mark.parametrize("end", [2, [2, 5]], ids=["one end", "two ends"])
+def test_the_last_id_may_begin_an_output(end: int | list[int]) -> None:
+    decoder = make("llama", alpha=1.0, end=end)
+    prefix = decoder.symbols([39])
+    for result in beam_search(decoder, *sources(decoder, "llama"), max_length=3, prefixes=[prefix] * 2):
+        assert result.best is not None
+        assert decoder.ids(result.best.tokens)[0] == 39
+    with pytest.raises(ValueError, match="the output holds 40, LlamaForCausalLM knows the ids from 0 to 39"):
+        decoder.symbols([40])
+
+
+def test_labels_of_trainer_are_targets() -> None:
+    decoder = make("t5")
+    tgt_in, tgt_out = decoder.targets(torch.tensor([[5, 6, END], [7, END, -100]]))
+    assert tgt_in.tolist() == [[1, 8, 9], [1, 10, 0]]
+    assert tgt_out.tolist() == [[8, 9, 2], [10, 2, -100]]
+    same = decoder.targets([[5, 6], [7]])
+    assert all(torch.equal(a, b) for a, b in itertools.zip_longest((tgt_in, tgt_out), same))
+
+
+def test_the_model_goes_back_to_training() -> None:
+    decoder = make("gpt2")
+    decoder.model.train()
+    beam_search(decoder, *sources(decoder, "gpt2"), beam_size=2, max_length=3)
+    assert decoder.model.training
+    assert decoder.model.transformer.h[0].training
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_lower_precision_is_searched_too(dtype: torch.dtype) -> None:
+    decoder = TransformersDecoder(build("llama").to(dtype), 1.5, end=END)
+    (result, _) = beam_search(decoder, *sources(decoder, "llama"), beam_size=3, max_length=4)
+    assert result.best is not None
+    assert result.best.log_prob < 0
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(ValueError, match="BertModel does not generate from input_ids"):
+        TransformersDecoder(tf.BertModel(tf.BertConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1)))
+    model = build("gpt2")
+    model.config.eos_token_id = None
+    with pytest.raises(ValueError, match="GPT2LMHeadModel has no eos_token_id: give end"):
+        TransformersDecoder(model)
+    with pytest.raises(ValueError, match="alpha"):
+        make("gpt2", alpha=0.5)
+    with pytest.raises(ValueError, match="start is for encoder-decoders"):
+        make("gpt2", start=[1])
+    with pytest.raises(ValueError, match="end holds 40, GPT2LMHeadModel knows the ids from 0 to 39"):
+        make("gpt2", end=[2, 40])
+    decoder = make("gpt2")
+    with pytest.raises(ValueError, match=r"source 1 .* has no token"):
+        ids = torch.tensor([[5, 6], [7, 8]])
+        decoder.sources({"input_ids": ids, "attention_mask": torch.tensor([[1, 1], [0, 0]])})
+    with pytest.raises(ValueError, match="must be a tensor"):
+        decoder.sources({"input_ids": [[5, 6]]})
+    for mask, found in ((torch.ones(2, 3), r"\[2, 3\]"), (torch.ones(2), r"\[2\]")):
+        with pytest.raises(ValueError, match=r"attention_mask must have the shape \[2, 2\] of input_ids, got " + found):
+            decoder.sources({"input_ids": ids, "attention_mask": mask})
+    with pytest.raises(TypeError, match=r"input_ids must be a tensor of int64 or int32, got torch\.float32"):
+        decoder.sources({"input_ids": ids.float()})
+    with pytest.raises(ValueError, match="holds its end"):
+        decoder.symbols([5, END])
+    with pytest.raises(ValueError, match="has 64 positions"):
+        exhaustive(
+            make("gpt2", suppress=[END]), torch.full((1, 62), 5), torch.tensor([62]), n_best=1, max_length=9, budget=999
+        )

@@ -1,0 +1,134 @@
+"""Sampling by entmax in `generate`."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("transformers")  # before what imports it
+
+import torch
+
+import tsallis
+from tiny_transformers import BY_NAME, VOCABULARY, build, inputs
+from tsallis.huggingface import EntmaxLogitsProcessor
+
+SAMPLE = {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": 1.0, "max_new_tokens": 5}
+
+
+@pytest.mark.parametrize(("alpha", "temperature"), [(1.0, 1.0), (1.5, 0.5), (2.0, 2.0)])
+def test_the_softmax_of_what_comes_out_is_entmax(alpha: float, temperature: float) -> None:
+    scores = torch.randn(3, 9)
+    probs = EntmaxLogitsProcessor(alpha, temperature)(torch.zeros(3, 1), scores).softmax(-1)
+    reference = tsallis.entmax(scores / temperature, alpha)
+    torch.testing.assert_close(probs, reference)
+    assert torch.equal(probs == 0, reference == 0)
+
+
+@pytest.mark.parametrize("name", ["llama", "bart"])
+def test_every_sampled_token_lies_in_its_support(name: str) -> None:
+    model, processor = build(name), EntmaxLogitsProcessor(1.5, temperature=4.0)
+    batch = inputs(BY_NAME[name], "left")
+    batch.pop("decoder_input_ids", None)
+    output = model.generate(
+        **batch, **SAMPLE, logits_processor=[processor], output_logits=True, return_dict_in_generate=True
+    )
+    steps = len(output.logits)
+    probs = torch.stack([tsallis.entmax(x.float() / 4, 1.5) for x in output.logits], 1)
+    free = steps - 1 if name == "bart" else steps  # Bart's last token is one that it is told to end with
+    tokens = output.sequences[:, -steps:][:, :free]
+    assert (probs[:, :free].gather(-1, tokens.unsqueeze(-1)) > 0).all()
+    assert torch.equal(processor.support_sizes[:, :free], (probs[:, :free] > 0).sum(-1))
+    assert processor.support_sizes.min() >= 1 and processor.support_sizes.max() < VOCABULARY
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "neutral"),
+    [
+        ("top_k", 3, "top_k=0"),
+        ("top_p", 0.9, "top_p=1.0"),
+        ("min_p", 0.1, "min_p=None"),
+        ("typical_p", 0.5, "typical_p=1.0"),
+        ("epsilon_cutoff", 0.1, "epsilon_cutoff=0.0"),
+        ("eta_cutoff", 0.1, "eta_cutoff=0.0"),
+        ("top_h", 0.5, "top_h=None"),
+    ],
+)
+def test_settings_that_act_after_entmax_are_refused(name: str, value: float, neutral: str) -> None:
+    """Those of the model and those of the call; and the value in the error leaves the probabilities as they are."""
+    model, prompts = build("llama"), torch.full((2000, 3), 5)
+    call = {"do_sample": True, "top_k": 0, "top_p": 1.0, "max_new_tokens": 1, "attention_mask": torch.ones(2000, 3)}
+    call.pop(name, None)
+    if not hasattr(model.generation_config, name):
+        pytest.skip(f"needs transformers: this version has no {name}")
+    setattr(model.generation_config, name, value)
+    with pytest.raises(ValueError, match=f"would apply {name} after entmax: pass {neutral} to generate"):
+        model.generate(prompts, **call, logits_processor=[EntmaxLogitsProcessor(1.5, temperature=4.0)])
+    text = neutral.partition("=")[2]
+    call[name] = None if text == "None" else type(value)(float(text))
+    torch.manual_seed(0)
+    drawn = model.generate(prompts, **call, logits_processor=[EntmaxLogitsProcessor(1.5, temperature=4.0)])[:, -1]
+    with torch.no_grad():
+        expected = tsallis.entmax(model(prompts[:1]).logits[0, -1] / 4, 1.5)
+    distance = (torch.bincount(drawn, minlength=VOCABULARY) / len(prompts) - expected).abs().sum() / 2
+    assert distance < 0.05  # by chance: some 0.02
+
+
+@pytest.mark.parametrize("place", ["model", "call"])
+def test_a_temperature_that_acts_after_entmax_is_undone(place: str) -> None:
+    """Without that the draws have the probabilities p^(1/T), normalised."""
+    model, prompts = build("llama"), torch.full((4000, 3), 5)
+    call = {"do_sample": True, "top_k": 0, "top_p": 1.0, "max_new_tokens": 1, "attention_mask": torch.ones(4000, 3)}
+    if place == "model":
+        model.generation_config.temperature = 0.3
+    else:
+        call["temperature"] = 0.3
+    torch.manual_seed(0)
+    with pytest.warns(UserWarning, match="temperature 0.3 is undone: give the temperature to EntmaxLogitsProcessor"):
+        drawn = model.generate(prompts, **call, logits_processor=[EntmaxLogitsProcessor(1.5, temperature=4.0)])[:, -1]
+    with torch.no_grad():
+        expected = tsallis.entmax(model(prompts[:1]).logits[0, -1] / 4, 1.5)
+    shares = torch.bincount(drawn, minlength=VOCABULARY) / len(prompts)
+    cold = expected ** (1 / 0.3)
+    assert (shares - expected).abs().sum() / 2 < 0.05 < (cold / cold.sum() - expected).abs().sum() / 4
+
+
+def test_settings_that_change_nothing_are_accepted() -> None:
+    model, prompt = build("llama"), torch.full((1, 3), 5)
+    call = {"do_sample": True, "max_new_tokens": 2, "attention_mask": torch.ones(1, 3), "min_p": 0.0}
+    model.generate(
+        prompt, **call, top_k=VOCABULARY, renormalize_logits=True, logits_processor=[EntmaxLogitsProcessor()]
+    )
+    greedy = call | {"do_sample": False, "min_p": None}
+    model.generate(prompt, **greedy, temperature=0.5, logits_processor=[EntmaxLogitsProcessor()])
+
+
+def test_sizes_are_those_of_the_last_call() -> None:
+    model, processor = build("llama"), EntmaxLogitsProcessor()
+    assert processor.support_sizes.numel() == 0
+    batch = inputs(BY_NAME["llama"], "left")
+    for _ in range(2):
+        model.generate(**batch, **SAMPLE, logits_processor=[processor])
+    assert processor.support_sizes.shape == (2, 5)
+
+
+def test_every_call_begins_anew() -> None:
+    """Whatever its prompts are: longer, of the next length but others, of another number."""
+    model, processor = build("llama"), EntmaxLogitsProcessor()
+    ids = torch.randint(3, VOCABULARY, (3, 30))
+    for prompt in (ids[:2, :3], ids[:2, :12], ids[:2, 1:18], ids[:, :22]):  # 12 + 5 = 17
+        model.generate(prompt, attention_mask=torch.ones_like(prompt), **SAMPLE, logits_processor=[processor])
+        assert processor.support_sizes.shape == (len(prompt), 5)
+
+
+def test_a_beam_search_is_one_call() -> None:
+    model, processor = build("llama"), EntmaxLogitsProcessor(1.5, temperature=4.0)
+    torch.manual_seed(0)
+    model.generate(**inputs(BY_NAME["llama"], "left"), **SAMPLE, num_beams=3, logits_processor=[processor])
+    assert processor.support_sizes.shape == (6, 5)
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(ValueError, match="temperature must be above 0, got 0"):
+        EntmaxLogitsProcessor(temperature=0)
+    with pytest.raises(ValueError, match=r"alpha must be finite and at least 1, got 0\.5"):
+        EntmaxLogitsProcessor(0.5)

@@ -1,0 +1,162 @@
+"""The attention function that a model calls: switched whenever it is not ours, and put back in every case."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")  # before what imports it
+
+import torch
+import transformers as tf
+
+from tiny_transformers import BY_NAME, GROUPED, SEQ2SEQ, SMALL, TEXT, build, fill, inputs
+from tsallis.huggingface import DensityMeter, alphas, densify, find_obstacles, set_alpha, sparsify
+
+BATCH = inputs(BY_NAME["bert"])
+CONFIG = tf.BertConfig(**SMALL, **TEXT)
+VISION = {**SMALL, "image_size": 8, "patch_size": 4}
+
+
+def clip() -> Any:
+    return tf.CLIPModel(tf.CLIPConfig(text_config={**SMALL, **TEXT}, vision_config=VISION, projection_dim=8)).eval()
+
+
+def encoder_alone() -> Any:
+    """Return a model whose configuration has that of a decoder, too, which is not built."""
+    part = {**GROUPED, "head_dim": 4, "attn_logit_softcapping": None}
+    config = tf.T5GemmaConfig(encoder=part, decoder=part, is_encoder_decoder=False)
+    return fill(lambda: tf.T5GemmaEncoderModel(config))
+
+
+def moshi() -> Any:
+    """Return a model with the configuration of a part that calls no attention function by any name."""
+    return tf.MoshiModel(tf.MoshiConfig(**SMALL | {"ffn_dim": 24}, vocab_size=40)).eval()
+
+
+@pytest.mark.parametrize("name", ["sdpa", "eager"])
+def test_a_second_call_makes_a_model_sparse_that_another_function_was_set_for(name: str) -> None:
+    model = build("bert")
+    before = model(**BATCH).logits
+    sparse = sparsify(model, 2.0)(**BATCH).logits
+    model.set_attn_implementation(name)
+    torch.testing.assert_close(model(**BATCH).logits, before, rtol=1e-5, atol=1e-5)
+    assert torch.equal(sparsify(model, 2.0)(**BATCH).logits, sparse)
+    assert densify(model).config._attn_implementation == name
+
+
+def test_one_part_that_calls_another_function_is_enough() -> None:
+    model = sparsify(clip(), 2.0)
+    model.set_attn_implementation({"vision_config": "sdpa"})
+    sparsify(model, 2.0)
+    assert {model.text_model.config._attn_implementation, model.vision_model.config._attn_implementation} == {"tsallis"}
+
+
+def test_a_meter_warns_if_no_sparse_attention_ran() -> None:
+    model = sparsify(build("bert"), 2.0)
+    model.set_attn_implementation("sdpa")
+    with pytest.warns(UserWarning, match="no sparse attention ran in the block"), DensityMeter(model):
+        model(**BATCH)
+    with pytest.raises(RuntimeError, match="of its own"), DensityMeter(model):
+        raise RuntimeError("of its own")
+
+
+def test_models_that_share_a_configuration_stay_apart(tmp_path: Any) -> None:
+    config = copy.deepcopy(CONFIG)
+    teacher, student = (fill(lambda: tf.BertModel(config)) for _ in range(2))
+    before = teacher(**BATCH).last_hidden_state
+    sparsify(student, 2.0)
+    assert teacher.config is config and config._attn_implementation == "sdpa" and not hasattr(config, "tsallis")
+    teacher.save_pretrained(tmp_path)
+    assert "tsallis" not in (tmp_path / "config.json").read_text()
+    sparsify(teacher, 1.25)
+    densify(student)
+    assert len(alphas(teacher)) == 2 and not torch.equal(teacher(**BATCH).last_hidden_state, before)
+    assert torch.equal(densify(teacher)(**BATCH).last_hidden_state, before)
+
+
+def test_a_model_made_from_a_sparse_ones_configuration_has_one_of_its_own() -> None:
+    sparse = sparsify(build("bert"), 2.0)
+    other = fill(lambda: tf.BertForMaskedLM(sparse.config))
+    sparsify(other, 1.5, layers=0)
+    assert len(sparse.config.tsallis) == 2 and len(other.config.tsallis) == 1
+    assert densify(other).config._attn_implementation == "sdpa"
+    assert sparse.config._attn_implementation == "tsallis"
+
+
+@pytest.mark.parametrize("make", [clip, lambda: build("t5"), lambda: build("bert")])
+def test_modules_that_share_a_configuration_go_on_sharing_it(make: Any) -> None:
+    model = make()
+    before = [id(x) for module in model.modules() for x in vars(module).values() if isinstance(x, tf.PreTrainedConfig)]
+    sparsify(model)
+    after = [id(x) for module in model.modules() for x in vars(module).values() if isinstance(x, tf.PreTrainedConfig)]
+    assert not {*before} & {*after} and len(before) == len(after)
+    assert len({*zip(before, after, strict=True)}) == len({*before}) == len({*after})
+    if isinstance(model, tf.CLIPModel):
+        assert model.text_model.config is model.config.text_config
+
+
+@pytest.mark.filterwarnings("ignore:.*has attentions that do not ask")
+@pytest.mark.parametrize("make", [encoder_alone, moshi])
+def test_parts_that_are_not_built_make_no_difference(make: Any) -> None:
+    model = make()
+    before = model.config._attn_implementation
+    if all(find_obstacles(model).values()):
+        pytest.skip(f"needs transformers: that let the attention of {type(model).__name__} be replaced")
+    assert densify(sparsify(model)).config._attn_implementation == before and not alphas(model)
+
+
+def test_every_part_gets_its_own_function_back() -> None:
+    model = clip()
+    model.set_attn_implementation({"text_config": "eager"})
+    densify(sparsify(sparsify(model, layers="vision*"), 2.0))
+    configs = (model.config, model.text_model.config, model.vision_model.config)
+    assert [config._attn_implementation for config in configs] == ["sdpa", "eager", "sdpa"]
+
+
+def test_a_failure_leaves_a_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, config = clip(), None
+    config = model.config
+    monkeypatch.setattr(type(model.vision_model), "_can_set_attn_implementation", classmethod(lambda cls: False))
+    with pytest.raises(ValueError, match=r"does not let the attention function of vision_model\..* be replaced"):
+        sparsify(model)
+    assert model.config is config and config._attn_implementation == "sdpa"
+    assert config.text_config._attn_implementation == "sdpa" and not alphas(model)
+    assert len(alphas(sparsify(model, layers="text_model.*"))) == 2  # the other part can be
+
+
+def test_densify_takes_what_is_around_a_model() -> None:
+    model = build("bert")
+    before = model(**BATCH).logits
+    compiled = torch.compile(sparsify(model, 2.0), backend="eager")
+    assert densify(compiled) is compiled and torch.equal(model(**BATCH).logits, before)
+    assert sparsify(compiled, 2.0) is compiled and len(alphas(model)) == 2
+    peft = pytest.importorskip("peft")
+    adapter = peft.get_peft_model(densify(model), peft.LoraConfig(target_modules=["query"]))
+    assert sparsify(adapter, 1.5) is adapter and len(alphas(adapter)) == 2
+    assert adapter.config is model.config
+    densify(adapter)
+    assert not alphas(adapter) and torch.equal(model(**BATCH).logits, before)
+
+
+def test_a_part_that_is_sparsified_by_itself() -> None:
+    model = build("bert")
+    before = model(**BATCH).logits
+    sparsify(model.bert, 2.0)
+    assert len(alphas(model)) == 2 and not torch.equal(model(**BATCH).logits, before)
+    assert torch.equal(densify(model)(**BATCH).logits, before)
+    sparsify(model.bert, 2.0, layers=0)
+    sparsify(model, 1.5, layers=1)  # now the whole
+    assert model.config.tsallis.keys() == model.bert.config.tsallis.keys() | {"encoder.layer.1.attention.self"}
+    assert torch.equal(densify(model)(**BATCH).logits, before)
+
+
+def test_a_part_of_a_sparse_model_is_refused() -> None:
+    model = sparsify(fill(lambda: tf.BartForConditionalGeneration(tf.BartConfig(**SEQ2SEQ, **TEXT))), 1.5)
+    for change in (sparsify, densify):
+        with pytest.raises(ValueError, match="BartModel is a part of a sparsified model: call"):
+            change(model.model)
+    set_alpha(model.model, 2.0)
+    assert all(x == 2.0 for x in alphas(model).values())

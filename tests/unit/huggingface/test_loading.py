@@ -1,0 +1,136 @@
+"""Sparsified models, saved and loaded: their alphas are there, or an error tells that they are not."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")  # before what imports it
+
+import torch
+import transformers as tf
+from safetensors.torch import load_file, save_file
+
+from tiny_transformers import BY_NAME, SMALL, TEXT, build, fill, inputs
+from tsallis.huggingface import FixedAlpha, LearnedAlpha, alphas, from_pretrained, set_alpha, sparsify
+
+FIRST, SECOND = (f"bert.encoder.layer.{i}.attention.self" for i in (0, 1))
+
+
+def test_alphas_are_saved_as_they_are(tmp_path: Path) -> None:
+    model = sparsify(build("bert"), {0: 1.0, 1: "learned"})
+    set_alpha(model, 1.7)
+    model.save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())["tsallis"]
+    assert settings == {"encoder.layer.0.attention.self": "fixed", "encoder.layer.1.attention.self": [1.0, 2.0]}
+    loaded = from_pretrained(tf.BertForMaskedLM, tmp_path)
+    modules = [loaded.get_submodule(f"{name}.tsallis_alpha") for name in (FIRST, SECOND)]
+    assert [type(x) for x in modules] == [FixedAlpha, LearnedAlpha]
+    assert modules[0]() == pytest.approx(1.7) and torch.equal(alphas(loaded)[FIRST], alphas(model)[FIRST])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_alphas_of_single_heads_are_saved(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = sparsify(build("bert"), {0: [1.1, 1.3, 1.7, 2.0]})
+    model.to(dtype).save_pretrained(tmp_path)
+    loaded = from_pretrained(tf.BertForMaskedLM, tmp_path, dtype=dtype)
+    assert loaded.dtype == dtype and list(alphas(loaded)) == [FIRST]
+    assert torch.equal(alphas(loaded)[FIRST], torch.tensor([1.1, 1.3, 1.7, 2.0]))
+
+
+def test_plain_loading_reports_fixed_alphas_and_a_dense_model_is_not_loaded_as_sparse(tmp_path: Path) -> None:
+    sparsify(build("bert"), 1.5).save_pretrained(tmp_path / "sparse")
+    dense, info = tf.BertForMaskedLM.from_pretrained(tmp_path / "sparse", output_loading_info=True)
+    assert {f"{name}.tsallis_alpha.value" for name in (FIRST, SECOND)} == set(info["unexpected_keys"])
+    dense.save_pretrained(tmp_path / "dense")
+    with pytest.raises(ValueError, match=rf"has no weights for {FIRST}\.tsallis_alpha\.value"):
+        from_pretrained(tf.BertForMaskedLM, tmp_path / "dense")
+    build("bert").save_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match="was not sparsified when it was saved"):
+        from_pretrained(tf.AutoModel, tmp_path / "other")
+
+
+@pytest.mark.parametrize("alpha", [1.5, [1.1, 1.3, 1.7, 2.0], "learned"])
+def test_a_dense_models_state_can_be_loaded(alpha: Any) -> None:
+    model, dense = sparsify(build("bert"), alpha), build("bert").state_dict()
+    before, names = alphas(model), set(dense)
+    model.load_state_dict(dense)
+    assert all(torch.equal(before[name], x) for name, x in alphas(model).items()) and set(dense) == names
+    other = sparsify(build("bert"), alpha)
+    set_alpha(model, 1.25) if alpha != "learned" else None
+    other.load_state_dict(model.state_dict())
+    assert all(torch.equal(alphas(model)[name], x) for name, x in alphas(other).items())
+    with pytest.raises(RuntimeError, match="tsallis_alpha"):
+        build("bert").load_state_dict(model.state_dict())
+
+
+def test_alphas_that_are_not_there_are_named(tmp_path: Path) -> None:
+    model = sparsify(build("bert"), "learned")
+    weights = {name: x for name, x in model.state_dict().items() if f"{SECOND}.tsallis_alpha" not in name}
+    model.save_pretrained(tmp_path, state_dict=weights)
+    with pytest.raises(ValueError, match=rf"has no weights for {SECOND}\.tsallis_alpha\.bias"):
+        from_pretrained(tf.BertForMaskedLM, tmp_path)
+
+
+def test_shards_and_other_heads(tmp_path: Path) -> None:
+    model = sparsify(build("bert"), "learned", initial=1.4, high=1.6)
+    model.save_pretrained(tmp_path, max_shard_size="5KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    loaded, info = from_pretrained(
+        tf.AutoModelForSequenceClassification, tmp_path, num_labels=3, output_loading_info=True
+    )
+    assert type(loaded) is tf.BertForSequenceClassification and loaded.config.num_labels == 3
+    assert not [name for name in info["missing_keys"] if "alpha" in name]
+    torch.testing.assert_close(alphas(loaded)[FIRST], torch.full((4,), 1.4))
+    assert type(copy.deepcopy(loaded)) is tf.BertForSequenceClassification
+
+
+def test_settings_that_fit_nothing_are_not_passed_over(tmp_path: Path) -> None:
+    model = sparsify(build("bert"), 1.5)
+    for settings, message in (
+        ({"elsewhere": "fixed"}, "BertForMaskedLM has none of the sparse attentions elsewhere"),
+        ({"encoder.layer.0.attention.self": "drawn"}, f"the alphas of {FIRST} are 'drawn', which this version"),
+    ):
+        model.config.tsallis = settings
+        model.save_pretrained(tmp_path)
+        with pytest.raises(ValueError, match=message):
+            from_pretrained(tf.BertForMaskedLM, tmp_path)
+
+
+def test_parts_that_were_sparsified_by_themselves_are_told(tmp_path: Path) -> None:
+    parts = [tf.BertConfig(**SMALL, **TEXT), tf.BertConfig(**SMALL, **TEXT, is_decoder=True, add_cross_attention=True)]
+    config = tf.EncoderDecoderConfig.from_encoder_decoder_configs(*parts)
+    model = fill(lambda: tf.EncoderDecoderModel(config))
+    sparsify(model.encoder, 1.5)
+    model.save_pretrained(tmp_path / "part")
+    with pytest.raises(ValueError, match="was not sparsified when it was saved, or only a part of it by itself"):
+        from_pretrained(tf.EncoderDecoderModel, tmp_path / "part")
+    sparsify(model, 1.5)
+    model.save_pretrained(tmp_path / "whole")
+    assert len(alphas(from_pretrained(tf.EncoderDecoderModel, tmp_path / "whole"))) == 6
+
+
+def test_alphas_that_the_configuration_does_not_name_are_told(tmp_path: Path) -> None:
+    model = sparsify(build("bert"), 1.5)
+    del model.config.tsallis["encoder.layer.1.attention.self"]
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"has alphas of {SECOND}, which its configuration does not name"):
+        from_pretrained(tf.BertForMaskedLM, tmp_path)
+    sparsify(model, 1.5).save_pretrained(tmp_path)
+    assert list(alphas(from_pretrained(tf.BertModel, tmp_path, num_hidden_layers=1))) == [
+        "encoder.layer.0.attention.self"
+    ]
+
+
+def test_alphas_in_the_weights_count(tmp_path: Path) -> None:
+    batch, model = inputs(BY_NAME["bert"]), sparsify(build("bert"), 1.5)
+    model.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights[f"{SECOND}.tsallis_alpha.value"] = torch.tensor(2.0)
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    sparsify(model, 2.0, layers=1)
+    assert torch.equal(from_pretrained(tf.BertForMaskedLM, tmp_path)(**batch).logits, model(**batch).logits)

@@ -1,0 +1,195 @@
+"""Losses of Transformers models: those of their logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")  # before what imports it
+
+import torch
+import transformers as tf
+from torch import Tensor
+
+import tsallis
+from tiny_transformers import BY_NAME, GROUPED, SEQ2SEQ, SMALL, TEXT, build, fill, inputs
+from tsallis.huggingface import lm_loss, trainer_loss
+
+BERT = {**SMALL, **TEXT, "is_decoder": True}
+MODELS = {
+    "llama": BY_NAME["llama"].make,
+    "gpt2": BY_NAME["gpt2"].make,
+    # With a transform, or a scaling, before the projection.
+    "bert": lambda: tf.BertLMHeadModel(tf.BertConfig(**BERT)),
+    "roberta": lambda: tf.RobertaForCausalLM(tf.RobertaConfig(**BERT)),
+    "electra": lambda: tf.ElectraForCausalLM(tf.ElectraConfig(**BERT, embedding_size=8)),
+    "modernbert": lambda: tf.ModernBertDecoderForCausalLM(
+        tf.ModernBertDecoderConfig(**SMALL, **TEXT, local_attention=4, cls_token_id=1, sep_token_id=2)
+    ),
+    "scaled": lambda: ScaledBefore(tf.LlamaConfig(**GROUPED)),
+}
+
+
+class ScaledBefore(tf.LlamaForCausalLM):
+    def __init__(self, config: tf.LlamaConfig) -> None:
+        super().__init__(config)
+        self.lm_head.register_forward_pre_hook(lambda _, args: (args[0] / 3,))
+
+
+class ChangedAfter(tf.LlamaForCausalLM):
+    """A model that does to its logits what none of its settings says; at first all of them are 0."""
+
+    def __init__(self, config: tf.LlamaConfig, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(config)
+        self.change = change
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        torch.nn.init.zeros_(self.lm_head.weight)
+        output = super().forward(*args, **kwargs)
+        output.logits = self.change(output.logits)
+        return output
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("alpha", [1.0, 1.5])
+def test_the_loss_without_logits_is_that_of_the_logits(name: str, alpha: float) -> None:
+    batch, model = inputs(BY_NAME["llama"]), fill(MODELS[name])
+    labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+    shift = True if name == "modernbert" else None  # which does so by itself in Transformers 5.4
+    results = []
+    for loss in (
+        lambda: trainer_loss(alpha, shift=True)(model(**batch), labels),
+        lambda: lm_loss(model, {**batch, "labels": labels}, alpha, shift=shift),
+    ):
+        model.zero_grad()
+        value = loss()
+        value.backward()
+        results.append([value.detach(), *(x.grad.clone() for x in model.parameters() if x.grad is not None)])
+    for ours, reference in zip(*results, strict=True):
+        torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-5)
+    if alpha == 1:
+        torch.testing.assert_close(results[0][0], model(**batch, labels=labels).loss.detach(), rtol=1e-5, atol=1e-5)
+
+
+UNSHIFTED = {
+    "bert": lambda: build("bert"),
+    "roberta": lambda: build("roberta"),
+    "bart": lambda: build("bart"),
+    "marian": lambda: build("marian"),
+    "t5": lambda: build("t5"),
+    "m2m": lambda: fill(lambda: tf.M2M100ForConditionalGeneration(tf.M2M100Config(**SEQ2SEQ, **TEXT))),
+}
+
+
+@pytest.mark.parametrize("name", UNSHIFTED)
+def test_masked_models_and_encoder_decoders_do_not_shift_labels(name: str) -> None:
+    batch, model = inputs(BY_NAME["bert"]), UNSHIFTED[name]()
+    labels = batch["input_ids"].flip(1).masked_fill(batch["attention_mask"] == 0, -100)
+    output = model(**batch, labels=labels)
+    torch.testing.assert_close(lm_loss(model, {**batch, "labels": labels}, 1.0), output.loss, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        lm_loss(model, {**batch, "labels": labels}, 1.5),
+        tsallis.entmax_loss(output.logits, labels, 1.5),
+        rtol=1e-5,
+        atol=1e-5,
+    )
+
+
+def test_decoder_inputs_of_the_users_own_count() -> None:
+    batch, model = inputs(BY_NAME["t5"]), build("t5")
+    items = {**batch, "labels": batch["decoder_input_ids"]}
+    torch.testing.assert_close(lm_loss(model, items, 1.0), model(**items).loss)
+
+
+def test_labels_are_shifted_as_the_user_says() -> None:
+    """The decoder of BART alone has a loss of its own, which does not shift them."""
+    batch = inputs(BY_NAME["llama"])
+    model = fill(lambda: tf.BartForCausalLM(tf.BartConfig(**SEQ2SEQ, **TEXT)))
+    items = {**batch, "labels": batch["input_ids"]}
+    with pytest.raises(ValueError, match="BartForCausalLM does not tell whether it shifts labels: give shift="):
+        lm_loss(model, items)
+    output = model(**items)
+    torch.testing.assert_close(lm_loss(model, items, 1.0, shift=False), output.loss, rtol=1e-5, atol=1e-5)
+    shifted = trainer_loss(1.0, shift=True)(output, items["labels"])
+    torch.testing.assert_close(lm_loss(model, items, 1.0, shift=True), shifted, rtol=1e-5, atol=1e-5)
+    with pytest.raises(TypeError, match="model must be a Transformers model, got Linear"):
+        lm_loss(torch.nn.Linear(2, 2), items)
+
+
+def test_a_sum_is_divided_by_the_number_of_items() -> None:
+    batch, model = inputs(BY_NAME["llama"]), build("llama")
+    labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+    count = int((labels[:, 1:] != -100).sum())
+    items = {**batch, "labels": labels}
+    torch.testing.assert_close(lm_loss(model, items, num_items_in_batch=count), lm_loss(model, items))
+    loss, outputs = trainer_loss(1.5, shift=True), model(**batch)
+    torch.testing.assert_close(loss(outputs, labels, num_items_in_batch=2 * count) * 2, loss(outputs, labels))
+
+
+def test_a_loss_of_classes() -> None:
+    logits, labels = torch.randn(4, 3), torch.tensor([0, 2, 1, -100])
+    smooth = trainer_loss(2.0, label_smoothing=0.1)({"logits": logits}, labels)
+    torch.testing.assert_close(smooth, tsallis.entmax_loss(logits, labels, 2.0, label_smoothing=0.1))
+
+
+def test_the_head_projects_one_position() -> None:
+    batch, model = inputs(BY_NAME["llama"]), build("llama")
+    shapes = []
+    model.lm_head.register_forward_hook(lambda _, args, output: shapes.append((args[0].shape, output.shape)))
+    lm_loss(model, {**batch, "labels": batch["input_ids"]}).backward()
+    assert shapes == [((2, 1, 16), (2, 1, 40))]
+
+
+def test_a_compiled_model_is_the_same() -> None:
+    batch, model = inputs(BY_NAME["llama"]), build("llama")
+    items = {**batch, "labels": batch["input_ids"]}
+    reference, logits = lm_loss(model, items), model(**batch).logits
+    compiled = torch.compile(model, backend="eager")
+    for forward in (compiled, model):
+        assert torch.equal(lm_loss(forward, items), reference)
+        torch.testing.assert_close(forward(**batch).logits, logits)
+        assert torch.equal(lm_loss(forward, items), reference)
+        model.compile(backend="eager")
+    step = torch.compile(lambda: lm_loss(model, items), backend="eager")
+    assert torch.equal(step(), reference) and torch.equal(step(), reference)
+
+
+def test_a_failure_leaves_no_hooks() -> None:
+    batch, model = inputs(BY_NAME["llama"]), build("llama")
+    logits = model(**batch).logits
+    with pytest.raises(ValueError, match=r"for each that LlamaForCausalLM projects, \[2, 3\], got \[2, 7\]"):
+        lm_loss(model, {**batch, "labels": batch["input_ids"], "logits_to_keep": 3})
+    with pytest.raises(TypeError):
+        lm_loss(model, {"input_ids": 3, "labels": batch["input_ids"]})
+    assert torch.equal(model(**batch).logits, logits)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda x: 2 * x, lambda x: 30 * (x / 30).tanh(), lambda x: x[..., :-1], lambda x: x.clamp(max=99)],
+    ids=["factor", "cap", "slice", "clamp"],
+)
+def test_what_changes_logits_is_refused(change: Callable[[Tensor], Tensor]) -> None:
+    batch, model = inputs(BY_NAME["llama"]), ChangedAfter(tf.LlamaConfig(**GROUPED), change)
+    with pytest.raises(ValueError, match="ChangedAfter changes its logits after the projection"):
+        lm_loss(model, {**batch, "labels": batch["input_ids"]})
+
+
+@pytest.mark.parametrize(
+    ("model", "labels", "message"),
+    [
+        (lambda: build("llama"), None, "inputs must have labels, got input_ids, attention_mask"),
+        (lambda: build("llama").model, True, "LlamaModel has no linear head"),
+        (
+            lambda: tf.Gemma2ForCausalLM(tf.Gemma2Config(**GROUPED, head_dim=4)),
+            True,
+            r"Gemma2ForCausalLM changes its logits by final_logit_softcapping = 30\.0",
+        ),
+    ],
+)
+def test_what_has_no_such_loss_is_refused(model: Any, labels: bool | None, message: str) -> None:
+    batch = inputs(BY_NAME["llama"])
+    with pytest.raises(ValueError, match=message):
+        lm_loss(model(), {**batch, "labels": batch["input_ids"]} if labels else batch)

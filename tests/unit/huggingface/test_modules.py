@@ -1,0 +1,104 @@
+"""Which attentions a user means, and which models are refused."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+pytest.importorskip("transformers")  # before what imports it
+
+import transformers as tf
+from torch import nn
+
+from tiny_transformers import GROUPED, SEQ2SEQ, SMALL, TEXT, build
+from tsallis.huggingface import sparsify
+from tsallis.huggingface.modules import choose_attentions, count_heads
+
+SELF, CROSS = "model.decoder.layers.{}.self_attn", "model.decoder.layers.{}.encoder_attn"
+
+
+def test_layers_are_numbers_or_patterns() -> None:
+    model = build("bart")
+    first = {name.format(0) for name in ("model.encoder.layers.{}.self_attn", SELF, CROSS)}
+    assert set(choose_attentions(model, 0)) == set(choose_attentions(model, [0])) == first
+    assert set(choose_attentions(model, "*.decoder.*")) == {name.format(i) for name in (SELF, CROSS) for i in (0, 1)}
+    assert set(choose_attentions(model, [CROSS.format(1), 0])) == first | {CROSS.format(1)}
+
+
+@pytest.mark.parametrize("name", ["bart", "marian", "t5"])
+def test_kinds(name: str) -> None:
+    model = build(name)
+    cross, own = choose_attentions(model, kind="cross"), choose_attentions(model, kind="self")
+    assert (len(cross), len(own)) == (2, 4)
+    assert all("decoder" in module for module in cross)
+    assert cross.keys() | own.keys() == choose_attentions(model).keys()
+
+
+def test_a_layer_of_t5_is_the_number_of_its_block() -> None:
+    assert list(choose_attentions(build("t5"), 1, "cross")) == ["decoder.block.1.layer.1.EncDecAttention"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layers": 2}, r"no attention matches 2; there are bert\.encoder\.layer\.0\.attention\.self, "),
+        ({"layers": ["*.0.*", "*.7.*"]}, r"no attention matches '\*\.7\.\*'"),
+        ({"kind": "cross"}, "no attention of kind 'cross' is among bert"),
+        ({"kind": "global"}, "kind must be 'self', 'cross' or None, got 'global'"),
+    ],
+)
+def test_what_is_not_there_is_named(options: dict, message: str) -> None:
+    model = build("bert")
+    with pytest.raises(ValueError, match=message):
+        sparsify(model, 1.5, **options)
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_model_with_an_attention_of_its_own_is_refused() -> None:
+    model = tf.DebertaV2Model(tf.DebertaV2Config(**SMALL, **TEXT))
+    with pytest.raises(ValueError, match="DebertaV2Model has no attention that asks Transformers' AttentionInterface"):
+        sparsify(model)
+
+
+def bigbird() -> tf.BigBirdPegasusModel:
+    """Return a model whose encoder computes attention in a way of its own."""
+    return tf.BigBirdPegasusModel(tf.BigBirdPegasusConfig(**SEQ2SEQ, **TEXT))
+
+
+def test_attentions_that_stay_as_they_are_are_named() -> None:
+    names = [f"encoder.layers.{i}.self_attn.self" for i in (0, 1)]
+    with pytest.warns(UserWarning, match=f"Model has attentions .* stay as they are: {', '.join(names)}$") as log:
+        sparsify(bigbird())
+    assert log[0].filename == __file__
+    with pytest.warns(UserWarning, match=f"stay as they are: {names[1]}$"):
+        sparsify(bigbird(), {1: 2.0})
+
+
+@pytest.mark.parametrize("options", [{"layers": "decoder.*"}, {"kind": "cross"}])
+def test_attentions_that_are_not_meant_are_not_named(options: dict) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sparsify(bigbird(), 1.5, **options)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "bart", "t5"])
+def test_parts_of_attentions_are_not_named(name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sparsify(build(name))
+
+
+def test_scores_that_are_changed_are_refused() -> None:
+    capped = tf.Gemma2ForCausalLM(tf.Gemma2Config(**GROUPED, head_dim=4))
+    with pytest.raises(ValueError, match=r"layers\.0\.self_attn caps its scores softly \(at 50"):
+        sparsify(capped)
+    layers = {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 4}
+    sinks = tf.GptOssForCausalLM(tf.GptOssConfig(**GROUPED, **layers))
+    with pytest.raises(ValueError, match=r"layers\.0\.self_attn has attention sinks"):
+        sparsify(sinks)
+
+
+def test_a_module_without_a_number_of_heads_is_named() -> None:
+    with pytest.raises(ValueError, match="Linear does not tell its number of heads: none of num_heads"):
+        count_heads(nn.Linear(2, 2))

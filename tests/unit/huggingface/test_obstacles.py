@@ -1,0 +1,63 @@
+"""What keeps attentions from becoming sparse, told without a change of the model."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+pytest.importorskip("transformers")  # before what imports it
+
+import torch
+import transformers as tf
+from torch import nn
+
+from tiny_transformers import GROUPED, SEQ2SEQ, SMALL, TEXT, build, fill
+from tsallis.huggingface import alphas, find_obstacles, sparsify
+from tsallis.nn import sparsify_module
+
+
+@pytest.mark.parametrize("name", ["bert", "bart"])
+def test_attentions_without_obstacles_are_those_that_become_sparse(name: str) -> None:
+    model = build(name)
+    before = model.config
+    obstacles = find_obstacles(model)
+    assert set(obstacles.values()) == {""} and model.config is before and not alphas(model)
+    assert set(alphas(sparsify(model))) == {*obstacles} == {*find_obstacles(model)}
+
+
+def test_attentions_of_a_models_own_are_told() -> None:
+    model = tf.BigBirdPegasusModel(tf.BigBirdPegasusConfig(**SEQ2SEQ, **TEXT))
+    obstacles = find_obstacles(model)
+    own = [name for name, obstacle in obstacles.items() if "does not ask Transformers' AttentionInterface" in obstacle]
+    assert own == [f"encoder.layers.{i}.self_attn.self" for i in (0, 1)]
+    with pytest.warns(UserWarning, match="stay as they are"):
+        assert set(alphas(sparsify(model))) == {*obstacles} - {*own}
+
+
+def test_an_attention_of_pytorch_can_be_made_sparse_beside_the_others() -> None:
+    model = fill(lambda: tf.SiglipVisionModel(tf.SiglipVisionConfig(**SMALL, image_size=8, patch_size=4)))
+    pixels = torch.randn(2, 3, 8, 8)
+    before = model(pixel_values=pixels).pooler_output
+    *obstacles, last = find_obstacles(model).values()
+    assert (
+        obstacles == ["", ""] and last == "is a torch.nn.MultiheadAttention: tsallis.nn.sparsify_module makes it sparse"
+    )
+    sparsify_module(model, 1.0, names="*head.attention")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sparsify(model, 1.0)
+    torch.testing.assert_close(model(pixel_values=pixels).pooler_output, before, rtol=1e-4, atol=1e-4)
+    assert list(find_obstacles(model).values()) == ["", ""]
+
+
+def test_changed_scores_and_other_models_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    capped = find_obstacles(tf.Gemma2Model(tf.Gemma2Config(**GROUPED, head_dim=4)))
+    assert set(capped.values()) == {"caps its scores softly (at 50.0), which entmax attention does not support"}
+    deberta = find_obstacles(tf.DebertaV2Model(tf.DebertaV2Config(**SMALL, **TEXT)))
+    assert len(deberta) == 2 and all(deberta.values())
+    monkeypatch.setattr(tf.BertForMaskedLM, "_can_set_attn_implementation", classmethod(lambda cls: False))
+    reasons = set(find_obstacles(build("bert")).values())
+    assert reasons == {"is of BertForMaskedLM, whose attention function Transformers does not let be replaced"}
+    with pytest.raises(TypeError, match="must be a Transformers model, got Linear"):
+        find_obstacles(nn.Linear(2, 2))

@@ -1,0 +1,151 @@
+"""Recordings of sparsified Transformers models: the weights that the models hand out themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("transformers")  # before what imports it
+
+import torch
+import transformers as tf
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.processors import TemplateProcessing
+from torch import nn
+
+from tiny_transformers import BY_NAME, VOCABULARY, build, inputs
+from tsallis.analysis import RunSummary, density, head_roles, record
+from tsallis.errors import InputError
+from tsallis.huggingface import DensityMeter, sparsify
+from tsallis.huggingface.recording import TransformersReader, summarize_texts
+from tsallis.report.page import build_page
+
+
+class WordPieces:
+    """A tokenizer that marks what goes on with a word; even numbers do."""
+
+    def get_vocab(self) -> dict[str, int]:
+        return {"1": 1, "##2": 2}
+
+    def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
+        return [f"{'' if number % 2 else '##'}{number}" for number in ids]
+
+
+KINDS = {"bert": ["encoder"] * 2, "llama": ["decoder"] * 2, "t5": ["encoder"] * 2 + ["decoder", "cross"] * 2}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_recording_has_the_weights_of_the_model(name: str) -> None:
+    batch, model = inputs(BY_NAME[name]), sparsify(build(name), "learned", initial=1.5)
+    reader = TransformersReader(model.train(), WordPieces())
+    sentences = list(record(reader, [batch]))
+    assert model.training and [layer.kind for layer in reader.layers] == KINDS[name]
+    assert all(layer.alphas == pytest.approx([1.5] * 4) for layer in reader.layers)
+    with torch.no_grad():
+        output: Any = model.eval()(**batch, output_attentions=True)
+    if name == "t5":
+        pairs = zip(output.decoder_attentions, output.cross_attentions, strict=True)
+        weights = [*output.encoder_attentions, *(x for pair in pairs for x in pair)]
+    else:
+        weights = list(output.attentions)
+    for row, (sentence, length) in enumerate(zip(sentences, (7, 4), strict=True)):
+        assert len(sentence.text.target if name == "llama" else sentence.text.source) == length
+        for layer, ours, theirs in zip(reader.layers, sentence.weights, weights, strict=True):
+            queries, keys = (len(side) for side in sentence.text.sides(layer.kind))
+            np.testing.assert_allclose(ours.dense(), theirs[row, :, :queries, :keys].numpy(), atol=1e-6)
+
+
+def test_words_are_marked_and_sentences_numbered() -> None:
+    batch, model = inputs(BY_NAME["bert"]), sparsify(build("bert"), 1.5)
+    batch["input_ids"][1, :4] = torch.tensor([5, 6, 7, 8])
+    sentences = list(record(TransformersReader(model, WordPieces()), [{**batch, "index": [8, 3]}]))
+    assert [sentence.text.index for sentence in sentences] == [8, 3]
+    assert sentences[1].text.source == ("▁5", "6", "▁7", "8")
+
+
+def test_densities_are_those_of_the_meter() -> None:
+    batch = {name: x[1:] for name, x in inputs(BY_NAME["bert"]).items()}  # the padded sentence
+    model = sparsify(build("bert"), 1.5)
+    with torch.no_grad(), DensityMeter(model) as meter:
+        model(**batch)
+    measured = density(record(TransformersReader(model, WordPieces()), [batch]))
+    ours = [head.density for head in measured.heads]
+    np.testing.assert_allclose(ours, torch.cat(list(meter.densities().values())).numpy(), atol=1e-6)
+
+
+def test_what_cannot_be_recorded_is_refused() -> None:
+    with pytest.raises(ValueError, match="Linear has no sparse attention"):
+        TransformersReader(nn.Linear(2, 2), WordPieces())
+    reader = TransformersReader(sparsify(build("llama"), 1.5), WordPieces())
+    with pytest.raises(ValueError, match="padding must lie behind the sentences"):
+        reader.texts(inputs(BY_NAME["llama"], "left"))
+
+
+TEXTS = ["w5 w6 ##7 w8 w9 w10", "w5 w8", "w9 w6 w5 ##7 w8 w9 w11"]
+
+
+def tokenizer() -> Any:
+    """A tokenizer of words, with the start and the end of BERT's sentences."""
+    names = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", *(f"w{i}" if i != 7 else "##7" for i in range(4, VOCABULARY))]
+    words = Tokenizer(WordLevel({name: i for i, name in enumerate(names)}, unk_token="[UNK]"))
+    words.pre_tokenizer = WhitespaceSplit()
+    words.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)])
+    special = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"}
+    return tf.PreTrainedTokenizerFast(tokenizer_object=words, **special)
+
+
+def test_the_start_and_the_end_of_a_sentence_are_no_words() -> None:
+    batch = dict(tokenizer()(TEXTS, padding=True, return_tensors="pt"))
+    reader = TransformersReader(sparsify(build("bert"), 1.5), tokenizer())
+    assert reader.texts(batch)[0].source == ("[CLS]", "▁w5", "▁w6", "7", "▁w8", "▁w9", "▁w10", "[SEP]")
+    scores = head_roles(record(reader, [batch])).heads[0].scores
+    assert scores["start"] is not None and scores["end"] is not None
+
+
+def test_a_summary_of_texts_is_that_of_their_recording() -> None:
+    """More texts than a batch holds; the page shows heads, and no outputs."""
+    texts, model = TEXTS * 15, sparsify(build("bert"), "learned", initial=1.5)
+    summary = summarize_texts(model, tokenizer(), texts[:40], sentences=5)
+    assert (summary.name, summary.corpus.sentences, len(summary.sentences)) == ("BertForMaskedLM", 40, 5)
+    batch = dict(tokenizer()(texts[:40], padding=True, return_tensors="pt"))
+    reader = TransformersReader(model, tokenizer())
+    heads = density(record(reader, [batch])).heads
+    assert [head.density for head in summary.heads] == pytest.approx([head.density for head in heads], abs=1e-6)
+    sentences = {sentence.text.index: sentence for sentence in record(reader, [batch])}
+    for shown in summary.sentences:
+        assert shown.text == sentences[shown.text.index].text
+        for ours, theirs in zip(shown.weights, sentences[shown.text.index].weights, strict=True):
+            np.testing.assert_allclose(ours.dense(), theirs.dense(), atol=1e-6)
+    page = build_page([summary])
+    assert '"outputs":null' in page and "<title>BertForMaskedLM: attention</title>" in page
+
+
+@pytest.mark.parametrize("name", ["llama", "marian", "t5"])
+def test_a_summary_of_decoders(name: str) -> None:
+    """Weights of a padded pair are those of the pair alone."""
+    targets = None if name == "llama" else ["w6 w7", "w9 w10 w11 w12", "w5"]
+    model = sparsify(build(name), 1.5)
+
+    def summarize(rows: slice) -> RunSummary:
+        return summarize_texts(model, tokenizer(), TEXTS[rows], targets and targets[rows])
+
+    together, alone = summarize(slice(None)), summarize(slice(1, 2))
+    assert [layer.kind for layer in together.layers] == KINDS.get(name, KINDS["t5"]) or name == "marian"
+    ours, theirs = together.sentences[1], alone.sentences[0]
+    assert (ours.text.source, ours.text.target) == (theirs.text.source, theirs.text.target)
+    assert len(ours.text.target) == (4 if name == "llama" else 6)  # with a start and an end
+    for one, other in zip(ours.weights, theirs.weights, strict=True):
+        np.testing.assert_allclose(one.dense(), other.dense(), atol=1e-5)
+
+
+def test_texts_and_targets_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(InputError, match="BertForMaskedLM needs no targets for 3 texts, got 3"):
+        summarize_texts(sparsify(build("bert")), tokenizer(), TEXTS, TEXTS)
+    with pytest.raises(InputError, match="MarianMTModel needs 3 targets for 3 texts, got 2"):
+        summarize_texts(sparsify(build("marian")), tokenizer(), TEXTS, TEXTS[:2])
+    with pytest.raises(InputError, match="the texts: there are no sentences to analyse"):
+        summarize_texts(sparsify(build("bert")), tokenizer(), [])

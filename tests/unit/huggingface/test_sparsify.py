@@ -1,0 +1,178 @@
+"""Attentions made sparse, changed and made dense again."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")  # before what imports it
+
+import torch
+import transformers as tf
+from torch import nn
+
+from tiny_transformers import BY_NAME, SMALL, TEXT, build, inputs
+from tsallis.huggingface import (
+    alpha_parameters,
+    alphas,
+    densify,
+    from_pretrained,
+    set_alpha,
+    sparsify,
+)
+
+FIRST, SECOND = (f"bert.encoder.layer.{i}.attention.self" for i in (0, 1))
+
+
+def test_a_mapping_leaves_other_layers_as_they_are() -> None:
+    batch = inputs(BY_NAME["bert"])
+    model = sparsify(build("bert"), {1: "learned"}, initial=1.5)
+    assert list(alphas(model)) == [SECOND]
+    weights = model(**batch, output_attentions=True).attentions
+    assert (weights[0][0] > 0).all() and (weights[1][0] == 0).any()
+    torch.testing.assert_close(model(**batch).logits, model(**batch, output_attentions=True).logits)
+
+
+def test_a_second_call_changes_what_it_chooses() -> None:
+    model = sparsify(build("bert"), 1.5)
+    sparsify(model, {"*.layer.1.*": "learned"}, initial=1.25)
+    assert torch.equal(alphas(model)[FIRST], torch.tensor(1.5))
+    torch.testing.assert_close(alphas(model)[SECOND], torch.full((4,), 1.25))
+    assert list(model.config.tsallis.values()) == ["fixed", [1.0, 2.0]]
+
+
+@pytest.mark.parametrize(
+    ("alpha", "options", "message"),
+    [
+        (0.5, {}, "alpha must be finite and at least 1, got 0.5"),
+        ("learnt", {}, "alpha must be a number or 'learned', got 'learnt'"),
+        ("learned", {"initial": 1.0}, "initial must lie strictly between 1 and 2, got 1"),
+        ({0: 1.5}, {"layers": 0}, "alpha names the layers itself"),
+        ({5: 1.5}, {}, "no attention matches 5"),
+        ({}, {}, "alpha names no layers: {}"),
+        (1.5, {"layers": []}, f"layers names none of the attentions {FIRST}, {SECOND}"),
+        ([1.5, 2.0], {}, f"alpha has 2 numbers, but {FIRST} has 4 heads"),
+        ([], {}, "alpha must have a number for each head, got none"),
+        ([1.0, 1.5, 2.0, 0.5], {}, "alpha must be finite and at least 1, got 0.5"),
+    ],
+)
+def test_a_bad_alpha_changes_nothing(alpha: Any, options: dict[str, Any], message: str) -> None:
+    model = build("bert")
+    with pytest.raises(ValueError, match=message):
+        sparsify(model, alpha, **options)
+    assert model.config._attn_implementation == "sdpa" and not alphas(model)
+
+
+def test_heads_have_alphas_of_their_own() -> None:
+    batch, model = inputs(BY_NAME["bert"]), build("bert")
+    for alpha in ([1.0, 1.25, 1.5, 2.0], torch.tensor([1.0, 1.25, 1.5, 2.0]), {FIRST: [1.0, 1.25, 1.5, 2.0]}):
+        weights = sparsify(model, alpha)(**batch, output_attentions=True).attentions[0]
+        for head, number in enumerate((1.0, 1.25, 1.5, 2.0)):
+            alone = sparsify(build("bert"), number)(**batch, output_attentions=True).attentions[0]
+            torch.testing.assert_close(weights[:, head], alone[:, head])
+
+
+def test_learned_alphas_start_at_random_as_everywhere_but_for_an_initial_one() -> None:
+    torch.manual_seed(0)
+    model = build("bert")
+    drawn = torch.cat([alphas(sparsify(model, "learned"))[FIRST] for _ in range(5)])
+    assert len(drawn.unique()) == len(drawn) and drawn.min() < 1.4 and drawn.max() > 1.6
+    near = alphas(sparsify(build("bert"), "learned", initial=1.1))[FIRST]
+    torch.testing.assert_close(near, torch.full_like(near, 1.1))
+
+
+def test_what_was_learned_can_be_fixed() -> None:
+    batch, model = inputs(BY_NAME["bert"]), sparsify(build("bert"), {0: "learned", 1: 1.25}, initial=1.5)
+    with torch.no_grad():
+        alpha_parameters(model)[0].normal_()
+        before, values = model(**batch).logits, alphas(model)
+        sparsify(model, values)
+        assert not alpha_parameters(model) and torch.equal(model(**batch).logits, before)
+    assert all(torch.equal(values[name], x) for name, x in alphas(model).items())
+    set_alpha(model, 2.0)
+    assert torch.equal(alphas(model)[FIRST], torch.full((4,), 2.0)) and alphas(model)[SECOND] == 2
+
+
+def test_other_modules_are_refused() -> None:
+    with pytest.raises(TypeError, match="model must be a Transformers model, got Linear"):
+        sparsify(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="BertForMaskedLM is not sparsified"):
+        densify(build("bert"))
+    with pytest.raises(ValueError, match="Linear has no attention with a fixed alpha"):
+        set_alpha(nn.Linear(2, 2), 1.5)
+
+
+def test_densify_restores_the_implementation() -> None:
+    model = build("bert")
+    model.set_attn_implementation("eager")
+    assert densify(sparsify(sparsify(model), 2.0)).config._attn_implementation == "eager"
+
+
+def test_models_of_two_configurations() -> None:
+    text, vision = {**SMALL, **TEXT}, {**SMALL, "image_size": 8, "patch_size": 4}
+    config = tf.CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)
+    model = tf.CLIPModel(config).eval()
+    batch = {"input_ids": torch.tensor([[5, 6, 2]]), "pixel_values": torch.randn(1, 3, 8, 8)}
+    before = model(**batch).logits_per_image
+    sparsify(model, 1.0, layers="text_model.*")
+    assert len(alphas(model)) == 2
+    torch.testing.assert_close(model(**batch).logits_per_image, before)
+    sparsify(model, 2.0)
+    assert len(alphas(model)) == 4
+    assert torch.equal(densify(model)(**batch).logits_per_image, before)
+
+
+def test_a_copy_is_its_own() -> None:
+    model = sparsify(build("bert"), 1.5)
+    other = copy.deepcopy(model)
+    set_alpha(other, 2.0)
+    assert all(x == 1.5 for x in alphas(model).values())
+    assert model.config is not other.config
+    sparsify(other, "learned")
+    assert list(model.config.tsallis.values()) == ["fixed"] * 2
+
+
+class Wrapper(nn.Module):
+    """As DistributedDataParallel has a model."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+def compiled(model: nn.Module) -> Any:
+    return torch.compile(model, backend="eager")
+
+
+@pytest.mark.parametrize("wrap", [compiled, Wrapper, lambda model: Wrapper(compiled(Wrapper(model)))])
+def test_alphas_of_a_wrapped_model_are_saved_by_their_own_names(wrap: Any, tmp_path: Path) -> None:
+    model = sparsify(build("bert"), 1.0)
+    set_alpha(wrap(model), 2.0)
+    model.save_pretrained(tmp_path)
+    loaded = from_pretrained(tf.BertForMaskedLM, tmp_path)
+    assert alphas(loaded) == alphas(model) == {FIRST: torch.tensor(2.0), SECOND: torch.tensor(2.0)}
+
+
+def test_alphas_of_a_compiled_part_are_saved_by_their_own_names(tmp_path: Path) -> None:
+    model = sparsify(build("bert"), 1.5)
+    model.bert.encoder = torch.compile(model.bert.encoder, backend="eager")
+    set_alpha(model, 1.25)
+    assert list(model.config.tsallis) == ["encoder.layer.0.attention.self", "encoder.layer.1.attention.self"]
+
+
+def test_a_pickled_model_runs_in_another_process(tmp_path: Path) -> None:
+    model = sparsify(build("bert"), "learned").eval()
+    torch.save((model, inputs(BY_NAME["bert"])), tmp_path / "model.pt")
+    script = (
+        "import sys, torch\n"
+        "model, batch = torch.load(sys.argv[1], weights_only=False)\n"
+        "torch.save(model(**batch).logits.detach(), sys.argv[2])\n"
+    )
+    subprocess.run([sys.executable, "-c", script, tmp_path / "model.pt", tmp_path / "logits.pt"], check=True)
+    expected = model(**inputs(BY_NAME["bert"])).logits
+    torch.testing.assert_close(torch.load(tmp_path / "logits.pt"), expected.detach())

@@ -1,0 +1,41 @@
+"""Pieces as readers see them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")  # before what imports it
+
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
+from transformers import PreTrainedTokenizerFast
+
+from tsallis.huggingface.spelling import Spelling
+
+
+def byte_level(texts: list[str]) -> Any:
+    """Return a tokenizer of bytes, as GPT-2's, that knows the words of texts."""
+    pieces = Tokenizer(BPE())
+    pieces.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    trainer = BpeTrainer(vocab_size=400, special_tokens=["</s>"], initial_alphabet=ByteLevel.alphabet())
+    pieces.train_from_iterator(texts * 4, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=pieces, eos_token="</s>")
+
+
+def test_bytes_are_the_characters_that_they_stand_for() -> None:
+    tokenizer = byte_level(["the café is naïve", "a\tb \n\n日本"])
+    spell = Spelling(tokenizer).spell
+    assert spell(tokenizer("the café is naïve")["input_ids"]) == ("the", "▁café", "▁is", "▁naïve")
+    assert "".join(spell(tokenizer("a\tb \n\n日本</s>")["input_ids"])) == r"a\tb▁\n\n日本</s>"
+    assert "".join(spell(tokenizer("ж")["input_ids"])) == r"\xd0\xb6"  # each half is a piece
+    assert set("".join(spell(range(256)))) & {"Ġ", "Ċ", "Ã"} == set()
+
+
+def test_pieces_added_as_they_are_stay_so() -> None:
+    tokenizer = byte_level(["a b"])
+    tokenizer.add_tokens(["日本"])
+    assert Spelling(tokenizer).spell(tokenizer("日本")["input_ids"]) == ("日本",)

@@ -1,0 +1,95 @@
+"""Texts as batches: padded behind, cut at what a model can read, with all that it reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")  # before what imports it
+
+import transformers as tf
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.processors import TemplateProcessing
+
+from tiny_transformers import BY_NAME, SEQ2SEQ, SMALL, TEXT, VOCABULARY, build, fill, inputs
+from tsallis.errors import InputError
+from tsallis.huggingface import sparsify
+from tsallis.huggingface.recording import TransformersReader, summarize_texts
+from tsallis.huggingface.text_batches import text_batches
+
+TEXTS = ["w5 w6 w7", "w8"]
+
+
+def tokenizer(**special: str) -> Any:
+    """A tokenizer of words that knows pairs of texts, and no length."""
+    words = Tokenizer(WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w3"))
+    words.pre_tokenizer = WhitespaceSplit()
+    words.post_processor = TemplateProcessing(
+        single="w1 $A w2", pair="w1 $A w2 $B:1 w2:1", special_tokens=[("w1", 1), ("w2", 2)]
+    )
+    return tf.PreTrainedTokenizerFast(tokenizer_object=words, **special)
+
+
+def whisper() -> Any:
+    sizes = {**SEQ2SEQ, **TEXT, "num_mel_bins": 8, "max_source_positions": 30, "max_target_positions": 40}
+    return fill(lambda: tf.WhisperForConditionalGeneration(tf.WhisperConfig(**sizes)))
+
+
+def test_a_tokenizer_without_padding_is_padded() -> None:
+    (batch,) = text_batches(build("llama"), tokenizer(), TEXTS, None)
+    assert batch["input_ids"].tolist() == [[1, 5, 6, 7, 2], [1, 8, 2, 0, 0]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]
+    summary = summarize_texts(sparsify(build("gpt2"), 1.5), tokenizer(), TEXTS * 20)
+    assert summary.corpus.sentences == 40 and summary.sentences[1].text.target == ("w1", "w8", "w2")
+
+
+def test_texts_are_cut_at_what_a_model_can_read() -> None:
+    long = ["w5 " * 100]
+    for name, most in (("bert", 64), ("roberta", 63), ("llama", 64), ("bart", 64)):
+        model = build(name)
+        targets = long if name == "bart" else None
+        (batch,) = text_batches(model, tokenizer(), long, targets)
+        assert batch["input_ids"].shape == (1, most)
+        if targets:
+            assert batch["decoder_input_ids"].shape == (1, most)
+        model(**{key: x for key, x in batch.items() if key != "index"})
+    (batch,) = text_batches(build("t5"), tokenizer(), long, long)
+    assert batch["input_ids"].shape == (1, 102)  # it knows no longest text
+    (batch,) = text_batches(build("bert"), tokenizer(model_max_length=9), long, None)
+    assert batch["input_ids"].shape == (1, 9)
+
+
+def test_pairs_keep_their_types() -> None:
+    pairs = [("w5 w6", "w7"), ("w8", "w9")]
+    words = tokenizer(pad_token="w0")
+    words.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    (batch,) = text_batches(build("bert"), words, pairs, None)
+    assert batch["token_type_ids"].tolist() == [[0, 0, 0, 0, 1, 1], [0, 0, 0, 1, 1, 0]]
+    (batch,) = text_batches(build("llama"), words, pairs, None)
+    assert "token_type_ids" not in batch
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tf.M2M100ForConditionalGeneration(tf.M2M100Config(**SEQ2SEQ, **TEXT)),
+        lambda: tf.BlenderbotForConditionalGeneration(tf.BlenderbotConfig(**SEQ2SEQ, **TEXT)),
+    ],
+)
+def test_models_that_shift_no_labels_themselves(make: Any) -> None:
+    model = sparsify(fill(make), 1.5)
+    summary = summarize_texts(model, tokenizer(), TEXTS, ["w9", "w10 w11"])
+    assert [sentence.text.target for sentence in summary.sentences] == [("w1", "w1", "w9"), ("w1", "w1", "w10", "w11")]
+
+
+def test_models_that_read_no_texts_are_told() -> None:
+    vit = sparsify(tf.ViTModel(tf.ViTConfig(**SMALL, image_size=8, patch_size=4)), 1.5)
+    with pytest.raises(InputError, match="ViTModel reads pixel_values, no texts"):
+        summarize_texts(vit, tokenizer(), TEXTS)
+    with pytest.raises(InputError, match="WhisperForConditionalGeneration reads input_features, no texts"):
+        summarize_texts(sparsify(whisper(), 1.5), tokenizer(), TEXTS, TEXTS)
+    with pytest.raises(ValueError, match="a batch must have input_ids, got pixel_values"):
+        TransformersReader(vit, tokenizer()).texts({"pixel_values": inputs(BY_NAME["bert"])["input_ids"]})

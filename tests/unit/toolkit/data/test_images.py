@@ -1,0 +1,287 @@
+"""Images by name, of arrays, folders and archives; damaged and forged ones; and a store of images by number."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import lzma
+import pickle
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tsallis.errors import InputError
+from tsallis.toolkit.data.image_store import ImageStore
+from tsallis.toolkit.data.images import ArrayPictures, Photos, open_pictures
+from tsallis.toolkit.tasks.vqa import (
+    parse_questions,
+)
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (3, 4, 5, 3), np.uint8)
+
+
+def packed(path: Path, array: Any) -> Path:
+    with lzma.open(path, "wb") as stream:
+        np.save(stream, array)
+    return path
+
+
+def test_arrays_plain_or_packed(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", PIXELS)
+    plain, again = open_pictures(tmp_path / "a.npy"), open_pictures(packed(tmp_path / "b.npy.xz", PIXELS), (4, 5))
+    assert isinstance(plain, ArrayPictures) and isinstance(plain.array, np.memmap)
+    for pictures in (plain, again):
+        assert len(pictures) == 3 and pictures.shape == (4, 5, 3)
+        assert (pictures.batch(["2", "0", "2"]).numpy() == PIXELS[[2, 0, 2]]).all()
+        assert "02" in pictures and (pictures.batch(["02"]).numpy() == PIXELS[[2]]).all()
+        for name in ("3", "-1", "1.0", "", "²", "١", "9" * 30):
+            assert name not in pictures
+            with pytest.raises(InputError, match=r"numbered from 0 to 2, there is no "):
+                pictures.batch(["0", name])
+    saved = plain.batch(["0"])
+    saved.zero_()  # what comes out is nobody else's
+    assert (plain.batch(["0"]).numpy() == PIXELS[[0]]).all()
+
+
+def test_arrays_of_features(tmp_path: Path) -> None:
+    features = np.random.default_rng(1).normal(size=(2, 3, 3, 7)).astype(np.float16)
+    np.save(tmp_path / "a.npy", np.asfortranarray(features))
+    result = open_pictures(tmp_path / "a.npy").batch(["1"])
+    assert result.dtype == torch.float32 and (result[0].numpy() == features[1].astype(np.float32)).all()
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (PIXELS[0], r"expected an array \[images, height, width, channels\], found \[4, 5, 3\]"),
+        (PIXELS[:0], r"found \[0, 4, 5, 3\]"),
+        (PIXELS[..., :2], "3 channels, found 2"),
+        (PIXELS.astype(np.int64), "features in floating point, found int64"),
+        (PIXELS.astype(object), "not an array file"),
+    ],
+    ids=["dimensions", "empty", "channels", "dtype", "objects"],
+)
+@pytest.mark.parametrize("ending", [".npy", ".npy.xz"])
+def test_arrays_that_are_none(tmp_path: Path, array: Any, message: str, ending: str) -> None:
+    path = tmp_path / f"a{ending}"
+    if ending == ".npy":
+        np.save(path, array)
+    else:
+        packed(path, array)
+    with pytest.raises(InputError, match=message):
+        open_pictures(path)
+
+
+class Evil:
+    """What must never be unpickled."""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return (builtins.exec, ("raise SystemExit('code was run')",))
+
+
+@pytest.mark.parametrize(
+    ("name", "blob", "message"),
+    [
+        ("a.npy", pickle.dumps(Evil()), "not an array file"),
+        ("a.npy", b"", "not an array file"),
+        ("a.npy.xz", b"abc", "can't be unpacked as .xz"),
+        ("a.npy.xz", lzma.compress(pickle.dumps(Evil())), "not an array file"),
+        ("a.npy.xz", lzma.compress(b"x" * 9999)[:-20], "can't be unpacked|not an array"),
+        ("a.tar", b"abc", "not a tar archive"),
+        ("a.zip", b"abc", r"a.zip: expected .npy, .npy.xz, .tar or a folder"),
+    ],
+)
+def test_damaged_files(tmp_path: Path, name: str, blob: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(blob)
+    with pytest.raises(InputError, match=message):
+        open_pictures(tmp_path / name)
+
+
+def test_a_cut_array(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", PIXELS)
+    blob = (tmp_path / "a.npy").read_bytes()
+    (tmp_path / "a.npy").write_bytes(blob[:-7])
+    (tmp_path / "b.npy.xz").write_bytes(lzma.compress(blob[:-7]))
+    for name in ("a.npy", "b.npy.xz"):
+        with pytest.raises(InputError, match="not an array file"):
+            open_pictures(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["a.npy", "a.npy.xz", "a.tar", "a"])
+def test_missing_files(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match=r"can't be read: No such file|no such file or folder"):
+        open_pictures(tmp_path / name)
+
+
+def forged(shape: object, descr: str = "|u1", header: str | None = None, length: int | None = None) -> bytes:
+    """A file in NumPy's format that says this of itself, and a hundred bytes."""
+    text = (header or f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}").encode()
+    size = len(text) if length is None else length
+    return b"\x93NUMPY\x02\0" + size.to_bytes(4, "little") + text + bytes(100)
+
+
+@pytest.mark.parametrize(
+    "blob",
+    [
+        forged((1, 4, 4, 3), length=(1 << 32) - 1),
+        forged((10**6, 1000, 1000, 100)),
+        forged((-1, 4, 4, 3)),
+        forged((1 << 63, 4, 4, 3)),
+        forged((10**40, 4, 4, 3)),
+        forged((1, 5, 7, 3)),
+        forged((1, 4, 4, 3), "|S1000000000"),
+        forged((1, 4, 4, 3), "|O"),
+        forged(0, header="(" * 5000),
+        forged(0, header="{'a': " + "[" * 200),
+        forged(0, header="{" * 9000),
+        forged("(1, 4, 4, 3.5)"),
+        b"\x93NUMPY\x09\0" + bytes(200),
+        b"\x93NUMPY\x01\0\xff",
+    ],
+    ids=range(14),
+)
+@pytest.mark.parametrize("ending", [".npy", ".npy.xz"])
+def test_forged_arrays(tmp_path: Path, blob: bytes, ending: str) -> None:
+    path = tmp_path / f"a{ending}"
+    path.write_bytes(lzma.compress(blob) if ending == ".npy.xz" else blob)
+    with pytest.raises(InputError, match=rf"^{path}: .*(not an array file|memory|expected an array|expected pictures)"):
+        open_pictures(path)
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_array_of_python_2_is_read_without_a_word(tmp_path: Path) -> None:
+    (tmp_path / "a.npy").write_bytes(forged("(1L, 3L, 11L, 3L)"))
+    assert open_pictures(tmp_path / "a.npy").batch(["0"]).numel() == 99
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("ending", [".npy", ".npy.xz"])
+def test_arrays_of_both_orders(tmp_path: Path, order: Any, ending: str) -> None:
+    array = np.random.default_rng(0).random((3, 4, 5, 2)).astype(np.float32, order=order)
+    path = tmp_path / f"a{ending}"
+    np.save(tmp_path / "a.npy", array)
+    if ending == ".npy.xz":
+        path.write_bytes(lzma.compress((tmp_path / "a.npy").read_bytes()))
+    assert np.array_equal(open_pictures(path).batch(["0", "1", "2"]).numpy(), array)
+
+
+def test_a_long_name_of_an_image_is_not_repeated(tmp_path: Path) -> None:
+    for name in ("x" * 10**6, "9" * 10**6):
+        with pytest.raises(InputError, match="in:1: there is no image") as caught:
+            parse_questions([(0, f"{name}\tis it red?\tno")], "in", ArrayPictures(PIXELS))
+        assert len(str(caught.value)) < 200
+
+
+def test_sizes_that_no_photograph_has() -> None:
+    with pytest.raises(InputError, match="at most 67108864 pixels, found"):
+        open_pictures("a.tar", (100_000, 100_000))
+
+
+def test_sizes() -> None:
+    with pytest.raises(InputError, match="images of 4 x 5 stay so, 8 x 8 was asked for"):
+        ArrayPictures(PIXELS, size=(8, 8))
+    with pytest.raises(ValueError, match=r"at least 1, got \(0, 3\)"):
+        open_pictures("a.npy", (0, 3))
+
+
+def photo(height: int, width: int, colour: Any, kind: str = "PNG", **more: Any) -> bytes:
+    image = pytest.importorskip("PIL.Image")
+    stream = io.BytesIO()
+    mode = "L" if isinstance(colour, int) else "RGBA" if len(colour) == 4 else "RGB"
+    image.new(mode, (width, height), colour).save(stream, kind, **more)
+    return stream.getvalue()
+
+
+def folder_of(path: Path, files: dict[str, bytes]) -> Path:
+    for name, blob in files.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(blob)
+    return path
+
+
+def tar_of(path: Path, files: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w") as archive:
+        for name, blob in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(blob)
+            archive.addfile(info, io.BytesIO(blob))
+        link = tarfile.TarInfo("link.png")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/hostname"
+        archive.addfile(link)
+    return path
+
+
+def test_photographs_in_a_folder_or_an_archive(tmp_path: Path) -> None:
+    files = {
+        "a.png": photo(4, 6, (10, 20, 30)),
+        "sub/b.JPG": photo(8, 12, (200, 100, 0), "JPEG", quality=95),
+        "grey.jpeg": photo(4, 6, 77, "JPEG"),
+        "clear.png": photo(2, 3, (1, 2, 3, 9)),
+        "notes.txt": b"no image",
+    }
+    folder, archive = folder_of(tmp_path / "f", files), tar_of(tmp_path / "f.tar", files)
+    for pictures in (open_pictures(folder, (4, 6)), open_pictures(archive, (4, 6))):
+        assert len(pictures) == 4 and pictures.shape == (4, 6, 3)
+        for name in ("a", "a.png", "sub/b", "sub/b.JPG", "grey", "clear"):
+            assert name in pictures
+        assert "b" not in pictures and "notes" not in pictures and "link" not in pictures
+        result = pictures.batch(["sub/b", "a.png", "grey", "clear", "a"])
+        assert result.shape == (5, 4, 6, 3) and result.dtype == torch.uint8
+        expected = torch.tensor([[200, 100, 0], [10, 20, 30], [77, 77, 77], [1, 2, 3], [10, 20, 30]])
+        assert (result.long() - expected[:, None, None]).abs().max() <= 2
+        with pytest.raises(InputError, match=r"there is no image '../f.tar'"):
+            pictures.batch(["../f.tar"])
+
+
+def test_photographs_of_several_sizes_need_one(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, {"a.png": photo(4, 6, (1, 2, 3)), "b.png": photo(5, 6, (1, 2, 3))})
+    pictures = open_pictures(folder)
+    assert pictures.shape == (4, 6, 3) and len(pictures.batch(["a"])) == 1
+    with pytest.raises(InputError, match=r"b.png has 5 x 6 pixels and not 4 x 6 as the first one; give a size"):
+        pictures.batch(["a", "b"])
+
+
+def test_a_photograph_that_says_it_lies_on_its_side(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    turned = image.Exif()
+    turned[0x0112] = 6
+    folder_of(tmp_path, {"a.jpg": photo(4, 6, (1, 2, 3), "JPEG", exif=turned)})
+    assert open_pictures(tmp_path).shape == (6, 4, 3)
+
+
+def test_photographs_that_are_none(tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    good = photo(4, 6, (1, 2, 3))
+    with pytest.raises(InputError, match=r"no images in it, expected .jpg, .jpeg, .png"):
+        open_pictures(folder_of(tmp_path / "none", {"a.txt": b"text"}))
+    with pytest.raises(InputError, match=r"a.png can't be read as an image"):
+        open_pictures(folder_of(tmp_path / "damaged", {"a.png": good[:40]}))
+    with pytest.raises(InputError, match=r"a.png can't be read as an image"):
+        open_pictures(folder_of(tmp_path / "other", {"a.png": photo(4, 6, (1, 2, 3), "GIF")}))
+    both = open_pictures(folder_of(tmp_path / "both", {"a.png": good, "a.jpg": photo(4, 6, (1, 2, 3), "JPEG")}))
+    assert both.batch(["a.png", "a.jpg"]).shape == (2, 4, 6, 3)
+    with pytest.raises(InputError, match=r"image 'a' may be any of a.jpg, a.png"):
+        both.batch(["a"])
+
+
+def test_photographs_without_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "PIL", None)
+    with pytest.raises(InputError, match=r"need Pillow: pip install 'tsallis\[vision\]'"):
+        Photos({"a.png": lambda: b""}, "photos")
+
+
+def test_a_store_holds_images_of_one_size() -> None:
+    small, large = (ArrayPictures(np.full((3, n, 4, 3), n, np.uint8)) for n in (4, 5))
+    other = ArrayPictures(np.full((3, 4, 4, 3), 9, np.uint8))
+    store = ImageStore()
+    request = [(small, "0"), (other, "1"), (other, "0")]
+    assert store.add(request) == [0, 1, 2] and store.add(request[1:]) == [1, 2] and len(store) == 3
+    result = store(torch.tensor([1, 0, 2, 0]))
+    assert result[:, 0, 0, 0].tolist() == [9, 4, 9, 4]
+    with pytest.raises(InputError, match="image '2' is 5 x 4 x 3, the others are 4 x 4 x 3"):
+        store.add([(large, "2")])

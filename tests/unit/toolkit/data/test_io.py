@@ -1,0 +1,172 @@
+"""Files that are none, never end or unpack without end: refused at once, by one line that names them."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import io
+import lzma
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tsallis.errors import InputError
+from tsallis.toolkit.data import Vocabulary
+from tsallis.toolkit.data import io as file_io
+from tsallis.toolkit.data.images import open_pictures
+from tsallis.toolkit.data.io import (
+    decode_lines,
+    distinct_names,
+    read_bytes,
+    read_json,
+    read_lines,
+    stream_lines,
+    write_output,
+)
+from tsallis.toolkit.data.subwords import Subwords
+from tsallis.toolkit.tasks.classification import read_labelled
+from tsallis.toolkit.tasks.strings import read_strings
+from tsallis.toolkit.tasks.vqa import read_questions
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "bytes": read_bytes,
+    "json": read_json,
+    "lines": lambda path: list(read_lines(path)),
+    "parallel": lambda path: list(stream_lines(path)),
+    "strings": read_strings,
+    "documents": read_labelled,
+    "questions": read_questions,
+    "vocabulary": Vocabulary.load,
+    "subwords": Subwords.load,
+    "array": open_pictures,
+    "tar": open_pictures,
+}
+ENDINGS = {"array": ".npy", "tar": ".tar"}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_what_is_no_file(name: str, tmp_path: Path) -> None:
+    path = tmp_path / f"pipe{ENDINGS.get(name, '')}"
+    os.mkfifo(path)
+    with pytest.raises(InputError, match="expected a file, found a pipe or a device"):
+        READERS[name](path)
+    path = tmp_path / f"device{ENDINGS.get(name, '')}"
+    path.symlink_to("/dev/zero")
+    with pytest.raises(InputError, match="expected a file, found a pipe or a device"):
+        READERS[name](path)
+    for wrong in ("a\0b", "a\ud800", "a" * 300):
+        with pytest.raises(InputError, match=r"can't be read: (no file has such a name|File name too long)"):
+            READERS[name](tmp_path / (wrong + ENDINGS.get(name, "")))
+
+
+def test_what_a_process_was_started_with_is_read() -> None:
+    """A shell's `<(...)` is a pipe too."""
+    read, write = os.pipe()
+    os.write(write, b"a\nb\n")
+    os.close(write)
+    assert list(read_lines(f"/dev/fd/{read}")) == ["a", "b"]
+    os.close(read)
+
+
+class Endless(io.RawIOBase):
+    """Like /dev/zero."""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: bytearray) -> int:  # type: ignore[override]
+        target[:] = bytes(len(target))
+        return len(target)
+
+
+def test_a_line_without_an_end() -> None:
+    with pytest.raises(InputError, match="standard input:1: expected text, found a line of more than 16777216 bytes"):
+        list(decode_lines(io.BufferedReader(Endless()), "standard input"))
+
+
+def test_lines_come_before_the_next_are_read() -> None:
+    lines = decode_lines(io.BytesIO(b"a\nb\n\xff\n"), "in")
+    assert [next(lines), next(lines)] == ["a", "b"]
+    with pytest.raises(InputError, match="in:3: expected UTF-8 text, found byte 0xff at byte 0 of the line"):
+        next(lines)
+
+
+@pytest.mark.parametrize("ending", [".gz", ".xz"])
+@pytest.mark.parametrize("content", [b"\n", b"\0", b"a\n"])
+def test_small_files_that_unpack_without_end(
+    ending: str, content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_io, "PLAUSIBLE", 1 << 20)
+    path = tmp_path / f"a{ending}"
+    blob = content * (1 << 22)
+    path.write_bytes(gzip.compress(blob, 1) if ending == ".gz" else lzma.compress(blob, preset=0))
+    with pytest.raises(InputError, match=r"unpacks to more than 200 times its size|a line of more than"):
+        for _ in stream_lines(path):
+            pass
+    text = "".join(f"{i}\n" for i in range(300_000)).encode()  # of more than that, but text
+    path.write_bytes(gzip.compress(text) if ending == ".gz" else lzma.compress(text))
+    assert sum(1 for _ in stream_lines(path)) == 300_000
+
+
+def test_files_of_more_than_a_limit(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x" * 10)
+    assert read_bytes(tmp_path / "a", 10) == b"x" * 10
+    with pytest.raises(InputError, match="a: expected at most 9 bytes, found more"):
+        read_bytes(tmp_path / "a", 9)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "{", "[]", "\x00"])
+def test_json_that_is_none(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(InputError, match=r"a\.json: (not a JSON file|expected a JSON object)"):
+        read_json(tmp_path / "a.json")
+
+
+def test_a_packed_dictionary_larger_than_memory_costs_nothing(tmp_path: Path) -> None:
+    """What an .xz file says of itself is not believed either."""
+    blob = bytearray(lzma.compress(b"text\n", format=lzma.FORMAT_ALONE))
+    blob[1:5] = (1 << 31).to_bytes(4, "little")
+    (tmp_path / "a.xz").write_bytes(blob)
+    started = time.monotonic()
+    try:
+        assert list(stream_lines(tmp_path / "a.xz")) == ["text"]
+    except InputError as error:
+        assert "a.xz" in str(error)
+    assert time.monotonic() - started < 10
+
+
+def test_a_full_disk_is_told_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(handle: int, blob: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(file_io, "write_all", full)
+    with pytest.raises(OSError, match="No space") as caught:
+        file_io.write_atomic(tmp_path / "page.html", "text")
+    assert caught.value.filename == str(tmp_path / "page.html")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_an_output_that_is_a_link_stays_one(tmp_path: Path, there: bool) -> None:
+    target, link = tmp_path / "results" / "new" / "page.html", tmp_path / "page.html"
+    link.symlink_to(Path("results") / "new" / "page.html")
+    if there:
+        target.parent.mkdir(parents=True)
+        target.write_text("old")
+    write_output(link, "whole")
+    assert link.is_symlink() and target.read_text() == "whole" and not target.is_symlink()
+    assert [path.name for path in target.parent.iterdir()] == ["page.html"]
+    write_output(tmp_path / "folder" / "other", b"plain")
+    assert (tmp_path / "folder" / "other").read_bytes() == b"plain"
+
+
+def test_names_of_paths_tell_them_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert distinct_names([Path("/a/x/run"), Path("/b/y")]) == ["run", "y"]
+    assert distinct_names([Path("/a/x/run"), Path("/a/y/run"), Path("/z")]) == ["x/run", "y/run", "z"]
+    assert distinct_names([Path("/x/run"), Path("/a/x/run")]) == ["x/run", "a/x/run"]
+    assert distinct_names([Path("/a/run"), Path("/a/b/../run"), Path("/b/run")]) == ["a/run", "a/run", "b/run"]
+    monkeypatch.chdir(tmp_path)
+    assert distinct_names([Path()]) == [tmp_path.name]

@@ -1,0 +1,61 @@
+"""Texts in rows of one length: every token is predicted once, and every text's end."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+
+from tsallis.errors import InputError
+from tsallis.symbols import BOS, EOS, IGNORE_INDEX, PAD
+from tsallis.toolkit.data.packing import TextCorpus, pack
+
+SYMBOLS = 300  # more than a byte holds
+
+
+def texts_of(seed: int, count: int = 40) -> list[list[int]]:
+    chance = np.random.default_rng(seed)
+    return [chance.integers(4, SYMBOLS, chance.integers(0, 30)).tolist() for _ in range(count)]
+
+
+@pytest.mark.parametrize("length", [2, 3, 8, 29, 30, 64, 2000])
+def test_every_token_is_predicted_once_and_every_end(length: int) -> None:
+    texts = texts_of(length)
+    corpus = pack(texts, length, SYMBOLS)
+    assert corpus.lengths()[:, 1].max() < length
+    batch = corpus.batch(range(len(corpus)))
+    predicted = [row[row != IGNORE_INDEX].tolist() for row in batch.tgt_out]
+    assert list(chain(*predicted)) == list(chain(*([*text, EOS] for text in texts if text)))
+    for row, tokens in enumerate(batch.tgt_in.tolist()):
+        count = len(predicted[row])
+        assert tokens[count:] == [PAD] * (len(tokens) - count) and PAD not in tokens[:count]
+        for here, after, answer in zip(tokens[:count], tokens[1:count], predicted[row], strict=False):
+            assert answer == (EOS if after == BOS else after), here
+
+
+def test_a_text_that_fits_is_whole() -> None:
+    corpus = pack([[7] * 5, [8] * 5, [9] * 2], 8, SYMBOLS)
+    assert [row.tolist() for row in corpus.tgt] == [[BOS, *[7] * 5], [BOS, *[8] * 5], [BOS, 9, 9]]
+
+
+def test_batches_are_small_where_rows_are_long() -> None:
+    assert max(len(batch.index) for batch in pack([[5] * 3000] * 20, 3000, SYMBOLS).batches(64)) == 7
+
+
+def test_texts_have_a_digest_of_their_own() -> None:
+    texts = texts_of(1)
+    assert (
+        len({pack(texts, 8, SYMBOLS).digest(), pack(texts, 9, SYMBOLS).digest(), pack(texts[1:], 8, 9).digest()}) == 3
+    )
+
+
+def test_no_symbols_are_an_error() -> None:
+    with pytest.raises(InputError, match="no text with symbols"):
+        pack([[], []], 8, SYMBOLS)
+
+
+def test_prompts_may_be_empty() -> None:
+    batch = TextCorpus([[], [6]], [[4], [5, 6]]).batch([0, 1])
+    assert batch.src_lengths.tolist() == [0, 1] and torch.equal(batch.tgt_in, torch.tensor([[1, 4, 0], [1, 5, 6]]))

@@ -1,0 +1,190 @@
+"""Rows in files: the same as rows in lists, and never taken for whole where they are not."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tsallis.errors import InputError
+from tsallis.toolkit.data.ragged import MANIFEST, OFFSETS, TOKENS, RaggedRows, RaggedWriter, digest_of, type_for
+
+ROWS = [[5, 6, 7], [], [65_535], [4] * 100, []]
+LISTS = st.lists(st.lists(st.integers(0, 65_535), max_size=6), max_size=12)
+
+
+def written(folder: Path, rows: list[list[int]] = ROWS, dtype: str = "<u2", chunk: int = 2) -> RaggedRows:
+    with RaggedWriter(folder, dtype, {"subwords": "abc"}) as writer:
+        for start in range(0, len(rows), chunk):
+            writer.extend(rows[start : start + chunk])
+        return writer.finish()
+
+
+@settings(deadline=None)
+@given(LISTS, st.sampled_from(["<u2", "<u4", "<i4", "<i8"]), st.integers(1, 5), st.data())
+def test_rows_come_back(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[list[int]], dtype: str, chunk: int, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("rows") / "r"
+    ragged = written(folder, rows, dtype, chunk)
+    for form in (ragged, RaggedRows.open(folder), RaggedRows.of(rows), pickle.loads(pickle.dumps(ragged))):
+        assert len(form) == len(rows) and form == rows
+        assert [r.tolist() for r in form] == rows == [r.tolist() for r in form[:]]
+        assert form.lengths.tolist() == list(map(len, rows))
+        assert form.digest == digest_of(rows) == digest_of(form)
+        form.verify()
+        index = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=9)) if rows else []
+        flat, lengths = form.rows(index)
+        assert flat.tolist() == [i for location in index for i in rows[location]]
+        assert lengths.tolist() == [len(rows[location]) for location in index]
+    assert ragged.tokens.dtype == np.dtype(dtype)
+
+
+def test_single_rows(tmp_path: Path) -> None:
+    rows = written(tmp_path / "r")
+    assert rows[-2].tolist() == [4] * 100 and rows[2].dtype == np.uint16
+    assert [r.tolist() for r in rows[3:0:-2]] == [[4] * 100, []]
+    for index in (5, -6):
+        with pytest.raises(IndexError, match=f"numbered from 0 to 4, got {index}"):
+            rows[index]
+    assert rows != ROWS[:-1] and rows != [*ROWS[:-1], [1]] and rows != "rows"
+    with pytest.raises(ValueError, match="read-only"):
+        rows[0][0] = 9
+
+
+def test_digests_tell_rows_apart() -> None:
+    assert len({digest_of(rows) for rows in ([], [[]], [[1, 2]], [[1], [2]], [[2, 1]], [[1, 2], []])}) == 6
+
+
+def test_pickled_by_name(tmp_path: Path) -> None:
+    rows = written(tmp_path / "r", [[7] * 10_000])
+    assert len(pickle.dumps(rows)) < 1000
+
+
+def test_types() -> None:
+    assert [type_for(n) for n in (1, 256, 257, 65_536, 65_537, 1 << 32)] == ["<u1", "<u1", "<u2", "<u2", "<u4", "<u4"]
+    for count in (0, (1 << 32) + 1):
+        with pytest.raises(ValueError, match=rf"symbols must be from 1 to 2\^32, got {count}"):
+            type_for(count)
+
+
+def test_numbers_that_do_not_fit(tmp_path: Path) -> None:
+    with RaggedWriter(tmp_path / "r", "<u2") as writer:
+        with pytest.raises(ValueError, match="numbers must be from 0 to 65535, got 5 to 65536"):
+            writer.extend([[5], [65_536]])
+        with pytest.raises(ValueError, match=r"got -1 to 5"):
+            writer.extend([[5], [-1]])
+        writer.extend([[6]])
+        assert writer.finish() == [[6]]
+    with pytest.raises(ValueError, match=r"dtype must be one of .*, got 'object'"):
+        RaggedWriter(tmp_path / "s", "object")
+
+
+def test_nothing_counts_before_the_manifest(tmp_path: Path) -> None:
+    with RaggedWriter(tmp_path / "r", "<u2") as writer:
+        writer.extend(ROWS)
+        with pytest.raises(InputError, match=r"manifest\.json: can't be read: No such file"):
+            RaggedRows.open(tmp_path / "r")
+        writer.finish()
+    assert sorted(p.name for p in (tmp_path / "r").iterdir()) == [MANIFEST, OFFSETS, TOKENS]
+    assert RaggedRows.open(tmp_path / "r").manifest["made_from"] is None
+
+
+def test_a_writer_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every flush and rename: either there are no rows, or all of them."""
+    for fatal in range(5):
+        calls = iter(range(10))
+
+        def die(stream: int, calls: object = calls, fatal: int = fatal) -> None:
+            if next(calls) == fatal:  # type: ignore[call-overload]
+                raise KeyboardInterrupt
+
+        folder = tmp_path / str(fatal)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", die)
+            if fatal < 4:
+                with pytest.raises(KeyboardInterrupt):
+                    written(folder)
+            if fatal < 3:
+                with pytest.raises(InputError):
+                    RaggedRows.open(folder)
+            else:  # the fourth flush is that of the folder, which the manifest is in by then
+                assert (RaggedRows.open(folder) if fatal == 3 else written(folder)) == ROWS
+
+
+def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
+    rows = written(tmp_path / "r")
+    with pytest.raises(InputError, match=r"r: expected a new or empty folder"):
+        RaggedWriter(tmp_path / "r", "<u2")
+    assert rows == ROWS and RaggedRows.open(tmp_path / "r") == ROWS
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InputError, match=r"file: can't be written: File exists"):
+        RaggedWriter(tmp_path / "file", "<u2")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", [TOKENS, OFFSETS])
+def test_files_of_another_size(tmp_path: Path, name: str) -> None:
+    written(tmp_path / "r")
+    path = tmp_path / "r" / name
+    whole = path.read_bytes()
+    for blob in (whole[:-1], whole + b"\0", b""):
+        path.write_bytes(blob)
+        with pytest.raises(
+            InputError, match=rf"{name}: truncated or changed: {len(blob)} bytes, expected {len(whole)}"
+        ):
+            RaggedRows.open(tmp_path / "r")
+    path.unlink()
+    with pytest.raises(InputError, match=rf"{name}: can't be read: No such file"):
+        RaggedRows.open(tmp_path / "r")
+
+
+@pytest.mark.parametrize("name", [TOKENS, OFFSETS])
+def test_changed_content_is_found_on_demand(tmp_path: Path, name: str) -> None:
+    written(tmp_path / "r").verify()
+    path = tmp_path / "r" / name
+    blob = bytearray(path.read_bytes())
+    blob[16] ^= 1
+    path.write_bytes(blob)
+    rows = RaggedRows.open(tmp_path / "r")
+    with pytest.raises(InputError, match=r"r: changed: the content is not what manifest\.json says"):
+        rows.verify()
+
+
+def test_offsets_that_end_elsewhere(tmp_path: Path) -> None:
+    written(tmp_path / "r")
+    path = tmp_path / "r" / OFFSETS
+    path.write_bytes(path.read_bytes()[:-8] + (10**9).to_bytes(8, "little"))
+    with pytest.raises(InputError, match=r"offsets\.bin: changed: expected offsets from 0 to 104"):
+        RaggedRows.open(tmp_path / "r")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": 2}, "token files of format 2, this program reads 1"),
+        ({"dtype": "O"}, "not the manifest of token files"),
+        ({"dtype": ["<u2"]}, "not the manifest of token files"),
+        ({"rows": -1}, "not the manifest of token files"),
+        ({"symbols": "104"}, "not the manifest of token files"),
+        ({"digest": None}, "not the manifest of token files"),
+        ({"rows": 6}, "truncated or changed"),
+        ({"symbols": 105}, "truncated or changed"),
+    ],
+)
+def test_changed_manifests(tmp_path: Path, changes: dict[str, object], message: str) -> None:
+    written(tmp_path / "r")
+    path = tmp_path / "r" / MANIFEST
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(InputError, match=message):
+        RaggedRows.open(tmp_path / "r")
+    for blob in (b"", b"[]", b"\xff"):
+        path.write_bytes(blob)
+        with pytest.raises(InputError, match=r"manifest\.json: "):
+            RaggedRows.open(tmp_path / "r")

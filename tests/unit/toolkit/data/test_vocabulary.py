@@ -1,0 +1,151 @@
+"""Symbols and their numbers: nothing in the data can pass for padding, start, end or unknown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tsallis.errors import InputError
+from tsallis.symbols import BOS, EOS, PAD, SPECIALS, UNK
+from tsallis.toolkit.data import Vocabulary
+
+# JSON as UTF-8 can't hold half a surrogate pair, and no file that was read has one.
+SYMBOLS = st.text(st.characters(exclude_categories=["Cs"]), max_size=4)
+
+
+def test_numbers_of_the_special_symbols() -> None:
+    assert (PAD, BOS, EOS, UNK) == (0, 1, 2, 3)
+    assert [Vocabulary([]).name(i) for i in range(4)] == ["<pad>", "<s>", "</s>", "<unk>"]
+    assert len(Vocabulary([])) == 4
+
+
+def test_most_frequent_first_and_ties_by_code_point() -> None:
+    vocabulary = Vocabulary.build([list("bca"), list("cb"), list("c")])
+    assert vocabulary.symbols == ("c", "b", "a")
+    assert Vocabulary.build([list("ba"), list("ab")]).symbols == ("a", "b")
+    assert vocabulary == Vocabulary.build([list("c"), list("bca"), list("bc")])
+
+
+def test_rare_symbols_are_left_out() -> None:
+    vocabulary = Vocabulary.build([list("aab"), list("bc")], min_count=2)
+    assert vocabulary.symbols == ("a", "b")
+    assert vocabulary.encode("abc") == [4, 5, UNK]
+    with pytest.raises(ValueError, match="min_count must be at least 1, got 0"):
+        Vocabulary.build([], min_count=0)
+
+
+@pytest.mark.parametrize("special", SPECIALS)
+def test_a_symbol_that_reads_like_a_special_one_is_its_own(special: str) -> None:
+    assert Vocabulary(["a"]).encode([special]) == [UNK]
+    assert special not in Vocabulary(["a"])
+    vocabulary = Vocabulary.build([[special, "a"]])
+    (number,) = vocabulary.encode([special])
+    assert number >= 4
+    assert vocabulary.decode([BOS, number, EOS, PAD]) == special
+    assert Vocabulary.from_json(vocabulary.to_json()) == vocabulary
+
+
+def test_decode_drops_the_frame_and_shows_the_unknown() -> None:
+    vocabulary = Vocabulary(["a"])
+    assert vocabulary.decode([1, 4, 3, 2, 0, 0]) == "a<unk>"
+    for number in (5, -1):
+        with pytest.raises(IndexError, match=f"from 0 to 4, got {number}"):
+            vocabulary.decode([number])
+
+
+def test_a_symbol_twice_is_refused() -> None:
+    with pytest.raises(InputError, match="'b' stands in it more than once"):
+        Vocabulary(["a", "b", "b"])
+
+
+@given(st.lists(SYMBOLS, unique=True))
+def test_text_and_back(symbols: list[str]) -> None:
+    vocabulary = Vocabulary(symbols)
+    again = Vocabulary.from_json(vocabulary.to_json())
+    assert again == vocabulary and hash(again) == hash(vocabulary)
+    assert again.fingerprint() == vocabulary.fingerprint()
+    assert [again.name(number) for number in again.encode(symbols)] == symbols
+    assert again.decode(again.encode(symbols)) == "".join(symbols)
+
+
+WORDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters=" "), min_size=1, max_size=4)
+
+
+@given(st.lists(WORDS, unique=True))
+def test_separated_symbols_and_back(symbols: list[str]) -> None:
+    vocabulary = Vocabulary.build([" ".join(symbols)], separator=" ")
+    assert set(vocabulary.symbols) == set(symbols)
+    again = Vocabulary.from_json(vocabulary.to_json())
+    assert again == vocabulary != Vocabulary(vocabulary.symbols)
+    assert again.decode(again.encode(symbols)) == " ".join(symbols)
+    assert again.encode(" ".join(symbols)) == again.encode(symbols)
+
+
+def test_symbols_do_not_contain_their_separator() -> None:
+    for symbol in ("a b", ""):
+        with pytest.raises(InputError, match=f"symbols are separated by ' ', found {symbol!r}"):
+            Vocabulary([symbol], " ")
+
+
+def test_the_fingerprint_tells_order_and_borders() -> None:
+    prints = {Vocabulary(s).fingerprint() for s in (["a", "b"], ["b", "a"], ["ab"], ["a", "b", ""], ["a,b"], [])}
+    prints |= {Vocabulary(s, " ").fingerprint() for s in (["a", "b"], ["ab"], [])}
+    assert len(prints) == 9
+    assert all(len(p) == 64 and set(p) <= set("0123456789abcdef") for p in prints)
+
+
+def test_the_fingerprint_stays_what_it_was() -> None:
+    """Runs on disk carry it: another way of computing it would make them all look damaged."""
+    expected = "253c719c2ae1986a73ef82c5f6e5c17c0bb31744f794fa6cb498e143a07e0cea"
+    assert Vocabulary(["a", "ß", "<tag:V>"]).fingerprint() == expected
+
+
+def test_a_file_and_back(tmp_path: Path) -> None:
+    vocabulary = Vocabulary(["a", "\u2028", " ", '"', "\\", "😀", "e\u0301"])
+    vocabulary.save(tmp_path / "vocab.json")
+    assert Vocabulary.load(tmp_path / "vocab.json") == vocabulary
+    assert [p.name for p in tmp_path.iterdir()] == ["vocab.json"]
+
+
+def content(**changes: object) -> bytes:
+    return json.dumps({**json.loads(Vocabulary(["a", "b"]).to_json()), **changes}).encode()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "not a vocabulary file"),
+        (b"[1, 2]", "not a vocabulary file"),
+        (b"null", "not a vocabulary file"),
+        (b'{"symbols": ["a"]}', "not a vocabulary file"),
+        (b"[" * 200_000, "not a vocabulary file"),
+        (b'{"symbols": ["\xff"]}', "not a vocabulary file"),
+        (content(format=2), "vocabulary format 2, this program reads 1"),
+        (content(symbols="ab"), "symbols must be a list of strings"),
+        (content(symbols=["a", 1]), "symbols must be a list of strings"),
+        (content(symbols=["a", "a"]), "'a' stands in it more than once"),
+        (content(symbols=["a"]), "don't belong together"),
+        (content(symbols=["b", "a"]), "don't belong together"),
+        (content(fingerprint=None), "don't belong together"),
+        (content(separator=" "), "don't belong together"),
+        (content(separator="b"), "symbols are separated by 'b', found 'b'"),
+        (content(separator=3), "separator must be a text, found 3"),
+    ],
+)
+def test_damaged_files(tmp_path: Path, data: bytes, message: str) -> None:
+    path = tmp_path / "vocab.json"
+    path.write_bytes(data)
+    with pytest.raises(InputError) as error:
+        Vocabulary.load(path)
+    assert str(error.value).startswith(f"{path}: ") and message in str(error.value)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"vocab\.json: can't be read: No such file"):
+        Vocabulary.load(tmp_path / "vocab.json")
+    with pytest.raises(InputError, match="can't be read: Is a directory"):
+        Vocabulary.load(tmp_path)

@@ -1,0 +1,533 @@
+"""Downloads and unpacking, against a local server that breaks off, forgets ranges, lies and changes its mind."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import lzma
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from http_server import CONTENT, Server, packed_in, serve, tar, zipped
+from tsallis.errors import InputError
+from tsallis.toolkit.datasets import download, registry
+from tsallis.toolkit.datasets.archive import LONGEST, fetch_text
+from tsallis.toolkit.datasets.download import Part, SourceFile, fetch
+from tsallis.toolkit.datasets.registry import Source, get
+
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv("no_proxy", "*")
+    with serve() as behaviour:
+        yield behaviour
+
+
+def test_a_file_is_fetched_once(server: Server, tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "file"
+    assert fetch(server.file(), path) == path
+    assert path.read_bytes() == CONTENT
+    assert fetch(server.file(), path) == path
+    assert server.requests == [("/file", None)]
+    assert [p.name for p in path.parent.iterdir()] == ["file"]
+
+
+def test_a_transfer_that_breaks_off_is_gone_on_with(server: Server, tmp_path: Path) -> None:
+    path, part = tmp_path / "file", tmp_path / "file.part"
+    server.cut = 100_000
+    for saved in (100_000, 200_000):
+        with pytest.raises(InputError, match=rf"/file: .*; {saved} of 256000 bytes are kept, the same command goes on"):
+            fetch(server.file(), path)
+        assert not path.exists() and part.read_bytes() == CONTENT[:saved]
+    fetch(server.file(), path)
+    assert path.read_bytes() == CONTENT and not part.exists()
+    assert [request for _, request in server.requests] == [None, "bytes=100000-", "bytes=200000-"]
+
+
+def test_an_answer_of_unknown_length_that_breaks_off(server: Server, tmp_path: Path) -> None:
+    server.length, server.cut = False, 1000
+    with pytest.raises(InputError, match="1000 of 256000 bytes are kept"):
+        fetch(server.file(), tmp_path / "file")
+    server.cut = None
+    assert fetch(server.file(), tmp_path / "file").read_bytes() == CONTENT
+
+
+def test_a_server_that_ignores_ranges_sends_all_again(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file.part").write_bytes(CONTENT[:5000])
+    server.ranges = False
+    assert fetch(server.file(), tmp_path / "file").read_bytes() == CONTENT
+    assert server.requests == [("/file", "bytes=5000-")]
+
+
+def test_a_server_that_sends_another_range(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file.part").write_bytes(CONTENT[:5000])
+    server.shift = 7
+    with pytest.raises(InputError, match=r"expected bytes 5000-255999/256000 .* sent 'bytes 5007-255999/256000'"):
+        fetch(server.file(), tmp_path / "file")
+    assert (tmp_path / "file.part").read_bytes() == CONTENT[:5000] and not (tmp_path / "file").exists()
+
+
+def test_a_whole_part_needs_no_server(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file.part").write_bytes(CONTENT)
+    assert fetch(server.file(), tmp_path / "file").read_bytes() == CONTENT
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("part", [b"x" * 5000, b"x" * len(CONTENT), CONTENT + b"x"], ids=["begun", "whole", "long"])
+def test_a_part_of_something_else_is_fetched_anew(server: Server, tmp_path: Path, part: bytes) -> None:
+    (tmp_path / "file.part").write_bytes(part)
+    assert fetch(server.file(), tmp_path / "file").read_bytes() == CONTENT
+    # Only what could still become the file is gone on with.
+    begun = [("/file", "bytes=5000-")] if len(part) < len(CONTENT) else []
+    assert server.requests == [*begun, ("/file", None)]
+
+
+def test_wrong_content_never_takes_the_name(server: Server, tmp_path: Path) -> None:
+    server.files["/file"] = CONTENT[:-1] + b"x"
+    with pytest.raises(InputError, match="what arrived is not the known file"):
+        fetch(server.file(), tmp_path / "file")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("other", [b"<html>log in first</html>", CONTENT * 2], ids=["short", "long"])
+def test_content_of_another_length_is_refused_unread(server: Server, tmp_path: Path, other: bytes) -> None:
+    server.files["/file"] = other
+    with pytest.raises(InputError, match=f"expected a file of 256000 bytes, the server has {len(other)}"):
+        fetch(server.file(), tmp_path / "file")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_more_than_the_known_size_is_kept(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    digest = download._digest
+    monkeypatch.setattr(download, "_digest", lambda p: (sizes.append(p.stat().st_size), digest(p))[1])
+    server.files["/file"], server.length = b"x" * 2_000_000, False
+    with pytest.raises(InputError, match="not the known file"):
+        fetch(server.file(), tmp_path / "file")
+    assert sizes == [len(CONTENT)] and list(tmp_path.iterdir()) == []
+
+
+def test_a_changed_file_of_the_user_is_left_alone(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"mine")
+    with pytest.raises(InputError, match="is not the known file"):
+        fetch(server.file(), tmp_path / "file")
+    assert (tmp_path / "file").read_bytes() == b"mine" and server.requests == []
+
+
+def test_the_second_address_where_the_first_has_nothing(server: Server, tmp_path: Path) -> None:
+    assert fetch(server.file("/gone", "/file"), tmp_path / "file").read_bytes() == CONTENT
+    assert [path for path, _ in server.requests] == ["/gone", "/file"]
+    with pytest.raises(InputError, match=r"/gone and .*/lost: not found on the server"):
+        fetch(server.file("/gone", "/lost"), tmp_path / "other")
+
+
+@pytest.mark.parametrize("status", [403, 416, 500, 503])
+def test_a_server_that_refuses(server: Server, tmp_path: Path, status: int) -> None:
+    (tmp_path / "file.part").write_bytes(CONTENT[:5000])
+    server.status = status
+    with pytest.raises(InputError, match=f"the server answered {status}"):
+        fetch(server.file("/file", "/file"), tmp_path / "file")
+    assert len(server.requests) == 1
+    server.status = None
+    assert fetch(server.file(), tmp_path / "file").read_bytes() == CONTENT
+
+
+def test_no_server_at_all(server: Server, tmp_path: Path) -> None:
+    file = SourceFile("file", ("http://127.0.0.1:1/file",), len(CONTENT), DIGEST)
+    with pytest.raises(InputError, match=r"127\.0\.0\.1:1/file: .*refused.*; 0 of 256000 bytes are kept"):
+        fetch(file, tmp_path / "file")
+
+
+def test_places_that_can_not_be_written(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(InputError, match=r"file/below: can't be written: .*File exists: '.*/file'"):
+        fetch(server.file(), tmp_path / "file" / "below")
+    with pytest.raises(InputError, match=r"can't be written: .*Is a directory"):
+        fetch(server.file(), tmp_path)
+    assert server.requests == []
+
+
+def test_languages_of_a_data_set(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["old-irish-dev", "irish-gaelic-dev", "irish-dev"]
+    server.files = {f"/{name}": name.encode() for name in names}
+    files = tuple(
+        SourceFile(n, (f"{server.address}/{n}",), len(n), hashlib.sha256(n.encode()).hexdigest()) for n in names
+    )
+    monkeypatch.setitem(registry.SOURCES, "tiny", Source("tiny", "", "", "", files))
+    assert get("tiny", tmp_path, ["irish"]) == [tmp_path / "irish-dev"]
+    assert [p.name for p in get("tiny", str(tmp_path))] == names
+    assert [path for path, _ in server.requests] == ["/irish-dev", "/old-irish-dev", "/irish-gaelic-dev"]
+    assert all((tmp_path / name).read_text() == name for name in names)
+    with pytest.raises(
+        InputError, match=r"tiny has no language 'welsh', 'Irish'; it has irish, irish-gaelic, old-irish"
+    ):
+        get("tiny", tmp_path, ["irish", "welsh", "Irish"])
+    with pytest.raises(InputError, match=r"unknown data set 'tinny', known: .*sigmorphon2018"):
+        get("tinny", tmp_path)
+
+
+# Files of which nothing is known but their address.
+
+
+def test_the_first_transfer_of_an_unknown_file_is_recorded(server: Server, tmp_path: Path) -> None:
+    file, path, record = SourceFile("file", (f"{server.address}/file",)), tmp_path / "file", tmp_path / "file.sha256"
+    fetch(file, path)
+    assert path.read_bytes() == CONTENT and record.read_text() == f"{DIGEST}  file\n"
+    fetch(file, path)
+    assert len(server.requests) == 1
+    path.write_bytes(b"mine")
+    with pytest.raises(InputError, match=r"/file: is not the file that file\.sha256 describes .* remove it"):
+        fetch(file, path)
+    path.unlink()
+    server.files["/file"] = b"another version"
+    with pytest.raises(InputError, match=r"what arrived is not the file that file\.sha256 describes .*thrown away"):
+        fetch(file, path)
+    assert [p.name for p in tmp_path.iterdir()] == ["file.sha256"] and record.read_text() == f"{DIGEST}  file\n"
+    server.files["/file"] = CONTENT
+    assert fetch(file, path).read_bytes() == CONTENT
+
+
+def test_an_unknown_file_of_the_user_is_recorded_as_it_is(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"a\nb\n")
+    digest = hashlib.sha256(b"a\nb\n").hexdigest()
+    fetch(SourceFile("file", (f"{server.address}/file",), lines=2), tmp_path / "file")
+    assert (tmp_path / "file.sha256").read_text() == f"{digest}  file\n"
+    (tmp_path / "other").write_bytes(b"a\nb\n")
+    with pytest.raises(InputError, match="other: expected 3 lines, found 2"):
+        fetch(SourceFile("other", (f"{server.address}/file",), lines=3), tmp_path / "other")
+    assert server.requests == [] and not (tmp_path / "other.sha256").exists()
+
+
+@pytest.mark.parametrize("length", [True, False], ids=["length", "no length"])
+def test_an_unknown_file_that_breaks_off_is_gone_on_with(server: Server, tmp_path: Path, length: bool) -> None:
+    file, path = SourceFile("file", (f"{server.address}/file",)), tmp_path / "file"
+    server.cut = 100_000
+    with pytest.raises(InputError, match="100000 of an unknown number of bytes are kept"):
+        fetch(file, path)
+    server.cut, server.length = None, length
+    assert fetch(file, path).read_bytes() == CONTENT
+    assert [request for _, request in server.requests] == [None, "bytes=100000-"]
+
+
+def test_a_whole_part_of_an_unknown_file_is_fetched_anew(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file.part").write_bytes(b"x" * len(CONTENT))
+    assert fetch(SourceFile("file", (f"{server.address}/file",)), tmp_path / "file").read_bytes() == CONTENT
+    assert server.requests == [("/file", "bytes=256000-"), ("/file", None)]
+
+
+def test_an_unknown_file_and_a_wrong_range(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file.part").write_bytes(CONTENT[:5000])
+    server.shift = 7
+    with pytest.raises(InputError, match="expected bytes from 5000 on of the file, the server sent 'bytes 5007-"):
+        fetch(SourceFile("file", (f"{server.address}/file",)), tmp_path / "file")
+
+
+def test_the_published_md5_will_do(server: Server, tmp_path: Path) -> None:
+    md5 = hashlib.md5(CONTENT).hexdigest()
+    file = SourceFile("file", (f"{server.address}/file",), md5=md5)
+    fetch(file, tmp_path / "file")
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+    server.files["/file"] = CONTENT[:-1] + b"x"
+    with pytest.raises(InputError, match="not the known file"):
+        fetch(file, tmp_path / "again")
+    (tmp_path / "file").write_bytes(b"mine")
+    with pytest.raises(InputError, match="is not the known file"):
+        fetch(file, tmp_path / "file")
+
+
+# Texts in packed files.
+
+TEXT = "eins\nzwei\nd\u2028rei\r\n".encode()
+OTHER = b"one\ntwo\nthree"  # no end of line at its end
+
+
+PACKINGS = {
+    "gz": (gzip.compress(TEXT), None),
+    "xz": (lzma.compress(TEXT), None),
+    "tar": (tar({"a/text": b"no\n", "text": TEXT, "text2": b"no\n"}), "text"),
+    "zip": (zipped({"a/text": b"no\n", "text": TEXT, "text2": b"no\n"}), "text"),
+}
+
+
+def text_file(server: Server, *parts: Part, content: bytes | None = None, lines: int | None = None) -> SourceFile:
+    sha256 = None if content is None else hashlib.sha256(content).hexdigest()
+    return SourceFile("text", size=None if content is None else len(content), sha256=sha256, lines=lines, parts=parts)
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_a_text_is_unpacked_and_checked(server: Server, tmp_path: Path, packing: str) -> None:
+    part = packed_in(server, packing, *PACKINGS[packing])
+    file, path, packed = text_file(server, part, content=TEXT, lines=3), tmp_path / "text", tmp_path / "packed"
+    said: list[str] = []
+    assert fetch_text(file, path, packed, said.append) == path
+    assert path.read_bytes() == TEXT
+    assert said == [f"{server.address}/archive1, of unknown size"]
+    assert fetch_text(file, path, packed, said.append) == path
+    assert len(server.requests) == 1 and len(said) == 1
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["packed", "text"]
+    path.write_bytes(b"mine")
+    with pytest.raises(InputError, match="text: is not the known file"):
+        fetch_text(file, path, packed)
+
+
+@pytest.mark.parametrize("mode", ["w:", "w:gz", "w:xz"])
+def test_tar_files_of_any_compression(server: Server, tmp_path: Path, mode: str) -> None:
+    file = text_file(server, packed_in(server, "tar", tar({"text": TEXT}, mode), "text"), content=TEXT)
+    assert fetch_text(file, tmp_path / "text", tmp_path / "packed").read_bytes() == TEXT
+
+
+def test_texts_follow_one_another(server: Server, tmp_path: Path) -> None:
+    parts = packed_in(server, "gz", gzip.compress(OTHER)), packed_in(server, "xz", lzma.compress(TEXT))
+    file = text_file(server, *parts, lines=6)
+    assert fetch_text(file, tmp_path / "text", tmp_path / "packed").read_bytes() == OTHER + b"\n" + TEXT
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("known", [True, False])
+def test_a_damaged_archive_is_thrown_away(server: Server, tmp_path: Path, packing: str, known: bool) -> None:
+    content, member = PACKINGS[packing]
+    damaged = content[: len(content) // 2]
+    part = packed_in(server, packing, damaged, member)
+    sha256 = hashlib.sha256(damaged).hexdigest() if known else None
+    part = Part(SourceFile(part.archive.name, part.archive.urls, sha256=sha256), packing, member)
+    file = text_file(server, part, content=TEXT)
+    with pytest.raises(InputError, match=r"archive1.*: (can't be unpacked|holds no text).*thrown away"):
+        fetch_text(file, tmp_path / "text", tmp_path / "packed")
+    assert not (tmp_path / "text").exists() and not (tmp_path / "text.part").exists()
+    # What is as it was published stays; its damage would come back with it.
+    assert (tmp_path / "packed" / "archive1").exists() == known
+    if not known:
+        server.files["/archive1"] = content
+        assert fetch_text(file, tmp_path / "text", tmp_path / "packed").read_bytes() == TEXT
+
+
+@pytest.mark.parametrize("start", [b"\x1f\x8b\x08\x04\xa3\xbc\x00/", b"\x1f\x8b", b"\xfd7zXZ\0", b""])
+def test_an_archive_may_break_off_in_its_first_bytes(server: Server, tmp_path: Path, start: bytes) -> None:
+    part = packed_in(server, "tar", start, "text")
+    with pytest.raises(InputError, match=r"archive1: text: can't be unpacked"):
+        fetch_text(text_file(server, part), tmp_path / "text", tmp_path / "packed")
+
+
+def test_a_zip_file_may_name_its_members_in_no_text(server: Server, tmp_path: Path) -> None:
+    content = zipped({"text": TEXT})
+    content = content.replace(b"text", b"t\xddxt", 1)  # the name before the content; that of the list is as it was
+    part = packed_in(server, "zip", content[:6] + b"\x00\x08" + content[8:], "text")  # names are UTF-8
+    with pytest.raises(InputError, match="archive1: text: can't be unpacked"):
+        fetch_text(text_file(server, part), tmp_path / "text", tmp_path / "packed")
+
+
+def test_a_login_page_is_no_archive(server: Server, tmp_path: Path) -> None:
+    for packing in PACKINGS:
+        part = packed_in(server, packing, b"<html>log in first</html>\n" * 100, "text")
+        with pytest.raises(InputError, match="can't be unpacked"):
+            fetch_text(text_file(server, part), tmp_path / "text", tmp_path / "packed")
+    assert [p.name for p in tmp_path.iterdir()] == ["packed"]
+
+
+@pytest.mark.parametrize("packing", ["tar", "zip"])
+def test_members_are_read_by_their_exact_names_alone(server: Server, tmp_path: Path, packing: str) -> None:
+    members = {"../text": TEXT, "./text": TEXT, "/text": TEXT, "TEXT": TEXT}
+    part = packed_in(server, packing, (tar if packing == "tar" else zipped)(members), "text")
+    with pytest.raises(InputError, match="archive1: holds no text"):
+        fetch_text(text_file(server, part), tmp_path / "text", tmp_path / "packed")
+    assert [p.name for p in tmp_path.iterdir()] == ["packed"] and list((tmp_path / "packed").iterdir()) == []
+
+
+def test_a_link_is_not_followed(server: Server, tmp_path: Path) -> None:
+    part = packed_in(server, "tar", tar({"else": TEXT}, link="text"), "text")
+    with pytest.raises(InputError, match="holds no text"):
+        fetch_text(text_file(server, part), tmp_path / "text", tmp_path / "packed")
+    part = packed_in(server, "tar", tar({"text": TEXT}, link="text"), "text")
+    assert fetch_text(text_file(server, part), tmp_path / "text", tmp_path / "packed").read_bytes() == TEXT
+
+
+@pytest.mark.parametrize(("lines", "match"), [(2, "expected 2 lines, found more"), (4, "expected 4 lines, found 3")])
+def test_another_number_of_lines_never_takes_the_name(server: Server, tmp_path: Path, lines: int, match: str) -> None:
+    part = packed_in(server, "gz", gzip.compress(TEXT))
+    with pytest.raises(InputError, match=match):
+        fetch_text(text_file(server, part, lines=lines), tmp_path / "text", tmp_path / "packed")
+    assert [p.name for p in tmp_path.iterdir()] == ["packed"]
+
+
+def test_other_content_never_takes_the_name(server: Server, tmp_path: Path) -> None:
+    part = packed_in(server, "gz", gzip.compress(TEXT.upper()))
+    with pytest.raises(InputError, match="what arrived is not the known file"):
+        fetch_text(text_file(server, part, content=TEXT), tmp_path / "text", tmp_path / "packed")
+    with pytest.raises(InputError, match=f"expected {len(TEXT) + 1} bytes, found {len(TEXT)}"):
+        fetch_text(text_file(server, part, content=TEXT + b"x"), tmp_path / "text", tmp_path / "packed")
+    assert [p.name for p in tmp_path.iterdir()] == ["packed"]
+
+
+def test_an_unknown_text_is_recorded(server: Server, tmp_path: Path) -> None:
+    part = packed_in(server, "gz", gzip.compress(TEXT))
+    file, path = text_file(server, part), tmp_path / "text"
+    fetch_text(file, path, tmp_path / "packed")
+    assert (tmp_path / "text.sha256").read_text() == f"{hashlib.sha256(TEXT).hexdigest()}  text\n"
+    path.unlink()
+    for saved in (tmp_path / "packed").iterdir():
+        saved.unlink()
+    server.files["/archive1"] = gzip.compress(TEXT.upper())
+    with pytest.raises(InputError, match=r"what arrived is not the file that text\.sha256 describes"):
+        fetch_text(file, path, tmp_path / "packed")
+    assert not path.exists()
+
+
+def test_a_line_that_is_none(server: Server, tmp_path: Path) -> None:
+    part = packed_in(server, "gz", gzip.compress(b"x" * LONGEST + b"\n" + b"y" * (LONGEST + 1)))
+    with pytest.raises(InputError, match=f"archive1: expected text, found a line of more than {LONGEST} bytes"):
+        fetch_text(text_file(server, part), tmp_path / "text", tmp_path / "packed")
+
+
+def unpacked(server: Server, folder: Path, content: str | bytes, **options: object) -> list[str]:
+    raw = content.encode() if isinstance(content, str) else content
+    part = packed_in(server, "gz", gzip.compress(raw), **options)
+    name = f"text{len(server.files)}"
+    path = fetch_text(SourceFile(name, parts=(part,)), folder / name, folder / "packed")
+    return path.read_text(encoding="utf-8").split("\n")[:-1]
+
+
+def test_sentences_of_a_test_set(server: Server, tmp_path: Path) -> None:
+    sgml = '<srcset>\n<doc id="1">\n<seg id="1"> Ein  Satz\u00a0hier. </seg>\n  <seg id="2"></seg>\n</doc>\n</srcset>\n'
+    assert unpacked(server, tmp_path, sgml, form="segments") == ["Ein Satz hier.", ""]
+    with pytest.raises(InputError, match=r"expected <seg>\.\.\.</seg> in one line, found '<seg id=\"1\">Ein'"):
+        unpacked(server, tmp_path, '<seg id="1">Ein\nSatz</seg>\n', form="segments")
+    with pytest.raises(InputError, match="expected UTF-8 text, found byte 0xe4"):
+        unpacked(server, tmp_path, b"<seg id='1'>M\xe4rz</seg>\n", form="segments")
+
+
+def test_sentences_of_talks(server: Server, tmp_path: Path) -> None:
+    talks = "<url>http://x</url>\n<title>Title</title>\n Ein  Satz. \n\n<talkid>1</talkid>\nNoch < einer.\n"
+    assert unpacked(server, tmp_path, talks, form="talks") == ["Ein Satz.", "", "Noch < einer."]
+
+
+def test_every_nth_line_and_the_others(server: Server, tmp_path: Path) -> None:
+    text = "".join(f"{n}\n" for n in range(1, 8))
+    assert unpacked(server, tmp_path, text, every=3) == ["3", "6"]
+    assert unpacked(server, tmp_path, text, every=-3) == ["1", "2", "4", "5", "7"]
+
+
+def test_sides_of_pairs(server: Server, tmp_path: Path) -> None:
+    text = "".join(f"one {n}\teins {n}\tby somebody\n" for n in range(9000))
+    sides = {
+        (split, column): unpacked(server, tmp_path, text, form="clusters", split=split, column=column)
+        for split in ("train", "dev", "test")
+        for column in (0, 1)
+    }
+    assert [len(sides[split, 0]) for split in ("train", "dev", "test")] == [1000, 4000, 4000]
+    for split in ("train", "dev", "test"):
+        assert [s.replace("one", "eins") for s in sides[split, 0]] == sides[split, 1]
+    with pytest.raises(InputError, match="expected two columns, found 'alone'"):
+        unpacked(server, tmp_path, "alone\n", form="clusters", split="dev")
+
+
+@pytest.fixture
+def corpus(server: Server, monkeypatch: pytest.MonkeyPatch) -> Source:
+    archive = packed_in(server, "tar", tar({"c/text.de": TEXT, "c/text.en": OTHER})).archive
+    files = [SourceFile(f"dev.{side}", parts=(Part(archive, "tar", f"c/text.{side}"),)) for side in ("de", "en")]
+    plain = SourceFile("test.de", (f"{server.address}/file",), len(CONTENT), DIGEST)
+    source = Source("corpus", "Title", "licence", "citation", (*files, plain), parallel=True)
+    monkeypatch.setitem(registry.SOURCES, "corpus", source)
+    return source
+
+
+def test_a_parallel_corpus(server: Server, tmp_path: Path, corpus: Source) -> None:
+    assert corpus.languages() == ["de", "en"]
+    said: list[str] = []
+    assert [p.name for p in get("corpus", tmp_path, report=said.append)] == ["dev.de", "dev.en", "test.de"]
+    assert len(said) == 1
+    names = ["dev.de", "dev.de.sha256", "dev.en", "dev.en.sha256", "test.de"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == names
+    assert [path for path, _ in server.requests] == ["/archive1", "/file"]
+    get("corpus", tmp_path)
+    assert len(server.requests) == 2
+    with pytest.raises(InputError, match="corpus has no language 'fr'; it has de, en"):
+        get("corpus", tmp_path, ["fr"])
+
+
+def test_one_side_of_a_parallel_corpus(server: Server, tmp_path: Path, corpus: Source) -> None:
+    assert [p.name for p in get("corpus", tmp_path, ["en"])] == ["dev.en"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["dev.en", "dev.en.sha256"]
+
+
+def test_sides_with_different_numbers_of_lines(server: Server, tmp_path: Path, corpus: Source) -> None:
+    server.files["/archive1"] = tar({"c/text.de": TEXT, "c/text.en": b"one\n"})
+    for _ in range(2):
+        with pytest.raises(InputError, match=r"dev\.en: 1 lines, but dev\.de has 3; remove both"):
+            get("corpus", tmp_path)
+
+
+def test_what_is_not_ours_stays_in_the_folder_of_archives(server: Server, tmp_path: Path, corpus: Source) -> None:
+    (tmp_path / ".packed").mkdir()
+    (tmp_path / ".packed" / "mine").write_bytes(b"")
+    get("corpus", tmp_path)
+    assert [p.name for p in (tmp_path / ".packed").iterdir()] == ["mine"]
+
+
+def test_a_transfer_that_breaks_off_keeps_what_is_there(server: Server, tmp_path: Path, corpus: Source) -> None:
+    server.cut = 100
+    with pytest.raises(InputError, match="100 of an unknown number of bytes are kept"):
+        get("corpus", tmp_path)
+    server.cut = None
+    assert len(get("corpus", tmp_path)) == 3
+    assert [request for path, request in server.requests if path == "/archive1"] == [None, "bytes=100-"]
+
+
+def test_what_a_reader_is_told(corpus: Source) -> None:
+    assert corpus.describe() == [
+        "corpus\tTitle",
+        "\t3 files, 2 of them without a published digest, more than 0.3 MB, licence: licence",
+        "\tcite: citation",
+    ]
+
+
+def forged_zip(flag: int = 0, method: int = 0) -> bytes:
+    """A zip file whose member is said to be encrypted, or packed in an unknown way."""
+    blob = bytearray(zipped({"text": TEXT}))
+    for signature, at in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        start = blob.index(signature) + at
+        blob[start] |= flag
+        blob[start + 2] |= method
+    return bytes(blob)
+
+
+@pytest.mark.parametrize("content", [forged_zip(flag=1), forged_zip(method=99)], ids=["encrypted", "unknown method"])
+def test_zip_files_that_cannot_be_unpacked(server: Server, tmp_path: Path, content: bytes) -> None:
+    part = packed_in(server, "zip", content, "text")
+    with pytest.raises(InputError, match=r"archive1: text: can't be unpacked: .*; it was thrown away"):
+        fetch_text(text_file(server, part), tmp_path / "text", tmp_path / "packed")
+    assert list((tmp_path / "packed").iterdir()) == []
+
+
+@pytest.mark.parametrize("packing", ["gz", "xz", "zip", "tar"])
+def test_archives_that_unpack_without_end(
+    server: Server, tmp_path: Path, packing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no number of lines is known."""
+    monkeypatch.setattr("tsallis.toolkit.data.io.PLAUSIBLE", 1 << 16)
+    lines = b"\n" * (1 << 22)
+    content = {
+        "gz": lambda: gzip.compress(lines),
+        "xz": lambda: lzma.compress(lines),
+        "zip": lambda: zipped({"text": lines}),
+        "tar": lambda: tar({"text": lines}, "w:gz"),
+    }[packing]()
+    part = packed_in(server, packing, content, "text" if packing in ("zip", "tar") else None)
+    with pytest.raises(InputError, match="unpacks to more than 200 times its size"):
+        fetch_text(text_file(server, part), tmp_path / "text", tmp_path / "packed")
+    assert not (tmp_path / "text").exists() and not (tmp_path / "text.part").exists()
+
+
+@pytest.mark.parametrize("length", [True, False])
+def test_a_transfer_of_unknown_size_has_an_end(
+    server: Server, tmp_path: Path, length: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tsallis.toolkit.datasets.download.MOST", len(CONTENT) - 1)
+    server.length = length
+    with pytest.raises(InputError, match=f"expected a file of less than {len(CONTENT) - 1} bytes"):
+        fetch(SourceFile("file", (f"{server.address}/file",)), tmp_path / "file")
+    assert list(tmp_path.iterdir()) == []
+    assert fetch(server.file(), tmp_path / "file").read_bytes() == CONTENT  # one that is known may be larger

@@ -1,0 +1,167 @@
+"""The embedded English verbs: right forms, and splits that measure the rules."""
+
+from __future__ import annotations
+
+from collections import Counter
+from importlib.resources import files
+
+import pytest
+
+from tsallis.toolkit.datasets import english_verbs as generator
+from tsallis.toolkit.datasets.english_verbs import CELLS, SPLITS, paradigms
+from tsallis.toolkit.tasks.strings import StringsExample, english_verbs
+
+# he ..., yesterday, has ..., is ...: written by hand, one for every rule and for what the rules must leave alone.
+FORMS = """
+walk walks walked walked walking
+bake bakes baked baked baking
+agree agrees agreed agreed agreeing
+free frees freed freed freeing
+eye eyes eyed eyed eyeing
+dye dyes dyed dyed dyeing
+die dies died died dying
+tie ties tied tied tying
+argue argues argued argued arguing
+singe singes singed singed singeing
+cringe cringes cringed cringed cringing
+try tries tried tried trying
+play plays played played playing
+obey obeys obeyed obeyed obeying
+parody parodies parodied parodied parodying
+catalog catalogs cataloged cataloged cataloging
+kiss kisses kissed kissed kissing
+fix fixes fixed fixed fixing
+buzz buzzes buzzed buzzed buzzing
+quiz quizzes quizzed quizzed quizzing
+waltz waltzes waltzed waltzed waltzing
+focus focuses focused focused focusing
+reach reaches reached reached reaching
+ache aches ached ached aching
+wash washes washed washed washing
+echo echoes echoed echoed echoing
+veto vetoes vetoed vetoed vetoing
+tattoo tattoos tattooed tattooed tattooing
+ski skis skied skied skiing
+panic panics panicked panicked panicking
+mimic mimics mimicked mimicked mimicking
+picnic picnics picnicked picnicked picnicking
+frolic frolics frolicked frolicked frolicking
+stop stops stopped stopped stopping
+strum strums strummed strummed strumming
+equip equips equipped equipped equipping
+visit visits visited visited visiting
+prefer prefers preferred preferred preferring
+offer offers offered offered offering
+differ differs differed differed differing
+develop develops developed developed developing
+worsen worsens worsened worsened worsening
+signal signals signaled/signalled signaled/signalled signaling/signalling
+control controls controlled controlled controlling
+cancel cancels canceled/cancelled canceled/cancelled canceling/cancelling
+reveal reveals revealed revealed revealing
+compel compels compelled compelled compelling
+format formats formatted formatted formatting
+kidnap kidnaps kidnapped kidnapped kidnapping
+transfer transfers transferred transferred transferring
+crochet crochets crocheted crocheted crocheting
+add adds added added adding
+wait waits waited waited waiting
+row rows rowed rowed rowing
+have has had had having
+do does did done doing
+go goes went gone going
+undergo undergoes underwent undergone undergoing
+forgo forgoes forwent forgone forgoing
+undo undoes undid undone undoing
+see sees saw seen seeing
+flee flees fled fled fleeing
+lie lies lay lain lying
+lay lays laid laid laying
+quit quits quit quit quitting
+begin begins began begun beginning
+forget forgets forgot forgotten forgetting
+fly flies flew flown flying
+teach teaches taught taught teaching
+broadcast broadcasts broadcast broadcast broadcasting
+understand understands understood understood understanding
+withhold withholds withheld withheld withholding
+overcome overcomes overcame overcome overcoming
+behave behaves behaved behaved behaving
+relay relays relayed relayed relaying
+welcome welcomes welcomed welcomed welcoming
+"""
+
+
+@pytest.fixture(scope="module")
+def verbs() -> dict[str, list[StringsExample]]:
+    return english_verbs()
+
+
+@pytest.mark.parametrize("line", FORMS.split("\n")[1:-1], ids=lambda line: line.split()[0])
+def test_forms(line: str) -> None:
+    lemma, *forms = line.split()
+    assert paradigms()[lemma][1] == tuple(tuple(form.split("/")) for form in forms)
+
+
+def test_the_file_is_what_the_rules_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = {}
+    monkeypatch.setattr(generator, "write_atomic", lambda path, text: written.update({path.name: text}))
+    generator.main()
+    packaged = files("tsallis.toolkit.datasets").joinpath("embedded/english_verbs.tsv").read_bytes()
+    assert written == {"english_verbs.tsv": packaged.decode("ascii")}
+
+
+def test_every_lemma_has_its_four_cells_in_one_split(verbs: dict[str, list[StringsExample]]) -> None:
+    assert tuple(verbs) == SPLITS
+    lemmas = {split: list(dict.fromkeys(e.lemma for e in examples)) for split, examples in verbs.items()}
+    for split, examples in verbs.items():
+        cells = [(lemma, cell) for lemma in lemmas[split] for cell in CELLS]
+        assert list(dict.fromkeys((e.lemma, ";".join(e.tags)) for e in examples)) == cells
+        assert all(e.form and e.form.isascii() and e.form.islower() and e.language is None for e in examples)
+    everywhere = [lemma for split in SPLITS for lemma in lemmas[split]]
+    assert len(everywhere) == len(set(everywhere)) >= 900
+    assert 0.75 < len(lemmas["train"]) / len(everywhere) < 0.85
+    assert all(0.07 < len(lemmas[split]) / len(everywhere) < 0.13 for split in ("dev", "test"))
+
+
+def test_what_no_rule_predicts_is_in_train(verbs: dict[str, list[StringsExample]]) -> None:
+    """A held-out irregular verb is a prefix on one whose forms training has shown."""
+    known = {(e.lemma, e.tags): e.form for e in verbs["train"]}
+    irregular = {lemma for lemma, kind, _ in generator._read_list() if kind == "irregular"}
+    held_out = {e.lemma for split in ("dev", "test") for e in verbs[split]} & irregular
+    assert {"understand", "withhold"} <= held_out
+    for example in (e for split in ("dev", "test") for e in verbs[split] if e.lemma in held_out):
+        prefix = next(p for p in generator.PREFIXES if (example.lemma.removeprefix(p), example.tags) in known)
+        assert example.form == prefix + str(known[example.lemma.removeprefix(prefix), example.tags])
+
+
+def test_training_shows_every_letter_and_tag_of_the_others(verbs: dict[str, list[StringsExample]]) -> None:
+    def record(split: str) -> set[str]:
+        return {t for e in verbs[split] for t in (*e.src_tokens(), *e.tgt_tokens())}
+
+    assert record("dev") | record("test") <= record("train")
+
+
+def test_two_right_spellings_are_rows_of_train_alone(verbs: dict[str, list[StringsExample]]) -> None:
+    either = {lemma for lemma, kind, _ in generator._read_list() if kind == "either"}
+    counts = {split: Counter((e.lemma, e.tags) for e in examples) for split, examples in verbs.items()}
+    twice = {split: {lemma for (lemma, _), n in count.items() if n == 2} for split, count in counts.items()}
+    assert twice == {"train": either, "dev": set(), "test": set()} and len(either) > 60
+    assert max(counts["train"].values()) == 2
+    assert not {"model", "travel"} & {e.lemma for examples in verbs.values() for e in examples}
+
+
+def test_the_list_names_no_verb_twice() -> None:
+    counts = Counter(lemma for lemma, _, _ in generator._read_list())
+    assert [lemma for lemma, n in counts.items() if n > 1] == []
+
+
+def test_forms_follow_from_the_lemma(verbs: dict[str, list[StringsExample]]) -> None:
+    """Slips of the rules that no list of examples would catch: a lost stem, a tripled letter, a stray ending."""
+    endings = {"V;3;SG;PRS": "s", "V;V.PTCP;PRS": "ing"}
+    for example in (e for examples in verbs.values() for e in examples):
+        form, ending = str(example.form), endings.get(";".join(example.tags), "")
+        assert form.endswith(ending) and (not ending or form != example.lemma)
+        assert not any(c * 3 in form for c in form), form
+        stem = example.lemma[:-2] if example.lemma.endswith("ie") else example.lemma.rstrip("ey")
+        assert not ending or example.lemma == "have" or form.startswith(stem), form

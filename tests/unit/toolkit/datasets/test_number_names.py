@@ -1,0 +1,48 @@
+"""The embedded numbers and dates: the same everywhere, with splits that share nothing."""
+
+from __future__ import annotations
+
+import hashlib
+
+from tsallis.toolkit.datasets.number_names import SIZES, TEMPLATES, Random, german_english_numbers
+
+CORPUS = german_english_numbers()
+
+
+def test_the_splits_share_no_source() -> None:
+    assert {split: len(pairs) for split, pairs in CORPUS.items()} == SIZES
+    assert len({german for pairs in CORPUS.values() for german, _ in pairs}) == sum(SIZES.values())
+
+
+def test_a_source_has_one_translation() -> None:
+    random, result = Random(7), dict(pair for pairs in CORPUS.values() for pair in pairs)
+    for i in range(20_000):
+        german, english = TEMPLATES[i % len(TEMPLATES)](random)
+        assert result.setdefault(german, english) == english, german
+
+
+def test_the_corpus_is_the_same_everywhere() -> None:
+    """Its words were checked against rules of their own; the digest keeps them."""
+    text = "".join(f"{split}\t{de}\t{en}\n" for split, pairs in CORPUS.items() for de, en in pairs)
+    assert (
+        hashlib.sha256(text.encode()).hexdigest() == "a37b10d49823b864a1aac7b103063469e6008f9ea5a0cd9c2e5581b593b1dcd4"
+    )
+    assert german_english_numbers() == CORPUS
+
+
+def test_the_generator_is_the_published_one() -> None:
+    # The first values of SplitMix64 from 1234567, as its authors' code prints them.
+    random = Random(1234567)
+    assert [random.below(1 << 64) for _ in range(3)] == [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+    ]
+
+
+def test_the_generator_reaches_every_value() -> None:
+    random = Random(3)
+    assert {random.between(-1, 3) for _ in range(200)} == {-1, 0, 1, 2, 3}
+    items = list(range(50))
+    random.shuffle(items)
+    assert sorted(items) == list(range(50)) != items

@@ -1,0 +1,517 @@
+"""Labelled texts, questions about images and series: what is made of the published files, on a server of our own."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import lzma
+import tarfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from http_server import Server, packed_in, serve, tar
+from tsallis.errors import InputError
+from tsallis.toolkit.datasets import registry
+from tsallis.toolkit.datasets.archive import fetch_text
+from tsallis.toolkit.datasets.archive_folders import LONGEST
+from tsallis.toolkit.datasets.download import Part, SourceFile
+from tsallis.toolkit.datasets.labelled_sets import EASY_VQA, EASY_VQA_IMAGES, EVENTS, QUESTIONS, SENTENCES
+from tsallis.toolkit.datasets.registry import SOURCES, Source, get
+from tsallis.toolkit.tasks.classification import read_labelled
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setenv("no_proxy", "*")
+    with serve() as behaviour:
+        yield behaviour
+
+
+def here(server: Server, file: SourceFile, known: bool = False) -> SourceFile:
+    """The same file on our server, under its own name; what is known of the published one holds only if asked for."""
+    parts = tuple(
+        replace(
+            part,
+            archive=here(server, part.archive),
+            listed=part.listed and here(server, part.listed),
+            count=part.count if known else None,
+        )
+        for part in file.parts
+    )
+    urls = tuple(f"{server.address}/{file.name}" for _ in file.urls[:1])
+    if known:
+        return replace(file, urls=urls, parts=parts)
+    return replace(file, urls=urls, parts=parts, size=None, sha256=None, md5=None, lines=None)
+
+
+def moved(server: Server, monkeypatch: pytest.MonkeyPatch, name: str, known: bool = False) -> Source:
+    files = tuple(here(server, file, known) for file in SOURCES[name].files)
+    source = replace(SOURCES[name], files=files)
+    monkeypatch.setitem(registry.SOURCES, name, source)
+    return source
+
+
+def folder_of(server: Server, pattern: str, members: dict[str, bytes], **options: object) -> SourceFile:
+    part = packed_in(server, "tar-folder", tar(members), pattern, **options)
+    return SourceFile(f"text{len(server.files)}", parts=(part,))
+
+
+def lines_of(file: SourceFile, folder: Path) -> list[str]:
+    return fetch_text(file, folder / file.name, folder / "packed").read_text(encoding="utf-8").split("\n")[:-1]
+
+
+# Reviews: a file each.
+
+REVIEWS = {
+    "aclImdb/README": b"about",
+    "aclImdb/test/pos/10_7.txt": "Ol\u00e9\u0085!".encode(),
+    "aclImdb/test/neg/2_3.txt": b"no",
+    "aclImdb/train/pos/0_9.txt": b"Good.\r\nBetter.<br /><br />Best. ",
+    "aclImdb/train/neg/10_1.txt": b"a\tb",
+    "aclImdb/train/neg/9_4.txt": b"dull",
+    "aclImdb/train/unsup/0_0.txt": b"who knows",
+    "aclImdb/train/urls_neg.txt": b"http://",
+    "aclImdb/train/neg/x/11_1.txt": b"deeper",
+}
+TRAIN = "0\t4\tneg/9_4\tdull\n0\t1\tneg/10_1\ta b\n1\t9\tpos/0_9\tGood.  Better.<br /><br />Best.\n"
+
+
+def test_reviews_become_lines(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved(server, monkeypatch, "imdb")
+    server.files["/aclImdb_v1.tar.gz"] = tar(REVIEWS)
+    said: list[str] = []
+    train, test = get("imdb", tmp_path, report=said.append)
+    assert train.read_text(encoding="utf-8") == TRAIN
+    assert test.read_bytes() == "0\t3\tneg/2_3\tno\n1\t7\tpos/10_7\tOl\u00e9\u0085!\n".encode()
+    assert [tuple(example) for example in read_labelled(train)][:2] == [("0", "dull"), ("0", "a b")]
+    assert len(server.requests) == len(said) == 1
+    names = {"train.tsv", "train.tsv.sha256", "test.tsv", "test.tsv.sha256"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    get("imdb", tmp_path)
+    assert len(server.requests) == 1
+
+
+def test_the_order_in_the_archive_decides_nothing(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved(server, monkeypatch, "imdb")
+    server.files["/aclImdb_v1.tar.gz"] = tar(dict(reversed(REVIEWS.items())))
+    assert get("imdb", tmp_path)[0].read_text(encoding="utf-8") == TRAIN
+
+
+def test_an_archive_of_reviews_is_gone_on_with(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved(server, monkeypatch, "imdb")
+    server.files["/aclImdb_v1.tar.gz"] = tar(REVIEWS)
+    server.cut = 100
+    with pytest.raises(InputError, match="100 of an unknown number of bytes are kept"):
+        get("imdb", tmp_path)
+    assert not (tmp_path / "train.tsv").exists()
+    server.cut = None
+    assert get("imdb", tmp_path)[0].read_text(encoding="utf-8") == TRAIN
+    assert [request for _, request in server.requests] == [None, "bytes=100-"]
+
+
+def test_a_published_archive_must_be_whole(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = moved(server, monkeypatch, "imdb", known=True)
+    server.files["/aclImdb_v1.tar.gz"] = content = tar(REVIEWS)
+    with pytest.raises(InputError, match=r"expected 25000 files aclImdb/train/.*, found 3; it was thrown away"):
+        get("imdb", tmp_path)
+    assert not list(tmp_path.glob("train.tsv*")) and not list((tmp_path / ".packed").iterdir())
+    original = SOURCES["imdb"].files[0].parts[0].archive
+    assert source.files[0].parts[0].archive.md5 is None  # unlike:
+    monkeypatch.undo()
+    published = SOURCES["imdb"].files[0].parts[0].archive
+    assert published.md5 and published.size == 84125825 and original.name == published.name
+    wrong = replace(published, urls=(f"{server.address}/aclImdb_v1.tar.gz",), size=len(content))
+    with pytest.raises(InputError, match="what arrived is not the known file"):
+        fetch_text(
+            SourceFile("train.tsv", parts=(replace(SOURCES["imdb"].files[0].parts[0], archive=wrong),)),
+            tmp_path / "train.tsv",
+            tmp_path / "packed",
+        )
+    assert not list(tmp_path.glob("train.tsv*"))
+
+
+def test_members_of_a_folder(server: Server, tmp_path: Path) -> None:
+    pattern = r"(?:\./)?f/(neg|pos)/(\d+)_(\d+)\.txt"
+    with pytest.raises(InputError, match=r"archive1: \./f/neg/1_2\.txt: is there twice"):
+        lines_of(folder_of(server, pattern, {"f/neg/1_2.txt": b"a", "./f/neg/1_2.txt": b"b"}, form="reviews"), tmp_path)
+    with pytest.raises(InputError, match=f"expected at most {LONGEST} bytes, found {LONGEST + 1}"):
+        lines_of(folder_of(server, pattern, {"f/pos/1_2.txt": b"a" * (LONGEST + 1)}, form="reviews"), tmp_path)
+    with pytest.raises(InputError, match=r"f/pos/1_2\.txt: expected UTF-8 text, found byte 0xe9"):
+        lines_of(folder_of(server, pattern, {"f/pos/1_2.txt": b"ol\xe9"}, form="reviews"), tmp_path)
+    part = packed_in(server, "tar-folder", tar({"f/pos/1_2.txt": b"a"}, link="f/neg/3_4.txt"), pattern, form="reviews")
+    assert lines_of(SourceFile("linked", parts=(part,)), tmp_path) == ["1\t2\tpos/1_2\ta"]
+
+
+def cut(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+def changed(content: bytes) -> bytes:
+    """The checksum at the end of what gzip packed is another one."""
+    return content[:-8] + bytes(4) + content[-4:]
+
+
+@pytest.mark.parametrize("mode", ["w:gz", "w:xz"])
+@pytest.mark.parametrize("damage", [cut, changed])
+def test_a_damaged_folder(server: Server, tmp_path: Path, mode: str, damage: Callable[[bytes], bytes]) -> None:
+    members = {f"f/pos/{n}_1.txt": bytes(range(65, 90)) * n for n in range(1, 200)}
+    pattern = r"f/(neg|pos)/(\d+)_(\d+)\.txt"
+    part = packed_in(server, "tar-folder", damage(tar(members, mode)), pattern, form="reviews")
+    with pytest.raises(InputError, match=r"can't be unpacked: .*it was thrown away"):
+        lines_of(SourceFile("half", parts=(part,)), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["packed"] and not list((tmp_path / "packed").iterdir())
+    # Nothing but the number of its members tells that a tar file breaks off at a member's end.
+    plain = tar(members, "w:")[: 512 * 20]
+    for count, whole in ((len(members), False), (None, True)):
+        part = packed_in(server, "tar-folder", plain, pattern, form="reviews", count=count)
+        file = SourceFile(f"plain{count}", parts=(part,))
+        if whole:
+            assert lines_of(file, tmp_path)
+        else:
+            with pytest.raises(InputError, match=r"expected 199 files .*, found \d+; it was thrown away"):
+                lines_of(file, tmp_path)
+
+
+# Patients: a file each, many lines.
+
+PATIENT = b"Time,Parameter,Value\r\n00:00,RecordID,132540\r\n00:00,Age,76\r\n00:00,Weight,-1\r\n01:11,pH,7.45\r\n"
+OTHER = b"Time,Parameter,Value\n00:00,RecordID,9\n00:00,Age,54\n48:00,HR,80"
+
+
+def test_patients_become_one_table(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved(server, monkeypatch, "physionet2012")
+    for letter in "ab":
+        members = {f"set-{letter}/132540.txt": PATIENT, f"set-{letter}/9.txt": OTHER, f"set-{letter}/": b""}
+        server.files[f"/set-{letter}.tar.gz"] = tar(members)
+        server.files[f"/Outcomes-{letter}.txt"] = b"RecordID,In-hospital_death\n9,0\n132540,1\n"
+    paths = get("physionet2012", tmp_path)
+    assert [path.name for path in paths] == ["set-a.csv", "Outcomes-a.csv", "set-b.csv", "Outcomes-b.csv"]
+    expected = "9,0,Age,54\n9,2880,HR,80\n132540,0,Age,76\n132540,0,Weight,-1\n132540,71,pH,7.45\n"
+    assert paths[0].read_bytes() == f"{EVENTS}\n{expected}".encode() == paths[2].read_bytes()
+    assert paths[1].read_text().count("\n") == 3
+    assert not (tmp_path / ".packed").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        (b"", "expected Time,Parameter,Value in its first line, found ''"),
+        (b"Time;Parameter\n", "found 'Time;Parameter'"),
+        (PATIENT + b"1:61,HR,80\n", "expected hh:mm,parameter,value, found '1:61,HR,80'"),
+        (PATIENT + b"01:00,HR\n", "found '01:00,HR'"),
+        (PATIENT + b"01:00,,80\n", "found '01:00,,80'"),
+        (PATIENT + b"01:00,HR,80,90\n", "found '01:00,HR,80,90'"),
+        (PATIENT.replace(b"132540", b"132541"), "is about the patient 132541"),
+        (PATIENT + b"\xff", "expected UTF-8 text, found byte 0xff"),
+    ],
+)
+def test_what_is_no_patient(server: Server, tmp_path: Path, content: bytes, match: str) -> None:
+    file = folder_of(server, r"(\d+)\.txt", {"132540.txt": content}, form="patients")
+    with pytest.raises(InputError, match=rf"132540\.txt: .*{match}"):
+        lines_of(file, tmp_path)
+    assert not (tmp_path / file.name).exists()
+
+
+# Labelled sentences.
+
+
+def test_labelled_sentences(server: Server, tmp_path: Path) -> None:
+    text = b'0 the action clich\xe9s just pile up . \n1  " caf\xc3\xa9 " \x85\r\n12 a\tb\n'
+    part = packed_in(server, "plain", text, form="labelled")
+    file = SourceFile("text", parts=(part,))
+    # The blank before a text stays; U+0085 in Latin-1 and \u00e9 in UTF-8 can't be in one line of UTF-8.
+    assert lines_of(file, tmp_path)[0] == "0\tthe action clich\u00e9s just pile up ."
+    assert lines_of(file, tmp_path)[2] == "12\ta b"
+    part = packed_in(server, "plain", b'1  " caf\xc3\xa9 " \n', form="labelled")
+    assert lines_of(SourceFile("utf8", parts=(part,)), tmp_path) == ['1\t " caf\u00e9 "']
+
+
+@pytest.mark.parametrize("line", [b"", b"1", b"1 ", b"1   ", b"pos good", b"<html>", b" 1 x"])
+def test_sentences_without_a_label(server: Server, tmp_path: Path, line: bytes) -> None:
+    part = packed_in(server, "plain", b"1 good\n" + line + b"\n", form="labelled")
+    with pytest.raises(InputError, match="archive1: expected a number and a text, found"):
+        lines_of(SourceFile("text", parts=(part,)), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["packed"]
+
+
+def test_a_fold_is_held_out(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved(server, monkeypatch, "subj")
+    server.files["/subj.all"] = b"".join(b"%d line %d \n" % (n % 2, n) for n in range(1, 41))
+    train, test = get("subj", tmp_path)
+    assert [e.text for e in read_labelled(test)] == ["line 10", "line 20", "line 30", "line 40"]
+    assert len(read_labelled(train)) == 36
+    assert [path for path, _ in server.requests] == ["/subj.all"]
+
+
+# Questions.
+
+
+def test_questions_in_json(server: Server, tmp_path: Path) -> None:
+    def made(content: str) -> list[str]:
+        part = packed_in(server, "tar", tar({"q.json": content.encode()}), "q.json", form="questions")
+        file = SourceFile(f"text{len(server.files)}", parts=(part,), header=QUESTIONS)
+        return lines_of(file, tmp_path)
+
+    entries = [["what is\tit?", "a  box", 0], ["why?", "no", 12]]
+    assert made(json.dumps(entries)) == [QUESTIONS, "0\twhat is it?\ta box", "12\twhy?\tno"]
+    # Longer than any line of text may be.
+    assert len(made(json.dumps([["what is this?", "a box", n] for n in range(30_000)]))) == 30_001
+    for wrong, match in (
+        ('[["a", "b", 1]', "not JSON"),
+        ('{"a": 1}', "expected a list of questions"),
+        ('[["a", "b", "c"]]', r"expected \[question, answer, image\], found \['a', 'b', 'c'\]"),
+        ('[["a", "b"]]', r"expected \[question, answer, image\]"),
+    ):
+        with pytest.raises(InputError, match=match):
+            made(wrong)
+
+
+def asked_and_listed(server: Server, text: str, names: str) -> SourceFile:
+    listed = packed_in(server, "plain", names.encode()).archive
+    part = packed_in(server, "plain", text.encode(), form="pairs", listed=listed)
+    return SourceFile(f"text{len(server.files)}", parts=(part,), header=QUESTIONS)
+
+
+def test_questions_and_answers_below_them(server: Server, tmp_path: Path) -> None:
+    text = (
+        "what is on the desk in the image3 ?\nbook, scissor\n"
+        "what is left of image10 in the image10 ?\nchair\n\n"
+        "how many in this image3 ?\n2\n"
+        "what is at the top of the image31 ?\nlamp\n"
+        "what is on the side of image3 ?\nbed"
+    )
+    file = asked_and_listed(server, text, "image3\nimage10\n")
+    assert lines_of(file, tmp_path) == [
+        QUESTIONS,
+        "image3\twhat is on the desk\tbook, scissor",
+        "image10\twhat is left of image10\tchair",
+        "image3\thow many in this\t2",
+        "image3\twhat is on the side of\tbed",
+    ]
+    assert sorted(path for path, _ in server.requests) == ["/archive1", "/archive2"]
+    for wrong, missing in (("what is it ?\nbed\n", "image"), ("what in the image3 ?\n", "answer")):
+        with pytest.raises(InputError, match=f"and its answer, found no {missing}: 'what"):
+            lines_of(asked_and_listed(server, wrong, "image3\n"), tmp_path)
+
+
+def test_lists_that_fail_are_thrown_away_too(server: Server, tmp_path: Path) -> None:
+    file = asked_and_listed(server, "what in the image3 ?\nbed\n", "<html>\n")
+    with pytest.raises(InputError, match=r"expected 2 lines, found 1"):
+        lines_of(replace(file, lines=2), tmp_path)
+    assert not list((tmp_path / "packed").iterdir())
+
+
+# Images.
+
+
+def png(pixels: np.ndarray) -> bytes:
+    """A PNG file of [height, width, 3]."""
+    images, file = pytest.importorskip("PIL.Image"), io.BytesIO()
+    images.fromarray(pixels).save(file, "png")
+    return file.getvalue()
+
+
+def drawings(server: Server, members: dict[str, bytes], **options: object) -> SourceFile:
+    file = folder_of(server, r"i/(\d+)\.png", members, **options)
+    return replace(file, name=f"images{len(server.files)}.npy", holds="images")
+
+
+def test_drawings_become_an_array(server: Server, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(3).integers(0, 256, (12, 4, 6, 3), dtype=np.uint8)
+    members = {f"i/{n}.png": png(pixels[n]) for n in sorted(range(12), key=str)} | {"i/x.txt": b""}
+    file = drawings(server, members, count=12)
+    path = fetch_text(file, tmp_path / file.name, tmp_path / "packed")
+    assert (np.load(path) == pixels).all() and np.load(path).dtype == np.uint8
+    for wrong, match in (
+        ({"i/1.png": png(pixels[0])}, "expected images numbered from 0 to 0"),
+        ({}, "expected images"),
+        ({"i/0.png": png(pixels[0]), "i/1.png": png(pixels[0, :2])}, "expected images of one size"),
+        ({"i/0.png": b"<html>"}, r"archive\d+: i/0\.png can't be read as an image"),
+    ):
+        file = drawings(server, wrong)
+        with pytest.raises(InputError, match=f"{match}.*it was thrown away"):
+            fetch_text(file, tmp_path / file.name, tmp_path / "packed")
+        assert not list(tmp_path.glob(f"{file.name}*"))
+
+
+def photos(server: Server, count: int) -> SourceFile:
+    parts = []
+    for number in range(1, count + 1):
+        name = f"image{number}.png"
+        server.files[f"/{name}"] = png(np.full((1, 1, 3), number, np.uint8))
+        parts.append(Part(SourceFile(name, (f"{server.address}/{name}",)), "plain"))
+    return SourceFile("images.tar", parts=tuple(parts), holds="files")
+
+
+def test_photographs_one_by_one(server: Server, tmp_path: Path) -> None:
+    file, said = photos(server, 30), list[str]()
+    server.files["/image20.png"], saved = b"<html>log in</html>", server.files["/image20.png"]
+    with pytest.raises(InputError, match=r"/image20\.png: is not a PNG file; it was thrown away"):
+        fetch_text(file, tmp_path / "images.tar", tmp_path / "packed", said.append)
+    assert said == [f"{server.address}/image1.png and 29 more files, of unknown size"]
+    # Only what is wrong goes; with it right, nothing else is fetched again.
+    assert len(list((tmp_path / "packed").glob("*.png"))) == 29 and not list(tmp_path.glob("images.tar*"))
+    server.files["/image20.png"], server.requests = saved, []
+    path = fetch_text(file, tmp_path / "images.tar", tmp_path / "packed")
+    assert [request for request, _ in server.requests] == ["/image20.png"]
+    with tarfile.open(path, "r:") as archive:
+        assert archive.getnames() == [f"image{number}.png" for number in range(1, 31)]
+        for member in archive:
+            assert archive.extractfile(member).read() == server.files[f"/{member.name}"]
+            assert (member.mtime, member.uid, member.mode) == (0, 0, 0o644)
+    again = fetch_text(replace(file, name="same.tar"), tmp_path / "same.tar", tmp_path / "packed")
+    assert again.read_bytes() == path.read_bytes()
+
+
+def test_photographs_after_a_break(server: Server, tmp_path: Path) -> None:
+    file = photos(server, 5)
+    gone = server.files.pop("/image4.png")
+    with pytest.raises(InputError, match=r"image4\.png: not found on the server"):
+        fetch_text(file, tmp_path / "images.tar", tmp_path / "packed")
+    assert not (tmp_path / "images.tar").exists()
+    server.files["/image4.png"], server.requests = gone, []
+    fetch_text(file, tmp_path / "images.tar", tmp_path / "packed")
+    assert [request for request, _ in server.requests] == ["/image4.png", "/image5.png"]
+
+
+def test_files_stand_for_languages(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved(server, monkeypatch, "easy-vqa")
+    server.files["/answers.txt"] = b"red\nblue\n"
+    assert get("easy-vqa", tmp_path, ["answers.txt"]) == [tmp_path / "answers.txt"]
+    with pytest.raises(InputError, match=r"easy-vqa has no file 'answers'; it has answers\.txt, "):
+        get("easy-vqa", tmp_path, ["answers"])
+
+
+# The published data, from copies that were made of it.
+
+
+def unpacked(path: Path) -> bytes:
+    if not path.is_file():
+        pytest.skip(f"needs data: {path}")
+    return lzma.decompress(path.read_bytes())
+
+
+COPIES = {
+    "sst2": "stsa.binary.*",
+    "sst5": "stsa.fine.*",
+    "mr": "rt-polarity.all",
+    "subj": "subj.all",
+    "trec": "TREC.*.all",
+}
+
+
+@pytest.mark.parametrize("name", SENTENCES)
+def test_sentences_of_the_copy(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_data: Path, name: str
+) -> None:
+    """From a number and a blank before each sentence come the lines of the copy."""
+    moved(server, monkeypatch, name, known=True)
+    base, whole = COPIES[name], {}
+    for split in ("train", "dev", "test") if "*" in base else ("",):
+        if f"{split or 'train'}.tsv" in SENTENCES[name]:
+            whole[split] = unpacked(shared_data / "sentence_cls" / f"{base.replace('*', split)}.tsv.xz")
+            server.files[f"/{base.replace('*', split)}"] = whole[split].replace(b"\t", b" ")
+    paths = {path.stem: path.read_bytes() for path in get(name, tmp_path)}
+    if "" in whole:
+        train, test = (iter(paths[s].split(b"\n")[:-1]) for s in ("train", "test"))
+        count = whole[""].count(b"\n")
+        merged = [next(test if number % 10 == 0 else train) for number in range(1, count + 1)]
+        assert b"".join(line + b"\n" for line in merged) == whole[""]
+        assert next(train, None) is next(test, None) is None
+    else:
+        assert paths == whole
+
+
+def test_reviews_of_the_copy(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_data: Path
+) -> None:
+    moved(server, monkeypatch, "imdb")
+    members, expected = {}, {}
+    for split in ("train", "test"):
+        lines = unpacked(shared_data / "imdb" / f"{split}.tsv.xz").split(b"\n")[:-1]
+        assert len(lines) == 25_000
+        expected[split] = b"".join(line + b"\n" for line in lines[::250])
+        for line in sorted(lines[::250], key=hash):
+            _, _, name, text = line.split(b"\t")
+            members[f"aclImdb/{split}/{name.decode()}.txt"] = text
+    server.files["/aclImdb_v1.tar.gz"] = tar(members)
+    assert {path.stem: path.read_bytes() for path in get("imdb", tmp_path)} == expected
+
+
+def test_patients_of_the_copy(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_data: Path
+) -> None:
+    moved(server, monkeypatch, "physionet2012")
+    expected = {}
+    for letter in "ab":
+        text = unpacked(shared_data / "physionet2012" / f"set-{letter}.csv.xz")[:600_000].decode()
+        header, *lines = text.split("\n")[:-1]
+        members: dict[str, list[str]] = {}
+        for line in lines:
+            record, minute, parameter, value = line.split(",")
+            clock = f"{int(minute) // 60:02}:{int(minute) % 60:02}"
+            members.setdefault(record, [f"Time,Parameter,Value\n00:00,RecordID,{record}"]).append(
+                f"{clock},{parameter},{value}"
+            )
+        files = {f"set-{letter}/{record}.txt": ("\n".join(rows) + "\n").encode() for record, rows in members.items()}
+        server.files[f"/set-{letter}.tar.gz"] = tar(dict(reversed(files.items())))
+        expected[f"set-{letter}.csv"] = "".join(f"{line}\n" for line in (header, *lines)).encode()
+        outcomes = (shared_data / "physionet2012" / f"Outcomes-{letter}.csv").read_bytes()
+        server.files[f"/Outcomes-{letter}.txt"] = expected[f"Outcomes-{letter}.csv"] = outcomes
+        assert len(members) > 40 and outcomes.count(b"\n") == 4_001
+    assert {path.name: path.read_bytes() for path in get("physionet2012", tmp_path)} == expected
+
+
+def test_questions_about_drawings_of_the_copy(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_data: Path
+) -> None:
+    source = moved(server, monkeypatch, "easy-vqa", known=True)
+    members = {}
+    for file in source.files:
+        if file.name.endswith("_questions.tsv"):
+            rows = unpacked(shared_data / "easy_vqa" / f"{file.name}.xz").decode().split("\n")[1:-1]
+            entries = [[request, answer, int(image)] for image, request, answer in (row.split("\t") for row in rows)]
+            members[file.parts[0].member] = json.dumps(entries).encode()
+    server.files["/easy-VQA.tar.gz"] = tar(members)
+    server.files["/answers.txt"] = (shared_data / "easy_vqa" / "answers.txt").read_bytes()
+    # With the published sizes and digests.
+    for path in get("easy-vqa", tmp_path, ["train_questions.tsv", "test_questions.tsv", "answers.txt"]):
+        assert path.is_file()
+
+
+@pytest.mark.parametrize("split", EASY_VQA_IMAGES)
+def test_drawings_of_the_copy(server: Server, tmp_path: Path, shared_data: Path, split: str) -> None:
+    copy = unpacked(shared_data / "easy_vqa" / f"{split}_images.npy.xz")
+    assert (len(copy), hashlib.sha256(copy).hexdigest()) == EASY_VQA[f"{split}_images.npy"]
+    pixels = np.load(io.BytesIO(copy))
+    assert len(pixels) == EASY_VQA_IMAGES[split]
+    some = pixels[:60]
+    file = drawings(server, {f"i/{n}.png": png(image) for n, image in enumerate(some)}, count=60)
+    made = fetch_text(file, tmp_path / file.name, tmp_path / "packed").read_bytes()
+    expected = io.BytesIO()
+    np.save(expected, some)
+    assert made == expected.getvalue() and made[:8] == copy[:8] and made[128:] == copy[128 : 128 + some.nbytes]
+
+
+def test_questions_about_rooms_of_the_copy(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_data: Path
+) -> None:
+    source = moved(server, monkeypatch, "daquar", known=True)
+    text, expected = "", {}
+    for split in ("train", "test"):
+        expected[f"{split}.tsv"] = unpacked(shared_data / "daquar" / f"{split}.tsv.xz")
+        rows = [row.split("\t") for row in expected[f"{split}.tsv"].decode().split("\n")[1:-1]]
+        server.files[f"/{split}_images_list.txt"] = "\n".join(sorted({row[0] for row in rows})).encode()
+        text += "".join(f"{question} in the {image} ?\n{answer}\n" for image, question, answer in rows)
+    server.files["/all_qa_pairs.txt"] = text.removesuffix("\n").encode()
+    assert {path.name: path.read_bytes() for path in get("daquar", tmp_path, list(expected))} == expected
+    with tarfile.open(shared_data / "daquar" / "images_240x180_q85.tar") as archive:
+        names = {Path(name).stem for name in archive.getnames()}
+    assert names == {part.archive.name.removesuffix(".png") for part in source.files[-1].parts}

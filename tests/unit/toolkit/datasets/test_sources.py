@@ -1,0 +1,189 @@
+"""The registry of data sets: complete, addressed to what can't change, and right about the published texts."""
+
+from __future__ import annotations
+
+import hashlib
+import lzma
+import re
+import tarfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tsallis.toolkit.datasets.download import SourceFile
+from tsallis.toolkit.datasets.paraphrase_split import LARGEST, _bare, split_pairs
+from tsallis.toolkit.datasets.registry import MULTI30K, MULTI30K_LINES, SOURCES, language_of
+
+PARALLEL = {
+    "multi30k": {"cs", "de", "en", "fr"},
+    "kftt": {"en", "ja"},
+    "tatoeba-de-en": {"de", "en"},
+    "iwslt14-de-en": {"de", "en"},
+    "iwslt17-de-en": {"de", "en"},
+    "wmt16-ro-en": {"en", "ro"},
+    "wmt14-en-de": {"de", "en"},
+}
+
+
+def transferred(name: str) -> set[SourceFile]:
+    return {a for f in SOURCES[name].files for a in ([a for part in f.parts for a in part.needs] or [f])}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_the_entries_are_whole(name: str) -> None:
+    source = SOURCES[name]
+    assert source.name == name and source.licence and source.citation and source.title
+    assert len({file.name for file in source.files}) == len(source.files)
+    lines = source.describe()
+    assert len(lines) == 3 and source.licence in lines[1] and source.citation in lines[2]
+    for file in source.files:
+        assert re.fullmatch(r"[\w.-]+", file.name) and bool(file.urls) != bool(file.parts)
+        assert file.sha256 is None or re.fullmatch("[0-9a-f]{64}", file.sha256)
+        assert file.sha256 is None or file.size is not None
+        assert all(part.count for part in file.parts if part.packing == "tar-folder")
+    archives = transferred(name)
+    assert len({archive.name for archive in archives}) == len(archives)
+    for archive in archives:
+        assert archive.urls and all(url.startswith("https://") for url in archive.urls)
+        assert archive.sha256 is None or re.fullmatch("[0-9a-f]{64}", archive.sha256)
+        assert archive.md5 is None or re.fullmatch("[0-9a-f]{32}", archive.md5)
+        # What lies at a commit can't change; what lies at a branch of GitHub can.
+        assert all("github" not in url or re.search("/[0-9a-f]{40}(/|$)", url) for url in archive.urls)
+
+
+@pytest.mark.parametrize("name", PARALLEL)
+def test_parallel_corpora_have_every_split_on_every_side(name: str) -> None:
+    source = SOURCES[name]
+    assert source.parallel and set(source.languages()) == PARALLEL[name]
+    splits = Counter(file.name.rpartition(".")[0] for file in source.files)
+    assert set(splits.values()) == {len(PARALLEL[name])}
+    assert len(splits) >= 3 and any("train" in split for split in splits)
+    for split in splits:
+        sides = [f for f in source.files if f.name.startswith(f"{split}.")]
+        assert len({f.lines for f in sides}) == 1
+        # The sides are made alike, and each of its own language.
+        made = [[(p.archive if p.packing != "gz" else 0, p.packing, p.form, p.every) for p in f.parts] for f in sides]
+        assert all(m == made[0] for m in made)
+        for file in sides:
+            for part in file.parts:
+                if part.member and part.form != "clusters":
+                    ending = part.member.removesuffix(".sgm").removesuffix(".xml")
+                    assert ending.endswith(f".{source.language_of(file.name)}")
+
+
+def test_published_numbers_of_lines() -> None:
+    lines = {(name, f.name): f.lines for name, source in SOURCES.items() for f in source.files}
+    assert [lines["kftt", f"kyoto-{s}.ja"] for s in ("train", "dev", "tune", "test")] == [440288, 1166, 1235, 1160]
+    assert [lines["iwslt17-de-en", f"{s}.de"] for s in ("train", "dev", "test")] == [206112, 888, 8079]
+    assert lines["iwslt14-de-en", "test.en"] == 6750
+    assert [lines["wmt16-ro-en", f"{s}.en"] for s in ("train", "newsdev2016", "newstest2016")] == [612422, 1999, 1999]
+    assert [lines["wmt14-en-de", f"{s}.en"] for s in ("train", "newstest2013", "newstest2014")] == [4520620, 3000, 3003]
+
+
+def test_iwslt14_divides_its_talks() -> None:
+    """What is in dev is not in train, and the other way round."""
+    files = {f.name: f for f in SOURCES["iwslt14-de-en"].files}
+    for side in ("de", "en"):
+        (train,), (dev,) = files[f"train.{side}"].parts, files[f"dev.{side}"].parts
+        assert train.every == -dev.every == -23 and train.member == dev.member
+
+
+def test_languages_of_sigmorphon2018() -> None:
+    source = SOURCES["sigmorphon2018"]
+    names = {file.name for file in source.files}
+    assert len(source.languages()) == 95 and {"spanish", "finnish", "russian", "english"} <= set(source.languages())
+    for language in source.languages():
+        assert {f"{language}-train-low", f"{language}-dev", f"{language}-test"} <= names
+    counts = [sum(name.endswith(end) for name in names) for end in ("-high", "-medium", "-low", "-dev", "-test")]
+    assert counts == [79, 94, 95, 95, 95]
+    assert source.title.endswith("95 of its 103 languages; by setting 79 in high, 94 in medium, 95 in low")
+    assert language_of("crimean-tatar-train-medium") == "crimean-tatar"
+    assert source.size == sum(file.size for file in source.files)
+    assert all(u.endswith(f"/{file.name}") for file in source.files for u in file.urls)
+
+
+def test_the_registry_is_right_about_every_published_file(shared_data: Path) -> None:
+    archive = shared_data / "sigmorphon2018_task1" / "task1.tar.xz"
+    if not archive.is_file():
+        pytest.skip(f"needs data: {archive}")
+    result = {}
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            stream = tar.extractfile(member)
+            if stream is not None and not member.name.endswith("-covered-test"):
+                data = stream.read()
+                result[Path(member.name).name] = (len(data), hashlib.sha256(data).hexdigest())
+    assert {f.name: (f.size, f.sha256) for f in SOURCES["sigmorphon2018"].files} == result
+
+
+def unpacked(path: Path) -> bytes:
+    if not path.is_file():
+        pytest.skip(f"needs data: {path}")
+    return lzma.decompress(path.read_bytes())
+
+
+def known(name: str) -> dict[str, SourceFile]:
+    return {file.name: file for file in SOURCES[name].files}
+
+
+@pytest.mark.parametrize("name", MULTI30K)
+def test_the_digests_of_multi30k(shared_data: Path, name: str) -> None:
+    text, file = unpacked(shared_data / "multi30k" / "raw" / f"{name}.xz"), known("multi30k")[name]
+    assert (len(text), hashlib.sha256(text).hexdigest()) == (file.size, file.sha256)
+    assert text.count(b"\n") == file.lines == MULTI30K_LINES[name.partition(".")[0]]
+
+
+@pytest.mark.parametrize("side", ["ro", "en"])
+def test_the_digests_of_newsdev2016(shared_data: Path, side: str) -> None:
+    text = unpacked(shared_data / "wmt_eval_only" / f"newsdev2016.{side}.xz")
+    file = known("wmt16-ro-en")[f"newsdev2016.{side}"]
+    assert (len(text), hashlib.sha256(text).hexdigest(), text.count(b"\n")) == (file.size, file.sha256, file.lines)
+
+
+@pytest.mark.parametrize("split", ["dev", "test"])
+def test_the_lines_of_kftt(shared_data: Path, split: str) -> None:
+    for side in ("ja", "en"):
+        text = unpacked(shared_data / "kftt" / f"kyoto-{split}.{side}.xz")
+        assert text.count(b"\n") == known("kftt")[f"kyoto-{split}.{side}"].lines
+
+
+def test_the_lines_of_the_iwslt14_test(shared_data: Path) -> None:
+    for side in ("de", "en"):
+        text = unpacked(shared_data / "iwslt14_deen_eval_only" / f"test.{side}.xz")
+        assert text.count(b"\n") == known("iwslt14-de-en")[f"test.{side}"].lines
+
+
+def test_splits_of_paraphrases_share_no_sentence() -> None:
+    pairs = [(f"Say {n // 3}.", f"Sag {n // 2}!") for n in range(60)] + [("Say  99.", "Sag 99!")] * 2
+    pairs += [(f"Run {n}.", "Lauf!") for n in range(LARGEST + 1)] + [("go 1", "Geh"), ("Go 1!", "geh.")]
+    splits = split_pairs(pairs, held_out=5)
+    clean = list(dict.fromkeys((" ".join(first.split()), second) for first, second in pairs))
+    assert sum(map(len, splits.values())) == len(clean) < len(pairs)
+    for side in (0, 1):
+        sentences = [{_bare(pair[side]) for pair in split} for split in splits.values()]
+        assert not (sentences[0] & sentences[1] or sentences[0] & sentences[2] or sentences[1] & sentences[2])
+    assert all(5 <= len(splits[s]) <= 5 + LARGEST for s in ("dev", "test"))
+    assert {pair for pair in splits["train"] if pair[1] == "Lauf!"} == {pair for pair in pairs if pair[1] == "Lauf!"}
+    # The order within a split is that of the pairs; their order in the file decides nothing.
+    assert {s: set(p) for s, p in split_pairs(pairs[::-1], held_out=5).items()} == {
+        s: set(p) for s, p in splits.items()
+    }
+    index = {pair: i for i, pair in enumerate(dict.fromkeys((" ".join(e.split()), g) for e, g in pairs))}
+    for split in splits.values():
+        assert [index[pair] for pair in split] == sorted(index[pair] for pair in split)
+
+
+@pytest.mark.slow
+def test_splits_of_tatoeba_share_no_sentence(shared_data: Path) -> None:
+    columns = []
+    for side in ("en", "de"):
+        texts = [unpacked(shared_data / "tatoeba_deu-eng" / f"{s}.{side}.xz") for s in ("train", "dev", "test")]
+        columns.append(b"".join(texts).decode().split("\n")[:-1])
+    pairs = list(zip(*columns, strict=True))
+    splits = split_pairs(pairs)
+    assert sum(map(len, splits.values())) == len(pairs)
+    assert all(4000 <= len(splits[s]) < 4000 + LARGEST for s in ("dev", "test"))
+    for side in (0, 1):
+        train, dev, test = ({_bare(pair[side]) for pair in splits[s]} for s in ("train", "dev", "test"))
+        assert not train & dev and not train & test and not dev & test

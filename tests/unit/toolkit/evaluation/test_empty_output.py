@@ -1,0 +1,52 @@
+"""The empty output, beside its probability at the first step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tsallis.search import Certificate, Hypothesis, Result
+from tsallis.symbols import EOS
+from tsallis.toolkit.evaluation.empty_output import compare_empty, empty_log_probs
+from tsallis.toolkit.evaluation.metrics import evaluate
+from tsallis.toolkit.evaluation.search_results import search_corpus
+from unit.toolkit.evaluation.small_models import CORPUS, model
+
+NOTHING = Certificate("none", -torch.inf)
+
+
+@pytest.mark.parametrize("output", ["softmax", "entmax"])
+def test_the_empty_output(output: str) -> None:
+    """Its probability is that of the end at the first step; it counts where no hypothesis is as probable."""
+    net = model(output).eval()
+    first = []
+    for i in range(len(CORPUS)):
+        batch = CORPUS.batch([i])
+        with torch.no_grad():
+            hidden = net(batch.src, batch.src_lengths, batch.tgt_in[:, :1]).hidden
+        first.append(net.output.log_probs(net.output.scores(hidden))[0, 0, EOS])
+    result = empty_log_probs(net, CORPUS, batch_size=5)
+    torch.testing.assert_close(result, torch.stack(first), atol=1e-5, rtol=1e-5)
+    results = search_corpus(net, CORPUS, 3)
+    better = 0
+    for e, r in zip(result.tolist(), results, strict=True):
+        better += e > -torch.inf if r.best is None else r.best.tokens != () and e > r.best.log_prob
+    assert evaluate(net, CORPUS, results, 1.0).empty_rate == better / len(CORPUS)
+
+
+def test_the_empty_output_is_no_more_probable_than_itself() -> None:
+    net = model("softmax").eval()
+    worse = [Result((Hypothesis((), e - 1e-7, (1,), (1,)),), NOTHING) for e in empty_log_probs(net, CORPUS).tolist()]
+    assert evaluate(net, CORPUS, worse, 1.0).empty_rate == 0
+    other = [Result((Hypothesis((5,), e - 1e-7, (1,), (1,)),), NOTHING) for e in empty_log_probs(net, CORPUS).tolist()]
+    assert evaluate(net, CORPUS, other, 1.0).empty_rate == 1
+    assert evaluate(net, CORPUS, [Result((), NOTHING)] * len(CORPUS), 1.0).empty_rate == 1
+
+
+def test_the_most_probable_output_decides_however_outputs_are_ranked() -> None:
+    """A length penalty puts a longer output first; the empty one is less probable than the second."""
+    hypotheses = Hypothesis((5,) * 8, -1.3, (1,), (1,)), Hypothesis((4,), -0.9, (1,), (1,))
+    result = Result(hypotheses, Certificate("complete", -torch.inf))
+    assert compare_empty(-1.2, result) == (True, "no")
+    assert compare_empty(-0.8, result) == (True, "yes")
+    assert compare_empty(-1.4, result) == (False, "no")

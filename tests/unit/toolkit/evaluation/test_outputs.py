@@ -1,0 +1,103 @@
+"""Outputs beside references, and the empty output beside all others."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from contract.tables import EOS, A, B, random_table, sources, trie
+from tsallis.search import beam_search, exact_search
+from tsallis.toolkit.data.corpus import Corpus
+from tsallis.toolkit.data.vocabulary import Vocabulary
+from tsallis.toolkit.evaluation.empty_output import compare_empty
+from tsallis.toolkit.evaluation.outputs import output_records
+from tsallis.toolkit.evaluation.search_results import search_corpus
+
+NAMES = Vocabulary(["a", "b", "c"])
+LONGEST = 4
+
+
+@pytest.mark.parametrize(("transform", "alpha"), [("softmax", 1.0), ("entmax", 1.5), ("alpha_relu", 1.5)])
+def test_what_is_said_of_the_empty_output_is_never_wrong(transform: str, alpha: float) -> None:
+    """Against all outputs, one by one."""
+    verdicts = set()
+    for seed in range(60):
+        table = random_table(transform, alpha, seed, sharpness=2.0)
+        truth = table.enumerate(0, LONGEST)
+        empty = truth.get((), -math.inf)
+        most = max(truth.values(), default=-math.inf)
+        for size in (1, 2, 5):
+            (result,) = beam_search(table, *sources(0), beam_size=size, max_length=LONGEST)
+            more, best = compare_empty(empty, result)
+            least = result.best.log_prob if result.best else -math.inf
+            assert more == (empty > least)
+            if best != "unknown":
+                assert (best == "yes") == (empty == most and empty > -math.inf)
+            verdicts.add(best)
+    assert {"yes", "no"} <= verdicts
+
+
+def test_an_exact_search_leaves_no_doubt() -> None:
+    for seed in range(30):
+        table = random_table("entmax", 1.5, seed)
+        (result,) = exact_search(table, *sources(0), max_length=30)
+        truth = table.enumerate(0, LONGEST)
+        _, best = compare_empty(truth.get((), -math.inf), result)
+        assert best != "unknown" or not result.certificate.proves_best
+
+
+@pytest.mark.parametrize("limits", [{"min_length": 1}, {"min_length": 2}, {"prefixes": [(A,)]}])
+def test_a_limited_search_proves_nothing_of_the_outputs_outside_of_it(limits: dict[str, Any]) -> None:
+    verdicts = set()
+    for seed in range(150):
+        table = random_table("entmax", 1.5, seed, sharpness=2.0)
+        truth = table.enumerate(0, LONGEST)
+        empty = truth.get((), -math.inf)
+        (result,) = beam_search(table, *sources(0), beam_size=40, max_length=LONGEST, **limits)
+        _, best = compare_empty(empty, result)
+        if best != "unknown":
+            assert (best == "yes") == (empty == max(truth.values(), default=-math.inf) and empty > -math.inf)
+        verdicts.add(best)
+    assert ("yes" in verdicts) == (limits == {"min_length": 1}) and {"no", "unknown"} <= verdicts
+
+
+def test_the_empty_output_is_not_more_probable_than_itself() -> None:
+    (result,) = beam_search(trie({(): {EOS: 0.9, A: 0.1}, (A,): {EOS: 1.0}}), *sources(0))
+    assert compare_empty(math.log(0.9) + 1e-12, result) == (False, "yes")
+
+
+def test_a_beam_that_cannot_tell_says_so() -> None:
+    rows = {(): {A: 0.4, B: 0.35, EOS: 0.25}, (A,): {A: 0.5, EOS: 0.5}, (A, A): {EOS: 1.0}, (B,): {EOS: 1.0}}
+    (result,) = beam_search(trie(rows), *sources(0), beam_size=1)
+    assert compare_empty(math.log(0.25), result) == (False, "unknown")
+    (result,) = exact_search(trie(rows), *sources(0), beam_size=1)
+    assert compare_empty(math.log(0.25), result) == (False, "no")
+
+
+def test_a_record_holds_reference_output_and_certificate() -> None:
+    rows = {(): {A: 0.7, EOS: 0.3}, (A,): {EOS: 1.0}}
+    model, corpus = trie(rows), Corpus([[0], [0]], [[A], [B, A]])
+    results = search_corpus(model, corpus, beam_size=2)
+    right, impossible = output_records(model, NAMES, corpus, ["a", "ba"], results)
+    assert right["output"] == {
+        "text": "a",
+        "right": True,
+        "log_prob": pytest.approx(math.log(0.7)),
+        "support": (2, 1),
+        "num_attended": (1, 1),
+        "certificate": "complete",
+        "bound": None,
+        "hypotheses": 2,
+        "mass": pytest.approx(1),
+        "stopped_by": None,
+    }
+    assert right["reference"]["log_prob"] == pytest.approx(math.log(0.7)) and right["reference"]["impossible"] is None
+    assert [t["symbol"] for t in right["reference"]["tokens"]] == ["a", "</s>"]
+    assert right["empty"] == {"log_prob": pytest.approx(math.log(0.3)), "more_probable": False, "best_of_all": "no"}
+    assert not impossible["output"]["right"] and not impossible["reference"]["possible"]
+    assert impossible["reference"]["tokens"] == [{"symbol": "b", "log_prob": None, "support": 2}]
+    excluded = impossible["reference"]["impossible"]
+    assert (excluded["step"], excluded["symbol"], excluded["gap"], excluded["support"]) == (1, "b", None, 2)
+    assert [x["symbol"] for x in excluded["instead"]] == ["a", "</s>"]

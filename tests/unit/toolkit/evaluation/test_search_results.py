@@ -1,0 +1,36 @@
+"""Searches over a corpus, beside those of single rows."""
+
+from __future__ import annotations
+
+import torch
+
+from contract.tables import trie
+from tsallis.models.protocol import device_of
+from tsallis.search import Ensemble, beam_search
+from tsallis.symbols import EOS
+from tsallis.toolkit.evaluation.search_results import search_batches, search_corpus
+from unit.toolkit.evaluation.small_models import CORPUS, model
+
+
+def test_results_come_in_the_order_of_the_corpus() -> None:
+    net = model().eval()
+    results = search_corpus(net, CORPUS, 3, batch_size=5)
+    assert len(results) == len(CORPUS)
+    for i, result in enumerate(results):
+        batch = CORPUS.batch([i])
+        (alone,) = beam_search(net, batch.src, batch.src_lengths, beam_size=3)
+        assert [h.tokens for h in result.hypotheses] == [h.tokens for h in alone.hypotheses]
+
+
+def test_models_are_searched_where_their_parameters_are() -> None:
+    assert device_of(model()) == device_of(Ensemble([model()])) == torch.device("cpu")
+    elsewhere = model().to("meta")
+    assert device_of(elsewhere) == device_of(Ensemble([Ensemble([elsewhere])])) == torch.device("meta")
+    assert device_of(trie({(): {EOS: 1.0}})) == torch.device("cpu")
+
+
+def test_parts_of_the_batches_are_parts_of_the_results() -> None:
+    net = model().eval()
+    batches = CORPUS.batches(5)
+    result = [search_batches(net, batches[rank::2], 2) for rank in range(2)]
+    assert {**result[0], **result[1]} == dict(enumerate(search_corpus(net, CORPUS, 2, batch_size=5)))

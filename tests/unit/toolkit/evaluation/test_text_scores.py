@@ -1,0 +1,45 @@
+"""Scores of texts, beside those of sacrebleu."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tsallis.toolkit.evaluation.text_scores import form_scores, length_ratio, sentence_chrf, translation_scores
+
+
+def test_forms_are_compared_as_text() -> None:
+    assert form_scores(["drew", "drawed", ""], ["drew", "drew", "a"]) == {"accuracy": 1 / 3, "levenshtein": 4 / 3}
+    assert form_scores([], []) == {"accuracy": 0.0, "levenshtein": 0.0}
+    with pytest.raises(ValueError, match="shorter"):
+        form_scores(["a"], [])
+
+
+def test_translations_are_scored_by_sacrebleu() -> None:
+    texts, references = ["the cat sat on the mat", "a dog"], ["the cat sat on a mat", "the dog"]
+    scores = {s.name: s for s in translation_scores(texts, references)}
+    from sacrebleu import corpus_bleu, corpus_chrf, corpus_ter
+
+    assert list(scores) == ["bleu", "chrf", "ter"]
+    assert scores["bleu"].value == corpus_bleu(texts, [references]).score
+    assert scores["chrf"].value == corpus_chrf(texts, [references]).score
+    assert scores["ter"].value == corpus_ter(texts, [references]).score
+    assert "tok:13a" in scores["bleu"].signature and "version:" in scores["ter"].signature
+    (chinese,) = translation_scores(["\u4f60\u597d"], ["\u4f60\u597d"], "zh", ("bleu",))
+    assert "tok:zh" in chinese.signature
+
+
+def test_lengths_are_those_that_bleu_counts() -> None:
+    """The penalty for brevity follows from them; the full stop is a word."""
+    from sacrebleu import corpus_bleu
+
+    texts, references = ["the cat sat.", ""], ["the cat sat there.", "a dog, too"]
+    ratio = length_ratio(texts, references)
+    assert ratio == 4 / 9 and corpus_bleu(texts, [references]).bp == pytest.approx(math.exp(1 - 1 / ratio))
+    assert length_ratio(["a b"], ["a b."], tokenized=True) == 1 and length_ratio(["a"], [""]) == 0
+
+
+def test_chrf_of_a_sentence() -> None:
+    assert sentence_chrf("", "") == sentence_chrf("a b", "a b") == 1.0
+    assert 0 <= sentence_chrf("walk", "talk") < 1 and sentence_chrf("x", "talk") == 0.0

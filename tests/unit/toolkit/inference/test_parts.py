@@ -1,0 +1,55 @@
+"""Alignments of matrices; columns of several tasks; answers that no run gave."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tsallis.errors import InputError
+from tsallis.search import TokenScores
+from tsallis.toolkit.inference.alignment import links_of, pharaoh
+from tsallis.toolkit.inference.answers import Answer, TextScore
+from tsallis.toolkit.inference.run import join_columns
+from tsallis.toolkit.tasks.classification import Classification
+from tsallis.toolkit.tasks.language import Language
+from tsallis.toolkit.tasks.strings import Strings
+from tsallis.toolkit.tasks.translation import Translation
+from tsallis.toolkit.tasks.vqa import Visual
+
+
+def test_the_largest_weight_is_one_position_of_each_row() -> None:
+    torch.manual_seed(0)
+    weights = torch.rand(40, 12).mul(4).round().sub(2).clamp(min=0)  # many zeros and ties
+    largest, support = links_of(weights, "largest"), links_of(weights, "support")
+    rows = [row for row in range(40) if weights[row].any()]
+    assert 0 < len(rows) < 40 or weights.any(-1).all()
+    assert [(int(weights[row].numpy().argmax()), row) for row in rows] == [*largest]
+    assert {*largest} <= {*support} == {(int(s), int(t)) for t, s in weights.nonzero()}
+    assert links_of(torch.zeros(2, 3), "largest") == () and pharaoh(()) == ""
+    assert links_of(torch.zeros(0, 3), "support") == ()
+
+
+@pytest.mark.parametrize(
+    ("task", "source", "target", "line"),
+    [
+        (Translation(), "ein Hund", "a dog", "ein Hund\ta dog"),
+        (Strings(None), "draw\tV;PST", "", "draw\t\tV;PST"),
+        (Classification(), "a lovely film", "pos", "pos\ta lovely film"),
+        (Visual(), "1\twhat?", "red", "1\twhat?\tred"),
+    ],
+)
+def test_an_output_stands_in_its_column(task, source: str, target: str, line: str) -> None:
+    assert join_columns(task, [source], [target]) == [line]
+
+
+def test_texts_have_no_targets() -> None:
+    with pytest.raises(InputError, match="a line of the task language is a text as a whole"):
+        join_columns(Language(), ["a"], ["b"])
+
+
+def test_what_no_run_gave_is_not_described() -> None:
+    with pytest.raises(ValueError, match="by the run that gave it"):
+        Answer(1).to_dict()
+    with pytest.raises(ValueError, match="by the run that gave it"):
+        TextScore(1, (), TokenScores((), (), (), None)).to_dict()
+    assert (Answer(1).text, Answer(1).score, Answer(1).tokens, Answer(1).certificate) == ("", None, (), "none")

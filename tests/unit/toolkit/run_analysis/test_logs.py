@@ -1,0 +1,125 @@
+"""Numbers of trainings, as logs have them."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis_samples import corpus, transformer
+from run_seed import SEED
+from tsallis.errors import InputError
+from tsallis.toolkit.run_analysis import alpha_history, density_history, value_history
+from tsallis.toolkit.training import Settings, Trainer
+
+
+def log(folder: Path, *events: Any) -> Path:
+    text = "".join(event if isinstance(event, str) else json.dumps(event) + "\n" for event in events)
+    path = folder / "log.jsonl"
+    path.write_text(text)
+    return path
+
+
+def test_a_real_run_has_a_history(tmp_path: Path) -> None:
+    """Its first event has alphas, and no step: it is what the model starts with."""
+    alphas = [[1.5, 1.4], [1.3, 1.2]]
+    later = {"event": "epoch", "epoch": 1, "step": 7, "alpha_encoder": [[2.0, 1.4], [1.3, 1.2]]}
+    log(tmp_path, {"event": "start", "alpha_encoder": alphas}, {"event": "update", "step": 3}, later)
+    history = alpha_history(tmp_path)
+    assert history.steps == (0, 7) and history.values["encoder"].shape == (2, 2, 2)
+    assert history.last()["encoder"].tolist() == [[2.0, 1.4], [1.3, 1.2]]
+    assert json.loads(json.dumps(history.to_dict()))["values"]["encoder"][0] == alphas
+
+
+def test_alphas_of_a_trained_run(tmp_path: Path) -> None:
+    """What a training writes itself, from before the first update on."""
+    data = corpus(12)
+    model = transformer(attention="learned", dropout=0.0)
+    before = model.alphas()
+    settings = Settings(updates=12, validate_updates=4, batch_size=8, learning_rate=0.05, seed=SEED)
+    Trainer(model, data, corpus(6, seed=1), tmp_path, settings).run()
+    history = alpha_history(tmp_path)
+    assert history.steps == (0, 4, 8, 12) and [*history.values] == ["encoder", "decoder", "cross"]
+    for kind, values in history.values.items():
+        assert values[0] == pytest.approx(before[kind].detach().numpy())
+        assert values[-1] == pytest.approx(model.alphas()[kind].detach().numpy())
+        assert (values[0] != values[-1]).any()
+
+
+def test_densities_have_a_history(tmp_path: Path) -> None:
+    log(tmp_path, {"event": "start", "alpha_encoder": [[1.5]]}, {"event": "epoch", "step": 2, "density_encoder": [[1]]})
+    assert density_history(tmp_path).steps == (2,)
+
+
+@pytest.mark.parametrize(
+    ("events", "message"),
+    [
+        (["nothing"], "one JSON object a line"),
+        ([{"event": "epoch", "step": 1}], "no values of alpha"),
+        ([{"event": "epoch", "alpha_encoder": [[1.5]]}], "must have a step"),
+        ([{"event": "epoch", "step": 1, "alpha_encoder": [1.5]}], r"\[layers, heads\]"),
+        ([{"event": "epoch", "step": 1, "alpha_encoder": [["x"]]}], "numbers"),
+        ([{"step": 1, "alpha_encoder": [[1.5]]}, {"step": 2, "alpha_encoder": [[1.5], [2.0, 1.0]]}], "numbers"),
+        (["[1]\n"], "no values of alpha"),
+    ],
+)
+def test_bad_logs(tmp_path: Path, events: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        alpha_history(log(tmp_path, *events))
+
+
+def test_a_log_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="can't be read"):
+        alpha_history(tmp_path)
+
+
+def test_values_over_a_training(tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = [
+        {"event": "start", "tau": 0.1},
+        {"event": "epoch", "step": 5, "loss": 3.0},
+        {"event": "validation", "step": 7, "dev_loss": 2.0, "dev_bleu": 1.5, "logit_norm": 9, "alpha_encoder": [[1]]},
+        {"event": "epoch", "step": 9, "dev_loss": 1.0, "dev_bleu": 2.5, "logit_norm": 11, "output_threshold": 0.5},
+    ]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    history = value_history(tmp_path)
+    assert history.steps == (7, 9) and set(history.values) == {"dev_loss", "dev_bleu", "logit_norm", "output_threshold"}
+    assert history.values["output_threshold"] == (None, 0.5) and history.last("dev_bleu") == 2.5
+    assert history.last("tau") is None and history.seconds is None
+
+
+def test_seconds_add_up_over_epochs(tmp_path: Path) -> None:
+    """An event within an epoch counts from the epoch's beginning; one that was not timed leaves all unknown."""
+    events = [("validation", 2, 3.0), ("epoch", 4, 7.0), ("validation", 6, 2.5), ("epoch", 8, 6.0)]
+    for name, key in (("log", "dev_loss"), ("timing", "seconds")):
+        records = [{"event": event, "step": step, key: number} for event, step, number in events]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert value_history(tmp_path).seconds == (3.0, 7.0, 9.5, 13.0)
+    timing = (tmp_path / "timing.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "timing.jsonl").write_text("".join(timing[:-1]))
+    assert value_history(tmp_path).seconds is None
+    (tmp_path / "timing.jsonl").write_text('{"event": "epoch", "step": 4}')
+    with pytest.raises(InputError, match="events must have a step and seconds"):
+        value_history(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("event", "message"),
+    [
+        ({"event": "epoch", "step": 1}, "no validation in this log"),
+        ({"event": "epoch", "dev_loss": 1.0}, "must have a step and numbers"),
+        ({"event": "epoch", "step": 1, "dev_loss": "low"}, "must have a step and numbers"),
+    ],
+)
+def test_logs_without_values(tmp_path: Path, event: Any, message: str) -> None:
+    (tmp_path / "log.jsonl").write_text(json.dumps(event))
+    with pytest.raises(InputError, match=message):
+        value_history(tmp_path)
+
+
+def test_nan_is_no_threshold() -> None:
+    from tsallis.toolkit.evaluation.teacher_forcing import teacher_forced_scores
+
+    assert math.isnan(teacher_forced_scores(transformer(output="softmax"), corpus(3)).threshold)

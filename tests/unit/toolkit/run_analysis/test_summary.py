@@ -1,0 +1,199 @@
+"""Summaries of runs hold what the functions return, from one pass over the corpus."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from analysis_samples import SRC, TGT, corpus, lstm, recording_of, transformer
+from tsallis.analysis import (
+    RunSummary,
+    compare_models,
+    density,
+    density_contrasts,
+    diversity,
+    head_roles,
+    output_statistics,
+    read_model,
+    record,
+    summarize_attention,
+    teacher_forced_supports,
+)
+from tsallis.analysis.density import sentence_density
+from tsallis.errors import InputError
+from tsallis.search import beam_search
+from tsallis.toolkit.data.corpus import Corpus
+from tsallis.toolkit.data.vocabulary import Vocabulary
+from tsallis.toolkit.evaluation.search_results import search_corpus
+from tsallis.toolkit.run_analysis import Options, RunInput, empty_rate, summarize, summarize_runs
+from tsallis.toolkit.run_analysis.corpus_passes import BATCH
+from tsallis.toolkit.run_analysis.summary import TrainingCounts, count_pieces
+from tsallis.toolkit.training import Run
+
+
+def run_of(folder: Path, model: Any, name: str = "run") -> Run:
+    folder = folder / name
+    folder.mkdir()
+    kind = "transformer" if hasattr(model, "encoder") and hasattr(model, "alphas") else "rnn"
+    (folder / "model.json").write_text(json.dumps({"class": kind, "arguments": model.arguments}))
+    return Run(folder, model, SRC, TGT, {"task": "translation"}, {})
+
+
+@pytest.mark.parametrize("make", [transformer, lstm])
+def test_a_summary_holds_what_the_functions_return(make: Any, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model, data = make(), corpus(40)
+    summary = summarize(run_of(tmp_path, model), data, "samples", Options(sentences=5, beam_size=3))
+    recording = recording_of(model, data, BATCH)
+    assert [head.density for head in summary.heads] == [head.density for head in density(recording).heads]
+    assert summary.diversity == diversity(recording).layers
+    roles = head_roles(recording).heads
+    assert [(head.role, head.scores) for head in summary.heads] == [(role.role, role.scores) for role in roles]
+    for head, role in zip(summary.heads, roles, strict=True):
+        assert [example.text for example in head.examples] == [example.text for example in role.examples]
+    alone = output_statistics(model, data.batches(BATCH))
+    assert summary.outputs.steps == alone.steps and summary.outputs.support_counts == alone.support_counts
+    assert summary.outputs.num_attended == pytest.approx(alone.num_attended)
+    assert summary.outputs.norm.mean == pytest.approx(alone.norm.mean, abs=1e-6)
+    pairs = [(pair.head, pair.sparse.text.index, pair.dense.text.index) for pair in summary.contrasts]
+    assert pairs == [(p.head, p.sparse.text.index, p.dense.text.index) for p in density_contrasts(recording)]
+    dense = {sentence.text.index: sentence for sentence in recording}
+    numbers = {(layer.kind, layer.layer): number for number, layer in enumerate(recording.layers)}
+    for pair in summary.contrasts:
+        for example in (pair.sparse, pair.dense):
+            number = numbers[pair.kind, pair.layer]
+            weights = dense[example.text.index].weights[number]
+            np.testing.assert_allclose(example.weights.dense()[0], weights.dense()[pair.head], atol=1e-6)
+            assert example.score == sentence_density(recording.layers[number], weights)[pair.head]
+    steps = dict(teacher_forced_supports(model, data.batches(BATCH), TGT, 12))
+    for sentence in summary.sentences:
+        for one, other in zip(sentence.steps, steps[sentence.text.index], strict=True):
+            assert (one.gold, one.support) == (other.gold, other.support)
+            assert one.prob == pytest.approx(other.prob, abs=1e-6)
+    rows = [sentence.text.index for sentence in summary.sentences]
+    chosen = Corpus([data.src[i] for i in rows], [data.tgt[i] for i in rows])
+    alone = empty_rate(model, chosen, search_corpus(model, chosen, 3))
+    assert summary.empty.sentences == 5 and summary.empty.rate == alone.rate
+    assert [output.index for output in summary.empty.outputs] == [rows[output.index] for output in alone.outputs]
+    assert json.loads(json.dumps(summary.to_dict()))["empty"]["sentences"] == 5
+
+
+def test_a_corpus_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights and outputs come from one pass; a second one is over the sentences alone that are shown."""
+    model, data, calls = transformer(), corpus(3 * BATCH), []
+    forward = model.forward
+    monkeypatch.setattr(model, "forward", lambda *a, **k: calls.append(len(a[0])) or forward(*a, **k))
+    summary = summarize(run_of(tmp_path, model), data, "samples", Options(sentences=4, beam_size=2))
+    assert calls[:3] == [BATCH] * 3
+    examples = {e.text.index for head in summary.heads for e in head.examples}
+    examples |= {e.text.index for pair in summary.contrasts for e in (pair.sparse, pair.dense)}
+    shown = examples | {sentence.text.index for sentence in summary.sentences}
+    assert sum(calls[3:]) == len(shown) < 3 * BATCH
+
+
+def test_runs_are_compared_as_their_recordings_are(tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    models, data = [transformer(), transformer(), lstm()], corpus(37)
+    inputs = [RunInput(run_of(tmp_path, model, str(i)), data, "samples") for i, model in enumerate(models)]
+    progress: list[tuple[int, str, int, int]] = []
+    summaries, comparisons = summarize_runs(inputs, Options(sentences=8, beam_size=2), lambda *x: progress.append(x))
+    assert [(one.first, one.second) for one in comparisons] == [("0", "1"), ("0", "2")]
+    recordings = [recording_of(model, data, BATCH) for model in models]
+    for number, comparison in enumerate(comparisons, 1):
+        for contrast in comparison.kinds:
+            assert contrast == compare_models(recordings[0], recordings[number], contrast.kind)
+    assert [contrast.kind for contrast in comparisons[1].kinds] == ["cross"]
+    rows = [[sentence.text.index for sentence in summary.sentences] for summary in summaries]
+    assert rows[0] == rows[1] == rows[2] and comparisons[0].kinds[0].differ[0].sentence in rows[0]
+    assert {work[0] for work in progress} == {0, 1, 2} and all(done <= total for _, _, done, total in progress)
+    assert (0, "attention and outputs", 37, 37) in progress
+
+
+def test_runs_that_spell_otherwise_are_not_compared(tmp_path: Path) -> None:
+    data = corpus(5)
+    runs = [run_of(tmp_path, transformer(), name) for name in "ab"]
+    runs[1] = Run(runs[1].folder, runs[1].model, Vocabulary([f"{x}" for x in range(8)]), TGT, runs[1].task, {})
+    summaries, comparisons = summarize_runs([RunInput(run, data, "samples") for run in runs], Options(beam_size=2))
+    assert len(summaries) == 2 and comparisons == []
+
+
+def test_runs_with_other_corpora_are_refused(tmp_path: Path) -> None:
+    runs = [run_of(tmp_path, transformer(), name) for name in "ab"]
+    inputs = [RunInput(runs[0], corpus(5), "samples"), RunInput(runs[1], corpus(6), "samples")]
+    with pytest.raises(InputError, match=r"b: reads 6 sentences of samples, .*a reads 5"):
+        summarize_runs(inputs)
+
+
+def test_rare_pieces_are_those_of_the_training_data(tmp_path: Path) -> None:
+    run, data = run_of(tmp_path, transformer()), corpus(9)
+    training = corpus(50, seed=1)
+    counts = count_pieces(training, SRC, TGT)
+    options = Options(sentences=1, beam_size=1)
+    ((summary,), _) = summarize_runs([RunInput(run, data, "samples", TrainingCounts(50, counts))], options)
+    by_hand = head_roles(recording_of(run.model, data, BATCH), counts).heads
+    assert [head.scores["rare"] for head in summary.heads] == [head.scores["rare"] for head in by_hand]
+    assert summary.training_pairs == 50 and summary.heads[0].scores["rare"] is not None
+    without = summarize(run, data, "samples", options)
+    assert without.training_pairs is None and without.heads[0].scores["rare"] is None
+
+
+def test_more_sentences_may_be_searched_for_empty_outputs(tmp_path: Path) -> None:
+    run, data = run_of(tmp_path, transformer(output="softmax")), corpus(20)
+    summary: RunSummary = summarize(run, data, "samples", Options(sentences=2, searched=15, beam_size=1))
+    assert 15 <= summary.empty.sentences <= 17 and len(summary.sentences) == 2
+    with pytest.raises(ValueError, match="searched must be at least 0, got -1"):
+        Options(searched=-1)
+
+
+@pytest.mark.parametrize("competing", [False, True])
+def test_outputs_end_as_the_options_say(tmp_path: Path, competing: bool) -> None:
+    torch.manual_seed(1)
+    run, data = run_of(tmp_path, transformer(output="softmax")), corpus(20)
+    options = Options(sentences=20, beam_size=1, end_rule="competing" if competing else "every")
+    batch = data.batch([*range(20)])
+    expected = [
+        TGT.decode(result.best.tokens)
+        for result in beam_search(
+            run.model, batch.src, batch.src_lengths, beam_size=1, end_rule="competing" if competing else "every"
+        )
+        if result.best
+    ]
+    other = beam_search(
+        run.model, batch.src, batch.src_lengths, beam_size=1, end_rule="every" if competing else "competing"
+    )
+    assert expected != [TGT.decode(result.best.tokens) for result in other if result.best]
+    assert sorted(str(one.answer) for one in summarize(run, data, "samples", options).sentences) == sorted(expected)
+
+
+def test_attention_alone_is_summarized_as_that_of_a_run(tmp_path: Path) -> None:
+    model, data = transformer(), corpus(40)
+    whole = summarize(run_of(tmp_path, model), data, "samples", Options(sentences=5, beam_size=1))
+    batches = list(data.batches(BATCH))
+    reader = read_model(model, SRC, TGT)
+    alone = summarize_attention(model, reader, batches, name="model", corpus="samples", sentences=5)
+    assert (alone.corpus.sentences, alone.diversity) == (40, whole.diversity)
+    sizes = [(len(sentence.text.source), len(sentence.text.target)) for sentence in record(reader, batches)]
+    assert (alone.corpus.src_symbols, alone.corpus.tgt_symbols) == tuple(map(sum, zip(*sizes, strict=True)))
+    for one, other in zip(alone.heads, whole.heads, strict=True):
+        assert (one.title, one.scores, one.histogram) == (other.title, other.scores, other.histogram)
+        for ours, theirs in zip(one.examples, other.examples, strict=True):
+            assert ours.text == theirs.text
+            np.testing.assert_allclose(ours.weights.dense(), theirs.weights.dense(), atol=1e-6)
+    rows = [sentence.text for sentence in whole.sentences]
+    assert [sentence.text for sentence in alone.sentences] == rows
+    assert alone.outputs is None and alone.empty is None and alone.sentences[0].tree is None
+
+
+def test_a_number_that_two_sentences_have_is_refused() -> None:
+    model, data = transformer(), corpus(4)
+    reader = read_model(model, SRC, TGT)
+    batches = [data.batch([0, 1]), data.batch([0, 1])]
+    with pytest.raises(ValueError, match="4 sentences must be numbered from 0, each once: none has number 2"):
+        summarize_attention(model, reader, batches, name="model", corpus="samples")
+    with pytest.raises(InputError, match="samples: there are no sentences to analyse"):
+        summarize_attention(model, reader, [], name="model", corpus="samples")

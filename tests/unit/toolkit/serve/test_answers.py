@@ -1,0 +1,298 @@
+"""Answers are those of the library's functions, in batches as alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tsallis.analysis import beam_tree, read_model, record, teacher_forced_supports
+from tsallis.errors import InputError
+from tsallis.search import SearchOptions, beam_search, exact_search, exhaustive, sample
+from tsallis.search.sampling import line_seed
+from tsallis.toolkit.data.corpus import Corpus
+from tsallis.toolkit.evaluation.outputs import describe_result
+from tsallis.toolkit.inference import open_run
+from tsallis.toolkit.inference.suggestions import Completer
+from tsallis.toolkit.serve.answers import ServedRun
+from tsallis.toolkit.serve.limits import Limits, Refusal
+from tsallis.toolkit.serve.requests import AttentionRequest, StepsRequest, SuggestRequest, TranslateRequest
+
+LINES = ["scan\tV;PST", "trap\tV;3;SG;PRS", "ape\tV.PTCP;PRS"]
+LIMITS = ("prefix", "min_length", "max_length", "length_penalty")
+
+
+def no_check() -> None:
+    pass
+
+
+def translate(served: ServedRun, *requests: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    schemas = [TranslateRequest(**request) for request in requests]
+    return [content["answers"] for content in served.translate(schemas, no_check)]
+
+
+def sources(served: ServedRun, *lines: str) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    batch = served.task.read(lines, "here", served.run, False).corpus.batch(range(len(lines)))
+    return served.run.model, batch.src, batch.src_lengths
+
+
+def test_a_request_says_how_its_beam_ends(served: ServedRun) -> None:
+    competing = replace(served, search=SearchOptions(beam_size=1, end_rule="competing"))
+    best = {}
+    for ends in (True, False):
+        results = beam_search(*sources(served, *LINES), beam_size=1, end_rule="competing" if ends else "every")
+        best[ends] = [result.best and list(result.best.tokens) for result in results]
+    for more, ends in (({}, True), ({"end_rule": "every"}, False)):
+        (answers,) = translate(competing, {"sources": LINES, **more})
+        hypotheses = [answer["hypotheses"] for answer in answers]
+        assert [list(part[0]["tokens"]) if part else None for part in hypotheses] == best[ends]
+
+
+def test_a_request_leaves_limits_to_the_run(served: ServedRun) -> None:
+    limits = {"min_length": 2, "max_length": 4, "length_penalty": 0.5}
+    limited = replace(served, search=SearchOptions(beam_size=3, **limits))
+    plain = replace(served, search=SearchOptions(beam_size=3))
+    request = {"sources": LINES, "n_best": 3}
+    assert translate(limited, request) == translate(plain, {**request, **limits}) != translate(plain, request)
+    own = {"min_length": 0, "max_length": 9, "length_penalty": 0.0}
+    assert translate(limited, {**request, **own}) == translate(plain, {**request, **own})
+    draws = {"sources": LINES, "mode": "sample", "num_samples": 3}
+    assert translate(limited, draws) == translate(plain, {**draws, "max_length": 4})
+    for name, value in (("min_length", 5), ("max_length", 1)):
+        with pytest.raises(Refusal, match=f"^{name} {value} is (above|below) the run's search"):
+            translate(limited, {**request, name: value})
+
+
+@pytest.mark.parametrize(
+    ("request_values", "search", "options"),
+    [
+        ({}, beam_search, {"beam_size": 3, "n_best": 1}),
+        ({"n_best": 4}, beam_search, {"beam_size": 4, "n_best": 4}),
+        (
+            {"beam_size": 1, "end_rule": "competing"},
+            beam_search,
+            {"beam_size": 1, "n_best": 1, "end_rule": "competing"},
+        ),
+        (
+            {"beam_size": 1, "min_length": 2, "max_length": 6},
+            beam_search,
+            {"beam_size": 1, "n_best": 1, "max_length": 6},
+        ),
+        ({"length_penalty": 1.0, "n_best": 2}, beam_search, {"beam_size": 3, "n_best": 2, "length_penalty": 1.0}),
+        (
+            {"mode": "exact", "budget": 50, "max_length": 8},
+            exact_search,
+            {"budget": 50, "max_length": 8, "beam_size": 3},
+        ),
+        ({"mode": "all", "budget": 50, "n_best": 3}, exhaustive, {"budget": 50, "n_best": 3}),
+    ],
+)
+def test_searches_are_those_of_the_library(
+    served: ServedRun, request_values: dict[str, Any], search: Any, options: dict[str, Any]
+) -> None:
+    for line in LINES:  # other rows of a batch may change the last bits of a number
+        ((answer,),) = translate(
+            served, {"sources": [line], "tree": True, **request_values, "n_best": request_values.get("n_best", 1)}
+        )
+        extra = {"min_length": 2} if "min_length" in request_values else {}
+        (result,) = search(*sources(served, line), **options, **extra)
+        expected = {"line": 1, "unknown": 0, **describe_result(result, served.run.tgt_vocab)}
+        if search is beam_search:  # nothing is expanded, and nothing stops it early
+            del expected["stopped_by"], expected["expanded"]
+        limits = {name: request_values[name] for name in LIMITS if name in request_values}
+        assert answer.pop("limits", {}) == limits
+        tree = answer.pop("tree")
+        for hypothesis, part in zip(result.hypotheses, answer["hypotheses"], strict=True):
+            assert part.pop("tokens") == hypothesis.tokens
+        assert answer == expected
+        if result.best is None:
+            assert tree is None
+        else:
+            model, src, _ = sources(served, line)
+            assert tree == beam_tree(model, src, result, served.run.tgt_vocab).to_dict()
+
+
+@pytest.mark.parametrize("limits", [{}, {"min_length": 2, "max_length": 9, "length_penalty": 0.5}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"n_best": 3},
+        {"beam_size": 2, "end_rule": "competing"},
+        {"prefix": "s", "max_length": 4},
+        {"min_length": 3, "length_penalty": 1.0, "n_best": 2},
+        {"mode": "exact", "n_best": 2, "budget": 40},
+        {"mode": "all", "budget": 40},
+        {"mode": "all", "n_best": 2, "mass": 0.5, "min_length": 1, "budget": 40},
+        {"mode": "all", "time_limit": 0.0},
+        {"mode": "sample", "num_samples": 3, "seed": 4},
+        {"mode": "sample", "num_samples": 2, "prefix": "s", "max_length": 8, "temperature": 0.5},
+        {"min_risk": True},
+        {"min_risk": True, "tree": True},
+        {"mode": "sample", "num_samples": 4, "min_risk": True},
+    ],
+)
+def test_answers_are_the_objects_of_the_command(
+    served: ServedRun, options: dict[str, Any], limits: dict[str, Any]
+) -> None:
+    """All but the numbers of symbols, which the API has besides."""
+    run, defaults = open_run(served.run.folder), SearchOptions(beam_size=3, **limits)
+    vars(run)["search_options"] = defaults  # in place of those of its folder
+    if options.get("mode") == "sample":
+        limits = {"max_length": limits["max_length"]} if limits else {}
+    elif options.get("min_risk"):
+        limits = {name: value for name, value in limits.items() if name != "length_penalty"}
+    for line in [*LINES[:2], "q\tV;X"]:  # with unknown symbols, too
+        ((answer,),) = translate(replace(served, search=defaults), {"sources": [line], **options})
+        (expected,) = run.translate([line], SearchOptions(**{k: v for k, v in options.items() if k != "tree"}))
+        assert ("tree" in answer) == ("tree" in options)
+        answer.pop("tree", None)
+        for output in answer.get("hypotheses", answer.get("draws", ())):
+            assert output is None or output.pop("tokens") is not None
+        assert answer == expected.to_dict()
+        assert answer.get("limits", {}) == {**limits, **{name: options[name] for name in LIMITS if name in options}}
+
+
+def test_draws_are_those_of_the_library_and_of_the_command(served: ServedRun) -> None:
+    ((first, second),) = translate(served, {"sources": LINES[:2], "mode": "sample", "num_samples": 5, "seed": 7})
+    draws = sample(*sources(served, *LINES[:2]), 5, seeds=[line_seed(7, line) for line in (1, 2)])
+    for answer, expected in zip((first, second), draws, strict=True):
+        assert [draw and draw["tokens"] for draw in answer["draws"]] == [draw and draw.tokens for draw in expected]
+
+
+def test_requests_together_have_the_answers_that_each_has_alone(served: ServedRun) -> None:
+    requests = [{"sources": LINES[:1]}, {"sources": LINES[1:]}, {"sources": LINES[::-1]}]
+    together = translate(served, *requests)
+    for request, answers in zip(requests, together, strict=True):
+        (alone,) = translate(served, request)
+        for one, other in zip(answers, alone, strict=True):
+            assert one["certificate"] == other["certificate"]
+            assert [h["tokens"] for h in one["hypotheses"]] == [h["tokens"] for h in other["hypotheses"]]
+            for a, b in zip(one["hypotheses"], other["hypotheses"], strict=True):
+                assert a["log_prob"] == pytest.approx(b["log_prob"], abs=1e-5)
+
+
+def test_completions_are_those_of_the_command(served: ServedRun) -> None:
+    (content,) = served.suggest([SuggestRequest(source=LINES[0], typed="sc", n_best=3)], no_check)
+    source = served.task.read(LINES[:1], "here", served.run, False).corpus.batch([0])
+    expected = Completer(served.run, served.task, 3).suggest(source, "sc").to_dict()
+    assert content == {"run": "verbs", **expected}
+
+
+@pytest.mark.parametrize("blank", ["", " \t "])
+def test_a_blank_source_has_the_answers_of_the_commands(served: ServedRun, blank: str) -> None:
+    (suggested,) = served.suggest([SuggestRequest(source=blank, typed="sc")], no_check)
+    (expected,) = open_run(served.run.folder).suggest([blank], ["sc"])
+    assert suggested == {"run": "verbs", **expected.to_dict()} and not suggested["possible"]
+    (steps,) = served.steps([StepsRequest(source=blank)], no_check)
+    assert not steps["possible"] and steps["steps"] == [] and steps["tokens"] == []
+    (attention,) = served.attention([AttentionRequest(source=blank)], no_check)
+    assert attention["heads"] == [] and attention["output"] == ""
+
+
+def test_steps_are_those_of_the_analysis(served: ServedRun) -> None:
+    (content,) = served.steps([StepsRequest(source=LINES[0], output="scaned", n_best=4)], no_check)
+    source = served.task.read(LINES[:1], "here", served.run, False).corpus.src[0]
+    corpus = Corpus([source], [served.task.spell("scaned", served.run)])
+    [(_, expected)] = teacher_forced_supports(served.run.model, corpus.batches(1), served.run.tgt_vocab, 4)
+    assert content["output"] == "scaned" and content["vocabulary"] == len(served.run.tgt_vocab)
+    for step, other in zip(content["steps"], expected, strict=False):
+        assert (step["symbol"], step["support"]) == (other.gold, other.support)
+        assert step["prob"] == pytest.approx(other.prob, abs=1e-5)
+        assert [word["symbol"] for word in step["words"]] == [word for word, _ in other.words]
+    assert content["possible"] == (len(content["steps"]) == 7 and content["steps"][-1]["prob"] > 0)
+
+
+def test_steps_end_at_a_symbol_that_is_impossible(served: ServedRun) -> None:
+    (content,) = served.steps([StepsRequest(source=LINES[0], tokens=[3, 4])], no_check)  # never given
+    assert not content["possible"] and content["log_prob"] is None and len(content["steps"]) == 1
+    assert content["steps"][0]["prob"] == 0 and content["steps"][0]["words"]
+
+
+def test_without_an_output_the_best_one_is_taken(served: ServedRun) -> None:
+    (result,) = beam_search(*sources(served, LINES[0]), beam_size=3, n_best=1)
+    assert result.best is not None
+    (content,) = served.steps([StepsRequest(source=LINES[0])], no_check)
+    assert tuple(content["tokens"]) == result.best.tokens
+    assert content["log_prob"] == pytest.approx(result.best.log_prob, abs=1e-5)
+
+
+def test_weights_are_those_of_a_recording_and_zeros_are_left_out(served: ServedRun) -> None:
+    (content,) = served.attention([AttentionRequest(source=LINES[0], output="scaned")], no_check)
+    run, (head,) = served.run, content["heads"]
+    source = served.task.read(LINES[:1], "here", run, False).corpus.src[0]
+    corpus = Corpus([source], [served.task.spell("scaned", run)])
+    (sentence,) = record(read_model(run.model, run.src_vocab, run.tgt_vocab), corpus.batches(1))
+    dense = sentence.weights[0].dense()[0]
+    assert head["name"] == "cross.1.1" and head["keys"] == sentence.text.source
+    assert head["queries"] == (*"scaned", "</s>") and len(head["rows"]) == 7
+    for row, weights in zip(head["rows"], dense, strict=True):
+        assert dict(row) == {key: weight for key, weight in enumerate(weights.tolist()) if weight > 0}
+
+
+@pytest.mark.parametrize(
+    ("method", "schema", "message"),
+    [
+        ("steps", StepsRequest(source=LINES[0], tokens=[2]), "tokens: symbols are numbered from 3 to"),
+        ("steps", StepsRequest(source=LINES[0], tokens=[10**6]), "tokens: symbols are numbered from 3 to"),
+        ("attention", AttentionRequest(source=LINES[0], heads=["cross.2.1"]), "heads: there is no 'cross.2.1'"),
+        ("translate", TranslateRequest(sources=LINES[:1], prefix="é"), "prefix: the beginning 'é' holds symbols"),
+        (
+            "translate",
+            TranslateRequest(sources=LINES[:1], prefix="scan", max_length=3),
+            "prefix: the beginning 'scan' has 4 symbols",
+        ),
+    ],
+)
+def test_what_the_run_does_not_know_is_refused(served: ServedRun, method: str, schema: Any, message: str) -> None:
+    with pytest.raises(Refusal, match=message) as refusal:
+        getattr(served, method)([schema], no_check)
+    assert refusal.value.status == 400
+
+
+def test_bad_lines_are_refused_with_their_number(served: ServedRun) -> None:
+    with pytest.raises(InputError, match="sources:2: expected lemma<TAB>tags"):
+        translate(served, {"sources": [LINES[0], "scan"]})
+    with pytest.raises(InputError, match=r"sources:1: 6 symbols, at most 5 are read"):
+        translate(replace(served, limits=Limits(symbols=5)), {"sources": ["scan\tV;PST"]})
+
+
+def test_a_language_is_refused_in_the_words_of_the_api(served: ServedRun) -> None:
+    named = replace(served, task=replace(served.task, languages=["deu", "eng"]))  # type: ignore[type-var]
+    cases = [
+        (served, {"language": "x"}, "language: the run knows no languages, 'x' was given"),
+        (named, {"language": "x"}, "language: the run knows the languages deu, eng; 'x' is not among them"),
+        (named, {}, "language: the run knows the languages deu, eng; "),
+    ]
+    for one, values, message in cases:
+        with pytest.raises(Refusal) as refusal:
+            translate(one, {"sources": [LINES[0]], **values})
+        assert refusal.value.status == 400 and refusal.value.message.startswith(message)
+        assert "--" not in refusal.value.message and str(served.run.folder) not in refusal.value.message
+
+
+def test_choices_are_as_many_as_the_server_allows(served: ServedRun) -> None:
+    for limit, count in ((4, 4), (100, 10)):
+        limited = replace(served, limits=Limits(outputs=limit))
+        (suggestion,) = limited.suggest([SuggestRequest(source=LINES[0])], no_check)
+        assert len(suggestion["next"]) == min(count, suggestion["support"])
+        (content,) = limited.steps([StepsRequest(source=LINES[0], output="s")], no_check)
+        assert len(content["steps"][0]["words"]) == min(count, content["steps"][0]["support"])
+
+
+def test_words_have_logarithms(served: ServedRun) -> None:
+    (content,) = served.steps([StepsRequest(source=LINES[0], output="s", n_best=3)], no_check)
+    for word in content["steps"][0]["words"]:
+        assert word["prob"] == pytest.approx(math.exp(word["log_prob"]))
+
+
+def test_facts_are_those_of_the_run(served: ServedRun) -> None:
+    facts = served.facts
+    assert (facts["name"], facts["task"], facts["columns"]) == ("verbs", "strings", ["lemma", "tags"])
+    assert facts["model"] == "rnn" and facts["arguments"]["d_model"] == 8
+    assert facts["parameters"] == sum(p.numel() for p in served.run.model.parameters())
+    assert facts["attention"] == [{"kind": "cross", "layer": 1, "alphas": (1.5,)}]
+    assert all(value is None or math.isfinite(value) for value in facts["metrics"].values())

@@ -1,0 +1,189 @@
+"""The application over HTTP: refusals, headers, hosts, clients that come together and clients that leave."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tsallis.toolkit.serve.answers import ServedRun
+from tsallis.toolkit.serve.app import HEADERS, POLICY
+from tsallis.toolkit.serve.page import FILES
+
+from .conftest import LINE, Serve, Slow, head, raw
+
+
+def test_every_address_answers(serve: Serve) -> None:
+    client = serve()
+    status, content, headers = client.send("GET", "/api/health")
+    assert status == 200 and content["status"] == "ok" and content["runs"] == ["verbs"] and content["waiting"] == 0
+    assert client.send("GET", "/api/runs")[1]["runs"][0]["columns"] == ["lemma", "tags"]
+    for name in ("translate", "suggest", "steps", "attention"):
+        body = {"sources": [LINE]} if name == "translate" else {"source": LINE}
+        status, content = client.post(name, body)
+        assert status == 200 and content["run"] == "verbs", content
+    for path, (kind, _) in FILES.items():
+        status, text, headers = client.send("GET", path)
+        assert status == 200 and headers["content-type"].startswith(kind) and len(text) > 500
+        assert headers["content-security-policy"] == POLICY and headers["cache-control"] == "no-cache"
+
+
+def test_the_page_asks_for_nothing_but_its_own_files(serve: Serve) -> None:
+    client = serve()
+    page = client.send("GET", "/")[1]
+    linked = re.findall(r'(?:src|href)="([^"]+)"', page)
+    assert {f"/{name}" for name in linked if not name.startswith(("#", "data:"))} == set(FILES) - {"/"}
+    for path in FILES:
+        text = client.send("GET", path)[1].replace("http://www.w3.org/2000/svg", "")
+        assert "http:" not in text and "https:" not in text and "innerHTML" not in text and "eval(" not in text
+    assert "unsafe" not in POLICY
+
+
+def test_answers_are_those_of_the_run(serve: Serve, served: ServedRun) -> None:
+    from tsallis.toolkit.serve.requests import TranslateRequest
+
+    request = {"sources": [LINE], "n_best": 3, "tree": True}
+    (expected,) = served.translate([TranslateRequest(**request)], lambda: None)
+    assert serve().post("translate", request) == (200, json.loads(json.dumps(expected)))
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "headers", "status", "message"),
+    [
+        ("GET", "/nothing", None, {}, 404, "there is nothing at this address"),
+        ("GET", "/../../etc/passwd", None, {}, 404, "there is nothing at this address"),
+        ("GET", "/api/translate", None, {}, 405, "GET is no method of this address"),
+        ("POST", "/api/health", {}, {}, 405, "POST is no method of this address"),
+        ("POST", "/api/translate", b"{}", {"content_type": "text/plain"}, 415, "application/json"),
+        ("POST", "/api/translate", b"{}", {"content_type": ""}, 415, "application/json"),
+        ("POST", "/api/translate", b"", {}, 400, "no JSON"),
+        ("POST", "/api/translate", b'{"sources": ["\xff\xfe"]}', {}, 400, "no JSON: invalid unicode"),
+        ("POST", "/api/translate", {"sources": [3]}, {}, 400, "input should be a valid string"),
+        ("POST", "/api/translate", {"sources": ["scan"]}, {}, 400, "sources:1: expected lemma<TAB>tags"),
+        ("POST", "/api/translate", {"sources": ["a" * 2001]}, {}, 400, "at most 2000 characters"),
+        ("POST", "/api/translate", {"sources": [f"{'a' * 300}\tV"]}, {}, 400, "at most 256 are read"),
+        ("POST", "/api/translate", b" " * 70_000, {}, 413, "at most 65536 bytes"),
+        ("POST", "/api/translate", {"sources": [LINE], "run": "x"}, {}, 404, "there is no 'x', known: verbs"),
+        ("GET", "/api/health", None, {"host": "attacker.example"}, 403, "another host"),
+        ("GET", "/", None, {"host": "attacker.example:80"}, 403, "another host"),
+        ("GET", "/api/health", None, {"host": "127.0.0.1.attacker.example"}, 403, "another host"),
+        ("GET", "/api/health", None, {"host": ""}, 403, "another host"),
+        ("GET", "/api/health", None, {"host": "[::1"}, 403, "another host"),
+        ("POST", "/api/translate", {"sources": [LINE]}, {"origin": "http://attacker.example"}, 403, "another site"),
+        ("POST", "/api/translate", {"sources": [LINE]}, {"origin": "null"}, 403, "another site"),
+    ],
+)
+def test_refusals_say_why(
+    serve: Serve, method: str, path: str, body: Any, headers: dict[str, str], status: int, message: str
+) -> None:
+    got, content, answer = serve().send(method, path, body, **headers)
+    assert (got, list(content)) == (status, ["error"]) and message in content["error"]
+    assert {name: answer[name] for name in HEADERS} == HEADERS
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:80", "127.0.0.1", "[::1]:8000", "192.168.1.7", "models.example"]
+)
+def test_known_hosts_are_answered(serve: Serve, host: str) -> None:
+    client = serve()
+    assert client.send("GET", "/api/health", host=host, origin=f"http://{host}")[0] == 200
+
+
+def test_input_is_never_part_of_a_page(serve: Serve) -> None:
+    client = serve()
+    for path in ("/<script>alert(1)</script>", "/?source=<script>alert(1)</script>"):
+        assert "alert" not in str(client.send("GET", path)[1])
+    status, content, headers = client.send("POST", "/api/translate", {"sources": ["<script>alert(1)</script>"]})
+    assert status == 400 and headers["content-type"] == "application/json"
+    assert headers["x-content-type-options"] == "nosniff" and "<script>" in content["error"]  # as text, of JSON
+
+
+def test_clients_that_come_together_are_all_answered(serve: Serve) -> None:
+    client = serve()
+    lines = [f"{'abcdefgh'[i % 8]}{'lkt'[i % 3]}e\tV;PST" for i in range(24)]
+    alone = [client.post("translate", {"sources": [line]}) for line in lines]
+    with ThreadPoolExecutor(24) as pool:
+        together = list(pool.map(lambda line: client.post("translate", {"sources": [line]}), lines))
+    for (status, one), (_, other) in zip(together, alone, strict=True):
+        assert status == 200
+        best = [answer["answers"][0]["hypotheses"][:1] for answer in (one, other)]
+        assert [h["text"] for h in best[0]] == [h["text"] for h in best[1]]
+
+
+def test_the_work_of_a_client_that_leaves_ends(serve: Serve, slow: Slow) -> None:
+    client = serve(slow)
+    body = json.dumps({"sources": [LINE]}).encode()
+    began = time.monotonic()
+    connection = raw(client, head(len(body)) + body)
+    assert slow.entered.wait(10)
+    connection.close()
+    assert slow.ended.wait(10) and time.monotonic() - began < 5
+    assert client.send("GET", "/api/health")[0] == 200
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_request_harms_nobody(serve: Serve) -> None:
+    client = serve()
+    for blob in (b"", b"POST /api/tr", head(100), head(100) + b'{"sources"'):
+        raw(client, blob).close()
+    assert client.post("translate", {"sources": [LINE]})[0] == 200
+
+
+def test_a_request_that_does_not_come_is_not_waited_for(serve: Serve) -> None:
+    client = serve(patience=0.3)
+    connection = raw(client, head(100) + b'{"sources"')
+    assert b"408" in connection.recv(1000)
+    connection.close()
+
+
+def test_more_than_can_wait_is_refused_with_a_time(serve: Serve, slow: Slow) -> None:
+    client = serve(slow, waiting=1)
+    with ThreadPoolExecutor(6) as pool:
+        work = [
+            pool.submit(client.send, "POST", "/api/translate", {"sources": [LINE], "n_best": n + 1}) for n in range(6)
+        ]
+        answers = [one.result() for one in work]
+    assert {status for status, _, _ in answers} == {200, 503}
+    refused = [(content, headers) for status, content, headers in answers if status == 503]
+    assert all("are waiting" in content["error"] and int(headers["retry-after"]) >= 1 for content, headers in refused)
+
+
+def test_who_waits_is_answered_when_the_patience_ends(serve: Serve, slow: Slow) -> None:
+    client = serve(slow, patience=0.2)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(client.post, "translate", {"sources": [LINE]})
+        assert slow.entered.wait(10)
+        status, content, headers = client.send("POST", "/api/translate", {"sources": [LINE], "n_best": 2})
+        assert not slow.ended.is_set()  # the worker is still at the first request
+        assert status == 503 and "has waited for more than 0.2 seconds" in content["error"]
+        assert int(headers["retry-after"]) >= 1
+        assert first.result()[0] == 200
+
+
+def test_a_search_that_takes_too_long_is_ended(serve: Serve, slow: Slow) -> None:
+    status, content = serve(slow, seconds=0.2).post("translate", {"sources": [LINE]})
+    assert status == 503 and "more than 0.2 seconds" in content["error"]
+
+
+def test_a_mistake_of_the_server_is_told_without_its_insides(
+    serve: Serve, served: ServedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise RuntimeError("secret")
+
+    client = serve()
+    monkeypatch.setattr(type(served.run.model), "encode", fail)
+    status, content = client.post("translate", {"sources": [LINE]})
+    assert status == 500 and "secret" not in content["error"]
+    monkeypatch.undo()
+    assert client.post("translate", {"sources": [LINE]})[0] == 200
+
+
+def test_requests_name_their_run(serve: Serve, served: ServedRun) -> None:
+    client = serve(served, replace(served, name="more verbs"))
+    assert client.post("translate", {"sources": [LINE]})[1]["run"] == "verbs"
+    assert client.post("translate", {"sources": [LINE], "run": "more verbs"})[1]["run"] == "more verbs"

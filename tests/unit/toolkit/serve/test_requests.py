@@ -1,0 +1,134 @@
+"""The fields of requests: every mistake is a refusal that names it."""
+
+from __future__ import annotations
+
+import json
+from inspect import signature
+from typing import Any
+
+import pytest
+
+from tsallis.search import exact_search, exhaustive
+from tsallis.search.options import EXPANSIONS, MODES, OPTIONS, TYPES
+from tsallis.toolkit.serve.limits import MOST_HEADS, Limits, Refusal
+from tsallis.toolkit.serve.requests import (
+    AttentionRequest,
+    Request,
+    StepsRequest,
+    SuggestRequest,
+    TranslateRequest,
+    parse_request,
+)
+
+LIMITS = Limits(characters=10, symbols=5, sources=2, outputs=7)
+
+
+def parse(schema: type[Request], content: Any) -> Request:
+    return parse_request(content if isinstance(content, bytes) else json.dumps(content).encode(), schema, LIMITS)
+
+
+def test_values_are_taken_as_they_are() -> None:
+    request = parse(TranslateRequest, {"sources": ["a\tV"], "n_best": 7, "max_length": 30, "tree": True})
+    assert isinstance(request, TranslateRequest)
+    assert (request.sources, request.options.n_best, request.options.mode, request.run) == (["a\tV"], 7, "beam", None)
+    other = parse(TranslateRequest, {"sources": ["b\tV"], "n_best": 7, "max_length": 30, "tree": True})
+    assert isinstance(other, TranslateRequest) and other.key == request.key
+    third = parse(TranslateRequest, {"sources": ["b\tV"], "n_best": 6, "max_length": 30, "tree": True})
+    assert isinstance(third, TranslateRequest) and third.key != request.key
+
+
+@pytest.mark.parametrize(
+    ("schema", "content", "message"),
+    [
+        (TranslateRequest, b"", "no JSON: EOF"),
+        (TranslateRequest, b"{", "no JSON: EOF"),
+        (TranslateRequest, b'{"sources": ["\xff"]}', "no JSON: invalid unicode"),
+        (TranslateRequest, b'{"sources": ["\\ud800"]}', "no JSON: .*hex escape"),
+        (TranslateRequest, b"[" * 100_000, "no JSON: recursion"),
+        (TranslateRequest, [], "expected a JSON object, found []"),
+        (TranslateRequest, {}, "sources: missing"),
+        (TranslateRequest, {"sources": "a"}, "sources: input should be a valid array, found 'a'"),
+        (TranslateRequest, {"sources": []}, "sources: list should have at least 1 item"),
+        (TranslateRequest, {"sources": [1]}, "sources.0: input should be a valid string, found 1"),
+        (TranslateRequest, {"sources": ["a"] * 3}, "sources: at most 2, found 3"),
+        (TranslateRequest, {"sources": ["a" * 11]}, "a source has at most 10 characters, found 11"),
+        (TranslateRequest, {"sources": ["a\nb"]}, "one line, found a line break"),
+        (TranslateRequest, {"sources": ["a\0b"]}, "found a null character"),
+        (TranslateRequest, {"sources": ["a"], "x": 1}, "x: unknown key"),
+        (TranslateRequest, {"sources": ["a"], "mode": "best"}, "mode: input should be 'beam'"),
+        (TranslateRequest, {"sources": ["a"], "n_best": 8}, "n_best: at most 7, found 8"),
+        (TranslateRequest, {"sources": ["a"], "n_best": 0}, "n_best: input should be greater than or equal to 1"),
+        (TranslateRequest, {"sources": ["a"], "n_best": 1.0}, "n_best: input should be a valid integer"),
+        (TranslateRequest, {"sources": ["a"], "n_best": True}, "n_best: input should be a valid integer"),
+        (TranslateRequest, b'{"sources": ["a"], "n_best": ' + b"9" * 5000 + b"}", "."),
+        (TranslateRequest, {"sources": ["a"], "beam_size": 10**30}, f"beam_size: input .* 1000, found {10**30}"),
+        (
+            TranslateRequest,
+            {"sources": ["a"], "beam_size": 10**100},
+            "beam_size: input .* 1000, found an integer of 333 bits",
+        ),
+        (TranslateRequest, {"sources": ["a"], "max_length": 10**30}, f"max_length: input .* 100000, found {10**30}"),
+        (TranslateRequest, {"sources": ["a"], "mode": "exact", "mass": 0.5}, "mass is for lists: give n_best, too"),
+        (TranslateRequest, {"sources": ["a"], "max_length": 31}, "max_length: at most 30, found 31"),
+        (TranslateRequest, {"sources": ["a"], "prefix": "a" * 11}, "the prefix has at most 10 characters"),
+        (TranslateRequest, {"sources": ["a"], "min_length": 4, "max_length": 3}, "min_length 4 is above max_length 3"),
+        (TranslateRequest, b'{"sources": ["a"], "length_penalty": NaN}', "length_penalty: input should be a finite"),
+        (TranslateRequest, {"sources": ["a"], "mode": "exact", "mass": 1}, "mass: input should be less than 1"),
+        (
+            TranslateRequest,
+            {"sources": ["a"], "mode": "all", "budget": 10**6},
+            "budget: at most 10000, found 1000000",
+        ),
+        (SuggestRequest, {"source": "a", "typed": "a" * 11}, "what is typed has at most 10 characters"),
+        (SuggestRequest, {"source": "a", "n_best": 8}, "n_best: at most 7"),
+        (StepsRequest, {"source": "a", "n_best": 8}, "n_best: at most 7"),
+        (SuggestRequest, {"source": ["a"]}, "source: input should be a valid string"),
+        (StepsRequest, {"source": "a", "output": "a", "tokens": [4]}, "output: is the same as tokens"),
+        (StepsRequest, {"source": "a", "output": "a" * 11}, "an output has at most 10 characters"),
+        (StepsRequest, {"source": "a", "tokens": [4] * 31}, "tokens: at most 30, found 31"),
+        (AttentionRequest, {"source": "a", "heads": []}, "heads: list should have at least 1 item"),
+        (AttentionRequest, {"source": "a", "heads": ["cross.1.1"] * 17}, "heads: list should have at most 16 items"),
+    ],
+)
+def test_mistakes_are_refused(schema: type[Request], content: Any, message: str) -> None:
+    with pytest.raises(Refusal, match=message.replace("[", r"\[").replace("]", r"\]")) as refusal:
+        parse(schema, content)
+    assert refusal.value.status == 400 and len(refusal.value.message) < 500 and "\n" not in refusal.value.message
+
+
+def test_a_request_expands_as_many_prefixes_as_a_search_by_itself_goes_to() -> None:
+    defaults = {signature(search).parameters["budget"].default for search in (exact_search, exhaustive)}
+    assert defaults == {EXPANSIONS}
+    content = {"sources": ["a"], "mode": "exact", "budget": EXPANSIONS}
+    assert parse(TranslateRequest, content).model_dump()["budget"] == EXPANSIONS
+    with pytest.raises(Refusal):
+        parse(TranslateRequest, content | {"budget": EXPANSIONS + 1})
+
+
+def test_as_many_heads_as_an_answer_holds_may_be_asked_for() -> None:
+    heads = ["cross.1.1"] * MOST_HEADS
+    assert parse(AttentionRequest, {"source": "a", "heads": heads}).model_dump()["heads"] == heads
+    with pytest.raises(Refusal):
+        parse(AttentionRequest, {"source": "a", "heads": [*heads, "cross.1.1"]})
+
+
+@pytest.mark.parametrize("outputs", [1, 4, 100])
+def test_requests_without_numbers_are_within_any_limit(outputs: int) -> None:
+    limits = Limits(outputs=outputs)
+    for schema in (SuggestRequest, StepsRequest):
+        assert parse_request(b'{"source": "a"}', schema, limits).n_best is None  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", [*(name for name in OPTIONS if name != "mode"), "tree"])
+def test_a_value_that_says_nothing_beside_a_mode_is_refused(name: str) -> None:
+    values = {"mass": 0.5, "tree": True, "end_rule": "every"}
+    values |= {option: {bool: True, str: "a"}.get(kind, 1) for option, kind in TYPES.items() if option not in values}
+    modes = OPTIONS[name].modes if name in OPTIONS else ("beam", "exact", "all")
+    for mode in MODES:
+        content = {"sources": ["a"], "mode": mode, name: values[name]}
+        content |= {"n_best": 2} if (name, mode) == ("mass", "exact") else {}
+        if mode in modes:
+            parse(TranslateRequest, content)
+        else:
+            with pytest.raises(Refusal, match=f"{name} is for .*, not for mode {mode}"):
+                parse(TranslateRequest, content)

@@ -1,0 +1,150 @@
+"""The queue of a server: which requests are worked on together, which are not at all, and how work ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError
+from typing import Any
+
+import pytest
+import torch
+
+from tsallis.errors import InputError
+from tsallis.models import TransformerSeq2Seq
+from tsallis.search import beam_search
+from tsallis.toolkit.serve.limits import Limits, Refusal
+from tsallis.toolkit.serve.worker import Cancellation, Check, InterruptibleModel, Job, Worker
+
+
+class Gate:
+    """Work that notes its batches, and waits at its beginning until the gate is open."""
+
+    def __init__(self) -> None:
+        self.open, self.entered, self.batches = threading.Event(), threading.Event(), list[list[Any]]()
+
+    def work(self, requests: Sequence[Any], check: Check) -> list[Any]:
+        self.batches.append(list(requests))
+        self.entered.set()
+        while not self.open.wait(0.005):
+            check()
+        if "bad" in requests:
+            raise InputError("a bad request")
+        return [f"answer to {request}" for request in requests]
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate()
+    yield gate
+    gate.open.set()
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    worker = Worker(Limits(sources=4, waiting=5, seconds=20, patience=20))
+    yield worker
+    worker.close()
+
+
+def hold(worker: Worker, gate: Gate) -> Job:
+    """Keep the worker busy."""
+    job = worker.submit(gate.work, None, "first")
+    assert gate.entered.wait(10)
+    return job
+
+
+def test_equal_searches_that_wait_are_made_together(worker: Worker, gate: Gate) -> None:
+    first = hold(worker, gate)
+    keys = ("x", "y", "x", None, "x")
+    jobs = [worker.submit(gate.work, key, number, size=2) for number, key in enumerate(keys)]
+    gate.open.set()
+    assert [job.answer.result(10) for job in jobs] == [f"answer to {number}" for number in range(5)]
+    assert first.answer.result(10) == "answer to first"
+    assert gate.batches == [["first"], [0, 2], [1], [3], [4]]  # of x two, with two sources each, fit into one
+
+
+def test_one_bad_request_harms_no_other(worker: Worker, gate: Gate) -> None:
+    hold(worker, gate)
+    jobs = [worker.submit(gate.work, "x", request) for request in ("good", "bad", "fine")]
+    gate.open.set()
+    assert [jobs[i].answer.result(10) for i in (0, 2)] == ["answer to good", "answer to fine"]
+    with pytest.raises(Refusal, match="a bad request") as refusal:
+        jobs[1].answer.result(10)
+    assert refusal.value.status == 400
+
+
+def test_a_full_queue_refuses_and_says_when_to_come_again(worker: Worker, gate: Gate) -> None:
+    hold(worker, gate)
+    for number in range(5):
+        worker.submit(gate.work, "x", number)
+    with pytest.raises(Refusal, match="5 requests are waiting") as refusal:
+        worker.submit(gate.work, "x", 5)
+    assert refusal.value.status == 503 and (refusal.value.retry_after or 0) >= 1
+
+
+def test_work_that_nobody_waits_for_is_dropped_or_ends(worker: Worker, gate: Gate) -> None:
+    first = hold(worker, gate)
+    waiting, last = worker.submit(gate.work, None, "waiting"), worker.submit(gate.work, None, "last")
+    waiting.cancel()
+    first.cancel()  # its work ends at the next check, with the gate still closed
+    with pytest.raises(Cancellation):
+        first.answer.result(10)
+    with pytest.raises(CancelledError):
+        waiting.answer.result(10)
+    gate.open.set()
+    assert last.answer.result(10) == "answer to last" and ["waiting"] not in gate.batches
+
+
+def test_a_batch_goes_on_while_anyone_waits_for_it(worker: Worker, gate: Gate) -> None:
+    hold(worker, gate)
+    jobs = [worker.submit(gate.work, "x", number) for number in range(2)]
+    gate.open.set()
+    jobs[0].cancel()
+    assert jobs[1].answer.result(10) == "answer to 1"
+
+
+def test_the_time_of_work_is_limited(gate: Gate) -> None:
+    worker = Worker(Limits(seconds=0.05, patience=20))
+    with pytest.raises(Refusal, match="the work took more than") as refusal:
+        worker.submit(gate.work, None, 0).answer.result(10)
+    assert refusal.value.status == 503
+    worker.close()
+
+
+def test_patience_ends_while_the_worker_is_busy(worker: Worker, gate: Gate) -> None:
+    first = hold(worker, gate)
+    waiting, other = (worker.submit(gate.work, None, name) for name in ("waiting", "other"))
+    worker.expire(waiting)
+    worker.expire(first)  # it is worked on: that has a limit of its own
+    with pytest.raises(Refusal, match="has waited for more than 20 seconds") as refusal:
+        waiting.answer.result(0)
+    assert refusal.value.status == 503 and not gate.open.is_set() and worker.waiting == 1
+    gate.open.set()
+    assert [job.answer.result(10) for job in (first, other)] == ["answer to first", "answer to other"]
+    worker.expire(first)
+    assert ["waiting"] not in gate.batches
+
+
+def test_the_end_of_the_server_ends_work_and_refuses_what_waits(worker: Worker, gate: Gate) -> None:
+    jobs = [hold(worker, gate), worker.submit(gate.work, None, "waiting")]
+    worker.close()
+    for job in jobs:
+        with pytest.raises(Refusal, match="being shut down"):
+            job.answer.result(10)
+    with pytest.raises(Refusal, match="being shut down"):
+        worker.submit(gate.work, None, "late")
+
+
+def test_a_beam_search_of_a_compiled_transformer_ends_when_it_is_told_to() -> None:
+    torch.manual_seed(0)
+    model = TransformerSeq2Seq(20, 15, d_model=8, heads=2, encoder_layers=1, decoder_layers=1, d_ff=8).eval()
+    checks = []
+
+    def check() -> None:
+        checks.append(True)
+        if len(checks) == 3:
+            raise Cancellation("enough")
+
+    with pytest.raises(Cancellation, match="enough"):
+        beam_search(InterruptibleModel(model, check), torch.tensor([[4, 5, 6]]), torch.tensor([3]), min_length=10)

@@ -1,0 +1,97 @@
+"""Documents and classes: lines, words, a split of one's own, and rows of numbers."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tsallis.errors import InputError
+from tsallis.symbols import UNK
+from tsallis.toolkit.data.ragged import RaggedRows
+from tsallis.toolkit.data.splits import hold_out
+from tsallis.toolkit.data.vocabulary import Vocabulary
+from tsallis.toolkit.tasks.classification import (
+    Classification,
+    LabelledText,
+    find_split,
+    label_names,
+    read_labelled,
+    words,
+)
+from tsallis.toolkit.tasks.labels import label_numbers
+from tsallis.toolkit.tasks.types import Vocabularies
+
+LINES = "1\t8\tpos/3_8\tA fine film .\n0\t2\tneg/4_2\tIt hurts\u0085 truly .\n"
+EXAMPLES = [LabelledText("1", "A fine film ."), LabelledText("0", "It hurts\u0085 truly .")]
+
+
+def test_lines_plain_or_packed(tmp_path: Path) -> None:
+    (tmp_path / "plain.tsv").write_text(LINES, encoding="utf-8", newline="\n")
+    with lzma.open(tmp_path / "train.tsv.xz", "wt", encoding="utf-8", newline="\n") as stream:
+        stream.write(LINES)
+    with gzip.open(tmp_path / "dev.gz", "wt", encoding="utf-8", newline="\n") as stream:
+        stream.write("pos\tgood\n")
+    assert read_labelled(tmp_path / "plain.tsv") == read_labelled(tmp_path / "train.tsv.xz") == EXAMPLES
+    assert find_split(tmp_path, "train") == tmp_path / "train.tsv.xz"
+    assert find_split(tmp_path, "plain.tsv") == tmp_path / "plain.tsv"
+    result = find_split(tmp_path, "dev")
+    assert result is not None and read_labelled(result) == [LabelledText("pos", "good")]
+    assert find_split(tmp_path, "test") is None and find_split(tmp_path / "nowhere", "train") is None
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("pos\tgood\nonly text\n", r"f.tsv:2: expected label<TAB>text, found one column: 'only text'"),
+        ("pos\tgood\npos\t \tx\nneg\t\n", r"f.tsv:3: expected label<TAB>text, found an empty text"),
+        ("pos\tgood\n\tfoo\n", r"f.tsv:2: expected label<TAB>text, found an empty label"),
+        ("\n \n", "f.tsv: holds blank lines alone, expected lines of label<TAB>text"),
+        ("", "the file is empty"),
+    ],
+    ids=["one column", "no text", "no label", "blank lines", "empty file"],
+)
+def test_malformed_lines(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "f.tsv"
+    path.write_text(content, encoding="utf-8", newline="\n")
+    with pytest.raises(InputError, match=message):
+        read_labelled(path)
+
+
+def test_words() -> None:
+    assert words("Don't miss it!<br /><BR>Ünly 10/10 ...") == [
+        "don't", "miss", "it", "!", "ünly", "10", "/", "10", ".", ".", ".",
+    ]  # fmt: skip
+    assert words("the \u2018best\u2019 of o\u2019clock") == ["the", "‘", "best", "’", "of", "o’clock"]
+    assert words(" \t ") == []
+
+
+def test_documents_in_numbers() -> None:
+    examples = [LabelledText("pos", "good good film"), LabelledText("neg", "bad"), LabelledText("pos", "\u200b")]
+    vocab = Vocabulary.build(words(e.text) for e in examples[:2])
+    labels = label_names(examples)
+    assert labels == ["neg", "pos"]
+    vocabularies = Vocabularies(vocab, Vocabulary(labels))
+    lines = Classification(max_length=2).encode(examples, vocabularies)
+    good = vocab.encode(["good"])[0]
+    assert isinstance(lines.corpus.src, RaggedRows) and lines.corpus.src.tokens.dtype == np.uint8
+    assert [row.tolist() for row in lines.corpus.src] == [[good, good], vocab.encode(["bad"]), [UNK]]
+    assert label_numbers(lines.corpus.batch([2, 1, 0])).tolist() == [1, 0, 1]
+    assert lines.references == ["pos", "neg", "pos"] and lines.numbers == [0, 1, 2]
+    others = [LabelledText("mixed", "so so"), LabelledText("", "\u3000")]
+    corpus = Classification().encode(others, vocabularies).corpus
+    assert label_numbers(corpus.batch([0, 1])).tolist() == [-100, -100] and list(corpus.src[1]) == [UNK]
+    assert [list(row) for row in corpus.tgt] == [[UNK], []]
+
+
+def test_real_reviews(shared_data: Path) -> None:
+    path = find_split(shared_data / "sentence_cls", "stsa.binary.dev.tsv")
+    if path is None:
+        pytest.skip("needs data: the sentence sets")
+    examples = read_labelled(path)
+    assert len(examples) == 872 and label_names(examples) == ["0", "1"]
+    rest, dev = hold_out(examples, 0.1, group=lambda e: e.text, stratify=lambda e: e.label)
+    assert len(dev) == 87 and len(rest) == 785

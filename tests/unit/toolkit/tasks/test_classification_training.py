@@ -1,0 +1,115 @@
+"""Classification as a task of the toolkit: from files to a trained run that classifies lines."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from run_seed import SEED
+from task_runs import encode, evaluate, read_split
+from tsallis.errors import InputError
+from tsallis.toolkit.config import Config
+from tsallis.toolkit.evaluation.search_results import search_corpus
+from tsallis.toolkit.tasks.prepared import prepare
+from tsallis.toolkit.tasks.registry import check_config, task_of
+from tsallis.toolkit.training import Trainer, load_run
+from tsallis.toolkit.training.run_folder import build_model, start_run
+
+WORDS = {"good": ["fine", "lovely", "great"], "bad": ["dull", "poor", "awful"]}
+
+
+def write(path: Path, count: int) -> None:
+    chance = random.Random(path.name)
+    lines = []
+    for i in range(count):
+        label = "good" if i % 2 else "bad"
+        text = [chance.choice(["a", "film", "with", "the", "."]) for _ in range(chance.randint(2, 9))]
+        text.insert(chance.randint(0, len(text)), chance.choice(WORDS[label]))
+        lines.append(f"{label}\t{i}\t{' '.join(text)} {i}\n")
+    path.write_text("".join(lines), encoding="utf-8", newline="\n")
+
+
+def config(folder: Path, data: dict[str, Any] | None = None, **model: Any) -> Config:
+    content = {
+        "version": 1,
+        "data": {"task": "classification", "folder": str(folder), "train": "train", "test": "test", **(data or {})},
+        "model": {"architecture": "classifier", "d_model": 16, "num_basis": 8, "dropout": 0.0, **model},
+        "training": {"epochs": 6, "batch_size": 16, "learning_rate": 0.02, "schedule": "constant", "seed": SEED},
+    }
+    return check_config(content, "test")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write(tmp_path / "train.tsv", 200)
+    write(tmp_path / "test", 40)
+    return tmp_path
+
+
+@pytest.mark.parametrize("attention", ["discrete", "continuous", "combined"])
+def test_from_files_to_labels(folder: Path, attention: str) -> None:
+    inputs = config(folder, attention=attention, transform="sparsemax", output="sparsemax")
+    prepared = prepare(inputs)
+    data, run_folder = prepared.data, folder / "run"
+    assert len(data.train) == 180 and len(data.dev.corpus) == len(data.dev.references) == 20
+    assert data.vocabularies.tgt.symbols == ("bad", "good") and prepared.task.facts() == {
+        "task": "classification",
+        "max_length": 256,
+    }
+    run_folder.mkdir()
+    start_run(
+        run_folder,
+        inputs.text(),
+        prepared.description,
+        prepared.task.facts(),
+        data.vocabularies.src,
+        data.vocabularies.tgt,
+    )
+    model = build_model(prepared.description)
+    arguments = (data.train, data.dev.corpus, run_folder, prepared.settings)
+    Trainer(model, *arguments, measure=prepared.measure()).run()
+    run = load_run(run_folder)
+    lines = encode(run, read_split(inputs.data, "test"))
+    report = evaluate(run, lines, 2)
+    kinds = [result.certificate.kind for result in search_corpus(run.model, lines.corpus, 2)]
+    assert report["accuracy"] > 0.9 and report["samples"] == 40
+    assert report["complete"] == pytest.approx(kinds.count("complete") / 40)
+    request = task_of(run.task).read(["a lovely film", "", "dull", "<br />"], "lines", run, gold=False)
+    assert request.numbers == [0, 2] and len(request.corpus) == 2 and request.count == 4
+
+
+def test_a_split_is_held_out_where_there_is_none(folder: Path) -> None:
+    inputs = config(folder).data
+    train, dev, test = (read_split(inputs, name) for name in ("train", "dev", "test"))
+    assert (len(train), len(dev), len(test)) == (180, 20, 40) and not set(train) & set(dev)
+    write(folder / "own.tsv", 10)
+    assert len(read_split(config(folder, {"dev": "own"}).data, "dev")) == 10
+    assert len(read_split(config(folder, {"dev": "own"}).data, "train")) == 200
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "message"),
+    [
+        ({"train": None}, {}, "data.train"),
+        ({"held_out": 1.0}, {}, "data.held_out"),
+        ({}, {"architecture": "rnn", "num_basis": 30}, "model.architecture: expected 'classifier', found 'rnn'"),
+        ({}, {"attention": "discrete", "density": "laplace"}, "density is for continuous and combined attention"),
+        ({}, {"transform": "hardmax"}, "model.transform"),
+        ({}, {"num_basis": 7}, "model.num_basis"),
+    ],
+    ids=str,
+)
+def test_bad_settings(tmp_path: Path, data: dict[str, Any], model: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        config(tmp_path, data, **model)
+
+
+def test_missing_files_and_labels(folder: Path) -> None:
+    with pytest.raises(InputError, match=r"nowhere: there is no such file \(nor one that ends in"):
+        prepare(config(folder, {"train": "nowhere"}))
+    (folder / "test").write_text("good only\n", encoding="utf-8")
+    with pytest.raises(InputError, match="test:1: expected label<TAB>text"):
+        read_split(config(folder).data, "test")

@@ -1,0 +1,146 @@
+"""The task of language models: texts from files, their rows, and trainings on them."""
+
+from __future__ import annotations
+
+import lzma
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from run_seed import SEED
+from task_runs import read_split
+from tsallis.errors import InputError
+from tsallis.symbols import BOS
+from tsallis.toolkit.config import Config
+from tsallis.toolkit.datasets.synthetic_corpus import synthetic_corpus
+from tsallis.toolkit.evaluation.teacher_forcing import row_hits
+from tsallis.toolkit.tasks.language import encode_texts, read_texts
+from tsallis.toolkit.tasks.prepared import prepare
+from tsallis.toolkit.tasks.registry import check_config, task_of
+from tsallis.toolkit.tasks.scoring import evaluate_outputs, score_lengths
+from tsallis.toolkit.training import Trainer, load_run
+from tsallis.toolkit.training.run_folder import build_model, start_run
+
+SMALL = {"d_model": 16, "heads": 2, "layers": 1, "d_ff": 16}
+TEXTS = ["the cat sat on the mat", "the dog ate the cat", "a mat is a mat"]
+
+
+def config(data: dict[str, Any], model: dict[str, Any] | None = None, **training: Any) -> Config:
+    content = {
+        "version": 1,
+        "data": {"task": "language", **data},
+        "model": {**SMALL, **(model or {})},
+        "training": {"epochs": 1000, "updates": 3, "max_tokens": 256, "validate_updates": 3, "seed": SEED, **training},
+    }
+    return check_config(content, "test")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.txt").write_text("\n\n".join(TEXTS * 5) + "\n", encoding="utf-8")
+    (tmp_path / "dev.xz").write_bytes(lzma.compress("\n".join(TEXTS).encode()))
+    return tmp_path
+
+
+def files(folder: Path, **data: Any) -> dict[str, Any]:
+    return {"folder": str(folder), "train": "train", "dev": "dev", "length": 16, **data}
+
+
+def train(loaded: Config, folder: Path) -> Any:
+    """Train as the command does, and return the run."""
+    prepared = prepare(loaded)
+    data, vocabularies = prepared.data, prepared.data.vocabularies
+    folder.mkdir()
+    facts = prepared.task.facts()
+    start_run(folder, loaded.text(), prepared.description, facts, vocabularies.src, vocabularies.tgt)
+    model = build_model(prepared.description, "cpu")
+    Trainer(model, data.train, data.dev.corpus, folder, prepared.settings, measure=prepared.measure()).run()
+    return load_run(folder)
+
+
+def test_a_text_is_a_line_or_a_paragraph(tmp_path: Path) -> None:
+    path = tmp_path / "texts"
+    path.write_text("one\ntwo \n\n\n three\n", encoding="utf-8")
+    assert list(read_texts(path, "lines")) == ["one", "two", "three"]
+    assert list(read_texts(path, "paragraphs")) == ["one two", "three"]
+
+
+@pytest.mark.parametrize("subwords", [None, {"size": 40}, {"kind": "word", "size": 20}], ids=str)
+def test_what_is_read_is_the_text_again(folder: Path, subwords: dict[str, Any] | None) -> None:
+    prepared = prepare(config(files(folder, subwords=subwords, cache=str(folder / "cache"))))
+    symbols = prepared.data.vocabularies.tgt
+    assert prepared.data.vocabularies.src is symbols
+    assert [symbols.decode(row.tolist()) for row in encode_texts(TEXTS, symbols)] == TEXTS
+    stream = [int(token) for row in prepared.data.train.tgt for token in row]
+    texts = [[]]  # type: ignore[var-annotated]
+    for token in stream[1:]:
+        texts.append([]) if token == BOS else texts[-1].append(token)
+    assert [symbols.decode(text) for text in texts] == TEXTS * 5
+    assert max(len(row) for row in prepared.data.train.tgt) <= 16
+    assert read_split(config(files(folder)).data, "dev") == [("", text) for text in TEXTS]
+
+
+def test_a_training_on_texts_ends_with_a_run_that_scores_them(folder: Path) -> None:
+    loaded = config(files(folder), updates=30, learning_rate=0.01)
+    run, data = train(loaded, folder / "run"), loaded.data
+    task = task_of(run.task)
+    report, results = evaluate_outputs(task, run, task.split(run, data, "dev"), 1)
+    assert results == [] and report["samples"] == 5 and report["epsilon_perplexity"] < 17  # of as many characters
+    longer = task.split(run, data, "dev", length=64)
+    assert len(longer.corpus) == 1
+    lines = task.read([TEXTS[0], "", "xyz"], "lines", run, True)
+    assert lines.corpus.tgt[0] and not lines.corpus.src[0] and lines.numbers == [0, 2] and lines.count == 3
+    assert task.read(["the ", "", "\r"], "lines", run, False).titles == ["the ", "", ""]  # prompts
+
+
+@pytest.mark.parametrize("output", ["softmax", "sparsemax", "alpha_relu"])
+def test_synthetic_examples_are_scored_by_length(tmp_path: Path, output: str) -> None:
+    synthetic = {"name": "copy", "least": 6, "most": 10, "examples": 20, "dev_examples": 4}
+    sizes = {"test_lengths": [10, 20], "test_examples": 5}
+    loaded = config({"synthetic": {**synthetic, **sizes}}, {"output": output, "length_scale": "input"})
+    run = train(loaded, tmp_path / "run")
+    task = task_of(run.task)
+    report, _ = evaluate_outputs(task, run, task.split(run, loaded.data, "test"), 1)
+    assert report["samples"] == 10 and list(report["lengths"]) == ["10", "20"]
+    with pytest.raises(InputError, match="lines:1: a run of the synthetic task copy reads no text"):
+        task.read(["a"], "lines", run, False)
+    with pytest.raises(InputError, match="--length is for texts"):
+        task.split(run, loaded.data, "test", length=8)
+
+
+def test_accuracies_of_lengths_are_those_of_their_rows(tmp_path: Path) -> None:
+    synthetic = {"name": "flip-flop", "least": 6, "most": 10, "examples": 20, "dev_examples": 4}
+    run = train(config({"synthetic": synthetic}), tmp_path / "run")
+    corpus = synthetic_corpus("flip-flop", 6, [(8, 8), (30, 30)], 3)
+    rows = row_hits(run.model, corpus.batches(1))
+    for part, scores in enumerate(score_lengths(run.model, corpus).values()):
+        own = [rows[row] for row in range(6 * part, 6 * part + 6)]
+        assert scores["samples"] == 6 and scores["whole"] == sum(a == b for a, b in own) / 6
+        assert scores["accuracy"] == sum(a for a, _ in own) / sum(b for _, b in own)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({}, "train and dev files are needed"),
+        ({"embedded": "german-numbers", "dev": "dev"}, "embedded data takes no dev"),
+        ({"embedded": "german-numbers", "synthetic": {"name": "copy"}}, "one of the two"),
+        ({"synthetic": {"name": "copy"}, "subwords": {"size": 30}}, "takes no subwords"),
+        ({"synthetic": {"name": "copy", "least": 70}}, "70"),
+        ({"synthetic": {"name": "add"}}, "name"),
+        ({"train": "a", "dev": "b", "length": 1}, "length"),
+    ],
+    ids=str,
+)
+def test_bad_settings_are_one_line_each(data: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        config(data)
+
+
+def test_files_that_are_missing_or_empty_are_named(folder: Path) -> None:
+    with pytest.raises(InputError, match=r"valid: there is no such file \(nor one that ends in"):
+        prepare(config(files(folder, dev="valid")))
+    (folder / "empty").write_text("\n\n")
+    with pytest.raises(InputError, match=rf"^{folder}/empty: there is no text with symbols"):
+        prepare(config(files(folder, dev="empty")))

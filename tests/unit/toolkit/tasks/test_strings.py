@@ -1,0 +1,255 @@
+"""Inflection files: every character of a field counts, and a malformed line is named."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from task_runs import untrained_run
+from tsallis.errors import InputError
+from tsallis.toolkit.data import Vocabulary
+from tsallis.toolkit.data.io import decode_lines
+from tsallis.toolkit.inference import TextRun
+from tsallis.toolkit.tasks.registry import task_of
+from tsallis.toolkit.tasks.strings import (
+    Strings,
+    StringsData,
+    StringsExample,
+    find_languages,
+    read_languages,
+    read_strings,
+)
+from tsallis.toolkit.training import Run
+
+# What str.splitlines takes for the end of a line, and str.strip for nothing.
+SEPARATORS = ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\r", "\u00a0", " ", "\u200b"]
+
+
+def write(path: Path, text: str | bytes) -> Path:
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def test_a_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", "draw\tdrew\tV;PST\nser\tfui\tV;IND;PST;1;SG\n")
+    assert read_strings(path, "spanish") == [
+        StringsExample("draw", ("V", "PST"), "drew", "spanish"),
+        StringsExample("ser", ("V", "IND", "PST", "1", "SG"), "fui", "spanish"),
+    ]
+    assert [e.language for e in read_strings(str(path))] == [None, None]
+
+
+def test_tokens_keep_the_order_of_the_file() -> None:
+    example = StringsExample("no uno", ("PRO", "3", "SG"), "n’a", "italian")
+    assert example.src_tokens() == ["<lang:italian>", "<tag:PRO>", "<tag:3>", "<tag:SG>", *"no uno"]
+    assert StringsExample("a", ("V",)).src_tokens() == ["<tag:V>", "a"]
+    assert example.tgt_tokens() == ["n", "’", "a"]
+    with pytest.raises(ValueError, match="'a' has no form"):
+        StringsExample("a", ("V",)).tgt_tokens()
+
+
+def test_a_lemma_can_not_pass_for_a_tag() -> None:
+    lemma = StringsExample("<tag:V>", ("N",), "x").src_tokens()
+    assert lemma.count("<tag:V>") == 0 and lemma[1:] == list("<tag:V>")
+    vocabulary = Vocabulary.build([lemma, ["<tag:V>"]])
+    assert vocabulary.encode(["<tag:V>"])[0] not in vocabulary.encode(lemma)
+
+
+@pytest.mark.parametrize("separator", SEPARATORS, ids=lambda s: f"U+{ord(s):04X}")
+def test_separators_inside_and_at_the_ends_of_fields_are_characters(tmp_path: Path, separator: str) -> None:
+    s = separator
+    path = write(tmp_path / "a", f"{s}a{s}b{s}\t{s}c{s}d{s}\tV;{s}X\nwalk\twalked\tV;PST\n")
+    first, second = read_strings(path)
+    assert (first.lemma, first.form, first.tags) == (f"{s}a{s}b{s}", f"{s}c{s}d{s}", ("V", f"{s}X"))
+    assert first.src_tokens()[2:] == [s, "a", s, "b", s] and first.tgt_tokens() == [s, "c", s, "d", s]
+    assert second.lemma == "walk"
+
+
+def test_nothing_is_normalised(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", "e\u0301\t\u00e9\tV\n")
+    (example,) = read_strings(path)
+    assert example.src_tokens() == ["<tag:V>", "e", "\u0301"] and example.tgt_tokens() == ["\u00e9"]
+
+
+def test_the_last_line_may_lack_its_line_feed(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", "a\tb\tV\nc\td\tN")
+    assert [e.form for e in read_strings(path)] == ["b", "d"]
+
+
+def test_lines_without_a_form(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", "walk\tV;PST\nrun\tran\tV;PST\n")
+    assert read_strings(path, need_form=False) == [
+        StringsExample("walk", ("V", "PST")),
+        StringsExample("run", ("V", "PST"), "ran"),
+    ]
+    with pytest.raises(InputError, match=r"a:1: expected lemma<TAB>form<TAB>tags, found 2 columns: 'walk\\tV;PST'"):
+        read_strings(path)
+    assert Strings().parse("walk\tV;PST", "stdin:1", gold=False, language="english").language == "english"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("walk\n", 1, "expected lemma<TAB>form<TAB>tags, found 1 column: 'walk'"),
+        ("a\tb\tV\n\nc\td\n", 3, "found 2 columns: 'c\\td'"),
+        ("a\tb\tV\na\tb\tV\tx\n", 2, "found 4 columns"),
+        ("a\tb\tV\n" + "x" * 50 + "\n", 2, "found 1 column: '" + "x" * 37 + "...'"),
+        ("\tb\tV\n", 1, "found an empty lemma"),
+        ("a\t\tV\n", 1, "found an empty form"),
+        ("a\tb\t\n", 1, "expected tags separated by single semicolons, found ''"),
+        ("a\tb\t; ;\n", 1, "found '; ;'"),
+        ("a\tb\tV;;N\n", 1, "found 'V;;N'"),
+        ("\ufeffa\tb\n", 1, "found 2 columns: 'a\\tb'"),
+        ("a\tb\tV\n".encode("utf-16"), 1, "found byte 0xff at byte 0 of the line: a byte order mark of UTF-16"),
+        ("a\tb\tV\n".encode("utf-32"), 1, "a byte order mark of UTF-32"),
+        (b"a\tb\tV\nc\t\xe9\tV\n", 2, "expected UTF-8 text, found byte 0xe9 at byte 2 of the line"),
+        (b"a\tb\tV\nc\td\tV\xe2\x80", 2, "found byte 0xe2 at byte 5 of the line"),
+    ],
+)
+def test_malformed_lines(tmp_path: Path, text: str | bytes, line: int, message: str) -> None:
+    path = write(tmp_path / "a", text)
+    with pytest.raises(InputError) as error:
+        read_strings(path)
+    assert str(error.value).startswith(f"{path}:{line}: ") and message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_carriage_return_is_a_part_of_the_lines_end(tmp_path: Path) -> None:
+    assert read_strings(write(tmp_path / "a", "a\tb\tV\r\nc\td\tV;X\r\n")) == read_strings(
+        write(tmp_path / "b", "a\tb\tV\nc\td\tV;X\n")
+    )
+
+
+def test_files_that_are_not_there_or_empty(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nothing: can't be read: No such file"):
+        read_strings(tmp_path / "nothing")
+    with pytest.raises(InputError, match="can't be read: Is a directory"):
+        read_strings(tmp_path)
+    with pytest.raises(InputError, match="the file is empty, expected lines of lemma<TAB>form<TAB>tags"):
+        read_strings(write(tmp_path / "a", ""))
+    with pytest.raises(InputError, match="standard input: the file is empty"):
+        list(decode_lines(io.BytesIO(b""), "standard input", Strings().columns[True]))
+
+
+def test_many_languages_of_a_folder(tmp_path: Path) -> None:
+    write(tmp_path / "spanish-train-high", "ser\tfue\tV\n")
+    write(tmp_path / "norwegian-bokmal-train-high", "se\tså\tV\n")
+    pattern = str(tmp_path / "{language}-train-high")
+    examples = read_languages(pattern, ["norwegian-bokmal", "spanish"])
+    assert [(e.language, e.form) for e in examples] == [("norwegian-bokmal", "så"), ("spanish", "fue")]
+    assert examples[0].src_tokens()[0] == "<lang:norwegian-bokmal>"
+    with pytest.raises(InputError, match="finnish-train-high: can't be read"):
+        read_languages(pattern, ["spanish", "finnish"])
+    with pytest.raises(InputError, match=r"must contain \{language\}"):
+        read_languages(str(tmp_path / "spanish-train-high"), ["spanish"])
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),  # a file that is of no language
+    [
+        ("{language}-train-high", "-train-high"),
+        ("high/{language}.tsv", "high/older/dutch.tsv"),
+        ("{language}/train.tsv", "train.tsv"),
+        ("files/{language}-high/train", "files/-high/train"),
+        ("./high//{language}.tsv", "dutch.tsv"),
+        ("../data/{language}.tsv", "dutch"),
+        ("[high] {language}?.tsv", "h dutch1.tsv"),
+        ("high*/{language}", "higher/dutch"),
+    ],
+)
+def test_all_languages_are_found_by_the_name_of_their_file(tmp_path: Path, name: str, other: str) -> None:
+    folder, names = tmp_path / "data", ["english", "norwegian-bokmal", "x [y]"]
+    for path in [folder / other, *(folder / name.replace("{language}", language) for language in names)]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path, "draw\tdrew\tV;PST\n")
+    for train in (name, str(folder / name)):
+        config = StringsData(folder=str(folder), train=train, dev=train, languages="all")
+        assert find_languages(config) == names
+        assert [example.language for example in Strings.read_split(config, "train")] == names
+
+
+def test_published_files(shared_data: Path, tmp_path: Path) -> None:
+    archive = shared_data / "sigmorphon2018_task1" / "task1.tar.xz"
+    if not archive.is_file():
+        pytest.skip(f"needs data: {archive}")
+    counts = {"spanish-dev": 1000, "kurmanji-dev": 1000, "khaling-dev": 1000, "telugu-train-low": 61}
+    counts |= {"spanish-covered-test": 1000}
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            name = Path(member.name).name
+            stream = tar.extractfile(member) if name in counts else None
+            if stream is not None:
+                write(tmp_path / name, stream.read())
+    for name, count in counts.items():
+        examples = read_strings(tmp_path / name, need_form="covered" not in name)
+        assert len(examples) == count
+        again = "".join("\t".join(f for f in (e.lemma, e.form, ";".join(e.tags)) if f) + "\n" for e in examples)
+        assert again.encode() == (tmp_path / name).read_bytes()
+
+
+PHONES = {"task": "strings", "train": "train", "dev": "train", "tags": False, "tgt_symbols": "spaces"}
+RNN = {"architecture": "rnn", "d_model": 8, "layers": 1}
+
+
+@pytest.fixture
+def phones(tmp_path: Path) -> Run:
+    """A run that reads words and writes phones, untrained."""
+    write(tmp_path / "train", "ship\tʃ ɪ p\nchurch\ttʃ ɜː tʃ \nsit\ts ɪ  t\n")
+    write(tmp_path / "config.yaml", "version: 1\ndata: {tags: false, tgt_symbols: spaces, train: train, dev: train}\n")
+    return untrained_run(tmp_path, PHONES, RNN)
+
+
+def test_words_and_their_phones(phones: Run) -> None:
+    assert set(phones.tgt_vocab.symbols) == {"ʃ", "ɪ", "p", "tʃ", "ɜː", "s", "t"}
+    text = TextRun(phones, task_of(phones.task))
+    answers = text.translate(["ship", "", "sit"], n_best=3, min_length=2)
+    outputs = [output for answer in answers for output in answer.outputs]
+    assert any(len(output.tokens) > 1 for output in outputs)
+    assert all(output.text == " ".join(output.tokens) for output in outputs)
+    assert text.score(["sit\ts ɪ t"])[0].tokens == ("s", "ɪ", "t", "</s>")
+    (begun,) = text.translate(["ship"], prefix="tʃ ɜː")
+    assert begun.text.startswith("tʃ ɜː")
+
+
+def test_phones_that_are_typed(phones: Run) -> None:
+    text = TextRun(phones, task_of(phones.task))
+    for typed in ("", "ʃ ", "ʃ t", "tʃ", "tʃ ɜː"):
+        (found,) = text.suggest(["ship"], [typed], n_best=20)
+        texts = [suggestion.text for suggestion in found.next]
+        assert len(texts) >= len(phones.tgt_vocab.symbols)
+        assert all(written.startswith(typed) for written in texts)
+        assert all(symbol in phones.tgt_vocab for written in texts for symbol in written.split())
+    (found,) = text.suggest(["ship"], ["ʃ t"], n_best=20)
+    assert {"ʃ t", "ʃ tʃ"} < {suggestion.text for suggestion in found.next}
+
+
+def test_scores_count_phones(phones: Run) -> None:
+    task = task_of(phones.task)
+    scores = {score.name: score.value for score in task.score(["tʃ ɜː tʃ"], ["tʃ ɪ tʃ"])}
+    assert scores == {"accuracy": 0.0, "levenshtein": 1.0}
+    assert task.utility("tʃ ɜː tʃ", "tʃ ɪ tʃ") == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("line", "gold", "message"),
+    [
+        ("ship", True, "expected word<TAB>form, found 1 column: 'ship'"),
+        ("a\tb\tV", True, "expected word<TAB>form, found 3 columns"),
+        ("a\tb\tV", False, "expected word or word<TAB>form, found 3 columns"),
+        ("ship\t \tV", True, "found 3 columns"),
+        ("\tʃ", True, "found an empty word"),
+        ("ship\t  ", True, "found an empty form"),
+    ],
+)
+def test_lines_of_words_that_are_malformed(line: str, gold: bool, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Strings(tags=False, tgt_symbols="spaces").parse(line, "in:1", gold)
+
+
+def test_embedded_data_has_tags() -> None:
+    with pytest.raises(ValidationError, match="english-verbs has tags, found tags: false"):
+        StringsData(embedded="english-verbs", tags=False)

@@ -1,0 +1,354 @@
+"""How lines are read, with the place of every mistake, and what outputs are worth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from task_runs import encode, evaluate, read_lines
+from tsallis.errors import InputError
+from tsallis.models import RNNSeq2Seq
+from tsallis.search import Certificate, Hypothesis, Result
+from tsallis.toolkit.cli.input import line_blocks
+from tsallis.toolkit.cli.output import score_table
+from tsallis.toolkit.data import Vocabulary
+from tsallis.toolkit.data.corpus import Corpus
+from tsallis.toolkit.data.subwords import Subwords
+from tsallis.toolkit.tasks.prepared import prepare
+from tsallis.toolkit.tasks.registry import TASKS, check_config, task_of
+from tsallis.toolkit.tasks.scoring import language_scores, score_values
+from tsallis.toolkit.tasks.strings import Strings, StringsExample
+from tsallis.toolkit.tasks.translation import Translation
+from tsallis.toolkit.tasks.types import Lines
+from tsallis.toolkit.training import Run
+from tsallis.toolkit.training.run_folder import start_run
+
+TEXT = ["das Haus ist rot", "the house is red", "ein Hut", "a hat"]
+
+
+def run(task: dict[str, Any]) -> Run:
+    if task["task"] == "translation":
+        symbols: Any = Subwords.train(TEXT * 3, 40)
+    else:
+        symbols = Vocabulary([*"abcdefghijklmnop", "N", "V"])
+    model = RNNSeq2Seq(len(symbols), len(symbols), d_model=4, layers=1).eval()
+    return Run(Path("runs/x"), model, symbols, symbols, task, {})
+
+
+def test_tasks_are_known_by_their_names() -> None:
+    assert task_of({}) == Strings() and task_of({"task": "strings", "languages": ["eo"]}) == Strings(["eo"])
+    assert task_of({"task": "translation", "src": "de", "tgt": "en"}) == Translation("de", "en")
+    with pytest.raises(InputError, match="unknown task 'parsing', known: strings, translation"):
+        task_of({"task": "parsing"})
+
+
+def test_sentences() -> None:
+    inputs = run({"task": "translation"})
+    task = task_of(inputs.task)
+    lines = task.read([" ein Hut ", "das Haus"], "in.de", inputs, gold=False)
+    assert [list(row) for row in lines.corpus.src] == [inputs.src_vocab.encode(x) for x in ("ein Hut", "das Haus")]
+    assert lines.numbers == [0, 1] and lines.count == 2 and [list(row) for row in lines.corpus.tgt] == [[], []]
+    known = task.read(["ein Hut\ta hat"], "in.tsv", inputs, gold=True)
+    assert list(known.corpus.tgt[0]) == inputs.tgt_vocab.encode("a hat") and known.references == ["a hat"]
+    assert task.read(["a\tb"], "in.de", inputs, gold=False).titles == ["a\tb"]  # a sentence with a tab
+
+
+def test_lines_without_symbols_keep_their_place() -> None:
+    inputs = run({"task": "translation"})
+    result = task_of(inputs.task).read(["", "ein Hut", "  ", "\u200b", "das Haus", ""], "in.de", inputs, False)
+    assert result.numbers == [1, 4] and result.count == 6 and len(result.corpus) == 2
+    assert result.titles == ["ein Hut", "das Haus"]
+    nothing = task_of(inputs.task).read(["", ""], "in.de", inputs, False)
+    assert nothing.numbers == [] and nothing.count == 2 and len(nothing.corpus) == 0
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (["a\tb", "a"], r"in\.tsv:2: expected source<TAB>target, found 1 column: 'a'"),
+        (["a\tb\tc"], r"in\.tsv:1: .*found 3 columns"),
+        (["a\tb", "a\tb", "\tb"], r"in\.tsv:3: .*found an empty source"),
+        (["a\t "], r"in\.tsv:1: .*found an empty target"),
+        (["a\t\r"], r"in\.tsv:1: .*found an empty target"),
+        (["a\tb", "\u200b\tb", "a\tb"], r"in\.tsv:2: the source holds nothing that can be read"),
+        (["a\tb", "\u200b\tb"], r"in\.tsv:2: the source holds nothing"),
+        (["\u200b\tb"], r"in\.tsv:1: the source holds nothing"),
+    ],
+)
+def test_known_translations_that_are_none(lines: list[str], words: str) -> None:
+    inputs = run({"task": "translation"})
+    with pytest.raises(InputError, match=words):
+        task_of(inputs.task).read(lines, "in.tsv", inputs, gold=True)
+
+
+KNOWN = {"strings": "a\tb\tN", "translation": "ein Hut\ta hat", "classification": "a\tein Hut", "language": "ab"}
+
+
+@pytest.mark.parametrize("gold", [False, True])
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_carriage_return_is_a_part_of_the_lines_end(name: str, gold: bool, tmp_path: Path) -> None:
+    inputs, read = run({"task": name}), []
+    task = task_of(inputs.task)
+    line = KNOWN[name] if gold else {"strings": "a\tN"}.get(name, "ein Hut")
+    for number, ending in enumerate(("\n", "\r\n")):
+        path = tmp_path / str(number)
+        path.write_bytes(f"{line}{ending}".encode() * 2)
+        (block,) = line_blocks(inputs, task, path, gold)
+        sides = [[list(row) for row in side] for side in (block.lines.corpus.src, block.lines.corpus.tgt)]
+        read.append((sides, block.lines.references, block.lines.titles))
+    assert read[0] == read[1]
+
+
+def test_an_empty_output_may_be_scored() -> None:
+    for name, line in (("strings", "a\t\tN"), ("translation", "ein Hut\t"), ("translation", "ein Hut\t ")):
+        inputs = run({"task": name})
+        task = task_of(inputs.task)
+        assert task.empty_outputs
+        lines = task.read([line], "in", inputs, gold=True, empty=True)
+        assert [len(row) for row in lines.corpus.tgt] == [0]
+        with pytest.raises(InputError, match="found an empty"):
+            task.read([line], "in", inputs, gold=True)
+
+
+def test_languages() -> None:
+    several = run({"task": "strings", "languages": ["eo", "fi"]})
+    one, none = run({"task": "strings", "languages": ["eo"]}), run({"task": "strings"})
+    translation = run({"task": "translation"})
+    for inputs, language, words in (
+        (several, None, r"knows the languages eo, fi; none was given \(--language\)"),
+        (several, "sv", "eo, fi; 'sv' is not among them"),
+        (none, "eo", "knows no languages, 'eo' was given"),
+        (translation, "de", "takes no --language, 'de' was given"),
+    ):
+        with pytest.raises(InputError, match=words):
+            read_lines(inputs, ["a\tN"], "in", gold=False, language=language)
+    for inputs, language in ((several, "fi"), (one, None), (one, "eo"), (none, None)):
+        assert len(read_lines(inputs, ["a\tN"], "in", gold=False, language=language).corpus) == 1
+
+
+def test_forms() -> None:
+    inputs = run({"task": "strings"})
+    task = task_of(inputs.task)
+    lines = task.read(["a\tb\tN;V", "c\td\tN"], "in.tsv", inputs, gold=True)
+    assert lines.references == ["b", "d"] and lines.titles == ["a + N;V", "c + N"]
+    assert lines.numbers == [0, 1] and lines.count == 2
+    with pytest.raises(InputError, match=r"in\.tsv:2: "):
+        task.read(["a\tb\tN", "c"], "in.tsv", inputs, gold=True)
+    assert [s.name for s in task.score(["b"], ["b"])] == ["accuracy", "levenshtein"]
+
+
+def test_scores_of_translations() -> None:
+    task = Translation("de", "en")
+    texts = ["a hat and a house and a door", "the house"]
+    scores = {s.name: s for s in task.score(texts, ["a hat and a house and a door", "the red house"])}
+    assert list(scores) == ["bleu", "chrf", "ter", "exact"] and scores["exact"].value == 0.5
+    assert all(scores[name].signature for name in ("bleu", "chrf", "ter")) and not scores["exact"].signature
+    assert [s.name for s in task.score(texts, texts, quick=True)] == ["bleu", "chrf", "exact"]
+    assert task.score(texts, texts, quick=True)[0].value == pytest.approx(100)
+
+
+def test_scores_of_text_that_is_no_plain_text() -> None:
+    """Parts of words are put together, capitals count as small letters, and signatures say so."""
+    texts, references = ["a Ha@@ t and , a STRASSE"], ["A hat and , a Straße"]
+    folded = {s.name: s for s in Translation("de", "en", None, True, True, "@@").score(texts, references)}
+    assert folded["bleu"].value == pytest.approx(100) and folded["exact"].value == 1
+    assert "case:lc" in folded["bleu"].signature and "tok:none" in folded["bleu"].signature
+    plain = {s.name: s for s in Translation("de", "en").score(texts, references)}
+    assert plain["bleu"].value < 30 and plain["exact"].value == 0
+    assert "case:mixed" in plain["bleu"].signature and "tok:13a" in plain["bleu"].signature
+
+
+def lines_of(references: list[str], languages: list[str] | None) -> Lines:
+    return Lines(Corpus([], []), references, [], [], len(references), languages)
+
+
+def test_several_languages_count_the_same() -> None:
+    """However many samples each has: 1 of 4 right in one and 1 of 1 in the other are 62.5 % right, not 40 %."""
+    task, texts, references = task_of({}), ["a", "b", "b", "b", "a"], ["a", "a", "a", "a", "a"]
+    each = language_scores(task, texts, lines_of(references, ["fi", "fi", "fi", "fi", "eo"]))
+    assert each == {
+        "eo": {"samples": 1, "accuracy": 1.0, "levenshtein": 0.0},
+        "fi": {"samples": 4, "accuracy": 0.25, "levenshtein": 0.75},
+    }
+    values = score_values(task.score(texts, references), each)
+    assert values == {"macro_accuracy": 0.625, "macro_levenshtein": 0.375, "accuracy": 0.4, "levenshtein": 0.6}
+    assert next(iter(values)) == "macro_accuracy"  # which says what model is best
+    for one in (None, ["fi"] * 5, []):
+        assert language_scores(task, texts, lines_of(references, one)) == {}
+    assert score_values(task.score(texts, references), {}) == {"accuracy": 0.4, "levenshtein": 0.6}
+
+
+def test_an_evaluation_of_several_languages() -> None:
+    inputs = run({"task": "strings", "languages": ["eo", "fi"]})
+    examples = [StringsExample("abc", ("N",), "b", "fi"), StringsExample("ab", ("V",), "c", "eo")]
+    lines = encode(inputs, [*examples, *examples[:1]])
+    assert lines.languages == ["fi", "eo", "fi"]
+    report = evaluate(inputs, lines, beam_size=2)
+    assert {name: row["samples"] for name, row in report["languages"].items()} == {"eo": 1, "fi": 2}
+    for name in ("accuracy", "levenshtein"):
+        eo, fi = (report["languages"][language][name] for language in ("eo", "fi"))
+        assert report[f"macro_{name}"] == pytest.approx((eo + fi) / 2)
+        assert report[name] == pytest.approx((eo + 2 * fi) / 3)
+    alone = evaluate(inputs, encode(inputs, examples[:1]), beam_size=2)
+    assert "languages" not in alone and "macro_accuracy" not in alone
+    assert 0 <= alone["symbol_accuracy"] <= 1
+
+
+@pytest.mark.parametrize("name", ["strings", "translation"])
+def test_an_evaluation_has_everything(name: str) -> None:
+    inputs = run({"task": name})
+    line = {"strings": "a\tb\tN", "translation": "ein Hut\ta hat"}[name]
+    report = evaluate(inputs, task_of(inputs.task).read([line] * 3, "in", inputs, True), beam_size=2)
+    first = {"strings": "accuracy", "translation": "bleu"}[name]
+    assert next(iter(report)) == first and report["samples"] == 3
+    assert ("signatures" in report) == (name == "translation")
+    for key in ("loss", "empty_rate", "output_support", "attention_support", "single", "speed"):
+        assert key in report
+
+
+EXPECTED = {
+    "strings": ("lemma<TAB>tags", "lemma<TAB>form<TAB>tags"),
+    "translation": ("text", "source<TAB>target"),
+    "classification": ("text", "label<TAB>text"),
+    "visual": ("image<TAB>question", "image<TAB>question<TAB>answer"),
+}
+
+
+@pytest.mark.parametrize("gold", [False, True])
+@pytest.mark.parametrize("name", EXPECTED)
+def test_an_empty_input_is_told_of_the_task_at_hand(name: str, gold: bool, tmp_path: Path) -> None:
+    inputs = Run(Path("runs/x"), None, Vocabulary([]), Vocabulary([]), {"task": name}, {})
+    (tmp_path / "in").write_bytes(b"")
+    with pytest.raises(InputError, match=f"in: the file is empty, expected lines of {EXPECTED[name][gold]}$"):
+        list(line_blocks(inputs, task_of(inputs.task), tmp_path / "in", gold))
+
+
+@pytest.mark.parametrize("name", ["strings", "translation"])
+def test_parts_of_a_file_are_read_as_the_whole(name: str, tmp_path: Path) -> None:
+    inputs = run({"task": name})
+    line = {"strings": "a\tb\tN", "translation": "ein Hut\ta hat"}[name]
+    (tmp_path / "in").write_text(f"{line}\n" * 130 + "\nx\n", encoding="utf-8")
+    blocks = line_blocks(inputs, task_of(inputs.task), tmp_path / "in", gold=True)
+    parts = [next(blocks), next(blocks)]
+    assert [(part.first, len(part.lines.corpus), part.lines.count) for part in parts] == [(0, 64, 64), (64, 64, 64)]
+    last = next(blocks)  # what stands before the bad line
+    assert (last.first, len(last.lines.corpus), last.lines.count) == (128, 2, 3)
+    with pytest.raises(InputError, match="in:132: expected"):
+        next(blocks)
+
+
+@pytest.mark.parametrize(
+    ("task", "lines", "words"),
+    [
+        ({"task": "strings", "max_length": 9}, ["a\tN", f"{'a' * 9}\tN"], "in:66: 10 symbols, at most 9 are read"),
+        ({"task": "strings"}, [f"{'a' * 5000}\tN"], "in:65: 5001 symbols, at most 1024 are read"),
+        ({"task": "translation"}, ["", "ein " * 5000], r"in:66: \d+ symbols, at most 1024 are read"),
+    ],
+)
+def test_lines_on_which_a_search_would_not_end(task: dict[str, Any], lines: list[str], words: str) -> None:
+    inputs = run(task)
+    with pytest.raises(InputError, match=words):
+        read_lines(inputs, lines, "in", gold=False, first=64)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {
+            **{"task": "strings", "languages": ["eo"], "max_length": 9},
+            **{"tags": True, "src_symbols": "characters", "tgt_symbols": "spaces"},
+        },
+        {
+            **{"task": "translation", "src": "de", "tgt": "en", "max_length": None},
+            **{"lowercase": True, "tokenized": False, "joiner": "@@"},
+        },
+        {"task": "classification", "max_length": 3},
+        {"task": "visual", "images": "a.npy", "size": [4, 5], "max_length": None},
+        {"task": "language", "length": 64, "synthetic": "copy"},
+    ],
+    ids=lambda facts: facts["task"],
+)
+def test_a_task_is_restored_from_its_facts(facts: dict[str, Any]) -> None:
+    task = task_of(facts)
+    assert task.facts() == facts and type(task) is TASKS[facts["task"]] and next(iter(task.facts())) == "task"
+    with pytest.raises(InputError, match=r"r/task\.json: expected the task \w+, found 'parsing'; restore the file"):
+        task.restore({"task": "parsing"}, "r/task.json")
+
+
+def test_a_run_whose_task_was_changed_does_not_go_on(tmp_path: Path) -> None:
+    config = check_config({"version": 1, "data": {"embedded": "english-verbs"}, "model": {"d_model": 4}}, "test")
+    prepared = prepare(config)
+    symbols = prepared.data.vocabularies
+    (tmp_path / "run").mkdir()
+    start_run(tmp_path / "run", config.text(), prepared.description, prepared.task.facts(), symbols.src, symbols.tgt)
+    assert prepare(config, tmp_path / "run").task == prepared.task
+    (tmp_path / "run" / "task.json").write_text('{"task": "strings", "langauges": null}')
+    with pytest.raises(InputError, match=r"task\.json: langauges: unknown key"):
+        prepare(config, tmp_path / "run")
+
+
+def test_scores_are_those_that_a_task_names() -> None:
+    for name, task in TASKS.items():
+        if not task.searched:
+            continue
+        scores = task_of({"task": name}).score(["a b c d"], ["a b c d"])
+        assert tuple(score.name for score in scores) == task.scores
+        quick = task_of({"task": name}).score(["a b c d"], ["a b c d"], quick=True)
+        assert [score.name for score in quick] == [x for x in task.scores if x not in task.costly_scores]
+
+
+def test_a_score_that_takes_long_is_computed_where_it_decides() -> None:
+    data = {"task": "translation", "embedded": "german-english-numbers", "subwords": {"size": 300}}
+    model = {"architecture": "rnn", "d_model": 4}
+    for select, names in (("chrf", ["bleu", "chrf", "exact"]), ("ter", ["bleu", "chrf", "ter", "exact"])):
+        config = {"version": 1, "data": data, "model": model, "training": {"select": select}}
+        prepared = prepare(check_config(config, "test"))
+        result = Result((Hypothesis((4,), -1.0, (), ()),), Certificate("none", 0.0))
+        assert [*prepared.measure()([result] * 3)] == names
+    config["training"] = {"select": "accuracy"}
+    with pytest.raises(InputError, match=r"training.select: expected one of bleu, .*, loss, .*, found 'accuracy'"):
+        prepare(check_config(config, "test"))
+
+
+def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+    """Its configuration lacks settings that came later; it goes on where they have their defaults, and only there."""
+    content = {"version": 1, "data": {"embedded": "english-verbs"}, "model": {"d_model": 4}}
+    config = check_config(content, "test")
+    prepared = prepare(config)
+    old = config.text().replace("  select: null\n", "")
+    assert old != config.text()
+    symbols = (prepared.data.vocabularies.src, prepared.data.vocabularies.tgt)
+    start_run(tmp_path, old, prepared.description, prepared.task.facts(), *symbols)
+    again = prepare(config, tmp_path)
+    assert start_run(tmp_path, again.text, again.description, again.task.facts(), *symbols)
+    assert (tmp_path / "config.yaml").read_text() == old
+    other = prepare(check_config({**content, "training": {"select": "loss"}}, "test"), tmp_path)
+    with pytest.raises(InputError, match=r"another configuration \(now training.select: loss"):
+        start_run(tmp_path, other.text, other.description, other.task.facts(), *symbols)
+
+
+def test_scores_without_a_title_are_printed_under_their_names() -> None:
+    table = score_table({"f1": 0.25, "loss": 1.5, "seconds": 3.0, "signatures": {"f1": "v1"}})
+    assert table.split("\n") == [f"{'f1':<28}{'0.2500':>10}", f"{'loss a symbol':<28}{'1.5000':>10}", "f1: v1"]
+
+
+def test_languages_are_printed_with_the_scores_of_their_task() -> None:
+    forms = {"de": {"samples": 7, "accuracy": 0.5, "levenshtein": 1.25}, "eo": {"samples": 12, "accuracy": 1.0}}
+    forms["eo"]["levenshtein"] = 0.0
+    assert score_table({"languages": forms}).split("\n")[1:] == [
+        f"{'language':<28}{'samples':>10}{'accuracy':>10}{'Levenshtein':>13}",
+        f"{'de':<28}{7:>10}{'50.00%':>10}{'1.250':>13}",
+        f"{'eo':<28}{12:>10}{'100.00%':>10}{'0.000':>13}",
+    ]
+    translations = {"de": {"samples": 7, "bleu": 34.5678, "exact": 0.5, "f1": 0.25}}
+    assert score_table({"languages": translations}).split("\n")[1:] == [
+        f"{'language':<28}{'samples':>10}{'BLEU':>10}  exactly the reference{'f1':>10}",
+        f"{'de':<28}{7:>10}{'34.57':>10}{'50.00%':>23}{'0.2500':>10}",
+    ]
+
+
+def test_unknown_gold_symbols_are_printed_where_there_are_any() -> None:
+    assert score_table({"loss": 1.5, "unknown_symbols": 0}) == f"{'loss a symbol':<28}{'1.5000':>10}"
+    assert score_table({"unknown_symbols": 3}) == f"{'gold symbols unknown':<28}{3:>10}"

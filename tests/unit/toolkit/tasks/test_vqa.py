@@ -1,0 +1,136 @@
+"""Questions about images: lines, words, answers, splits and numbers."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tsallis.errors import InputError
+from tsallis.symbols import UNK
+from tsallis.toolkit.data.image_store import ImageStore
+from tsallis.toolkit.data.images import ArrayPictures, open_pictures
+from tsallis.toolkit.data.vocabulary import Vocabulary
+from tsallis.toolkit.tasks.labels import label_numbers
+from tsallis.toolkit.tasks.types import Vocabularies
+from tsallis.toolkit.tasks.vqa import (
+    ImageQuestion,
+    Question,
+    Visual,
+    answer_kind,
+    answer_names,
+    parse_question,
+    question_words,
+    read_questions,
+)
+
+LINES = "0\tWhat is it?\tbook, pen\nimg/2.jpg\tHow  many\u0085 pens\t11\n"
+ASKED = [Question("0", "What is it?", "book, pen"), Question("img/2.jpg", "How  many\u0085 pens", "11")]
+PIXELS = np.random.default_rng(0).integers(0, 256, (3, 4, 5, 3), np.uint8)
+
+
+def write(path: Path, content: str) -> Path:
+    path.write_text(content, encoding="utf-8", newline="\n")
+    return path
+
+
+def test_lines_plain_or_packed_with_a_header_or_without(tmp_path: Path) -> None:
+    plain = write(tmp_path / "plain.tsv", LINES)
+    with lzma.open(tmp_path / "train.tsv.xz", "wt", encoding="utf-8", newline="\n") as stream:
+        stream.write("image\tquestion\tanswer\n" + LINES)
+    with gzip.open(tmp_path / "dev.tsv.gz", "wt", encoding="utf-8", newline="\n") as stream:
+        stream.write("Image\tQuestion\n0\twhat is it\n1\twhat is it\ta box\n")
+    assert read_questions(plain) == read_questions(tmp_path / "train.tsv.xz") == ASKED
+    result = read_questions(tmp_path / "dev.tsv.gz", gold=False)
+    assert result == [Question("0", "what is it", ""), Question("1", "what is it", "")]
+    below = write(tmp_path / "below.tsv", LINES + "image\tquestion\tanswer\n")
+    assert read_questions(below)[2] == Question("image", "question", "answer")  # a header stands above alone
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("0\twhat\tbox\n1\twhat\n", r"f.tsv:2: expected image<TAB>question<TAB>answer, found 2 columns: '1\\twhat'"),
+        ("image\tquestion\tanswer\n0\ta\tb\tc\n", r"f.tsv:2: expected .* found 4 columns"),
+        ("0\twhat\tbox\n\n1\twhat\n", r"f.tsv:3: .* found 2 columns"),
+        ("0\t \tbox\n", r"f.tsv:1: .* found an empty question"),
+        ("0\twhat\t\n", r"f.tsv:1: .* found an empty answer"),
+        ("x\twhat\tbox\n", r"f.tsv:1: there is no image 'x'"),
+        ("0\twhat\tbox\n3\twhat\tbox\n", r"f.tsv:2: there is no image '3'"),
+        ("image\tquestion\tanswer\n", "a header and no questions"),
+        ("", "the file is empty"),
+    ],
+)
+def test_malformed_lines(tmp_path: Path, content: str, message: str) -> None:
+    path = write(tmp_path / "f.tsv", content)
+    with pytest.raises(InputError, match=message):
+        read_questions(path, ArrayPictures(PIXELS))
+
+
+def test_lines_without_answers() -> None:
+    with pytest.raises(InputError, match="q:3: expected image<TAB>question, found 1 columns: 'what'"):
+        parse_question("what", "q:3", gold=False)
+    with pytest.raises(InputError, match="q:3: expected image<TAB>question, found an empty image"):
+        parse_question("\twhat", "q:3", gold=False)
+    assert parse_question("7\twhat\t", "q:3", gold=False) == Question("7", "what", "")
+
+
+def test_words() -> None:
+    assert question_words("What’s in Image3, at 10.5m?") == [
+        "what’s", "in", "image", "3", ",", "at", "10", ".", "5", "m", "?",
+    ]  # fmt: skip
+    assert question_words("Ünter tape_dispenser") == ["ünter", "tape_dispenser"] and question_words(" \t") == []
+
+
+def test_answers() -> None:
+    request = [Question("0", "?", a) for a in ("b", "a", "c", "c", "b, a")]
+    assert answer_names(request) == ["c", "a", "b", "b, a"] and answer_names(request, 2) == ["c", "a"]
+    with pytest.raises(ValueError, match="most must be at least 1, got 0"):
+        answer_names(request, 0)
+    assert [answer_kind(a) for a in ("yes", "No", "0", "12", "yes, no", "two")] == [
+        "yes/no", "yes/no", "number", "number", "other", "other",
+    ]  # fmt: skip
+
+
+def test_questions_in_numbers() -> None:
+    pictures = ArrayPictures(PIXELS)
+    request = [Question(str(i % 3), "what " * (1 + i % 4), "abc"[i % 3]) for i in range(7)]
+    vocabularies = Vocabularies(Vocabulary(["what"]), Vocabulary(["b", "a"]), ImageStore())
+    lines = Visual(max_length=3).encode([ImageQuestion(q, pictures) for q in request], vocabularies)
+    batch = lines.corpus.batch([4, 1, 2])
+    assert batch.src.tolist() == [[1, 4, 0, 0], [1, 4, 4, 0], [2, 4, 4, 4]]  # the image's number, then the words
+    assert batch.src_lengths.tolist() == [2, 3, 4] and label_numbers(batch).tolist() == [0, 0, -100]
+    assert vocabularies.images is not None and len(vocabularies.images) == 3
+    images = vocabularies.images(batch.src[:, 0])
+    assert images.dtype == torch.uint8 and (images.numpy() == PIXELS[[1, 1, 2]]).all()
+    assert lines.references == [*"abcabca"] and lines.titles[1] == "1: what what "
+    (row,) = Visual().encode([ImageQuestion(Question("0", "\u200b"), pictures)], vocabularies).corpus.src
+    assert list(row) == [0, UNK]  # a question without words
+
+
+def test_easy_vqa(shared_data: Path) -> None:
+    folder = shared_data / "easy_vqa"
+    if not folder.is_dir():
+        pytest.skip("needs data: easy-VQA")
+    pictures = open_pictures(folder / "test_images.npy.xz")
+    request = read_questions(folder / "test_questions.tsv.xz", pictures)
+    assert len(request) == 9673 and pictures.shape == (64, 64, 3) and len(pictures) == 1000
+    assert len(answer_names(request)) == 13
+    assert request[-1].image in pictures and pictures.batch([request[-1].image]).float().std() > 1
+
+
+def test_daquar(shared_data: Path) -> None:
+    pytest.importorskip("PIL")
+    folder = shared_data / "daquar"
+    if not folder.is_dir():
+        pytest.skip("needs data: DAQUAR")
+    pictures = open_pictures(folder / "images_240x180_q85.tar")
+    request = {name: read_questions(folder / f"{name}.tsv.xz", pictures) for name in ("train", "test")}
+    assert [len(part) for part in request.values()] == [6795, 5673] and pictures.shape == (180, 240, 3)
+    known = set(answer_names(request["train"]))
+    assert round(100 * sum(q.answer not in known for q in request["test"]) / 5673, 1) == 9.7
+    assert pictures.batch([request["test"][0].image]).shape == (1, 180, 240, 3)

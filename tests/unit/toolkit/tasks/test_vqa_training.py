@@ -1,0 +1,170 @@
+"""Questions about images as a task: configuration, training, search and scores, as for any other."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from run_seed import SEED
+from task_runs import encode, evaluate, read_lines, read_split
+from tsallis.errors import InputError
+from tsallis.toolkit.config import Config
+from tsallis.toolkit.evaluation.search_results import search_corpus
+from tsallis.toolkit.tasks.prepared import prepare
+from tsallis.toolkit.tasks.registry import check_config
+from tsallis.toolkit.training import Trainer, load_run
+from tsallis.toolkit.training.run_folder import start_run
+
+COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
+SIZE = 16
+
+
+def write(folder: Path, name: str, count: int) -> None:
+    """Squares of a colour in one of four corners, and two questions about each."""
+    chance = random.Random(name)
+    images, lines = np.zeros((count, SIZE, SIZE, 3), np.uint8), ["image\tquestion\tanswer\n"]
+    for i in range(count):
+        colour, x, y = chance.choice([*COLOURS]), chance.choice((0, 8)), chance.choice((0, 8))
+        images[i, y + 1 : y + 7, x + 1 : x + 7] = COLOURS[colour]
+        lines.append(f"{i}\twhat colour is it?\t{colour}\n")
+        lines.append(f"{i}\tis it {colour if i % 2 else 'grey'}?\t{'yes' if i % 2 else 'no'}\n")
+    np.save(folder / f"{name}.npy", images)
+    (folder / f"{name}.tsv").write_text("".join(lines), encoding="utf-8", newline="\n")
+
+
+def config(folder: Path, data: dict[str, Any] | None = None, **model: Any) -> Config:
+    sizes = {"d_model": 16, "heads": 2, "layers": 1, "stages": 2, "num_basis": 16, "dropout": 0.0}
+    inputs = {"task": "visual", "folder": str(folder), "train": "train.tsv", "test": "test.tsv"}
+    content = {
+        "version": 1,
+        "data": {**inputs, "images": {"train": "train.npy", "test": "test.npy"}, **(data or {})},
+        "model": {"architecture": "answerer", **sizes, **model},
+        "training": {"epochs": 9, "batch_size": 8, "learning_rate": 0.005, "schedule": "constant", "seed": SEED},
+    }
+    return check_config(content, "test")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    result = tmp_path_factory.mktemp("visual")
+    write(result, "train", 120)
+    write(result, "test", 20)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("attention", "density"), [("discrete", None), pytest.param("continuous", 2.0, marks=pytest.mark.slow)]
+)
+def test_from_images_to_answers(folder: Path, tmp_path: Path, attention: str, density: float | None) -> None:
+    inputs = config(folder, attention=attention, density=density, output="sparsemax")
+    prepared = prepare(inputs)
+    data = prepared.data
+    assert (
+        len(data.train) == 216
+        and len(data.dev.corpus) == len(data.dev.references) == 24
+        and len(data.vocabularies.images) == 120
+    )
+    arguments = prepared.description["arguments"]
+    assert arguments["image"] == "cnn" and arguments["d_image"] == 3
+    assert prepared.task.facts()["images"] == str(folder / "test.npy")
+    start_run(
+        tmp_path,
+        inputs.text(),
+        prepared.description,
+        prepared.task.facts(),
+        data.vocabularies.src,
+        data.vocabularies.tgt,
+    )
+    parts = (data.train, data.dev.corpus, tmp_path, prepared.settings)
+    Trainer(prepared.build(), *parts, measure=prepared.measure()).run()
+    run = load_run(tmp_path)
+    lines = encode(run, read_split(inputs.data, "test"))
+    report = evaluate(run, lines, 2)
+    kinds = [result.certificate.kind for result in search_corpus(run.model, lines.corpus, 2)]
+    assert report["accuracy"] > 0.9 and report["samples"] == 40
+    assert report["complete"] == pytest.approx(kinds.count("complete") / 40)
+    assert 0 < report["attention_support"] <= 16
+    again = evaluate(run, read_lines(run, (folder / "test.tsv").read_text().split("\n")[:-1], "test", gold=True), 2)
+    assert again["accuracy"] == report["accuracy"] and again["loss"] == pytest.approx(report["loss"], rel=1e-5)
+
+
+def test_lines_name_images(folder: Path, tmp_path: Path) -> None:
+    inputs = config(folder)
+    prepared = prepare(inputs)
+    start_run(tmp_path, inputs.text(), prepared.description, prepared.task.facts(), *_vocabularies(prepared))
+    run_of = _Untrained(tmp_path, prepared)
+    lines = read_lines(run_of, ["image\tquestion", "3\tis it red?", "0\twhat colour?"], "in", gold=False)
+    assert lines.numbers == [1, 2] and lines.count == 3 and lines.titles == ["3: is it red?", "0: what colour?"]
+    assert [row.tolist()[0] for row in lines.corpus.src] == [0, 1]
+    more = read_lines(run_of, ["5\tis it red?"], "in", gold=False, images=folder / "train.npy")
+    assert more.corpus.src[0].tolist()[0] == 2  # earlier ones keep their numbers
+    shown = run_of.model.image_store(torch.tensor([2, 0]))
+    expected = np.stack([np.load(folder / "train.npy")[5], np.load(folder / "test.npy")[3]])
+    np.testing.assert_array_equal(shown.numpy(), expected)
+    for text, options, message in (
+        ("77\tis it red?", {}, "in:1: there is no image '77'"),
+        ("is it red?", {}, "in:1: expected image<TAB>question, found 1 columns"),
+        ("3\tis it red?", {"images": folder / "none.npy"}, "none.npy"),
+        ("3\tis it red?", {"language": "eo"}, "a visual run takes no --language, 'eo' was given"),
+    ):
+        with pytest.raises(InputError, match=message):
+            read_lines(run_of, [text], "in", gold=False, **options)
+
+
+def _vocabularies(prepared: Any) -> tuple[Any, Any]:
+    return prepared.data.vocabularies.src, prepared.data.vocabularies.tgt
+
+
+class _Untrained:
+    """A run that was not trained: what lines are read for."""
+
+    def __init__(self, folder: Path, prepared: Any) -> None:
+        self.folder, self.task = folder, prepared.task.facts()
+        self.src_vocab, self.tgt_vocab = _vocabularies(prepared)
+        self.model = prepared.build()
+        self.model.image_store = None
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "message"),
+    [
+        ({"images": {"train": "train.npy"}}, {}, "names no images of test"),
+        ({"images": None}, {}, "data.images"),
+        ({"test": None}, {}, "names no test file"),
+        ({"images": "nowhere.npy"}, {}, "nowhere.npy"),
+        ({"size": [8, 8]}, {}, "images of 16 x 16 stay so, 8 x 8 was asked for"),
+        ({"held_out": 0.001}, {}, "too few images"),
+        ({"task": "classification"}, {}, "unknown key"),
+        ({}, {"density": 2.0, "attention": "discrete"}, "density is for continuous"),
+        ({}, {"num_basis": 17}, "num_basis must be a square number, got 17"),
+        ({}, {"transform": "hardmax"}, "model.transform"),
+    ],
+    ids=str,
+)
+def test_bad_settings(folder: Path, data: dict[str, Any], model: dict[str, Any], message: str) -> None:
+    with pytest.raises((InputError, ValueError), match=message):
+        inputs = config(folder, data, **model)
+        read_split(inputs.data, "test")
+        prepare(inputs).build()
+
+
+def test_features_of_another_network(folder: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "features.npy", np.random.default_rng(0).normal(size=(120, 3, 5, 7)).astype(np.float16))
+    inputs = config(folder, {"images": str(tmp_path / "features.npy")})
+    prepared = prepare(inputs)
+    arguments = prepared.description["arguments"]
+    assert arguments["image"] == "features" and arguments["d_image"] == 7
+    batch = prepared.data.train.batch(range(4))
+    decoded = prepared.build()(batch.src, batch.src_lengths, batch.tgt_in, need_attention=True)
+    assert decoded.attention.shape == (4, 2, 15)
+
+
+def test_answers_that_are_rare_cannot_be_given(folder: Path) -> None:
+    data = prepare(config(folder, {"answers": 2})).data
+    assert data.vocabularies.tgt.symbols == ("no", "yes") or data.vocabularies.tgt.symbols == ("yes", "no")
+    assert any(row == [3] for row in data.train.tgt)  # unknown: has no loss

@@ -1,0 +1,540 @@
+"""Configurations: every mistake at once and with its path, and what they are turned into."""
+
+from __future__ import annotations
+
+import os
+import re
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from task_runs import read_split
+from tsallis.errors import InputError
+from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
+from tsallis.models.registry import MODELS
+from tsallis.search import beam_search
+from tsallis.toolkit.config import Config
+from tsallis.toolkit.data.splits import hold_out
+from tsallis.toolkit.data.subwords import Subwords
+from tsallis.toolkit.tasks.classification import ClassificationData
+from tsallis.toolkit.tasks.prepared import prepare
+from tsallis.toolkit.tasks.registry import TASKS, load_config, schema
+from tsallis.toolkit.tasks.sequences import RNNConfig, TransformerConfig
+from tsallis.toolkit.tasks.translation import SubwordsConfig
+from tsallis.toolkit.tasks.vqa import VisualData
+from tsallis.toolkit.training.run_folder import build_model
+
+BASE = "version: 1\ndata: {embedded: english-verbs}\n"
+TRANSFORMER = BASE + "model: {architecture: transformer}\n"
+TRANSLATION = "version: 1\ndata: {task: translation}\n"
+NUMBERS = "version: 1\ndata: {task: translation, embedded: german-english-numbers}\n"
+RECIPES = Path(__file__).resolve().parents[3] / "recipes"
+
+
+def config(folder: Path, text: str, *overrides: str) -> Config:
+    path = folder / "config.yaml"
+    path.write_text(text, encoding="utf-8")
+    return load_config(path, overrides)
+
+
+@pytest.mark.parametrize("setting", ["high", "medium"])
+def test_recipes_of_all_languages_have_the_papers_values(setting: str) -> None:
+    """Peters et al. 2019, sec. 4 and 4.1; recipes of one language may differ and say so."""
+    path = RECIPES / "sigmorphon2018" / f"{setting}-all.yaml"
+    header = path.read_text(encoding="utf-8").split("version:")[0]
+    assert "Peters et al. 2019" in header and "table 1" in header
+    loaded = load_config(path)
+    assert (loaded.model.d_model, loaded.model.layers, loaded.model.dropout) == (300, 2, 0.3)
+    assert (loaded.training.learning_rate, loaded.training.schedule) == (1e-3, "halve-on-worse")
+    assert (loaded.training.batch_size, loaded.search.options.beam_size) == (64, 5)
+    assert loaded.training.validate_every == (1 if setting == "high" else 10)
+    assert loaded.training.select == "macro_accuracy" and loaded.training.validation_rows == 9400
+    assert loaded.data.languages == "all" and loaded.data.train == f"{{language}}-train-{setting}"
+
+
+def test_every_mistake_is_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        config(
+            tmp_path,
+            "version: 1\ndata: {embedded: english-verbs, floder: x}\nmodel: {d_modle: 3, dropout: 1.5, tau: many}\n"
+            "training: {epochs: none, clip: -1, seed: -1}\nseach: {}\n",
+        )
+    message = str(caught.value)
+    assert "\n" not in message and "config.yaml: " in message
+    for words in (
+        "data.floder: unknown key (did you mean folder?)",
+        "model.d_modle: unknown key (did you mean d_model?)",
+        "model.dropout: input should be less than 1, found 1.5",
+        "model.tau: ",
+        "'auto' or 'formula', found 'many'",
+        "training.epochs: ",
+        "found 'none'",
+        "training.clip: input should be greater than 0, found -1",
+        "training.seed: ",
+        "seach: unknown key (did you mean search?)",
+    ):
+        assert words in message
+    assert message.count("; ") == 7  # eight mistakes, one mention each
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("version: 1\n", "data: missing"),
+        ("data: {embedded: english-verbs}\n", "version: missing"),
+        (BASE + "zzz: 1\n", "zzz: unknown key$"),
+        ("version: 1\ndata: {}\n", "data: train and dev files are needed"),
+        ("version: 1\ndata: {train: a}\n", "data: train and dev files are needed"),
+        ("version: 1\ndata: {embedded: english-verbs, test: t}\n", "embedded data takes no test"),
+        ("version: 1\ndata: {train: a, dev: b, languages: 3}\n", "data.languages: .*'all', found 3"),
+        ("version: 1\ndata: {train: a, dev: b, languages: []}\n", "data.languages: .*at least 1 item"),
+        ("version: 1\ndata: {train: a, dev: b, languages: [x, 2]}\n", r"data.languages.1: .*found 2"),
+        (BASE + "model: {d_model: 7}\n", "model.d_model: input should be a multiple of 2, found 7"),
+        (BASE + "model: {attention: alpha_relu}\n", "model.attention: .*found 'alpha_relu'"),
+        (BASE + "model: {output_alpha: .nan}\n", "model.output_alpha: .*found nan"),
+        (BASE + "model: {tau: .inf}\n", "model.tau: .*found inf"),
+        (BASE + f"training: {{seed: {2**70}}}\n", "training.seed: .*less than"),
+        (BASE + "model: 3\n", "model: .*found 3"),
+        (BASE + "model: {architecture: cnn}\n", "model.architecture: expected .rnn. or .transformer., found .cnn."),
+        (BASE + "model: {architecture: [rnn]}\n", r"model.architecture: .*found \['rnn'\]"),
+        (
+            BASE + "model: {architecture: rnn, heads: 2}\n",
+            r"model.heads: unknown key \(it belongs to architecture: transformer\)$",
+        ),
+        (TRANSFORMER + "{cell: gru}\n", r"model.cell: unknown key \(it belongs to architecture: rnn\)$"),
+        (BASE + "model: {attention: learned}\n", "found 'learned'; architecture: transformer accepts it$"),
+        (BASE + "model: {architecture: rnn, attention: lerned}\n", "'softmax', .* found 'lerned'$"),
+        (TRANSFORMER + "{d_modle: 8}\n", r"model.d_modle: unknown key \(did you mean d_model\?\)"),
+        (TRANSFORMER + "{attention: softest}\n", "model.attention: .*found 'softest'"),
+        (TRANSFORMER + "{tie_alphas: all}\n", "model.tie_alphas: .*found 'all'"),
+        (TRANSFORMER + "{layers: 2}\n", "model.layers: unknown key"),
+        (TRANSFORMER + "{heads: 3}\n", "model: d_model must be a multiple of heads, found d_model 512 and heads 3"),
+        (BASE + "model: {ridge: 0.1}\n", "model.ridge: unknown key"),  # not a setting of this model
+        (BASE + "training: {alpha_rate: 5.0, alpha_lr_scale: 5.0}\n", "training.alpha_rate: unknown key"),
+        ("version: 1\ndata: {task: parsing}\n", "data: .*'parsing'.*strings.*translation"),
+        ("version: 1\ndata: {task: translation}\n", "data: train and dev files are needed"),
+        (TRANSLATION + "{train: t}\n", r"data: train and dev files are needed \(or embedded: german-english-numbers"),
+        (TRANSLATION + "{embedded: english-verbs}\n", "data.embedded: .*found 'english-verbs'"),
+        (TRANSLATION + "{embedded: german-english-numbers, test: t}\n", "data: embedded data takes no test"),
+        (
+            TRANSLATION + "{train: t, dev: d, max_lenght: 3}\n",
+            r"data.max_lenght: unknown key \(did you mean max_length",
+        ),
+        (TRANSLATION + "{train: t, dev: d, languages: all}\n", "data.languages: unknown key"),
+        (
+            TRANSLATION + "{train: t, dev: d, subwords: {siez: 9}}\n",
+            r"data.subwords.siez: unknown key \(did you mean size\?\)",
+        ),
+        (TRANSLATION + "{train: t, dev: d, subwords: {kind: words}}\n", "data.subwords.kind: .*found 'words'"),
+        (
+            TRANSLATION + "{train: t, dev: d, subwords: {model: m, size: 9}}\n",
+            "data.subwords: an existing model is not learned: size can't be set beside it",
+        ),
+        (
+            TRANSLATION + "{train: t, dev: d, subwords: {src_model: m}}\n",
+            "data.subwords: expected model, or",
+        ),
+        (TRANSLATION + "{train: t, dev: d, subwords: {kind: word, sample: 0.1}}\n", "data.subwords: kind: word has no"),
+        (TRANSLATION + "{train: t, dev: d, lowercase: true, subwords: {model: m}}\n", "data: lowercase: an existing"),
+        (BASE + "model: {cell: rnn}\n", "model.cell: .*found 'rnn'"),
+        (BASE + "model: {scorer: dot}\n", "model.scorer: .*found 'dot'"),
+        (BASE + "model: {share: target, d_embedding: 8}\n", "model: share: target needs d_embedding 300, found 8"),
+        (TRANSLATION + "{train: t, dev: d, subwords: {coverage: 0.5}}\n", "data.subwords.coverage: .*found 0.5"),
+        (BASE + "training: {betas: [0.9]}\n", "training.betas"),
+        (BASE + "training: {betas: [0.9, 1.0]}\n", "training.betas.1: .*less than 1, found 1.0"),
+        (BASE + "training: {sort_by: source}\n", "training.sort_by: .*found 'source'"),
+        (BASE + "training: {sort_by: target, max_tokens: 9}\n", "training: sort_by: target is for batches of batch_s"),
+        (BASE + "training: {bucket: 0}\n", "training.bucket: .*greater than or equal to 1, found 0"),
+        (BASE + "training: {optimizer: sgd}\n", "training.optimizer: .*found 'sgd'"),
+        (BASE + "training: {weight_decay: -1}\n", "training.weight_decay: .*found -1"),
+        (BASE + "training: {plateau_factor: 1}\n", "training.plateau_factor: .*less than 1, found 1"),
+        (BASE + "training: {lowest_learning_rate: 1}\n", "training: lowest_learning_rate 1 is above 0.001"),
+        (BASE + "training: {precision: float16}\n", "training.precision: .*found 'float16'"),
+        (BASE + "training: {strategy: zero}\n", "training.strategy: .*found 'zero'"),
+        (BASE + "training: {label_smoothing: 1}\n", "training.label_smoothing: .*less than 1"),
+        (BASE + "? [1]\n: 2\n", "not YAML"),
+        ("", "the file is empty"),
+        ("- 1\n", "expected keys and values"),
+    ],
+)
+def test_single_mistakes(tmp_path: Path, text: str, words: str) -> None:
+    text = text.replace("}\n{", ", ")  # one section
+    with pytest.raises(InputError, match=words) as caught:
+        config(tmp_path, text)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="can't be read: No such file"):
+        load_config(tmp_path / "absent.yaml")
+    with pytest.raises(InputError, match="can't be read"):
+        load_config(tmp_path)
+    (tmp_path / "latin.yaml").write_bytes("run_dir: façade".encode("latin-1"))
+    with pytest.raises(InputError, match="UTF-8 text, found byte 0xe7"):
+        load_config(tmp_path / "latin.yaml")
+
+
+def test_overrides(tmp_path: Path) -> None:
+    changes = ("training.epochs=3", "model.output=sparsemax", "training.learning_rate=1e-4", "search.beam_size=9")
+    loaded = config(tmp_path, BASE + "training:\n", *changes)
+    assert loaded.training.epochs == 3 and loaded.model.output == "sparsemax"
+    assert loaded.training.learning_rate == 1e-4 and loaded.search.options.beam_size == 9
+    files_of = "version: 1\ndata: {train: '{language}-t', dev: '{language}-d'}\n"
+    assert config(tmp_path, files_of, "data.languages=spanish").data.languages == ["spanish"]
+    assert config(tmp_path, files_of, "data.languages=[a, b]").data.languages == ["a", "b"]
+    assert config(tmp_path, files_of, "data.languages=all").data.languages == "all"
+
+
+def test_overrides_of_texts_are_taken_as_they_are(tmp_path: Path) -> None:
+    """What YAML takes for a mapping, a number or no value at all is a file's name where a name is expected."""
+    loaded = config(tmp_path, "version: 1\n", "data.train={language}-train-low", "data.dev={language}")
+    assert (loaded.data.train, loaded.data.dev) == ("{language}-train-low", "{language}")
+    loaded = config(tmp_path, "version: 1\n", "data={train: a, dev: b}", "data.folder=2018", "data.test=null")
+    assert loaded.data.folder == "2018" and loaded.data.test is None
+    for override, words in (
+        ("training.epochs={language}-x", r"override 'training.epochs=\{language\}-x': not YAML: "),
+        ("training.src_embeddings={fiel: x}", "src_embeddings.file: missing"),
+        ("training={epochs: 1, epochs: 2}", "override 'training={epochs: 1, epochs: 2}': epochs: stands twice;"),
+    ):
+        with pytest.raises(InputError, match=words):
+            config(tmp_path, BASE, override)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("training: {epochs: 4, epochs: 5}\n", "config.yaml: training.epochs: stands twice; leave one of them"),
+        ("training:\n  epochs: 4\n  epochs: 5\n", "training.epochs: stands twice, on lines 4 and 5; leave one of them"),
+        ("model: {d_model: 8}\nmodel: {layers: 1}\n", "config.yaml: model: stands twice, on lines 3 and 4"),
+        ("model: {'layers': 1, layers: 1}\n", "model.layers: stands twice"),
+        ("x: [{a: 1, a: 1}]\n", "x.a: stands twice"),
+        ("training: &a {epochs: 4, epochs: 5}\nx: *a\n", "training.epochs: stands twice"),
+    ],
+)
+def test_a_key_that_stands_twice(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        config(tmp_path, BASE + text)
+
+
+def test_merged_keys_may_be_set_again(tmp_path: Path) -> None:
+    text = "version: 1\ndata: &d {train: t, dev: d}\n"
+    assert config(tmp_path, text + "training: {epochs: 2}\n").training.epochs == 2
+    with pytest.raises(InputError, match="other: unknown key") as caught:
+        config(tmp_path, text + "other: {<<: *d, train: x}\n")
+    assert "twice" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("training.epochs=2", "training.epochs=3"),
+        ("training.epochs=2", "training.epochs=2"),
+        ("training.epochs=2", "training={seed: 3}"),
+        ("training={epochs: 2}", "training.epochs=3"),
+    ],
+)
+def test_two_overrides_of_one_setting(tmp_path: Path, first: str, second: str) -> None:
+    with pytest.raises(InputError, match=re.escape(f"override '{second}': '{first}' sets that, too; leave one")):
+        config(tmp_path, BASE, first, second)
+
+
+def test_an_override_goes_on_with_a_section(tmp_path: Path) -> None:
+    loaded = config(tmp_path, BASE, "training={epochs: 2}", "training.seed=3", "training.src_embeddings.file=x")
+    assert (loaded.training.epochs, loaded.training.seed, loaded.training.src_embeddings.file) == (2, 3, "x")
+
+
+def test_mistakes_are_told_where_they_stand(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        config(
+            tmp_path, BASE + "model: {layers: 0}\ntraining: {clip: 0}\n", "training.epochs=-1", "training.patience=0"
+        )
+    assert str(caught.value) == (
+        f"{tmp_path}/config.yaml: model.layers: input should be greater than or equal to 1, found 0; "
+        "training.clip: input should be greater than 0, found 0; "
+        "override 'training.epochs=-1': training.epochs: input should be greater than or equal to 1, found -1; "
+        "override 'training.patience=0': training.patience: input should be greater than or equal to 1, found 0"
+    )
+    with pytest.raises(InputError) as caught:
+        config(tmp_path, BASE, "training.schedule=linear", "search.beam_size=3")
+    assert str(caught.value) == (
+        f"{tmp_path}/config.yaml with override 'training.schedule=linear': training: schedule linear needs updates, "
+        "and more of them than of warmup"
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("epochs", "expected key=value"),
+        ("=3", "expected key=value"),
+        ("training.epochs=[1", "not YAML"),
+        ("version.major=1", "version is no section"),
+        ("training.epocs=3", r"training.epocs: unknown key \(did you mean epochs\?\)"),
+    ],
+)
+def test_overrides_with_mistakes(tmp_path: Path, override: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        config(tmp_path, BASE, override)
+
+
+def test_configurations_cannot_be_changed(tmp_path: Path) -> None:
+    loaded = config(tmp_path, BASE)
+    with pytest.raises(ValueError, match="frozen"):
+        loaded.training.epochs = 3
+
+
+def test_the_text_is_the_whole_configuration_without_the_folder(tmp_path: Path) -> None:
+    loaded = config(tmp_path, BASE + "run_dir: runs/x\ntraining: {seed: 7}\n")
+    assert "run_dir" not in loaded.text() and yaml.safe_load(loaded.text())["model"]["layers"] == 2
+    again = config(tmp_path, loaded.text())
+    assert again == loaded.model_copy(update={"run_dir": None})
+
+
+def test_schemas_offer_what_the_classes_take() -> None:
+    for section, model in ((RNNConfig, RNNSeq2Seq), (TransformerConfig, TransformerSeq2Seq)):
+        assert set(section.model_fields) - {"architecture"} <= set(signature(model).parameters)
+    assert set(SubwordsConfig().learning()) <= set(signature(Subwords.train).parameters)
+
+
+SECTIONS = {name: section for task in TASKS.values() for name, section in task.models.items()}
+IMAGES = {"kind": "questions", "image": "features", "d_image": 5}  # what the data says
+
+
+@pytest.mark.parametrize(
+    ("architecture", "more"), [("rnn", {}), ("transformer", {}), ("classifier", {}), ("answerer", IMAGES)]
+)
+def test_a_model_without_settings_is_that_of_the_configuration(architecture: str, more: dict[str, Any]) -> None:
+    """Whatever its class is called by: every setting has one default."""
+    section = SECTIONS[architecture]
+    inputs = section(architecture=architecture).model_dump(exclude={"architecture"})
+    if "tau" in inputs:
+        assert inputs.pop("tau") == "auto"  # a way to find the number, which no class can do without data
+    plain, set_ = (MODELS[architecture](20, 20, **more, **settings) for settings in ({}, inputs))
+    arguments = [
+        getattr(getattr(model, "classifier", model), "answerer", getattr(model, "classifier", model)).arguments
+        for model in (plain, set_)
+    ]
+    assert arguments[0] == arguments[1] and len(arguments[0]) >= len(inputs)
+
+
+def test_settings_of_searches_and_data_have_one_default(tmp_path: Path) -> None:
+    def default(function: Any, name: str) -> Any:
+        return signature(function).parameters[name].default
+
+    for name in ("beam_size", "min_length", "max_length", "length_penalty", "end_rule"):
+        assert config(tmp_path, BASE).search.model_dump()[name] == default(beam_search, name)
+    for name in ("kind", "coverage", "split_digits"):
+        assert getattr(SubwordsConfig(), name) == default(Subwords.train, name)
+    for section in (ClassificationData, VisualData):
+        assert section.model_fields["held_out"].default == default(hold_out, "share")
+    assert {*SECTIONS} == {*MODELS}
+
+
+@pytest.mark.parametrize(("text", "competing"), [(BASE, False), (NUMBERS, True)])
+def test_endings_compete_in_translation(tmp_path: Path, text: str, competing: bool) -> None:
+    rule, other = ("competing", "every") if competing else ("every", "competing")
+
+    def ends(*overrides: str) -> tuple[str | None, str]:
+        loaded = config(tmp_path, text, *overrides)
+        return loaded.search.options.end_rule, loaded.training.validation_end_rule
+
+    assert ends() == ends("search.beam_size=3", "training.epochs=2") == (rule, rule)
+    assert ends(f"search.end_rule={other}") == (other, rule)
+    assert f"\n  end_rule: {rule}\n" in config(tmp_path, text).text()
+
+
+def test_limits_of_outputs(tmp_path: Path) -> None:
+    """Only those that are set are arguments of a search; a run's folder has them all."""
+    loaded = config(tmp_path, BASE, "search.min_length=2", "search.max_length=9", "search.length_penalty=0.6")
+    assert loaded.search.options.limits == {"min_length": 2, "max_length": 9, "length_penalty": 0.6}
+    for overrides in ((), ("search.min_length=0",)):
+        assert config(tmp_path, BASE, *overrides).search.options.limits == {}
+    assert "\n  min_length: 0\n  max_length: null\n  length_penalty: 0.0\n" in config(tmp_path, BASE).text()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("search.min_length=-1", "search.min_length: input should be greater than or equal to 0"),
+        ("search.max_length=0", "search.max_length: input should be greater than or equal to 1"),
+        ("search.length_penalty=-0.5", "search.length_penalty: input should be greater than or equal to 0"),
+        ("search.length_penalty=101", "search.length_penalty: input should be less than or equal to 100"),
+        ("search.length_penalty=.inf", "search.length_penalty: input should be "),
+        ("search={min_length: 5, max_length: 4}", "search: min_length 5 is above max_length 4"),
+    ],
+)
+def test_limits_that_can_not_be(tmp_path: Path, override: str, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        config(tmp_path, BASE, override)
+
+
+def write(folder: Path, name: str, *rows: str) -> None:
+    (folder / name).write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
+
+
+def test_prepared_runs_have_plain_arguments(tmp_path: Path) -> None:
+    write(tmp_path, "eo-train", "iri\tiras\tV;PRS", "esti\testas\tV;PRS")
+    write(tmp_path, "eo-dev", "vidi\tvidas\tV;PRS")
+    text = f"version: 1\ndata: {{folder: {tmp_path}, train: '{{language}}-train', dev: '{{language}}-dev'}}\n"
+    prepared = prepare(config(tmp_path, text, "data.languages=eo", "model.d_model=8", "training.seed=3"))
+    assert prepared.task.facts() == {
+        **{"task": "strings", "languages": ["eo"], "max_length": 256},
+        **{"tags": True, "src_symbols": "characters", "tgt_symbols": "characters"},
+    }
+    data = prepared.data
+    assert "<lang:eo>" in data.vocabularies.src and "<lang:eo>" not in data.vocabularies.tgt
+    assert len(data.train) == 2 and len(data.dev.corpus) == 1 and data.dev.references == ["vidas"]
+    assert prepared.settings.seed == 3 and prepared.settings.batch_size == 64
+    built = build_model(prepared.description)
+    assert built.arguments["src_vocab"] == len(data.vocabularies.src) and built.arguments["d_model"] == 8
+    assert 3 in data.dev.corpus.tgt[0]  # "v" was never seen in training: nothing of dev is in the vocabulary
+    everything = prepare(config(tmp_path, text, "data.languages=all", "model.d_model=8"))
+    assert everything.task.facts()["languages"] == ["eo"]
+
+
+def test_tau_is_estimated_from_the_first_batch(tmp_path: Path) -> None:
+    change = ("model.output=alpha_relu", "model.d_model=8", "model.layers=1")
+    first, second = (prepare(config(tmp_path, BASE, *change)).description["arguments"]["tau"] for _ in range(2))
+    assert first == second and isinstance(first, float) and first != 0
+    inputs = prepare(config(tmp_path, BASE, *change, "model.tau=0.25"))
+    assert inputs.description["arguments"]["tau"] == 0.25
+
+
+def test_splits_that_are_not_there(tmp_path: Path) -> None:
+    write(tmp_path, "train", "iri\tiras\tV;PRS")
+    data = config(tmp_path, f"version: 1\ndata: {{folder: {tmp_path}, train: train, dev: train}}\n").data
+    assert read_split(data, "dev")[0].form == "iras"
+    with pytest.raises(InputError, match="names no test file"):
+        read_split(data, "test")
+    with pytest.raises(InputError, match="train, dev or test, got 'tset'"):
+        read_split(data, "tset")
+    every = config(tmp_path, f"version: 1\ndata: {{folder: {tmp_path}, train: train, dev: d, languages: all}}\n").data
+    with pytest.raises(InputError, match=r"needs one \{language\}"):
+        read_split(every, "train")
+    none = every.model_copy(update={"train": "{language}-x"})
+    with pytest.raises(InputError, match=r"no file \*-x"):
+        read_split(none, "train")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "2001-13-45",
+        "2001-01-01 25:61:61",
+        "0x_",
+        "0b_",
+        "9" * 5000,
+        "!!float x",
+        "!!int x",
+        "!!bool x",
+        "!!timestamp x",
+        "!!python/object/apply:os.system [ls]",
+        "[" * 2000,
+        "{a: " * 2000,
+        "&a [*a]",
+        "&a {<<: *a}",
+        "? {a: 1}\n: 1",
+        "0x" + "f" * 100_000,
+        "x" * 200_000,
+        "\x00",
+        '"\\ud800"',
+        '"\\0"',
+        "!!binary x",
+        "!!set {a, b}",
+        "!!omap [a: 1]",
+    ],
+)
+def test_values_that_no_setting_has(tmp_path: Path, value: str) -> None:
+    """In a file and in an override: one short line that names where it stands."""
+    path = tmp_path / "c.yaml"
+    for key in ("data.train", "training.epochs", "model.output"):
+        section, name = key.split(".")
+        path.write_text(f"version: 1\ndata: {{dev: d, train: t}}\n{section}:\n  {name}: {value}\n", encoding="utf-8")
+        with pytest.raises(InputError) as caught:
+            load_config(path)
+        assert str(caught.value).startswith(f"{path}: ") and len(str(caught.value)) < 1000
+        path.write_text(BASE)
+        with pytest.raises(InputError) as caught:
+            load_config(path, [f"{key}={value}"])
+        assert len(str(caught.value)) < 1000 and key in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["sequence", "mapping", "merge"])
+def test_aliases_that_stand_for_too_much(tmp_path: Path, kind: str) -> None:
+    """Ten times ten times ten ...: a few hundred bytes that no value of theirs is made from."""
+    forms = {"sequence": "[{}]", "mapping": "{{{}}}", "merge": "{{<<: [{}]}}"}
+    lines = ["a0: &a0 {x: 1}"]
+    for level in range(1, 12):
+        parts = [f"k{i}: *a{level - 1}" if kind == "mapping" else f"*a{level - 1}" for i in range(10)]
+        lines.append(f"a{level}: &a{level} " + forms[kind].format(", ".join(parts)))
+    with pytest.raises(InputError, match="more than 20 aliases"):
+        config(tmp_path, "\n".join(lines))
+
+
+def test_aliases_of_a_configuration(tmp_path: Path) -> None:
+    loaded = config(tmp_path, "version: 1\ndata: {train: &name t, dev: *name}\n")
+    assert loaded.data.dev == "t"
+
+
+@pytest.mark.parametrize("value", [2**31, 2**63, 10**300])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "model.layers",
+        "model.d_model",
+        "model.num_basis",
+        "training.batch_size",
+        "training.max_tokens",
+        "training.epochs",
+        "training.validation_beam",
+        "training.keep",
+        "search.beam_size",
+        "search.min_length",
+        "search.max_length",
+        "data.max_length",
+    ],
+)
+def test_sizes_that_no_machine_has_room_for(tmp_path: Path, key: str, value: int) -> None:
+    with pytest.raises(InputError, match=rf"{key}: input should be (less than|a multiple of)") as caught:
+        config(tmp_path, BASE, f"{key}={value}")
+    assert len(str(caught.value)) < 300
+
+
+def integers_without_an_end() -> list[str]:
+    """Settings of every section whose schema knows no largest value."""
+    result = []
+    schemas = [schema(task, name) for task in TASKS.values() for name in task.models]
+    definitions = {k: v for each in schemas for k, v in each.model_json_schema()["$defs"].items()}
+    for name, section in definitions.items():
+        for key, content in section["properties"].items():
+            kinds = [content, *content.get("anyOf", []), *content.get("prefixItems", [])]
+            kinds += [item for kind in kinds for item in kind.get("prefixItems", [])]
+            if any(k.get("type") == "integer" and not {"maximum", "exclusiveMaximum", "const"} & set(k) for k in kinds):
+                result.append(f"{name}.{key}")
+    return result
+
+
+def test_every_integer_of_the_schema_has_an_end() -> None:
+    assert integers_without_an_end() == []
+
+
+def test_more_mistakes_than_one_reads(tmp_path: Path) -> None:
+    unknown = "".join(f"{'k' * 500}{i}: 1\n" for i in range(400))
+    with pytest.raises(InputError, match="and more") as caught:
+        config(tmp_path, BASE + unknown)
+    assert len(str(caught.value)) < 3000
+
+
+def test_a_file_that_is_no_configuration(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="expected at most 262144 bytes, found more"):
+        config(tmp_path, "#" * 300_000)
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(InputError, match="expected a file, found a pipe or a device"):
+            load_config(path)
+    for name in ("a\0b", "a\ud800"):
+        with pytest.raises(InputError, match="no file has such a name"):
+            load_config(tmp_path / name)

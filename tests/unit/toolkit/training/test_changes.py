@@ -1,0 +1,123 @@
+"""Settings that a run goes on with in place of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tsallis.errors import InputError
+from tsallis.toolkit.config import ON_RESUME
+from tsallis.toolkit.tasks.base import Task
+from tsallis.toolkit.tasks.registry import TASKS, check_config, schema
+from tsallis.toolkit.training import Checkpoints, Settings
+from tsallis.toolkit.training.changes import Changes, find_changes
+
+POSITION = {
+    **{"epoch": 3, "update": 0, "step": 12, "loss": 0.0, "symbols": 0},
+    **{"best_score": 0.5, "best_loss": 1.0, "stale": 0},
+}
+
+
+def changes(settings: Settings, **values: tuple[Any, Any]) -> Changes:
+    return Changes("", {f"training.{name}": pair for name, pair in values.items()}, settings)
+
+
+def trained(folder: Path, metrics: bool = True, **position: int) -> Path:
+    """A run folder with a checkpoint at some position."""
+    training = {
+        **{"optimizer": {"state": {}, "param_groups": []}, "schedule": {}, "processes": 1, "log": 0, "data": ""},
+        "position": {**POSITION, **position},
+    }
+    facts = {"step": position.get("step", 12), "epoch": 3, "metrics": {"dev_loss": 1.0} if metrics else {}}
+    Checkpoints(folder / "checkpoints").save({"x": torch.zeros(1)}, training, facts, True, True, metrics)
+    return folder
+
+
+def test_only_some_settings_may_change() -> None:
+    content = {"version": 1, "data": {"embedded": "english-verbs"}, "training": {"epochs": 3}}
+    before = check_config({**content, "run_dir": "a"}, "test")
+    content.update(training={"epochs": 5}, search={"beam_size": 2})
+    now = check_config({**content, "run_dir": "b"}, "test")
+    found = find_changes("text", before, now)
+    assert found == Changes("text", {"training.epochs": (3, 5), "search.beam_size": (5, 2)}, now.training)
+    assert found.lines == ["training.epochs: 5, 3 until now", "search.beam_size: 2, 5 until now"]
+    for other in (
+        {"training": {"epochs": 5, "clip": 1.0}},
+        {"training": {"epochs": 5, "src_embeddings": "glove.txt"}},
+        {"model": {"layers": 1}},
+        {"model": {"architecture": "transformer"}},
+        {"data": {"embedded": "english-verbs", "max_length": 9}},
+    ):
+        assert find_changes("text", before, check_config({**content, **other}, "test")) is None
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+def test_settings_that_may_change_are_those_of_the_page(task: type[Task]) -> None:
+    fields = schema(task, next(iter(task.models))).model_fields
+    training = {name for name, field in Settings.model_fields.items() if ON_RESUME in field.metadata}
+    assert training == {"epochs", "updates", "patience", "checkpoint_every", "keep", "tensorboard"}
+    assert {name for name, field in fields.items() if ON_RESUME in field.metadata} == {"search"}
+    assert {
+        name for name, field in fields["training"].annotation.model_fields.items() if ON_RESUME in field.metadata
+    } == training  # type: ignore[union-attr]
+
+
+def test_before_the_first_checkpoint_nothing_is_made_yet(tmp_path: Path) -> None:
+    changes(Settings(schedule="linear", updates=3, warmup=1), updates=(9, 3), epochs=(5, 1)).check(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "values", "words"),
+    [
+        ({}, {"epochs": (5, 3)}, "training.epochs: 3 are made already: expected more, found 3"),
+        ({"updates": 12}, {"updates": (20, 12)}, "training.updates: 12 are made already: expected more, found 12"),
+        (
+            {"schedule": "linear", "updates": 40, "warmup": 1},
+            {"updates": (20, 40)},
+            "training.updates: the learning rate of schedule linear depends on their number: expected 20 as before, "
+            "found 40",
+        ),
+        ({"patience": 2}, {"patience": (3, 2)}, "training.patience: expected 3 as before, or more, found 2"),
+        ({"patience": 9}, {"patience": (None, 9)}, "training.patience: expected None as before, or more, found 9"),
+        ({"validate_every": 2}, {"epochs": (3, 5)}, "validated at its end.*training.validate_every: 2.*halve-on-worse"),
+        (
+            {"validate_updates": 5, "schedule": "plateau"},
+            {"epochs": (3, 5)},
+            "training.epochs: the run was validated at its end, after 12 updates, as a longer one with "
+            "training.validate_updates: 5 is not, and schedule plateau goes by validations: expected the same end",
+        ),
+        (
+            {"validate_every": 2, "schedule": "constant", "patience": 4},
+            {"epochs": (3, 5)},
+            "and patience goes by validations",
+        ),
+    ],
+)
+def test_ends_that_another_run_would_not_come_to(
+    tmp_path: Path, settings: dict[str, Any], values: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InputError, match=f"^{tmp_path}: .*{words}.*; or choose another folder$"):
+        changes(Settings(**settings), **values).check(trained(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("settings", "values", "position"),
+    [
+        ({}, {"epochs": (3, 5)}, {}),
+        ({}, {"epochs": (9, 4)}, {}),
+        ({"validate_every": 3}, {"epochs": (3, 5)}, {}),
+        ({"validate_every": 2, "schedule": "constant"}, {"epochs": (3, 5)}, {}),
+        ({"validate_every": 2}, {"keep": (1, 5)}, {}),
+        ({"validate_updates": 4}, {"updates": (12, None)}, {"update": 2}),
+        ({"schedule": "linear", "updates": 99, "warmup": 1}, {"epochs": (3, 5)}, {}),
+        ({"patience": 9}, {"patience": (2, 9)}, {}),
+        ({}, {"patience": (2, None)}, {}),
+    ],
+)
+def test_ends_that_a_run_goes_on_to(
+    tmp_path: Path, settings: dict[str, Any], values: dict[str, Any], position: dict[str, int]
+) -> None:
+    changes(Settings(**settings), **values).check(trained(tmp_path, **position))

@@ -1,0 +1,131 @@
+"""Checkpoints are whole or refused, and superseded ones go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tsallis.errors import InputError
+from tsallis.toolkit.training import Checkpoints
+
+
+def save(
+    checkpoints: Checkpoints, step: int, best: bool = False, finished: bool = False, validated: bool = True
+) -> None:
+    model = {"weight": torch.full((3, 2), float(step))}
+    training = {"position": step, "tensor": torch.ones(2)}
+    facts = {"step": step, "epoch": 1, "metrics": {"dev_loss": 0.5}}
+    checkpoints.save(model, training, facts, best, finished, validated)
+
+
+def names(folder: Path) -> set[str]:
+    return {p.name for p in folder.iterdir()}
+
+
+def test_what_a_kill_left_behind_is_swept(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    save(checkpoints, 1)
+    (tmp_path / "step-00000009").mkdir()
+    (tmp_path / "step-00000009" / "model.safetensors").write_bytes(b"half")
+    (tmp_path / ".index.json.x1_9abcd.tmp").write_bytes(b"{")
+    (tmp_path / "notes.txt").write_text("mine")
+    checkpoints.sweep()
+    assert names(tmp_path) == {"index.json", "step-00000001", "notes.txt"}
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "training.pt"])
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "truncated or changed"),
+        (lambda path: path.write_bytes(b""), "0 bytes"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1])), "SHA-256"),
+        (lambda path: path.unlink(), "can't be read"),
+        (
+            lambda path: (path.parent / "manifest.json").write_text("{}"),
+            r"manifest\.json: step: missing; files: missing",
+        ),
+        (lambda path: (path.parent / "manifest.json").write_text('{"step": 1, "files": {}}'), "says nothing of"),
+        (lambda path: (path.parent / "manifest.json").write_text("{"), "not a JSON file"),
+        (lambda path: (path.parent / "manifest.json").unlink(), "manifest.json: can't be read"),
+    ],
+)
+def test_damage_is_named(tmp_path: Path, file: str, spoil, words: str) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    save(checkpoints, 1)
+    spoil(tmp_path / "step-00000001" / file)
+    load = checkpoints.load_model if file == "model.safetensors" else checkpoints.load_training
+    with pytest.raises(InputError, match=words) as caught:
+        load("last")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["{}", '{"last": 3, "best": "x"}', "[]", "x"])
+def test_an_index_of_another_kind(tmp_path: Path, content: str) -> None:
+    (tmp_path / "index.json").write_text(content)
+    with pytest.raises(InputError, match=r"index\.json"):
+        Checkpoints(tmp_path).index()
+
+
+def test_the_last_validated_ones_are_kept(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step, validated in ((1, True), (2, False), (3, True), (4, False), (5, True), (6, False)):
+        save(checkpoints, step, best=step == 1, validated=validated)
+    index = checkpoints.index()
+    assert index.validated == ("step-00000003", "step-00000005")
+    assert (index.best, index.last) == ("step-00000001", "step-00000006")
+    assert names(tmp_path) == {"index.json", *(f"step-0000000{i}" for i in (1, 3, 5, 6))}
+
+
+def test_the_average_is_the_mean(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    with pytest.raises(InputError, match="no validated checkpoint was kept yet"):
+        checkpoints.average()
+    values = torch.randn(4, 5, 3)
+    for step, value in enumerate(values, start=1):
+        facts = {"step": step, "epoch": 1, "metrics": {"dev_loss": 0.5}}
+        model = {"w": value, "half": value.bfloat16(), "count": torch.tensor([step])}
+        checkpoints.save(model, {}, facts, step == 1, False)
+    with pytest.raises(InputError, match="has no averaged checkpoint; `tsallis average` makes one"):
+        checkpoints.load_model("average")
+    assert checkpoints.average() == [f"step-0000000{i}" for i in (2, 3, 4)]
+    result = checkpoints.load_model("average")
+    assert result["w"].dtype == torch.float32 and result["half"].dtype == torch.bfloat16
+    assert result["w"].equal(values[1:].double().mean(0).float())
+    assert result["half"].equal(values[1:].bfloat16().double().mean(0).bfloat16())
+    facts = checkpoints.facts("average")
+    assert facts["of"] == [f"step-0000000{i}" for i in (2, 3, 4)] and facts["metrics"] == {} and facts["step"] == 4
+    assert checkpoints.average(1) == ["step-00000004"]
+    assert checkpoints.load_model("average")["w"].equal(values[3])
+    assert len(list(tmp_path.glob("average-*"))) == 1  # the one before is gone
+    for last in (0, 4):
+        with pytest.raises(InputError, match=rf"3 validated checkpoints were kept, {last} are to be averaged"):
+            checkpoints.average(last)
+
+
+def test_an_average_stays_until_there_is_another(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in (1, 2):
+        save(checkpoints, step)
+    checkpoints.average()
+    save(checkpoints, 3)
+    assert checkpoints.load_model("average")["weight"].eq(1.5).all()
+    with pytest.raises(InputError, match="checkpoint must be one of last, best, average, got 'worst'"):
+        checkpoints.load_model("worst")
+
+
+def test_a_parameter_in_two_places_is_stored_once(tmp_path: Path) -> None:
+    shared = torch.randn(3, 2)
+    model = {"first": shared, "second": shared, "empty": torch.zeros(0), "none": torch.zeros(0)}
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(model, {}, {"step": 1}, True, False)
+    assert set(checkpoints.load_model("best")) == {"first", "empty", "none"}
+
+    class Sharing:
+        def shared_parameters(self) -> dict[str, str]:
+            return {"second": "first"}
+
+    restored = checkpoints.load_model("best", Sharing())
+    assert restored["second"] is restored["first"] and restored["first"].equal(shared)

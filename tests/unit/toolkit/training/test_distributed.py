@@ -1,0 +1,54 @@
+"""A process alone: everything that concerns several is itself. Several are in tests/integration/distributed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tsallis.errors import InputError
+from tsallis.toolkit.training.distributed import CommonError, World, _is_lost, init_distributed
+
+
+def test_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with init_distributed("cpu") as world:
+        assert (world.rank, world.size, world.main, world.device) == (0, 1, True, torch.device("cpu"))
+        assert not dist.is_initialized()
+        assert world.sum(1, 2.5) == (1.0, 2.5) and world.broadcast("x") == "x" and world.gather("x") == ["x"]
+        world.check_folder(Path("nowhere"))  # nobody else has to see it
+
+
+def test_a_mistake_of_a_process_alone_is_its_own() -> None:
+    mistake = InputError("config.yaml: wrong")
+    with pytest.raises(InputError) as caught, World().share_mistakes():
+        raise mistake
+    assert caught.value is mistake
+
+
+def test_devices_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InputError, match="cuda was asked for"), init_distributed("cuda"):
+        pass
+    with init_distributed("auto") as world:
+        assert world.device == torch.device("cpu")
+    with pytest.raises(InputError, match="device must be cpu, cuda or auto, got 'tpu'"), init_distributed("tpu"):
+        pass
+
+
+def test_more_processes_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for name, value in (("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "4"), ("LOCAL_RANK", "0")):
+        monkeypatch.setenv(name, value)
+    # Also the processes that have one say so: otherwise they would wait for the others.
+    with pytest.raises(CommonError, match="4 processes on a machine with 2 GPUs"), init_distributed("cuda"):
+        pass
+
+
+def test_signs_of_a_lost_process() -> None:
+    assert _is_lost(RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:3"))
+    assert _is_lost(RuntimeError("Connection reset by peer")) and _is_lost(dist.DistBackendError("NCCL error"))
+    assert not _is_lost(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))

@@ -1,0 +1,375 @@
+"""A run folder loses nothing: not to a wrong index, nor to somebody who moves, removes or changes parts of it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save
+
+import tsallis.toolkit.data.io as file_io
+from process_fork import run_forked
+from small_run import (
+    DESCRIPTION,
+    DEV,
+    SETTINGS,
+    TRAIN,
+    Killed,
+    age,
+    at,
+    change_json,
+    checkpoint_of,
+    contents,
+    index_of,
+    kill,
+    replace,
+    train,
+)
+from tsallis.errors import InputError
+from tsallis.toolkit.data.cache import locked as cache_locked
+from tsallis.toolkit.data.io import write_atomic
+from tsallis.toolkit.training import Checkpoints, Trainer, load_run
+from tsallis.toolkit.training.lock import locked
+from tsallis.toolkit.training.run_folder import build_model
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    train(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was killed after its seventh update; its last checkpoint is of the sixth."""
+    folder = tmp_path_factory.mktemp("runs") / "half"
+    with pytest.raises(Killed):
+        train(folder, at(7, kill))
+    assert index_of(folder)["last"] == "step-00000006"
+    return folder
+
+
+@pytest.fixture
+def run(half: Path, tmp_path: Path) -> Path:
+    """A copy to be changed."""
+    return Path(shutil.copytree(half, tmp_path / "run"))
+
+
+def stops(run: Path, words: str, work: Callable[[Path], object] = train) -> None:
+    """A command stops with one line, and every file is as it was."""
+    before = contents(run)
+    with pytest.raises(InputError, match=words) as caught:
+        work(run)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
+    assert contents(run) == before
+
+
+def average(run: Path) -> None:
+    Checkpoints(run / "checkpoints", SETTINGS.keep).average()
+
+
+def test_a_killed_run_goes_on(run: Path, whole: Path) -> None:
+    train(run)
+    assert contents(run) == contents(whole)
+
+
+def test_a_missing_index_deletes_nothing(run: Path, whole: Path) -> None:
+    """The line says what an index may be: put there, the run goes on."""
+    (run / "checkpoints" / "index.json").unlink()
+    for work in (train, average, load_run):
+        stops(run, r"index\.json: missing, and there are checkpoints; restore it, or put this there: {", work)
+    with pytest.raises(InputError) as caught:
+        train(run)
+    (run / "checkpoints" / "index.json").write_text(str(caught.value).partition("put this there: ")[2])
+    train(run)
+    assert {**contents(run), "checkpoints/index.json": b""} == {**contents(whole), "checkpoints/index.json": b""}
+
+
+def test_missing_checkpoints_leave_the_log(run: Path) -> None:
+    shutil.rmtree(run / "checkpoints")
+    stops(run, r"log\.jsonl: tells of a training, and .*index\.json is missing")
+
+
+@pytest.mark.parametrize("key", ["last", "best", "kept", "average"])
+def test_a_name_in_the_index_that_is_not_there_deletes_nothing(run: Path, key: str) -> None:
+    name = "average-00000001-00000002" if key == "average" else "step-00000099"
+    change_json(run / "checkpoints" / "index.json", **{key: [name] if key == "kept" else name})
+    for work in (train, average):
+        stops(run, f"names {name}, which is no whole checkpoint", work)
+
+
+def test_a_name_in_the_index_that_is_none(run: Path) -> None:
+    change_json(run / "checkpoints" / "index.json", best="typo", kept=[])
+    for work in (train, average, load_run):
+        stops(run, r"index\.json: best: string should match pattern .* found 'typo'", work)
+
+
+def test_an_index_that_names_too_few_deletes_nothing(run: Path) -> None:
+    """A later checkpoint would be in the way; earlier ones may be anybody's."""
+    names = {p.name for p in (run / "checkpoints").glob("step-*")}
+    assert names == {"step-00000004", "step-00000006"}
+    change_json(run / "checkpoints" / "index.json", last="step-00000006", best="step-00000006", kept=[])
+    train(run)
+    assert (run / "checkpoints" / "step-00000004" / "manifest.json").exists()
+
+
+def test_an_index_of_an_earlier_time(run: Path) -> None:
+    change_json(run / "checkpoints" / "index.json", last="step-00000004")
+    stops(run, r"step-00000006: a checkpoint that index\.json does not name; move it out of the folder")
+
+
+def test_folders_of_others_stay(run: Path, tmp_path: Path) -> None:
+    """Whatever they are called; also what lies in a checkpoint that is superseded."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "thesis.txt").write_text("words")
+    folder = run / "checkpoints"
+    for name in ("step-by-step-notes", "average-of-grades", "step-00000004/notes", "step-1"):
+        (folder / name).mkdir()
+        (folder / name / "mine.txt").write_text("mine")
+    links = [folder / name for name in ("step-x", "step-00000001", "step-00000098", "average-00000001-00000002")]
+    for link in links:
+        link.symlink_to(elsewhere)
+    (folder / ".index.json.backup.tmp").write_text("mine")
+    theirs = {name: blob for name, blob in contents(folder).items() if blob == b"mine"}
+    assert len(theirs) == 5
+    train(run)
+    average(run)
+    assert theirs.items() <= contents(folder).items()
+    assert all((link / "thesis.txt").read_text() == "words" for link in links)
+    assert not (folder / "step-00000006").exists()
+
+
+def test_an_index_cannot_have_anything_else_removed(run: Path) -> None:
+    target = run / "checkpoints" / "step-00000001"
+    target.mkdir()
+    (target / "mine.txt").write_text("mine")
+    for name in ("../../elsewhere", "notes", "step-1", "/tmp/x"):
+        change_json(run / "checkpoints" / "index.json", discard=[name])
+        stops(run, r"index\.json: discard\.0")
+    change_json(run / "checkpoints" / "index.json", discard=["step-00000006"])
+    stops(run, r"step-00000006 stands both among the checkpoints and in discard")
+    change_json(run / "checkpoints" / "index.json", discard=["step-00000001"])
+    train(run)
+    assert (target / "mine.txt").read_text() == "mine"
+
+
+def changed_while_it_trains(run: Path, words: str, work: Callable[[], object]) -> None:
+    before: dict[str, Any] = {}
+
+    def change() -> None:
+        work()
+        before.update(contents(run) if run.exists() else {})
+
+    with pytest.raises(InputError, match=words) as caught:
+        train(run, at(8, change))  # the next checkpoint, with a validation, is of this step
+    assert "\n" not in str(caught.value)
+    after = contents(run) if run.exists() else {}
+    assert {n: b for n, b in after.items() if not n.endswith(".jsonl")} == {
+        n: b for n, b in before.items() if not n.endswith(".jsonl")
+    }
+
+
+def test_a_folder_that_is_renamed_while_it_trains(run: Path, whole: Path, tmp_path: Path) -> None:
+    changed_while_it_trains(run, r"the run folder .* was moved or removed", lambda: run.rename(tmp_path / "other"))
+    assert not run.exists()
+    train(tmp_path / "other")
+    assert contents(tmp_path / "other") == contents(whole)
+
+
+def test_a_folder_that_is_removed_while_it_trains(run: Path) -> None:
+    changed_while_it_trains(run, r"the run folder .* was moved or removed", lambda: shutil.rmtree(run))
+    assert not run.exists()
+
+
+def test_a_folder_that_another_takes_the_place_of(run: Path, half: Path, tmp_path: Path) -> None:
+    def swap() -> None:
+        run.rename(tmp_path / "other")
+        shutil.copytree(half, run)
+
+    changed_while_it_trains(run, r"the run folder .* was moved or removed", swap)
+    assert contents(run) == contents(half)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (".lock", "was moved or removed"),
+        ("log.jsonl", r"log\.jsonl: was removed while the run was in use"),
+        ("timing.jsonl", r"timing\.jsonl: was removed while the run was in use"),
+        ("checkpoints/index.json", r"index\.json: was removed while the run was in use; .* put this there: {"),
+        ("checkpoints/step-00000006/manifest.json", "names step-00000006, which is no whole checkpoint"),
+    ],
+)
+def test_a_file_that_is_removed_while_it_trains(run: Path, name: str, words: str) -> None:
+    changed_while_it_trains(run, words, (run / name).unlink)
+    assert not (run / name).exists()
+
+
+def test_a_file_that_is_changed_while_it_trains(run: Path, half: Path, tmp_path: Path) -> None:
+    log = run / "log.jsonl"
+    changed_while_it_trains(run, r"log\.jsonl: has 0 bytes, \d+ were written", lambda: log.write_text(""))
+    again = Path(shutil.copytree(half, tmp_path / "again"))
+    index = again / "checkpoints" / "index.json"
+    changed_while_it_trains(again, "was changed while", lambda: change_json(index, finished=True))
+
+
+def test_a_log_that_is_shorter_than_it_was(run: Path) -> None:
+    log = run / "log.jsonl"
+    text = log.read_bytes()
+    log.write_bytes(text[:-30])
+    stops(run, r"log\.jsonl: \d+ bytes, expected at least the \d+ that were there")
+    log.unlink()
+    stops(run, r"log\.jsonl: 0 bytes, expected at least")
+    log.write_bytes(text.replace(b'"epoch"', b"'epoch'"))
+    stops(run, r"log\.jsonl:2: not a JSON file")
+    log.write_bytes(b'{"event": "x", "y": "' + b"x" * len(text) + b'"}\n')
+    stops(run, r"no line ends at byte \d+")
+    log.write_bytes(text)
+    (run / "timing.jsonl").unlink()
+    stops(run, r"timing\.jsonl: is not there; restore it, or make an empty file")
+
+
+def test_times_are_no_part_of_a_checkpoint(run: Path, whole: Path) -> None:
+    """They are not the same twice; those of later updates go by their step, and so does half a line."""
+    times = (run / "timing.jsonl").read_text()
+    event = next(event for event in map(json.loads, times.splitlines()) if event["event"] == "epoch")
+    later = json.dumps({**event, "step": 7}) + "\n"
+    (run / "timing.jsonl").write_text(times.replace(str(event["seconds"]), "12345.678901234567") + later + later[:9])
+    train(run)
+    assert contents(run) == contents(whole)
+    assert (run / "timing.jsonl").read_text().count("12345.678901234567") == 1
+
+
+def test_a_run_of_the_first_version(run: Path, whole: Path) -> None:
+    age(run)
+    state = torch.load(checkpoint_of(run) / "training.pt", weights_only=True)
+    assert state["timing"] > 0 and set(index_of(run)) == {"last", "best", "kept", "finished"}
+    part = run / "checkpoints" / "step-00000008"  # what it left when it was killed while it wrote one
+    part.mkdir()
+    (part / "model.safetensors").write_bytes(b"half")
+    (part / ".training.pt.a1_b2c3d.tmp").write_bytes(b"ha")
+    load_run(run)
+    average(Path(shutil.copytree(run, run.with_name("averaged"))))
+    train(run)
+    best = f"checkpoints/{checkpoint_of(run, 'best').name}/"  # as it was written
+    expected = {name: blob for name, blob in contents(whole).items() if not name.startswith(best)}
+    assert {name: blob for name, blob in contents(run).items() if not name.startswith(best)} == expected
+
+
+def test_a_finished_run_of_the_first_version(whole: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    age(run)
+    assert load_run(run).facts["step"] == load_run(whole).facts["step"]
+    train(run)
+    assert index_of(run)["finished"]
+
+
+def test_an_average_is_made_anew(whole: Path, tmp_path: Path) -> None:
+    """Of the same checkpoints it has the same name; a kill on the way leaves no half of it that is named."""
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    average(run)
+    before = contents(run)
+    (checkpoint_of(run, "average") / "model.safetensors").write_bytes(b"damaged")
+    average(run)
+    assert contents(run) == before
+    other = Path(shutil.copytree(run, tmp_path / "other"))
+    name = index_of(run)["kept"][0]
+    replace(other / "checkpoints" / name / "model.safetensors", save({"w": torch.ones(2)}))
+    with pytest.raises(InputError, match=r"other parameters than in step-"):
+        average(other)
+
+
+def test_weights_that_are_not_finite_are_not_stored(run: Path) -> None:
+    """They would take the place of those that are."""
+    before = contents(run / "checkpoints")
+
+    made = Trainer(build_model(DESCRIPTION), TRAIN, DEV, run, SETTINGS)
+    made.load()
+    made._open()
+    with torch.no_grad():
+        next(iter(made.model.parameters()))[0, 0] = torch.inf
+    with pytest.raises(InputError, match=r"weights src_embedding\.weight are not finite after update 6: .*diverged"):
+        made._save()
+    assert contents(run / "checkpoints") == before
+
+
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fcntl
+
+    def fails(number: int) -> None:
+        def flock(*_: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(fcntl, "flock", flock)
+
+    for number, words in ((errno.ENOLCK, "its file system has no locks"), (errno.EIO, "can't be locked: Input/output")):
+        fails(number)
+        with pytest.raises(InputError, match=words), locked(tmp_path / "run"):
+            pass
+    fails(errno.ENOLCK)
+    with cache_locked(tmp_path / "cache.lock") as alone:
+        assert alone is False
+
+
+def test_a_lock_that_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text("theirs")
+    for name, make in (
+        ("fifo", os.mkfifo),
+        ("folder", Path.mkdir),
+        ("link", lambda path: path.symlink_to(tmp_path / "elsewhere")),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        make(folder / ".lock")
+        with pytest.raises(InputError, match=str(folder)), locked(folder):
+            pass
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "getuid") or os.getuid() != 0, reason="needs root: it gives the folder to another user"
+)
+def test_a_read_only_folder(run: Path) -> None:
+    """It is read as ever, and nothing else."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        folder = Path(shutil.copytree(run, Path(name) / "run"))
+        before = contents(folder)
+
+        def work() -> None:
+            os.setuid(65534)
+            load_run(folder)
+            for writer in (train, average):
+                try:
+                    writer(folder)
+                except InputError as error:
+                    print(error)
+
+        done = run_forked(work)
+        assert contents(folder) == before
+    assert done.status == 0, done.text
+    first, second = done.text.splitlines()
+    assert "can't be used as a run folder: Permission denied" in first
+    assert "can't be written: Permission denied; once that is mended, the same command goes on" in second
+
+
+def test_writing_flushes_the_folder_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rename is on the disk before anything that comes after it, such as the removal of what it supersedes."""
+    calls: list[str] = []
+    for name in ("fsync", "replace"):
+        real = getattr(os, name)
+        monkeypatch.setattr(file_io.os, name, lambda *a, n=name, r=real: (calls.append(n), r(*a))[1])
+    write_atomic(tmp_path / "file", "text")
+    assert calls == ["fsync", "replace", "fsync"]
+    with pytest.raises(FileNotFoundError):
+        write_atomic(tmp_path / "nowhere" / "file", "text")
+    assert not (tmp_path / "nowhere").exists()

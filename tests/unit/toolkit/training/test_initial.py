@@ -1,0 +1,151 @@
+"""Parameters that a run takes from another one, or from word vectors, and what it says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from small_run import DEV, SETTINGS, SRC, TGT, TRAIN, changed
+from tsallis.errors import InputError
+from tsallis.models import LabelDecoder, RNNSeq2Seq, TransformerSeq2Seq
+from tsallis.toolkit.data import Vocabulary
+from tsallis.toolkit.data.word_vectors import WordVectors
+from tsallis.toolkit.training import Run, Trainer
+from tsallis.toolkit.training.initial import Start, describe_start, freeze, load_start, set_embeddings, take_parameters
+
+OLD = Vocabulary([*"abcdef"]), Vocabulary([*"xyz"])
+NEW = {"src": Vocabulary([*"gfba"]), "tgt": Vocabulary([*"xyz"])}
+SAME = {"src": OLD[0], "tgt": OLD[1]}
+
+
+def rnn(vocabularies: Any = OLD, seed: int = 0, **arguments: Any) -> RNNSeq2Seq:
+    torch.manual_seed(seed)
+    src, tgt = vocabularies
+    return RNNSeq2Seq(len(src), len(tgt), **{"d_model": 8, "layers": 2, **arguments})
+
+
+def run(model: Any) -> Run:
+    return Run(Path("runs/source"), model, *OLD, {"task": "strings"}, {"step": 7})
+
+
+def test_symbols_are_taken_by_their_spelling() -> None:
+    source, model = rnn(seed=1), rnn((NEW["src"], NEW["tgt"]), seed=2)
+    before = model.src_embedding.weight.detach().clone()
+    facts = take_parameters(model, run(source), NEW)
+    assert facts["symbols"] == {
+        "output.projection.bias": [7, 7],
+        "output.projection.weight": [7, 7],
+        "src_embedding.weight": [7, 8],
+        "tgt_embedding.weight": [7, 7],
+    }
+    theirs = source.src_embedding.weight
+    for symbol in "fba":
+        (own,), (other,) = NEW["src"].encode(symbol), OLD[0].encode(symbol)
+        assert model.src_embedding.weight[own].equal(theirs[other])
+    assert model.src_embedding.weight[:4].equal(theirs[:4]) and model.src_embedding.weight[4].equal(before[4])
+    assert facts["random"] == facts["unused"] == []
+    for name, value in model.state_dict().items():
+        assert name == "src_embedding.weight" or value.equal(source.state_dict()[name]), name
+
+
+def test_layers_maps_and_sharing_may_differ() -> None:
+    source = rnn(seed=1)
+    model = rnn(seed=2, layers=3, attention="softmax", output="alpha_relu", dropout=0.0, share="target")
+    facts = take_parameters(model, run(source), SAME)
+    assert {name.split(".")[0] for name in facts["random"]} == {"encoder", "decoder"}
+    assert all("_l2" in name for name in facts["random"]) and facts["unused"] == []
+    assert model.output.weight.equal(source.tgt_embedding.weight)
+    lines = describe_start({"run": {"folder": "r", "checkpoint": "best", "step": 7, **facts}})
+    assert lines[0].startswith("Starts from r (best, step 7): ") and "src_embedding.weight of 10 of 10" in lines[0]
+    assert lines[1].startswith("Not there, drawn at random: encoder.") and lines[1].endswith(" more")
+    less = rnn(seed=3, layers=1)
+    facts = take_parameters(less, run(model), SAME)
+    assert facts["random"] == [] and all("_l1" in name or "_l2" in name for name in facts["unused"])
+    assert less.output.weight.equal(less.tgt_embedding.weight)  # the source's one matrix, in both places
+    lines = describe_start({"run": {"folder": "r", "checkpoint": "best", "step": 7, **facts}})
+    assert len(lines) == 2 and lines[1].startswith("Not taken: ")
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (lambda: rnn(d_model=10), r"runs/source: .* there, .* here; sizes of model must be the same"),
+        (lambda: TransformerSeq2Seq(10, 7, d_model=8, heads=2, layers=1), "a RNNSeq2Seq, .* model is a TransformerSeq"),
+        (lambda: rnn(input_feeding=False), r"decoder\.weight_ih_l0 of shape \[32, 16\] there, \[32, 8\] here"),
+    ],
+    ids=["sizes", "class", "input feeding"],
+)
+def test_another_kind_of_model_is_refused_and_left_as_it_is(model: Any, words: str) -> None:
+    own = model()
+    before = {name: value.clone() for name, value in own.state_dict().items()}
+    with pytest.raises(InputError, match=words):
+        take_parameters(own, run(rnn(seed=9)), SAME)
+    assert all(value.equal(before[name]) for name, value in own.state_dict().items())
+
+
+def test_labels_are_taken_by_their_names() -> None:
+    source, model = (LabelDecoder(10, 4 + n, d_model=8, attention="discrete") for n in (3, 2))
+    old = Run(Path("r"), source, *OLD, {"task": "classification"}, {"step": 7})
+    facts = take_parameters(model, old, {"src": OLD[0], "tgt": Vocabulary(["z", "new"])})
+    assert facts["symbols"]["classifier.output.projection.bias"] == [1, 2]
+    ours, theirs = model.classifier.output.projection.weight, source.classifier.output.projection.weight
+    assert ours[0].equal(theirs[2]) and not ours[1].equal(theirs[1])
+
+
+def test_what_a_run_began_with_is_read_again(tmp_path: Path) -> None:
+    model, other = rnn(share="target"), rnn(seed=4, share="target")
+    start = Start(model, {"run": {"folder": "r"}})
+    blob = start.blob()
+    assert blob is not None and Start(model).blob() is None
+    (tmp_path / "start.safetensors").write_bytes(blob)
+    assert load_start(other, tmp_path) == start.facts
+    assert all(value.equal(other.state_dict()[name]) for name, value in model.state_dict().items())
+    with pytest.raises(InputError, match=r"start\.safetensors: not of this run's model; restore the file"):
+        load_start(rnn(), tmp_path)
+    (tmp_path / "start.safetensors").write_bytes(blob[:-5])
+    with pytest.raises(InputError, match=r"not the parameters that a run began with; restore the file"):
+        load_start(other, tmp_path)
+
+
+def test_vectors_become_embeddings() -> None:
+    model = rnn()
+    before = model.src_embedding.weight.detach().clone()
+    vectors = WordVectors((4, 6), torch.arange(16.0).reshape(2, 8))
+    assert set_embeddings(model, "src", vectors, "here") == "src_embedding.weight"
+    assert model.src_embedding.weight[[4, 6]].equal(vectors.matrix)
+    others = [0, 1, 2, 3, 5, 7, 8, 9]
+    assert model.src_embedding.weight[others].equal(before[others])
+    with pytest.raises(InputError, match="here: vectors of 3 numbers, the model's embeddings have 8"):
+        set_embeddings(model, "tgt", WordVectors((4,), torch.zeros(1, 3)), "here")
+    with pytest.raises(InputError, match="here: the model embeds nothing on this side"):
+        set_embeddings(LabelDecoder(10, 6, d_model=8), "tgt", vectors, "here")
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_frozen_embeddings_stay_as_they_are(tmp_path: Path, decay: float) -> None:
+    """Also across a checkpoint that a resumed run reads."""
+    settings = changed(SETTINGS, epochs=1, weight_decay=decay, checkpoint_every=1)
+    trained = []
+    for folder, limits in (("whole", [None]), ("parts", [2, None])):
+        for limit in limits:
+            model = rnn((SRC, TGT), layers=1)
+            freeze(model, ["src_embedding.weight"])
+            before = {name: p.detach().clone() for name, p in model.named_parameters()}
+            try:
+                Trainer(model, TRAIN, DEV, tmp_path / folder, settings, watch=stop_after(limit)).run()
+            except KeyboardInterrupt:
+                continue
+            trained.append(model.state_dict())
+        assert [name for name, p in model.named_parameters() if p.equal(before[name])] == ["src_embedding.weight"]
+    assert all(value.equal(trained[1][name]) for name, value in trained[0].items())
+
+
+def stop_after(step: int | None) -> Any:
+    def watch(progress: Any) -> None:
+        if progress.position.step == step:
+            raise KeyboardInterrupt
+
+    return watch

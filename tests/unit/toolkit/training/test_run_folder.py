@@ -1,0 +1,160 @@
+"""The run folder: begun once, gone on with by the same run alone, and read back whole."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import tsallis.toolkit.training.run_folder as run_module
+from tsallis.errors import InputError
+from tsallis.toolkit.data import Vocabulary
+from tsallis.toolkit.training import Checkpoints, load_run
+from tsallis.toolkit.training.run_folder import build_model, locked, start_run
+
+SRC, TGT = Vocabulary(["a", "b", "c"]), Vocabulary(["x", "y"])
+DESCRIPTION = {"class": "rnn", "arguments": {"src_vocab": len(SRC), "tgt_vocab": len(TGT), "d_model": 4, "layers": 1}}
+TASK = {"task": "strings", "languages": None}
+
+
+def start(folder: Path, config: str = "version: 1\n", src: Vocabulary = SRC) -> bool:
+    with locked(folder):
+        return start_run(folder, config, DESCRIPTION, TASK, src, TGT)
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    start(folder)
+    model = build_model(DESCRIPTION)
+    facts = {"step": 3, "epoch": 1, "metrics": {"dev_accuracy": 0.5}}
+    Checkpoints(folder / "checkpoints").save(model.state_dict(), {}, facts, True, True)
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_a_run_is_read_back(finished: Path) -> None:
+    run = load_run(finished)
+    assert run.src_vocab == SRC and run.tgt_vocab == TGT and run.task == TASK
+    assert run.facts["step"] == 3 and not run.model.training
+    stored = Checkpoints(finished / "checkpoints").load_model("best")
+    assert all(torch.equal(stored[name], value) for name, value in run.model.state_dict().items())
+
+
+def test_started_twice_is_one_run(tmp_path: Path) -> None:
+    assert start(tmp_path) is False
+    before = contents(tmp_path)
+    assert start(tmp_path) is True
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("file", ["model.json", "task.json", "src.vocab.json", "tgt.vocab.json", "config.yaml"])
+@pytest.mark.parametrize("leaves_temporary", [False, True])
+def test_killed_while_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, leaves_temporary: bool
+) -> None:
+    """A kill at any write of the start leaves a folder that the same command takes up again."""
+
+    class Killed(BaseException):
+        pass
+
+    write = run_module.write_atomic
+
+    def killed(path: Path, data: bytes | str) -> None:
+        if Path(path).name == file:
+            if leaves_temporary:
+                (Path(path).parent / f".{file}.k3j2_0ab.tmp").write_text("half")
+            raise Killed
+        write(path, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "write_atomic", killed)
+        with pytest.raises(Killed):
+            start(tmp_path / "run")
+    assert start(tmp_path / "run") is False
+    start(tmp_path / "whole")
+    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("name", ["thesis.txt", "model.json", "src.vocab.json", ".hidden", "notes.tmp"])
+def test_what_others_left_stays(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("{}")
+    (tmp_path / ".lock").write_text("theirs")
+    before = contents(tmp_path)
+    with pytest.raises(InputError, match="not empty"):
+        start(tmp_path)
+    assert contents(tmp_path) == before
+
+
+def test_another_configuration_or_other_data(finished: Path) -> None:
+    before = contents(finished)
+    with pytest.raises(InputError, match="now seed: 2; then version: 1"):
+        start(finished, "seed: 2\n")
+    text = "training:\n  epochs: 3\ndata:\n  languages:\n  - a\n  - b\n"
+    (finished / "config.yaml").write_text(text)
+    with pytest.raises(
+        InputError, match=r"\(now training.epochs: 5; now data.languages.- c; then training.epochs: 3; "
+    ):
+        start(finished, text.replace("3", "5").replace("- b", "- c"))
+    (finished / "config.yaml").write_bytes(before["config.yaml"])
+    with pytest.raises(InputError, match="data has changed"):
+        start(finished, src=Vocabulary(["a", "b", "d"]))
+    assert contents(finished) == before
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(InputError, match="another process"), locked(tmp_path):
+        pass
+    with locked(tmp_path):
+        pass
+
+
+def test_folders_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for location in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(InputError, match="can't be used as a run folder"):
+            start(location)
+
+
+def test_vocabularies_that_are_not_the_models(finished: Path) -> None:
+    Vocabulary(["x", "y", "z"]).save(finished / "tgt.vocab.json")
+    with pytest.raises(InputError, match=r"tgt\.vocab\.json: the vocabulary has 7 symbols, .* trained with 6"):
+        load_run(finished)
+    Vocabulary(["y", "x"]).save(finished / "tgt.vocab.json")  # as many symbols, and every output would be wrong
+    with pytest.raises(InputError, match=r"tgt\.vocab\.json: not the vocabulary"):
+        load_run(finished)
+    TGT.save(finished / "tgt.vocab.json")
+    load_run(finished)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"class": "transfomer"}, "unknown class 'transfomer', known: rnn, transformer"),
+        ({"class": ["rnn"]}, "class: input should be"),
+        ({"arguments": {"src_vocab": 7}}, "arguments: tgt_vocab must be a number of symbols, found None"),
+        ({"arguments": {**DESCRIPTION["arguments"], "depth": 2}}, "depth"),
+        ({"arguments": {**DESCRIPTION["arguments"], "d_model": 8}}, "does not fit model.json"),
+        ({"vocabularies": None}, None),
+        ({"vocabularies": "x"}, "vocabularies: .*, found 'x'"),
+    ],
+)
+def test_models_that_cannot_be_built(finished: Path, change: dict[str, object], words: str | None) -> None:
+    path = finished / "model.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    if words is None:
+        load_run(finished)
+        return
+    with pytest.raises(InputError, match=words) as caught:
+        load_run(finished)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_run(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not a run folder"):
+        load_run(tmp_path)

@@ -1,0 +1,525 @@
+"""The loop: losses divided once, runs that resume to the bit from any moment, and what it reports."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import tsallis.toolkit.training.checkpoint as checkpoint_module
+from run_seed import SEED
+from small_run import changed
+from tsallis.errors import InputError
+from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
+from tsallis.search import Result, beam_search
+from tsallis.toolkit.data import Vocabulary
+from tsallis.toolkit.data.corpus import Corpus
+from tsallis.toolkit.evaluation.search_results import search_corpus
+from tsallis.toolkit.evaluation.teacher_forcing import teacher_forced_scores
+from tsallis.toolkit.run_analysis import value_history
+from tsallis.toolkit.tasks.strings import encode_examples, english_verbs
+from tsallis.toolkit.training import Checkpoints, Progress, Settings, Trainer
+
+EXAMPLES = english_verbs()["train"][:40]
+SRC = Vocabulary.build(e.src_tokens() for e in EXAMPLES)
+TGT = Vocabulary.build(e.tgt_tokens() for e in EXAMPLES)
+TRAIN = encode_examples(EXAMPLES[:32], SRC, TGT)
+DEV = encode_examples(EXAMPLES[32:], SRC, TGT)
+SETTINGS = Settings(epochs=3, batch_size=8, learning_rate=0.01, checkpoint_every=3, seed=SEED)
+
+
+class Killed(BaseException):
+    """As a kill: no handler of the code under test catches it."""
+
+
+def model(dropout: float = 0.2) -> RNNSeq2Seq:
+    torch.manual_seed(SETTINGS.seed)
+    return RNNSeq2Seq(len(SRC), len(TGT), d_model=8, layers=1, dropout=dropout)
+
+
+def trainer(
+    folder: Path,
+    settings: Settings = SETTINGS,
+    watch: Callable[[Progress], None] = lambda _: None,
+    train: Corpus = TRAIN,
+    dropout: float = 0.2,
+) -> Trainer:
+    return Trainer(model(dropout), train, DEV, folder, settings, watch=watch)
+
+
+def outcome(folder: Path) -> dict[str, object]:
+    """Everything a run ends with but times: its log, its index, and the content of its last and best checkpoint."""
+    checkpoints = Checkpoints(folder / "checkpoints")
+    result: dict[str, object] = {"log": (folder / "log.jsonl").read_bytes(), "index": checkpoints.index()}
+    for which in ("last", "best"):
+        result[which] = leaves(checkpoints.load_model(which)), leaves(checkpoints.load_training(which))
+        result[f"metrics of {which}"] = checkpoints.facts(which)["metrics"]
+    timing = [json.loads(line) for line in (folder / "timing.jsonl").read_text().splitlines()]
+    result["timing"] = [{key: value for key, value in event.items() if key != "seconds"} for event in timing]
+    result["files"] = sorted(str(p.relative_to(folder)) for p in folder.rglob("*"))
+    return result
+
+
+def leaves(value: object) -> object:
+    """The same without tensors: their bytes instead."""
+    if isinstance(value, dict):
+        return {key: leaves(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [leaves(item) for item in value]
+    return value.numpy().tobytes() if isinstance(value, torch.Tensor) else value
+
+
+@pytest.mark.slow
+def test_a_kill_at_any_write_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every write of the whole training is once the last thing that happens, or just does not happen."""
+    write = checkpoint_module.write_atomic
+    calls: list[int] = []
+    limit = [math.inf]
+    after = [False]
+
+    def counted(path: Path, data: bytes | str) -> None:
+        calls.append(0)
+        if len(calls) == limit[0] and not after[0]:
+            raise Killed
+        write(path, data)
+        if len(calls) == limit[0]:
+            raise Killed
+
+    monkeypatch.setattr(checkpoint_module, "write_atomic", counted)
+    trainer(tmp_path / "whole").run()
+    expected, total = outcome(tmp_path / "whole"), len(calls)
+    # The index at the start; three files a checkpoint, and the index before and after; steps 3, 4, 6, 8, 9, 12.
+    assert total == 1 + 5 * 6
+    for moment in range(1, total + 1):
+        after[0] = moment % 2 == 0
+        folder = tmp_path / f"killed-{moment}"
+        calls.clear()
+        limit[0] = moment
+        with pytest.raises(Killed):
+            trainer(folder).run()
+        limit[0] = math.inf
+        torch.manual_seed(moment)
+        trainer(folder).run()
+        assert outcome(folder) == expected, f"killed at write {moment}"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"schedule": "constant"},
+        {"schedule": "halve-on-worse"},
+        {"schedule": "inverse-square-root"},
+        {"schedule": "plateau", "plateau_patience": 1, "select": "loss", "validate_updates": 1, "learning_rate": 0.5},
+        {"optimizer": "adamw", "weight_decay": 0.5, "select": "symbol_accuracy"},
+        {"weight_decay": 0.01, "sort_by": "target", "bucket": 3},
+    ],
+    ids=lambda more: "-".join(map(str, more)),
+)
+def test_a_kill_between_two_updates_changes_nothing(tmp_path: Path, more: dict[str, object]) -> None:
+    settings = changed(SETTINGS, warmup=5, accumulate=2, checkpoint_every=1, validate_every=2)
+    settings = changed(settings, **more)  # type: ignore[arg-type]
+    trainer(tmp_path / "whole", settings).run()
+
+    def kill(progress: Progress) -> None:
+        if progress.position.step == 3 and progress.validation is None:
+            raise Killed
+
+    with pytest.raises(Killed):
+        trainer(tmp_path / "killed", settings, kill).run()
+    trainer(tmp_path / "killed", settings).run()
+    assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
+    rates = {event["learning_rate"] for event in logged(tmp_path / "whole")}
+    assert len(rates) > 1 or settings.schedule != "plateau"
+
+
+@pytest.mark.parametrize(
+    ("step", "checkpoints"), [(2, ["00000002"]), (3, ["00000003"]), (4, ["00000004"]), (7, ["00000004", "00000007"])]
+)
+def test_a_run_that_is_to_stop_saves_and_goes_on(tmp_path: Path, step: int, checkpoints: list[str]) -> None:
+    """In the middle of an epoch, where a checkpoint is due, at the end of an epoch, and after it."""
+    trainer(tmp_path / "whole").run()
+    first = trainer(tmp_path / "stopped")
+    first.stop = lambda: first.position.step == step - 1
+    first.run()
+    assert first.stopped and first.position.step == step and not first._is_finished()
+    index = Checkpoints(tmp_path / "stopped" / "checkpoints").index()
+    assert index.last == f"step-{checkpoints[-1]}" and not index.finished
+    assert {p.name for p in (tmp_path / "stopped" / "checkpoints").glob("step-*")} <= {f"step-{n}" for n in checkpoints}
+    again = trainer(tmp_path / "stopped")
+    again.run()
+    assert not again.stopped
+    expected, result = outcome(tmp_path / "whole"), outcome(tmp_path / "stopped")
+    assert {**result, "timing": 0} == {**expected, "timing": 0}
+    steps = [(event["event"], event["step"]) for event in result["timing"]]  # type: ignore[attr-defined]
+    due = ("checkpoint", step) if step not in (3, 4) else steps[0]
+    assert steps == sorted(steps, key=lambda event: event[1]) and due in steps
+
+
+def test_a_signal_during_the_last_validation_finds_the_run_finished(tmp_path: Path) -> None:
+    run = trainer(tmp_path)
+    run.stop = lambda: run.position.step >= 11
+    run.run()
+    assert not run.stopped and Checkpoints(tmp_path / "checkpoints").index().finished
+
+
+def test_a_signal_during_a_validation_stops_after_it(tmp_path: Path) -> None:
+    validating: list[bool] = []
+    run = trainer(tmp_path)
+    measure = run.measure
+
+    def slow(results: Sequence[Result]) -> dict[str, float]:
+        validating.append(True)
+        return measure(results)
+
+    run.measure, run.stop = slow, lambda: bool(validating)
+    run.run()
+    assert run.stopped and run.position.step == 4
+    assert Checkpoints(tmp_path / "checkpoints").facts("last")["metrics"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"schedule": "constant", "validate_every": 2},  # validated at its end, which decides nothing
+        {"schedule": "halve-on-worse"},
+        {"schedule": "inverse-square-root", "warmup": 5},
+        {"schedule": "plateau", "plateau_patience": 1, "select": "loss", "validate_updates": 3, "learning_rate": 0.5},
+        {"patience": 1, "learning_rate": 0.3, "select": "loss", "epochs": 9},
+    ],
+    ids=lambda more: "-".join(map(str, more.values())),
+)
+def test_a_run_that_is_made_longer_is_the_longer_run(tmp_path: Path, more: dict[str, object]) -> None:
+    base = changed(SETTINGS, **more)  # type: ignore[arg-type]
+    longer = {"patience": 3} if base.patience else {"epochs": 6}
+    long = changed(base, keep=2, **longer)  # type: ignore[arg-type]
+    trainer(tmp_path / "long", long).run()
+    trainer(tmp_path / "made", base).run()
+    index = Checkpoints(tmp_path / "made" / "checkpoints").index()
+    assert index.finished
+    stops = trainer(tmp_path / "made", long, watch=kill_after(int(str(index.last)[5:]) + 1))
+    with pytest.raises(Killed):
+        stops.run()
+    assert not Checkpoints(tmp_path / "made" / "checkpoints").index().finished
+    trainer(tmp_path / "made", long).run()
+    first, second = outcome(tmp_path / "long"), outcome(tmp_path / "made")
+    if "validate_every" in more:  # one more line in the log, and one more score
+        states = [Checkpoints(tmp_path / name / "checkpoints").load_training("last") for name in ("long", "made")]
+        assert first["last"][0] == second["last"][0]  # type: ignore[index]
+        assert leaves(states[0]["optimizer"]) == leaves(states[1]["optimizer"])
+        return
+    for name in ("last", "best", "log", "index"):
+        assert first[name] == second[name], name
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path: Path) -> None:
+    trainer(tmp_path).run()
+    before = outcome(tmp_path)
+    trainer(tmp_path).run()
+    assert outcome(tmp_path) == before
+    assert Checkpoints(tmp_path / "checkpoints").index().finished is True
+
+
+def test_the_gradient_is_clipped(tmp_path: Path) -> None:
+    clipped = trainer(tmp_path, changed(SETTINGS, clip=1e-3))
+    clipped._update([[list(range(8))]])
+    norm = math.sqrt(sum(float(p.grad.square().sum()) for p in clipped.model.parameters() if p.grad is not None))
+    assert norm == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_seeds_decide_the_order(tmp_path: Path) -> None:
+    for name, seed in (("a", 5), ("b", 5), ("c", 6)):
+        trainer(tmp_path / name, changed(SETTINGS, epochs=1, seed=seed)).run()
+    a, b, c = (outcome(tmp_path / name) for name in "abc")
+    assert a == b and a["log"] != c["log"]
+
+
+def test_learning_lowers_the_loss_and_the_log_says_so(tmp_path: Path) -> None:
+    trainer(tmp_path, changed(SETTINGS, epochs=6, validate_every=4)).run()
+    events = logged(tmp_path)
+    assert [e["epoch"] for e in events] == [1, 2, 3, 4, 5, 6] and [e["step"] for e in events] == [4, 8, 12, 16, 20, 24]
+    assert events[-1]["loss"] < events[0]["loss"]
+    # Validated every four epochs, and at the end.
+    assert ["dev_loss" in e for e in events] == [False, False, False, True, False, True]
+    assert all(0 <= e["dev_accuracy"] <= 1 for e in events if "dev_loss" in e)
+
+
+def test_the_best_checkpoint_has_the_best_accuracy(tmp_path: Path) -> None:
+    trainer(tmp_path, changed(SETTINGS, epochs=8)).run()
+    events = logged(tmp_path)
+    best = max(events, key=lambda e: (e["dev_accuracy"], -e["dev_loss"], -e["epoch"]))
+    facts = Checkpoints(tmp_path / "checkpoints").facts("best")
+    assert facts["epoch"] == best["epoch"] and facts["metrics"]["dev_loss"] == best["dev_loss"]
+
+
+def test_other_data_is_no_resume(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        trainer(tmp_path, watch=kill_after(5)).run()
+    before = outcome(tmp_path)
+    changed = Corpus(TRAIN.src[::-1], TRAIN.tgt[::-1])  # the same symbols, in another order
+    with pytest.raises(InputError, match="data has changed"):
+        trainer(tmp_path, train=changed).run()
+    assert outcome(tmp_path) == before
+
+
+def kill_after(step: int) -> Callable[[Progress], None]:
+    def watch(progress: Progress) -> None:
+        if progress.position.step == step:
+            raise Killed
+
+    return watch
+
+
+def test_a_truncated_checkpoint_is_no_resume(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        trainer(tmp_path, watch=kill_after(5)).run()
+    path = next((tmp_path / "checkpoints").glob("step-*/training.pt"))
+    path.write_bytes(path.read_bytes()[:100])
+    log = (tmp_path / "log.jsonl").read_bytes()
+    with pytest.raises(InputError, match=r"training\.pt: truncated or changed: 100 bytes"):
+        trainer(tmp_path).run()
+    assert (tmp_path / "log.jsonl").read_bytes() == log
+
+
+def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
+    broken = trainer(tmp_path)
+    with torch.no_grad():
+        broken.model.output.projection.weight.fill_(math.nan)
+    with pytest.raises(InputError, match=r"loss is nan after update 1: .*learning rate 0\.01"):
+        broken.run()
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["index.json"]
+
+
+def test_what_a_display_is_told(tmp_path: Path) -> None:
+    record: list[tuple[int, Progress]] = []
+    trainer(tmp_path, watch=lambda p: record.append((p.position.step, p))).run()
+    assert [step for step, p in record if p.validation is None] == list(range(1, 13))
+    assert [step for step, p in record if p.validation is not None] == [4, 8, 12]
+    first = record[0][1]
+    assert first.updates == 4 and first.loss > 0
+    assert first.supported is not None and 1 <= first.supported <= len(TGT)
+    assert first.num_attended is not None and 1 <= first.num_attended <= max(map(len, TRAIN.src))
+    assert first.accuracy is not None and 0 <= first.accuracy <= 1
+
+
+def logged(folder: Path) -> list[dict[str, object]]:
+    """The events after the start."""
+    start, *events = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    assert start["event"] == "start" and start["parameters"] > 0
+    return events
+
+
+def test_validation_after_so_many_updates(tmp_path: Path) -> None:
+    settings = changed(SETTINGS, validate_updates=3, epochs=2, keep=9)
+    trainer(tmp_path / "whole", settings).run()
+    events = logged(tmp_path / "whole")
+    # Four updates an epoch: after 3, 6 and at the end; epochs are written down all the same.
+    assert [(e["event"], e["step"]) for e in events] == [
+        ("validation", 3),
+        ("epoch", 4),
+        ("validation", 6),
+        ("epoch", 8),
+    ]
+    assert ["dev_loss" in e for e in events] == [True, False, True, True]
+    saved = Checkpoints(tmp_path / "whole" / "checkpoints").index().validated
+    assert saved == tuple(f"step-0000000{i}" for i in (3, 6, 8))
+    with pytest.raises(Killed):
+        trainer(tmp_path / "killed", settings, kill_after(7)).run()
+    trainer(tmp_path / "killed", settings).run()
+    assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("updates", "events"), [(6, [4, 6]), (4, [4]), (1, [1])])
+def test_a_limit_of_updates(tmp_path: Path, updates: int, events: list[int]) -> None:
+    run = trainer(tmp_path, changed(SETTINGS, updates=updates))
+    run.run()
+    assert run.position.step == updates and [e["step"] for e in logged(tmp_path)] == events
+    assert "dev_loss" in logged(tmp_path)[-1] and Checkpoints(tmp_path / "checkpoints").index().finished
+    before = outcome(tmp_path)
+    trainer(tmp_path, changed(SETTINGS, updates=updates)).run()
+    assert outcome(tmp_path) == before
+
+
+def test_a_search_of_the_first_rows_and_a_measure_of_ones_own(tmp_path: Path) -> None:
+    record: list[int] = []
+
+    def measure(results: Sequence[Result]) -> dict[str, float]:
+        record.append(len(results))
+        return {"score": -float(len(record)), "other": 7.0}
+
+    settings = changed(SETTINGS, validation_rows=5, validation_beam=2)
+    made = Trainer(model(), TRAIN, DEV, tmp_path, settings, measure=measure)
+    made.run()
+    assert record == [5, 5, 5]
+    events = logged(tmp_path)
+    assert [e["dev_score"] for e in events] == [-1, -2, -3] and events[0]["dev_other"] == 7
+    index = Checkpoints(tmp_path / "checkpoints").index()
+    assert index.best == "step-00000004" and index.last == "step-00000012"  # the first number decides
+    assert events[-1]["dev_loss"] == pytest.approx(teacher_forced_scores(made.model, DEV).loss)  # of all rows
+
+
+def test_validation_may_search_greedily(tmp_path: Path) -> None:
+    """With softmax many a short output is more probable than the greedy one."""
+    searches: list[list[Result]] = []
+    for end_rule in ("every", "competing"):
+        torch.manual_seed(3)
+        net = RNNSeq2Seq(len(SRC), len(TGT), d_model=8, layers=1, output="softmax")
+        settings = changed(SETTINGS, epochs=1, validation_end_rule=end_rule)
+        Trainer(net, TRAIN, DEV, tmp_path / end_rule, settings, measure=collect(searches)).run()
+        batch = DEV.batch(range(len(DEV)))
+        expected = beam_search(net, batch.src, batch.src_lengths, beam_size=1, end_rule=end_rule)
+        assert [r.best and r.best.tokens for r in searches[-1]] == [r.best and r.best.tokens for r in expected]
+    assert searches[0] != searches[1]
+
+
+def collect(searches: list[list[Result]]) -> Callable[[Sequence[Result]], dict[str, float]]:
+    def measure(results: Sequence[Result]) -> dict[str, float]:
+        searches.append(list(results))
+        return {"score": 0.0}
+
+    return measure
+
+
+def test_what_is_logged_of_a_model(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    sizes = (len(SRC), len(TGT))
+    relu = RNNSeq2Seq(*sizes, d_model=8, layers=1, output="alpha_relu", tau=0.25)
+    learned = TransformerSeq2Seq(*sizes, d_model=8, heads=2, layers=3, d_ff=8, attention="learned")
+    for name, net in (("relu", relu), ("learned", learned)):
+        Trainer(net, TRAIN, DEV, tmp_path / name, changed(SETTINGS, epochs=1)).run()
+    (event,) = logged(tmp_path / "relu")
+    assert event["tau"] == 0.25 and not [key for key in event if key.startswith("alpha")]
+    (event,) = logged(tmp_path / "learned")
+    assert "tau" not in event
+    for kind in ("encoder", "decoder", "cross"):
+        alphas = torch.tensor(event[f"alpha_{kind}"])
+        torch.testing.assert_close(alphas, learned.alphas()[kind])
+        assert alphas.shape == (3, 2) and 1 < alphas.min() < alphas.max() < 2
+
+
+def test_times_are_kept_apart(tmp_path: Path) -> None:
+    """What differs from run to run is no part of what resumes to the bit."""
+    trainer(tmp_path).run()
+    times = [json.loads(line) for line in (tmp_path / "timing.jsonl").read_text().splitlines()]
+    symbols = sum(len(row) + 1 for row in TRAIN.tgt)
+    epochs = [(t["step"], t["symbols"]) for t in times if t["event"] == "epoch"]
+    assert epochs == [(4, symbols), (8, symbols), (12, symbols)]
+    assert [t["step"] for t in times if t["event"] == "checkpoint"] == [3, 6, 9]
+    assert all(t["seconds"] > 0 for t in times) and "seconds" not in (tmp_path / "log.jsonl").read_text()
+
+
+def test_the_seconds_of_an_epoch_go_on_after_a_kill(tmp_path: Path) -> None:
+    settings = changed(SETTINGS, epochs=1, batch_size=4, validate_updates=3, checkpoint_every=2)  # 8 updates
+
+    def kill(progress: Progress) -> None:
+        if progress.position.step == 5:
+            raise Killed
+
+    def slow(progress: Progress) -> None:
+        if progress.position.step == 1:
+            time.sleep(0.5)
+
+    with pytest.raises(Killed):
+        trainer(tmp_path, settings, lambda progress: (slow(progress), kill(progress))[1]).run()
+    trainer(tmp_path, settings).run()
+    seconds = value_history(tmp_path).seconds
+    assert seconds is not None and 0.5 < seconds[0] < seconds[1] < seconds[2]
+
+
+def test_a_checkpoint_is_loaded_by_the_name_of_its_folder(tmp_path: Path) -> None:
+    run = trainer(tmp_path, changed(SETTINGS, keep=3))
+    run.run()
+    name = next(iter(run.model.state_dict()))
+    values = [run.checkpoints.load_model(f"step-{step:08}")[name] for step in (4, 8, 12)]
+    assert not values[0].equal(values[1]) and values[2].equal(run.checkpoints.load_model("last")[name])
+    assert run.checkpoints.facts("step-00000004")["step"] == 4
+    with pytest.raises(InputError, match="checkpoint must be one of last, best, average, got 'step-00000003'"):
+        run.checkpoints.load_model("step-00000003")
+
+
+def test_batches_of_so_many_symbols(tmp_path: Path) -> None:
+    run = trainer(tmp_path, changed(SETTINGS, max_tokens=60, epochs=1))
+    run.run()
+    assert run.position.step == len(run.plan.updates(0)) and run.position.step != 4
+    assert logged(tmp_path)[-1]["step"] == run.position.step
+
+
+def test_chance_depends_on_the_step_alone(tmp_path: Path) -> None:
+    """Whatever drew random numbers between two updates: a display, a search, the way the model was made."""
+    trainer(tmp_path / "one").run()
+    trainer(tmp_path / "two", watch=lambda _: torch.manual_seed(torch.randint(99, ()).item())).run()
+    assert outcome(tmp_path / "one") == outcome(tmp_path / "two")
+
+
+def test_the_log_has_alphas_and_densities_of_every_head(tmp_path: Path) -> None:
+    """From the start on, so that it shows whether alphas moved."""
+    torch.manual_seed(1)
+    sizes = {"d_model": 8, "heads": 2, "layers": 1, "d_ff": 8, "dropout": 0.0}
+    net = TransformerSeq2Seq(len(SRC), len(TGT), attention="learned", **sizes)
+    Trainer(net, TRAIN, DEV, tmp_path, changed(SETTINGS, epochs=1)).run()
+    start, end = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    for kind in ("encoder", "decoder", "cross"):
+        before, after, density = (
+            np.array(e) for e in (start[f"alpha_{kind}"], *(end[f"{n}_{kind}"] for n in ("alpha", "density")))
+        )
+        assert before.shape == after.shape == density.shape == (1, 2)
+        assert (before != after).all() and (after > 1).all() and (after < 2).all()
+        assert (density > 0).all() and (density <= 1).all()
+    assert end["alpha_cross"] == net.alphas()["cross"].tolist()
+
+
+@pytest.mark.parametrize(("select", "best"), [(None, 4), ("up", 12), ("levenshtein", 8), ("macro_levenshtein", 4)])
+def test_the_score_that_decides(tmp_path: Path, select: str | None, best: int) -> None:
+    scores = iter([(0.1, 3.0, 1.0), (0.2, 1.0, 2.0), (0.3, 2.0, 3.0)])
+
+    def measure(results: Sequence[Result]) -> dict[str, float]:
+        up, distance, macro = next(scores)
+        return {"down": -up, "up": up, "levenshtein": distance, "macro_levenshtein": macro}
+
+    settings = changed(SETTINGS, select=select)
+    Trainer(model(), TRAIN, DEV, tmp_path, settings, measure=measure).run()
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    assert checkpoints.index().best == f"step-{best:08d}"
+    assert {event["select"] for event in logged(tmp_path)} == {select or "down"}
+    (tmp_path / "checkpoints" / "index.json").unlink()
+    with pytest.raises(InputError, match=f'"best": "step-{best:08d}"'):  # what manifests tell
+        checkpoints.index()
+
+
+def test_the_least_loss_decides_and_ends_a_run(tmp_path: Path) -> None:
+    run = trainer(tmp_path, changed(SETTINGS, epochs=9, select="loss", patience=1, learning_rate=0.3))
+    run.run()
+    losses = [float(str(event["dev_loss"])) for event in logged(tmp_path)]
+    rises = [i for i in range(1, len(losses)) if losses[i] >= min(losses[:i])]
+    assert rises == [len(losses) - 1]
+    facts = Checkpoints(tmp_path / "checkpoints").facts("best")
+    assert facts["metrics"]["dev_loss"] == min(losses) and run.position.epoch < 9
+
+
+def test_a_score_that_there_is_not(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"select must be one of .*accuracy.*, got 'bleu'"):
+        trainer(tmp_path, changed(SETTINGS, select="bleu")).run()
+
+
+def test_validations_search_with_the_weights_of_their_update(tmp_path: Path) -> None:
+    """A model that is searched by packed weights is packed again: its copy, packed for the first time, agrees."""
+    torch.manual_seed(SETTINGS.seed)
+    transformer = TransformerSeq2Seq(len(SRC), len(TGT), d_model=32, heads=2, layers=1, d_ff=40, dropout=0.0).eval()
+    scores: list[tuple[float, float]] = []
+
+    def measure(results: Sequence[Result]) -> dict[str, float]:
+        fresh = search_corpus(copy.deepcopy(transformer), DEV, beam_size=1)
+        ours, theirs = (sum(r.best.log_prob for r in part if r.best) for part in (results, fresh))
+        scores.append((ours, theirs))
+        return {"accuracy": ours}
+
+    Trainer(transformer, TRAIN, DEV, tmp_path, SETTINGS, measure=measure).run()
+    assert len(set(scores)) == SETTINGS.epochs
+    for ours, theirs in scores:
+        assert ours == pytest.approx(theirs, rel=1e-5)
