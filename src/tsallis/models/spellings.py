@@ -24,7 +24,8 @@ class Spellings:
     """The texts that the symbols of a vocabulary spell.
 
     Args:
-        vocabulary: A :class:`~tsallis.toolkit.data.vocabulary.Vocabulary` or :class:`~tsallis.toolkit.data.subwords.Subwords`.
+        vocabulary: A :class:`~tsallis.toolkit.data.vocabulary.Vocabulary` or
+            :class:`~tsallis.toolkit.data.subwords.Subwords`.
 
     Example:
         >>> from tsallis.toolkit.data.vocabulary import Vocabulary

@@ -90,7 +90,8 @@ class Settings(Section):
         batch_size: Rows per batch.
         max_tokens: Padded symbols per batch, counted on the longer side; replaces `batch_size`.
         bucket: Number of batches among which rows are sorted by length.
-        sort_by: Length by which rows are sorted, "total" or "target", see :class:`tsallis.toolkit.data.batching.BatchPlan`.
+        sort_by: Length by which rows are sorted, "total" or "target", see
+            :class:`tsallis.toolkit.data.batching.BatchPlan`.
         learning_rate: Largest learning rate.
         alpha_lr_scale: Factor of the learning rate for learned alphas.
         optimizer: "adam" or "adamw".

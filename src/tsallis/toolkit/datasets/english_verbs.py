@@ -1,7 +1,7 @@
 """English verbs and their forms: the embedded default data, so that nothing need be fetched.
 
-The file `embedded/english_verbs.tsv` is written by `python -m tsallis.toolkit.datasets.english_verbs` from the lemmas in
-`embedded/english_verbs.txt`: regular verbs, verbs that double their last consonant though they have more than one
+The file `embedded/english_verbs.tsv` is written by `python -m tsallis.toolkit.datasets.english_verbs` from the lemmas
+in `embedded/english_verbs.txt`: regular verbs, verbs that double their last consonant though they have more than one
 syllable, verbs with either spelling, and irregular verbs with their two past forms. Spelling is American, but where
 an unstressed syllable ends in l: dictionaries list "canceled or cancelled", and so do the rows.
 """

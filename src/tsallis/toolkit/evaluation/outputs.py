@@ -125,7 +125,8 @@ def output_records(
 ) -> Iterator[dict[str, Any]]:
     """Yield a record of each row: reference and best output, with what is known and proved about them.
 
-    "empty" compares the empty output with the best one, see :func:`tsallis.toolkit.evaluation.empty_output.compare_empty`.
+    "empty" compares the empty output with the best one, see
+    :func:`tsallis.toolkit.evaluation.empty_output.compare_empty`.
 
     Args:
         model: that was searched.

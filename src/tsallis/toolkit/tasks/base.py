@@ -1,7 +1,7 @@
 """The base class of tasks, which define a run's examples, how they become numbers, and what outputs score.
 
-Each task is a class in a file of this folder, with a line in :mod:`tsallis.toolkit.tasks.registry`. Functions above the tasks
-prepare a run (`prepared`), evaluate it (`scoring`), draw its attention (`figures`) and describe it
+Each task is a class in a file of this folder, with a line in :mod:`tsallis.toolkit.tasks.registry`. Functions above the
+tasks prepare a run (`prepared`), evaluate it (`scoring`), draw its attention (`figures`) and describe it
 (`attention_weights`, `manifest`).
 """
 

@@ -23,7 +23,8 @@ SPLITS = ("train", "dev", "test")
 class Vocabularies:
     """The symbols of sources and targets, and images, where there are any.
 
-    Symbols are a :class:`~tsallis.toolkit.data.vocabulary.Vocabulary` or :class:`~tsallis.toolkit.data.subwords.Subwords`.
+    Symbols are a :class:`~tsallis.toolkit.data.vocabulary.Vocabulary` or
+    :class:`~tsallis.toolkit.data.subwords.Subwords`.
 
     Sources of questions about images begin with the image's number in the store.
     """
