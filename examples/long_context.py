@@ -1,8 +1,8 @@
 """Long contexts: which attention does at thousands of tokens what it was trained on with at most 64?
 
 A language model of two layers learns one of seven synthetic tasks (`tsallis.toolkit.datasets.synthetic`), once for each
-kind of attention and seed, and is tested at 64 tokens and more. After Vasylenko et al. (2026), *Long-Context Generalization
-with Sparse Attention*.
+kind of attention and seed, and is tested at 64 tokens and more. After Vasylenko et al. (2026), *Long-Context
+Generalization with Sparse Attention*.
 
     python examples/long_context.py --tasks copy --variants softmax asentmax --seeds 1 --out long-context
 
