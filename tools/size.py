@@ -128,7 +128,7 @@ def unseen_names(repository: Path, names: list[str]) -> list[str]:
 
 def is_toolkit(module: str, has_toolkit: bool) -> bool:
     part = module.split(".")[1:2]
-    return part == ["toolkit"] if has_toolkit else bool(part) and part[0] in TOOLKIT
+    return part[:1] in (["toolkit"], ["__main__"]) if has_toolkit else bool(part) and part[0] in TOOLKIT
 
 
 def measure(repository: Path) -> tuple[list[tuple[str, int]], list[str]]:
