@@ -437,7 +437,7 @@ def test_decoding_refuses_runs_that_cannot_be_compared(tmp_path: Path, monkeypat
 
 def test_certificates(tmp_path: Path) -> None:
     folder, out = tmp_path / "run", tmp_path / "certificates.csv"
-    recipe = Path(tsallis.__file__).parent / "recipes" / "demo.yaml"
+    recipe = Path(tsallis.__file__).parent / "toolkit" / "recipes" / "demo.yaml"
     command = [sys.executable, "-m", "tsallis", "train", recipe, "training.updates=151", "--run-dir", folder]
     subprocess.run(list(map(str, command)), check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     run("certificates.py", folder, "--commit", "none", "--beam", 3, "--out", out)

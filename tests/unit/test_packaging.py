@@ -39,9 +39,9 @@ def project() -> dict:
 def test_data_files_are_found_through_the_package() -> None:
     package = resources.files("tsallis")
     assert package.joinpath("py.typed").is_file()
-    verbs = package.joinpath("datasets/embedded/english_verbs.tsv").read_text(encoding="utf-8")
+    verbs = package.joinpath("toolkit/datasets/embedded/english_verbs.tsv").read_text(encoding="utf-8")
     assert verbs.count("\n") > 2000
-    assert package.joinpath("recipes/demo.yaml").is_file()
+    assert package.joinpath("toolkit/recipes/demo.yaml").is_file()
 
 
 def test_ignored_paths_leave_the_package_whole() -> None:

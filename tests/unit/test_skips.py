@@ -110,7 +110,7 @@ def test_triton_may_be_imported_by_any_test() -> None:
 
 
 def test_every_skip_of_the_tests_names_what_it_needs() -> None:
-    calls = re.compile(r"""(?:pytest\.skip\(|skipif\(.*reason=)(?:f?"([^"]*)")?""")
+    calls = re.compile(r"""(?:pytest\.skip\(|skipif\(.*reason=)f?"([^"]*)\"""")
     paths = [path for path in sorted(TESTS.rglob("*.py")) if path != Path(__file__)]
     sites = [(path.name, reason) for path in paths for reason in calls.findall(path.read_text(encoding="utf-8"))]
     assert len(sites) > 10

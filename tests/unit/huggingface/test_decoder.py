@@ -53,7 +53,7 @@ def log_prob(decoder: TransformersDecoder, source: Tensor, output: list[int]) ->
 def test_scores_are_those_of_whole_passes(family: Family, alpha: float) -> None:
     decoder = make(family, alpha=alpha)
     src, lengths = sources(decoder, family)
-    drawn = generate(decoder, src, lengths, n=2, length=6, seeds=[1, 2])
+    drawn = generate(decoder, src, lengths, num_samples=2, max_length=6, seeds=[1, 2])
     outputs = [decoder.ids(texts[0].tokens) for texts in drawn]
     assert max(map(len, outputs)) > 2
     values = score(decoder, src, lengths, *decoder.targets(outputs))

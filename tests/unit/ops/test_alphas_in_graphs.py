@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 import tsallis
-from tsallis.ops.registry import BACKENDS, load
+from backends import skip_unless_usable
+from tsallis.ops.registry import BACKENDS
 
 SCORES, TARGET = torch.randn(2, 5, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 3])
 QUERY = torch.randn(1, 2, 3, 4, generator=torch.Generator().manual_seed(1))  # [batch, heads, length, size]
@@ -35,8 +36,7 @@ def outcome(call: Callable[[Tensor], Tensor], alpha: float) -> Tensor | str:
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_alpha_out_of_range(backend: str, name: str) -> None:
-    if not load(backend).status().available:
-        pytest.skip(f"needs {backend}: {load(backend).status().reason}")
+    skip_unless_usable(backend)
     torch._dynamo.reset()
     compiled = torch.compile(CALLS[name], backend="aot_eager", fullgraph=True)
     with tsallis.backend(backend):

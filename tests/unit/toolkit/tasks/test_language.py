@@ -105,7 +105,7 @@ def test_synthetic_examples_are_scored_by_length(tmp_path: Path, output: str) ->
     assert report["samples"] == 10 and list(report["lengths"]) == ["10", "20"]
     with pytest.raises(InputError, match="lines:1: a run of the synthetic task copy reads no text"):
         task.read(["a"], "lines", run, False)
-    with pytest.raises(InputError, match="--length is for texts"):
+    with pytest.raises(InputError, match="length is for texts"):
         task.split(run, loaded.data, "test", length=8)
 
 

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from task_runs import untrained_run
 from tsallis.errors import InputError
+from tsallis.search import SearchOptions
 from tsallis.toolkit.data import Vocabulary
 from tsallis.toolkit.data.io import decode_lines
 from tsallis.toolkit.inference import TextRun
@@ -206,12 +207,12 @@ def phones(tmp_path: Path) -> Run:
 def test_words_and_their_phones(phones: Run) -> None:
     assert set(phones.tgt_vocab.symbols) == {"ʃ", "ɪ", "p", "tʃ", "ɜː", "s", "t"}
     text = TextRun(phones, task_of(phones.task))
-    answers = text.translate(["ship", "", "sit"], n_best=3, min_length=2)
+    answers = text.translate(["ship", "", "sit"], SearchOptions(n_best=3, min_length=2))
     outputs = [output for answer in answers for output in answer.outputs]
     assert any(len(output.tokens) > 1 for output in outputs)
     assert all(output.text == " ".join(output.tokens) for output in outputs)
     assert text.score(["sit\ts ɪ t"])[0].tokens == ("s", "ɪ", "t", "</s>")
-    (begun,) = text.translate(["ship"], prefix="tʃ ɜː")
+    (begun,) = text.translate(["ship"], SearchOptions(prefix="tʃ ɜː"))
     assert begun.text.startswith("tʃ ɜː")
 
 

@@ -117,10 +117,10 @@ def test_languages() -> None:
     one, none = run({"task": "strings", "languages": ["eo"]}), run({"task": "strings"})
     translation = run({"task": "translation"})
     for inputs, language, words in (
-        (several, None, r"knows the languages eo, fi; none was given \(--language\)"),
+        (several, None, r"knows the languages eo, fi; none was given \(language\)"),
         (several, "sv", "eo, fi; 'sv' is not among them"),
         (none, "eo", "knows no languages, 'eo' was given"),
-        (translation, "de", "takes no --language, 'de' was given"),
+        (translation, "de", "takes no language, 'de' was given"),
     ):
         with pytest.raises(InputError, match=words):
             read_lines(inputs, ["a\tN"], "in", gold=False, language=language)

@@ -110,7 +110,7 @@ def test_lines_name_images(folder: Path, tmp_path: Path) -> None:
         ("77\tis it red?", {}, "in:1: there is no image '77'"),
         ("is it red?", {}, "in:1: expected image<TAB>question, found 1 columns"),
         ("3\tis it red?", {"images": folder / "none.npy"}, "none.npy"),
-        ("3\tis it red?", {"language": "eo"}, "a visual run takes no --language, 'eo' was given"),
+        ("3\tis it red?", {"language": "eo"}, "a visual run takes no language, 'eo' was given"),
     ):
         with pytest.raises(InputError, match=message):
             read_lines(run_of, [text], "in", gold=False, **options)
