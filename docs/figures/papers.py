@@ -83,7 +83,7 @@ def curves_of(names: dict[str, str]) -> Callable[[Sequence[dict[str, Any]]], Any
                 history = run["values"]
                 own = "tau" if name == "output_threshold" and name not in history["values"] else name
                 values = history["values"].get(own, ())
-                minutes = [seconds / 60 for seconds in history["seconds"]]
+                minutes = [seconds / 60 for seconds in history["seconds"] or ()]
                 for ax, places in zip(axes, (history["steps"], minutes), strict=True):
                     points = [point for point in zip(places, values, strict=False) if point[1] is not None]
                     ax.plot(*np.reshape(points, (-1, 2)).T, color=colour, marker="o", markersize=2.2, linewidth=1.0)

@@ -294,8 +294,8 @@ def head_roles(
 
     Args:
         recording: of a model.
-        counts: how often each piece occurs in the sources and targets of a corpus, as of
-            :func:`~tsallis.analysis.words.count_pieces`; without them there is no score for rare ones.
+        counts: how often each piece occurs in the sources and targets of a corpus; without them there is no score for
+            rare ones.
         interrogatives: words in lower case; `words.INTERROGATIVES` has some languages'.
         examples: how many sentences that show its role a head has.
 

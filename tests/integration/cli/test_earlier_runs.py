@@ -52,3 +52,8 @@ def test_it_goes_on(earlier: str, tsallis: Run) -> None:
     assert log.startswith(before)
     assert json.loads(log.splitlines()[-1])["step"] == 65
     tsallis(*COMMANDS[earlier])
+
+
+def test_a_refusal_names_the_setting_that_differs(earlier: str, tsallis: Run) -> None:
+    done = tsallis("train", "config.yaml", "training.seed=7", status=2)
+    assert "another configuration (now training.seed: 7; " in done.stderr

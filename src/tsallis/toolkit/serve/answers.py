@@ -215,6 +215,8 @@ class ServedRun:
         if options.mode == "sample":
             lines = [line for _, line in rows]
             if not task.searched and prefixes is None:  # texts, of which the beginnings are worth having, too
+                if options.min_risk:
+                    raise Refusal(400, "min_risk is not for texts of language models")
                 texts = draw_texts(run, batch, bounded, lines)
                 return [_Found(texts=[self._text(text) for text in part]) for part in texts]
             drawn = [self._outputs(part) for part in draw(run, task, batch, options, lines, prefixes)]

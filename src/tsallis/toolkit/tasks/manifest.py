@@ -17,7 +17,7 @@ from tsallis.toolkit.training.file_names import CONFIG, TIMING
 from tsallis.toolkit.training.log import Log, totals
 from tsallis.toolkit.training.run_folder import Run
 
-FORMAT = 1  # of manifests
+FORMAT = 2  # of manifests
 PLACES = ("event", "epoch", "step", "seconds", "symbols")  # keys of an event of timing.jsonl that are not its origin
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import yaml
 from torch import Tensor
 
 from tsallis.errors import InputError, describe
@@ -29,6 +30,8 @@ from tsallis.models.sharing import aliases_of
 from tsallis.toolkit.data.io import check_file, is_leftover, is_regular, read_text, remove_leftovers, write_atomic
 from tsallis.toolkit.data.subwords import Subwords
 from tsallis.toolkit.data.vocabulary import Vocabulary
+from tsallis.toolkit.data.yaml_text import parse_yaml
+from tsallis.toolkit.old_names import with_new_names
 from tsallis.toolkit.training.changes import Changes
 from tsallis.toolkit.training.checkpoint import Checkpoints
 from tsallis.toolkit.training.file_names import CHECKPOINTS, CONFIG, LOCK, MODEL, PARAMETERS, START, TASK
@@ -322,10 +325,12 @@ def _is_start_leftover(
 
 
 def _difference(old: str, new: str) -> str:
-    """Name the settings that differ, with their paths."""
-    before, after = _settings(old), _settings(new)
-    lines = [f"now {line}" for line in after if line not in before]
-    lines += [f"then {line}" for line in before if line not in after]
+    """Return the settings that differ, with their paths; those that earlier versions did not have come last."""
+    content = with_new_names(parse_yaml(old, CONFIG))
+    before, after = _settings(yaml.safe_dump(content, sort_keys=False, allow_unicode=True)), _settings(new)
+    known = {line.partition(":")[0] for line in before}
+    added = sorted((line for line in after if line not in before), key=lambda line: line.partition(":")[0] not in known)
+    lines = [f"now {line}" for line in added] + [f"then {line}" for line in before if line not in after]
     return "; ".join(lines[:4])
 
 

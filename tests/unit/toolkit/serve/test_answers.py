@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from tsallis.toolkit.inference.suggestions import Completer
 from tsallis.toolkit.serve.answers import ServedRun
 from tsallis.toolkit.serve.limits import Limits, Refusal
 from tsallis.toolkit.serve.requests import AttentionRequest, StepsRequest, SuggestRequest, TranslateRequest
+from tsallis.toolkit.tasks.registry import task_of
+from tsallis.toolkit.training import load_run
 
 LINES = ["scan\tV;PST", "trap\tV;3;SG;PRS", "ape\tV.PTCP;PRS"]
 LIMITS = ("prefix", "min_length", "max_length", "length_penalty")
@@ -296,3 +299,10 @@ def test_facts_are_those_of_the_run(served: ServedRun) -> None:
     assert facts["parameters"] == sum(p.numel() for p in served.run.model.parameters())
     assert facts["attention"] == [{"kind": "cross", "layer": 1, "alphas": (1.5,)}]
     assert all(value is None or math.isfinite(value) for value in facts["metrics"].values())
+
+
+def test_no_choice_is_made_among_texts_of_a_language_model() -> None:
+    run = load_run(Path(__file__).parents[4] / "fixtures" / "version1" / "language" / "run")
+    texts = ServedRun("texts", run, task_of(run.task), SearchOptions(), Limits())
+    with pytest.raises(Refusal, match="min_risk is not for texts of language models"):
+        translate(texts, {"sources": ["one"], "mode": "sample", "num_samples": 3, "min_risk": True})
