@@ -152,7 +152,7 @@ Keys = tuple[tuple[str, float], ...]  # pieces with their weights, the largest f
 
 @dataclass(frozen=True)
 class WordContrast(Record):
-    """A word, and how much heads disagree about it: from 0 to 1, see :func:`~tsallis.analysis.diversity.jensen_shannon`.
+    """A word, and how much heads disagree about it, from 0 to 1: see :func:`.jensen_shannon`.
 
     Args:
         sentence: its number in the corpus.

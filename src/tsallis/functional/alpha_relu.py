@@ -53,8 +53,12 @@ def alpha_relu(scores: Tensor, alpha: float = 1.5, tau: float | Tensor = 0.0) ->
     eps = _eps(alpha)
     check_floating(scores)
     tau = _threshold(tau)
-    if isinstance(tau, Tensor) and torch.broadcast_shapes(tau.shape, scores.shape) != scores.shape:
-        raise ValueError(f"tau must be broadcastable to the scores {tuple(scores.shape)}, got shape {tuple(tau.shape)}")
+    if isinstance(tau, Tensor):
+        sizes = zip(reversed(tau.shape), reversed(scores.shape), strict=False)
+        if tau.dim() > scores.dim() or any(size not in (1, other) for size, other in sizes):
+            raise ValueError(
+                f"tau must be broadcastable to the scores {tuple(scores.shape)}, got shape {tuple(tau.shape)}"
+            )
     return eager.alpha_relu(upcast(scores), eps, tau).to(result_dtype(scores))
 
 
@@ -95,6 +99,7 @@ def alpha_relu_loss(
     """
     eps = _eps(alpha)
     check_reduction(reduction)
+    check_floating(scores)
     check_dense(target, "target")
     tau = _threshold(tau)
     if scores.dim() == 0:

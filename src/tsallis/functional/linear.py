@@ -126,7 +126,7 @@ def _check_arguments(
     check_floating(hidden, "hidden")
     check_dense(weight, "weight")
     if bias is not None:
-        check_dense(bias, "bias")
+        check_floating(bias, "bias")
     check_reduction(reduction)
     if hidden.dim() == 0 or weight.dim() != 2 or weight.shape[1] != hidden.shape[-1] or len(weight) == 0:
         raise ValueError(

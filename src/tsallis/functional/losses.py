@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tsallis.functional.rows import as_rows, check_dense, check_floating
+from tsallis.functional.rows import as_rows, check_dense, check_floating, check_real, number
 from tsallis.ops.alphas import Alpha
 from tsallis.ops.autograd import losses as autograd
 from tsallis.ops.eager.entropy import entropy
@@ -99,6 +99,7 @@ def check_reduction(name: str) -> str:
 
 def _check(scores: Tensor, reduction: str, label_smoothing: float = 0.0) -> None:
     check_reduction(reduction)
+    label_smoothing = number("label_smoothing", label_smoothing)
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"label_smoothing must be between 0 and 1, got {label_smoothing}")
     check_floating(scores)
@@ -112,7 +113,7 @@ def _check_target(scores: Tensor, target: Tensor, alpha: Alpha, weight: Tensor |
         raise ValueError(f"alpha must have last size 1, got shape {tuple(alpha.shape)}; did you mean weight=?")
     if weight is None:
         return
-    check_dense(weight, "weight")
+    check_real(weight, "weight")
     if weight.shape != scores.shape[-1:]:
         raise ValueError(f"weight must have shape ({scores.shape[-1]},), got {tuple(weight.shape)}")
 

@@ -59,7 +59,7 @@ Density = Literal["gaussian", "truncated_parabola", "laplace", "triangular"]  # 
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class EmbeddingsConfig(Section):
@@ -195,7 +195,7 @@ def option_fields(defaults: Mapping[str, Any]) -> dict[str, Any]:
     for name, default in defaults.items():
         info, kind = OPTIONS[name], TYPES[name]
         if kind in (int, float):
-            bounds: dict[str, Any] = {"gt" if info.inside else "ge": kind(info.least)}
+            bounds: dict[str, Any] = {"strict": True, "gt" if info.inside else "ge": kind(info.least)}
             if math.isfinite(info.most):
                 bounds["lt" if info.inside else "le"] = kind(info.most)
             if kind is float:

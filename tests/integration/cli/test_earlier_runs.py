@@ -57,3 +57,19 @@ def test_it_goes_on(earlier: str, tsallis: Run) -> None:
 def test_a_refusal_names_the_setting_that_differs(earlier: str, tsallis: Run) -> None:
     done = tsallis("train", "config.yaml", "training.seed=7", status=2)
     assert "another configuration (now training.seed: 7; " in done.stderr
+
+
+def test_texts_are_as_long_as_the_configuration_says(tmp_path: Path, tsallis: Run) -> None:
+    run = Path(shutil.copytree(RUNS / "language" / "run", tmp_path / "run"))
+    config = (run / "config.yaml").read_text(encoding="utf-8")
+    assert "max_length: null" in config
+    (run / "config.yaml").write_text(config.replace("max_length: null", "max_length: 3"), encoding="utf-8")
+    for options, most in (
+        (("--num-samples", 50), 3),
+        (("--num-samples", 50, "--max-length", 5), 5),
+        (("--mode", "beam"), 3),
+    ):
+        (line,) = tsallis("generate", run, "--prefix", "one", "--json", *options).stdout.splitlines()
+        answer = json.loads(line)
+        assert all(len(text["text"]) <= len("one") + most for text in answer.get("texts", [answer]))
+        assert "texts" not in answer or not all(text["ended"] for text in answer["texts"])

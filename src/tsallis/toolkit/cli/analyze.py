@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,12 +55,10 @@ def analyze(
 ) -> None:
     """Write a page that shows what the heads and outputs of runs do: one HTML file, which needs no network.
 
-    Of several runs the first one's configuration says how all are searched.
+    The beam size and the end rule are those of the first run's configuration, unless they are given.
     """
     from tsallis.errors import InputError
-    from tsallis.toolkit.cli.report_parts import Report, Text, describe_labels, read_sweep, summarize_all, sweep_if_any
-    from tsallis.toolkit.run_analysis import Options
-    from tsallis.toolkit.run_analysis.densities import is_label_run
+    from tsallis.toolkit.cli.report_parts import Report, read_sweep
 
     if text and split is not None:
         raise InputError(f"--split is for the config's own data: {input_name(text)} was given, too")
@@ -74,16 +73,42 @@ def analyze(
             raise InputError(f"--sweep reads logs, no sentences: {', '.join(names)} was given, too")
         _write(Report(sweep=read_sweep(runs)), out, records)
         return
+    options = {"limit": limit, "sentences": sentences, "importance": importance, "searched": searched}
+    report_runs(runs, search, out, split, text, records, options, language, checkpoint, device)
+
+
+def report_runs(
+    runs: Sequence[Path],
+    search: SearchOptions,
+    out: Path,
+    split: str | None = None,
+    text: Path | None = None,
+    records: Path | None = None,
+    limits: Mapping[str, Any] | None = None,
+    language: str | None = None,
+    checkpoint: str = "best",
+    device: str = "auto",
+) -> None:
+    """Analyse runs and write the page; `limits` are fields of :class:`tsallis.toolkit.run_analysis.Options`."""
+    from tsallis.errors import InputError
+    from tsallis.toolkit.cli.report_parts import Report, Text, describe_labels, summarize_all, sweep_if_any
+    from tsallis.toolkit.run_analysis import Options
+    from tsallis.toolkit.run_analysis.densities import is_label_run
+
     opened = [open_run(run, checkpoint, device) for run in runs]
     for one in opened:
         one.check_command("analyze")
     loaded = [(one.run, one.task) for one in opened]
     lines = None if text is None else Text.read(text)
     beam = search.with_defaults(opened[0].search_options.without_limits).arguments
-    options = Options(limit, sentences, importance, searched, **beam)
+    options = Options(**(limits or {}), **beam)
     try:
         if any(is_label_run(run) for run, _ in loaded):
-            of_sequences = {"--beam-size": search.beam_size, "--importance": importance, "--searched": searched}
+            of_sequences = {
+                "--beam-size": search.beam_size,
+                "--importance": options.importance,
+                "--searched": options.searched,
+            }
             if names := [name for name, value in of_sequences.items() if value]:
                 raise InputError(
                     f"{runs[0]}: a run of the task {loaded[0][1].name} answers with labels: "

@@ -69,7 +69,8 @@ def _show(run_dir: Path, updates: int | None, device: str) -> None:
     import torch
 
     from tsallis.errors import InputError
-    from tsallis.toolkit.cli.analyze import analyze
+    from tsallis.search import SearchOptions
+    from tsallis.toolkit.cli.analyze import report_runs
     from tsallis.toolkit.tasks.registry import load_config
     from tsallis.toolkit.tasks.scoring import evaluate_outputs
     from tsallis.toolkit.training.distributed import World, device_kind
@@ -107,7 +108,8 @@ def _show(run_dir: Path, updates: int | None, device: str) -> None:
     print("\n3. The letters it attends to as it writes an answer; where nothing stands, the weight is exactly zero:\n")
     _draw(sparse, task.read([QUESTIONS[0].line], "demo", sparse, gold=False).corpus.src[0], answers[0][0])
     print("\n4. A page about both models, to be opened in a browser:\n")
-    analyze([run_dir, softmax_dir], run_dir / "report.html", limit=REPORT_EXAMPLES, sentences=12, device=device)
+    limits = {"limit": REPORT_EXAMPLES, "sentences": 12}
+    report_runs([run_dir, softmax_dir], SearchOptions(), run_dir / "report.html", limits=limits, device=device)
     print("\nTo try next:\n")
     print(f"  printf 'vlog\\tV;PST\\n' | tsallis translate {run_dir} --all")
     print(f"  printf 'travel\\tV;PST\\ttrav\\n' | tsallis suggest {run_dir}")

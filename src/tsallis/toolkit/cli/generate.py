@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     modes=MODES,
     help={
         "mode": "Draw texts (sample), or search for the most probable one (beam); default: sample.",
-        "max_length": "Number of symbols behind the beginning, at most.",
+        "max_length": f"Number of symbols behind the beginning, at most; default: the run's, or {TOKENS}.",
     },
-    max_length=TOKENS,
 )
 def generate(
     run: RunArgument,

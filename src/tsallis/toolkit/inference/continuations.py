@@ -123,16 +123,15 @@ def draw_texts(run: Run, batch: Batch, options: SearchOptions, lines: Sequence[i
     """
     from tsallis.search import generate
 
-    arguments = {"max_length": TOKENS, **options.arguments}
-    return generate(run.model, batch.src, batch.src_lengths, seeds=seeds_of(options, lines), **arguments)
+    return generate(run.model, batch.src, batch.src_lengths, seeds=seeds_of(options, lines), **options.arguments)
 
 
 def search_texts(run: Run, task: Task, batch: Batch, options: SearchOptions, defaults: SearchOptions) -> list[Result]:
-    """Search for the most probable text behind each prompt by a beam; `defaults` say what the options leave open."""
+    """Search for the most probable text behind each prompt by a beam; `defaults` are the run's options."""
     from tsallis.search import beam_search
     from tsallis.search.texts import merge_texts
 
-    arguments = {"max_length": TOKENS, **options.with_defaults(defaults.without_limits).arguments}
+    arguments = options.with_defaults(defaults.without_limits).arguments
     spell = task.ambiguous_text(run.tgt_vocab)
     if spell is None:
         return beam_search(run.model, batch.src, batch.src_lengths, n_best=1, **arguments)

@@ -12,6 +12,7 @@ from tsallis.search.options import SearchOptions
 from tsallis.toolkit.inference.alignment import Links, align, check_alignment
 from tsallis.toolkit.inference.answers import Answer, Form, Output, TextScore
 from tsallis.toolkit.inference.continuations import (
+    TOKENS,
     Continuations,
     check_generation,
     continue_prompt,
@@ -354,6 +355,7 @@ class TextRun:
         """
         if not len(lines.corpus):
             return []
+        options = replace(options, max_length=options.max_length or self.search_options.max_length or TOKENS)
         batch = whole_batch(lines.corpus, self.run.model)
         numbers = [first + number + 1 for number in lines.numbers]
         results: list[Result | None] = [None] * len(numbers)

@@ -166,12 +166,12 @@ class ServedRun:
         Raises:
             Refusal: Options that are not for this run.
         """
-        defaults = self.search
-        if defaults.max_length is not None:
-            defaults = replace(defaults, max_length=min(defaults.max_length, self.limits.longest))
         try:
             check_for_run(request.options, self.run)
-            return request.options.with_defaults(defaults)
+            options = request.options.with_defaults(self.search)
+            if request.options.max_length is None and options.max_length is not None:
+                options = replace(options, max_length=min(options.max_length, self.limits.longest))
+            return options
         except OptionError as error:
             raise Refusal(400, error.reason) from error
 

@@ -101,7 +101,7 @@ class World:
                 work()
 
     def check_folder(self, folder: Path) -> None:
-        """See that every process sees a folder of the first one: what one writes there, all read.
+        """Check that every process sees the folder of the first one, which creates it: what one writes there, all read.
 
         Raises:
             CommonError: on all processes, with those that do not see it and their machines.
@@ -115,6 +115,7 @@ class World:
 
         def write() -> None:
             with writing(folder):
+                folder.mkdir(parents=True, exist_ok=True)
                 path.write_text(token, encoding="ascii")
 
         try:

@@ -120,6 +120,8 @@ class InverseSquareRoot(Constant):
     """
 
     def __init__(self, learning_rate: float, warmup: int) -> None:
+        if warmup < 1:
+            raise ValueError(f"warmup must be at least 1, got {warmup}")
         super().__init__(learning_rate)
         self.warmup = warmup
 
@@ -138,6 +140,8 @@ class Linear(Constant):
     """
 
     def __init__(self, learning_rate: float, warmup: int, updates: int) -> None:
+        if not 1 <= warmup < updates:
+            raise ValueError(f"warmup must be from 1 to {updates - 1}, below updates {updates}, got {warmup}")
         super().__init__(learning_rate)
         self.warmup, self.updates = warmup, updates
 

@@ -131,7 +131,7 @@ class Trainer:
         self.folder = folder
         self.settings = settings
         self.watch = watch
-        self.measure = self._accuracy if isinstance(measure, str) else measure
+        self.measure = self._accuracy if measure == "accuracy" else measure
         self.world = world or World()
         self.lock = lock
         self.init = init

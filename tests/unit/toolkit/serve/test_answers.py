@@ -302,7 +302,15 @@ def test_facts_are_those_of_the_run(served: ServedRun) -> None:
 
 
 def test_no_choice_is_made_among_texts_of_a_language_model() -> None:
-    run = load_run(Path(__file__).parents[4] / "fixtures" / "version1" / "language" / "run")
+    run = load_run(Path(__file__).parents[3] / "fixtures" / "version1" / "language" / "run")
     texts = ServedRun("texts", run, task_of(run.task), SearchOptions(), Limits())
     with pytest.raises(Refusal, match="min_risk is not for texts of language models"):
         translate(texts, {"sources": ["one"], "mode": "sample", "num_samples": 3, "min_risk": True})
+
+
+def test_a_limit_of_the_server_refuses_no_request_that_keeps_to_it(served: ServedRun) -> None:
+    long = replace(served, search=SearchOptions(min_length=600, max_length=1000))
+    (answers,) = translate(long, {"sources": LINES[:1], "min_length": 1, "max_length": 5})
+    assert len(answers[0]["hypotheses"][0]["tokens"]) in range(1, 6)
+    with pytest.raises(Refusal, match="min_length 600 is above max_length"):
+        translate(long, {"sources": LINES[:1]})
