@@ -164,7 +164,7 @@ def check_whole(name: str, value: Any, least: int, most: int | None = None) -> i
 
 
 def whole_fault(value: Any, least: int, most: int | None = None) -> str:
-    """Return why a value is no integer within a range, as the end of a sentence; an empty text if it is one.
+    """Return the error message, without the name, for a value that is not an integer in a range; else an empty text.
 
     >>> whole_fault(0, 1)
     'must be at least 1, got 0'
@@ -210,7 +210,7 @@ def check_real(name: str, value: Any, least: float = 0, most: float = math.inf, 
 
 
 def real_fault(value: Any, least: float = 0, most: float = math.inf, *, inside: bool = False) -> str:
-    """Return why a value is no finite number within a range, as the end of a sentence; an empty text if it is one.
+    """Return the error message, without the name, for a value that is not a finite number in a range; else "".
 
     >>> real_fault(1, 0, 1, inside=True)
     'must be above 0 and below 1, got 1'
@@ -245,7 +245,7 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
 
 
 def choice_fault(value: Any, choices: Sequence[str]) -> str:
-    """Return why a value is none of some texts, as the end of a sentence; an empty text if it is one."""
+    """Return the error message, without the name, for a value that is not one of the choices; else an empty text."""
     if isinstance(value, str) and value in choices:
         return ""
     *others, last = map(repr, choices)

@@ -124,7 +124,7 @@ def _plain_rows(scores: Tensor, alpha: Alpha, axis: int, dtype: torch.dtype, mer
         axis = -1
     else:  # by numbers from 0: the tracing ONNX exporter writes negative ones into its file
         moved = moved.movedim(axis, last)
-    if not merge and last:  # a row of its own is one of a batch under vmap
+    if not merge and last:  # under vmap a single row is one of a batch
         alpha = alpha.reshape(*moved.shape[:-1], 1) if isinstance(alpha, Tensor) else alpha
         return Rows(upcast(moved), alpha, -1, None, None, axis, dtype)
     rows = moved.reshape(-1, moved.shape[-1]) if moved.numel() else moved.reshape(0, max(moved.shape[-1], 1))

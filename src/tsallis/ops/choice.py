@@ -150,10 +150,10 @@ def _suits(backend: Backend, operation: str, alpha: Alpha, tensors: tuple[Tensor
 
 
 def choose_direct(operation: str, alpha: Alpha, *tensors: Tensor) -> Backend | None:
-    """Return the backend to call at once; None where a compiler, a mode or a transformation follows the operations.
+    """Return the backend to call directly, or None if an operator must be called.
 
-    There, and for a tensor that has a shape alone, an operator has to be called, whose body asks :func:`choose` when it
-    runs.
+    An operator is needed under compilers, tracers, transforms of torch.func and dispatch modes, and for tensors without
+    data. It calls :func:`choose` when it runs.
     """
     # Each call is measurable on small tensors.
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
@@ -203,7 +203,7 @@ def _readable(*tensors: Tensor) -> bool:
     return recording() or operators_only(tensors[0])
 
 
-# What does not depend on tensors is a constant to a tracer, which need not follow how it comes about.
+# Tracers treat the results of these functions as constants: they do not depend on tensors.
 
 
 @constant

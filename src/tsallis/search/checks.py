@@ -44,7 +44,7 @@ def check_limits(min_length: Any, max_length: Any, length_penalty: Any) -> None:
 
 
 def check_goal(mass: Any, normalized: bool, **others: Any) -> None:
-    """Check the mass, and the other real numbers that a search ends at, by the ranges of the options.
+    """Check `mass`, `time_limit` and other limits against the ranges of the options.
 
     Raises:
         TypeError: anything but numbers.

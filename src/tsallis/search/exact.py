@@ -53,7 +53,7 @@ def exact_search(
         n_best: outputs that are to be proved, and returned.
         beam_size: of the beam search, at least `n_best`.
         budget: prefixes that the second search expands a source, at most.
-        time_limit: Seconds per source, the beam search included, which ends by itself.
+        time_limit: Seconds per source. The beam search counts towards it, but is not interrupted.
         mass: the probability that is enough, of all outputs together that nothing left can beat; above 0 and below 1.
         prefixes: the tokens that all outputs of a source begin with.
         text: Spells the tokens of an output, for vocabularies in which several sequences may spell one text. Results

@@ -29,7 +29,7 @@ LENGTH = 100_000  # the largest length of an output
 
 @dataclass(frozen=True)
 class OptionInfo:
-    """What is known about an option besides its name and type.
+    """Help text, modes, range and default of a search option.
 
     Args:
         help: One sentence for `--help` and for pages.
@@ -187,18 +187,18 @@ class SearchOptions:
     def arguments(self) -> dict[str, Any]:
         """The given options that a search of this mode takes as keyword arguments.
 
-        They are all but the mode, and those that concern the texts or the lines of a run.
+        The toolkit itself handles the others: the mode, the seed, the prefix and the choice of least risk.
         """
         return {name: value for name, value in self.given.items() if name not in OF_TEXTS}
 
     @property
     def limits(self) -> dict[str, Any]:
-        """The given options that a certificate depends on, but for the prefix."""
+        """The given `min_length`, `max_length` and `length_penalty`: certificates hold within them."""
         return {name: value for name, value in self.given.items() if name in LIMITS}
 
     @property
     def without_limits(self) -> SearchOptions:
-        """The options but for those of `limits`."""
+        """A copy without `min_length`, `max_length` and `length_penalty`."""
         nothing: dict[str, Any] = dict.fromkeys(LIMITS)
         return replace(self, **nothing)
 

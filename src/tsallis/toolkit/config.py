@@ -1,6 +1,6 @@
-"""Configurations: YAML files, overrides and checked schemas. What `data` and `model` may hold, the tasks know.
+"""Configurations: YAML files, overrides and checked schemas. The tasks define the sections `data` and `model`.
 
-Defaults of `search` and `model` are those of the functions and classes that take them; a test compares them.
+Defaults of `model` are those of the classes that take them; a test compares them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _check_name(name: str) -> str:
     return name
 
 
-# Settings that have an effect with some values of another one of their section alone.
+# Settings that take effect only with certain values of another setting of the same section.
 NEEDS = {
     "training.warmup": ("schedule", ("inverse-square-root", "linear")),
     "training.plateau_patience": ("schedule", ("plateau",)),
@@ -46,7 +46,7 @@ MOST_MISTAKES = 20  # in one message
 ARCHITECTURE = ("model", "architecture")
 
 FileName = Annotated[str, AfterValidator(_check_name)]
-# What no machine has room for, and no kernel's indices reach, is a mistake.
+# Upper limits: larger values exceed any machine's memory and the indices of the kernels.
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Size = Annotated[int, Field(ge=1, le=65_536)]  # of a layer
 Depth = Annotated[int, Field(ge=1, le=1_000)]  # layers

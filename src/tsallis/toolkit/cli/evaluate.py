@@ -71,10 +71,10 @@ def evaluate(
 ) -> None:
     """Scores, loss, certificates and sparsity on lines with known outputs.
 
-    Of forms: accuracy and distance; of those of several languages also their means over languages, and each language's.
-    Of translations: BLEU, chrF and TER with their signatures, and how long they are. Of texts: epsilon-perplexity and
-    sparsemax score, each token given those before it. How often the empty output is more probable than the answer, and
-    with --exact than all others.
+    Forms have accuracy and edit distance; a run of several languages also has the scores of each language and their
+    means. Translations have BLEU, chrF and TER with their signatures, and lengths. Texts have epsilon-perplexity and
+    sparsemax score, each token given those before it. The command also counts how often the empty output is more
+    probable than the answer, and with --exact than all others.
     """
     from tsallis.errors import InputError
     from tsallis.toolkit.data.io import check_file, write_output

@@ -18,7 +18,7 @@ RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder."
 FileArgument = Annotated[
     Path | None, typer.Argument(metavar="[FILE]", help="Input file; default, and -: standard input.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 Language = Annotated[str | None, typer.Option(help="The lines' language, for a run of several.")]
 Images = Annotated[Path | None, typer.Option(help="Images that lines name; default: those of the config's test split.")]
 SplitLanguage = Annotated[

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def check_for_run(options: SearchOptions, run: Run) -> None:
-    """Raise if options are for probabilities, and the outputs of the run are none.
+    """Raise if an option needs outputs that sum to 1 and the run uses alpha-ReLU.
 
     Raises:
         OptionError: A mass or a temperature, for a run with alpha-ReLU.

@@ -214,7 +214,7 @@ class ServedRun:
             raise Refusal(400, error.reason) from error
         if options.mode == "sample":
             lines = [line for _, line in rows]
-            if not task.searched and prefixes is None:  # texts, of which the beginnings are worth having, too
+            if not task.searched and prefixes is None:  # these also return texts that were cut
                 if options.min_risk:
                     raise Refusal(400, "min_risk is not for texts of language models")
                 texts = draw_texts(run, batch, bounded, lines)
@@ -223,7 +223,7 @@ class ServedRun:
             return [_Found(part, choice=choose(run, task, options, part)) for part in drawn]
         results = search(run, task, batch, self._within_limits(options, tree, len(rows)), prefixes)
         results = [result.truncated(self.limits.outputs) for result in results]
-        if options.mode == "beam" and task.ambiguous_text(run.tgt_vocab) is not None:  # the others have used their time
+        if options.mode == "beam" and task.ambiguous_text(run.tgt_vocab) is not None:  # exact search used its time
             results = complete_results(model, batch, results, run.tgt_vocab)
         found = []
         for row, result in enumerate(results):

@@ -55,7 +55,7 @@ class SearchRequest(Request):
 
     @property
     def options(self) -> SearchOptions:
-        """The options of the search, an empty prefix being none.
+        """The options of the search. An empty `prefix` counts as not given.
 
         Raises:
             OptionError: Options that contradict each other.

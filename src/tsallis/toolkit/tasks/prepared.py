@@ -169,10 +169,10 @@ def prepare(config: RunConfig, folder: Path | None = None) -> PreparedRun:
 
 
 def text_of_run(config: RunConfig, folder: Path) -> tuple[str, Changes | None]:
-    """Return the configuration as YAML, and the settings that are others in the folder, where its run can change them.
+    """Return the configuration as YAML, and the changed settings with which the run in the folder can be resumed.
 
-    If the folder holds a run of the same configuration, it is the text that stands there: a run that an earlier version
-    started lacks settings that came later, and goes on with their defaults.
+    If the folder holds a run of the same configuration, the YAML is the file in it. A file of an earlier version lacks
+    later settings; they have their defaults.
     """
     text = config.text()
     if not (folder / CONFIG).exists():

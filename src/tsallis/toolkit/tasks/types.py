@@ -1,4 +1,4 @@
-"""The plain data that tasks return and the functions above them take. No file of this folder lies below this one."""
+"""Data types that tasks return. This module imports no other module of `tasks`."""
 
 from __future__ import annotations
 
