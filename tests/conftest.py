@@ -21,16 +21,18 @@ __all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]
 TESTS = Path(__file__).parent
 # `make test` runs the first case of each test and one in so many of the others, by its folder; the rest are slow.
 SAMPLED_TESTS = {
-    "contract": 6,
-    "contract/test_recorders.py": 9,
-    "integration/cli": 4,
-    "unit/continuous": 3,
-    "unit/models": 4,
-    "unit/nn": 3,
-    "unit/ops": 5,
-    "unit/ops/triton": 8,
-    "unit/search": 4,
-    "unit/toolkit/tasks": 2,
+    "contract": 10,
+    "contract/test_recorders.py": 12,
+    "integration/cli": 6,
+    "unit/continuous": 4,
+    "unit/huggingface": 4,
+    "unit/models": 6,
+    "unit/nn": 4,
+    "unit/ops": 8,
+    "unit/ops/triton": 16,
+    "unit/report": 6,
+    "unit/search": 6,
+    "unit/toolkit": 4,
 }
 
 torch.set_num_threads(1)

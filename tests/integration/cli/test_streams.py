@@ -82,7 +82,7 @@ def test_files_are_written_where_standard_output_is_closed_or_full(
     out, manifest = tmp_path / "o.jsonl", tmp_path / "m.json"
     done = unread("evaluate", trained, "--out", out, "--manifest", manifest, full=full)
     assert done.status == (2 if full else 0) and ("No space left" in done.errors) == full
-    assert len(out.read_text().splitlines()) == 24 and json.loads(manifest.read_text())["format"] == 1
+    assert len(out.read_text().splitlines()) == 24 and json.loads(manifest.read_text())["format"] == 2
     page, numbers = tmp_path / "page.html", tmp_path / "numbers.json"
     done = unread("analyze", trained, "-o", page, "--json", numbers, full=full)
     assert done.status == (2 if full else 0) and page.exists() and numbers.exists()
