@@ -83,7 +83,20 @@ def keep_percent(app: Sphinx, page: nodes.document) -> None:
             text.parent.replace(text, nodes.Text(re.sub(r"(?<=\d) %", "\N{NO-BREAK SPACE}%", text)))
 
 
+def mend_links(app: Sphinx, page: str, template: str, context: dict[str, Any], tree: nodes.document | None) -> None:
+    """Let source pages link to the paths that the reference has: viewcode keeps one path for all names of a module."""
+    if page.startswith("_modules/tsallis/"):
+        module, documented = page.removeprefix("_modules/").replace("/", "."), app.env.get_domain("py").objects
+
+        def mend(link: re.Match[str]) -> str:
+            name = link[1].removeprefix(module.rpartition(".")[0] + ".")
+            return link[0] if link[1] in documented else f'#{module}.{name}"'
+
+        context["body"] = re.sub(r'#(tsallis\.[\w.]+)"', mend, context["body"])
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("html-page-context", mend_links)
     app.connect("doctree-read", keep_percent)
     app.connect("autodoc-process-docstring", plain_shapes)
     app.connect("autodoc-process-signature", short_types)
