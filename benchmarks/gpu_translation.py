@@ -7,7 +7,8 @@
 The recipe is `recipes/kftt/ja-en-heads.yaml`. A first training of a few updates compiles the kernels and measures an
 update; the second one makes as many updates as fit into the seconds that are left, with the learning rate falling to
 zero at the end. It is ended by SIGTERM, which saves a checkpoint, if it takes longer than expected. OUT then has
-`run.tar.*`: the run folder without the optimizer's state, in files of at most 15 MiB, and the logs.
+`run.tar.*`: the run folder with its best checkpoint, without the optimizer's state, in files of at most 15 MiB, and the
+logs.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ ATTENTIONS = ("learned", "softmax", "entmax")
 RESERVED = 25.0  # seconds for the start, the last validation, the last checkpoint and the packing
 TINY = [
     *("model.d_model=16", "model.heads=2", "model.d_ff=32", "model.encoder_layers=1", "model.decoder_layers=1"),
-    *("data.subwords.size=80", "training.max_tokens=200", "training.validation_rows=4"),
+    *("training.max_tokens=200", "training.validation_rows=4"),
 ]
 
 
@@ -79,11 +80,18 @@ def seconds_per_update(run: Path) -> float:
 
 
 def pack(run: Path, out: Path) -> list[Path]:
-    """Write the run folder, without the optimizer's state, as parts of an archive."""
+    """Write the run folder, of its checkpoints the best one without the optimizer's state, as parts of an archive."""
+    index = json.loads((run / "checkpoints/index.json").read_text(encoding="utf-8"))
+    best = index["best"]
+    content = json.dumps({**index, "last": best, "kept": [best]}).encode()
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as archive:
+        entry = tarfile.TarInfo("checkpoints/index.json")
+        entry.size = len(content)
+        archive.addfile(entry, io.BytesIO(content))
         for path in sorted(run.rglob("*")):
-            if path.is_file() and path.name not in ("training.pt", ".lock"):
+            other = "checkpoints" in path.parts and path.parent.name != best
+            if path.is_file() and not other and path.name not in ("training.pt", ".lock"):
                 archive.add(path, path.relative_to(run))
     data, parts = stream.getvalue(), []
     for number, start in enumerate(range(0, len(data), PART)):
@@ -130,7 +138,9 @@ def main() -> None:
     overrides = [f"data.cache={work / 'cache'}"]
     overrides += [f"model.attention={arguments.attention}", *(TINY if arguments.rehearse else [])]
     if arguments.subwords:
-        overrides.append(f"data.subwords.model={arguments.subwords.resolve()}")
+        overrides.append(f"data.subwords={{model: {arguments.subwords.resolve()}}}")
+    elif arguments.rehearse:
+        overrides.append("data.subwords.size=80")
     first, last = PILOT
     short = [f"training.updates={last}", f"training.checkpoint_every={first}", f"training.validate_updates={last}"]
     train(work / "pilot", [*overrides, *short, "training.warmup=10"], out / "pilot.log", arguments.seconds / 2)

@@ -24,6 +24,7 @@ def tiling(path: str) -> Callable[..., maps.Short | maps.Long]:
 
     def cut(rows: int, d: int, *_: int) -> maps.Short | maps.Long:
         width = maps.pad_size(d)
-        return PATHS[path] or maps.Short(2, width, width // 4 if width >= 8 else width, 1)
+        short = maps.Short(2, width, width // 4 if width >= 8 else width, 1)
+        return short if d == 1 else PATHS[path] or short  # Triton 3.6 can't compile a sweep of rows of one score
 
     return cut

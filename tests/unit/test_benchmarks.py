@@ -312,7 +312,7 @@ def test_the_first_run_tells_what_went_wrong(tmp_path: Path, monkeypatch: pytest
     fail = [sys.executable, "-c", "raise SystemExit(3)"]
     ended = script.run_together({"sleep": sleep, "fail": fail}, tmp_path, 10)
     assert ended == {"sleep": "killed after 10 s", "fail": "ended with status 3"}
-    assert (tmp_path / "sleep.log").read_text() == "begun\n"
+    assert (tmp_path / "sleep.log").read_text().startswith("begun\n")
     lines = script.summarize(tmp_path, ended)
     assert "sleep: killed after 10 s; fail: ended with status 3" in lines
     assert "kernels maps: 0 of 2 right, 0 s" in lines and "kernels losses: no result" in lines

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import tsallis
 from triton_attention import arguments, gpu_attention, launching, tensors
-from triton_interpreter import compile_for_a_gpu, gpu
+from triton_interpreter import DEVICE, compile_for_a_gpu, gpu
 from tsallis.ops.choice import choose_attention
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -93,7 +93,7 @@ def test_queries_are_not_decoded_where_shared_memory_does_not_hold_them(monkeypa
 
 def test_what_the_kernels_do_not_take() -> None:
     def choice(size: int, value_size: int, dtype: torch.dtype = torch.float32, batch: int = 1) -> str:
-        query, value = (torch.empty(batch, 1, 1, n, dtype=dtype) for n in (size, value_size))
+        query, value = (torch.empty(batch, 1, 1, n, dtype=dtype, device=DEVICE) for n in (size, value_size))
         with tsallis.backend("triton"):
             return choose_attention(query, query, value, (1.0, 2.0))
 
