@@ -12,8 +12,8 @@ Stages, each in processes of its own that are killed at their limit; a failure i
 - rows: the benchmarks `gpu_maps`, `gpu_linear` and `gpu_attention` in short, beside PyTorch and the peers that are
   installed.
 
-Every result is written to OUT as soon as it is there: `kernels-*.jsonl`, `tests.xml`, `maps.csv`, `linear.csv`,
-`attention.csv`, the printed output of each process (`*.log`) and the table (`summary.txt`).
+Every result is written to OUT as soon as it is there: `kernels-*.jsonl` and their rows in `kernels.csv`, `tests.xml`,
+`maps.csv`, `linear.csv`, `attention.csv`, the printed output of each process (`*.log`) and the table (`summary.txt`).
 """
 
 from __future__ import annotations
@@ -384,6 +384,17 @@ def run_together(commands: dict[str, list[str]], out: Path, limit: float) -> dic
     return result
 
 
+def collect_kernels(out: Path) -> None:
+    """Write the comparisons that are there as rows, with the machine's facts, in `kernels.csv`."""
+    from common import write
+
+    machine = out / "machine.json"
+    facts = json.loads(machine.read_text(encoding="utf-8")) if machine.exists() else {}
+    paths = [path for group in GROUPS if (path := out / f"kernels-{group}.jsonl").exists()]
+    rows = [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
+    write(out / "kernels.csv", [{**row, **facts} for row in rows])
+
+
 def summarize(out: Path, ended: dict[str, str]) -> list[str]:
     """Return a table of what was found, from the files that are there."""
     lines = []
@@ -478,6 +489,7 @@ def main() -> None:
     ended: dict[str, str] = {}
     for limit, commands in stages:
         ended |= run_together(commands, out, limit)
+        collect_kernels(out)
         (out / "summary.txt").write_text("\n".join(summarize(out, ended)) + "\n", encoding="utf-8")
     for name, command in row_commands(out, rehearse).items():  # one after another: they are timed
         ended |= run_together({name: command}, out, LIMITS[name])

@@ -36,7 +36,7 @@ ATTENTIONS = ("learned", "softmax", "entmax")
 RESERVED = 25.0  # seconds for the start, the last validation, the last checkpoint and the packing
 TINY = [
     *("model.d_model=16", "model.heads=2", "model.d_ff=32", "model.encoder_layers=1", "model.decoder_layers=1"),
-    *("training.max_tokens=200", "training.validation_rows=4"),
+    "training.max_tokens=200",
 ]
 
 
@@ -143,7 +143,8 @@ def main() -> None:
         overrides.append("data.subwords.size=80")
     first, last = PILOT
     short = [f"training.updates={last}", f"training.checkpoint_every={first}", f"training.validate_updates={last}"]
-    train(work / "pilot", [*overrides, *short, "training.warmup=10"], out / "pilot.log", arguments.seconds / 2)
+    short.append("training.validation_rows=4")
+    train(work / "pilot", [*overrides, *short, "training.warmup=10"], out / "pilot.log", arguments.seconds * 3 / 4)
     shutil.copy(work / "pilot/timing.jsonl", out / "pilot-timing.jsonl")
     each = seconds_per_update(work / "pilot")
     reserved = 0.0 if arguments.rehearse else RESERVED
@@ -151,7 +152,7 @@ def main() -> None:
     updates = max(last, int((left - reserved) / (each * 1.05)))
     print(f"{each:.4f} s an update; {updates} updates in {left:.0f} s", flush=True)
     size = [f"training.updates={updates}", f"training.warmup={max(1, updates // 10)}"]
-    size += [f"training.validate_updates={max(1, updates // 8)}", f"training.checkpoint_every={max(1, updates // 16)}"]
+    size += [f"training.validate_updates={max(1, updates // 3)}", f"training.checkpoint_every={max(1, updates // 16)}"]
     train(work / "run", [*overrides, *size], out / "train.log", left - reserved / 2)
     for path in pack(work / "run", out):
         print(path.name, path.stat().st_size)

@@ -94,6 +94,11 @@ def _maps(tiny: bool) -> Iterator[Setting]:
             call = both(tsallis.entmax15, x)
             candidates = _row_candidates(maps.tiling)
             yield Setting("maps", f"{rows}x{d}", dtype, maps, "tiling", call, candidates)
+            if d <= 8192:
+                call = both(partial(tsallis.entmax, alpha=1.25), x)
+                yield Setting(
+                    "powers", f"{rows}x{d}", dtype, maps, "tiling", call, {"on the chip": always(maps.short(d))}
+                )
 
 
 def _losses(tiny: bool) -> Iterator[Setting]:

@@ -259,7 +259,7 @@ def test_tuning_on_a_gpu_compares_every_candidate_with_todays(tmp_path: Path) ->
     assert done.returncode == 0 and "left out" not in done.stderr, done.stderr
     rows = read(out)
     groups = {row["group"] for row in rows}
-    assert groups == {"maps", "losses", "attention", "layer"}
+    assert groups == {"maps", "powers", "losses", "attention", "layer"}
     assert sum(row["candidate"] == "today" and float(row["ratio"]) == 1 for row in rows) == len(groups)
     assert len(done.stdout.partition("\nbest\n")[2].splitlines()) == len(groups)
 
