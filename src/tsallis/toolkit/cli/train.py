@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from tsallis.toolkit.training.distributed import World
     from tsallis.toolkit.training.initial import Start
     from tsallis.toolkit.training.lock import Lock
-    from tsallis.toolkit.training.schema import Index
 
 
 def train(
@@ -134,7 +133,7 @@ def run_training(loaded: Config, folder: Path, world: World) -> None:
             display.print_lines([f"Ended by SIGTERM after update {trainer.position.step}: the same command goes on"])
             raise typer.Exit(STATUS)
         if before is not None and before.finished and checkpoints.index() == before:
-            display.print_lines([_describe_finished(checkpoints, before)])
+            display.print_lines([_describe_finished(checkpoints)])
 
 
 def _prepare_locked(
@@ -157,7 +156,7 @@ def _prepare_locked(
     return start, lock
 
 
-def _describe_finished(checkpoints: Checkpoints, index: Index) -> str:
+def _describe_finished(checkpoints: Checkpoints) -> str:
     """Return a line on a run that has nothing left to do: its updates, and its best score."""
     from tsallis.analysis.score_names import find_score
 
