@@ -138,11 +138,6 @@ def usable() -> bool:
     return available
 
 
-def on_device(kind: str) -> bool:
-    """Tell whether a type of devices is the CPU."""
-    return kind == "cpu"
-
-
 def use_instructions(name: str) -> bool:
     """Run on another instruction set that this machine has, for tests: `portable`, `avx2` or `avx512`."""
     return bool(_load()[0].tsallis_use_isa(name.encode()))
