@@ -74,9 +74,9 @@ def measure(folder: Path, data: str, commit: str) -> Row:
     """Return the row of one run."""
     config = load_config(folder / CONFIG, [f"data.folder={data}"])
     run = load_run(folder)
-    task, search = task_of(run.task), config.search.options.without_limits.arguments
+    task, search = task_of(run.task), config.search.options.without_limits
     dev, test = (
-        evaluate_outputs(task, run, task.split(run, config.data, split), **search)[0] for split in ("dev", "test")
+        evaluate_outputs(task, run, task.split(run, config.data, split), search)[0] for split in ("dev", "test")
     )
     alphas, densities = heads_of(run, config)
     corpus = task.split(run, config.data, "test").corpus
@@ -85,7 +85,7 @@ def measure(folder: Path, data: str, commit: str) -> Row:
     return {
         **settings_of(config),
         "step": str(run.facts["step"]),
-        "beam": str(search["beam_size"]),
+        "beam": str(search.beam_size),
         "dev_bleu": dev["bleu"],
         "bleu": test["bleu"],
         "chrf": test["chrf"],

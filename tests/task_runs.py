@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from tsallis.search import SearchOptions
 from tsallis.toolkit.tasks import figures as drawing
 from tsallis.toolkit.tasks.attention_weights import describe_attention
 from tsallis.toolkit.tasks.prepared import prepare
@@ -38,7 +39,7 @@ def encode(run: Run, examples: Sequence[Any]) -> Lines:
 
 
 def evaluate(run: Run, lines: Lines, beam_size: int) -> dict[str, Any]:
-    return evaluate_outputs(task_of(run.task), run, lines, beam_size)[0]
+    return evaluate_outputs(task_of(run.task), run, lines, SearchOptions(beam_size=beam_size))[0]
 
 
 def figures(run: Run, lines: Lines, beam_size: int = 1) -> Iterator[tuple[int, Any]]:

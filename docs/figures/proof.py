@@ -13,6 +13,7 @@ import matplotlib.pyplot as plt
 
 from tsallis.analysis.record import read_model, record
 from tsallis.report.heatmap import attention_matrix
+from tsallis.search import SearchOptions
 from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.evaluation import search_corpus
 from tsallis.toolkit.tasks.registry import task_of
@@ -40,7 +41,7 @@ def main(folder: str, picture: str) -> None:
 
 def answer(run: Run):
     task = task_of(run.task)
-    return search_corpus(run.model, task.read([LINE], "README", run, gold=False).corpus, 5)[0]
+    return search_corpus(run.model, task.read([LINE], "README", run, gold=False).corpus, SearchOptions(beam_size=5))[0]
 
 
 def attention(run: Run, target):

@@ -18,6 +18,7 @@ from integration.cli.conftest import train_here
 from run_seed import SEED
 from tsallis.analysis import density, output_statistics, read_model, record
 from tsallis.errors import InputError
+from tsallis.search import SearchOptions
 from tsallis.toolkit.evaluation.search_results import search_corpus
 from tsallis.toolkit.tasks.registry import load_config, task_of
 from tsallis.toolkit.training import load_run
@@ -101,7 +102,8 @@ def test_the_runs_own_answers_end_as_its_configuration_says(translator: Path, tm
         answers[competing] = [sentence["text"]["target"] for sentence in summary["sentences"]]
         loaded = load_run(run)
         corpus = task_of(loaded.task).read(text.read_text().splitlines(), "text", loaded, False).corpus
-        results = search_corpus(loaded.model, corpus, 1, end_rule="competing" if competing else "every")
+        options = SearchOptions(beam_size=1, end_rule="competing" if competing else "every")
+        results = search_corpus(loaded.model, corpus, options)
         expected = [[*map(loaded.tgt_vocab.name, result.best.tokens)] if result.best else [] for result in results]
         assert [target[1:] for target in answers[competing]] == expected
     assert answers[True] != answers[False]

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tsallis.models import LabelDecoder
 from tsallis.models.arguments import untrained_copy
-from tsallis.search import beam_search, exhaustive, score
+from tsallis.search import SearchOptions, beam_search, exhaustive, score
 from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.evaluation.metrics import evaluate
 from tsallis.toolkit.evaluation.search_results import search_corpus
@@ -79,7 +79,7 @@ def test_the_engine_trains_it(attention: str) -> None:
         model.train()
         symbols, loss = engine.update([corpus.batch(range(30))], 1, 1, 0.02, collect_stats=True)
     assert symbols == 30 and loss.item() < 3 and engine.batch_stats.accuracy.item() >= 24
-    results = search_corpus(model, corpus, beam_size=1)
+    results = search_corpus(model, corpus, SearchOptions(beam_size=1))
     right = sum(r.best.tokens[0] - 4 == label for r, label in zip(results, labels, strict=True))
     result = evaluate(model, corpus, results, 1.0)
     complete = sum(r.certificate.kind == "complete" for r in results) / len(results)

@@ -12,6 +12,7 @@ import torch
 from small_run import SRC, TGT
 from tsallis.report import page
 from tsallis.report.page import build_page
+from tsallis.search import SearchOptions
 from tsallis.toolkit.cli.analyze import _write
 from tsallis.toolkit.cli.report_parts import Report, Text, summarize_all
 from tsallis.toolkit.data import Vocabulary
@@ -45,7 +46,7 @@ def text(tmp_path: Path) -> Path:
 
 def answers_of(run: Run, task: Task) -> list[list[int]]:
     corpus = task.read(LINES, "lines", run, False).corpus
-    results = search_corpus(run.model, corpus, 2)
+    results = search_corpus(run.model, corpus, SearchOptions(beam_size=2))
     return [list(result.best.tokens) if result.best else [] for result in results]
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from tsallis.search.options import SearchOptions
 from tsallis.toolkit.cli.drawing import attention_lines
 from tsallis.toolkit.cli.options import Device
 from tsallis.toolkit.cli.output import check_folder, check_writable
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from tsallis.search import Result
     from tsallis.toolkit.training import Run
 
-BEAM = 5
+SEARCH = SearchOptions(beam_size=5)
 SOFTMAX = ("model.output=softmax", "model.attention=softmax")
 COMPARISON = ("accuracy", "output_support", "attention_support", "single", "complete", "optimal")
 MOST_ANSWERS = 4  # answers a word; the others are counted
@@ -69,7 +70,6 @@ def _show(run_dir: Path, updates: int | None, device: str) -> None:
     import torch
 
     from tsallis.errors import InputError
-    from tsallis.search import SearchOptions
     from tsallis.toolkit.cli.analyze import report_runs
     from tsallis.toolkit.tasks.registry import load_config
     from tsallis.toolkit.tasks.scoring import evaluate_outputs
@@ -97,7 +97,7 @@ def _show(run_dir: Path, updates: int | None, device: str) -> None:
     opened = open_run(run_dir, device=device)
     sparse, softmax, task = opened.run, open_run(softmax_dir, device=device).run, opened.task
 
-    scores = [evaluate_outputs(task, run, task.split(run, config.data, "dev"), BEAM)[0] for run in (sparse, softmax)]
+    scores = [evaluate_outputs(task, run, task.split(run, config.data, "dev"), SEARCH)[0] for run in (sparse, softmax)]
     print("\n1. On verbs that neither has seen:\n")
     _print_scores(*scores)
     print("\n2. The answers to three more; 1.5-entmax leaves few possible:")
@@ -155,7 +155,7 @@ def _answer(run: Run, task: Any) -> list[Result]:
     from tsallis.toolkit.evaluation.search_results import search_corpus
 
     lines = task.read([question.line for question in QUESTIONS], "demo", run, gold=False)
-    return search_corpus(run.model, lines.corpus, BEAM)
+    return search_corpus(run.model, lines.corpus, SEARCH)
 
 
 def _print_answers(question: Question, sparse: Result, softmax: Result, *runs: Run) -> None:

@@ -103,10 +103,7 @@ def evaluate(
     else:
         lines = task.split(loaded, config.data, split or "test", **options)
     search = search.with_defaults(config.search.options)
-    arguments = search.arguments
-    if search.mode == "exact":
-        arguments.setdefault("budget", EXPANSIONS)
-    report, results = evaluate_outputs(task, loaded, lines, **arguments)
+    report, results = evaluate_outputs(task, loaded, lines, search)
     if continuations is not None:
         report["continuations"] = continue_texts(task, loaded, lines, continuations)
     # Files first: they are written where standard output is closed, too. All content is there before the first write.
@@ -118,7 +115,8 @@ def evaluate(
 
         evaluation: dict[str, Any] = {"split": None if file else split or "test", **options, "checkpoint": checkpoint}
         if task.searched:
-            evaluation |= {"mode": search.mode, **arguments}
+            budget = {"budget": EXPANSIONS} if search.mode == "exact" else {}
+            evaluation |= {"mode": search.mode, **budget, **search.arguments}
         evaluation["continuations"] = continuations
         files[manifest] = manifest_text(describe_result(loaded, config, report, evaluation, others or (), file))
     for path, text in files.items():

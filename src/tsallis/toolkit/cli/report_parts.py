@@ -14,6 +14,7 @@ from tsallis.analysis.histories import Sweep
 from tsallis.analysis.summary_records import ComparisonSummary, DensitySummary
 from tsallis.errors import InputError
 from tsallis.models.spellings import ambiguous_text
+from tsallis.search import SearchOptions
 from tsallis.toolkit.cli.input import input_name, read_text_lines
 from tsallis.toolkit.config import Config
 from tsallis.toolkit.data import io
@@ -218,8 +219,8 @@ def _read_text(run: Run, task: Task, text: Text, language: str | None, options: 
 
 
 def _search_answers(run: Run, name: str, corpus: Corpus, options: Options) -> _Answers:
-    limits: dict[str, Any] = {"end_rule": options.end_rule, "text": ambiguous_text(run.tgt_vocab)}
-    results = search_corpus(run.model, corpus, options.beam_size, **limits)
+    search = SearchOptions(beam_size=options.beam_size, end_rule=options.end_rule)
+    results = search_corpus(run.model, corpus, search, text=ambiguous_text(run.tgt_vocab))
     return _Answers(run, name, [list(result.best.tokens) if result.best else [] for result in results])
 
 

@@ -47,10 +47,12 @@ class Evaluation:
         speed: symbols of the best hypotheses a second.
 
     Example:
+        >>> from tsallis.search import SearchOptions
         >>> from tsallis.toolkit.evaluation import search_corpus
         >>> from tsallis.models import RNNSeq2Seq
         >>> model, corpus = RNNSeq2Seq(6, 6, d_model=8), Corpus([[4, 5], [5]], [[5], [4]])
-        >>> evaluation = evaluate(model, corpus, search_corpus(model, corpus, beam_size=2), seconds=1.0)
+        >>> results = search_corpus(model, corpus, SearchOptions(beam_size=2))
+        >>> evaluation = evaluate(model, corpus, results, seconds=1.0)
         >>> evaluation.as_dict()["samples"]
         2
     """
@@ -103,10 +105,12 @@ def evaluate(
         ValueError: an empty corpus, or not one result a sample.
 
     Example:
+        >>> from tsallis.search import SearchOptions
         >>> from tsallis.toolkit.evaluation import search_corpus
         >>> from tsallis.models import RNNSeq2Seq
         >>> model, corpus = RNNSeq2Seq(6, 6, d_model=8, output="softmax"), Corpus([[4, 5]], [[5]])
-        >>> evaluate(model, corpus, search_corpus(model, corpus, beam_size=2), seconds=1.0).gold_in_support
+        >>> results = search_corpus(model, corpus, SearchOptions(beam_size=2))
+        >>> evaluate(model, corpus, results, seconds=1.0).gold_in_support
         1.0
     """
     count = len(corpus)

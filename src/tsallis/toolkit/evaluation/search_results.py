@@ -8,60 +8,58 @@ from typing import Any
 
 from tsallis.models.batch import Batch
 from tsallis.models.protocol import Decoder, device_of
-from tsallis.search import Result, beam_search, exact_search
+from tsallis.search import Result, SearchOptions, beam_search, exact_search, exhaustive
 from tsallis.toolkit.data.corpus import Corpus
 
 
-def search_batches(
-    model: Decoder, batches: Iterable[Batch], beam_size: int, budget: int | None = None, **limits: Any
-) -> dict[int, Result]:
-    """Return the results of a beam search by row of the corpus; with a budget, of an exact search.
+def search_batch(model: Decoder, batch: Batch, options: SearchOptions, **data: Any) -> list[Result]:
+    """Search for the outputs of a batch: by a beam, exactly, or for all, as the mode of the options says.
 
-    `limits` are those of :func:`tsallis.search.beam_search`, such as `length_penalty`.
+    `data` are the arguments of the searches that are no options, such as `prefixes` and `text`.
     """
-    device = device_of(model)
+    search: Any = {"beam": beam_search, "exact": exact_search, "all": exhaustive}[options.mode]
+    sources = (x.to(device_of(model)) for x in (batch.src, batch.src_lengths))
+    results: list[Result] = search(model, *sources, **data, **options.arguments)
+    return results
+
+
+def search_batches(model: Decoder, batches: Iterable[Batch], options: SearchOptions, **data: Any) -> dict[int, Result]:
+    """Return the results of a search by row of the corpus."""
     by_row: dict[int, Result] = {}
     for batch in batches:
-        sources = batch.src.to(device), batch.src_lengths.to(device)
-        if budget is None:
-            results = beam_search(model, *sources, beam_size=beam_size, **limits)
-        else:
-            results = exact_search(model, *sources, beam_size=beam_size, budget=budget, **limits)
-        by_row.update(zip(batch.index, results, strict=True))
+        by_row.update(zip(batch.index, search_batch(model, batch, options, **data), strict=True))
     return by_row
 
 
 def search_corpus(
-    model: Decoder, corpus: Corpus, beam_size: int, batch_size: int = 128, budget: int | None = None, **limits: Any
+    model: Decoder, corpus: Corpus, options: SearchOptions, batch_size: int = 128, **data: Any
 ) -> list[Result]:
-    """Compute the results of a beam search for every row of a corpus.
+    """Search for the outputs of every row of a corpus.
 
     Args:
-        model: with the decoder protocol.
-        corpus: the sources.
-        beam_size: prefixes kept a source.
-        batch_size: rows searched together.
-        budget: prefixes that an exact search expands a row, in place of a beam search; None: there is none.
-        limits: of :func:`tsallis.search.beam_search`, such as `length_penalty`.
+        model: Model with the decoder protocol.
+        corpus: Sources.
+        options: Options of the search; its mode is "beam", "exact" or "all".
+        batch_size: Number of rows that are searched together.
+        data: Arguments of the search that are no options, such as `text` of :func:`tsallis.search.beam_search`.
 
     Returns:
-        One result a row, in the corpus's order.
+        One result per row, in the corpus's order.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
-        >>> len(search_corpus(RNNSeq2Seq(6, 6, d_model=8), Corpus([[4, 5], [5]], [[5], [4]]), beam_size=2))
+        >>> model, corpus = RNNSeq2Seq(6, 6, d_model=8), Corpus([[4, 5], [5]], [[5], [4]])
+        >>> len(search_corpus(model, corpus, SearchOptions(beam_size=2)))
         2
     """
-    by_row = search_batches(model, corpus.batches(batch_size), beam_size, budget, **limits)
+    by_row = search_batches(model, corpus.batches(batch_size), options, **data)
     return [by_row[i] for i in range(len(corpus))]
 
 
-def timed_search(
-    model: Decoder, corpus: Corpus, beam_size: int, budget: int | None = None, **limits: Any
-) -> tuple[list[Result], float]:
-    """Return the results of a beam search, or with a budget an exact one, and the seconds it took."""
+def timed_search(model: Decoder, corpus: Corpus, options: SearchOptions, **data: Any) -> tuple[list[Result], float]:
+    """Return the results of a search and the seconds it took."""
     began = time.perf_counter()
-    results = search_corpus(model, corpus, beam_size, budget=budget, **limits)
+    results = search_corpus(model, corpus, options, **data)
     return results, time.perf_counter() - began
 
 

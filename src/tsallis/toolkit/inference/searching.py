@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,14 +43,11 @@ def search(
         options: Of the search, with those of the run's configuration.
         prefixes: Symbols that the outputs of each source begin with.
     """
-    from tsallis.search import beam_search, exact_search, exhaustive
+    from tsallis.toolkit.evaluation.search_results import search_batch
 
-    searches: dict[str, Any] = {"beam": beam_search, "exact": exact_search, "all": exhaustive}
-    arguments = {"prefixes": prefixes, "text": task.ambiguous_text(run.tgt_vocab), **options.arguments}
-    if options.mode == "beam" and not options.min_risk:  # the risk counts all outputs of the beam
-        arguments.setdefault("n_best", 1)
-    results: list[Result] = searches[options.mode](run.model, batch.src, batch.src_lengths, **arguments)
-    return results
+    if options.mode == "beam" and options.n_best is None and not options.min_risk:  # a risk counts the whole beam
+        options = replace(options, n_best=1)
+    return search_batch(run.model, batch, options, prefixes=prefixes, text=task.ambiguous_text(run.tgt_vocab))
 
 
 def draw(

@@ -7,7 +7,7 @@ from typing import Any
 
 from tsallis.analysis.score_names import OF_TEXT, TEACHER_FORCED
 from tsallis.errors import InputError
-from tsallis.search import Result
+from tsallis.search import Result, SearchOptions
 from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.datasets.synthetic_corpus import SyntheticCorpus
 from tsallis.toolkit.evaluation.continuations import compare_continuations
@@ -22,9 +22,7 @@ from tsallis.toolkit.training.run_folder import Run
 BATCH = 64  # rows of texts that are scored together
 
 
-def evaluate_outputs(
-    task: Task, run: Run, lines: Lines, beam_size: int, budget: int | None = None, **limits: Any
-) -> tuple[dict[str, Any], list[Result]]:
+def evaluate_outputs(task: Task, run: Run, lines: Lines, options: SearchOptions) -> tuple[dict[str, Any], list[Result]]:
     """Compute scores, loss, certificates, sparsity and speed on lines with known outputs.
 
     If the task searches for no outputs, the texts are scored themselves: each token given those before it.
@@ -33,9 +31,7 @@ def evaluate_outputs(
         task: The task of the run.
         run: With the model.
         lines: With known outputs.
-        beam_size: Number of prefixes kept per line.
-        budget: Number of prefixes that an exact search expands per line; None for a beam search.
-        limits: Other arguments of the search, such as `length_penalty`.
+        options: Options of the search.
 
     Returns:
         The numbers by name, with the scores of each language under "languages" if there are several; and the results of
@@ -52,7 +48,7 @@ def evaluate_outputs(
     if not len(lines.corpus):
         raise InputError(f"{run.folder}: there is nothing to evaluate: no line holds what the run reads")
     text = task.ambiguous_text(run.tgt_vocab)
-    results, seconds = timed_search(run.model, lines.corpus, beam_size, budget, text=text, **limits)
+    results, seconds = timed_search(run.model, lines.corpus, options, text=text)
     texts = best_texts(results, run.tgt_vocab)
     scores, each = task.score(texts, lines.references), language_scores(task, texts, lines)
     report = score_values(scores, each)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tsallis.analysis.score_names import OF_TEXT, TEACHER_FORCED, rank_score
 from tsallis.errors import InputError
-from tsallis.search import Result
+from tsallis.search import Result, SearchOptions
 from tsallis.toolkit.config import Settings
 from tsallis.toolkit.data.corpus import Corpus, SampledCorpus
 from tsallis.toolkit.data.io import remove_leftovers
@@ -469,8 +469,8 @@ class Trainer:
         world, settings = self.world, self.settings
         rows = min(settings.validation_rows or len(self.dev), len(self.dev))
         searched = self.dev.batches(VALIDATION_BATCH, rows)[world.rank :: world.size]
-        end_rule = settings.validation_end_rule
-        parts = world.gather(search_batches(model, searched, settings.validation_beam, end_rule=end_rule))
+        options = SearchOptions(beam_size=settings.validation_beam, end_rule=settings.validation_end_rule)
+        parts = world.gather(search_batches(model, searched, options))
         results = [result for _, result in sorted((i, r) for part in parts for i, r in part.items())]
         scores: dict[str, float] = world.broadcast(measure(results) if world.main else None)
         return scores

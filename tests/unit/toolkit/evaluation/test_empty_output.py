@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tsallis.search import Certificate, Hypothesis, Result
+from tsallis.search import Certificate, Hypothesis, Result, SearchOptions
 from tsallis.symbols import EOS
 from tsallis.toolkit.evaluation.empty_output import compare_empty, empty_log_probs
 from tsallis.toolkit.evaluation.metrics import evaluate
@@ -27,7 +27,7 @@ def test_the_empty_output(output: str) -> None:
         first.append(net.output.log_probs(net.output.scores(hidden))[0, 0, EOS])
     result = empty_log_probs(net, CORPUS, batch_size=5)
     torch.testing.assert_close(result, torch.stack(first), atol=1e-5, rtol=1e-5)
-    results = search_corpus(net, CORPUS, 3)
+    results = search_corpus(net, CORPUS, SearchOptions(beam_size=3))
     better = 0
     for e, r in zip(result.tolist(), results, strict=True):
         better += e > -torch.inf if r.best is None else r.best.tokens != () and e > r.best.log_prob

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tsallis.models import LabelDecoder, RNNSeq2Seq
-from tsallis.search import Ensemble, score
+from tsallis.search import Ensemble, SearchOptions, score
 from tsallis.symbols import UNK
 from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.evaluation.metrics import WHOLE, Evaluation, evaluate
@@ -18,14 +18,14 @@ from unit.toolkit.evaluation.small_models import CORPUS, model
 
 
 def evaluated(net: RNNSeq2Seq | Ensemble) -> Evaluation:
-    return evaluate(net, CORPUS, *timed_search(net, CORPUS, beam_size=3))
+    return evaluate(net, CORPUS, *timed_search(net, CORPUS, SearchOptions(beam_size=3)))
 
 
 @pytest.mark.parametrize("output", ["softmax", "sparsemax", "entmax", "alpha_relu"])
 def test_evaluation_is_what_its_results_say(output: str) -> None:
     net = model(output).eval()
     result = evaluated(net)
-    results = search_corpus(net, CORPUS, 3)
+    results = search_corpus(net, CORPUS, SearchOptions(beam_size=3))
     count = len(CORPUS)
     assert result.samples == count and result.empty == sum(r.best is None for r in results)
     shares = result.complete + result.optimal + result.bounded + result.none
@@ -50,7 +50,7 @@ def test_evaluation_is_what_its_results_say(output: str) -> None:
 
 def test_a_gold_output_that_was_found_is_possible() -> None:
     net = model("softmax").eval()
-    results = search_corpus(net, CORPUS, 3)
+    results = search_corpus(net, CORPUS, SearchOptions(beam_size=3))
     message = Corpus(CORPUS.src, [list(r.hypotheses[-1].tokens) for r in results])  # the search's own finds as the gold
     assert evaluate(net, message, results, 1.0).gold_listed == 1
     assert evaluate(net, CORPUS, results, 1.0).gold_listed == 0
@@ -64,7 +64,10 @@ def test_what_is_possible_does_not_depend_on_the_beam(output: str) -> None:
     net = model(output, spread=2.0).eval()
     known = [[4, 5], [4], [5, 5, 4], *CORPUS.tgt[3:-1]]
     corpus = Corpus(CORPUS.src, [*known, [UNK]])
-    shares = {evaluate(net, corpus, search_corpus(net, corpus, beam), 1.0).gold_possible for beam in (1, 4)}
+    shares = {
+        evaluate(net, corpus, search_corpus(net, corpus, SearchOptions(beam_size=beam)), 1.0).gold_possible
+        for beam in (1, 4)
+    }
     batches = [corpus.batch([row]) for row in range(len(corpus))]
     scores = [score(net, b.src, b.src_lengths, b.tgt_in, b.tgt_out).item() for b in batches]
     assert shares == {sum(value > -math.inf for value in scores) / len(corpus)}
@@ -80,7 +83,7 @@ def test_a_classifier_is_measured_by_its_labels() -> None:
         net.classifier.output.bias.copy_(torch.tensor([0.1, 0.0]))
     corpus = Corpus([[5], [6, 7], [8], [9, 4]], [[4], [5], [5], [4]])
     for read in (net, Ensemble([net, net])):
-        result = evaluate(read, corpus, search_corpus(read, corpus, 2), seconds=2.0)
+        result = evaluate(read, corpus, search_corpus(read, corpus, SearchOptions(beam_size=2)), seconds=2.0)
         assert result.loss == pytest.approx(math.log(2), abs=2e-3) and result.symbol_accuracy == 0.5
         assert result.output_support == 2 and result.gold_in_support == result.gold_possible == result.gold_listed == 1
         assert result.attention_support == pytest.approx(6 / 4) and result.speed == 4 / 2
@@ -108,4 +111,4 @@ def test_an_ensemble_is_evaluated_as_one_model(nested: bool) -> None:
 def test_what_has_no_result_a_sample_is_refused(corpus: Corpus, results: int) -> None:
     net = model("softmax")
     with pytest.raises(ValueError, match=f"one result a sample, .* got {results} for {len(corpus)}"):
-        evaluate(net, corpus, search_corpus(net, CORPUS, 3)[:results], 1.0)
+        evaluate(net, corpus, search_corpus(net, CORPUS, SearchOptions(beam_size=3))[:results], 1.0)

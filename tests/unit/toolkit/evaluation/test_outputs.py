@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from contract.tables import EOS, A, B, random_table, sources, trie
-from tsallis.search import beam_search, exact_search
+from tsallis.search import SearchOptions, beam_search, exact_search
 from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.data.vocabulary import Vocabulary
 from tsallis.toolkit.evaluation.empty_output import compare_empty
@@ -79,7 +79,7 @@ def test_a_beam_that_cannot_tell_says_so() -> None:
 def test_a_record_holds_reference_output_and_certificate() -> None:
     rows = {(): {A: 0.7, EOS: 0.3}, (A,): {EOS: 1.0}}
     model, corpus = trie(rows), Corpus([[0], [0]], [[A], [B, A]])
-    results = search_corpus(model, corpus, beam_size=2)
+    results = search_corpus(model, corpus, SearchOptions(beam_size=2))
     right, impossible = output_records(model, NAMES, corpus, ["a", "ba"], results)
     assert right["output"] == {
         "text": "a",

@@ -6,7 +6,7 @@ import torch
 
 from contract.tables import trie
 from tsallis.models.protocol import device_of
-from tsallis.search import Ensemble, beam_search
+from tsallis.search import Ensemble, SearchOptions, beam_search
 from tsallis.symbols import EOS
 from tsallis.toolkit.evaluation.search_results import search_batches, search_corpus
 from unit.toolkit.evaluation.small_models import CORPUS, model
@@ -14,7 +14,7 @@ from unit.toolkit.evaluation.small_models import CORPUS, model
 
 def test_results_come_in_the_order_of_the_corpus() -> None:
     net = model().eval()
-    results = search_corpus(net, CORPUS, 3, batch_size=5)
+    results = search_corpus(net, CORPUS, SearchOptions(beam_size=3), batch_size=5)
     assert len(results) == len(CORPUS)
     for i, result in enumerate(results):
         batch = CORPUS.batch([i])
@@ -32,5 +32,7 @@ def test_models_are_searched_where_their_parameters_are() -> None:
 def test_parts_of_the_batches_are_parts_of_the_results() -> None:
     net = model().eval()
     batches = CORPUS.batches(5)
-    result = [search_batches(net, batches[rank::2], 2) for rank in range(2)]
-    assert {**result[0], **result[1]} == dict(enumerate(search_corpus(net, CORPUS, 2, batch_size=5)))
+    result = [search_batches(net, batches[rank::2], SearchOptions(beam_size=2)) for rank in range(2)]
+    assert {**result[0], **result[1]} == dict(
+        enumerate(search_corpus(net, CORPUS, SearchOptions(beam_size=2), batch_size=5))
+    )

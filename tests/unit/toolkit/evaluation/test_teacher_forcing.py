@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tsallis.models.batch import Batch
-from tsallis.search import Ensemble, score, score_tokens
+from tsallis.search import Ensemble, SearchOptions, score, score_tokens
 from tsallis.symbols import UNK
 from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.evaluation.language import text_scores
@@ -87,7 +87,7 @@ def test_measuring_leaves_the_model_in_training() -> None:
     net.train()
     first = teacher_forced_scores(net, CORPUS)
     assert net.training and teacher_forced_scores(net, CORPUS) == first  # no dropout while measuring
-    search_corpus(net, CORPUS, 2)
+    search_corpus(net, CORPUS, SearchOptions(beam_size=2))
     assert net.training
 
 
@@ -126,7 +126,7 @@ def test_an_ensemble_of_different_models() -> None:
     )
     stepwise = score(both, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out)
     torch.testing.assert_close(totals, stepwise, atol=1e-4, rtol=1e-4)
-    assert evaluate(both, CORPUS, *timed_search(both, CORPUS, beam_size=3)).samples == len(CORPUS)
+    assert evaluate(both, CORPUS, *timed_search(both, CORPUS, SearchOptions(beam_size=3))).samples == len(CORPUS)
 
 
 @pytest.mark.parametrize("output", ["softmax", "sparsemax", "entmax", "alpha_relu", "ensemble"])

@@ -140,7 +140,7 @@ def test_a_text_is_possible_if_another_segmentation_is(make_run: Callable[..., T
     assert not run.suggest([SOURCE], ["new"])[0].possible
 
     lines = run.task.read([f"{SOURCE}\tlow", f"{SOURCE}\tnew", f"{SOURCE}\t"], "lines", run.run, gold=True, empty=True)
-    report, results = evaluate_outputs(run.task, run.run, lines, beam_size=5)
+    report, results = evaluate_outputs(run.task, run.run, lines, SearchOptions(beam_size=5))
     assert report["gold_possible"] == pytest.approx(2 / 3) and report["empty_possible"] == 1
     records = [*output_records(run.run.model, run.run.tgt_vocab, lines.corpus, lines.references, results)]
     assert [record["reference"]["possible"] for record in records] == [True, False, True]
@@ -158,7 +158,7 @@ def test_all_commands_show_one_best_text(run: TextRun) -> None:
     shown = describe_attention(run.task, run.run, read, **options)
     assert [content["text"] for _, content in shown] == [answer.text]
     gold = run.task.read([f"{SOURCE}\tlow"], "lines", run.run, gold=True)
-    _, (result,) = evaluate_outputs(run.task, run.run, gold, 5)
+    _, (result,) = evaluate_outputs(run.task, run.run, gold, SearchOptions(beam_size=5))
     assert run.run.tgt_vocab.decode(result.best.tokens) == answer.text
 
 

@@ -26,7 +26,7 @@ from tsallis.analysis import (
 )
 from tsallis.analysis.density import sentence_density
 from tsallis.errors import InputError
-from tsallis.search import beam_search
+from tsallis.search import SearchOptions, beam_search
 from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.data.vocabulary import Vocabulary
 from tsallis.toolkit.evaluation.search_results import search_corpus
@@ -77,7 +77,7 @@ def test_a_summary_holds_what_the_functions_return(make: Any, tmp_path: Path) ->
             assert one.prob == pytest.approx(other.prob, abs=1e-6)
     rows = [sentence.text.index for sentence in summary.sentences]
     chosen = Corpus([data.src[i] for i in rows], [data.tgt[i] for i in rows])
-    alone = empty_rate(model, chosen, search_corpus(model, chosen, 3))
+    alone = empty_rate(model, chosen, search_corpus(model, chosen, SearchOptions(beam_size=3)))
     assert summary.empty.sentences == 5 and summary.empty.rate == alone.rate
     assert [output.index for output in summary.empty.outputs] == [rows[output.index] for output in alone.outputs]
     assert json.loads(json.dumps(summary.to_dict()))["empty"]["sentences"] == 5

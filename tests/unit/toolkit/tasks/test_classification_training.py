@@ -11,6 +11,7 @@ import pytest
 from run_seed import SEED
 from task_runs import encode, evaluate, read_split
 from tsallis.errors import InputError
+from tsallis.search import SearchOptions
 from tsallis.toolkit.config import Config
 from tsallis.toolkit.evaluation.search_results import search_corpus
 from tsallis.toolkit.tasks.prepared import prepare
@@ -74,7 +75,7 @@ def test_from_files_to_labels(folder: Path, attention: str) -> None:
     run = load_run(run_folder)
     lines = encode(run, read_split(inputs.data, "test"))
     report = evaluate(run, lines, 2)
-    kinds = [result.certificate.kind for result in search_corpus(run.model, lines.corpus, 2)]
+    kinds = [result.certificate.kind for result in search_corpus(run.model, lines.corpus, SearchOptions(beam_size=2))]
     assert report["accuracy"] > 0.9 and report["samples"] == 40
     assert report["complete"] == pytest.approx(kinds.count("complete") / 40)
     request = task_of(run.task).read(["a lovely film", "", "dull", "<br />"], "lines", run, gold=False)

@@ -11,6 +11,7 @@ import pytest
 from run_seed import SEED
 from task_runs import read_split
 from tsallis.errors import InputError
+from tsallis.search import SearchOptions
 from tsallis.symbols import BOS
 from tsallis.toolkit.config import Config
 from tsallis.toolkit.datasets.synthetic_corpus import synthetic_corpus
@@ -85,7 +86,7 @@ def test_a_training_on_texts_ends_with_a_run_that_scores_them(folder: Path) -> N
     loaded = config(files(folder), updates=30, learning_rate=0.01)
     run, data = train(loaded, folder / "run"), loaded.data
     task = task_of(run.task)
-    report, results = evaluate_outputs(task, run, task.split(run, data, "dev"), 1)
+    report, results = evaluate_outputs(task, run, task.split(run, data, "dev"), SearchOptions(beam_size=1))
     assert results == [] and report["samples"] == 5 and report["epsilon_perplexity"] < 17  # of as many characters
     longer = task.split(run, data, "dev", length=64)
     assert len(longer.corpus) == 1
@@ -101,7 +102,7 @@ def test_synthetic_examples_are_scored_by_length(tmp_path: Path, output: str) ->
     loaded = config({"synthetic": {**synthetic, **sizes}}, {"output": output, "length_scale": "input"})
     run = train(loaded, tmp_path / "run")
     task = task_of(run.task)
-    report, _ = evaluate_outputs(task, run, task.split(run, loaded.data, "test"), 1)
+    report, _ = evaluate_outputs(task, run, task.split(run, loaded.data, "test"), SearchOptions(beam_size=1))
     assert report["samples"] == 10 and list(report["lengths"]) == ["10", "20"]
     with pytest.raises(InputError, match="lines:1: a run of the synthetic task copy reads no text"):
         task.read(["a"], "lines", run, False)

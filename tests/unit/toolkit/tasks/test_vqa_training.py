@@ -13,6 +13,7 @@ import torch
 from run_seed import SEED
 from task_runs import encode, evaluate, read_lines, read_split
 from tsallis.errors import InputError
+from tsallis.search import SearchOptions
 from tsallis.toolkit.config import Config
 from tsallis.toolkit.evaluation.search_results import search_corpus
 from tsallis.toolkit.tasks.prepared import prepare
@@ -85,7 +86,7 @@ def test_from_images_to_answers(folder: Path, tmp_path: Path, attention: str, de
     run = load_run(tmp_path)
     lines = encode(run, read_split(inputs.data, "test"))
     report = evaluate(run, lines, 2)
-    kinds = [result.certificate.kind for result in search_corpus(run.model, lines.corpus, 2)]
+    kinds = [result.certificate.kind for result in search_corpus(run.model, lines.corpus, SearchOptions(beam_size=2))]
     assert report["accuracy"] > 0.9 and report["samples"] == 40
     assert report["complete"] == pytest.approx(kinds.count("complete") / 40)
     assert 0 < report["attention_support"] <= 16

@@ -18,7 +18,7 @@ from run_seed import SEED
 from small_run import changed
 from tsallis.errors import InputError
 from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
-from tsallis.search import Result, beam_search
+from tsallis.search import Result, SearchOptions, beam_search
 from tsallis.toolkit.data import Vocabulary
 from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.evaluation.search_results import search_corpus
@@ -514,7 +514,7 @@ def test_validations_search_with_the_weights_of_their_update(tmp_path: Path) -> 
     scores: list[tuple[float, float]] = []
 
     def measure(results: Sequence[Result]) -> dict[str, float]:
-        fresh = search_corpus(copy.deepcopy(transformer), DEV, beam_size=1)
+        fresh = search_corpus(copy.deepcopy(transformer), DEV, SearchOptions(beam_size=1))
         ours, theirs = (sum(r.best.log_prob for r in part if r.best) for part in (results, fresh))
         scores.append((ours, theirs))
         return {"accuracy": ours}
