@@ -25,10 +25,9 @@ from tsallis.toolkit.inference.answers import Answer, Form, Output
 from tsallis.toolkit.inference.continuations import draw_texts
 from tsallis.toolkit.inference.run import whole_batch
 from tsallis.toolkit.inference.searching import check_for_run, choose, draw, search, spell_prefixes
-from tsallis.toolkit.inference.suggestions import Completer
+from tsallis.toolkit.inference.suggestions import LISTED, Completer
 from tsallis.toolkit.serve.limits import MOST_HEADS, Limits, Refusal
 from tsallis.toolkit.serve.requests import (
-    CHOICES,
     AttentionRequest,
     OutputRequest,
     Request,
@@ -269,7 +268,7 @@ class ServedRun:
 
     def _choices(self, request: SuggestRequest | StepsRequest) -> int:
         """Return how many continuations or symbols an answer lists."""
-        return request.n_best or min(CHOICES, self.limits.outputs)
+        return request.n_best or min(LISTED, self.limits.outputs)
 
     def _source(self, request: SuggestRequest | OutputRequest) -> Batch | None:
         """Return the source of a request as a batch; None if it is blank."""

@@ -14,7 +14,6 @@ from tsallis.toolkit.serve.limits import MOST_HEADS, Limits, Refusal
 from tsallis.toolkit.training.schema import explain
 
 Positive = Annotated[int, Field(ge=1)]  # how many at most, the server's limits say
-CHOICES = 10  # continuations, or symbols of a step, that are listed by default, as far as the server's limits allow
 
 
 class Request(BaseModel):
@@ -95,7 +94,7 @@ class SuggestRequest(SourceRequest):
     """A request for the continuations of the beginning of an output."""
 
     typed: str = ""
-    n_best: Positive | None = None  # CHOICES
+    n_best: Positive | None = None  # LISTED, or the server's limit if it is lower
 
     def check(self, limits: Limits) -> None:
         super().check(limits)
@@ -121,7 +120,7 @@ class OutputRequest(SourceRequest):
 class StepsRequest(OutputRequest):
     """The symbols that are possible at each step of an output."""
 
-    n_best: Positive | None = None  # CHOICES
+    n_best: Positive | None = None  # LISTED, or the server's limit if it is lower
 
     def check(self, limits: Limits) -> None:
         super().check(limits)
