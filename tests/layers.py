@@ -14,7 +14,7 @@ LIBRARY = [
     {"report", "huggingface"},
 ]
 TOOLKIT = [
-    {"old_names", "optional_output"},
+    {"analysis_options", "old_names", "optional_output"},
     {"data"},
     {"datasets"},
     {"evaluation", "config"},

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tsallis.search.options import SearchOptions
+from tsallis.toolkit.analysis_options import Options
 from tsallis.toolkit.cli.input import input_name
-from tsallis.toolkit.cli.options import Device, TextLanguage, Which, search_options
+from tsallis.toolkit.cli.options import Device, TextLanguage, Which, flag, search_options
 from tsallis.toolkit.cli.output import check_writable, print_fields
 from tsallis.toolkit.inference import open_run
 
 if TYPE_CHECKING:
     from tsallis.toolkit.cli.report_parts import Report
 
-LIMIT, SENTENCES = 1000, 30  # that are analysed, and shown, by default
 INTERRUPTED = 130  # the exit status of a command that was stopped from the keyboard
 
 
@@ -38,8 +38,10 @@ def analyze(
         ),
     ] = None,
     records: Annotated[Path | None, typer.Option("--json", help="A file for all numbers.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Sentences that are analysed, the first ones.")] = LIMIT,
-    sentences: Annotated[int, typer.Option(min=1, help="Sentences that the page shows with all weights.")] = SENTENCES,
+    limit: Annotated[int, typer.Option(min=1, help="Sentences that are analysed, the first ones.")] = Options.limit,
+    sentences: Annotated[
+        int, typer.Option(min=1, help="Sentences that the page shows with all weights.")
+    ] = Options.sentences,
     importance: Annotated[
         int, typer.Option(min=0, help="Sentences on which the loss without each head is measured.")
     ] = 0,
@@ -63,17 +65,17 @@ def analyze(
     if text and split is not None:
         raise InputError(f"--split is for the config's own data: {input_name(text)} was given, too")
     check_writable(out, records)
+    options = {"limit": limit, "sentences": sentences, "importance": importance, "searched": searched}
     if sweep:
         others = {
             **{"--text": text, "--split": split, "--beam-size": search.beam_size, "--language": language},
-            **{"--limit": limit - LIMIT, "--sentences": sentences - SENTENCES, "--importance": importance},
-            **{"--searched": searched, "--checkpoint": checkpoint != "best", "--device": device != "auto"},
+            **{flag(name): value != getattr(Options, name) for name, value in options.items()},
+            **{"--checkpoint": checkpoint != "best", "--device": device != "auto"},
         }
         if names := [name for name, value in others.items() if value]:
             raise InputError(f"--sweep reads logs, no sentences: {', '.join(names)} was given, too")
         _write(Report(sweep=read_sweep(runs)), out, records)
         return
-    options = {"limit": limit, "sentences": sentences, "importance": importance, "searched": searched}
     report_runs(runs, search, out, split, text, records, options, language, checkpoint, device)
 
 
@@ -92,7 +94,6 @@ def report_runs(
     """Analyse runs and write the page; `limits` are fields of :class:`tsallis.toolkit.run_analysis.Options`."""
     from tsallis.errors import InputError
     from tsallis.toolkit.cli.report_parts import Report, Text, describe_labels, summarize_all, sweep_if_any
-    from tsallis.toolkit.run_analysis import Options
     from tsallis.toolkit.run_analysis.densities import is_label_run
 
     opened = [open_run(run, checkpoint, device) for run in runs]

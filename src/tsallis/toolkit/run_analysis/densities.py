@@ -26,8 +26,8 @@ from tsallis.models.vqa import GridAttention
 from tsallis.search import beam_search
 from tsallis.search.step import eval_mode
 from tsallis.symbols import IGNORE_INDEX
+from tsallis.toolkit.analysis_options import Options
 from tsallis.toolkit.data.corpus import Corpus
-from tsallis.toolkit.run_analysis.options import Options
 from tsallis.toolkit.training.file_names import MODEL
 from tsallis.toolkit.training.run_folder import Run
 from tsallis.toolkit.training.schema import ModelRecord, read_record

@@ -28,13 +28,13 @@ from tsallis.models.protocol import device_of
 from tsallis.models.spellings import ambiguous_text
 from tsallis.search import Result, beam_search
 from tsallis.symbols import UNK
+from tsallis.toolkit.analysis_options import Options
 from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.data.io import distinct_names
 from tsallis.toolkit.data.ragged import Rows
 from tsallis.toolkit.run_analysis.corpus_passes import BATCH, CorpusPass, ShownSentences
 from tsallis.toolkit.run_analysis.empty_outputs import empty_rate
 from tsallis.toolkit.run_analysis.logs import alpha_history, density_history, value_history
-from tsallis.toolkit.run_analysis.options import Options
 from tsallis.toolkit.training.file_names import LOG, MODEL
 from tsallis.toolkit.training.run_folder import Run
 from tsallis.toolkit.training.schema import ModelRecord, read_record

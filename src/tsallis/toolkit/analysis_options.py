@@ -1,10 +1,10 @@
-"""Sizes of an analysis."""
+"""Sizes of an analysis. This module imports no torch: commands read the defaults before they print their help."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tsallis.search.checks import check_at_least_one
+from tsallis.errors import check_whole
 from tsallis.search.options import EndRule
 
 
@@ -38,7 +38,5 @@ class Options:
     end_rule: EndRule = "every"
 
     def __post_init__(self) -> None:
-        check_at_least_one(limit=self.limit, sentences=self.sentences, examples=self.examples, beam_size=self.beam_size)
-        for name in ("importance", "searched"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        for name in ("limit", "sentences", "importance", "searched", "examples", "beam_size"):
+            check_whole(name, getattr(self, name), least=0 if name in ("importance", "searched") else 1)
