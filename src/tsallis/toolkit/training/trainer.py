@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tsallis.analysis.score_names import OF_TEXT, TEACHER_FORCED, rank_score
-from tsallis.errors import InputError
+from tsallis.errors import InputError, describe
 from tsallis.search import Result, SearchOptions
 from tsallis.toolkit.config import Settings
 from tsallis.toolkit.data.corpus import Corpus, SampledCorpus
@@ -99,6 +99,9 @@ class Trainer:
         stop: tells whether this process is to stop. All of them then do, after the update under way and a validation
             that is due with it; there is a checkpoint, and :attr:`stopped` is True.
 
+    Raises:
+        ValueError: `measure` is another text, or no function.
+
     Example:
         >>> import tempfile
         >>> from tsallis.models import RNNSeq2Seq
@@ -125,6 +128,8 @@ class Trainer:
         init: Mapping[str, Any] | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
+        if not (measure in ("accuracy", None) or callable(measure)):
+            raise ValueError(f"measure must be 'accuracy', a function or None, got {describe(measure)}")
         self.model = model
         self.train = train
         self.dev = dev

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -344,6 +345,13 @@ def test_a_limit_of_updates(tmp_path: Path, updates: int, events: list[int]) -> 
     before = outcome(tmp_path)
     trainer(tmp_path, changed(SETTINGS, updates=updates)).run()
     assert outcome(tmp_path) == before
+
+
+@pytest.mark.parametrize("measure", ["bleu", 3])
+def test_an_unknown_measure_is_an_error_before_anything_is_written(measure: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"measure must be 'accuracy', a function or None, got {measure!r}"):
+        Trainer(model(), TRAIN, DEV, tmp_path / "run", SETTINGS, measure=measure)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_search_of_the_first_rows_and_a_measure_of_ones_own(tmp_path: Path) -> None:
