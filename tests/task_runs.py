@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from tsallis.search import SearchOptions
+from tsallis.toolkit.config import Config
 from tsallis.toolkit.tasks import figures as drawing
 from tsallis.toolkit.tasks.attention_weights import describe_attention
 from tsallis.toolkit.tasks.prepared import prepare
-from tsallis.toolkit.tasks.registry import TASKS, check_config, task_of
+from tsallis.toolkit.tasks.registry import TASKS, load_config, task_of
 from tsallis.toolkit.tasks.scoring import evaluate_outputs
 from tsallis.toolkit.tasks.types import Lines
 from tsallis.toolkit.training import Run
 
 
+def config_of(content: dict[str, Any]) -> Config:
+    """Return the configuration of a file that holds this content."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "test"
+        path.write_text(yaml.safe_dump(content), encoding="utf-8")
+        return load_config(path)
+
+
 def untrained_run(folder: Path, data: dict[str, Any], model: dict[str, Any]) -> Run:
     """Return a run that was not trained, of the data in a folder."""
-    config = check_config({"version": 1, "data": {"folder": str(folder), **data}, "model": model}, "test")
+    config = config_of({"version": 1, "data": {"folder": str(folder), **data}, "model": model})
     prepared = prepare(config)
     vocabularies = prepared.data.vocabularies.src, prepared.data.vocabularies.tgt
     return Run(folder, prepared.build().eval(), *vocabularies, prepared.task.facts(), {})

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import tsallis.toolkit.cli as cli
+from task_runs import config_of
 from tsallis.errors import IgnoredInputWarning
 from tsallis.search import SearchOptions
 from tsallis.toolkit.data.word_vectors import read_word_vectors
@@ -23,7 +24,7 @@ from tsallis.toolkit.serve.answers import ServedRun
 from tsallis.toolkit.serve.limits import Limits
 from tsallis.toolkit.serve.requests import TranslateRequest
 from tsallis.toolkit.tasks.prepared import prepare
-from tsallis.toolkit.tasks.registry import check_config, load_config, task_of_run
+from tsallis.toolkit.tasks.registry import load_config, task_of_run
 from tsallis.toolkit.training import Checkpoints, load_run
 from tsallis.toolkit.training.run_folder import start_run
 
@@ -112,7 +113,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def make_run(folder: Path, text: str) -> Path:
-    config = check_config(json.loads(text), "test")
+    config = config_of(json.loads(text))
     prepared = prepare(config)
     symbols = prepared.data.vocabularies
     folder.mkdir()

@@ -47,11 +47,6 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
     return check_content(content, str(path), _choose_schema(content, str(path)), applied)
 
 
-def check_config(content: dict[str, Any], name: str) -> Config:
-    """Return a configuration from its content, with the sections of its task; errors begin with `name`."""
-    return check_content(content, name, _choose_schema(content, name))
-
-
 def _choose_schema(content: Mapping[str, Any], name: str) -> type[Config]:
     task, model = _find(content.get("data"), f"{name}: data"), content.get("model")
     architecture = model.get("architecture") if isinstance(model, Mapping) else None

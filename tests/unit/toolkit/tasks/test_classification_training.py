@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from run_seed import SEED
-from task_runs import encode, evaluate, read_split
+from task_runs import config_of, encode, evaluate, read_split
 from tsallis.errors import InputError
 from tsallis.search import SearchOptions
 from tsallis.toolkit.config import Config
 from tsallis.toolkit.evaluation.search_results import search_corpus
 from tsallis.toolkit.tasks.prepared import prepare
-from tsallis.toolkit.tasks.registry import check_config, task_of
+from tsallis.toolkit.tasks.registry import task_of
 from tsallis.toolkit.training import Trainer, load_run
 from tsallis.toolkit.training.run_folder import build_model, start_run
 
@@ -40,7 +40,7 @@ def config(folder: Path, data: dict[str, Any] | None = None, **model: Any) -> Co
         "model": {"architecture": "classifier", "d_model": 16, "num_basis": 8, "dropout": 0.0, **model},
         "training": {"epochs": 6, "batch_size": 16, "learning_rate": 0.02, "schedule": "constant", "seed": SEED},
     }
-    return check_config(content, "test")
+    return config_of(content)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from run_seed import SEED
-from task_runs import read_split
+from task_runs import config_of, read_split
 from tsallis.errors import InputError
 from tsallis.search import SearchOptions
 from tsallis.symbols import BOS
@@ -18,7 +18,7 @@ from tsallis.toolkit.datasets.synthetic_corpus import synthetic_corpus
 from tsallis.toolkit.evaluation.teacher_forcing import row_hits
 from tsallis.toolkit.tasks.language import encode_texts, read_texts
 from tsallis.toolkit.tasks.prepared import prepare
-from tsallis.toolkit.tasks.registry import check_config, task_of
+from tsallis.toolkit.tasks.registry import task_of
 from tsallis.toolkit.tasks.scoring import evaluate_outputs, score_lengths
 from tsallis.toolkit.training import Trainer, load_run
 from tsallis.toolkit.training.run_folder import build_model, start_run
@@ -34,7 +34,7 @@ def config(data: dict[str, Any], model: dict[str, Any] | None = None, **training
         "model": {**SMALL, **(model or {})},
         "training": {"epochs": 1000, "updates": 3, "max_tokens": 256, "validate_updates": 3, "seed": SEED, **training},
     }
-    return check_config(content, "test")
+    return config_of(content)
 
 
 @pytest.fixture

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from task_runs import config_of
 from tsallis.errors import InputError
 from tsallis.toolkit.inference import open_run
 from tsallis.toolkit.tasks.prepared import prepare
-from tsallis.toolkit.tasks.registry import TASKS, check_config, task_of, task_of_run
+from tsallis.toolkit.tasks.registry import TASKS, task_of, task_of_run
 from tsallis.toolkit.training import load_run
 from tsallis.toolkit.training.checkpoint import Checkpoints
 from tsallis.toolkit.training.run_folder import build_model, start_run
@@ -54,7 +55,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         source = {} if "embedded" in data or "synthetic" in data else {"folder": str(folder)}
         cache = {"cache": str(folder / "cache")} if data.get("task") == "translation" else {}
         model = MODELS.get(data.get("task", ""), {"d_model": 4, "layers": 1})
-        config = check_config({"version": 1, "data": {**data, **source, **cache}, "model": model}, name)
+        config = config_of({"version": 1, "data": {**data, **source, **cache}, "model": model})
         prepared = prepare(config)
         symbols = prepared.data.vocabularies
         (folder / name).mkdir()
@@ -132,7 +133,7 @@ def test_what_an_earlier_version_did_not_write_is_not_missed(runs: Path, tmp_pat
 def test_a_training_does_not_go_on_with_the_task_of_another_run(runs: Path, tmp_path: Path) -> None:
     copy = mixed(runs, "one", "short", tmp_path)
     data = {**DATA["one"], "folder": str(runs)}
-    config = check_config({"version": 1, "data": data, "model": {"d_model": 4, "layers": 1}}, "test")
+    config = config_of({"version": 1, "data": data, "model": {"d_model": 4, "layers": 1}})
     assert prepare(config, runs / "one").task.facts()["max_length"] == 256
     with pytest.raises(InputError, match=r"max_length is 40, 256 by config\.yaml"):
         prepare(config, copy)

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from task_runs import config_of
 from tsallis.toolkit.data.subwords import Subwords
 from tsallis.toolkit.tasks.prepared import prepare
-from tsallis.toolkit.tasks.registry import TASKS, check_config
+from tsallis.toolkit.tasks.registry import TASKS
 from tsallis.toolkit.training import Run
 
 
@@ -53,7 +54,7 @@ def test_outputs_come_out_as_they_went_in(name: str, tmp_path: Path) -> None:
         model = tmp_path / "bytes.model"
         Subwords.train(["ein Hut", "das Haus", "a hat, the house"], 290, byte_fallback=True).save(model)
         sections["subwords"] = {"model": str(model)}
-    config = check_config({"version": 1, "data": {"task": task_name, **sections}}, "test")
+    config = config_of({"version": 1, "data": {"task": task_name, **sections}})
     prepared = prepare(config)
     task, symbols = prepared.task, prepared.data.vocabularies
     lines = task.encode(task.read_split(config.data, "train"), symbols)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from task_runs import encode, evaluate, read_lines
+from task_runs import config_of, encode, evaluate, read_lines
 from tsallis.errors import InputError
 from tsallis.models import RNNSeq2Seq
 from tsallis.search import Certificate, Hypothesis, Result
@@ -17,7 +17,7 @@ from tsallis.toolkit.data import Vocabulary
 from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.data.subwords import Subwords
 from tsallis.toolkit.tasks.prepared import prepare
-from tsallis.toolkit.tasks.registry import TASKS, check_config, task_of
+from tsallis.toolkit.tasks.registry import TASKS, task_of
 from tsallis.toolkit.tasks.scoring import language_scores, score_values
 from tsallis.toolkit.tasks.strings import Strings, StringsExample
 from tsallis.toolkit.tasks.translation import Translation
@@ -278,7 +278,7 @@ def test_a_task_is_restored_from_its_facts(facts: dict[str, Any]) -> None:
 
 
 def test_a_run_whose_task_was_changed_does_not_go_on(tmp_path: Path) -> None:
-    config = check_config({"version": 1, "data": {"embedded": "english-verbs"}, "model": {"d_model": 4}}, "test")
+    config = config_of({"version": 1, "data": {"embedded": "english-verbs"}, "model": {"d_model": 4}})
     prepared = prepare(config)
     symbols = prepared.data.vocabularies
     (tmp_path / "run").mkdir()
@@ -304,18 +304,18 @@ def test_a_score_that_takes_long_is_computed_where_it_decides() -> None:
     model = {"architecture": "rnn", "d_model": 4}
     for select, names in (("chrf", ["bleu", "chrf", "exact"]), ("ter", ["bleu", "chrf", "ter", "exact"])):
         config = {"version": 1, "data": data, "model": model, "training": {"select": select}}
-        prepared = prepare(check_config(config, "test"))
+        prepared = prepare(config_of(config))
         result = Result((Hypothesis((4,), -1.0, (), ()),), Certificate("none", 0.0))
         assert [*prepared.measure()([result] * 3)] == names
     config["training"] = {"select": "accuracy"}
     with pytest.raises(InputError, match=r"training.select: expected one of bleu, .*, loss, .*, found 'accuracy'"):
-        prepare(check_config(config, "test"))
+        prepare(config_of(config))
 
 
 def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
     """Its configuration lacks settings that came later; it goes on where they have their defaults, and only there."""
     content = {"version": 1, "data": {"embedded": "english-verbs"}, "model": {"d_model": 4}}
-    config = check_config(content, "test")
+    config = config_of(content)
     prepared = prepare(config)
     old = config.text().replace("  select: null\n", "")
     assert old != config.text()
@@ -324,7 +324,7 @@ def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
     again = prepare(config, tmp_path)
     assert start_run(tmp_path, again.text, again.description, again.task.facts(), *symbols)
     assert (tmp_path / "config.yaml").read_text() == old
-    other = prepare(check_config({**content, "training": {"select": "loss"}}, "test"), tmp_path)
+    other = prepare(config_of({**content, "training": {"select": "loss"}}), tmp_path)
     with pytest.raises(InputError, match=r"another configuration \(now training.select: loss"):
         start_run(tmp_path, other.text, other.description, other.task.facts(), *symbols)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import tsallis.toolkit.data.corpus_cache as corpus_cache
-from task_runs import read_split
+from task_runs import config_of, read_split
 from tsallis import estimate_tau, estimate_tau_from_scores
 from tsallis.errors import InputError
 from tsallis.search import Certificate, Hypothesis, Result
@@ -20,7 +20,7 @@ from tsallis.toolkit.data.corpus import Corpus, Counts, SampledCorpus
 from tsallis.toolkit.data.subwords import Subwords
 from tsallis.toolkit.datasets.number_names import german_english_numbers
 from tsallis.toolkit.tasks.prepared import PreparedRun, prepare
-from tsallis.toolkit.tasks.registry import check_config, load_config
+from tsallis.toolkit.tasks.registry import load_config
 from tsallis.toolkit.tasks.translation import cache_folder, find_sides
 from tsallis.toolkit.training.run_folder import build_model, start_run
 
@@ -47,7 +47,7 @@ def config(folder: Path, data: dict[str, Any] | None = None, **sections: Any) ->
     small = {"architecture": "transformer", "d_model": 8, "heads": 2, "encoder_layers": 1, "decoder_layers": 1}
     content = {"version": 1, "data": {**inputs, **(data or {}), "subwords": subwords}, "model": small}
     content["model"] |= sections.pop("model", {})
-    return check_config({**content, **sections}, "test")
+    return config_of({**content, **sections})
 
 
 @pytest.mark.parametrize("packing", ["", ".gz", ".xz"])
@@ -138,7 +138,7 @@ def test_subwords_drawn_anew_in_every_epoch(tmp_path: Path) -> None:
 
 def test_embedded_translation() -> None:
     content = {"task": "translation", "embedded": "german-english-numbers", "subwords": {"size": 200}}
-    prepared = prepare(check_config({"version": 1, "data": content, "model": {"d_model": 8}}, "test"))
+    prepared = prepare(config_of({"version": 1, "data": content, "model": {"d_model": 8}}))
     splits = german_english_numbers()
     assert len(prepared.data.train) == len(splits["train"]) and len(prepared.data.dev.corpus) == len(splits["dev"])
     assert (
@@ -152,14 +152,14 @@ def test_embedded_translation() -> None:
 def test_embedded_pairs_are_sampled_and_have_a_length(tmp_path: Path) -> None:
     content = {"task": "translation", "embedded": "german-english-numbers", "subwords": {"size": 200, "sample": 0.3}}
     settings = {"version": 1, "data": {**content, "max_length": 12}, "model": {"d_model": 8}}
-    train = prepare(check_config(settings, "test")).data.train
+    train = prepare(config_of(settings)).data.train
     assert isinstance(train, SampledCorpus) and 0 < len(train) < len(german_english_numbers()["train"])
     assert train.lengths().max() <= 12 and train.alpha == 0.3
     rows = list(range(8))
     assert train.batch(rows, 0).src_tokens != train.batch(rows, 1).src_tokens
     settings["data"] = {**content, "max_length": 1}
     with pytest.raises(InputError, match=r"data\.embedded: of \d+ pairs all have more than 1 subwords"):
-        prepare(check_config(settings, "test"))
+        prepare(config_of(settings))
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_the_formula_of_tau_is_refused_where_it_does_not_hold(model: dict[str, A
     content = {"architecture": "transformer", "output": "alpha_relu", "tau": "formula", **model}
     data = {"task": "translation", "folder": "/nowhere", "train": "train", "dev": "dev"}  # before any file is read
     with pytest.raises(InputError, match=f"model.tau: formula is for .*, found {settings}; use tau: auto"):
-        prepare(check_config({"version": 1, "data": data, "model": content}, "test"))
+        prepare(config_of({"version": 1, "data": data, "model": content}))
 
 
 def test_a_run_that_was_started_keeps_its_threshold(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_outputs_of_alpha_relu_sum_to_about_one_before_training(
     sizes = {"transformer": {"heads": 2, "encoder_layers": 1, "decoder_layers": 1}, "rnn": {"layers": 1}}
     inputs = {"d_model": 64, "output": "alpha_relu", "output_alpha": alpha, "tau": "auto"}
     content = config(tmp_path).model_dump() | {"model": {**sizes[model["architecture"]], **inputs, **model}}
-    assert 0.75 < outputs_sum(prepare(check_config(content, "test"))) < 1.35
+    assert 0.75 < outputs_sum(prepare(config_of(content))) < 1.35
 
 
 @pytest.mark.parametrize("name", ["iwslt14-de-en", "wmt14-en-de"])
@@ -299,7 +299,7 @@ def strings(folder: Path, train: list[str], dev: list[str], **data: Any) -> Conf
     write(folder / "train", train)
     write(folder / "dev", dev)
     inputs = {"folder": str(folder), "train": "train", "dev": "dev", **data}
-    return check_config({"version": 1, "data": inputs, "model": {"d_model": 8, "layers": 1}}, "test")
+    return config_of({"version": 1, "data": inputs, "model": {"d_model": 8, "layers": 1}})
 
 
 def test_examples_too_long_to_train_on_are_left_out(tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ def languages_config(folder: Path, **training: Any) -> Config:
         write(folder / f"{language}-dev", [f"{language}{x}\t{x}{language}\tN" for x in "abcdefgh"[:count]])
     data = {"folder": str(folder), "train": "{language}-train", "dev": "{language}-dev", "languages": "all"}
     model = {"d_model": 8, "layers": 1}
-    return check_config({"version": 1, "data": data, "model": model, "training": training}, "test")
+    return config_of({"version": 1, "data": data, "model": model, "training": training})
 
 
 @pytest.mark.parametrize("rows", [3, 4, 5, 7, 12])
@@ -384,7 +384,7 @@ def test_too_few_rows_for_all_languages_are_refused(tmp_path: Path) -> None:
 def test_means_of_languages_decide_only_where_there_are_several(tmp_path: Path) -> None:
     assert prepare(languages_config(tmp_path, select="macro_levenshtein")).settings.select == "macro_levenshtein"
     with pytest.raises(InputError, match=r"training.select: expected one of accuracy, .*, found 'macro_accuracy'"):
-        prepare(check_config({**ONE_LANGUAGE, "training": {"select": "macro_accuracy"}}, "test"))
+        prepare(config_of({**ONE_LANGUAGE, "training": {"select": "macro_accuracy"}}))
 
 
 def test_languages_choose_the_best_checkpoint_alike(tmp_path: Path) -> None:

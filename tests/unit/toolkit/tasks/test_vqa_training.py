@@ -11,13 +11,12 @@ import pytest
 import torch
 
 from run_seed import SEED
-from task_runs import encode, evaluate, read_lines, read_split
+from task_runs import config_of, encode, evaluate, read_lines, read_split
 from tsallis.errors import InputError
 from tsallis.search import SearchOptions
 from tsallis.toolkit.config import Config
 from tsallis.toolkit.evaluation.search_results import search_corpus
 from tsallis.toolkit.tasks.prepared import prepare
-from tsallis.toolkit.tasks.registry import check_config
 from tsallis.toolkit.training import Trainer, load_run
 from tsallis.toolkit.training.run_folder import start_run
 
@@ -47,7 +46,7 @@ def config(folder: Path, data: dict[str, Any] | None = None, **model: Any) -> Co
         "model": {"architecture": "answerer", **sizes, **model},
         "training": {"epochs": 9, "batch_size": 8, "learning_rate": 0.005, "schedule": "constant", "seed": SEED},
     }
-    return check_config(content, "test")
+    return config_of(content)
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from task_runs import config_of
 from tsallis.errors import InputError
 from tsallis.toolkit.config import ON_RESUME
 from tsallis.toolkit.tasks.base import Task
-from tsallis.toolkit.tasks.registry import TASKS, check_config, schema
+from tsallis.toolkit.tasks.registry import TASKS, schema
 from tsallis.toolkit.training import Checkpoints, Settings
 from tsallis.toolkit.training.changes import Changes, find_changes
 
@@ -38,9 +39,9 @@ def trained(folder: Path, metrics: bool = True, **position: int) -> Path:
 
 def test_only_some_settings_may_change() -> None:
     content = {"version": 1, "data": {"embedded": "english-verbs"}, "training": {"epochs": 3}}
-    before = check_config({**content, "run_dir": "a"}, "test")
+    before = config_of({**content, "run_dir": "a"})
     content.update(training={"epochs": 5}, search={"beam_size": 2})
-    now = check_config({**content, "run_dir": "b"}, "test")
+    now = config_of({**content, "run_dir": "b"})
     found = find_changes("text", before, now)
     assert found == Changes("text", {"training.epochs": (3, 5), "search.beam_size": (5, 2)}, now.training)
     assert found.lines == ["training.epochs: 5, 3 until now", "search.beam_size: 2, 5 until now"]
@@ -51,7 +52,7 @@ def test_only_some_settings_may_change() -> None:
         {"model": {"architecture": "transformer"}},
         {"data": {"embedded": "english-verbs", "max_length": 9}},
     ):
-        assert find_changes("text", before, check_config({**content, **other}, "test")) is None
+        assert find_changes("text", before, config_of({**content, **other})) is None
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from small_run import DEV, SETTINGS, SRC, TGT, TRAIN, changed
+from task_runs import config_of
 from tsallis.errors import InputError
 from tsallis.models import TransformerSeq2Seq
 from tsallis.toolkit.tasks.prepared import prepare
-from tsallis.toolkit.tasks.registry import check_config
 from tsallis.toolkit.training import Settings, Trainer
 
 pytest.importorskip("tensorboard", reason="needs tensorboard: of the extra tensorboard")
@@ -64,6 +64,6 @@ def test_a_run_without_it_has_no_such_folder(tmp_path: Path) -> None:
 def test_a_missing_package_is_named_before_data_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     data = {"folder": str(tmp_path), "train": "none", "dev": "none"}
-    config = check_config({"version": 1, "data": data, "training": {"tensorboard": True}}, "test")
+    config = config_of({"version": 1, "data": data, "training": {"tensorboard": True}})
     with pytest.raises(InputError, match=r"training.tensorboard needs the package tensorboard: pip install"):
         prepare(config)

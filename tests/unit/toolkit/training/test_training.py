@@ -12,6 +12,7 @@ import torch
 import yaml
 
 from run_seed import SEED
+from task_runs import config_of
 from tsallis.errors import InputError
 from tsallis.models import RNNSeq2Seq
 from tsallis.toolkit.data.corpus import Corpus
@@ -19,7 +20,7 @@ from tsallis.toolkit.data.io import write_atomic
 from tsallis.toolkit.evaluation.teacher_forcing import teacher_forced_scores
 from tsallis.toolkit.evaluation.text_scores import levenshtein
 from tsallis.toolkit.tasks.prepared import prepare
-from tsallis.toolkit.tasks.registry import check_config, load_config
+from tsallis.toolkit.tasks.registry import load_config
 from tsallis.toolkit.training import Checkpoints, Log, Settings, Trainer
 from tsallis.toolkit.training.schedules import Constant, HalveOnWorse, InverseSquareRoot, Plateau, make_schedule
 from tsallis.toolkit.training.schema import Index
@@ -29,14 +30,13 @@ RECIPES = sorted([*ROOT.glob("recipes/*/*.yaml"), *ROOT.glob("src/tsallis/toolki
 
 
 def small_config(**training: object):
-    return check_config(
+    return config_of(
         {
             "version": 1,
             "data": {"embedded": "english-verbs"},
             "model": {"d_model": 8, "layers": 1},
             "training": {"epochs": 1, "batch_size": 32, "seed": SEED, **training},
-        },
-        "test",
+        }
     )
 
 
@@ -44,7 +44,7 @@ def small_config(**training: object):
 def test_every_shipped_recipe_is_a_valid_configuration(path: Path) -> None:
     config = load_config(path)
     assert path.read_text(encoding="utf-8").startswith("# "), "a recipe's header says what it aims at"
-    assert check_config(yaml.safe_load(config.text()), "again").text() == config.text()
+    assert config_of(yaml.safe_load(config.text())).text() == config.text()
     if path.parent.name == "sigmorphon2018":
         assert "Peters et al. 2019" in path.read_text(encoding="utf-8")
         assert config.training.schedule == "halve-on-worse" and config.search.options.beam_size == 5
@@ -65,7 +65,7 @@ def test_every_recipe_has_a_run_folder_of_its_own() -> None:
 
 def test_languages_all_are_found_in_the_folder(tmp_path: Path) -> None:
     data = {"folder": str(tmp_path), "train": "{language}-train", "dev": "{language}-dev", "languages": "all"}
-    config = check_config({"version": 1, "data": data}, "test")
+    config = config_of({"version": 1, "data": data})
     with pytest.raises(InputError, match="no file"):
         prepare(config)
     for name in ("b-train", "a-train", "a-dev", "b-dev"):
