@@ -104,13 +104,14 @@ def request() -> str:
     return name if name is not None else _check(os.environ.get(VARIABLE) or "auto", VARIABLE)
 
 
-def choose(operation: str, alpha: Alpha, *tensors: Tensor) -> Backend:
+def choose(operation: str, alpha: Alpha, *tensors: Tensor, positive: bool = True) -> Backend:
     """Return the backend that computes an operation on these tensors; this is the only check of the alphas.
 
-    For callers that have the numbers at hand; :func:`choose_direct` is for those that may not.
+    For callers that have the numbers at hand; :func:`choose_direct` is for those that may not. Every
+    backend supports alphas of at least 1; `eager` also computes smaller ones, unless `positive` is False.
 
     Raises:
-        ValueError: an alpha that is not positive and finite.
+        ValueError: an alpha that is not positive and finite; without `positive`, an alpha below 1.
         RuntimeError: the backend that was asked for by name does not compute on such devices.
     """
     name, kind = request(), tensors[0].device.type
@@ -123,7 +124,7 @@ def choose(operation: str, alpha: Alpha, *tensors: Tensor) -> Backend:
         choice = load(candidate)
         if _suits(choice, operation, alpha, tensors) and choice.usable():
             return cast(Backend, _guard().backend_for(candidate, tensors[0]))
-    check_alpha(alpha, positive=True)
+    check_alpha(alpha, positive)
     return load("eager")
 
 

@@ -5,6 +5,7 @@ A map is a :class:`MapRule`, of which :func:`apply_map` makes something that PyT
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -197,11 +198,11 @@ def _merge_rows(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Alpha]:
     return scores.reshape(-1, scores.shape[-1]), alpha.reshape(-1, 1) if isinstance(alpha, Tensor) else alpha
 
 
-def _solve_entmax(scores: Tensor, alpha: Alpha) -> Tensor:
+def _solve_entmax(scores: Tensor, alpha: Alpha, positive: bool = True) -> Tensor:
     rows, alphas = contiguous(scores), contiguous_alpha(alpha)
     if rows.dim() != 2:
         rows, alphas = _merge_rows(rows, alphas)
-    return choose("maps", alphas, rows).entmax(rows, alphas).reshape(scores.shape)
+    return choose("maps", alphas, rows, positive=positive).entmax(rows, alphas).reshape(scores.shape)
 
 
 def _pull_entmax(probs: Tensor, grad: Tensor, needs: Sequence[bool], alpha: Alpha) -> Gradients:
@@ -212,15 +213,10 @@ def _push_entmax(probs: Tensor, tangents: Sequence[Tensor | None], alpha: Alpha)
     return eager.pushforward(probs, tangents[0], alpha, tangents[1])
 
 
-def _solve_attention_weights(scores: Tensor, alpha: Alpha) -> Tensor:
-    check_alpha(alpha)  # a recorder could not look at it
-    return _solve_entmax(scores, alpha)
-
-
 ENTMAX = map_rule("entmax", _solve_entmax, _pull_entmax, _push_entmax, graph=graph.entmax)
-ATTENTION_WEIGHTS = map_rule(
-    "attention_weights", _solve_attention_weights, _pull_entmax, _push_entmax, graph=graph.entmax
-)
+# A recorder could not look at alphas: the operator raises for those below 1.
+_solve_weights = functools.partial(_solve_entmax, positive=False)
+ATTENTION_WEIGHTS = map_rule("attention_weights", _solve_weights, _pull_entmax, _push_entmax, graph=graph.entmax)
 
 
 def budgeted_entmax(scores: Tensor, alpha: Alpha, budget: float) -> Tensor:
