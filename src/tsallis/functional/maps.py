@@ -16,12 +16,12 @@ from tsallis.functional.rows import (
     number,
     result_dtype,
 )
-from tsallis.ops.alphas import Alpha, check_alpha
+from tsallis.ops.alphas import Alpha
 from tsallis.ops.autograd import maps as autograd
 from tsallis.ops.dtypes import upcast
 from tsallis.ops.eager.entropy import entropy
 from tsallis.ops.eager.log_probs import log_probs
-from tsallis.ops.transforms import as_input, traced, varies, without_numbers
+from tsallis.ops.transforms import as_input, positive_alphas, varies
 
 
 def entmax(scores: Tensor, alpha: Alpha = 1.5, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:
@@ -235,12 +235,11 @@ def tsallis_entropy(probs: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
         tensor(0.2500)
     """
     rows = as_rows(probs, alpha, dim, positive=True)
-    if isinstance(rows.alpha, Tensor) and not (traced() or without_numbers(rows.alpha)):
-        check_alpha(rows.alpha, positive=True)
+    alpha = positive_alphas(rows.alpha) if isinstance(rows.alpha, Tensor) else rows.alpha
     if probs.numel() == 0:
-        return _empty(probs, rows.alpha).sum(dim).to(rows.dtype)
+        return _empty(probs, alpha).sum(dim).to(rows.dtype)
     assert rows.shape is not None
-    return entropy(rows.scores, rows.alpha).reshape(rows.shape[:-1]).to(rows.dtype)
+    return entropy(rows.scores, alpha).reshape(rows.shape[:-1]).to(rows.dtype)
 
 
 def escort(probs: Tensor, beta: float, dim: int = -1) -> Tensor:

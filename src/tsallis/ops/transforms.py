@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 
 from tsallis.ops.alphas import Alpha, check_alpha
 from tsallis.ops.dtypes import compute_dtype
-from tsallis.ops.tracing import constant
+from tsallis.ops.tracing import constant, operator
 
 _MODES = torch._C._TorchDispatchModeKey
 _KINDS = torch._C._functorch.TransformType
@@ -126,17 +126,42 @@ def physical(x: Tensor) -> Tensor:
     return x.detach()
 
 
-def check_wrapped_alpha(alpha: Alpha) -> None:
+def check_wrapped_alpha(alpha: Alpha, positive: bool = False) -> None:
     """Check alphas that torch.func has wrapped, where their numbers can be looked at all the same.
 
     Raises:
-        ValueError: an alpha below 1 or not finite.
+        ValueError: an alpha below 1, or with `positive` not above 0, or not finite.
     """
     if isinstance(alpha, Tensor):
-        alpha = physical(alpha)
-        if recording() or modes_active() or without_numbers(alpha):
+        if recording() or modes_active():
             return
-    check_alpha(alpha)
+        alpha = physical(alpha)
+        if without_numbers(alpha):
+            return
+    check_alpha(alpha, positive)
+
+
+def positive_alphas(alpha: Tensor) -> Tensor:
+    """Return alphas that are checked to be positive and finite: now, or by an operator each time a graph runs."""
+    if (recording() or modes_active()) and not (transforms_active() or forward_mode() or exporting_to_onnx()):
+        return cast(Tensor, _positive_alphas(alpha))
+    check_wrapped_alpha(alpha, positive=True)
+    return alpha
+
+
+def _checked_copy(alpha: Tensor) -> Tensor:
+    check_alpha(alpha, positive=True)
+    return alpha.clone()
+
+
+_positive_alphas = operator(
+    "positive_alphas",
+    "(Tensor alpha) -> Tensor",
+    _checked_copy,
+    torch.empty_like,
+    lambda ctx, inputs, output: None,
+    lambda ctx, grad: grad,
+)
 
 
 def operators_only(x: Tensor) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import tsallis
 from backends import skip_unless_usable
+from tsallis.ops import alphas, choice, registry
 from tsallis.ops.registry import BACKENDS
 
 SCORES, TARGET = torch.randn(2, 5, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 3])
@@ -18,6 +19,7 @@ QUERY = torch.randn(1, 2, 3, 4, generator=torch.Generator().manual_seed(1))  # [
 CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "entmax": lambda alpha: tsallis.entmax(SCORES, alpha),
     "budgeted_entmax": lambda alpha: tsallis.budgeted_entmax(SCORES, alpha),
+    "tsallis_entropy": lambda alpha: tsallis.tsallis_entropy(SCORES.softmax(-1), alpha),
     "entmax_loss": lambda alpha: tsallis.entmax_loss(SCORES, TARGET, alpha),
     "linear_entmax_loss": lambda alpha: tsallis.linear_entmax_loss(SCORES, SCORES.repeat(3, 1), TARGET, alpha),
     "entmax_attention": lambda alpha: tsallis.entmax_attention(QUERY, QUERY, QUERY, alpha.view(-1)),
@@ -49,4 +51,18 @@ def test_an_alpha_out_of_range(backend: str, name: str) -> None:
                 assert result == expected
 
 
-ANY_POSITIVE = ("entmax", "entmax_loss")
+def test_the_operator_of_attention_weights_reads_alphas_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second look would wait for a GPU once more."""
+    read, extremes = [], alphas.extremes
+    for module in (alphas, choice):
+        monkeypatch.setattr(module, "extremes", lambda alpha: read.append(alpha) or extremes(alpha))
+    torch.ops.tsallis.attention_weights(SCORES, 1.0, torch.tensor([[1.5], [2.0]]))
+    assert len(read) == 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_backends_support_alphas_from_1(backend: str) -> None:
+    assert registry.load(backend).CAPABILITIES.alphas[0] >= 1
+
+
+ANY_POSITIVE = ("entmax", "tsallis_entropy", "entmax_loss")
