@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import lzma
 import math
+import os
 import struct
 import tarfile
 import tokenize
@@ -19,12 +20,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tsallis.errors import InputError, describe
-from tsallis.toolkit.data.io import input_errors, open_file, read_bytes
+from tsallis.toolkit.data.io import PLAUSIBLE, input_errors, open_file, read_bytes
 
 ARRAYS = (".npy", ".npy.xz")
 PHOTOS = (".jpg", ".jpeg", ".png")
 MOST_PIXELS = 1 << 26  # of a photograph, packed or brought to a size
 MOST_BYTES = 1 << 28  # of a photograph's file
+MOST_PACKED = 8_000  # xz compresses nothing to a smaller share of its size
+LONGEST_HEADER = 10_000  # bytes, the limit of NumPy
 BAD_HEADER = (ValueError, TypeError, SyntaxError, OverflowError, RecursionError, tokenize.TokenError, struct.error)
 Load = Callable[[], bytes]
 
@@ -271,14 +274,29 @@ def _array(path: Path) -> NDArray[Any]:
     """Load an array that holds no objects; map it into memory if it is not compressed."""
     with open_file(path) as stream, input_errors(path), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about headers that Python 2 wrote
+        size = os.fstat(stream.fileno()).st_size
         try:
             if path.suffix == ".xz":
                 with lzma.open(stream) as unpacked:
-                    loaded = np.load(unpacked, allow_pickle=False)
+                    _check_header(unpacked, size)
+                    loaded: NDArray[Any] = np.load(unpacked, allow_pickle=False)
             else:
+                _check_header(stream, size)
                 loaded = np.load(path, mmap_mode="r", allow_pickle=False)
         except (*BAD_HEADER, EOFError) as error:
             raise InputError(f"{path}: not an array file: {error}") from error
-    if not isinstance(loaded, np.ndarray):
-        raise InputError(f"{path}: not an array file, but an archive of them")
     return loaded
+
+
+def _check_header(stream: Any, size: int) -> None:
+    """Raise if a file of this size, compressed or not, can't hold the array that its header describes.
+
+    NumPy allocates headers and arrays before it reads them.
+    """
+    header = BytesIO(stream.read(LONGEST_HEADER))
+    version = np.lib.format.read_magic(header)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(header)
+    if math.prod(shape) * dtype.itemsize > max(PLAUSIBLE, MOST_PACKED * size):
+        raise ValueError(f"{size} bytes hold no array {list(shape)} of {dtype}")
+    stream.seek(0)
