@@ -24,15 +24,20 @@ class Spellings:
     """The texts that the symbols of a vocabulary spell.
 
     Args:
-        vocabulary: A :class:`~tsallis.toolkit.data.vocabulary.Vocabulary` or
-            :class:`~tsallis.toolkit.data.subwords.Subwords`.
+        vocabulary: Object with a length and a method `spellings(numbers)`. The method returns two dictionaries: the
+            bytes that each symbol adds to an empty text, and those that it adds behind other symbols.
 
     Example:
-        >>> from tsallis.toolkit.data.vocabulary import Vocabulary
-        >>> Spellings(Vocabulary(["a", "b"])).unique, Spellings(Vocabulary(["a", "b", "ab"])).unique
-        (True, False)
-        >>> [token for token, _ in Spellings(Vocabulary(["a", "b", "ab"])).following("abc".encode(), Place())]
-        [4, 6]
+        >>> class Pieces(list):
+        ...     def spellings(self, numbers):
+        ...         pieces = {number: self[number].encode() for number in numbers}
+        ...         return pieces, pieces
+        >>> special = ["<pad>", "<s>", "</s>", "<unk>"]
+        >>> Spellings(Pieces([*special, "a", "b"])).unique
+        True
+        >>> spellings = Spellings(Pieces([*special, "a", "b", "ab"]))
+        >>> spellings.unique, [token for token, _ in spellings.following(b"abc", Place())]
+        (False, [4, 6])
     """
 
     def __init__(self, vocabulary: Any) -> None:

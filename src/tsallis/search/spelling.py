@@ -167,9 +167,13 @@ def score_texts(
         ValueError: not one text per source; a budget below 1; a model whose probabilities are NaN.
 
     Example:
-        >>> from tsallis.toolkit.data.vocabulary import Vocabulary
         >>> from tsallis.models import RNNSeq2Seq
-        >>> model, spellings = RNNSeq2Seq(20, 7, d_model=8, output="softmax"), Spellings(Vocabulary(["a", "b", "ab"]))
+        >>> class Pieces(list):
+        ...     def spellings(self, numbers):
+        ...         pieces = {number: self[number].encode() for number in numbers}
+        ...         return pieces, pieces
+        >>> spellings = Spellings(Pieces(["<pad>", "<s>", "</s>", "<unk>", "a", "b", "ab"]))
+        >>> model = RNNSeq2Seq(20, 7, d_model=8, output="softmax")
         >>> (scored,) = score_texts(model, torch.tensor([[4, 5]]), torch.tensor([2]), ["ab"], spellings)
         >>> sorted(sequence.tokens for sequence in scored.segmentations), scored.exact
         ([(4, 5), (6,)], True)
