@@ -59,7 +59,8 @@ def test_evaluate_scores_texts_and_searches_for_nothing(tsallis, speaker: Path, 
     assert rows["length"] == 200 and rows["samples"] > 1
     (tmp_path / "texts").write_text("am\nder\n")
     assert json.loads(tsallis("evaluate", speaker, tmp_path / "texts", "--json").stdout)["samples"] == 2
-    assert "takes no --beam-size" in tsallis("evaluate", speaker, "--beam-size", 2, status=2).stderr
+    for options in (("--beam-size", 2), ("--mode", "beam"), ("--mode", "exact"), ("--exact",), ("--out", "out.jsonl")):
+        assert f"takes no {options[0]}\n" in tsallis("evaluate", speaker, *options, status=2).stderr
     assert (
         "--length is for the config's own data"
         in tsallis("evaluate", speaker, tmp_path / "texts", "--length", 9, status=2).stderr

@@ -32,12 +32,16 @@ if TYPE_CHECKING:
     from tsallis.toolkit.training import Run
 
 
+OF_SEARCH = ("mode", "beam_size", "budget", "length_penalty", "end_rule")
+
+
 @search_options(
-    *("mode", "beam_size", "budget", "length_penalty", "end_rule"),
+    *OF_SEARCH,
     modes=("beam", "exact"),
     help={"mode": "Search by a beam, or with a proof of the most probable outputs (exact); default: beam."},
 )
 def evaluate(
+    context: typer.Context,
     run: RunArgument,
     search: SearchOptions,
     file: Annotated[
@@ -93,8 +97,9 @@ def evaluate(
         check_file(file)  # what can be read once alone has no digest, either
     opened = open_run(run, checkpoint, device, others or ())
     loaded, task = opened.run, opened.task
-    of_search = [*map(flag, search.given), *(["--out"] if out is not None else [])]
-    if not task.searched and of_search:
+    typed = [name for name in (*OF_SEARCH, "exact", "out") if _is_typed(context, name)]
+    if not task.searched and typed:
+        of_search = map(flag, typed)
         raise InputError(f"{run}: a run of the task {task.name} is not searched and takes no {', '.join(of_search)}")
     config = load_config(loaded.folder / CONFIG)
     options = {"language": language, "images": images, "length": length}
@@ -129,6 +134,12 @@ def evaluate(
         unit = "lines" if file or task.searched else "rows"
         print_fields(f"on: {_describe_data(file, split, language)} ({lines.count} {unit})")
         print(score_table(report))
+
+
+def _is_typed(context: typer.Context, name: str) -> bool:
+    """Return whether the command line gives an option, be it by its default value."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _describe_data(file: Path | None, split: str | None, language: str | None) -> str:
