@@ -12,7 +12,7 @@ from tsallis import functional
 from tsallis.compat.base import Map, support_size
 from tsallis.compat.root_finding import normmax_bisect, refuse_learned
 from tsallis.functional.losses import class_rows, reduce
-from tsallis.functional.rows import result_dtype
+from tsallis.functional.rows import integer, result_dtype
 from tsallis.ops.alphas import Alpha
 from tsallis.ops.dtypes import compute_dtype, upcast
 from tsallis.ops.transforms import functionalized, jit_tracing
@@ -195,7 +195,8 @@ class _Loss(Map):
         self._keep("alpha", alpha)
         if reduction not in REDUCTIONS:
             raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
-        self.ignore_index, self.reduction, self.return_support_size = ignore_index, reduction, return_support_size
+        self.ignore_index = integer("ignore_index", ignore_index)
+        self.reduction, self.return_support_size = reduction, return_support_size
 
     def loss(self, X: Tensor, target: Tensor) -> Tensor:
         """Return the loss of each target, 0 for an ignored one."""

@@ -15,8 +15,10 @@ from tsallis.functional.rows import (
     autocast_enabled,
     check_dense,
     check_floating,
+    check_integers,
     check_real,
     finite_number,
+    integer,
     number,
 )
 from tsallis.ops.alphas import Alpha, bounds
@@ -167,6 +169,7 @@ def attend(
     query, key, value = _one_dtype(query, key, value)
     _check(query, key, value, enable_gqa)
     dropout_p = number("dropout_p", dropout_p)
+    query_offset = integer("query_offset", query_offset)
     _check_numbers(dropout_p, query_offset)
     outer, queries, keys = query.shape[:-2], query.shape[-2], key.shape[-2]
     q, k, v = (_four_dimensions(x.resolve_neg()) for x in (query, key, value))
@@ -291,9 +294,7 @@ def _lengths(
     if lengths is None:
         return None
     tensor = lengths if isinstance(lengths, Tensor) else _integers(lengths)
-    check_dense(tensor, "key_lengths")
-    if tensor.is_floating_point() or tensor.dtype == torch.bool:
-        raise TypeError(f"key_lengths must be integers, got {tensor.dtype}")
+    check_integers(tensor, "key_lengths")
     if list(tensor.shape) != list(batch):
         raise ValueError(f"key_lengths must have the batch's shape {tuple(batch)}, got {tuple(tensor.shape)}")
     if traced() or without_numbers(tensor) or (asynchronous and tensor.is_cuda):

@@ -7,7 +7,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tsallis.functional.rows import as_rows, check_dense, check_floating, check_real, number
+from tsallis.functional.rows import (
+    as_rows,
+    check_dense,
+    check_floating,
+    check_integers,
+    check_real,
+    integer,
+    number,
+)
 from tsallis.ops.alphas import Alpha
 from tsallis.ops.autograd import losses as autograd
 from tsallis.ops.eager.entropy import entropy
@@ -120,6 +128,8 @@ def _check_target(scores: Tensor, target: Tensor, alpha: Alpha, weight: Tensor |
 
 def class_rows(shape: Sequence[int], device: torch.device, target: Tensor, ignore_index: int) -> Tensor:
     """Return classes [rows] for scores of a shape, -1 where the target does not count."""
+    check_integers(target, "class targets")
+    ignore_index = integer("ignore_index", ignore_index)
     *leading, classes = shape
     if list(target.shape) != leading:
         # As in cross_entropy, whose classes are dimension 1.
@@ -129,8 +139,6 @@ def class_rows(shape: Sequence[int], device: torch.device, target: Tensor, ignor
             f"class targets must have shape {tuple(leading)} for scores of shape {tuple(shape)}, "
             f"got {tuple(target.shape)}{hint}"
         )
-    if target.dtype == torch.bool or target.is_floating_point():
-        raise TypeError(f"class targets must be integers, got {target.dtype}")
     target = target.to(device=device, dtype=torch.long).reshape(-1)
     has_loss = target != ignore_index
     if not (traced() or without_numbers(target)):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from numbers import Real
-from typing import Any, NamedTuple
+from numbers import Integral, Real
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -25,6 +25,8 @@ from tsallis.ops.transforms import (
 )
 
 _NUMBERS = (Real, torch.SymFloat, torch.SymInt)  # numpy's are among the real ones, and a tracer's are not
+
+_INTEGERS = (Integral, torch.SymInt)
 
 _STRIDED = torch.strided
 
@@ -169,6 +171,28 @@ def check_floating(scores: Tensor, name: str = "scores") -> None:
     check_dense(scores, name)
     if not scores.is_floating_point():
         raise TypeError(f"{name} must be floating point, got {scores.dtype}; convert first, as in {name}.float()")
+
+
+def check_integers(x: Tensor, name: str) -> None:
+    """Raise a TypeError unless x is a dense tensor of integers."""
+    check_dense(x, name)
+    if x.dtype == torch.bool or x.is_floating_point() or x.is_complex():
+        raise TypeError(f"{name} must be integers, got {x.dtype}")
+
+
+def integer(name: str, value: Any) -> int:
+    """Return an argument that is an integer, or a tensor that holds one, as an `int`; in compiled graphs it may vary.
+
+    Raises:
+        TypeError: The argument is anything else, such as 2.0 or True.
+    """
+    if type(value) is int:
+        return value
+    if isinstance(value, Tensor) and _readable(value):
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, _INTEGERS):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    return cast(int, value)
 
 
 def check_real(x: Tensor, name: str) -> None:

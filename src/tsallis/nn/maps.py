@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from tsallis import functional
 from tsallis.functional.losses import check_reduction
-from tsallis.functional.rows import alpha_number
+from tsallis.functional.rows import alpha_number, integer
 from tsallis.nn.output import transform_alpha
 from tsallis.ops.alphas import Alpha
 
@@ -139,7 +139,7 @@ class EntmaxLoss(_Alpha):
     ) -> None:
         super().__init__(alpha)
         self.register_buffer("weight", weight)
-        self.ignore_index, self.reduction = ignore_index, check_reduction(reduction)
+        self.ignore_index, self.reduction = integer("ignore_index", ignore_index), check_reduction(reduction)
         self.label_smoothing = label_smoothing
 
     def forward(self, scores: Tensor, target: Tensor) -> Tensor:
@@ -192,7 +192,7 @@ class AlphaReLULoss(nn.Module):
         super().__init__()
         self.alpha = transform_alpha("alpha_relu", alpha)
         _hold(self, "tau", tau)
-        self.ignore_index, self.reduction = ignore_index, check_reduction(reduction)
+        self.ignore_index, self.reduction = integer("ignore_index", ignore_index), check_reduction(reduction)
 
     def forward(self, scores: Tensor, target: Tensor) -> Tensor:
         """Return the loss of scores [..., classes] for classes [...]."""

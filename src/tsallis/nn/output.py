@@ -12,7 +12,7 @@ from tsallis import functional
 from tsallis.functional.alpha_relu import thresholds_of_probs
 from tsallis.functional.losses import reduce
 from tsallis.functional.maps import log_entmax
-from tsallis.functional.rows import alpha_number
+from tsallis.functional.rows import alpha_number, integer
 from tsallis.ops.arguments import BestSymbols
 from tsallis.ops.choice import choose
 from tsallis.ops.constants import ConstantBuffers
@@ -222,6 +222,7 @@ class OutputLayer(ConstantBuffers):
         """
         if not 0 <= label_smoothing <= 1:
             raise ValueError(f"label_smoothing must be between 0 and 1, got {label_smoothing}")
+        ignore_index = integer("ignore_index", ignore_index)
         if target.shape == hidden.shape[:-1]:  # 0 times NaN of an ignored row would reach the gradient of the weight
             hidden = torch.where((target != ignore_index).unsqueeze(-1), hidden, 0)
         plain = self._loss(hidden, target, ignore_index, reduction)

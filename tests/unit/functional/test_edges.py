@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import io
 import math
+import re
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import tsallis
+from tsallis.compat import SparsemaxLoss
+from tsallis.nn import AlphaReLULoss, EntmaxLoss, OutputLayer
 
 
 def test_a_mask_does_not_enlarge_scores() -> None:
@@ -228,3 +233,36 @@ def test_every_tensor_is_dense(convert: Any) -> None:
     for name, call in calls:
         with pytest.raises(TypeError, match=f"^{name} must be a dense tensor, got "):
             call()
+
+
+LOSSES: dict[str, Callable[..., Any]] = {
+    "entmax_loss": tsallis.entmax_loss,
+    "alpha_relu_loss": tsallis.alpha_relu_loss,
+    "linear_entmax_loss": lambda x, target, **options: tsallis.linear_entmax_loss(x, x, target, **options),
+    "linear_alpha_relu_loss": lambda x, target, **options: tsallis.linear_alpha_relu_loss(x, x, target, **options),
+    "OutputLayer": lambda x, target, **options: OutputLayer(3, 5).loss(x, target, **options),
+    "EntmaxLoss": lambda x, target, **options: EntmaxLoss(**options)(x, target),
+    "AlphaReLULoss": lambda x, target, **options: AlphaReLULoss(**options)(x, target),
+    "compat": lambda x, target, **options: SparsemaxLoss(**options)(x, target),
+}
+BAD_INTEGERS = ["1", 1.0, True, None, 1j, torch.tensor([1, 2])]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_complex_targets_and_an_ignore_index_that_is_no_integer(name: str) -> None:
+    x, target = torch.randn(2, 3), torch.tensor([0, 1])
+    with pytest.raises(TypeError, match=r"class targets must be integers, got torch\.complex64"):
+        LOSSES[name](x, target.to(torch.complex64))
+    for value in BAD_INTEGERS:
+        with pytest.raises(TypeError, match=f"ignore_index must be an integer, got {re.escape(repr(value))}"):
+            LOSSES[name](x, target, ignore_index=value)
+    assert LOSSES[name](x, target, ignore_index=np.int64(1)).isfinite()
+
+
+def test_a_query_offset_and_key_lengths_are_integers() -> None:
+    query = torch.randn(1, 2, 3, 4)
+    for value in BAD_INTEGERS:
+        with pytest.raises(TypeError, match=f"query_offset must be an integer, got {re.escape(repr(value))}"):
+            tsallis.entmax_attention(query, query, query, query_offset=value, is_causal=True)
+    with pytest.raises(TypeError, match=r"key_lengths must be integers, got torch\.complex64"):
+        tsallis.entmax_attention(query, query, query, key_lengths=torch.tensor([1j]))
