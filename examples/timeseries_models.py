@@ -7,15 +7,33 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from tsallis import functional
-from tsallis.continuous import Basis, Density, Elliptical, Interval, ValueFunction
-from tsallis.functional.rows import check_floating
-from tsallis.nn.continuous_attention.core import map_alpha
-from tsallis.nn.continuous_attention.density_head import DensityHead, DensityKind
-from tsallis.nn.dropout import Dropout
+import tsallis
+from tsallis.continuous import (
+    Basis,
+    BetaGaussian,
+    Elliptical,
+    Gaussian,
+    Interval,
+    Laplace,
+    Triangular,
+    TruncatedParabola,
+    ValueFunction,
+)
+from tsallis.nn import PerHeadAlpha
 
 AT_ONCE = 256  # rows of about as many observations each that are fitted together
+DENSITIES: dict[str, type[Elliptical]] = {
+    "gaussian": Gaussian,
+    "truncated_parabola": TruncatedParabola,
+    "laplace": Laplace,
+    "triangular": Triangular,
+    "learned": BetaGaussian,
+}
+ALPHAS = {"softmax": 1.0, "entmax": 1.5, "sparsemax": 2.0}
+FLOOR = 1e-4  # added to variances
+VARIANCE = 1 / 12  # of the uniform density on [0, 1], with which densities start
 
 
 class Reach(NamedTuple):
@@ -54,7 +72,6 @@ def fitted(fit: ValueFunction, values: Tensor, positions: Tensor, mask: Tensor) 
         >>> fitted(ValueFunction(gaussian_grid(4, 0.3)), torch.ones(2, 3, 1), torch.rand(2, 3), mask)[1, :, 0]
         tensor([0., 0., 0., 0.])
     """
-    check_floating(values, "values")
     if mask.shape != values.shape[:-1] or mask.dtype != torch.bool:
         raise ValueError(f"mask must be boolean {list(values.shape[:-1])}, got {mask.dtype} {list(mask.shape)}")
     if bool((mask[:, 1:] & ~mask[:, :-1]).any()):
@@ -120,14 +137,25 @@ class SignalClassifier(nn.Module):
             raise ValueError(f"the basis must be on the line, got one with {basis.dims} dimensions")
         self.sizes = (channels, basis.size, d_values)
         self.basis = basis
-        self.kind = DensityKind(density, 1, heads, "covariance", 1e-4)
+        if isinstance(density, str) and density not in DENSITIES:
+            raise ValueError(f"density must be one of {', '.join(DENSITIES)} or an alpha from 1, got {density!r}")
+        self.kind = DENSITIES[density] if isinstance(density, str) else BetaGaussian
+        self.alpha = PerHeadAlpha(heads) if density == "learned" else None
+        self.shape = {} if isinstance(density, str) else {"alpha": density}
         self.queries = nn.Parameter(torch.randn(channels, d_query) / math.sqrt(d_query))
-        self.head = DensityHead(d_query, self.kind, heads, 1)
+        self.head = nn.Linear(d_query, 2 * heads)
+        nn.init.xavier_uniform_(self.head.weight, gain=0.5)
+        means = torch.logit((torch.arange(heads) + 0.5) / heads)  # evenly spread at the start
+        variances = torch.full((heads,), VARIANCE - FLOOR).expm1().log()  # the inverse of softplus
+        self.head.bias.data.copy_(torch.stack([means, variances], -1).flatten())
         self.output = _Output(channels * heads * d_values + d_static, hidden, dropout)
 
-    def density(self) -> Density:
+    def density(self) -> Elliptical:
         """Return the densities, of batch shape [1, heads, channels]."""
-        return self.head(self.queries.unsqueeze(0), self.kind)
+        numbers = self.head(self.queries).unflatten(-1, (-1, 2)).transpose(0, 1).unsqueeze(0)
+        mean, std = torch.sigmoid(numbers[..., 0]), (F.softplus(numbers[..., 1]) + FLOOR).sqrt()
+        shape = self.shape if self.alpha is None else {"alpha": self.alpha().unsqueeze(-1)}
+        return self.kind.from_factor(mean, std, **shape)
 
     def forward(self, coefficients: Tensor, static: Tensor) -> Tensor:
         """Return scores [batch] of the class 1 against the class 0.
@@ -154,7 +182,6 @@ class SignalClassifier(nn.Module):
     def reach(self) -> Reach:
         """Return mean, spread and support of each head's density in each channel."""
         density = self.density()
-        assert isinstance(density, Elliptical)
         mean, std = density.mean.squeeze(0), density.factor.squeeze(0)
         support = density.support
         if isinstance(support, Interval):
@@ -196,11 +223,13 @@ class GridClassifier(nn.Module):
     ) -> None:
         super().__init__()
         _positive(d_input=d_input, d_model=d_model)
-        self.alpha = map_alpha(transform)
+        if isinstance(transform, str) and transform not in ALPHAS:
+            raise ValueError(f"transform must be one of {', '.join(ALPHAS)} or an alpha, got {transform!r}")
+        self.alpha = ALPHAS[transform] if isinstance(transform, str) else transform
         self.encoder = nn.GRU(d_input, d_model, batch_first=True)
         self.keys, self.score = nn.Linear(d_model, d_model), nn.Linear(d_model, 1, bias=False)
         self.output = _Output(d_model + d_static, hidden, dropout)
-        self.drop = Dropout(dropout)
+        self.drop = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, static: Tensor) -> Tensor:
         """Return scores [batch] of class 1 against class 0 for [batch, steps, d_input] and [batch, d_static]."""
@@ -210,7 +239,7 @@ class GridClassifier(nn.Module):
         """Return the context [batch, d_model] and the weights of the steps [batch, steps]."""
         states, _ = self.encoder(self.drop(x))  # [batch, steps, d_model]
         scores = self.score(torch.tanh(self.keys(states))).squeeze(-1)  # [batch, steps]
-        weights = functional.entmax(scores, self.alpha)
+        weights = tsallis.entmax(scores, self.alpha)
         return (weights.unsqueeze(1) @ states).squeeze(1), weights
 
 
@@ -221,7 +250,7 @@ class _Output(nn.Module):
         super().__init__()
         if hidden < 0:
             raise ValueError(f"hidden must be 0 or more, got {hidden}")
-        self.drop = Dropout(dropout)
+        self.drop = nn.Dropout(dropout)
         self.hidden = nn.Linear(size, hidden) if hidden else None
         self.score = nn.Linear(hidden or size, 1)
 
