@@ -13,11 +13,12 @@ from tsallis.search import SearchOptions
 from tsallis.toolkit.config import Config
 from tsallis.toolkit.tasks import figures as drawing
 from tsallis.toolkit.tasks.attention_weights import describe_attention
-from tsallis.toolkit.tasks.prepared import prepare
+from tsallis.toolkit.tasks.prepared import PreparedRun, prepare
 from tsallis.toolkit.tasks.registry import TASKS, load_config, task_of
 from tsallis.toolkit.tasks.scoring import evaluate_outputs
 from tsallis.toolkit.tasks.types import Lines
-from tsallis.toolkit.training import Run
+from tsallis.toolkit.training import Run, Trainer, load_run
+from tsallis.toolkit.training.run_folder import start_run
 
 
 def config_of(content: dict[str, Any]) -> Config:
@@ -34,6 +35,20 @@ def untrained_run(folder: Path, data: dict[str, Any], model: dict[str, Any]) -> 
     prepared = prepare(config)
     vocabularies = prepared.data.vocabularies.src, prepared.data.vocabularies.tgt
     return Run(folder, prepared.build().eval(), *vocabularies, prepared.task.facts(), {})
+
+
+def start(prepared: PreparedRun, folder: Path) -> bool:
+    """Write the run folder without logs and checkpoints; return whether it held the run before."""
+    folder.mkdir(exist_ok=True)
+    symbols = prepared.data.vocabularies
+    return start_run(folder, prepared.text, prepared.description, prepared.task.facts(), symbols.src, symbols.tgt)
+
+
+def train(prepared: PreparedRun, folder: Path) -> Run:
+    start(prepared, folder)
+    data, measure = prepared.data, prepared.measure()
+    Trainer(prepared.build(), data.train, data.dev.corpus, folder, prepared.settings, measure=measure).run()
+    return load_run(folder)
 
 
 def read_split(data: Any, split: str, **options: Any) -> list[Any]:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import tsallis.toolkit.cli as cli
-from task_runs import config_of
+from task_runs import config_of, start
 from tsallis.errors import IgnoredInputWarning
 from tsallis.search import SearchOptions
 from tsallis.toolkit.data.word_vectors import read_word_vectors
@@ -26,7 +26,6 @@ from tsallis.toolkit.serve.requests import TranslateRequest
 from tsallis.toolkit.tasks.prepared import prepare
 from tsallis.toolkit.tasks.registry import load_config, task_of_run
 from tsallis.toolkit.training import Checkpoints, load_run
-from tsallis.toolkit.training.run_folder import start_run
 
 MARK = b"\xef\xbb\xbf"
 
@@ -113,11 +112,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def make_run(folder: Path, text: str) -> Path:
-    config = config_of(json.loads(text))
-    prepared = prepare(config)
-    symbols = prepared.data.vocabularies
-    folder.mkdir()
-    start_run(folder, prepared.text, prepared.description, prepared.task.facts(), symbols.src, symbols.tgt)
+    prepared = prepare(config_of(json.loads(text)))
+    start(prepared, folder)
     facts = {"step": 1, "epoch": 1, "metrics": {}}
     Checkpoints(folder / "checkpoints").save(prepared.build().state_dict(), {}, facts, best=True, finished=True)
     return folder

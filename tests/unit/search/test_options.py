@@ -11,7 +11,7 @@ import pytest
 
 from tsallis.errors import InputError, OptionError
 from tsallis.search import beam_search, exact_search, exhaustive, generate, sample
-from tsallis.search.options import MODES, OPTIONS, TYPES, SearchOptions
+from tsallis.search.options import LIMITS, MODES, OPTIONS, TYPES, SearchOptions
 
 SEARCHES = {"beam": beam_search, "exact": exact_search, "all": exhaustive, "sample": sample}
 VALUES = {int: 3, float: 0.5, str: "a", bool: True}
@@ -28,15 +28,10 @@ def test_an_option_acts_in_a_mode_or_is_refused(name: str, mode: Any) -> None:
     if mode in OPTIONS[name].modes:
         options = SearchOptions(mode=mode, **{name: value_of(name), **others})
         assert options.given[name] == value_of(name)
-        assert set(options.arguments) <= set(signature(SEARCHES[mode]).parameters) | set(limits())
+        assert set(options.arguments) <= set(signature(SEARCHES[mode]).parameters) | LIMITS  # exact_search passes them
         return
     with pytest.raises(OptionError, match=f"^{name} is for mode .*, not for mode {mode}$"):
         SearchOptions(mode=mode, **{name: value_of(name), **others})
-
-
-def limits() -> list[str]:
-    """Return the options that `exact_search` hands on."""
-    return ["min_length", "max_length", "length_penalty"]
 
 
 def test_searches_have_the_defaults_of_the_options() -> None:

@@ -9,15 +9,13 @@ from typing import Any
 import pytest
 
 from run_seed import SEED
-from task_runs import config_of, encode, evaluate, read_split
+from task_runs import config_of, encode, evaluate, read_split, train
 from tsallis.errors import InputError
 from tsallis.search import SearchOptions
 from tsallis.toolkit.config import Config
 from tsallis.toolkit.evaluation.search_results import search_corpus
 from tsallis.toolkit.tasks.prepared import prepare
 from tsallis.toolkit.tasks.registry import task_of
-from tsallis.toolkit.training import Trainer, load_run
-from tsallis.toolkit.training.run_folder import build_model, start_run
 
 WORDS = {"good": ["fine", "lovely", "great"], "bad": ["dull", "poor", "awful"]}
 
@@ -54,25 +52,13 @@ def folder(tmp_path: Path) -> Path:
 def test_from_files_to_labels(folder: Path, attention: str) -> None:
     inputs = config(folder, attention=attention, transform="sparsemax", output="sparsemax")
     prepared = prepare(inputs)
-    data, run_folder = prepared.data, folder / "run"
+    data = prepared.data
     assert len(data.train) == 180 and len(data.dev.corpus) == len(data.dev.references) == 20
     assert data.vocabularies.tgt.symbols == ("bad", "good") and prepared.task.facts() == {
         "task": "classification",
         "max_length": 256,
     }
-    run_folder.mkdir()
-    start_run(
-        run_folder,
-        inputs.text(),
-        prepared.description,
-        prepared.task.facts(),
-        data.vocabularies.src,
-        data.vocabularies.tgt,
-    )
-    model = build_model(prepared.description)
-    arguments = (data.train, data.dev.corpus, run_folder, prepared.settings)
-    Trainer(model, *arguments, measure=prepared.measure()).run()
-    run = load_run(run_folder)
+    run = train(prepared, folder / "run")
     lines = encode(run, read_split(inputs.data, "test"))
     report = evaluate(run, lines, 2)
     kinds = [result.certificate.kind for result in search_corpus(run.model, lines.corpus, SearchOptions(beam_size=2))]

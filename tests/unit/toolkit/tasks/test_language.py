@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from run_seed import SEED
-from task_runs import config_of, read_split
+from task_runs import config_of, read_split, train
 from tsallis.errors import InputError
 from tsallis.search import SearchOptions
 from tsallis.symbols import BOS
@@ -20,8 +20,6 @@ from tsallis.toolkit.tasks.language import encode_texts, read_texts
 from tsallis.toolkit.tasks.prepared import prepare
 from tsallis.toolkit.tasks.registry import task_of
 from tsallis.toolkit.tasks.scoring import evaluate_outputs, score_lengths
-from tsallis.toolkit.training import Trainer, load_run
-from tsallis.toolkit.training.run_folder import build_model, start_run
 
 SMALL = {"d_model": 16, "heads": 2, "layers": 1, "d_ff": 16}
 TEXTS = ["the cat sat on the mat", "the dog ate the cat", "a mat is a mat"]
@@ -48,18 +46,6 @@ def files(folder: Path, **data: Any) -> dict[str, Any]:
     return {"folder": str(folder), "train": "train", "dev": "dev", "length": 16, **data}
 
 
-def train(loaded: Config, folder: Path) -> Any:
-    """Train as the command does, and return the run."""
-    prepared = prepare(loaded)
-    data, vocabularies = prepared.data, prepared.data.vocabularies
-    folder.mkdir()
-    facts = prepared.task.facts()
-    start_run(folder, loaded.text(), prepared.description, facts, vocabularies.src, vocabularies.tgt)
-    model = build_model(prepared.description, "cpu")
-    Trainer(model, data.train, data.dev.corpus, folder, prepared.settings, measure=prepared.measure()).run()
-    return load_run(folder)
-
-
 def test_a_text_is_a_line_or_a_paragraph(tmp_path: Path) -> None:
     path = tmp_path / "texts"
     path.write_text("one\ntwo \n\n\n three\n", encoding="utf-8")
@@ -84,7 +70,7 @@ def test_what_is_read_is_the_text_again(folder: Path, subwords: dict[str, Any] |
 
 def test_a_training_on_texts_ends_with_a_run_that_scores_them(folder: Path) -> None:
     loaded = config(files(folder), updates=30, learning_rate=0.01)
-    run, data = train(loaded, folder / "run"), loaded.data
+    run, data = train(prepare(loaded), folder / "run"), loaded.data
     task = task_of(run.task)
     report, results = evaluate_outputs(task, run, task.split(run, data, "dev"), SearchOptions(beam_size=1))
     assert results == [] and report["samples"] == 5 and report["epsilon_perplexity"] < 17  # of as many characters
@@ -100,7 +86,7 @@ def test_synthetic_examples_are_scored_by_length(tmp_path: Path, output: str) ->
     synthetic = {"name": "copy", "least": 6, "most": 10, "examples": 20, "dev_examples": 4}
     sizes = {"test_lengths": [10, 20], "test_examples": 5}
     loaded = config({"synthetic": {**synthetic, **sizes}}, {"output": output, "length_scale": "input"})
-    run = train(loaded, tmp_path / "run")
+    run = train(prepare(loaded), tmp_path / "run")
     task = task_of(run.task)
     report, _ = evaluate_outputs(task, run, task.split(run, loaded.data, "test"), SearchOptions(beam_size=1))
     assert report["samples"] == 10 and list(report["lengths"]) == ["10", "20"]
@@ -112,7 +98,7 @@ def test_synthetic_examples_are_scored_by_length(tmp_path: Path, output: str) ->
 
 def test_accuracies_of_lengths_are_those_of_their_rows(tmp_path: Path) -> None:
     synthetic = {"name": "flip-flop", "least": 6, "most": 10, "examples": 20, "dev_examples": 4}
-    run = train(config({"synthetic": synthetic}), tmp_path / "run")
+    run = train(prepare(config({"synthetic": synthetic})), tmp_path / "run")
     corpus = synthetic_corpus("flip-flop", 6, [(8, 8), (30, 30)], 3)
     rows = row_hits(run.model, corpus.batches(1))
     for part, scores in enumerate(score_lengths(run.model, corpus).values()):

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from task_runs import config_of
+from task_runs import config_of, start
 from tsallis.errors import InputError
 from tsallis.toolkit.inference import open_run
 from tsallis.toolkit.tasks.prepared import prepare
 from tsallis.toolkit.tasks.registry import TASKS, task_of, task_of_run
 from tsallis.toolkit.training import load_run
 from tsallis.toolkit.training.checkpoint import Checkpoints
-from tsallis.toolkit.training.run_folder import build_model, start_run
+from tsallis.toolkit.training.run_folder import build_model
 
 LANGUAGES = {"task": "strings", "train": "{language}-train", "dev": "{language}-train"}
 TEXT = "ein Haus\nzwei neue H@@ ute\ndas rote Haus\n"
@@ -57,10 +57,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model = MODELS.get(data.get("task", ""), {"d_model": 4, "layers": 1})
         config = config_of({"version": 1, "data": {**data, **source, **cache}, "model": model})
         prepared = prepare(config)
-        symbols = prepared.data.vocabularies
-        (folder / name).mkdir()
-        facts = prepared.task.facts()
-        start_run(folder / name, config.text(), prepared.description, facts, symbols.src, symbols.tgt)
+        start(prepared, folder / name)
         parameters, step = build_model(prepared.description).state_dict(), {"step": 1, "epoch": 1, "metrics": {}}
         Checkpoints(folder / name / "checkpoints").save(parameters, {}, step, best=True, finished=True)
     return folder

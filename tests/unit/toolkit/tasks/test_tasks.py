@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from task_runs import config_of, encode, evaluate, read_lines
+from task_runs import config_of, encode, evaluate, read_lines, start
 from tsallis.errors import InputError
 from tsallis.models import RNNSeq2Seq
 from tsallis.search import Certificate, Hypothesis, Result
@@ -23,7 +24,6 @@ from tsallis.toolkit.tasks.strings import Strings, StringsExample
 from tsallis.toolkit.tasks.translation import Translation
 from tsallis.toolkit.tasks.types import Lines
 from tsallis.toolkit.training import Run
-from tsallis.toolkit.training.run_folder import start_run
 
 TEXT = ["das Haus ist rot", "the house is red", "ein Hut", "a hat"]
 
@@ -280,9 +280,7 @@ def test_a_task_is_restored_from_its_facts(facts: dict[str, Any]) -> None:
 def test_a_run_whose_task_was_changed_does_not_go_on(tmp_path: Path) -> None:
     config = config_of({"version": 1, "data": {"embedded": "english-verbs"}, "model": {"d_model": 4}})
     prepared = prepare(config)
-    symbols = prepared.data.vocabularies
-    (tmp_path / "run").mkdir()
-    start_run(tmp_path / "run", config.text(), prepared.description, prepared.task.facts(), symbols.src, symbols.tgt)
+    start(prepared, tmp_path / "run")
     assert prepare(config, tmp_path / "run").task == prepared.task
     (tmp_path / "run" / "task.json").write_text('{"task": "strings", "langauges": null}')
     with pytest.raises(InputError, match=r"task\.json: langauges: unknown key"):
@@ -319,14 +317,12 @@ def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
     prepared = prepare(config)
     old = config.text().replace("  select: null\n", "")
     assert old != config.text()
-    symbols = (prepared.data.vocabularies.src, prepared.data.vocabularies.tgt)
-    start_run(tmp_path, old, prepared.description, prepared.task.facts(), *symbols)
-    again = prepare(config, tmp_path)
-    assert start_run(tmp_path, again.text, again.description, again.task.facts(), *symbols)
+    start(replace(prepared, text=old), tmp_path)
+    assert start(prepare(config, tmp_path), tmp_path)
     assert (tmp_path / "config.yaml").read_text() == old
     other = prepare(config_of({**content, "training": {"select": "loss"}}), tmp_path)
     with pytest.raises(InputError, match=r"another configuration \(now training.select: loss"):
-        start_run(tmp_path, other.text, other.description, other.task.facts(), *symbols)
+        start(other, tmp_path)
 
 
 def test_scores_without_a_title_are_printed_under_their_names() -> None:

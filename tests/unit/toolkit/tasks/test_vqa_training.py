@@ -11,14 +11,12 @@ import pytest
 import torch
 
 from run_seed import SEED
-from task_runs import config_of, encode, evaluate, read_lines, read_split
+from task_runs import config_of, encode, evaluate, read_lines, read_split, start, train
 from tsallis.errors import InputError
 from tsallis.search import SearchOptions
 from tsallis.toolkit.config import Config
 from tsallis.toolkit.evaluation.search_results import search_corpus
 from tsallis.toolkit.tasks.prepared import prepare
-from tsallis.toolkit.training import Trainer, load_run
-from tsallis.toolkit.training.run_folder import start_run
 
 COLOURS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
 SIZE = 16
@@ -72,17 +70,7 @@ def test_from_images_to_answers(folder: Path, tmp_path: Path, attention: str, de
     arguments = prepared.description["arguments"]
     assert arguments["image"] == "cnn" and arguments["d_image"] == 3
     assert prepared.task.facts()["images"] == str(folder / "test.npy")
-    start_run(
-        tmp_path,
-        inputs.text(),
-        prepared.description,
-        prepared.task.facts(),
-        data.vocabularies.src,
-        data.vocabularies.tgt,
-    )
-    parts = (data.train, data.dev.corpus, tmp_path, prepared.settings)
-    Trainer(prepared.build(), *parts, measure=prepared.measure()).run()
-    run = load_run(tmp_path)
+    run = train(prepared, tmp_path)
     lines = encode(run, read_split(inputs.data, "test"))
     report = evaluate(run, lines, 2)
     kinds = [result.certificate.kind for result in search_corpus(run.model, lines.corpus, SearchOptions(beam_size=2))]
@@ -94,9 +82,8 @@ def test_from_images_to_answers(folder: Path, tmp_path: Path, attention: str, de
 
 
 def test_lines_name_images(folder: Path, tmp_path: Path) -> None:
-    inputs = config(folder)
-    prepared = prepare(inputs)
-    start_run(tmp_path, inputs.text(), prepared.description, prepared.task.facts(), *_vocabularies(prepared))
+    prepared = prepare(config(folder))
+    start(prepared, tmp_path)
     run_of = _Untrained(tmp_path, prepared)
     lines = read_lines(run_of, ["image\tquestion", "3\tis it red?", "0\twhat colour?"], "in", gold=False)
     assert lines.numbers == [1, 2] and lines.count == 3 and lines.titles == ["3: is it red?", "0: what colour?"]
