@@ -15,14 +15,12 @@ import torch
 import tsallis
 from pages import DOCS, run_blocks
 from run_seed import SEED
-from task_runs import encode, evaluate, figures, read_lines, read_split
+from task_runs import encode, evaluate, figures, read_lines, read_split, train
 from tsallis.errors import InputError
 from tsallis.ops.registry import BACKENDS, Entry, load
 from tsallis.toolkit.inference import TextRun
 from tsallis.toolkit.tasks import registry
 from tsallis.toolkit.tasks.prepared import prepare
-from tsallis.toolkit.training import Trainer, load_run
-from tsallis.toolkit.training.run_folder import start_run
 
 PAGES = DOCS / "how-to"
 PAGE = PAGES / "add-a-task.md"
@@ -42,16 +40,6 @@ TOPICS = sorted(
 )
 PACKAGES = {"export": ("onnxruntime", "onnxscript"), "own-models": ("pyro",)}  # of their own
 Y = torch.tensor([2])
-PHONES = {
-    "church": "tʃ ɜː tʃ",
-    "chip": "tʃ ɪ p",
-    "ship": "ʃ ɪ p",
-    "sheep": "ʃ iː p",
-    "peach": "p iː tʃ",
-    "sip": "s ɪ p",
-    "sir": "s ɜː",
-    "see": "s iː",
-}
 
 
 def module_of(page: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -112,35 +100,29 @@ def test_the_backend_of_the_page_is_short() -> None:
 
 
 def test_the_task_of_the_page(pronunciation: Any, tmp_path: Path) -> None:
-    pairs = "".join(f"{word}\t{phones}\n" for word, phones in PHONES.items())
-    for split in ("train", "dev"):
-        (tmp_path / f"{split}.tsv").write_text(pairs, encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
+    (words,) = re.findall(r"printf '(.*)' > words\.tsv", page)
+    words = words.replace("\\t", "\t").replace("\\n", "\n")
+    (tmp_path / "words.tsv").write_text(words, encoding="utf-8")
+    pairs = dict(line.split("\t") for line in words.splitlines())
+    (content,) = re.findall(r"cat pronunciation\.yaml\n(.*?)\$", page, re.S)
     path = tmp_path / "pronunciation.yaml"
-    path.write_text(
-        "version: 1\ndata: {task: pronunciation, train: train.tsv, dev: dev.tsv}\n"
-        "model: {d_model: 32, layers: 1, dropout: 0.0}\n"
-        "training: {epochs: 150, learning_rate: 0.01, validate_every: 50}\n",
-        encoding="utf-8",
-    )
+    path.write_text(content, encoding="utf-8")
     config = registry.load_config(path, [f"data.folder={tmp_path}", f"training.seed={SEED}"])
     prepared = prepare(config)
     assert prepared.task == pronunciation() and prepared.description["class"] == "rnn"
-    symbols, data, folder = prepared.data.vocabularies, prepared.data, tmp_path / "run"
-    folder.mkdir()
-    start_run(folder, config.text(), prepared.description, prepared.task.facts(), symbols.src, symbols.tgt)
-    parts = (data.train, data.dev.corpus, folder, prepared.settings)
-    Trainer(prepared.build(), *parts, measure=prepared.measure()).run()
-    run = load_run(folder)
+    run = train(prepared, tmp_path / "run")
     assert registry.task_of(run.task) == pronunciation()
     report = evaluate(run, encode(run, read_split(config.data, "dev")), beam_size=2)
     assert report["accuracy"] == 1.0
     text = TextRun(run, registry.task_of(run.task))
-    assert [answer.text for answer in text.translate(PHONES)] == [*PHONES.values()]
+    assert [answer.text for answer in text.translate(pairs)] == [*pairs.values()]
     assert [found.text for found in text.suggest(["church"], ["tʃ ɜː"])[0].next][:1] == ["tʃ ɜː tʃ"]
     lines = read_lines(run, ["chip", "ship"], "in", gold=False)
     assert lines.titles == ["chip", "ship"] and lines.references == ["", ""]
-    with pytest.raises(InputError, match=r"in:1: expected word<TAB>phones, found 'chip'"):
-        read_lines(run, ["chip"], "in", gold=True)
+    for line in ("chip", "chip\t ", "\ttʃ", "chip\ttʃ\tp"):
+        with pytest.raises(InputError, match=r"in:1: expected word<TAB>phones, found '"):
+            read_lines(run, [line], "in", gold=True)
     pytest.importorskip("matplotlib")
     assert [number for number, _ in figures(run, lines)] == [0, 1]
 
