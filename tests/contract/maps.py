@@ -27,7 +27,6 @@ class Map:
     single: float = 1.0  # the probability of a row's only entry
     tolerance: float = 2e-6  # in float32
     distinct: bool = True  # computed by a formula that no other case has: compiled, exported, differentiated twice
-    solver: str = "solve"  # the function of `ops/eager/maps.py` that the reference replaces, see `SOLVERS`
 
     def __str__(self) -> str:
         return self.name
@@ -82,7 +81,6 @@ MAPS = [
         lambda z, dim=-1: tsallis.budgeted_entmax(z, 1.5, 2, dim),
         lambda z: reference.budgeted_entmax(z, 1.5, 2),
         total=2.0,
-        solver="budgeted_entmax",
     ),
 ]
 SMOOTH = [m for m in MAPS if m.distinct]
