@@ -202,16 +202,6 @@ def test_language_of_trained_runs(tmp_path: Path) -> None:
     assert names == ["1.5 attention, softmax output", "1.5 attention, entmax output"] * 2
 
 
-def test_self_check(tmp_path: Path) -> None:
-    out = tmp_path / "self-check.csv"
-    printed = run("self_check.py", "--rounds", 1, "--out", out)
-    rows = read(out)
-    assert list(rows[0]) == ["group", "operation", "seconds", "seconds_without", "ratio", "rounds", *MACHINE]
-    assert "maps in float16" in {row["operation"] for row in rows if row["group"] == "once"}
-    assert all(float(row["ratio"]) > 0 for row in rows if row["group"] == "afterwards")
-    assert "choose_attention" in printed
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs no-gpu: there is one")
 @pytest.mark.parametrize("script", ["gpu_maps.py", "gpu_linear.py", "gpu_attention.py"])
 def test_without_a_gpu_its_benchmarks_say_so(script: str, tmp_path: Path) -> None:

@@ -5,11 +5,10 @@ The `eager` backend computes everything that the first choice does not.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import os
 from contextvars import ContextVar, Token
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -25,14 +24,11 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 LARGEST_BEAMS = 1 << 20  # prefixes of all sources that there is memory for from the start
 
 
-def _by_device(self_check: bool) -> dict[str, tuple[str, ...]]:
-    entries = {name: entry for name, entry in BACKENDS.items() if entry.self_check == self_check}
-    kinds = {kind for entry in BACKENDS.values() for kind in entry.devices}
-    return {kind: tuple(name for name, entry in entries.items() if kind in entry.devices) for kind in kinds}
-
-
-_UNCHECKED, _SELF_CHECKED = _by_device(False), _by_device(True)
-_CHECK_FIRST = frozenset(name for name, entry in BACKENDS.items() if entry.self_check)
+# The backends that "auto" means on each type of device, in the order of the table.
+_AUTO = {
+    kind: tuple(name for name, entry in BACKENDS.items() if kind in entry.devices)
+    for kind in {kind for entry in BACKENDS.values() for kind in entry.devices}
+}
 _request: ContextVar[str | None] = ContextVar("tsallis_backend", default=None)
 
 
@@ -91,7 +87,7 @@ def choose_beams(prefixes: int) -> BeamKernels:
     """Return the bookkeeping of beams of so many prefixes, which is done on the CPU wherever the model is."""
     # A backend that was asked for by name may have no beams, and need not compute on a CPU at all.
     name = request()
-    names = _UNCHECKED.get("cpu", ()) if name == "auto" else (name,)
+    names = _AUTO.get("cpu", ()) if name == "auto" else (name,)
     for candidate in names if prefixes <= LARGEST_BEAMS else ():
         if "beams" in load(candidate).CAPABILITIES.operations and _usable(candidate):
             return cast(BeamKernels, importlib.import_module(f"{BACKENDS[candidate].module}.beams"))
@@ -116,22 +112,12 @@ def choose(operation: str, alpha: Alpha, *tensors: Tensor, positive: bool = True
     """
     name, kind = request(), tensors[0].device.type
     auto = name == "auto"
-    for candidate in _UNCHECKED.get(kind, ()) if auto else (name,):
+    for candidate in _AUTO.get(kind, ()) if auto else (name,):
         choice = load(candidate)
         if (auto or choice.on_device(kind)) and _suits(choice, operation, alpha, tensors) and choice.usable():
             return choice
-    for candidate in _SELF_CHECKED.get(kind, ()) if auto else ():
-        choice = load(candidate)
-        if _suits(choice, operation, alpha, tensors) and choice.usable():
-            return cast(Backend, _guard().backend_for(candidate, tensors[0]))
     check_alpha(alpha, positive)
     return load("eager")
-
-
-@functools.cache
-def _guard() -> Any:
-    """Return what compares kernels with PyTorch's operations, which nothing on a CPU needs."""
-    return importlib.import_module("tsallis.ops.self_check.guard")
 
 
 def _suits(backend: Backend, operation: str, alpha: Alpha, tensors: tuple[Tensor, ...]) -> bool:
@@ -190,9 +176,7 @@ def choose_attention(query: Tensor, key: Tensor, value: Tensor, bounds: tuple[fl
         fits = "attention" in can.operations and query.dtype in can.dtypes
         fits = fits and head <= can.largest_head and batch <= can.largest_batch
         fits = fits and (bounds is None or can.alphas[0] <= bounds[0] <= bounds[1] <= can.alphas[1])
-        if not (fits and _usable(name)):
-            continue
-        if name not in _CHECK_FIRST or _attention_agrees(name, query.device, query.dtype):
+        if fits and _usable(name):
             return name
     return "eager"
 
@@ -211,18 +195,13 @@ def _readable(*tensors: Tensor) -> bool:
 def _candidates(kind: str) -> tuple[str, ...]:
     """Return the names of backends for a type of devices, before anything else is known."""
     name = request()
-    names = _UNCHECKED.get(kind, ()) + _SELF_CHECKED.get(kind, ()) if name == "auto" else (name,)
+    names = _AUTO.get(kind, ()) if name == "auto" else (name,)
     return tuple(name for name in names if load(name).on_device(kind))
 
 
 @constant
 def _usable(name: str) -> bool:
     return load(name).usable()
-
-
-@constant
-def _attention_agrees(name: str, device: torch.device, dtype: torch.dtype) -> bool:
-    return request() != "auto" or bool(_guard().attention_agrees(name, device, dtype))
 
 
 def explain() -> str:
@@ -239,7 +218,7 @@ def _explain(kind: str) -> str:
     name = request()
     if name == "eager":
         return "eager (asked for)"
-    for candidate in _UNCHECKED[kind] + _SELF_CHECKED[kind] if name == "auto" else (name,):
+    for candidate in _AUTO[kind] if name == "auto" else (name,):
         status = load(candidate).status()
         try:
             if status.available and load(candidate).on_device(kind):

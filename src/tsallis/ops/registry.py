@@ -16,13 +16,12 @@ class Entry(NamedTuple):
 
     module: str
     devices: tuple[str, ...]  # "auto" means this backend on these types of device; the first usable one of the table
-    self_check: bool = False  # "auto" first compares it with PyTorch's operations, and tries it after all others
 
 
 BACKENDS = {
     "eager": Entry("tsallis.ops.eager", ()),
     "cpu": Entry("tsallis.ops.cpu", ("cpu",)),
-    "triton": Entry("tsallis.ops.triton", ("cuda",), self_check=True),
+    "triton": Entry("tsallis.ops.triton", ("cuda",)),
 }
 
 

@@ -26,10 +26,10 @@ def test_info_names_versions(tsallis) -> None:
 
 def test_info_compares_the_kernels(tsallis) -> None:
     lines = tsallis("info", "--check").stdout.splitlines()
-    (header,) = (number for number, line in enumerate(lines) if line.startswith("backend dtype"))
-    rows = [line.split()[:3] for line in lines[header + 1 :]]
+    (header,) = (number for number, line in enumerate(lines) if line.startswith("backend device"))
+    rows = [line.split()[:4] for line in lines[header + 1 :]]
     if any("cpu (compiled kernels" in line for line in lines):
-        assert ["cpu", "float32", "maps"] in rows and ["cpu", "float16", "losses"] in rows
+        assert ["cpu", "cpu", "float32", "maps"] in rows and ["cpu", "cpu", "float16", "losses"] in rows
     assert not any("WRONG" in line for line in lines)
 
 

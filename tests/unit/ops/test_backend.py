@@ -98,6 +98,10 @@ def test_without_a_kernel_auto_is_eager_and_cpu_an_error_that_says_why(monkeypat
         tsallis.entmax15(z)
 
 
+def test_auto_means_the_kernels_of_the_device() -> None:
+    assert [choice._candidates(kind) for kind in ("cpu", "cuda", "mps")] == [("cpu",), ("triton",), ()]
+
+
 @needs_kernel
 def test_explain_names_the_instructions() -> None:
     assert choice.explain() == f"cpu ({cpu.status().reason})"

@@ -31,9 +31,9 @@ class Case(NamedTuple):
 
 def check_attention(trial: Trial) -> None:
     """Compare outputs, sizes of supports, and the gradients of everything that may have one."""
-    alphas = torch.tensor([[1.0, 1.3, 1.5, 2.0]], dtype=torch.float64, device="cpu")
-    lengths, half = torch.tensor([SHORT, 20], device="cpu"), torch.arange(LONG, device="cpu") % 2 == 0
-    slopes = torch.tensor([[0.3, 0.01]], dtype=torch.float64, device="cpu")
+    alphas = torch.tensor([[1.0, 1.3, 1.5, 2.0]], dtype=torch.float64)
+    lengths, half = torch.tensor([SHORT, 20]), torch.arange(LONG) % 2 == 0
+    slopes = torch.tensor([[0.3, 0.01]], dtype=torch.float64)
     widest = int(min(WIDEST, trial.kernels.CAPABILITIES.largest_head))
     one_mask = {"alpha_value": 1.5, "mask": (1, 1, 1, LONG)}
     behind = {"slopes": slopes, "offset": LONG - 40}  # queries that stand among the last keys
@@ -59,7 +59,7 @@ def _check(trial: Trial, case: Case) -> None:
     mask = trial.normal(*mask) if isinstance(mask, tuple) else mask
     query = trial.normal(case.batch, case.heads, case.queries, size, scale=2.0)
     key, value = (trial.normal(case.batch, case.heads // 2, case.keys, size) for _ in range(2))
-    rest = {"seed": torch.tensor(7, device="cpu"), "scale": size**-0.5, "causal": False, "dropout": 0.0, **options}
+    rest = {"seed": torch.tensor(7), "scale": size**-0.5, "causal": False, "dropout": 0.0, **options}
     exact = AttentionArgs(query=query, key=key, value=value, mask=mask, **rest)
     args = _on_device(trial, exact)
     output, support, saved = trial.attention.attention(args, case.gradients)

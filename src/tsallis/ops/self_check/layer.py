@@ -20,7 +20,7 @@ TOKENS, TAU, SHARE = 70, 1.5, 0.125  # of alpha-ReLU: scores of deviation 1.5, a
 def check_output_layer(trial: Trial) -> None:
     """Compare the sums, the transposition, and losses with their supports."""
     rows = len(COUNTS)
-    offsets = F.pad(torch.tensor(COUNTS, device="cpu").cumsum(0), (1, 0))
+    offsets = F.pad(torch.tensor(COUNTS).cumsum(0), (1, 0))
     keys = trial.normal(rows, CLASSES).argsort(-1)
     column = torch.cat([keys[r, :count].sort()[0] for r, count in enumerate(COUNTS)]).to(torch.int32)
     value = trial.normal(len(column)).abs()
@@ -69,6 +69,6 @@ def _dense(lists: CsrRows, columns: int) -> Tensor:
     """Return rows of numbers from sparse rows; what lies behind the last row is not read."""
     offsets, column, value = (x.cpu() for x in lists)
     count = int(offsets[-1])
-    row = torch.arange(len(offsets) - 1, device="cpu").repeat_interleave(offsets.diff())
-    dense = torch.zeros(len(offsets) - 1, columns, dtype=torch.float64, device="cpu")
+    row = torch.arange(len(offsets) - 1).repeat_interleave(offsets.diff())
+    dense = torch.zeros(len(offsets) - 1, columns, dtype=torch.float64)
     return dense.index_put_((row, column[:count].long()), value[:count].double(), accumulate=True)

@@ -18,7 +18,7 @@ ALPHAS = (1.0, 1.25, 1.5, 1.75, 2.0)
 
 def _inputs(trial: Trial) -> list[tuple[str, Tensor, Alpha]]:
     """Return names, scores and alphas: short rows, long ones, and long ones so few that programs share them."""
-    alphas = torch.tensor(ALPHAS, dtype=torch.float64, device="cpu").unsqueeze(-1)
+    alphas = torch.tensor(ALPHAS, dtype=torch.float64).unsqueeze(-1)
     many = trial.processors // 2 + 1
     inputs: list[tuple[str, Tensor, Alpha]] = [
         ("short rows with an alpha each", trial.normal(len(ALPHAS), SHORT[0], scale=2), alphas),
@@ -102,6 +102,6 @@ def _offsets(sizes: Tensor) -> Tensor:
 def _compare_support(trial: Trial, lists: tuple[Tensor, Tensor], offsets: Tensor, right: Tensor) -> None:
     """Compare lists of columns and values with rows of numbers."""
     column, value = (x.cpu() for x in lists)
-    row = torch.arange(len(right), device="cpu").repeat_interleave(offsets.diff().cpu())
+    row = torch.arange(len(right)).repeat_interleave(offsets.diff().cpu())
     values = torch.zeros_like(right).index_put_((row, column.long()), value.double(), accumulate=True)
     trial.compare("support", values, right, VALUE, rounding=0)

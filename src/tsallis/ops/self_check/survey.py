@@ -3,57 +3,75 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 
 from tsallis.ops import choice, registry
-from tsallis.ops.self_check import guard
-from tsallis.ops.self_check.families import families_of, measure
-from tsallis.ops.self_check.trial import Result
+from tsallis.ops.self_check.attention import check_attention
+from tsallis.ops.self_check.layer import check_output_layer
+from tsallis.ops.self_check.rows import check_alpha_relu, check_losses, check_maps
+from tsallis.ops.self_check.trial import Result, Trial
+
+FAMILIES: dict[str, Callable[[Trial], None]] = {
+    "maps": check_maps,
+    "losses": check_losses,
+    "alpha-ReLU": check_alpha_relu,
+    "output layer": check_output_layer,
+    "attention": check_attention,
+}
 
 
 class Row(NamedTuple):
-    """One comparison: of a family of a backend's kernels, in a dtype, on a device."""
+    """The comparison of one family of a backend's kernels, in one dtype on one device."""
 
     backend: str
-    kind: Mapping[str, str]  # of the device; empty: a CPU, of which nothing is remembered
+    device: str
     dtype: str
     family: str
     result: Result
-    seconds: float  # compilation is a part of them
-
-
-def devices(name: str) -> list[torch.device]:
-    """Return a device of every kind on which a backend computes here: the CPU, or GPUs of different kinds."""
-    if not registry.load(name).status().available:
-        return []
-    if "cuda" not in registry.BACKENDS[name].devices or not torch.cuda.is_available():
-        return [torch.device("cpu")]
-    every = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-    return list({str(guard.kind_of(name, device)): device for device in reversed(every)}.values())[::-1]
+    seconds: float  # with the time to compile
 
 
 def survey() -> Iterator[Row]:
-    """Compare all kernels with PyTorch's operations now: those of the backend that is asked for, or of all.
+    """Compare all kernels of the requested backend, or of every backend, with PyTorch's operations."""
+    for name in registry.BACKENDS:
+        for device in _devices(name):
+            for dtype in registry.capabilities(name).dtypes:
+                for family in families_of(name, dtype):
+                    start = time.perf_counter()
+                    result = measure(name, device, dtype, family)
+                    seconds = time.perf_counter() - start
+                    yield Row(name, str(device), str(dtype).removeprefix("torch."), family, result, seconds)
 
-    Triton's interpreter is slow: it is left out unless it is asked for.
-    """
+
+def _devices(name: str) -> list[torch.device]:
+    """Return the devices on which to compare a backend: the CPU, or one GPU of each kind."""
     request = choice.request()
-    for name, entry in registry.BACKENDS.items():
-        if name == "eager" or request not in ("auto", name):
-            continue
-        if request == "auto" and "cuda" in entry.devices and not torch.cuda.is_available():
-            continue
-        for device in devices(name):
-            yield from _compare(name, entry.self_check, device)
+    if name == "eager" or request not in ("auto", name):
+        return []
+    has_gpu, for_gpu = torch.cuda.is_available(), "cuda" in registry.BACKENDS[name].devices
+    if request == "auto" and for_gpu and not has_gpu:  # Triton's interpreter is slow
+        return []
+    if not registry.load(name).status().available:
+        return []
+    if not (for_gpu and has_gpu):
+        return [torch.device("cpu")]
+    kinds = {torch.cuda.get_device_name(i): torch.device("cuda", i) for i in range(torch.cuda.device_count())}
+    return list(kinds.values())
 
 
-def _compare(name: str, remember: bool, device: torch.device) -> Iterator[Row]:
-    kind = guard.kind_of(name, device) if remember else {}
-    for dtype in registry.capabilities(name).dtypes:
-        for family in families_of(name, dtype):
-            start = time.perf_counter()
-            result = (guard.check if remember else measure)(name, device, dtype, family)
-            yield Row(name, kind, str(dtype).removeprefix("torch."), family, result, time.perf_counter() - start)
+def families_of(name: str, dtype: torch.dtype) -> list[str]:
+    """Return the families that a backend computes in a dtype."""
+    can = registry.capabilities(name)
+    computed = [family for family in FAMILIES if family in can.operations]
+    return [family for family in computed if dtype in (can.attention_dtypes if family == "attention" else can.dtypes)]
+
+
+def measure(name: str, device: torch.device, dtype: torch.dtype, family: str) -> Result:
+    """Compare a family of a backend's kernels with PyTorch's operations in float64; return the worst result."""
+    trial = Trial(name, device, dtype)
+    with trial.kernel(family):
+        FAMILIES[family](trial)
+    return trial.result

@@ -11,45 +11,43 @@ import torch
 from torch import Tensor
 
 from tsallis.ops.dtypes import exact_products
-from tsallis.ops.protocol import AttentionKernels, Backend
+from tsallis.ops.protocol import AttentionKernels
+from tsallis.ops.registry import load, load_attention
 
 VALUE, GRADIENT = 2e-5, 2e-4  # the largest errors in float32, relative to the largest number or to 1
 PRODUCT = 2e-3  # what products with the 10 bits of TF32 may add, if PyTorch's setting allows them
 
 
 class Result(NamedTuple):
-    """The error of a kernel and its limit, or the message of what went wrong."""
+    """The error of a kernel and its limit, or the message of a failure."""
 
     kernel: str
     error: float
     limit: float
     message: str = ""
-    raised: bool = False  # the message is an exception's, whose cause may be gone in the next process
 
     @property
     def agrees(self) -> bool:
         """Whether the kernel computed what PyTorch's operations do."""
         return not self.message and self.error <= self.limit
 
-    @property
-    def verdict(self) -> str:
-        """The result in a few words, for people."""
-        if self.message:
-            return self.message
-        return f"error {self.error:.1e} {'within' if self.agrees else 'above'} {self.limit:.1e}"
-
 
 class Trial:
     """The kernels on a device with a dtype, and how far they were from the truth so far."""
 
-    def __init__(self, kernels: Backend, attention: AttentionKernels, device: torch.device, dtype: torch.dtype) -> None:
-        self.kernels = kernels
-        self.attention = attention
+    def __init__(self, backend: str, device: torch.device, dtype: torch.dtype) -> None:
+        self.backend = backend
+        self.kernels = load(backend)
         self.device = device
         self.dtype = dtype
         self.results: list[Result] = []
         self._kernel = ""
-        self._generator = torch.Generator("cpu").manual_seed(0)  # the user's numbers are left alone
+        self._generator = torch.Generator().manual_seed(0)
+
+    @property
+    def attention(self) -> AttentionKernels:
+        """The backend's attention, which is a file of its own."""
+        return load_attention(self.backend)
 
     @property
     def processors(self) -> int:
@@ -64,28 +62,22 @@ class Trial:
 
     @contextlib.contextmanager
     def kernel(self, name: str) -> Iterator[None]:
-        """Name what is computed in a block; an exception there is a result, not an end.
-
-        Raises:
-            torch.OutOfMemoryError: which says nothing of the kernels.
-        """
+        """Name what a block computes, and note an exception there as a result."""
         self._kernel = name
         try:
             yield
-        except torch.OutOfMemoryError:
-            raise
         except Exception as error:
             message = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            self.results.append(Result(name, math.inf, 0.0, message[:300], raised=True))
+            self.results.append(Result(name, math.inf, 0.0, message[:300]))
 
     def normal(self, *shape: int, scale: float = 1.0) -> Tensor:
         """Return normal numbers that the dtype holds, in float64 on the CPU."""
-        x = torch.randn(shape, generator=self._generator, dtype=torch.float32, device="cpu") * scale
+        x = torch.randn(shape, generator=self._generator, dtype=torch.float32) * scale
         return x.to(self.dtype).double()
 
     def integers(self, limit: int, *shape: int) -> Tensor:
         """Return integers from 0 on, on the CPU."""
-        return torch.randint(limit, shape, generator=self._generator, device="cpu")
+        return torch.randint(limit, shape, generator=self._generator)
 
     def put(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Return a copy of a tensor of :meth:`normal` as the kernels take it: on the device, in the dtype."""

@@ -16,7 +16,6 @@ from tsallis.ops.alphas import Alpha
 from tsallis.ops.protocol import Capabilities, Status
 from tsallis.ops.triton.alpha_relu import alpha_relu_one_pass
 from tsallis.ops.triton.attention.launch import largest_head, least_shared_memory
-from tsallis.ops.triton.kind import device_kind
 from tsallis.ops.triton.language import available
 from tsallis.ops.triton.losses import (
     STATS,
@@ -49,7 +48,6 @@ __all__ = [
     "alpha_relu_one_pass",
     "alpha_relu_support",
     "available",
-    "device_kind",
     "entmax",
     "entmax_gradient",
     "entmax_loss",

@@ -50,7 +50,6 @@ __all__ = [  # `tl` among them: no other file imports Triton
     "processors",
     "run",
     "tl",
-    "version",
 ]
 
 TINY_EPS = 1e-10  # stands for alpha - 1 = 0: log1p(TINY_EPS x) / TINY_EPS is x up to rounding
@@ -90,11 +89,6 @@ def available() -> tuple[bool, str]:
     if not torch.cuda.is_available():
         return False, "no GPU that PyTorch can use, and TRITON_INTERPRET=1 was not set before the import"
     return True, f"Triton {triton.__version__} on {torch.cuda.get_device_name()}"
-
-
-def version() -> str:
-    """Return Triton's version, or nothing where it is missing."""
-    return "" if triton is None else str(triton.__version__)
 
 
 def interpreted() -> bool:
