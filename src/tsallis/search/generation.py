@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from tsallis.models.protocol import Decoder
 from tsallis.search.certificate import LARGEST_LOG
 from tsallis.search.checks import check_at_least_one, check_sources
-from tsallis.search.sampling import dead_share, draw_tokens, draw_uniform, make_generators
+from tsallis.search.sampling import dead_share, draw_tokens, draw_uniform, make_generators, start_draws
 from tsallis.search.step import advance, eval_mode
 from tsallis.search.temperature import with_temperature
 from tsallis.symbols import BOS, EOS
@@ -66,14 +66,13 @@ def generate(
         num_samples: Number of texts per prompt.
         max_length: Number of symbols of a text, at most, without its prompt and its end.
         seeds: of each prompt's random numbers; None: others at every call.
-        temperature: that scores are divided by before the map, see :func:`tsallis.search.sample`; 1: as they are.
+        temperature: Divisor of the scores before the map, see :func:`tsallis.search.sample`.
 
     Returns:
         `num_samples` texts per prompt, in the order of the draws.
 
     Raises:
-        ValueError: sizes below 1; not one seed a prompt; a model whose probabilities are NaN; a temperature that is not
-            above 0 and finite, or another one than 1 for values that don't sum to 1.
+        ValueError: sizes below 1, not one seed per prompt, probabilities that are NaN, a bad temperature.
 
     Example:
         >>> from tsallis.models import LanguageModel
@@ -83,39 +82,26 @@ def generate(
         True
     """
     check_at_least_one(num_samples=num_samples, max_length=max_length)
-    tempered = with_temperature(model, temperature)
-    batch = len(check_sources(model, prompts, prompt_lengths))
-    model = tempered
+    model, batch = with_temperature(model, temperature), len(check_sources(model, prompts, prompt_lengths))
     generators = make_generators(batch, seeds)
     if not batch:
         return []
     texts = [_Text() for _ in range(batch * num_samples)]
     active = list(range(len(texts)))
     with eval_mode(model):
-        state = model.start(model.encode(prompts, prompt_lengths))
-        state = state.select(torch.arange(batch, device=prompts.device).repeat_interleave(num_samples))
-        for last in [False] * max_length + [True]:
+        state = start_draws(model, prompts, prompt_lengths, num_samples)
+        while active:
             tokens = torch.tensor([texts[row].last for row in active], device=prompts.device)
             log_probs, _, state = advance(model, state, tokens, [row // num_samples for row in active])
-            uniform = draw_uniform(num_samples, generators)
             log_probs = log_probs.cpu()
-            dead = dead_share(log_probs, model.output.normalized)
-            draws, steps = draw_tokens(log_probs, uniform[active], dead)
+            uniform = draw_uniform(num_samples, generators)[active]
+            drawn, steps = draw_tokens(log_probs, uniform, dead_share(log_probs, model.output.normalized))
             support = (log_probs > -torch.inf).sum(-1)
-            rows: Iterable[tuple[int, int, float, int]] = zip(
-                active, draws.tolist(), steps.tolist(), support.tolist(), strict=True
-            )
-            open_rows = [
-                i
-                for i, (row, token, log_prob, count) in enumerate(rows)
-                if texts[row].append(token, log_prob, count, last=last)
-            ]
+            draws = enumerate(zip(drawn.tolist(), steps.tolist(), support.tolist(), strict=True))
+            open_rows = [i for i, draw in draws if texts[active[i]].append(*draw, max_length)]
             active = [active[i] for i in open_rows]
-            if not active:
-                break
-            state = state.select(torch.tensor(open_rows, device=prompts.device))
-    outputs = [text.generated() for text in texts]
-    return [outputs[first : first + num_samples] for first in range(0, len(outputs), num_samples)]
+            state = state.select(torch.tensor(open_rows, dtype=torch.long, device=prompts.device))
+    return [[text.generated() for text in texts[i : i + num_samples]] for i in range(0, len(texts), num_samples)]
 
 
 @dataclass
@@ -131,9 +117,9 @@ class _Text:
     def last(self) -> int:
         return self.tokens[-1] if self.tokens else BOS
 
-    def append(self, token: int, log_prob: float, support: int, *, last: bool) -> bool:
-        """Append a draw, of the last step only if it is the end; tell whether another one follows."""
-        if log_prob == -torch.inf or (last and token != EOS):
+    def append(self, token: int, log_prob: float, support: int, max_length: int) -> bool:
+        """Append a draw; behind `max_length` symbols only the end. Return whether another draw follows."""
+        if log_prob == -torch.inf or (len(self.tokens) == max_length and token != EOS):
             return False
         self.log_prob += log_prob
         self.support.append(support)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from torch import Tensor
 from tsallis.models.protocol import Decoder
 from tsallis.search.certificate import Hypothesis
 from tsallis.search.checks import check_at_least_one, check_seeds, check_sources
-from tsallis.search.step import Expansion, Prefix, advance, eval_mode, make_limits
+from tsallis.search.step import Expansion, Limits, Prefix, advance, eval_mode, make_limits
 from tsallis.search.temperature import with_temperature
 from tsallis.symbols import EOS
 
@@ -30,78 +32,94 @@ def sample(
     seeds: Sequence[int] | None = None,
     temperature: float = 1.0,
 ) -> list[list[Hypothesis | None]]:
-    r"""Draw `num_samples` outputs from the model for every source, token by token; an impossible token is never drawn.
+    r"""Draw `num_samples` outputs for every source, token by token; an impossible token is never drawn.
 
-    Values that don't sum to 1 (alpha-ReLU) are drawn in proportion at every step.
-
-    With a temperature T scores are divided by it before the map, :math:`p = \mathrm{entmax}_\alpha(z / T)`: below 1 the
-    probable tokens become more probable, and the support shrinks to a part of what it was, in the limit to the greatest
-    score; above 1 it grows, in the limit to all tokens that the model may give. Log-probabilities and supports of the
-    hypotheses are those of the draws, at this temperature.
+    Values that don't sum to 1 (alpha-ReLU) are drawn in proportion at every step. A temperature T divides the scores
+    before the map, :math:`p = \mathrm{entmax}_\alpha(z / T)`: below 1 the probable tokens become more probable and the
+    support shrinks, above 1 it grows. Log-probabilities and supports of the hypotheses are those at this temperature.
 
     Args:
         model: anything with the decoder protocol.
-        src: [batch, src] symbols.
-        src_lengths: [batch] their counts.
+        src, src_lengths: symbols [batch, src] and their counts [batch].
         num_samples: Number of draws per source.
         prefixes: the tokens that all outputs of a source begin with; what follows is drawn.
         max_length: of an output, without its end; None: twice the source's length and 20 after its prefix.
-        seeds: of each source's random numbers, so that its draws depend on no other source, nor on the device;
-            None: others at every call.
-        temperature: of the draws, above 0; 1: as the model has it.
+        seeds: one for each source, whose draws then depend on no other source, nor on the device; None: random.
+        temperature: Divisor of the scores, above 0.
 
     Returns:
         `num_samples` outputs per source, in the order of the draws. An output is None where a draw met a dead end or
-        the length limit, so that the frequencies of all others stay those of the model; where the prefix is impossible
-        all are.
+        the length limit, or the prefix is impossible: the frequencies of all others stay those of the model.
 
     Raises:
-        ValueError: sizes below 1; not one seed or prefix a source; a model whose probabilities are NaN; a temperature
-            that is not above 0 and finite, or another one than 1 for values that don't sum to 1.
+        ValueError: a size below 1, not one seed or prefix per source, NaN probabilities, a temperature out of range.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
         >>> model = RNNSeq2Seq(20, 15, d_model=8)
-        >>> draws = sample(model, torch.randint(4, 20, (2, 5)), torch.tensor([5, 3]), 4, max_length=10)
-        >>> [len(outputs) for outputs in draws]
+        >>> [len(draws) for draws in sample(model, torch.randint(4, 20, (2, 5)), torch.tensor([5, 3]), 4)]
         [4, 4]
     """
     check_at_least_one(num_samples=num_samples)
-    tempered = with_temperature(model, temperature)
-    lengths = check_sources(model, src, src_lengths)
-    model = tempered
-    limits = [limit for limit in make_limits(lengths, prefixes, max_length=max_length) for _ in range(num_samples)]
+    model, lengths = with_temperature(model, temperature), check_sources(model, src, src_lengths)
+    limits = make_limits(lengths, prefixes, max_length=max_length)
     generators = make_generators(len(lengths), seeds)
-    outputs: list[Hypothesis | None] = [None] * len(limits)
     if not lengths:
         return []
-    rows, prefix_of = list(range(len(outputs))), [Prefix()] * len(outputs)
+    draws = [_Draw(*source) for source in zip(limits, lengths, strict=True) for _ in range(num_samples)]
+    rows = list(range(len(draws)))
     with eval_mode(model):
-        state = model.start(model.encode(src, src_lengths))
-        state = state.select(torch.arange(len(lengths), device=src.device).repeat_interleave(num_samples))
+        state = start_draws(model, src, src_lengths, num_samples)
         while rows:
-            tokens = torch.tensor([prefix_of[row].token for row in rows], device=src.device)
+            tokens = torch.tensor([draws[row].prefix.token for row in rows], device=src.device)
             log_probs, attention, state = advance(model, state, tokens, [row // num_samples for row in rows])
             expansion = Expansion(attention, log_probs, keep=False)
-            dead = dead_share(log_probs, model.output.normalized)
-            for i, row in enumerate(rows):
-                limits[row].restrict(log_probs[i], prefix_of[row].length)
-                if prefix_of[row].length < len(limits[row].prefix):
-                    dead[i] = 0  # this symbol is given, not drawn
-            uniform = draw_uniform(num_samples, generators)
-            draws, log_prob = draw_tokens(log_probs.cpu(), uniform[rows], dead)  # a GPU sums in an order of its own
-            active = []
-            for i, (row, token, step) in enumerate(zip(rows, draws.tolist(), log_prob.tolist(), strict=True)):
-                prefix = prefix_of[row]
-                total = prefix.log_prob + step
-                if step > -torch.inf and token == EOS:
-                    outputs[row] = expansion.finish(prefix, i, total, lengths[row // num_samples])
-                elif step > -torch.inf and prefix.length + 2 <= limits[row].steps:
-                    prefix_of[row] = expansion.extend(prefix, i, token, total)
-                    active.append(i)
-            rows = [rows[i] for i in active]
-            state = state.select(torch.tensor(active, dtype=torch.long, device=src.device))
-    return [outputs[i * num_samples : (i + 1) * num_samples] for i in range(len(lengths))]
+            uniform = draw_uniform(num_samples, generators)[rows]
+            drawn = _draw_step([draws[row] for row in rows], log_probs, model.output.normalized, uniform)
+            open_rows = [i for i, pair in enumerate(drawn) if draws[rows[i]].append(expansion, i, *pair)]
+            rows = [rows[i] for i in open_rows]
+            state = state.select(torch.tensor(open_rows, dtype=torch.long, device=src.device))
+    return [[draw.output for draw in draws[i : i + num_samples]] for i in range(0, len(draws), num_samples)]
+
+
+@dataclass
+class _Draw:
+    """One output as far as it is drawn."""
+
+    limits: Limits
+    src_length: int
+    prefix: Prefix = field(default_factory=Prefix)
+    output: Hypothesis | None = None
+
+    def restrict(self, log_probs: Tensor) -> bool:
+        """Rule out, in place, what may not follow the prefix; return whether the next symbol is given, not drawn."""
+        self.limits.restrict(log_probs, self.prefix.length)
+        return self.prefix.length < len(self.limits.prefix)
+
+    def append(self, expansion: Expansion, row: int, token: int, log_prob: float) -> bool:
+        """Append the symbol drawn in a row of a step; return whether another one follows."""
+        total = self.prefix.log_prob + log_prob
+        if log_prob == -torch.inf or (token != EOS and self.prefix.length + 2 > self.limits.steps):
+            return False
+        if token == EOS:
+            self.output = expansion.finish(self.prefix, row, total, self.src_length)
+        else:
+            self.prefix = expansion.extend(self.prefix, row, token, total)
+        return token != EOS
+
+
+def _draw_step(draws: list[_Draw], log_probs: Tensor, normalized: bool, uniform: Tensor) -> list[tuple[int, float]]:
+    """Return the symbol that each output continues with, and its log-probability; symbols of its prefix are given."""
+    dead = dead_share(log_probs, normalized)
+    dead[torch.tensor([draw.restrict(log_probs[i]) for i, draw in enumerate(draws)])] = 0
+    tokens, steps = draw_tokens(log_probs.cpu(), uniform, dead)  # a GPU sums in an order of its own
+    return list(zip(tokens.tolist(), steps.tolist(), strict=True))
+
+
+def start_draws(model: Decoder, src: Tensor, src_lengths: Tensor, num_samples: int) -> Any:
+    """Return the decoder state before the first token of `num_samples` draws per source."""
+    state = model.start(model.encode(src, src_lengths))
+    return state.select(torch.arange(len(src), device=src.device).repeat_interleave(num_samples))
 
 
 def line_seed(seed: int, line: int) -> int:
