@@ -72,9 +72,8 @@ def entmax_attention(
               p_i = \mathrm{entmax}_{\alpha_h}\big(\mathrm{scale} \cdot Q_i K^\top + \mathrm{mask}_i - m_h |i - j|\big)
 
     with :math:`\alpha_h` of head :math:`h` (Correia et al. 2019, eq. 8) and slopes :math:`m_h` if there are any (Press
-    et al. 2022). Shapes and meaning are those of
-    `torch.nn.functional.scaled_dot_product_attention`, which it equals at `alpha = 1`. Memory grows with the number of
-    queries and keys, not with their product, unless the weights are asked for; gradients of second order hold them too.
+    et al. 2022). At `alpha = 1` it equals `torch.nn.functional.scaled_dot_product_attention`. Memory grows with the
+    number of queries and keys, not with their product, except for the weights and gradients of second order.
 
     Args:
         query: [..., heads, queries, size], any floating dtype; half precision is computed in float32.
@@ -83,9 +82,8 @@ def entmax_attention(
         alpha: at least 1: a number, or a tensor [heads] or [..., heads]; it gets a gradient.
         attn_mask: broadcastable to [..., heads, queries, keys]: boolean (True takes part), or numbers that are added to
             the scores and get a gradient.
-        key_lengths: for each batch element [...], how many of its first keys take part; the others are skipped, and may
-            hold anything, where keys and values that a mask or the causal order hides must be finite. In a tensor on a
-            GPU lengths are not checked: one out of range counts as the nearest that is not.
+        key_lengths: for each batch element [...], how many of its first keys take part; the others may hold anything,
+            but keys and values that a mask or the causal order hides must be finite. Lengths on a GPU are clamped.
         is_causal: query i attends to the keys 0 to i + `query_offset` only; a mask, if there is one, holds too.
         scale: the factor of the scores; the default is 1 / sqrt(size).
         dropout_p: share of the weights that is set to zero, the others scaled up; unlike a module's, always active.
@@ -93,8 +91,7 @@ def entmax_attention(
         return_weights: return the weights too, before dropout.
         return_support: return how many keys each query attends to; the weights are not held for it.
         slopes: a tensor [heads] or [..., heads], which gets a gradient: a score loses so much for every position
-            between query and key. No tensor of all distances is built, and where alpha is above 1 the compiled
-            kernels skip keys that are too far to have a weight.
+            between query and key. Where alpha is above 1 the compiled kernels skip keys too far to have a weight.
         query_offset: the position of the first query among the keys, for the slopes and the causal order: in decoding
             the number of earlier keys.
         key_norms: a tensor [..., key heads] of numbers that no key's norm exceeds, where they are known: then a few

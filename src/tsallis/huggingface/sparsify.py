@@ -30,6 +30,7 @@ from tsallis.huggingface.modules import (
 from tsallis.huggingface.settings import SETTINGS, write_settings
 
 Alpha = float | Literal["learned"] | Sequence[float] | Tensor
+Layers = Layer | Iterable[Layer] | None
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -47,33 +48,28 @@ def sparsify(
 
     .. math:: p_i = \mathrm{entmax}_{\alpha_h}\big(\mathrm{scale} \cdot Q_i K^\top + \mathrm{mask}_i\big)
 
-    in place of softmax (Correia et al. 2019, eq. 8). At alpha 1 the outputs are the model's own. Padding, causal and
-    sliding masks, grouped queries, caches and `generate` stay as they are. Alphas lie inside the attentions, under
-    `tsallis_alpha`: `save_pretrained` saves them, and :func:`from_pretrained` loads them. A second call changes
-    the attentions that it chooses and leaves the others as they are; `sparsify(model, alphas(model))` fixes what was
-    learned. A warning names attentions that are meant, too, but are computed in a way of their own and stay as they
-    are, such as those of LongT5's encoder; :func:`find_obstacles` names them beforehand.
+    in place of softmax (Correia et al. 2019, eq. 8). At alpha 1 the outputs are the model's own. Masks, caches and
+    `generate` stay as they are. `save_pretrained` saves the alphas, which lie inside the attentions under
+    `tsallis_alpha`, and :func:`from_pretrained` loads them. A second call changes only the attentions that it chooses;
+    `sparsify(model, alphas(model))` fixes what was learned. A warning names attentions that cannot be changed, as
+    :func:`find_obstacles` does.
 
     Args:
         model: a Transformers model whose attentions use its `AttentionInterface`, or what PEFT or `torch.compile` made
             of one; it is changed in place, and gets a configuration of its own.
-        alpha: at least 1: a number, a list or tensor with one for each head, "learned" for an alpha of each head that
-            is trained with the model, or a mapping from layers, as in `layers`, to any of them; layers that it does
-            not name stay as they are.
-        layers: numbers of layers, which encoder and decoder both count from 0, or patterns of attentions' names such as
-            "*.decoder.*"; None: all.
+        alpha: at least 1: a number, one for each head in a list or tensor, "learned" for an alpha of each head that is
+            trained with the model, or a mapping from some of the `layers` to any of them.
+        layers: numbers, which encoder and decoder both count from 0, or patterns such as "*.decoder.*"; None: all.
         kind: "self", or "cross" for attention to an encoder's output; None: both.
-        initial: the alpha that learned ones start with, between `low` and `high`, such as 1.1, which is near the
-            softmax of a pretrained model; None draws each at random, as `alpha="learned"` does everywhere
-            (:class:`tsallis.nn.PerHeadAlpha`).
+        initial: the alpha that learned ones start with, between `low` and `high`; 1.1 is near the softmax of a
+            pretrained model. None draws each at random, see :class:`tsallis.nn.PerHeadAlpha`.
         low, high: the bounds of learned alphas.
 
     Returns:
         The model.
 
     Raises:
-        ValueError: a model or an attention whose function cannot be replaced, a part of a sparsified model, a layer
-            that is not there, a bad alpha.
+        ValueError: an attention that cannot be replaced, a part of a sparsified model, a missing layer, a bad alpha.
         TypeError: what is no Transformers model.
 
     Example:
@@ -88,29 +84,31 @@ def sparsify(
         raise TypeError(
             f"model must be a Transformers model, got {type(model).__name__}; for others nn.sparsify_module"
         )
-    if _is_part(base):
-        raise ValueError(f"{type(base).__name__} is a part of a sparsified model: call sparsify on that, with layers=")
-    if not isinstance(alpha, Mapping):
-        layers = layers if layers is None or isinstance(layers, int | str) else list(layers)
-        requests = [(alpha, choose_attentions(base, layers, kind))]
-    elif layers is not None or not alpha:
-        raise ValueError("alpha names the layers itself: leave layers out" if alpha else "alpha names no layers: {}")
-    else:
-        layers = list(alpha)
-        requests = [(value, choose_attentions(base, layer, kind)) for layer, value in alpha.items()]
+    _check_whole(base, "sparsify on that, with layers=")
+    layers = layers if layers is None or isinstance(layers, int | str) else list(layers)
     modules = {
         name: (attention, _alpha_module(value, name, attention, initial, low, high))
-        for value, attentions in requests
-        for name, attention in attentions.items()
+        for value, chosen in _alphas_of_layers(alpha, layers)
+        for name, attention in choose_attentions(base, chosen, kind).items()
     }
     install_alphas(model, modules)
-    warn_of_others(base, layers, kind)
+    warn_of_others(base, list(alpha) if isinstance(alpha, Mapping) else layers, kind)
     return model
 
 
-def _is_part(base: nn.Module) -> bool:
-    """Tell whether a model is inside another one that was sparsified."""
-    return any(alpha_modules(base)) and not any(hasattr(part, DENSE) for part in model_parts(base))
+def _alphas_of_layers(alpha: Alpha | Mapping[Layer, Alpha], layers: Layers) -> list[tuple[Alpha, Layers]]:
+    """Return alphas, each with the layers that get it."""
+    if not isinstance(alpha, Mapping):
+        return [(alpha, layers)]
+    if layers is not None or not alpha:
+        raise ValueError("alpha names the layers itself: leave layers out" if alpha else "alpha names no layers: {}")
+    return [(value, layer) for layer, value in alpha.items()]
+
+
+def _check_whole(base: nn.Module, call: str) -> None:
+    """Raise if a model is inside another one that was sparsified."""
+    if any(alpha_modules(base)) and not any(hasattr(part, DENSE) for part in model_parts(base)):
+        raise ValueError(f"{type(base).__name__} is a part of a sparsified model: call {call}")
 
 
 def densify(model: Model) -> Model:
@@ -132,8 +130,7 @@ def densify(model: Model) -> Model:
         'sdpa'
     """
     base: Any = unwrap(model)
-    if _is_part(base):
-        raise ValueError(f"{type(base).__name__} is a part of a sparsified model: call densify on that")
+    _check_whole(base, "densify on that")
     parts = model_parts(base)
     if not any(hasattr(part, DENSE) for part in parts):
         raise ValueError(f"{type(base).__name__} is not sparsified")

@@ -270,12 +270,10 @@ class MultiheadAttention(ConstantBuffers):
             attn_mask: [queries, keys] or [batch * heads, queries, keys], or also [batch, heads, queries, keys] with a 1
                 where all share it: True where a key may not be attended to, or numbers that are added to the scores.
             average_attn_weights: weights [batch, queries, keys], the mean of the heads, not [batch, heads, ...].
-            is_causal: a query attends to no later key. Unlike PyTorch's this is no mere hint, and needs no mask. With a
-                cache, the last query is aligned with its last key.
+            is_causal: a query attends to no later key, without a mask. A cache's last key is that of the last query.
             cache: the keys and values of earlier steps; new ones are added to it, and without `key` none are.
             key_lengths: [batch], in place of a `key_padding_mask`: how many of the first keys are no padding. The
-                others must be finite all the same: they are skipped where there are many, and masked where that is
-                faster.
+                others must be finite: they are skipped or masked, whichever is faster.
 
         Returns:
             Output of the shape of `query`, with the size `embed_dim`, and the weights or None.
@@ -284,16 +282,12 @@ class MultiheadAttention(ConstantBuffers):
             ValueError: shapes that don't fit, arguments that exclude each other.
             TypeError: a mask that is neither boolean nor floating point.
         """
-        self._check_inputs(query, key, value, cache)
-        if key_lengths is not None and key_padding_mask is not None:
-            raise ValueError("key_lengths and key_padding_mask say the same: give one of them")
+        self._check_inputs(query, key, value, cache, key_lengths, key_padding_mask)
         q, k, v = self._queries_keys_values(query, key, value, cache)
         visible = self._visible_keys(q, k, attn_mask, key_padding_mask, key_lengths, is_causal, cache is not None)
         if not self._plain:
-            k, v, mask = self._append_extra_keys(k, v, visible.mask)
-            visible = visible._replace(mask=mask, keys=k.shape[2])
-        if self.length_scale is not None:
-            q = self._scale(q, query, visible.count_keys(q.device))
+            k, v, visible = self._append_extra_keys(k, v, visible)
+        q = self._scale(q, query, visible)
         alpha = self._alpha()
         result = attend(
             q,
@@ -312,10 +306,7 @@ class MultiheadAttention(ConstantBuffers):
         )
         of_queries = (key_lengths, key_padding_mask) if key is query and cache is None else (None, None)
         self._keep_record(result.support, visible, alpha, *of_queries)
-        weights = result.weights
-        if weights is not None and average_attn_weights:
-            weights = weights.mean(1)
-        return self._as_output(query, result.output, weights)
+        return self._as_output(query, result.output, result.weights, average_attn_weights)
 
     def _keep_record(
         self,
@@ -333,14 +324,19 @@ class MultiheadAttention(ConstantBuffers):
         elif self._last is not None:
             self._last = None
 
-    def _as_output(self, query: Tensor, context: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def _as_output(
+        self, query: Tensor, context: Tensor, weights: Tensor | None, average: bool
+    ) -> tuple[Tensor, Tensor | None]:
         """Project contexts [batch, heads, queries, size]; return them and the weights in the layout of the query."""
+        weights = weights.mean(1) if weights is not None and average else weights
         out = self.out_proj(context.transpose(1, 2).flatten(2))  # [batch, queries, size]
         if query.dim() == 2:
             return out.squeeze(0), None if weights is None else weights.squeeze(0)
         return out if self.batch_first else out.transpose(0, 1), weights
 
-    def _check_inputs(self, query: Tensor, key: Tensor | None, value: Tensor | None, cache: Cache | None) -> None:
+    def _check_inputs(
+        self, query: Tensor, key: Tensor | None, value: Tensor | None, cache: Cache | None, *padding: Tensor | None
+    ) -> None:
         if query.is_nested:
             raise ValueError("query must not be a nested tensor: pad it, and give a key_padding_mask")
         if query.dim() not in (2, 3):
@@ -352,6 +348,8 @@ class MultiheadAttention(ConstantBuffers):
         for name, x, size in (("key", key, self.kdim), ("value", value, self.vdim)):
             if x is not None and x.shape[-1] != size:
                 raise ValueError(f"{name} must have the size {size}, got {x.shape[-1]}")
+        if all(x is not None for x in padding):
+            raise ValueError("key_lengths and key_padding_mask say the same: give one of them")
 
     @property
     def _plain(self) -> bool:
@@ -466,18 +464,19 @@ class MultiheadAttention(ConstantBuffers):
             return x.unsqueeze(0)
         return x if self.batch_first else x.transpose(0, 1)
 
-    def _scale(self, q: Tensor, query: Tensor, visible: Tensor) -> Tensor:
+    def _scale(self, q: Tensor, query: Tensor, visible: VisibleKeys) -> Tensor:
         """Scale queries [batch, heads, queries, head size] by how many keys they may see."""
-        assert self.length_scale is not None
-        factor: Tensor = self.length_scale(self._batch_first(query), visible)
+        if self.length_scale is None:
+            return q
+        factor: Tensor = self.length_scale(self._batch_first(query), visible.count_keys(q.device))
         if self.positions == "nape" and self.slopes is not None:
             factor = torch.where((self.slopes == 0).view(-1, 1, 1), factor, 1)
         scaled: Tensor = q * factor.to(q.dtype)
         return scaled
 
-    def _append_extra_keys(self, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _append_extra_keys(self, k: Tensor, v: Tensor, visible: VisibleKeys) -> tuple[Tensor, Tensor, VisibleKeys]:
         """Append the learned key and the zero key."""
-        batch, extra = k.shape[0], 0
+        batch, extra, mask = k.shape[0], 0, visible.mask
         if self.bias_k is not None and self.bias_v is not None:
             own = [x.view(1, self.num_kv_heads, 1, -1).expand(batch, -1, -1, -1) for x in (self.bias_k, self.bias_v)]
             k, v = (torch.cat([x, more.to(x.dtype)], 2) for x, more in zip((k, v), own, strict=True))
@@ -489,7 +488,7 @@ class MultiheadAttention(ConstantBuffers):
             if mask.shape[-1] == 1:
                 mask = mask.expand(*mask.shape[:-1], k.shape[2] - extra)
             mask = F.pad(mask, (0, extra), value=mask.dtype == torch.bool)
-        return k, v, mask
+        return k, v, visible._replace(mask=mask, keys=k.shape[2])
 
     def extra_repr(self) -> str:
         alpha = self.alpha

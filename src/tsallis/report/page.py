@@ -102,38 +102,37 @@ def build_page(
     """
     if not (runs or sweep or densities or signals):
         raise ValueError("a report needs at least one run, a sweep or densities")
+    count = sentences_that_fit(runs)
+    parts = {
+        "runs": [_run(replace(run, sentences=run.sentences[:count])) for run in runs],
+        "comparisons": list(comparisons),
+        "sweep": sweep and _thin_sweep(sweep),
+        "densities": list(densities),
+        "signals": list(signals),
+        "omitted_sentences": len(runs[0].sentences) - count if runs else 0,
+    }
+    weights = [
+        (f"weights-{number}-{row}", encode_weights(sentence.weights))
+        for number, run in enumerate(runs)
+        for row, sentence in enumerate(run.sentences[:count])
+    ]
+    data = embed_json({"units": UNITS, **_tables(), **parts})
+    return _render(title=title or _title([*runs, *densities], sweep), note=note, data=data, weights=weights)
+
+
+def _render(**values: Any) -> Page:
+    """Fill the template of the page with values, its styles and its program."""
     try:
         import jinja2
     except ImportError as error:
         raise InputError("reports need Jinja2: pip install 'tsallis[toolkit]'") from error
     folder = resources.files("tsallis.report").joinpath("static")
-    script = "\n".join(folder.joinpath(name).read_text(encoding="utf-8") for name in (*SCRIPTS, MAIN))
-    template = folder.joinpath("page.html.jinja").read_text(encoding="utf-8")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    program = f"'use strict';\n(() => {{\n{script}\n}})();\n"
-    count = sentences_that_fit(runs)
-    omitted = len(runs[0].sentences) - count if runs else 0
-    runs = [replace(run, sentences=run.sentences[:count]) for run in runs]
-    parts = {
-        "runs": [_run(run) for run in runs],
-        "comparisons": list(comparisons),
-        "sweep": sweep and _thin_sweep(sweep),
-    }
-    parts |= {"densities": list(densities), "signals": list(signals), "omitted_sentences": omitted}
-    text = environment.from_string(template).render(
-        title=title or _title([*runs, *densities], sweep),
-        note=note,
-        style=folder.joinpath("page.css").read_text(encoding="utf-8"),
-        script=program,
-        script_hash=_digest(program),
-        data=embed_json({"units": UNITS, **_tables(), **parts}),
-        weights=[
-            (f"weights-{number}-{row}", encode_weights(sentence.weights))
-            for number, run in enumerate(runs)
-            for row, sentence in enumerate(run.sentences)
-        ],
+    style, template, *scripts = (
+        folder.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.html.jinja", *SCRIPTS, MAIN)
     )
-    return Page(text)
+    program = "\n".join(["'use strict';\n(() => {", *scripts, "})();\n"])
+    page = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(template)
+    return Page(page.render(style=style, script=program, script_hash=_digest(program), **values))
 
 
 def sentences_that_fit(runs: Sequence[RunSummary]) -> int:

@@ -40,20 +40,18 @@ def beam_search(
     r"""Find the most probable outputs of every source, with a certificate of what is proved about them.
 
     A beam holds the `beam_size` most probable unfinished prefixes of each source; every output it finishes is kept,
-    unless endings compete, as they do in other toolkits: then one counts if it is among its step's best continuations.
+    unless endings compete, as they do in other toolkits.
     `bound` is the best log-probability of any prefix that had to be dropped. As a prefix is never less probable than
     what it grows into, an output at least as probable as `bound` is the exact argmax; and where no prefix was dropped,
     the list is the whole distribution (Peters et al. 2019, sec. 4.1).
 
-    As long as nothing was dropped, the search goes on until no prefix is left, for that proves completeness. Once
-    something was, prefixes that can't beat the `n_best` (or `beam_size`) best outputs leave the beam. So do those of
-    values that are not normalised (alpha-ReLU): some might still grow above these outputs, for a value may be larger
-    than 1, but to follow them all to the length limit takes several times as long, and proves nothing either.
+    Until a prefix is dropped, the search continues until none is left, which proves completeness. Afterwards prefixes
+    that can't beat the `n_best` (or `beam_size`) best outputs leave the beam. Those of values that are not normalised
+    (alpha-ReLU) leave it too, although some might still grow above these outputs.
 
     Args:
         model: anything with the decoder protocol of :mod:`tsallis.models.protocol`.
-        src: [batch, src] symbols.
-        src_lengths: [batch] their counts.
+        src, src_lengths: symbols [batch, src] and their counts [batch].
         beam_size: prefixes kept a source.
         n_best: outputs returned a source; None: all that were finished.
         prefixes: the tokens that all outputs of a source begin with.
@@ -63,8 +61,7 @@ def beam_search(
             (Wu et al. 2016, eq. 14, in its simplest form); 0: by their probabilities, 1: by the mean of a symbol's.
         end_rule: "every": all outputs that the beam's prefixes finish count. "competing": an output must end by one of
             the `beam_size` most probable continuations of its step, endings included; the certificate counts all others
-            as dropped prefixes. With a beam of 1 that is greedy search. A model that finds short outputs too probable
-            is then not asked for them.
+            as dropped prefixes. With a beam of 1 that is greedy search.
         keep_attention: whether hypotheses carry their attention weights.
         text: Spells the tokens of an output, for vocabularies in which several sequences may spell one text. Results
             are then about texts: see :func:`tsallis.search.texts.merge_texts`.

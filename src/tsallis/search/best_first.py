@@ -197,22 +197,14 @@ def exhaustive(
 
     Args:
         model: anything with the decoder protocol of :mod:`tsallis.models.protocol`.
-        src: [batch, src] symbols.
-        src_lengths: [batch] their counts.
+        src, src_lengths: symbols [batch, src] and their counts [batch].
         budget: prefixes expanded a source, at most.
         time_limit: Seconds per source, checked between expansions; sources are then searched one after the other.
         mass: the probability that is enough, of all outputs together that nothing left can beat; above 0 and below 1.
         n_best: outputs returned a source; None: all.
         known: results of another search for the same outputs: theirs count as if they were found here, with `n_best` no
             prefix is followed that can't beat the best of them, and no bound is above theirs.
-        prefixes: the tokens that all outputs of a source begin with.
-        min_length: of an output, without its end.
-        max_length: of an output, without its end; None: twice the source's length and 20 after its prefix.
-        length_penalty: outputs are ranked by their log-probabilities over this power of their lengths, see
-            :func:`beam_search`.
-        keep_attention: whether hypotheses carry their attention weights.
-        text: Spells the tokens of an output, for vocabularies in which several sequences may spell one text. Results
-            are then about texts: see :func:`tsallis.search.texts.merge_texts`.
+        prefixes, min_length, max_length, length_penalty, keep_attention, text: see :func:`beam_search`.
 
     Returns:
         One :class:`Result` a source, whose certificate speaks of the outputs that begin so and are as long.

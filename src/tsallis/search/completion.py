@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -86,6 +86,15 @@ class _Node(NamedTuple):
     state: Any  # before the last token is read
     last: int
 
+    @property
+    def ends(self) -> bool:
+        return self.last == EOS
+
+    @property
+    def spelled(self) -> tuple[int, ...]:
+        """The tokens without the end."""
+        return self.tokens[: len(self.tokens) - self.ends]
+
 
 @torch.no_grad()
 def complete(
@@ -101,13 +110,12 @@ def complete(
 ) -> Completions:
     """Find the symbols that may follow the beginning of an output, and run ahead while there is only one.
 
-    A sparse model leaves few, often a single one: then the next is certain, too, and so on up to the next choice
-    (Peters et al. 2019, fig. 2). Every choice is followed by what is certain after it.
+    A sparse model often leaves a single one, which is then certain (Peters et al. 2019, fig. 2). Every choice is
+    followed by what is certain after it.
 
     Args:
         model: anything with the decoder protocol.
-        src: [1, src] symbols.
-        src_lengths: [1] their count.
+        src, src_lengths: symbols [1, src] and their count [1].
         names: the spelling of each symbol.
         tokens: the whole symbols that are typed.
         rest: what is typed of the next symbol; the symbols that follow spell it, and more, or end there.
@@ -118,8 +126,7 @@ def complete(
         The completions.
 
     Raises:
-        ValueError: several sources, numbers below 1; tokens that no output holds before its end, or without a name; a
-            model whose probabilities are NaN.
+        ValueError: several sources, numbers below 1, NaN probabilities, tokens without a name or not before the end.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
@@ -136,22 +143,17 @@ def complete(
     tokens = check_prefix(tokens, "what is typed")
     if (largest := max(tokens, default=0)) >= len(names):
         raise ValueError(f"what is typed holds the symbol {largest}, there are names of {len(names)}")
-    numbers = itertools.count()
+    steps = _Steps(model, src.device)
     with eval_mode(model):
         state, last, log_prob = model.start(model.encode(src, src_lengths)), BOS, 0.0
         for token in tokens:
-            each, state = _step(model, state, [last], src.device)
+            each, state = steps.read(state, [last])
             log_prob, last = log_prob + float(each[0, token]), token
             if log_prob == -math.inf:
                 return Completions(-math.inf, (), (), 0, 0.0, 0.0)
-        node, certain = _Node(0.0, next(numbers), (), rest, state, last), tuple[int, ...]()
-        while True:
-            nodes, missing = _choices(model, node, names, numbers, src.device)
-            if len(nodes) != 1 or missing or nodes[0].last == EOS or len(certain) >= longest:
-                break
-            certain += nodes[0].tokens
-            node = nodes[0]._replace(cost=0.0, tokens=(), rest="")
-        best = _follow(model, heapq.nsmallest(n_best, nodes), longest, src.device)
+        nodes, missing = steps.choices(_Node(0.0, 0, (), rest, state, last), names)
+        certain = () if missing else steps.run_ahead(nodes, longest, cost=0.0)
+        best = steps.follow(heapq.nsmallest(n_best, nodes), longest)
     mass = total_mass((math.exp(-n.cost) for n in nodes), model.output.normalized)
     missing = min(missing, 1.0) if model.output.normalized else missing
     return Completions(log_prob, certain, best, len(nodes), mass, missing)
@@ -177,40 +179,31 @@ def complete_text(
     same text are one. Tokens include those that spell what is typed.
 
     Args:
-        model: anything with the decoder protocol.
-        src: [1, src] symbols.
-        src_lengths: [1] their count.
+        model, src, src_lengths, n_best, longest: see :func:`complete`.
         typed: The beginning of a text.
         spellings: Of the model's vocabulary.
         text: Spells tokens.
         place: Where the text begins: behind a prompt it has begun.
-        n_best: choices that are listed.
-        longest: tokens that are certain, at most.
     """
     check_at_least_one(n_best=n_best, longest=longest)
     check_sources(model, src, src_lengths)
-    numbers = itertools.count()
+    steps = _Steps(model, src.device)
     with eval_mode(model):
         beginnings, missing = spell_beginning(model, src, src_lengths, typed, spellings, place=place)
         nodes: list[_Node] = []
         for prefix, state, row, exact in beginnings:
             tokens = tuple(node.token for node in prefix.chain())
             state = state.select(torch.tensor([row], device=src.device))
-            node = _Node(-prefix.log_prob, next(numbers), tokens, "", state, prefix.token)
-            nodes += _choices(model, node, (), numbers, src.device)[0] if exact else [node]
+            node = _Node(-prefix.log_prob, next(steps.numbers), tokens, "", state, prefix.token)
+            nodes += steps.choices(node)[0] if exact else [node]
         total = math.fsum(math.exp(-node.cost) for node in nodes)
-        certain = tuple[int, ...]()
-        while len(nodes) == 1 and not missing and nodes[0].last != EOS and len(certain) < longest:
-            certain += nodes[0].tokens
-            nodes = _choices(model, nodes[0]._replace(tokens=()), (), numbers, src.device)[0]
+        certain = () if missing else steps.run_ahead(nodes, longest)
         groups: dict[tuple[str, bool], list[_Node]] = {}
         for node in nodes:
-            ends = node.last == EOS
-            spelled = node.tokens[: len(node.tokens) - ends]
-            groups.setdefault((text([*certain, *spelled]), ends), []).append(node)
+            groups.setdefault((text([*certain, *node.spelled]), node.ends), []).append(node)
         ranked = sorted(map(_GroupedNode.of, groups.values()), key=lambda group: -group.prob)[:n_best]
         # What is certain after one of several spellings need not follow the others.
-        alone = iter(_follow(model, [group.best for group in ranked if group.single], longest, src.device))
+        alone = iter(steps.follow([group.best for group in ranked if group.single], longest))
         listed = [next(alone) if group.single else group.choice for group in ranked]
     choices: dict[tuple[str, bool], Choice] = {}
     for group, choice in zip(ranked, listed, strict=True):
@@ -237,57 +230,73 @@ class _GroupedNode(NamedTuple):
 
     @property
     def choice(self) -> Choice:
-        ends = self.best.last == EOS
-        return Choice(self.best.tokens[: len(self.best.tokens) - ends], self.prob, ends)
+        return Choice(self.best.spelled, self.prob, self.best.ends)
 
 
-def _step(model: Decoder, state: Any, last: Sequence[int], device: torch.device) -> tuple[Tensor, Any]:
-    """Read tokens: log-probabilities [rows, d_vocab] of the next ones, and the state; the old one stays as it is."""
-    rows = torch.arange(len(last), device=device)
-    log_probs, _, state = advance(model, state.select(rows), torch.tensor(last, device=device), [0] * len(last))
-    return log_probs, state
+class _Steps:
+    """The steps of a model from the beginnings of one source."""
 
+    def __init__(self, model: Decoder, device: torch.device) -> None:
+        self.model = model
+        self.device = device
+        self.numbers = itertools.count(1)
 
-def _choices(
-    model: Decoder, node: _Node, names: Sequence[str], numbers: Iterator[int], device: torch.device
-) -> tuple[list[_Node], float]:
-    """Return the beginnings that spell the rest of a node and more, or end there, and the probability of those that
-    were not looked for."""
-    heap, choices = [node], list[_Node]()
-    for _ in range(MOST_SPELLINGS):
-        if not heap:
-            break
-        cost, _, tokens, rest, state, last = heapq.heappop(heap)
-        log_probs, state = _step(model, state, [last], device)
-        row = log_probs[0]
-        for token in (row > -torch.inf).nonzero().squeeze(-1).tolist():
-            longer = _Node(cost - float(row[token]), next(numbers), (*tokens, token), "", state, token)
-            name = names[token] if rest else ""
-            if not rest or (token != EOS and name.startswith(rest) and name != rest):
-                choices.append(longer)
-            elif token != EOS and name and rest.startswith(name):
-                heapq.heappush(heap, longer._replace(rest=rest[len(name) :]))
-    return choices, math.fsum(math.exp(-n.cost) for n in heap)
+    def read(self, state: Any, last: Sequence[int]) -> tuple[Tensor, Any]:
+        """Return log-probabilities [rows, d_vocab] after the last tokens, and the state; the old one stays as it is."""
+        rows = torch.arange(len(last), device=self.device)
+        tokens = torch.tensor(last, device=self.device)
+        log_probs, _, state = advance(self.model, state.select(rows), tokens, [0] * len(last))
+        return log_probs, state
 
+    def choices(self, node: _Node, names: Sequence[str] = ()) -> tuple[list[_Node], float]:
+        """Return the beginnings that spell the rest of a node and more, or end there, and the probability of those that
+        were not looked for."""
+        heap, choices = [node], list[_Node]()
+        for _ in range(MOST_SPELLINGS):
+            if not heap:
+                break
+            cost, _, tokens, rest, state, last = heapq.heappop(heap)
+            log_probs, state = self.read(state, [last])
+            row = log_probs[0]
+            for token in (row > -torch.inf).nonzero().squeeze(-1).tolist():
+                longer = _Node(cost - float(row[token]), next(self.numbers), (*tokens, token), "", state, token)
+                name = names[token] if rest else ""
+                if not rest or (token != EOS and name.startswith(rest) and name != rest):
+                    choices.append(longer)
+                elif token != EOS and name and rest.startswith(name):
+                    heapq.heappush(heap, longer._replace(rest=rest[len(name) :]))
+        return choices, math.fsum(math.exp(-n.cost) for n in heap)
 
-def _follow(model: Decoder, nodes: Sequence[_Node], longest: int, device: torch.device) -> tuple[Choice, ...]:
-    """Return choices with what is certain after each."""
-    tokens = [list(node.tokens) for node in nodes]
-    active = [i for i, node in enumerate(nodes) if node.last != EOS]
-    state = join([nodes[i].state for i in active]) if active else None
-    while active:
-        log_probs, state = _step(model, state, [tokens[i][-1] for i in active], device)
-        possible = log_probs > -torch.inf  # [rows, d_vocab]
-        single = (possible.sum(-1) == 1).tolist()
-        only = possible.int().argmax(-1).tolist()
-        rows = []
-        for row, i in enumerate(active):
-            if single[row]:
-                tokens[i].append(only[row])
-                if only[row] != EOS and len(tokens[i]) < longest:
-                    rows.append(row)
-        active = [active[row] for row in rows]
-        state = state.select(torch.tensor(rows, dtype=torch.long, device=device))
-    ends = [part[-1] == EOS for part in tokens]
-    parts = zip(tokens, nodes, ends, strict=True)
-    return tuple(Choice(tuple(part[: len(part) - end]), math.exp(-node.cost), end) for part, node, end in parts)
+    def run_ahead(self, nodes: list[_Node], longest: int, cost: float | None = None) -> tuple[int, ...]:
+        """Replace a single node, in place, by what follows it, while there is only one; return the tokens of those.
+
+        With `cost` each replaced node has this cost, so that what follows is given these tokens.
+        """
+        certain = tuple[int, ...]()
+        while len(nodes) == 1 and not nodes[0].ends and len(certain) < longest:
+            certain += nodes[0].tokens
+            node = nodes[0]._replace(tokens=(), cost=nodes[0].cost if cost is None else cost)
+            nodes[:] = self.choices(node)[0]
+        return certain
+
+    def follow(self, nodes: Sequence[_Node], longest: int) -> tuple[Choice, ...]:
+        """Return choices with what is certain after each."""
+        tokens = [list(node.tokens) for node in nodes]
+        active = [i for i, node in enumerate(nodes) if not node.ends]
+        state = join([nodes[i].state for i in active]) if active else None
+        while active:
+            log_probs, state = self.read(state, [tokens[i][-1] for i in active])
+            possible = log_probs > -torch.inf  # [rows, d_vocab]
+            single = (possible.sum(-1) == 1).tolist()
+            only = possible.int().argmax(-1).tolist()
+            rows = []
+            for row, i in enumerate(active):
+                if single[row]:
+                    tokens[i].append(only[row])
+                    if only[row] != EOS and len(tokens[i]) < longest:
+                        rows.append(row)
+            active = [active[row] for row in rows]
+            state = state.select(torch.tensor(rows, dtype=torch.long, device=self.device))
+        ends = [part[-1] == EOS for part in tokens]
+        parts = zip(tokens, nodes, ends, strict=True)
+        return tuple(Choice(tuple(part[: len(part) - end]), math.exp(-node.cost), end) for part, node, end in parts)

@@ -36,32 +36,26 @@ def exact_search(
 ) -> list[Result]:
     r"""Find the `n_best` most probable outputs of every source, and prove that they are, whatever the output's map.
 
-    A beam search comes first. Where its certificate proves less, prefixes are expanded in the order of their
-    probability, those alone that could still beat what is finished (Stahlberg and Byrne 2019, in the order of Peters et
-    al. 2019, sec. 4.1): for a normalised model the answer is
+    A beam search comes first. Where its certificate proves less, the most probable prefixes that could still beat what
+    is finished are expanded (Stahlberg and Byrne 2019, in the order of Peters et al. 2019, sec. 4.1), until a
+    normalised model has none left that is more probable than the answer
 
     .. math:: \hat y = \arg\max_y \, p(y \mid x)
 
-    once no prefix is left that is more probable. A search that has had its `budget`, its `time_limit` or enough `mass`
-    returns the best outputs so far, with the bound on what it may have missed and with the reason in
-    :attr:`Result.stopped_by`.
+    A search that ends early returns its best outputs, their bound, and the reason in :attr:`Result.stopped_by`.
 
     Args:
         model: anything with the decoder protocol of :mod:`tsallis.models.protocol`.
-        src: [batch, src] symbols.
-        src_lengths: [batch] their counts.
+        src, src_lengths: symbols [batch, src] and their counts [batch].
         n_best: outputs that are to be proved, and returned.
         beam_size: of the beam search, at least `n_best`.
-        budget: prefixes that the second search expands a source, at most.
+        budget, mass: limits of the second search, see :func:`exhaustive`.
         time_limit: Seconds per source. The beam search counts towards it, but is not interrupted.
-        mass: the probability that is enough, of all outputs together that nothing left can beat; above 0 and below 1.
-        prefixes: the tokens that all outputs of a source begin with.
-        text: Spells the tokens of an output, for vocabularies in which several sequences may spell one text. Results
-            are then about texts: see :func:`tsallis.search.texts.merge_texts`.
+        prefixes, text: see :func:`beam_search`.
         limits: `min_length`, `max_length` and `length_penalty`, see :func:`beam_search`.
 
     Returns:
-        One :class:`Result` a source.
+        One :class:`Result` per source.
 
     Raises:
         ValueError: as :func:`beam_search` and :func:`exhaustive`.
@@ -76,36 +70,34 @@ def exact_search(
     check_at_least_one(n_best=n_best, beam_size=beam_size, budget=budget)
     check_goal(mass, model.output.normalized, time_limit=time_limit)
     make_limits(check_sources(model, src, src_lengths), prefixes, **limits)
+    beam_size, options = max(beam_size, n_best), {"text": text, **limits}
     results: list[Result] = []
     width = len(src) if time_limit is None else 1  # each source has a clock of its own
     for first in range(0, len(src), max(width, 1)):
-        began = time.monotonic()
-        rows = slice(first, first + width)
-        starts = None if prefixes is None else prefixes[rows]
-        size = max(beam_size, n_best)
-        part = beam_search(model, src[rows], src_lengths[rows], beam_size=size, prefixes=starts, text=text, **limits)
-        open_rows = [i for i, result in enumerate(part) if not _is_proved(result, n_best)]
-        if open_rows:
-            index = torch.tensor(open_rows, device=src.device)
-            left = None if time_limit is None else max(0.0, time_limit - (time.monotonic() - began))
-            more = exhaustive(
-                model,
-                src[rows][index],
-                src_lengths[rows][index],
-                n_best=n_best,
-                budget=budget,
-                time_limit=left,
-                mass=mass,
-                known=[part[i] for i in open_rows],
-                prefixes=None if starts is None else [starts[i] for i in open_rows],
-                text=text,
-                **limits,
-            )
-            for i, result in zip(open_rows, more, strict=True):
-                part[i] = result
-        results += [result.truncated(n_best) for result in part]
+        began, rows = time.monotonic(), slice(first, first + width)
+        sources, starts = (src[rows], src_lengths[rows]), None if prefixes is None else prefixes[rows]
+        part = beam_search(model, *sources, beam_size=beam_size, prefixes=starts, **options)
+        left = None if time_limit is None else max(0.0, time_limit - (time.monotonic() - began))
+        results += _prove(model, *sources, part, starts, n_best, budget=budget, time_limit=left, mass=mass, **options)
+    return [result.truncated(n_best) for result in results]
+
+
+def _prove(
+    model: Decoder,
+    src: Tensor,
+    src_lengths: Tensor,
+    results: list[Result],
+    prefixes: Sequence[Sequence[int]] | None,
+    n_best: int,
+    **options: Any,
+) -> list[Result]:
+    """Replace the results that prove less than `n_best` outputs by those of an exhaustive search."""
+    doubtful = [i for i, x in enumerate(results) if x.certificate.kind != "complete" and len(x.proven) < n_best]
+    if doubtful:
+        index = torch.tensor(doubtful, device=src.device)
+        known = [results[i] for i in doubtful]
+        starts = None if prefixes is None else [prefixes[i] for i in doubtful]
+        more = exhaustive(model, src[index], src_lengths[index], n_best=n_best, known=known, prefixes=starts, **options)
+        for i, result in zip(doubtful, more, strict=True):
+            results[i] = result
     return results
-
-
-def _is_proved(result: Result, n_best: int) -> bool:
-    return result.certificate.kind == "complete" or len(result.proven) >= n_best

@@ -45,6 +45,7 @@ class _Sums:
         self.zero_masses: list[float] = []
         self.means: list[list[float]] = []
         self.sizes: list[float] = []
+        self.hits: list[float] = []
 
     def add(self, weights: Tensor | None, masses: Tensor | None, density: Density | None, row: int) -> None:
         """Take in the attention to one example: weights and masses of its words or regions alone."""
@@ -56,6 +57,18 @@ class _Sums:
         one = one_of(density, row, density.dims)
         self.means.append(numbers(one.mean).reshape(-1).tolist())
         self.sizes.append(area_of(one) if one.dims == 2 else length_of(one))
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of :class:`DensitySummary` that they give: means and histograms."""
+        centres = np.clip(np.transpose(self.means), 0, 1) if self.means else ()
+        return {
+            "accuracy": _mean(self.hits),
+            "zeros": _mean(self.zeros),
+            "zero_masses": _mean(self.zero_masses),
+            "size": _mean(self.sizes),
+            "centres": tuple(Histogram.of(values, BINS) for values in centres),
+            "sizes": Histogram.of(np.minimum(self.sizes, 1), BINS) if self.sizes else None,
+        }
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -83,11 +96,9 @@ def summarize_densities(
 
     Args:
         run: of the classification or the visual task.
-        corpus: as the run numbers it.
-        name: of the corpus.
-        titles: what each example says.
+        corpus, name, titles: examples as the run numbers them, their name, and what each says.
         options: how many examples are read, and how many the summary holds with their whole attention.
-        rows: of those; by default half of them are the first, the others those with the smallest supports.
+        rows: of those; by default the first ones, and as many with the smallest supports.
         advance: called with 0, the work at hand, how much is done, and how much there is.
 
     Returns:
@@ -100,11 +111,10 @@ def summarize_densities(
         >>> import json, tempfile
         >>> from pathlib import Path
         >>> from tsallis.toolkit.data.vocabulary import Vocabulary
-        >>> from tsallis.toolkit.training.run_folder import build_model
-        >>> sizes = {"src_vocab": 6, "tgt_vocab": 6, "d_model": 8, "num_basis": 8}
-        >>> description = {"class": "classifier", "arguments": {**sizes, "kind": "documents"}}
         >>> folder, words = Path(tempfile.mkdtemp()), Vocabulary(["fine", "bad"])
-        >>> _ = (folder / "model.json").write_text(json.dumps(description))
+        >>> sizes = {"src_vocab": 6, "tgt_vocab": 6, "d_model": 8, "num_basis": 8}
+        >>> record = {"class": "classifier", "arguments": {**sizes, "kind": "documents"}}
+        >>> _ = (folder / "model.json").write_text(json.dumps(record))
         >>> model, labels = LabelDecoder(**sizes).eval(), Vocabulary(["neg", "pos"])
         >>> run = Run(folder, model, words, labels, {"task": "classification"}, {})
         >>> summary = summarize_densities(run, Corpus([[4, 5, 4]], [[5]]), "a document", ["fine bad fine"])
@@ -117,17 +127,9 @@ def summarize_densities(
         raise InputError(f"{name}: there are no examples to analyse")
     if not is_label_run(run):
         raise InputError(f"{run.folder}: has no densities over words or images: {run.task['task']}")
-    sums, answers = _Sums(), {}
-    for batch_rows, attention, results in _batches(run, corpus, count):
-        for row, index in enumerate(batch_rows):
-            weights, masses = _of_row(attention, row, len(corpus.src[index]))
-            sums.add(weights, masses, attention.density, row)
-            answers[index] = results[row]
-        advance(0, "attention", len(answers), count)
+    sums, answers = _read(run, corpus, count, advance)
     rows = _choose(sums.sizes, list(answers), count, options.sentences) if rows is None else rows
     model = read_record(run.folder / MODEL, ModelRecord)
-    known = [(answers[i][0], _gold(run, corpus, i)) for i in answers if _gold(run, corpus, i)]
-    dims = len(sums.means[0]) if sums.means else 0
     return DensitySummary(
         name=run.folder.name or str(run.folder),
         task=run.task["task"],
@@ -135,17 +137,25 @@ def summarize_densities(
         arguments=model.arguments,
         corpus=name,
         examples=count,
-        accuracy=_mean([float(answer == gold) for answer, gold in known]),
-        zeros=_mean(sums.zeros),
-        zero_masses=_mean(sums.zero_masses),
-        size=_mean(sums.sizes),
-        centres=tuple(Histogram.of(np.clip([mean[i] for mean in sums.means], 0, 1), BINS) for i in range(dims)),
-        sizes=Histogram.of(np.minimum(sums.sizes, 1), BINS) if sums.sizes else None,
+        **sums.fields(),
         shown=tuple(_examples(run, corpus, rows, titles, answers)),
     )
 
 
 Answers = dict[int, tuple[str, float]]
+
+
+def _read(run: Run, corpus: Corpus, count: int, advance: Callable[[int, str, int, int], None]) -> tuple[_Sums, Answers]:
+    """Return the sums of the attention to all examples, and the answers."""
+    sums, answers = _Sums(), Answers()
+    for rows, attention, results in _batches(run, corpus, count):
+        for row, index in enumerate(rows):
+            sums.add(*_of_row(attention, row, len(corpus.src[index])), attention.density, row)
+            answers[index] = results[row]
+            if gold := _gold(run, corpus, index):
+                sums.hits.append(float(results[row][0] == gold))
+        advance(0, "attention", len(answers), count)
+    return sums, answers
 
 
 def _batches(run: Run, corpus: Corpus, count: int) -> Iterator[tuple[Sequence[int], Any, list[tuple[str, float]]]]:
