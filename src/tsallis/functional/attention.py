@@ -165,9 +165,7 @@ def attend(
     """Compute :func:`entmax_attention`; return with it a tensor that its sparsity can be read from."""
     query, key, value = _one_dtype(query, key, value)
     _check(query, key, value, enable_gqa)
-    dropout_p = number("dropout_p", dropout_p)
-    query_offset = integer("query_offset", query_offset)
-    _check_numbers(dropout_p, query_offset)
+    dropout_p, query_offset = _numbers(dropout_p, query_offset)
     outer, queries, keys = query.shape[:-2], query.shape[-2], key.shape[-2]
     q, k, v = (_four_dimensions(x.resolve_neg()) for x in (query, key, value))
     alpha = _alphas(alpha, q, outer)
@@ -253,11 +251,14 @@ def _restore(x: Tensor, query: Tensor) -> Tensor:
     return (x if query.dim() == 4 else x.reshape(*query.shape[:-2], *x.shape[-2:])).to(query.dtype)
 
 
-def _check_numbers(dropout_p: float, query_offset: int) -> None:
+def _numbers(dropout_p: float, query_offset: int) -> tuple[float, int]:
+    dropout_p = number("dropout_p", dropout_p)
+    query_offset = integer("query_offset", query_offset)
     if not 0 <= dropout_p <= 1:
         raise ValueError(f"dropout_p must be between 0 and 1, got {dropout_p}")
     if query_offset < 0:
         raise ValueError(f"query_offset must be at least 0, got {query_offset}")
+    return dropout_p, query_offset
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
