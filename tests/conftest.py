@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import random
 import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,17 @@ if not torch.cuda.is_available():
     # Triton looks when it is imported, whoever imports it, and again when a kernel is made: it is set once for all, in
     # this process and in those that it starts. Tensors on the CPU are computed by Triton where that is asked for alone.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without the garbage collector, which then skips all modules and tests for the rest of the session."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before those of a mark are chosen
