@@ -32,20 +32,23 @@ def pairwise(*options: Iterable[Any], valid: Callable[..., bool] = lambda *_: Tr
     """
     values = [list(option) for option in options]
     candidates = [row for row in itertools.product(*(range(len(v)) for v in values)) if valid(*pick(values, row))]
-    missing = {pair for row in candidates for pair in pairs_of(row)}
+    places: dict[tuple[int, int, int, int], int] = {}
+    # One bit for each pair, so that counting the pairs of a row that are missing takes one operation.
+    rows = [sum(1 << places.setdefault(pair, len(places)) for pair in pairs_of(row)) for row in candidates]
+    missing = (1 << len(places)) - 1
     # What a combination adds only shrinks as rows are taken, so the count in the heap is an upper bound.
-    heap = [(-len(list(pairs_of(row))), number) for number, row in enumerate(candidates)]
+    heap = [(-row.bit_count(), number) for number, row in enumerate(rows)]
     heapq.heapify(heap)
     chosen: list[int] = []
     while missing:
         _, number = heapq.heappop(heap)
-        gain = sum(pair in missing for pair in pairs_of(candidates[number]))
+        gain = (rows[number] & missing).bit_count()
         if heap and (-gain, number) > heap[0]:
             if gain:
                 heapq.heappush(heap, (-gain, number))
             continue
         chosen.append(number)
-        missing.difference_update(pairs_of(candidates[number]))
+        missing &= ~rows[number]
     return [pick(values, candidates[number]) for number in sorted(chosen)]
 
 
