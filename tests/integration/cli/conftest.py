@@ -27,6 +27,7 @@ data:
 model: {{d_model: 24, layers: 1, dropout: 0.1}}
 training: {{epochs: 4, batch_size: 16, learning_rate: 0.01, checkpoint_every: 5, seed: {seed}}}
 """
+LONGEST = 30  # symbols in an output of the translator
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -96,7 +97,9 @@ def translator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("translator")
     config = translation(folder / "data", dev=12)
     sizes = ["model.d_model=16", "model.d_ff=16", "model.encoder_layers=2", "model.decoder_layers=2"]
-    return train_here(config, folder / "run", *sizes, "training.epochs=8")
+    # Its outputs seldom end: without a limit, every search would take 127 steps.
+    quick = ["training.epochs=8", "training.checkpoint_every=100", f"search.max_length={LONGEST}"]
+    return train_here(config, folder / "run", *sizes, *quick)
 
 
 @pytest.fixture(scope="session")
