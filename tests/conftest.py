@@ -22,15 +22,15 @@ __all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]
 TESTS = Path(__file__).parent
 # `make test` runs the first case of each test and one in so many of the others, by its folder; the rest are slow.
 SAMPLED_TESTS = {
-    "contract": 10,
-    "contract/test_recorders.py": 12,
-    "integration/cli": 6,
+    "contract": 20,
+    "contract/test_recorders.py": 24,
+    "integration/cli": 12,
     "unit/continuous": 4,
     "unit/huggingface": 4,
     "unit/models": 6,
-    "unit/nn": 4,
-    "unit/ops": 8,
-    "unit/ops/triton": 16,
+    "unit/nn": 8,
+    "unit/ops": 16,
+    "unit/ops/triton": 32,
     "unit/report": 6,
     "unit/search": 6,
     "unit/toolkit": 4,
