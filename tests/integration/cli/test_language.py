@@ -18,7 +18,6 @@ from pages import DOCS
 from run_seed import SEED
 from tsallis.errors import InputError
 from tsallis.search import Certificate, Result, SearchOptions
-from tsallis.toolkit.evaluation import search_results
 from tsallis.toolkit.inference import open_run
 from tsallis.toolkit.inference.suggestions import Completer
 from tsallis.toolkit.tasks.registry import task_of
@@ -212,7 +211,7 @@ def test_a_prompt_is_printed_as_it_was_given(tsallis, speaker: Path, tmp_path: P
 
 def test_a_beam_that_finds_nothing_says_so(tsallis, speaker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = Result((), Certificate("none", -0.5))
-    monkeypatch.setattr(search_results, "beam_search", lambda *arguments, **options: [nothing])
+    monkeypatch.setattr("tsallis.search.beam_search", lambda *arguments, **options: [nothing])
     assert tsallis("generate", speaker, "--prefix", "am", "--mode", "beam", "--max-length", 1).stdout == "\t0\tnone\n"
 
 
