@@ -257,7 +257,7 @@ def say(
         (figures, "attention_matrix", draw),
         (figures, "image_panels", draw),
         (style, "render", render),
-        (searching, "sample", recorded(searching.sample)),
+        *((searching, name, recorded(getattr(searching, name))) for name in ("beam_search", "sample")),
         *(
             (search_results, name, recorded(getattr(search_results, name)))
             for name in ("beam_search", "exact_search", "exhaustive")
