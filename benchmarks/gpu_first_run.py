@@ -1,4 +1,4 @@
-"""Everything that a GPU new to the project is asked first, in at most five minutes, with a table of the results.
+"""Everything that a GPU new to the project is asked first, in some five minutes, with a table of the results.
 
     python benchmarks/gpu_first_run.py --out OUT             # on the machine that has the GPU
     python benchmarks/gpu_first_run.py --out OUT --rehearse  # on the CPU, tiny, by Triton's interpreter

@@ -339,6 +339,28 @@ def test_jit_trace_raises_inside_torch_func(transform: str, function: str) -> No
     assert torch._C._get_tracing_state() is None
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_jit_trace_records_offsets_that_are_computed_from_sizes() -> None:
+    """Under this tracer a size is a tensor."""
+
+    def attend(q: Tensor, k: Tensor) -> Any:
+        return tsallis.entmax_attention(q, k, k, is_causal=True, query_offset=k.shape[-2] - q.shape[-2])
+
+    def step(x: Tensor) -> Tensor:
+        cache = nn.KeyValueCache()
+        module(earlier, earlier, earlier, is_causal=True, need_weights=False, cache=cache)
+        return module(x, x, x, is_causal=True, need_weights=False, cache=cache)[0]
+
+    module = nn.MultiheadAttention(SIZE, 2, batch_first=True).eval().requires_grad_(False)
+    earlier = torch.randn(2, 3, SIZE)
+    for function, shapes in ((attend, ((2, 2, SIZE), (2, 5, SIZE))), (step, ((2, 1, SIZE),))):
+        first, second = ([torch.randn(shape) for shape in shapes] for _ in range(2))
+        traced = torch.jit.trace(function, tuple(first), check_trace=False)  # a cache is not the same twice
+        torch.testing.assert_close(traced(*second), function(*second))
+    with pytest.raises(TypeError, match="query_offset must be"):
+        torch.jit.trace(lambda q: tsallis.entmax_attention(q, q, q, query_offset=q.sum()), torch.ones(1, 2, SIZE))
+
+
 class Applied(torch.nn.Module):
     """A function as a module, as torch.export takes it."""
 

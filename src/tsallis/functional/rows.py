@@ -18,6 +18,7 @@ from tsallis.ops.transforms import (
     as_input,
     check_recordable,
     forward_mode,
+    jit_tracing,
     savable,
     traced,
     varies,
@@ -25,7 +26,6 @@ from tsallis.ops.transforms import (
 )
 
 _NUMBERS = (Real, torch.SymFloat, torch.SymInt)  # numpy's are among the real ones, and a tracer's are not
-
 _INTEGERS = (Integral, torch.SymInt)
 
 _STRIDED = torch.strided
@@ -190,6 +190,9 @@ def integer(name: str, value: Any) -> int:
         return value
     if isinstance(value, Tensor) and _readable(value):
         value = value.item()
+    if isinstance(value, Tensor) and jit_tracing() and value.dim() == 0:  # sizes are tensors under this tracer
+        check_integers(value, name)
+        return cast(int, value)
     if isinstance(value, bool) or not isinstance(value, _INTEGERS):
         raise TypeError(f"{name} must be an integer, got {value!r}")
     return cast(int, value)

@@ -103,8 +103,8 @@ def request() -> str:
 def choose(operation: str, alpha: Alpha, *tensors: Tensor, positive: bool = True) -> Backend:
     """Return the backend that computes an operation on these tensors; this is the only check of the alphas.
 
-    For callers that have the numbers at hand; :func:`choose_direct` is for those that may not. Every
-    backend supports alphas of at least 1; `eager` also computes smaller ones, unless `positive` is False.
+    For callers that have the numbers at hand; :func:`choose_direct` is for those that may not. The alphas of every
+    backend begin at 1 or above; `eager` also computes smaller ones, unless `positive` is False.
 
     Raises:
         ValueError: an alpha that is not positive and finite; without `positive`, an alpha below 1.

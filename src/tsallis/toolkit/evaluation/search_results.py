@@ -46,12 +46,19 @@ def search_corpus(
     Returns:
         One result per row, in the corpus's order.
 
+    Raises:
+        ValueError: Another mode, or an option that needs texts (`prefix`, `min_risk`).
+
     Example:
         >>> from tsallis.models import RNNSeq2Seq
         >>> model, corpus = RNNSeq2Seq(6, 6, d_model=8), Corpus([[4, 5], [5]], [[5], [4]])
         >>> len(search_corpus(model, corpus, SearchOptions(beam_size=2)))
         2
     """
+    if options.mode == "sample":
+        raise ValueError("mode must be beam, exact or all to search a corpus, got sample")
+    if options.prefix or options.min_risk:
+        raise ValueError(f"{'prefix' if options.prefix else 'min_risk'} needs texts: a corpus has symbols alone")
     by_row = search_batches(model, corpus.batches(batch_size), options, **data)
     return [by_row[i] for i in range(len(corpus))]
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 
 from contract.tables import trie
@@ -20,6 +23,19 @@ def test_results_come_in_the_order_of_the_corpus() -> None:
         batch = CORPUS.batch([i])
         (alone,) = beam_search(net, batch.src, batch.src_lengths, beam_size=3)
         assert [h.tokens for h in result.hypotheses] == [h.tokens for h in alone.hypotheses]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "sample"}, "mode must be beam, exact or all to search a corpus, got sample"),
+        ({"prefix": "a"}, "prefix needs texts"),
+        ({"min_risk": True}, "min_risk needs texts"),
+    ],
+)
+def test_options_that_a_corpus_does_not_take(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        search_corpus(model(), CORPUS, SearchOptions(**options))
 
 
 def test_models_are_searched_where_their_parameters_are() -> None:
