@@ -186,7 +186,7 @@ def run_here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         ),
         (("analyze", "run", "--limit", "none"), "'--limit': expected a whole number of at least 1, found 'none'"),
         (("serve", "run", "--time", "nan"), "'--time': expected a number from 0.1 to 3600, found 'nan'"),
-        (("translate", "run", "--mass", "2"), "'--mass': expected a number from 0 to 1, found '2'"),
+        (("translate", "run", "--mass", "2"), "--mass must be above 0 and below 1, got 2.0"),
         (
             ("translate", "run", "--n-best", "x" * 10**5),
             "'--n-best': expected a whole number from 1 to 1000, found 'xxx",

@@ -328,7 +328,9 @@ def test_every_option_acts(say: Callable[..., Any], name: str, option: str) -> N
     as_json = option != "--json"
     assert say(name, with_it, as_json=as_json) != say(name, with_it - {option}, with_it, as_json=as_json)
     if with_it != {option}:
-        with pytest.raises(InputError, match=f"^{option} is for {NEEDS[name, option]}"):
+        needed_option = NEEDS[name, option]
+        kind = "--mode exact or all" if needed_option == ALL else needed_option
+        with pytest.raises(InputError, match=f"^{option} is for {kind}"):
             say(name, {option})
 
 

@@ -75,7 +75,7 @@ def test_what_it_looked_at(result: dict[str, Any], folder: Path) -> None:
     assert len(result["looks"]) == 3
     lines = (folder / "test.tsv").read_text(encoding="utf-8").split("\n")
     for look in result["looks"]:
-        assert "\t".join((look["image"], look["question"], look["text"])) in lines
+        assert "\t".join((look["image"], look["question"], look["answer"])) in lines
         assert look["answered"] in (*COLOURS, "yes", "no")
         weights, masses = np.array(look["weights"]), np.array(look["masses"])
         assert weights.shape == masses.shape == (2, 4) and weights.sum() == pytest.approx(1, abs=1e-5)
