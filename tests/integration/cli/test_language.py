@@ -66,23 +66,6 @@ def test_evaluate_scores_texts_and_searches_for_nothing(tsallis, speaker: Path, 
     )
 
 
-def test_evaluate_compares_continuations_with_the_texts_own(tsallis, speaker: Path, tmp_path: Path) -> None:
-    options = ("--split", "dev", "--continuations", 5)
-    whole = json.loads(tsallis("evaluate", speaker, *options, "--json", "--manifest", tmp_path / "m.json").stdout)
-    own = whole["continuations"]
-    assert own["samples"] == 5 and own["drawn"]["tokens"] <= own["text"]["tokens"]
-    assert own["drawn"]["distinct_4"] > own["drawn"]["distinct_1"] > 0
-    manifest = json.loads((tmp_path / "m.json").read_text())
-    assert manifest["evaluation"]["continuations"] == 5 and manifest["metrics"]["continuations"] == own
-    table = tsallis("evaluate", speaker, *options).stdout
-    assert f"{'distinct pairs':<28}{own['drawn']['distinct_2']:>10.2%}{own['text']['distinct_2']:>10.2%}" in table
-    (tmp_path / "short").write_text("am\n")
-    assert (
-        "need a text of at least 8 tokens"
-        in tsallis("evaluate", speaker, tmp_path / "short", "--continuations", 1, status=2).stderr
-    )
-
-
 def test_texts_are_drawn_behind_prompts(tsallis, speaker: Path) -> None:
     options = ("--num-samples", 3, "--max-length", 12)
     drawn = tsallis("generate", speaker, *options, stdin="am\n\nder\n").stdout.split("\n")[:-1]
@@ -300,7 +283,6 @@ def test_commands_that_are_not_for_texts_say_so(tsallis, speaker: Path, trained:
     }.items():
         (line,) = tsallis(command, speaker, status=2).stderr.splitlines()
         assert line == f"tsallis: {speaker}: a run of the task language: {words}"
-    assert "takes no --continuations" in tsallis("evaluate", trained, "--continuations", 1, status=2).stderr
     assert "is for language models" in tsallis("generate", trained, status=2).stderr
     assert "--seed is for --mode sample" in tsallis("generate", speaker, "--mode", "beam", "--seed", 1, status=2).stderr
     assert "--prefix stands in place of lines" in tsallis("generate", speaker, "f", "--prefix", "a", status=2).stderr

@@ -81,7 +81,7 @@ ELSEWHERE = {
     },
     "evaluate": {
         *("--mode", "--exact", "--budget", "--length-penalty", "--end-rule"),
-        *("--out", "--manifest", "--with", "--length", "--continuations", "--device"),
+        *("--out", "--manifest", "--with", "--length", "--device"),
     },
     "score": {"--tokens", "--with", "--device"},
     "look": {"--device", "--json"},

@@ -317,7 +317,6 @@ def test_an_average_that_can_not_be(here: Path, damage: Damage, arguments: tuple
         (str, ("--split", "tset"), "split must be"),
         (remove("data/dev.tsv"), (), "dev.tsv"),
         (write("run/timing.jsonl", "{}\n"), (), "timing.jsonl:1"),  # read when all is computed
-        (str, ("--continuations", "3"), "takes no --continuations"),
         (str, ("--checkpoint", "first"), "checkpoint must be"),
     ],
 )

@@ -339,7 +339,7 @@ def options(chance: Random, base: Path, own: Path) -> Case:
     commands: list[tuple[list[str], list[str]]] = [
         ([answering(task), run], ANSWERING[answering(task)]),
         (["score", run], ["--language", "--images", "--checkpoint"]),
-        (["evaluate", run], ["--split", "--beam-size", "--checkpoint", "--images", "--length", "--continuations"]),
+        (["evaluate", run], ["--split", "--beam-size", "--checkpoint", "--images", "--length"]),
         (["average", str(own / "run")], ["--last"]),
         (["train", str(base / "config" / f"{task}.yaml"), "--run-dir", str(own / "run")], ["--device", "--run-dir"]),
         (["data", "get"], ["--folder", "--languages"]),

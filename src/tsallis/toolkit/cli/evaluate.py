@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tsallis.search.options import EXPANSIONS, LENGTH, MOST, SearchOptions
+from tsallis.search.options import EXPANSIONS, LENGTH, SearchOptions
 from tsallis.toolkit.cli.input import input_name, is_stdin, read_all
 from tsallis.toolkit.cli.options import (
     Device,
@@ -60,12 +60,6 @@ def evaluate(
     length: Annotated[
         int | None, typer.Option(min=2, max=LENGTH, help="Tokens of a row of a split's texts, of a language model.")
     ] = None,
-    continuations: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=MOST, help="Draw what follows the beginnings of so many texts; compare what is repeated."
-        ),
-    ] = None,
     others: With = None,
     language: SplitLanguage = None,
     images: SplitImages = None,
@@ -83,7 +77,7 @@ def evaluate(
     from tsallis.errors import InputError
     from tsallis.toolkit.data.io import check_file, write_output
     from tsallis.toolkit.tasks.registry import load_config
-    from tsallis.toolkit.tasks.scoring import continue_texts, evaluate_outputs
+    from tsallis.toolkit.tasks.scoring import evaluate_outputs
     from tsallis.toolkit.training.file_names import CONFIG
 
     if file and split is not None:
@@ -109,8 +103,6 @@ def evaluate(
         lines = task.split(loaded, config.data, split or "test", **options)
     search = search.with_defaults(config.search.options)
     report, results = evaluate_outputs(task, loaded, lines, search)
-    if continuations is not None:
-        report["continuations"] = continue_texts(task, loaded, lines, continuations)
     # Files first: they are written where standard output is closed, too. All content is there before the first write.
     files: dict[Path, str] = {}
     if out is not None:
@@ -122,7 +114,6 @@ def evaluate(
         if task.searched:
             budget = {"budget": EXPANSIONS} if search.mode == "exact" else {}
             evaluation |= {"mode": search.mode, **budget, **search.arguments}
-        evaluation["continuations"] = continuations
         files[manifest] = manifest_text(describe_result(loaded, config, report, evaluation, others or (), file))
     for path, text in files.items():
         write_output(path, text)

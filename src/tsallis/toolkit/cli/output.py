@@ -12,14 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 WHERE_ANY = ("unknown_symbols",)  # rows that are left out where the number is 0
-RATES = {
-    "tokens": ("tokens", ".1f"),
-    "repetition_16": ("repeated, of 16 before", ".2%"),
-    "repetition_128": ("repeated, of 128 before", ".2%"),
-    "distinct_1": ("distinct tokens", ".2%"),
-    "distinct_2": ("distinct pairs", ".2%"),
-    "distinct_4": ("distinct 4-grams", ".2%"),
-}
 
 
 def print_fields(*fields: str) -> None:
@@ -84,11 +76,6 @@ def score_table(report: dict[str, Any]) -> str:
         lines += ["", f"{'length':<28}{'samples':>10}{'accuracy':>10}{'all right':>13}"]
     for name, scores in report.get("lengths", {}).items():
         lines.append(f"{name:<28}{scores['samples']:>10}{scores['accuracy']:>10.2%}{scores['whole']:>13.2%}")
-    if "continuations" in report:
-        drawn, text = report["continuations"]["drawn"], report["continuations"]["text"]
-        lines += ["", f"{'continuations':<28}{'drawn':>10}{'the text':>10}"]
-        for name, (title, how) in RATES.items():
-            lines.append(f"{title:<28}{format(drawn[name], how):>10}{format(text[name], how):>10}")
     return "\n".join(lines)
 
 

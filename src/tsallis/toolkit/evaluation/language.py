@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 EPSILON = 1e-6  # of the epsilon-perplexity
@@ -71,31 +70,3 @@ def text_scores(probs: Tensor, tokens: Tensor, epsilon: float = EPSILON) -> Text
         gold_in_support=(gold > 0).double().mean().item(),
         support=(probs > 0).sum(1).double().mean().item(),
     )
-
-
-def repetition(tokens: Tensor, window: int) -> float:
-    """Return the share of tokens [n] that already stand among the `window` tokens before them (Welleck et al. 2020).
-
-    Raises:
-        ValueError: no tokens, a window below 1.
-    """
-    if not len(tokens) or window < 1:
-        raise ValueError(f"repetition needs tokens and a window of at least 1, got {len(tokens)} and {window}")
-    last: dict[int, int] = {}
-    repeated = 0
-    for number, token in enumerate(tokens.tolist()):
-        repeated += token in last and number - last[token] <= window
-        last[token] = number
-    return repeated / len(tokens)
-
-
-def distinct_ngrams(tokens: Tensor, n: int) -> float:
-    """Return how many of the n-grams of a text [tokens] are different ones, as a share of all of them.
-
-    Raises:
-        ValueError: fewer than n tokens.
-    """
-    if not 1 <= n <= len(tokens):
-        raise ValueError(f"n must be from 1 to the {len(tokens)} tokens, got {n}")
-    ngrams = tokens.unfold(0, n, 1)
-    return len(torch.unique(ngrams, dim=0)) / len(ngrams)

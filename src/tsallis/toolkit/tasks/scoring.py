@@ -10,7 +10,6 @@ from tsallis.errors import InputError
 from tsallis.search import Result, SearchOptions
 from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.datasets.synthetic_corpus import SyntheticCorpus
-from tsallis.toolkit.evaluation.continuations import compare_continuations
 from tsallis.toolkit.evaluation.metrics import evaluate
 from tsallis.toolkit.evaluation.search_results import timed_search
 from tsallis.toolkit.evaluation.teacher_forcing import row_hits, teacher_forced_scores
@@ -58,18 +57,6 @@ def evaluate_outputs(task: Task, run: Run, lines: Lines, options: SearchOptions)
     report.update({"languages": each} if each else {})
     vocabulary = run.tgt_vocab if text is not None else None
     return {**report, **evaluate(run.model, lines.corpus, results, seconds, vocabulary).as_dict()}, results
-
-
-def continue_texts(task: Task, run: Run, lines: Lines, count: int) -> dict[str, Any]:
-    """Draw continuations of the beginnings of `count` texts, and compare their repetitions with those of the texts.
-
-    Raises:
-        InputError: If the lines are not texts, or none is long enough.
-    """
-    if task.searched or isinstance(lines.corpus, SyntheticCorpus):
-        synthetic = "" if task.searched else ", on synthetic examples,"
-        raise InputError(f"{run.folder}: a run of the task {task.name}{synthetic} takes no --continuations")
-    return compare_continuations(run.model, lines.corpus, count)
 
 
 def score_texts(model: Any, corpus: Corpus) -> dict[str, Any]:

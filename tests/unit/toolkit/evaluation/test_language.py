@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tsallis.toolkit.evaluation.language import distinct_ngrams, repetition, text_scores
+from tsallis.toolkit.evaluation.language import text_scores
 
 PROBS = torch.tensor([[0.5, 0.25, 0.25, 0.0], [0.0, 0.0, 1.0, 0.0], [0.0, 0.6, 0.4, 0.0]])
 
@@ -30,24 +30,6 @@ def test_with_an_epsilon_of_zero_it_is_the_perplexity() -> None:
     assert text_scores(probs, torch.arange(5) % 4, 0.0).epsilon_perplexity == pytest.approx(4)
 
 
-def test_repetition_looks_a_window_back() -> None:
-    tokens = torch.tensor([7, 8, 7, 9, 8, 8])
-    assert repetition(tokens, 1) == pytest.approx(1 / 6)
-    assert repetition(tokens, 2) == pytest.approx(2 / 6)
-    assert repetition(tokens, 3) == pytest.approx(3 / 6)
-
-
-def test_distinct_ngrams() -> None:
-    tokens = torch.tensor([1, 2, 1, 2, 1])
-    assert distinct_ngrams(tokens, 1) == pytest.approx(2 / 5)
-    assert distinct_ngrams(tokens, 2) == pytest.approx(2 / 4)
-    assert distinct_ngrams(tokens, 5) == 1
-
-
 def test_bad_arguments_are_errors() -> None:
     with pytest.raises(ValueError, match=r"got \(3, 4\) and \(2,\)"):
         text_scores(PROBS, torch.tensor([1, 2]))
-    with pytest.raises(ValueError, match="window of at least 1, got 2 and 0"):
-        repetition(torch.tensor([1, 2]), 0)
-    with pytest.raises(ValueError, match="from 1 to the 2 tokens, got 3"):
-        distinct_ngrams(torch.tensor([1, 2]), 3)
