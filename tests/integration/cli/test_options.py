@@ -66,8 +66,8 @@ SINGLE = {
     "generate": {FILE, "--prefix", *map(flag, OF_GENERATION), "--checkpoint", "--device", "--json"},
     "demo": {"--run-dir", "--updates", "--device"},
     "serve": {
-        *("--host", "--port", "--allow-host", "--body", "--characters", "--symbols", "--batch", "--outputs"),
-        *("--time", "--waiting", "--patience", "--examples", "--checkpoint", "--device"),
+        *("--host", "--port", "--allow-host", "--body", "--symbols", "--batch", "--outputs"),
+        *("--time", "--patience", "--examples", "--checkpoint", "--device"),
     },
     "data list": {"--language", "--json"},
     "data get": {"--folder", "--languages", "--json"},

@@ -36,12 +36,10 @@ def serve(
         Path | None, typer.Option(help="A file with sources that the page offers, one a line; -: standard input.")
     ] = None,
     body: Annotated[int, typer.Option(min=100, max=1 << 30, help="Bytes of a request, at most.")] = 1 << 16,
-    characters: Annotated[int, typer.Option(min=1, max=1 << 20, help="Characters of a source or output.")] = 2000,
     symbols: Annotated[int, typer.Option(min=1, max=100_000, help="Symbols of a source.")] = 256,
     batch: Annotated[int, typer.Option(min=1, max=MOST, help="Sources of a request, and of one search.")] = 32,
     outputs: Annotated[int, typer.Option(min=1, max=MOST, help="Outputs, beam and draws, at most.")] = 100,
     time: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds of work on a request, at most.")] = 10.0,
-    waiting: Annotated[int, typer.Option(min=1, max=100_000, help="Requests that wait; more are refused.")] = 128,
     patience: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds that a request waits, at most.")] = 30.0,
     checkpoint: Which = "best",
     device: Device = "auto",
@@ -61,22 +59,19 @@ def serve(
         raise InputError("tsallis serve needs Starlette and uvicorn: pip install 'tsallis[serve]'") from error
     from tsallis.toolkit.serve.limits import Limits
 
-    limits = Limits(body, characters, symbols, batch, outputs, time, waiting, patience)
+    limits = Limits(body, symbols, batch, outputs, time, patience)
     with bind(host, port) as opened:
         served = _load(runs, checkpoint, device, limits, examples)
         app = build_app(served, limits, allow_host or ())
         if not is_loopback(opened):
             message = f"{host} is not this machine alone: whoever reaches it can use the runs, unencrypted"
             print(f"tsallis: warning: {message}", file=sys.stderr)
-
-        def started() -> None:
-            try:
-                print_fields(f"{', '.join(run.name for run in served)}: {url_of(opened)} (Ctrl-C ends)")
-                sys.stdout.flush()
-            except BrokenPipeError as error:  # no end of its own: nobody has read the address
-                raise InputError("standard output is closed: nobody would learn the server's address") from error
-
-        Server(app, started).answer(opened)
+        try:
+            print_fields(f"{', '.join(run.name for run in served)}: {url_of(opened)} (Ctrl-C ends)")
+            sys.stdout.flush()
+        except BrokenPipeError as error:  # no end of its own: nobody has read the address
+            raise InputError("standard output is closed: nobody would learn the server's address") from error
+        Server(app).answer(opened)
 
 
 def _load(folders: list[Path], checkpoint: str, device: str, limits: Limits, examples: Path | None) -> list[ServedRun]:

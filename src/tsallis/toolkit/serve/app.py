@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ipaddress
 import json
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,7 +15,7 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 import tsallis
 from tsallis.toolkit.serve.answers import ServedRun
@@ -24,7 +23,7 @@ from tsallis.toolkit.serve.limits import Limits, Refusal
 from tsallis.toolkit.serve.page import FILES, page_file
 from tsallis.toolkit.serve.requests import QUESTIONS, SearchRequest, parse_request
 from tsallis.toolkit.serve.requests import Request as Query
-from tsallis.toolkit.serve.worker import Cancellation, Job, Worker
+from tsallis.toolkit.serve.worker import Job, Worker
 
 CLIENT_GONE = 499  # the status of an answer that nobody reads
 POLICY = (
@@ -35,10 +34,6 @@ POLICY = (
 HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
 
@@ -53,12 +48,6 @@ def build_app(runs: Sequence[ServedRun], limits: Limits, hosts: Collection[str] 
     """
     worker = Worker(limits)
     server = _Api({run.name: run for run in runs}, limits, worker)
-
-    @contextlib.asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        yield
-        await asyncio.get_running_loop().run_in_executor(None, worker.close)
-
     routes = [
         *(Route(path, _file(path)) for path in FILES),
         Route("/api/health", server.health),
@@ -66,8 +55,8 @@ def build_app(runs: Sequence[ServedRun], limits: Limits, hosts: Collection[str] 
         *(Route(f"/api/{name}", server.answer(name, schema), methods=["POST"]) for name, schema in QUESTIONS.items()),
     ]
     handlers: Any = {Refusal: _refuse, ClientDisconnect: _gone, HTTPException: _http_error, Exception: _server_error}
-    middleware = [Middleware(_Headers), Middleware(_KnownHosts, hosts=frozenset(host.lower() for host in hosts))]
-    app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
+    middleware = [Middleware(_KnownHosts, hosts={"localhost", *map(str.lower, hosts)})]
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
     app.state.worker = worker
     return app
 
@@ -102,11 +91,7 @@ class _Api:
             if isinstance(query, SearchRequest):
                 key, size = run.key(query), len(query.sources)
             job = self.worker.submit(getattr(run, name), key, query, size)
-            timer = asyncio.get_running_loop().call_later(self.limits.patience, self.worker.expire, job)
-            try:
-                return await _wait(job, request)
-            finally:
-                timer.cancel()
+            return await _wait(job, request, self.limits.patience + self.limits.seconds)
 
         return answer
 
@@ -138,17 +123,21 @@ class _Api:
         return bytes(body)
 
 
-async def _wait(job: Job, request: Request) -> Response:
-    """Return the answer of a job; a client that leaves cancels it."""
+async def _wait(job: Job, request: Request, seconds: float) -> Response:
+    """Return the answer of a job; a client that leaves cancels it.
+
+    Raises:
+        Refusal: no answer within the time.
+    """
     answer = asyncio.wrap_future(job.answer)
     leaving = asyncio.ensure_future(_disconnected(request))
     try:
-        await asyncio.wait({answer, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not answer.done():
+        await asyncio.wait({answer, leaving}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if answer.done():
+            return _json(answer.result())
+        if leaving.done():
             return Response(status_code=CLIENT_GONE)
-        return _json(answer.result())
-    except Cancellation:
-        return Response(status_code=CLIENT_GONE)
+        raise Refusal(503, f"there was no answer within {seconds:g} seconds")
     finally:
         leaving.cancel()
         if not answer.done():
@@ -165,35 +154,29 @@ async def _disconnected(request: Request) -> None:
 def _file(path: str) -> Callable[[Request], Any]:
     async def file(_: Request) -> Response:
         content, kind = page_file(path)
-        return Response(content, media_type=kind, headers={"cache-control": "no-cache"})
+        return Response(content, media_type=kind, headers={**HEADERS, "cache-control": "no-cache"})
 
     return file
 
 
 def _json(content: Any, status: int = 200) -> Response:
-    return Response(
-        json.dumps(content, ensure_ascii=False, allow_nan=False).encode(), status, media_type="application/json"
-    )
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False)
+    return Response(text, status, HEADERS, "application/json")
 
 
 def _error(status: int, message: str) -> Response:
     return _json({"error": message}, status)
 
 
-async def _refuse(_: Request, refusal: Exception) -> Response:
-    assert isinstance(refusal, Refusal)
-    response = _error(refusal.status, refusal.message)
-    if refusal.retry_after is not None:
-        response.headers["retry-after"] = str(refusal.retry_after)
-    return response
+async def _refuse(_: Request, refusal: Any) -> Response:
+    return _error(refusal.status, refusal.message)
 
 
 async def _gone(_: Request, __: Exception) -> Response:
     return Response(status_code=CLIENT_GONE)
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+async def _http_error(request: Request, error: Any) -> Response:
     messages = {404: "there is nothing at this address", 405: f"{request.method} is no method of this address"}
     response = _error(error.status_code, messages.get(error.status_code, error.detail))
     response.headers.update(error.headers or {})
@@ -201,26 +184,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _server_error(_: Request, __: Exception) -> Response:
-    response = _error(500, "the server has made a mistake; its log says more")
-    response.headers.update(HEADERS)  # it comes from above the middleware
-    return response
-
-
-class _Headers:
-    """Middleware that adds the headers of every answer."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                names = {name for name, _ in message["headers"]}
-                added = [(k.encode(), v.encode()) for k, v in HEADERS.items() if k.encode() not in names]
-                message = {**message, "headers": [*message["headers"], *added]}
-            await send(message)
-
-        await self.app(scope, receive, send_with_headers)
+    return _error(500, "the server has made a mistake; its log says more")
 
 
 class _KnownHosts:
@@ -230,7 +194,7 @@ class _KnownHosts:
     and it may not send requests of its own, which browsers mark with their origin.
     """
 
-    def __init__(self, app: ASGIApp, hosts: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, hosts: set[str]) -> None:
         self.app, self.hosts = app, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -250,10 +214,6 @@ class _KnownHosts:
     def _is_known(self, host: str) -> bool:
         try:
             name = urlsplit(f"//{host}").hostname or ""
+            return name in self.hosts or bool(ipaddress.ip_address(name))
         except ValueError:
             return False
-        if name == "localhost" or name in self.hosts:
-            return True
-        with contextlib.suppress(ValueError):
-            return bool(ipaddress.ip_address(name))
-        return False

@@ -13,12 +13,10 @@ class Limits:
 
     Args:
         body: bytes of a request.
-        characters: of a source, or of an output.
         symbols: of a source, or of an output.
         sources: of a request, and of requests that are searched together.
         outputs: hypotheses, prefixes of a beam, draws or choices that a request may ask for.
         seconds: of work on a request.
-        waiting: requests that wait for the model.
         patience: seconds that a request waits for the model, or for the rest of its body.
 
     Example:
@@ -27,18 +25,21 @@ class Limits:
     """
 
     body: int = 1 << 16
-    characters: int = 2000
     symbols: int = 256
     sources: int = 32
     outputs: int = 100
     seconds: float = 10.0
-    waiting: int = 128
     patience: float = 30.0
 
     @property
     def longest(self) -> int:
         """Symbols of an output that a request may ask for: as many as a search by itself goes to."""
         return 2 * self.symbols + 20
+
+    @property
+    def characters(self) -> int:
+        """Characters of a line that a request may hold."""
+        return 8 * self.symbols
 
 
 class Refusal(Exception):
@@ -47,13 +48,12 @@ class Refusal(Exception):
     Args:
         status: of HTTP.
         message: what was wrong and what would be right, in one line.
-        retry_after: seconds after which the same request may be answered; None: it would be refused again.
 
     Example:
         >>> Refusal(404, "there is no run 'verbs'").status
         404
     """
 
-    def __init__(self, status: int, message: str, retry_after: int | None = None) -> None:
+    def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
-        self.status, self.message, self.retry_after = status, message, retry_after
+        self.status, self.message = status, message

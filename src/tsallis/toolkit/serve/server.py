@@ -6,7 +6,6 @@ import asyncio
 import ipaddress
 import signal
 import socket
-from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
@@ -25,20 +24,13 @@ def bind(host: str, port: int) -> socket.socket:
         InputError: a port that is in use or not allowed, a host that is not this machine's.
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        opened = socket.socket(family, kind, protocol)
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        return socket.create_server(address, family=family, backlog=128, dualstack_ipv6=dual)
     except OSError as error:
-        raise InputError(f"--host {host}: {error.strerror or error}") from error
-    try:
-        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        opened.bind(address)
-        opened.listen(128)
-    except OSError as error:
-        opened.close()
-        raise InputError(
-            f"can't listen on {host}, port {port}: {error.strerror or error} (--port 0 takes a free one)"
-        ) from error
-    return opened
+        reason = str(error.strerror or error).partition(" (while")[0]
+        hint = "" if isinstance(error, socket.gaierror) else " (--port 0 takes a free one)"
+        raise InputError(f"can't listen on {host}, port {port}: {reason}{hint}") from error
 
 
 def url_of(opened: socket.socket) -> str:
@@ -53,19 +45,14 @@ def is_loopback(opened: socket.socket) -> bool:
 
 
 class Server(uvicorn.Server):
-    """A server that signals end in order, where uvicorn's own would end as the signal has it.
+    """A server that signals end in order, where uvicorn's own would end as the signal has it."""
 
-    Args:
-        app: the application.
-        started: called once requests are answered.
-    """
-
-    def __init__(self, app: Starlette, started: Callable[[], None]) -> None:
+    def __init__(self, app: Starlette) -> None:
         config = uvicorn.Config(
             app,
             http="h11",
             ws="none",
-            lifespan="on",
+            lifespan="off",
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -73,12 +60,12 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=GRACE,
         )
         super().__init__(config)
-        self._started = started
         self._worker = app.state.worker
 
     def answer(self, opened: socket.socket) -> None:
-        """Answer requests on a bound socket until SIGINT or SIGTERM; raise what `started` raises."""
+        """Answer requests on a bound socket until SIGINT or SIGTERM."""
         asyncio.run(self.serve(sockets=[opened]))
+        self._worker.close()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.force_exit = self.should_exit and sig == signal.SIGINT
@@ -87,12 +74,3 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._worker.stop()  # or answers under way would be waited for
         await super().shutdown(sockets)
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if not self.should_exit:
-            try:
-                self._started()
-            except Exception:
-                await self.shutdown(sockets)  # or uvicorn would print a traceback
-                raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import deque
@@ -16,7 +15,6 @@ from tsallis.toolkit.serve.limits import Limits, Refusal
 
 Check = Callable[[], None]  # raises where the work is to end
 Work = Callable[[Sequence[Any], Check], Sequence[Any]]  # from requests to an answer, or an error, of each
-LONGEST_RETRY = 60  # seconds that a client is told to wait, at most
 
 
 class Cancellation(Exception):
@@ -86,7 +84,7 @@ class Worker:
     """A queue of jobs, and the one thread that works on them.
 
     Args:
-        limits: of the jobs that wait, of those that are worked on together, and of the time of the work.
+        limits: of the jobs that are worked on together, and of the time of the work.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -94,7 +92,6 @@ class Worker:
         self._jobs: deque[Job] = deque()
         self._changed = threading.Condition()
         self._closed = False
-        self._mean = 0.0  # seconds of a job
         self._thread = threading.Thread(target=self._loop, name="models", daemon=True)
         self._thread.start()
 
@@ -107,31 +104,15 @@ class Worker:
         """Put a job into the queue.
 
         Raises:
-            Refusal: a full queue, or a server that ends.
+            Refusal: a server that ends.
         """
         job = Job(work, key, request, size)
         with self._changed:
             if self._closed:
-                raise Refusal(503, "the server is being shut down", 1)
-            if len(self._jobs) >= self.limits.waiting:
-                raise Refusal(503, f"{len(self._jobs)} requests are waiting, no more are taken", self.retry_after())
+                raise Refusal(503, "the server is being shut down")
             self._jobs.append(job)
             self._changed.notify()
         return job
-
-    def expire(self, job: Job) -> None:
-        """Refuse a job that still waits, whatever the thread is working on: its patience has ended."""
-        with self._changed:
-            if job not in self._jobs:
-                return
-            self._jobs.remove(job)
-        if job.answer.set_running_or_notify_cancel():
-            message = f"the request has waited for more than {self.limits.patience:g} seconds"
-            job.answer.set_exception(Refusal(503, message, self.retry_after()))
-
-    def retry_after(self) -> int:
-        """Return the seconds after which half of what waits now will have been answered, about."""
-        return min(max(1, math.ceil(len(self._jobs) * self._mean / 2)), LONGEST_RETRY)
 
     def close(self, seconds: float = 5.0) -> None:
         """Do what `stop` does, and wait for the thread."""
@@ -147,14 +128,11 @@ class Worker:
             self._changed.notify()
         for job in jobs:
             if job.answer.set_running_or_notify_cancel():
-                job.answer.set_exception(Refusal(503, "the server is being shut down", 1))
+                job.answer.set_exception(Refusal(503, "the server is being shut down"))
 
     def _loop(self) -> None:
         while batch := self._next():
-            began = time.monotonic()
             self._answer(batch)
-            spent = (time.monotonic() - began) / len(batch)
-            self._mean = spent if self._mean == 0 else 0.8 * self._mean + 0.2 * spent
 
     def _next(self) -> list[Job]:
         """Wait for a job, and return it with those that can be worked on together; nothing once the server ends."""
@@ -195,7 +173,7 @@ class Worker:
 
         def check() -> None:
             if self._closed:
-                raise Refusal(503, "the server is being shut down", 1)
+                raise Refusal(503, "the server is being shut down")
             if all(job.cancelled for job in batch):
                 raise Cancellation
             if time.monotonic() > deadline:

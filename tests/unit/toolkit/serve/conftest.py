@@ -75,9 +75,9 @@ def serve(served: ServedRun) -> Iterator[Serve]:
         def start(*runs: ServedRun, **limits: Any) -> Client:
             own = Limits(**limits)
             app = build_app([replace(one, limits=own) for one in runs or (served,)], own, ["models.example"])
-            opened, started = stack.enter_context(bind("127.0.0.1", 0)), threading.Event()
+            opened = stack.enter_context(bind("127.0.0.1", 0))
             port = opened.getsockname()[1]
-            server = Server(app, started.set)
+            server = Server(app)
             thread = threading.Thread(target=server.answer, args=(opened,))
             thread.start()
 
@@ -87,7 +87,6 @@ def serve(served: ServedRun) -> Iterator[Serve]:
                 assert not thread.is_alive()
 
             stack.callback(stop)
-            assert started.wait(30)
             return Client(port)
 
         yield start

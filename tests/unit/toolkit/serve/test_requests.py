@@ -20,7 +20,7 @@ from tsallis.toolkit.serve.requests import (
     parse_request,
 )
 
-LIMITS = Limits(characters=10, symbols=5, sources=2, outputs=7)
+LIMITS = Limits(symbols=5, sources=2, outputs=7)
 
 
 def parse(schema: type[Request], content: Any) -> Request:
@@ -51,7 +51,7 @@ def test_values_are_taken_as_they_are() -> None:
         (TranslateRequest, {"sources": []}, "sources: list should have at least 1 item"),
         (TranslateRequest, {"sources": [1]}, "sources.0: input should be a valid string, found 1"),
         (TranslateRequest, {"sources": ["a"] * 3}, "sources: at most 2, found 3"),
-        (TranslateRequest, {"sources": ["a" * 11]}, "a source has at most 10 characters, found 11"),
+        (TranslateRequest, {"sources": ["a" * 41]}, "a source has at most 40 characters, found 41"),
         (TranslateRequest, {"sources": ["a\nb"]}, "one line, found a line break"),
         (TranslateRequest, {"sources": ["a\0b"]}, "found a null character"),
         (TranslateRequest, {"sources": ["a"], "x": 1}, "x: unknown key"),
@@ -70,7 +70,7 @@ def test_values_are_taken_as_they_are() -> None:
         (TranslateRequest, {"sources": ["a"], "max_length": 10**30}, f"max_length: input .* 100000, found {10**30}"),
         (TranslateRequest, {"sources": ["a"], "mode": "exact", "mass": 0.5}, "mass is for lists: give n_best, too"),
         (TranslateRequest, {"sources": ["a"], "max_length": 31}, "max_length: at most 30, found 31"),
-        (TranslateRequest, {"sources": ["a"], "prefix": "a" * 11}, "the prefix has at most 10 characters"),
+        (TranslateRequest, {"sources": ["a"], "prefix": "a" * 41}, "the prefix has at most 40 characters"),
         (TranslateRequest, {"sources": ["a"], "min_length": 4, "max_length": 3}, "min_length 4 is above max_length 3"),
         (TranslateRequest, b'{"sources": ["a"], "length_penalty": NaN}', "length_penalty: input should be a finite"),
         (TranslateRequest, {"sources": ["a"], "mode": "exact", "mass": 1}, "mass: input should be less than 1"),
@@ -79,12 +79,12 @@ def test_values_are_taken_as_they_are() -> None:
             {"sources": ["a"], "mode": "all", "budget": 10**6},
             "budget: at most 10000, found 1000000",
         ),
-        (SuggestRequest, {"source": "a", "typed": "a" * 11}, "what is typed has at most 10 characters"),
+        (SuggestRequest, {"source": "a", "typed": "a" * 41}, "what is typed has at most 40 characters"),
         (SuggestRequest, {"source": "a", "n_best": 8}, "n_best: at most 7"),
         (StepsRequest, {"source": "a", "n_best": 8}, "n_best: at most 7"),
         (SuggestRequest, {"source": ["a"]}, "source: input should be a valid string"),
         (StepsRequest, {"source": "a", "output": "a", "tokens": [4]}, "output: is the same as tokens"),
-        (StepsRequest, {"source": "a", "output": "a" * 11}, "an output has at most 10 characters"),
+        (StepsRequest, {"source": "a", "output": "a" * 41}, "an output has at most 40 characters"),
         (StepsRequest, {"source": "a", "tokens": [4] * 31}, "tokens: at most 30, found 31"),
         (AttentionRequest, {"source": "a", "heads": []}, "heads: list should have at least 1 item"),
         (AttentionRequest, {"source": "a", "heads": ["cross.1.1"] * 17}, "heads: list should have at most 16 items"),

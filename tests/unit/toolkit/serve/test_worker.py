@@ -42,7 +42,7 @@ def gate() -> Iterator[Gate]:
 
 @pytest.fixture
 def worker() -> Iterator[Worker]:
-    worker = Worker(Limits(sources=4, waiting=5, seconds=20, patience=20))
+    worker = Worker(Limits(sources=4, seconds=20))
     yield worker
     worker.close()
 
@@ -74,15 +74,6 @@ def test_one_bad_request_harms_no_other(worker: Worker, gate: Gate) -> None:
     assert refusal.value.status == 400
 
 
-def test_a_full_queue_refuses_and_says_when_to_come_again(worker: Worker, gate: Gate) -> None:
-    hold(worker, gate)
-    for number in range(5):
-        worker.submit(gate.work, "x", number)
-    with pytest.raises(Refusal, match="5 requests are waiting") as refusal:
-        worker.submit(gate.work, "x", 5)
-    assert refusal.value.status == 503 and (refusal.value.retry_after or 0) >= 1
-
-
 def test_work_that_nobody_waits_for_is_dropped_or_ends(worker: Worker, gate: Gate) -> None:
     first = hold(worker, gate)
     waiting, last = worker.submit(gate.work, None, "waiting"), worker.submit(gate.work, None, "last")
@@ -105,25 +96,11 @@ def test_a_batch_goes_on_while_anyone_waits_for_it(worker: Worker, gate: Gate) -
 
 
 def test_the_time_of_work_is_limited(gate: Gate) -> None:
-    worker = Worker(Limits(seconds=0.05, patience=20))
+    worker = Worker(Limits(seconds=0.05))
     with pytest.raises(Refusal, match="the work took more than") as refusal:
         worker.submit(gate.work, None, 0).answer.result(10)
     assert refusal.value.status == 503
     worker.close()
-
-
-def test_patience_ends_while_the_worker_is_busy(worker: Worker, gate: Gate) -> None:
-    first = hold(worker, gate)
-    waiting, other = (worker.submit(gate.work, None, name) for name in ("waiting", "other"))
-    worker.expire(waiting)
-    worker.expire(first)  # it is worked on: that has a limit of its own
-    with pytest.raises(Refusal, match="has waited for more than 20 seconds") as refusal:
-        waiting.answer.result(0)
-    assert refusal.value.status == 503 and not gate.open.is_set() and worker.waiting == 1
-    gate.open.set()
-    assert [job.answer.result(10) for job in (first, other)] == ["answer to first", "answer to other"]
-    worker.expire(first)
-    assert ["waiting"] not in gate.batches
 
 
 def test_the_end_of_the_server_ends_work_and_refuses_what_waits(worker: Worker, gate: Gate) -> None:
