@@ -12,7 +12,7 @@ from contract.tables import EOS, SYMBOLS, A, C, TableModel, random_table
 from contract.tables import sources as table_sources
 from tsallis.models.spellings import Spellings, ambiguous_text
 from tsallis.search import Certificate, Hypothesis, Result, beam_search, exact_search, exhaustive
-from tsallis.search.completion import complete_text
+from tsallis.search.completion import complete
 from tsallis.search.spelling import score_texts
 from tsallis.search.texts import complete_texts, merge_texts
 from tsallis.toolkit.data import Vocabulary
@@ -169,7 +169,7 @@ def test_what_follows_a_beginning_follows_all_its_spellings(transform: str, alph
         table = finite_table(transform, alpha, seed)
         truth = texts_of(table, 0)
         total = math.fsum(p for text, p in truth.items() if text.startswith(typed))
-        result = complete_text(table, *table_sources(0), typed, spellings, TEXT, n_best=100)
+        result = complete(table, *table_sources(0), typed, spellings, TEXT, n_best=100)
         assert math.exp(result.log_prob) == pytest.approx(total) and result.possible == (total > 0)
         assert not result.missing
         listed = [(TEXT([*result.certain, *choice.tokens]), choice.ends) for choice in result.choices]

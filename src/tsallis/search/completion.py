@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 from collections.abc import Sequence
@@ -14,14 +13,12 @@ from torch import Tensor
 
 from tsallis.models.protocol import Decoder, join
 from tsallis.models.spellings import START, Place, Spellings
-from tsallis.search.certificate import total_mass
-from tsallis.search.checks import check_at_least_one, check_prefix, check_sources
+from tsallis.search.certificate import LARGEST_LOG, total_mass
+from tsallis.search.checks import check_at_least_one, check_sources
 from tsallis.search.spelling import spell_beginning
 from tsallis.search.step import advance, eval_mode
 from tsallis.search.texts import Text
-from tsallis.symbols import BOS, EOS
-
-MOST_SPELLINGS = 256  # ways to spell what is typed of a symbol that are followed
+from tsallis.symbols import EOS
 
 
 @dataclass(frozen=True)
@@ -29,9 +26,9 @@ class Choice:
     """One of the continuations.
 
     Args:
-        tokens: the symbol that is chosen, after those that spell what is typed of it, and those that then follow for
-            certain; without the end.
-        prob: the probability of the choice, given the symbols before it.
+        tokens: the symbol that is chosen, after those that spell what is typed, and those that then follow for certain;
+            without the end.
+        prob: the probability of the choice, given what is typed and certain.
         ends: whether the output is over after the tokens.
 
     Example:
@@ -49,13 +46,14 @@ class Completions:
     """The continuations of the beginning of an output.
 
     Args:
-        log_prob: of the beginning's whole symbols; -inf where the model holds them impossible.
-        certain: the tokens that follow because no others are possible, without the end.
+        log_prob: of the beginning; -inf where the model holds it impossible.
+        certain: the tokens that spell the beginning, and those that follow because no others are possible, without the
+            end; none where nothing is certain.
         choices: continuations after those, the most probable first; one alone that ends at once is the end.
         support: the number of all choices.
-        mass: their probability, listed or not: 1 where no part of a symbol is typed, and the model is normalised.
-        missing: the probability of choices that were not looked for, because a part of a symbol can be spelt in too
-            many ways; 0 otherwise.
+        mass: their probability, listed or not: 1 where the model is normalised.
+        missing: at most, the probability of choices that were not looked for, because what is typed can be spelled in
+            too many ways; 0 otherwise.
 
     Example:
         >>> completions = Completions(-0.5, (7,), (Choice((8,), 0.9, False), Choice((), 0.1, True)), 2, 1.0, 0.0)
@@ -79,10 +77,9 @@ class Completions:
 class _Node(NamedTuple):
     """A beginning; nodes are ordered by their first two fields alone."""
 
-    cost: float  # the negative log-probability since the last certain token
+    cost: float  # the negative log-probability, given what is typed and certain
     number: int
-    tokens: tuple[int, ...]  # since then
-    rest: str  # of what is typed
+    tokens: tuple[int, ...]  # since the last certain one
     state: Any  # before the last token is read
     last: int
 
@@ -101,69 +98,6 @@ def complete(
     model: Decoder,
     src: Tensor,
     src_lengths: Tensor,
-    names: Sequence[str],
-    tokens: Sequence[int] = (),
-    rest: str = "",
-    *,
-    n_best: int = 10,
-    longest: int = 100,
-) -> Completions:
-    """Find the symbols that may follow the beginning of an output, and run ahead while there is only one.
-
-    A sparse model often leaves a single one, which is then certain (Peters et al. 2019, fig. 2). Every choice is
-    followed by what is certain after it.
-
-    Args:
-        model: anything with the decoder protocol.
-        src, src_lengths: symbols [1, src] and their count [1].
-        names: the spelling of each symbol.
-        tokens: the whole symbols that are typed.
-        rest: what is typed of the next symbol; the symbols that follow spell it, and more, or end there.
-        n_best: choices that are listed.
-        longest: tokens that are certain, at most.
-
-    Returns:
-        The completions.
-
-    Raises:
-        ValueError: several sources, numbers below 1, NaN probabilities, tokens without a name or not before the end.
-
-    Example:
-        >>> from tsallis.models import RNNSeq2Seq
-        >>> model = RNNSeq2Seq(20, 6, d_model=8, output="softmax", forbidden=(0, 1, 3))
-        >>> names = ["<pad>", "<s>", "</s>", "<unk>", "a", "b"]
-        >>> completions = complete(model, torch.tensor([[4, 5]]), torch.tensor([2]), names, tokens=[4])
-        >>> completions.support, round(completions.mass, 6)  # a, b and the end
-        (3, 1.0)
-    """
-    check_at_least_one(n_best=n_best, longest=longest)
-    check_sources(model, src, src_lengths)
-    if len(src) != 1:
-        raise ValueError(f"completions are of one source, got {len(src)}")
-    tokens = check_prefix(tokens, "what is typed")
-    if (largest := max(tokens, default=0)) >= len(names):
-        raise ValueError(f"what is typed holds the symbol {largest}, there are names of {len(names)}")
-    steps = _Steps(model, src.device)
-    with eval_mode(model):
-        state, last, log_prob = model.start(model.encode(src, src_lengths)), BOS, 0.0
-        for token in tokens:
-            each, state = steps.read(state, [last])
-            log_prob, last = log_prob + float(each[0, token]), token
-            if log_prob == -math.inf:
-                return Completions(-math.inf, (), (), 0, 0.0, 0.0)
-        nodes, missing = steps.choices(_Node(0.0, 0, (), rest, state, last), names)
-        certain = () if missing else steps.run_ahead(nodes, longest, cost=0.0)
-        best = steps.follow(heapq.nsmallest(n_best, nodes), longest)
-    mass = total_mass((math.exp(-n.cost) for n in nodes), model.output.normalized)
-    missing = min(missing, 1.0) if model.output.normalized else missing
-    return Completions(log_prob, certain, best, len(nodes), mass, missing)
-
-
-@torch.no_grad()
-def complete_text(
-    model: Decoder,
-    src: Tensor,
-    src_lengths: Tensor,
     typed: str,
     spellings: Spellings,
     text: Text,
@@ -172,31 +106,59 @@ def complete_text(
     n_best: int = 10,
     longest: int = 100,
 ) -> Completions:
-    """Find the texts that may follow the beginning of a text, however the tokens spell it.
+    """Find what may follow the beginning of an output, and run ahead while there is only one continuation.
 
-    Unlike :func:`complete` it follows every spelling of what is typed, also by tokens that go on behind it. The
-    log-probability is that of the beginning, and choices have their probabilities given the beginning. Choices with the
-    same text are one. Tokens include those that spell what is typed.
+    A sparse model often leaves a single one, which is then certain (Peters et al. 2019, fig. 2). Every choice is
+    followed by what is certain after it. The function follows every spelling of what is typed, also by tokens that go
+    on behind it. Choices have their probabilities given what is typed; choices with the same text are one.
 
     Args:
-        model, src, src_lengths, n_best, longest: see :func:`complete`.
-        typed: The beginning of a text.
-        spellings: Of the model's vocabulary.
-        text: Spells tokens.
-        place: Where the text begins: behind a prompt it has begun.
+        model: anything with the decoder protocol.
+        src, src_lengths: symbols [1, src] and their count [1].
+        typed: the beginning of the output's text.
+        spellings: of the model's vocabulary.
+        text: function that spells tokens.
+        place: where the text begins: behind a prompt it has begun.
+        n_best: choices that are listed.
+        longest: tokens that are certain, at most.
+
+    Returns:
+        The completions. Their tokens include those that spell what is typed.
+
+    Raises:
+        ValueError: several sources, numbers below 1, NaN probabilities.
+
+    Example:
+        >>> from tsallis.models import RNNSeq2Seq
+        >>> class Letters(list):
+        ...     def spellings(self, numbers):
+        ...         letters = {number: self[number].encode() for number in numbers}
+        ...         return letters, letters
+        >>> letters = Letters(["<pad>", "<s>", "</s>", "<unk>", "a", "b"])
+        >>> model = RNNSeq2Seq(20, 6, d_model=8, output="softmax", forbidden=(0, 1, 3))
+        >>> source = torch.tensor([[4, 5]]), torch.tensor([2])
+        >>> spell = lambda tokens: "".join(letters[token] for token in tokens)
+        >>> completions = complete(model, *source, "a", Spellings(letters), spell)
+        >>> completions.support, round(completions.mass, 6)  # a, b and the end
+        (3, 1.0)
     """
     check_at_least_one(n_best=n_best, longest=longest)
     check_sources(model, src, src_lengths)
+    if len(src) != 1:
+        raise ValueError(f"completions are of one source, got {len(src)}")
     steps = _Steps(model, src.device)
     with eval_mode(model):
         beginnings, missing = spell_beginning(model, src, src_lengths, typed, spellings, place=place)
+        if not beginnings:
+            return Completions(-math.inf, (), (), 0, 0.0, missing)
+        most = max(beginning.prefix.log_prob for beginning in beginnings)
+        log_prob = most + math.log(math.fsum(math.exp(b.prefix.log_prob - most) for b in beginnings))
         nodes: list[_Node] = []
         for prefix, state, row, exact in beginnings:
             tokens = tuple(node.token for node in prefix.chain())
             state = state.select(torch.tensor([row], device=src.device))
-            node = _Node(-prefix.log_prob, next(steps.numbers), tokens, "", state, prefix.token)
-            nodes += steps.choices(node)[0] if exact else [node]
-        total = math.fsum(math.exp(-node.cost) for node in nodes)
+            node = _Node(log_prob - prefix.log_prob, next(steps.numbers), tokens, state, prefix.token)
+            nodes += steps.choices(node) if exact else [node]
         certain = () if missing else steps.run_ahead(nodes, longest)
         groups: dict[tuple[str, bool], list[_Node]] = {}
         for node in nodes:
@@ -209,11 +171,10 @@ def complete_text(
     for group, choice in zip(ranked, listed, strict=True):
         key = text([*certain, *choice.tokens]), choice.ends
         before = choices[key].prob if key in choices else 0.0
-        choices[key] = replace(choices.get(key, choice), prob=before + group.prob / total)
+        choices[key] = replace(choices.get(key, choice), prob=before + group.prob)
     best = tuple(sorted(choices.values(), key=lambda choice: -choice.prob))
-    log_prob = math.log(total) if total else -math.inf
-    mass = total_mass((math.exp(-node.cost) / total for node in nodes), model.output.normalized) if total else 0.0
-    missing = missing / total if total else missing
+    mass = total_mass((math.exp(-node.cost) for node in nodes), model.output.normalized)
+    missing *= math.exp(min(-log_prob, LARGEST_LOG))
     return Completions(log_prob, certain, best, len(groups), mass, missing)
 
 
@@ -248,35 +209,21 @@ class _Steps:
         log_probs, _, state = advance(self.model, state.select(rows), tokens, [0] * len(last))
         return log_probs, state
 
-    def choices(self, node: _Node, names: Sequence[str] = ()) -> tuple[list[_Node], float]:
-        """Return the beginnings that spell the rest of a node and more, or end there, and the probability of those that
-        were not looked for."""
-        heap, choices = [node], list[_Node]()
-        for _ in range(MOST_SPELLINGS):
-            if not heap:
-                break
-            cost, _, tokens, rest, state, last = heapq.heappop(heap)
-            log_probs, state = self.read(state, [last])
-            row = log_probs[0]
-            for token in (row > -torch.inf).nonzero().squeeze(-1).tolist():
-                longer = _Node(cost - float(row[token]), next(self.numbers), (*tokens, token), "", state, token)
-                name = names[token] if rest else ""
-                if not rest or (token != EOS and name.startswith(rest) and name != rest):
-                    choices.append(longer)
-                elif token != EOS and name and rest.startswith(name):
-                    heapq.heappush(heap, longer._replace(rest=rest[len(name) :]))
-        return choices, math.fsum(math.exp(-n.cost) for n in heap)
+    def choices(self, node: _Node) -> list[_Node]:
+        """Return the beginnings that are a token longer."""
+        log_probs, state = self.read(node.state, [node.last])
+        row = log_probs[0]
+        return [
+            _Node(node.cost - float(row[token]), next(self.numbers), (*node.tokens, token), state, token)
+            for token in (row > -torch.inf).nonzero().squeeze(-1).tolist()
+        ]
 
-    def run_ahead(self, nodes: list[_Node], longest: int, cost: float | None = None) -> tuple[int, ...]:
-        """Replace a single node, in place, by what follows it, while there is only one; return the tokens of those.
-
-        With `cost` each replaced node has this cost, so that what follows is given these tokens.
-        """
+    def run_ahead(self, nodes: list[_Node], longest: int) -> tuple[int, ...]:
+        """Replace a single node, in place, by what follows it, while there is only one; return the tokens of those."""
         certain = tuple[int, ...]()
         while len(nodes) == 1 and not nodes[0].ends and len(certain) < longest:
             certain += nodes[0].tokens
-            node = nodes[0]._replace(tokens=(), cost=nodes[0].cost if cost is None else cost)
-            nodes[:] = self.choices(node)[0]
+            nodes[:] = self.choices(nodes[0]._replace(tokens=(), cost=0.0))
         return certain
 
     def follow(self, nodes: Sequence[_Node], longest: int) -> tuple[Choice, ...]:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tsallis.models import LanguageModel, RNNSeq2Seq, TransformerSeq2Seq
+from tsallis.models.spellings import Spellings
 from tsallis.search import (
     Ensemble,
     beam_search,
@@ -24,6 +25,7 @@ from tsallis.search import (
     score,
     score_tokens,
 )
+from tsallis.toolkit.data.vocabulary import Vocabulary
 
 SRC, LENGTHS = torch.tensor([[4, 5, 6], [7, 4, 0]]), torch.tensor([3, 2])
 TGT_IN, TGT_OUT = torch.tensor([[1, 4, 5], [1, 4, 0]]), torch.tensor([[4, 5, 2], [4, 2, -100]])
@@ -160,12 +162,11 @@ def test_no_sources_have_no_results(model: Any) -> None:
 
 
 def test_completions_are_checked_alike() -> None:
-    names, source = [*"_<>?abcd"], (SRC[:1], LENGTHS[:1])
+    vocabulary, source = Vocabulary("abcd"), (SRC[:1], LENGTHS[:1])
+    typed = "a", Spellings(vocabulary), vocabulary.decode
     for option, value in [(o, v) for o in ("n_best", "longest") for v in COUNT]:
-        check_refusal(lambda o=option, v=value: complete(models()[0], *source, names, **{o: v}), option)
-    for tokens in ("ab", 4, [4.5], [True], [99]):
-        check_refusal(lambda t=tokens: complete(models()[0], *source, names, t), "what is typed")
-    check_refusal(lambda: complete(models()[0], SRC[:1] + 4, LENGTHS[:1], names), "src holds 10")
+        check_refusal(lambda o=option, v=value: complete(models()[0], *source, *typed, **{o: v}), option)
+    check_refusal(lambda: complete(models()[0], SRC[:1] + 4, LENGTHS[:1], *typed), "src holds 10")
 
 
 def test_results_that_are_known_are_those_of_the_sources() -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 
 from contract.tables import EOS, A, B, C, random_table, sources, trie
-from tsallis.search import Ensemble, complete
+from tsallis.models.spellings import Spellings
+from tsallis.search import Ensemble
+from tsallis.search import complete as complete_text
 
-NAMES = ["<pad>", "<s>", "</s>", "<unk>", "a", "b", "c"]
+NAMES = ["a", "b", "c"]
 # b is certain after the start, then a or c; after c the output must go on with a and end.
 ROWS = {
     (): {B: 1.0},
@@ -21,8 +25,24 @@ ROWS = {
 }
 
 
+class Names(list[str]):
+    """A vocabulary of names for the symbols from 4 on."""
+
+    def __len__(self) -> int:
+        return super().__len__() + A
+
+    def spellings(self, numbers: Sequence[int]) -> tuple[dict[int, bytes], dict[int, bytes]]:
+        names = {number: self[number - A].encode() for number in numbers}
+        return names, names
+
+
+def complete(model: Any, src: Any, lengths: Any, typed: str = "", names: Sequence[str] = NAMES, **options: Any) -> Any:
+    spellings = Spellings(Names(names))
+    return complete_text(model, src, lengths, typed, spellings, lambda y: "".join(names[t - A] for t in y), **options)
+
+
 def test_it_runs_ahead_to_the_next_choice_and_behind_every_choice() -> None:
-    result = complete(trie(ROWS), *sources(0), NAMES)
+    result = complete(trie(ROWS), *sources(0))
     assert result.certain == (B,) and result.log_prob == 0 and result.support == 3 and result.missing == 0
     assert [(c.tokens, round(c.prob, 12), c.ends) for c in result.choices] == [
         ((C, A), 0.6, True),
@@ -33,21 +53,21 @@ def test_it_runs_ahead_to_the_next_choice_and_behind_every_choice() -> None:
 
 
 def test_typed_symbols_come_first() -> None:
-    after_a = complete(trie(ROWS), *sources(0), NAMES, [B, A])
+    after_a = complete(trie(ROWS), *sources(0), "ba")
     assert after_a.log_prob == pytest.approx(math.log(0.3)) and after_a.certain == ()
-    assert {c.tokens: c.prob for c in after_a.choices} == pytest.approx({(): 0.5, (A,): 0.5})
-    end = complete(trie(ROWS), *sources(0), NAMES, [B, C])
-    assert end.certain == (A,) and [(c.tokens, c.ends) for c in end.choices] == [((), True)]
+    assert {c.tokens: c.prob for c in after_a.choices} == pytest.approx({(B, A): 0.5, (B, A, A): 0.5})
+    end = complete(trie(ROWS), *sources(0), "bc")
+    assert end.certain == (B, C, A) and [(c.tokens, c.ends) for c in end.choices] == [((), True)]
 
 
 def test_what_is_impossible_has_no_completions() -> None:
-    result = complete(trie(ROWS), *sources(0), NAMES, [A, B])
+    result = complete(trie(ROWS), *sources(0), "ab")
     assert not result.possible and result.log_prob == -math.inf and result.choices == ()
-    assert not complete(trie(ROWS), *sources(0), NAMES, [B], rest="x").possible
+    assert not complete(trie(ROWS), *sources(0), "bx").possible
 
 
 def test_what_would_follow_an_impossible_symbol_is_no_completion() -> None:
-    result = complete(trie({**ROWS, (A,): {B: 0.5, EOS: 0.5}}), *sources(0), NAMES, [A])
+    result = complete(trie({**ROWS, (A,): {B: 0.5, EOS: 0.5}}), *sources(0), "a")
     assert not result.possible and result.log_prob == -math.inf
     assert result.choices == () and result.certain == () and result.support == 0 and result.mass == 0
 
@@ -59,17 +79,18 @@ def test_choices_are_the_support_with_its_probabilities(transform: str) -> None:
         first = max((A, B, C), key=table.row(0, ()).__getitem__)
         if not table.row(0, ())[first]:
             continue  # the empty output is the only one
-        result = complete(table, *sources(0), NAMES, [first])
-        expected = {token: prob for token, prob in table.row(0, (first, *result.certain)).items() if prob > 0}
+        result = complete(table, *sources(0), NAMES[first - A])
+        expected = {token: prob for token, prob in table.row(0, result.certain or (first,)).items() if prob > 0}
         assert result.support == len(expected) == len(result.choices)
-        actual = {c.tokens[0] if c.tokens else EOS: c.prob for c in result.choices}
+        symbols = [c.tokens if result.certain else c.tokens[1:] for c in result.choices]
+        actual = {own[0] if own else EOS: c.prob for own, c in zip(symbols, result.choices, strict=True)}
         assert actual == pytest.approx(expected)
         assert [c.prob for c in result.choices] == sorted(actual.values(), reverse=True)
-        short = complete(table, *sources(0), NAMES, [first], n_best=1)
+        short = complete(table, *sources(0), NAMES[first - A], n_best=1)
         assert short.choices == result.choices[:1] and short.support == result.support
 
 
-SPELLINGS = ["<pad>", "<s>", "</s>", "<unk>", "tr", "tree", "ees"]
+SPELLINGS = ["tr", "tree", "ees"]
 
 
 def test_a_part_of_a_symbol_is_spelt_in_every_way() -> None:
@@ -79,54 +100,39 @@ def test_a_part_of_a_symbol_is_spelt_in_every_way() -> None:
         (A, C): {EOS: 1.0},
         (B,): {EOS: 1.0},
     }
-    result = complete(trie(rows), *sources(0), SPELLINGS, rest="tre")
-    assert {(c.tokens, c.ends): round(c.prob, 12) for c in result.choices} == {((B,), True): 0.3, ((A, C), True): 0.2}
-    assert result.mass == pytest.approx(0.5)
+    result = complete(trie(rows), *sources(0), "tre", SPELLINGS)
+    assert {(c.tokens, c.ends): round(c.prob, 12) for c in result.choices} == {((B,), True): 0.6, ((A, C), True): 0.4}
+    assert math.exp(result.log_prob) == pytest.approx(0.5) and result.mass == pytest.approx(1)
     # A whole symbol is followed by what comes next: the end of "tree", or "ees" after "tr".
-    whole = complete(trie(rows), *sources(0), SPELLINGS, rest="tr")
+    whole = complete(trie(rows), *sources(0), "tr", SPELLINGS)
     assert {(c.tokens, c.ends): round(c.prob, 12) for c in whole.choices} == {
-        ((B,), True): 0.3,
-        ((A,), True): 0.3,
-        ((A, C), True): 0.2,
+        ((B,), True): 0.375,
+        ((A,), True): 0.375,
+        ((A, C), True): 0.25,
     }
 
 
-def test_too_many_ways_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    import importlib
-
-    monkeypatch.setattr(importlib.import_module("tsallis.search.completion"), "MOST_SPELLINGS", 2)
-    rows = {(): {A: 0.5, B: 0.5}, (A,): {A: 0.5, B: 0.5}, (A, A): {EOS: 1.0}, (B,): {EOS: 1.0}, (A, B): {EOS: 1.0}}
-    result = complete(trie(rows), *sources(0), [*NAMES[:4], "x", "xx", "c"], rest="xx")
-    assert result.missing > 0 and result.mass + result.missing == pytest.approx(1)
-
-
 def test_endless_certainty_ends() -> None:
-    result = complete(trie({(A,) * n: {A: 1.0} for n in range(200)}), *sources(0), NAMES, longest=7)
+    result = complete(trie({(A,) * n: {A: 1.0} for n in range(200)}), *sources(0), longest=7)
     assert len(result.certain) == 7 and result.choices[0].tokens == (A,) * 7
 
 
 def test_an_ensemble_completes_with_both_supports() -> None:
     other = trie({(): {A: 1.0}, (A,): {EOS: 1.0}})
-    result = complete(Ensemble([trie(ROWS), other]), *sources(0), NAMES)
+    result = complete(Ensemble([trie(ROWS), other]), *sources(0))
     assert result.support == 2 and result.certain == ()
 
 
 def test_one_source_and_numbers_from_one_on() -> None:
     with pytest.raises(ValueError, match="completions are of one source, got 2"):
-        complete(trie(ROWS), *sources(0, 1), NAMES)
+        complete(trie(ROWS), *sources(0, 1))
     with pytest.raises(ValueError, match="n_best must be at least 1, got 0"):
-        complete(trie(ROWS), *sources(0), NAMES, n_best=0)
+        complete(trie(ROWS), *sources(0), n_best=0)
     assert torch.is_grad_enabled()
 
 
-@pytest.mark.parametrize(
-    ("tokens", "message"),
-    [
-        ([B, EOS], "what is typed holds padding, start or end"),
-        ([-1], "what is typed holds -1, symbols are counted from 0"),
-        ([99], "what is typed holds the symbol 99, there are names of 7"),
-    ],
-)
-def test_what_no_output_begins_with_is_refused(tokens: list[int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        complete(trie(ROWS), *sources(0), NAMES, tokens)
+def test_what_is_typed_may_be_less_probable_than_the_least_float() -> None:
+    rows = {(A,) * n: {A: 1e-30, B: 1 - 1e-30} for n in range(50)}
+    result = complete(trie({**rows, (A,) * 50: {EOS: 0.25, B: 0.75}}), *sources(0), "a" * 50)
+    assert result.log_prob == pytest.approx(50 * math.log(1e-30))
+    assert sorted(choice.prob for choice in result.choices) == pytest.approx([0.25, 0.75])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -52,10 +52,9 @@ class Suggestions:
         typed: the beginning of the output, as it was given.
         text: the beginning with the symbols that are certain: while one continuation is possible it is taken.
         certain: the strings of those symbols.
-        log_prob: natural logarithm of the probability of the whole symbols of what is typed, or of all that is typed,
-            where several sequences of symbols may spell it; -inf: impossible.
+        log_prob: natural logarithm of the probability of what is typed; -inf: impossible.
         support: the continuations that are possible, listed or not.
-        mass: their probability: 1 where no part of a symbol is typed, and the model's probabilities sum to 1.
+        mass: their probability: 1 where the model's probabilities sum to 1.
         missing: at most, the probability of those that were not looked for.
         next: the best of them, the most probable one first.
 
@@ -113,12 +112,6 @@ class Completer:
     task: Task
     n_best: int = LISTED
 
-    @cached_property
-    def names(self) -> list[str]:
-        """The spelling of each symbol, with the separator in front of it."""
-        separator = getattr(self.run.tgt_vocab, "separator", "")
-        return [f"{separator}{name}" for name in self._names(range(len(self.run.tgt_vocab)))]
-
     def suggest(self, source: Batch | None, typed: str, line: int = 1) -> Suggestions:
         """Return what may follow what is typed.
 
@@ -129,51 +122,58 @@ class Completer:
         """
         if source is None:
             return Suggestions(line, typed, typed, (), float("-inf"), 0, 0.0, 0.0, ())
-        tokens, completions = self._complete(source, typed)
-        start, prompt = [*tokens, *completions.certain], self._prompt(source)
+        completions, prompt, typed_symbols = self._complete(source, typed)
+        certain, choices = completions.certain, completions.choices
+        # Where one sequence of symbols spells what is typed, its symbols are not among those that follow.
+        first, behind = (typed_symbols, 0) if certain else (0, typed_symbols)
         return Suggestions(
             line=line,
             typed=typed,
-            text=self._text(start, prompt, typed) if completions.certain else typed,
-            certain=self._names(completions.certain),
+            text=self._text(certain, prompt, typed) if certain else typed,
+            certain=self._names(certain[first:]),
             log_prob=completions.log_prob,
             support=completions.support,
             mass=completions.mass,
             missing=completions.missing,
             next=tuple(
                 Suggestion(
-                    self._text([*start, *choice.tokens], prompt, typed),
-                    self._names(choice.tokens),
+                    self._text([*certain, *choice.tokens], prompt, typed),
+                    self._names(choice.tokens[behind:]),
                     choice.prob,
                     choice.ends,
                 )
-                for choice in completions.choices
+                for choice in choices
             ),
         )
 
-    def _complete(self, source: Batch, typed: str) -> tuple[list[int], Completions]:
-        """Return the whole symbols of what is typed, and what may follow them."""
+    def _complete(self, source: Batch, typed: str) -> tuple[Completions, list[int], int]:
+        """Return what may follow what is typed, the prompt, and how many symbols are typed if only they spell it."""
         from tsallis.models.protocol import device_of
         from tsallis.models.spellings import Place, spellings_of
         from tsallis.search import Completions, complete
-        from tsallis.search.completion import complete_text
         from tsallis.symbols import UNK
         from tsallis.toolkit.data.subwords import SPACE
 
+        vocabulary: Any = self.run.tgt_vocab
         tokens, rest = self.task.split_typed(typed, self.run)
+        prompt = self._prompt(source)
         if UNK in tokens:  # of the text itself nothing is known
-            return tokens, Completions(float("-inf"), (), (), 0, 0.0, 0.0)
+            return Completions(float("-inf"), (), (), 0, 0.0, 0.0), prompt, 0
         batch = source.to(device_of(self.run.model))
-        sources = self.run.model, batch.src, batch.src_lengths
-        if self.task.ambiguous_text(self.run.tgt_vocab) is not None:
-            prompt, spellings = self._prompt(source), spellings_of(self.run.tgt_vocab)
-            beginning = self._spell(tokens, prompt) + rest.replace(SPACE, " ")
-            place = Place(begun=bool(prompt))
-            if not (tokens or prompt):  # the space before the first word is not seen
-                beginning = beginning.removeprefix(" ")
-            spell = partial(self._spell, prompt=prompt)
-            return [], complete_text(*sources, beginning, spellings, spell, place=place, n_best=self.n_best)
-        return tokens, complete(*sources, self.names, tokens, rest, n_best=self.n_best)
+        beginning = self._spell(tokens, prompt) + rest.replace(SPACE, " ")
+        if not (tokens or prompt):  # the space before the first word is not seen
+            beginning = beginning.removeprefix(getattr(vocabulary, "separator", "") or " ")
+        completions = complete(
+            self.run.model,
+            batch.src,
+            batch.src_lengths,
+            beginning,
+            spellings_of(vocabulary),
+            partial(self._spell, prompt=prompt),
+            place=Place(begun=bool(prompt)),
+            n_best=self.n_best,
+        )
+        return completions, prompt, 0 if self.task.ambiguous_text(vocabulary) else len(tokens)
 
     def _names(self, tokens: Sequence[int]) -> tuple[str, ...]:
         return tuple(self.run.tgt_vocab.name(token) for token in tokens)
