@@ -26,10 +26,9 @@ class AnnealAlpha(TrainerCallback):
         target: the alpha at the end.
         start: the alpha at the first step.
         share: the share of all steps after which the target is reached.
-        every: alphas change every so many steps.
 
     Raises:
-        ValueError: an alpha below 1, a share that is not above 0 and at most 1, fewer than one step between changes.
+        ValueError: an alpha below 1, a share that is not above 0 and at most 1.
 
     Example:
         >>> callback = AnnealAlpha(target=1.5, share=0.5)
@@ -37,20 +36,17 @@ class AnnealAlpha(TrainerCallback):
         [1.0, 1.25, 1.5, 1.5]
     """
 
-    def __init__(self, target: float = 1.5, *, start: float = 1.0, share: float = 0.5, every: int = 1) -> None:
+    def __init__(self, target: float = 1.5, *, start: float = 1.0, share: float = 0.5) -> None:
         if not 0 < share <= 1:
             raise ValueError(f"share must be above 0 and at most 1, got {share}")
-        if every < 1:
-            raise ValueError(f"every must be at least 1, got {every}")
         self.target, self.start = alpha_number(target), alpha_number(start)
-        self.share, self.every = share, every
+        self.share = share
 
     def alpha(self, step: int, steps: int) -> float:
         """Return the alpha of a step, of so many."""
         if step >= self.share * steps:
             return self.target
-        progress = step // self.every * self.every / (self.share * steps)
-        return self.start + (self.target - self.start) * progress
+        return self.start + (self.target - self.start) * step / (self.share * steps)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Set the alpha of the step that begins."""

@@ -73,10 +73,6 @@ class DensityMeter:
         """Return of every attention that ran the share of visible keys with a weight above zero [heads]."""
         return {name: counts.density() for name, counts in self._counts.items() if counts.passes}
 
-    def supports(self) -> dict[str, Tensor]:
-        """Return of every attention that ran the mean number of keys with a weight above zero [heads]."""
-        return {name: counts.support() for name, counts in self._counts.items() if counts.passes}
-
 
 class _Counts:
     """Sums over forward passes, for each head."""
@@ -84,7 +80,7 @@ class _Counts:
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
         self.passes = 0
-        self._sums = torch.zeros(3, 1, dtype=torch.float64)  # attended keys, visible keys, queries that see a key
+        self._sums = torch.zeros(3, 1, dtype=torch.float64)  # attended keys, visible keys, queries
 
     def add(self, record: Tensor, mask: Tensor | None, causal: bool, queries: int, keys: int) -> None:
         """Count a pass; `record` holds the supports [batch, heads, queries], or all weights."""
@@ -100,6 +96,3 @@ class _Counts:
 
     def density(self) -> Tensor:
         return (self._sums[0] / self._sums[1].clamp(min=1)).float()
-
-    def support(self) -> Tensor:
-        return (self._sums[0] / self._sums[2].clamp(min=1)).float()

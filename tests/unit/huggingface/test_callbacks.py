@@ -156,18 +156,12 @@ def test_the_trainer_leaves_alphas_without_decay(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"share": 0.0}, r"share must be above 0 and at most 1, got 0\.0"),
-        ({"every": 0}, "every must be at least 1, got 0"),
         ({"target": 0.5}, r"alpha must be finite and at least 1, got 0\.5"),
     ],
 )
 def test_settings_are_checked(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         AnnealAlpha(**options)
-
-
-def test_alphas_change_at_intervals() -> None:
-    callback = AnnealAlpha(1.5, start=1.1, share=0.8, every=20)
-    assert [round(callback.alpha(step, 100), 6) for step in (0, 19, 20, 79, 80, 100)] == [1.1, 1.1, 1.2, 1.4, 1.5, 1.5]
 
 
 def test_adapters_of_peft_learn_and_keep_alphas(tmp_path: Path) -> None:

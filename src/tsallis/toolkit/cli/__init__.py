@@ -9,6 +9,9 @@ import warnings
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
+from tsallis.errors import IgnoredInputWarning, InputError, OptionError, describe, memory_for, one_line
+from tsallis.toolkit.optional_output import discard, optional_stderr
+
 try:
     import typer
     from typer.core import TyperGroup
@@ -41,8 +44,6 @@ class Commands(TyperGroup):
     """All commands. Their errors have the names of flags."""
 
     def invoke(self, ctx: Any) -> Any:
-        from tsallis.errors import InputError, OptionError
-
         try:
             return super().invoke(ctx)
         except OptionError as error:
@@ -91,8 +92,6 @@ app.command()(demo.demo)
 
 def main(command: Callable[[], object] = app) -> None:
     """Run a command; a mistake in its input is one line on standard error and exit status 2."""
-    from tsallis.toolkit.optional_output import optional_stderr
-
     if sys.stderr is None:
         # Whatever is opened next must not take its place.
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
@@ -109,8 +108,6 @@ def main(command: Callable[[], object] = app) -> None:
 @contextlib.contextmanager
 def _collect_notes() -> Iterator[dict[str, None]]:
     """Collect each warning about ignored input once, as one line."""
-    from tsallis.errors import IgnoredInputWarning, one_line
-
     with warnings.catch_warnings():
         warnings.simplefilter("always", IgnoredInputWarning)
         notes: dict[str, None] = {}
@@ -128,8 +125,6 @@ def _collect_notes() -> Iterator[dict[str, None]]:
 
 def _status(command: Callable[[], object]) -> object:
     """Run a command, say what went wrong, and return its exit status."""
-    from tsallis.errors import InputError, memory_for, one_line
-
     status: object = 0
     try:
         if sys.stdout is None:
@@ -153,8 +148,6 @@ def _status(command: Callable[[], object]) -> object:
 
 def _run(command: Callable[[], object]) -> object:
     """Return the exit status of a command; wrong arguments are an `InputError`."""
-    from tsallis.errors import InputError
-
     try:
         return app(prog_name="tsallis", standalone_mode=False) if command is app else command()
     except typer.Abort:
@@ -174,8 +167,6 @@ def _run(command: Callable[[], object]) -> object:
 
 def _explain_usage(error: Any) -> str:
     """Return the message of a wrong argument; that of a number says what was found, and which numbers are right."""
-    from tsallis.errors import describe
-
     text: str = error.format_message().removesuffix(".").replace("Value error, ", "")
     descriptor: Any = getattr(getattr(error, "param", None), "type_descriptor", None)
     kind = _number_kind(getattr(descriptor, "annotation", None))
@@ -202,8 +193,6 @@ def _explain(error: Exception) -> str:
 
 def _discard_output() -> None:
     """Write what is left of the output; where that fails, let it go nowhere, or Python would complain at exit."""
-    from tsallis.toolkit.optional_output import discard
-
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tsallis.errors import InputError
 from tsallis.search.options import SearchOptions
 from tsallis.toolkit.analysis_options import Options
-from tsallis.toolkit.cli.input import input_name
+from tsallis.toolkit.cli.input import input_name, read_text_lines
 from tsallis.toolkit.cli.options import Device, TextLanguage, Which, flag, search_options
 from tsallis.toolkit.cli.output import check_writable, print_fields
 from tsallis.toolkit.inference import open_run
@@ -59,7 +60,6 @@ def analyze(
 
     The beam size and the end rule are those of the first run's configuration, unless they are given.
     """
-    from tsallis.errors import InputError
     from tsallis.toolkit.cli.report_parts import Report, read_sweep
 
     if text and split is not None:
@@ -92,7 +92,6 @@ def report_runs(
     device: str = "auto",
 ) -> None:
     """Analyse runs and write the page; `limits` are fields of :class:`tsallis.toolkit.run_analysis.Options`."""
-    from tsallis.errors import InputError
     from tsallis.toolkit.cli.report_parts import Report, Text, describe_labels, summarize_all, sweep_if_any
     from tsallis.toolkit.run_analysis.densities import is_label_run
 
@@ -100,7 +99,7 @@ def report_runs(
     for one in opened:
         one.check_command("analyze")
     loaded = [(one.run, one.task) for one in opened]
-    lines = None if text is None else Text.read(text)
+    lines = None if text is None else Text(input_name(text), read_text_lines(text))
     beam = search.with_defaults(opened[0].search_options.without_limits).arguments
     options = Options(**(limits or {}), **beam)
     try:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from tsallis.errors import InputError
 from tsallis.toolkit.cli.options import Json, RunArgument
 from tsallis.toolkit.cli.output import print_fields, print_json
 
@@ -16,7 +17,6 @@ def average(
     as_json: Json = False,
 ) -> None:
     """Average the parameters of the last validated checkpoints, of which training.keep are kept."""
-    from tsallis.errors import InputError
     from tsallis.toolkit.training.checkpoint import Checkpoints
     from tsallis.toolkit.training.file_names import CHECKPOINTS, MODEL
     from tsallis.toolkit.training.run_folder import locked

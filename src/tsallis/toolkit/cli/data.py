@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from tsallis.errors import InputError, describe
 from tsallis.toolkit.cli.options import Json
 from tsallis.toolkit.cli.output import print_fields, print_json
 
@@ -25,7 +26,6 @@ def data_list(
     as_json: Json = False,
 ) -> None:
     """List the data sets that can be fetched."""
-    from tsallis.errors import InputError, describe
     from tsallis.toolkit.datasets.registry import SOURCES
 
     matches = [

@@ -6,19 +6,20 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from tsallis.errors import InputError
 from tsallis.search.options import SearchOptions
-from tsallis.toolkit.cli.drawing import attention_lines
 from tsallis.toolkit.cli.options import Device
 from tsallis.toolkit.cli.output import check_folder, check_writable
 from tsallis.toolkit.cli.train import prepare_training, run_training
 from tsallis.toolkit.inference import open_run
+from tsallis.toolkit.optional_output import optional_stdout
 
 if TYPE_CHECKING:
     from tsallis.search import Result
@@ -29,6 +30,7 @@ SOFTMAX = ("model.output=softmax", "model.attention=softmax")
 COMPARISON = ("accuracy", "output_support", "attention_support", "single", "complete", "optimal")
 MOST_ANSWERS = 4  # answers a word; the others are counted
 REPORT_EXAMPLES = 200  # verb forms that the report analyses
+BLOCKS = "░▒▓█"  # from a small weight to 1
 
 
 class Question(NamedTuple):
@@ -58,8 +60,6 @@ def demo(
     device: Device = "auto",
 ) -> None:
     """Train on the embedded English verbs, and show every answer that the model holds possible, with the proof."""
-    from tsallis.toolkit.optional_output import optional_stdout
-
     with optional_stdout("the demo goes on, and writes its page"):
         _show(run_dir, updates, device)
 
@@ -69,7 +69,6 @@ def _show(run_dir: Path, updates: int | None, device: str) -> None:
 
     import torch
 
-    from tsallis.errors import InputError
     from tsallis.toolkit.cli.analyze import report_runs
     from tsallis.toolkit.tasks.registry import load_config
     from tsallis.toolkit.tasks.scoring import evaluate_outputs
@@ -203,3 +202,26 @@ def _draw(run: Run, source: Any, result: Result) -> None:
     names = [piece.removeprefix("<tag:").removesuffix(">") if len(piece) > 1 else piece for piece in read]
     for line in attention_lines(weights.tolist(), names, [*written[1:], "end"]):
         print(f"  {line}".rstrip())
+
+
+def attention_lines(weights: Sequence[Sequence[float]], src: Sequence[str], tgt: Sequence[str]) -> list[str]:
+    """Return a drawing of attention weights [tgt, src], a line for each target symbol; a weight of zero is blank.
+
+    Example:
+        >>> for line in attention_lines([[1.0, 0.0], [0.2, 0.8]], ["i", "n"], ["i", "m"]):
+        ...     print(line.rstrip())
+           i  n
+        i  ██
+        m  ░░ ██
+    """
+    margin = max(map(len, tgt)) + 2
+    widths = [max(len(symbol), 2) + 1 for symbol in src]
+    lines = [" " * margin + "".join(symbol.ljust(width) for symbol, width in zip(src, widths, strict=True))]
+    for symbol, row in zip(tgt, weights, strict=True):
+        cells = (_shade(weight).ljust(width) for weight, width in zip(row, widths, strict=True))
+        lines.append(symbol.ljust(margin) + "".join(cells))
+    return lines
+
+
+def _shade(weight: float) -> str:
+    return BLOCKS[min(int(weight * len(BLOCKS)), len(BLOCKS) - 1)] * 2 if weight > 0 else ""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tsallis.errors import InputError
 from tsallis.search.options import EXPANSIONS, LENGTH, SearchOptions
 from tsallis.toolkit.cli.input import input_name, is_stdin, read_all
 from tsallis.toolkit.cli.options import (
@@ -74,7 +75,6 @@ def evaluate(
     sparsemax score, each token given those before it. The command also counts how often the empty output is more
     probable than the answer, and with --exact than all others.
     """
-    from tsallis.errors import InputError
     from tsallis.toolkit.data.io import check_file, write_output
     from tsallis.toolkit.tasks.registry import load_config
     from tsallis.toolkit.tasks.scoring import evaluate_outputs
@@ -117,13 +117,15 @@ def evaluate(
         files[manifest] = manifest_text(describe_result(loaded, config, report, evaluation, others or (), file))
     for path, text in files.items():
         write_output(path, text)
+    data = input_name(file) if file else split or "test"
     if as_json:
         labels = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
         labels = {name: value for name, value in labels.items() if value is not None}
-        print(json.dumps({"run": str(run), "on": input_name(file) if file else split or "test", **labels, **report}))
+        print(json.dumps({"run": str(run), "on": data, **labels, **report}))
     else:
         unit = "lines" if file or task.searched else "rows"
-        print_fields(f"on: {_describe_data(file, split, language)} ({lines.count} {unit})")
+        words = "" if file else f" split of {language}" if language else " split"
+        print_fields(f"on: {data}{words} ({lines.count} {unit})")
         print(score_table(report))
 
 
@@ -131,13 +133,6 @@ def _is_typed(context: typer.Context, name: str) -> bool:
     """Return whether the command line gives an option, be it by its default value."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
-
-
-def _describe_data(file: Path | None, split: str | None, language: str | None) -> str:
-    """Return what is scored, in words."""
-    if file is not None:
-        return input_name(file)
-    return f"{split or 'test'} split" + (f" of {language}" if language is not None else "")
 
 
 def _records(run: Run, lines: Lines, results: Sequence[Result]) -> str:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from tsallis.errors import InputError
 from tsallis.search.options import SearchOptions
 from tsallis.toolkit.cli.input import Block, input_name, line_blocks
 from tsallis.toolkit.cli.options import Device, FileArgument, Json, RunArgument, Which, search_options
 from tsallis.toolkit.cli.output import print_fields, print_json
 from tsallis.toolkit.inference import open_run
 from tsallis.toolkit.inference.continuations import MODES, OF_GENERATION, TOKENS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tsallis.toolkit.inference import TextRun
 
 
 @search_options(
@@ -46,14 +42,14 @@ def generate(
     With --mode beam: the text, its probability and the certificate, separated by tabs, among all texts that end within
     --max-length; an empty text where the beam found none.
     """
-    from tsallis.errors import InputError
-
     if prefix is not None and file is not None:
         raise InputError(f"--prefix stands in place of lines: {input_name(file)} was given, too")
     opened = open_run(run, checkpoint, device)
     opened.check_generation(options)
     numbered = prefix is None and (options.num_samples or 1) > 1
-    blocks = line_blocks(opened.run, opened.task, file, False) if prefix is None else _one_block(opened, prefix)
+    blocks = line_blocks(opened.run, opened.task, file, False)
+    if prefix is not None:
+        blocks = iter([Block(0, opened.task.read([prefix], "--prefix", opened.run, False), [""])])
     for block in blocks:
         for answer in opened.continue_lines(block.lines, options, block.first):
             if as_json:
@@ -65,7 +61,3 @@ def generate(
                 best = answer.result.best
                 print_fields(answer.text, f"{best.prob:.6g}" if best else "0", answer.certificate)
         sys.stdout.flush()
-
-
-def _one_block(opened: TextRun, prefix: str) -> Iterator[Block]:
-    yield Block(0, opened.task.read([prefix], "--prefix", opened.run, False), [""])

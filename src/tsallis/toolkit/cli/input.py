@@ -8,6 +8,7 @@ import select
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tsallis.errors import InputError, one_line, shorten
 from tsallis.toolkit.inference.run import BLOCK
 
 if TYPE_CHECKING:
@@ -53,9 +54,9 @@ def read_all(run: Run, task: Task, file: Path | None, gold: bool, **options: Any
     return read
 
 
-def read_text_lines(file: Path, expected: str = "text") -> list[str]:
+def read_text_lines(file: Path) -> list[str]:
     """Read all lines of a file, or of standard input, as text."""
-    with _open_lines(expected, file) as (lines, _, _):
+    with _open_lines("text", file) as (lines, _, _):
         return list(lines)
 
 
@@ -79,8 +80,6 @@ class UnknownSymbols:
 
     def warn(self, name: str) -> None:
         """Print how many there were in the input `name`, and the first few of them."""
-        from tsallis.errors import one_line, shorten
-
         if not self.total:
             return
         named = [f"{shorten(s)} on line {line}" for s, line in list(self.first_lines.items())[:MOST_NAMED]]
@@ -148,8 +147,6 @@ def line_blocks(
 
 def _good_lines(lines: list[str], first: int, read: Callable[[list[str], int], Block]) -> Iterator[Block]:
     """Yield lines as a block; where one of them is bad, only those before it, and raise its error."""
-    from tsallis.errors import InputError
-
     try:
         block = read(lines, first)
     except InputError:
@@ -166,8 +163,6 @@ def _good_lines(lines: list[str], first: int, read: Callable[[list[str], int], B
 
 def _split(block: list[str], columns: int, message: str, first: int, optional: bool) -> Iterator[tuple[str, str]]:
     """Yield each line without its last column, and that."""
-    from tsallis.errors import InputError
-
     for number, line in enumerate(block, start=first + 1):
         if not line.strip():
             yield "", ""
@@ -206,14 +201,11 @@ class LineReader:
 
     def readline(self, size: int = sys.maxsize, /) -> bytes:
         """Return the next line, or so many bytes of it; nothing at the end."""
-        parts, length = [self.buffer], len(self.buffer)
-        while b"\n" not in parts[-1] and length < size and self._fill():
-            parts.append(self.buffer)
-            length += len(self.buffer)
-        content = b"".join(parts)
-        end = min(content.find(b"\n") + 1 or len(content), size)
-        self.buffer = content[end:]
-        return content[:end]
+        while b"\n" not in self.buffer and len(self.buffer) < size and self._fill():
+            pass
+        end = min(self.buffer.find(b"\n") + 1 or len(self.buffer), size)
+        line, self.buffer = self.buffer[:end], self.buffer[end:]
+        return line
 
     def read(self, size: int = -1, /) -> bytes:
         raise NotImplementedError("lines are read")
@@ -222,27 +214,23 @@ class LineReader:
         """Tell whether `readline` would return at once: a line is there, or more than a line may have."""
         from tsallis.toolkit.data.io import LONGEST
 
-        parts, length = [self.buffer], len(self.buffer)
-        while b"\n" not in parts[-1] and length <= LONGEST and not self.ended:
+        while not (found := b"\n" in self.buffer or len(self.buffer) > LONGEST) and not self.ended:
             if not select.select([self.handle], [], [], 0)[0]:
-                break
+                return False
             self._fill()
-            parts.append(self.buffer)
-            length += len(self.buffer)
-        self.buffer = b"".join(parts)
-        return b"\n" in parts[-1] or length > LONGEST or (self.ended and length > 0)
+        return found or bool(self.buffer)
 
     def _fill(self) -> bool:
-        """Read what is there next; wait for something, or the end."""
-        self.buffer = b"" if self.ended else os.read(self.handle, 1 << 16)
-        self.ended = self.ended or not self.buffer
+        """Read what is there next, or wait for it; return False at the end."""
+        part = b"" if self.ended else os.read(self.handle, 1 << 16)
+        self.buffer += part
+        self.ended = not part
         return not self.ended
 
 
 @contextlib.contextmanager
 def _open_lines(expected: str, file: Path | None) -> Iterator[tuple[Iterator[str], str, Callable[[], bool]]]:
     """Open a file, or standard input: its lines, the name that messages give it, and whether another line is there."""
-    from tsallis.errors import InputError
     from tsallis.toolkit.data.io import decode_lines, decompress, input_errors, open_file
 
     if file is not None and not is_stdin(file):

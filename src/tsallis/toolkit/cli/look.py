@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from tsallis.errors import InputError
 from tsallis.search.options import SearchOptions
 from tsallis.toolkit.cli.input import line_blocks
 from tsallis.toolkit.cli.options import Device, FileArgument, Images, Json, Language, RunArgument, Which, search_options
 from tsallis.toolkit.cli.output import check_folder, print_fields, print_json
 from tsallis.toolkit.inference import open_run
+from tsallis.toolkit.optional_output import optional_stdout
 
 if TYPE_CHECKING:
     from tsallis.toolkit.cli.input import Block
@@ -47,9 +49,7 @@ def look(
     With --weights nothing is drawn: the output and its weights above zero are printed, as [row, column, weight], of the
     heads that --heads names. To draw single heads use tsallis analyze --text.
     """
-    from tsallis.errors import InputError
     from tsallis.report import style
-    from tsallis.toolkit.optional_output import optional_stdout
 
     if weights and (figures := [name for name, value in (("--out", out), ("--format", kind)) if value is not None]):
         raise InputError(f"{' and '.join(figures)} is for figures, --weights prints numbers: one of the two")

@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tsallis.errors import InputError, without_controls
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -16,15 +18,11 @@ WHERE_ANY = ("unknown_symbols",)  # rows that are left out where the number is 0
 
 def print_fields(*fields: str) -> None:
     """Print a line of results, its fields separated by tabs: a terminal obeys nothing of what the data holds."""
-    from tsallis.errors import without_controls
-
     print("\t".join(map(without_controls, fields)))
 
 
 def check_writable(*paths: Path | None) -> None:
     """Refuse files that can't be written, or two outputs of one name, before hours of work."""
-    from tsallis.errors import InputError
-
     seen = set()
     for path in paths:
         if path is None:
@@ -43,8 +41,6 @@ def check_writable(*paths: Path | None) -> None:
 
 def check_folder(folder: Path) -> None:
     """Refuse a folder that can't be written to, or made, before hours of work."""
-    from tsallis.errors import InputError
-
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir():
         raise InputError(f"{nearest}: expected a folder, found a file")

@@ -15,7 +15,6 @@ from tsallis.analysis.summary_records import ComparisonSummary, DensitySummary
 from tsallis.errors import InputError
 from tsallis.models.spellings import ambiguous_text
 from tsallis.search import SearchOptions
-from tsallis.toolkit.cli.input import input_name, read_text_lines
 from tsallis.toolkit.config import Config
 from tsallis.toolkit.data import io
 from tsallis.toolkit.data.corpus import Corpus
@@ -53,11 +52,6 @@ class Text(NamedTuple):
 
     name: str  # of their file
     lines: list[str]
-
-    @classmethod
-    def read(cls, file: Path) -> Text:
-        """Read a file, or standard input, once for all runs."""
-        return cls(input_name(file), read_text_lines(file))
 
 
 class Report(NamedTuple):

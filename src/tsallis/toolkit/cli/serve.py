@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tsallis.errors import InputError
 from tsallis.search.options import MOST
 from tsallis.toolkit.cli.input import input_name, read_text_lines
 from tsallis.toolkit.cli.options import Device, Which
@@ -48,8 +49,6 @@ def serve(
 
     Prints the page's address, and answers until Ctrl-C or SIGTERM.
     """
-    from tsallis.errors import InputError
-
     try:
         from tsallis.toolkit.serve.app import build_app
         from tsallis.toolkit.serve.server import Server, bind, is_loopback, url_of
@@ -76,7 +75,6 @@ def serve(
 
 def _load(folders: list[Path], checkpoint: str, device: str, limits: Limits, examples: Path | None) -> list[ServedRun]:
     """Load runs, by the shortest ends of their paths that tell them apart, with the examples that they can read."""
-    from tsallis.errors import InputError
     from tsallis.toolkit.serve.answers import ServedRun
 
     lines = read_text_lines(examples) if examples else []
@@ -99,8 +97,6 @@ def _load(folders: list[Path], checkpoint: str, device: str, limits: Limits, exa
 
 def _is_readable(run: Run, task: Task, line: str) -> bool:
     """Tell whether a line is a source of a run's."""
-    from tsallis.errors import InputError
-
     try:
         return bool(task.read([line], "examples", run, False).numbers)
     except InputError:
@@ -113,7 +109,6 @@ def _names(folders: list[Path]) -> list[str]:
     Raises:
         InputError: the same folder twice.
     """
-    from tsallis.errors import InputError
     from tsallis.toolkit.data.io import distinct_names
 
     paths = [folder.resolve() for folder in folders]

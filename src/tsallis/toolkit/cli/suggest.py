@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from tsallis.errors import InputError
 from tsallis.search.options import SearchOptions
 from tsallis.toolkit.cli.input import line_blocks
 from tsallis.toolkit.cli.options import (
@@ -76,8 +77,6 @@ def _converse(completer: Completer, options: dict[str, Any]) -> None:
 
     An empty line instead of a beginning asks for the next source.
     """
-    from tsallis.errors import InputError
-
     run, task = completer.run, completer.task
     print(f"Type {task.columns[0]}, then what the {task.noun} begins with. An empty line: next source. Ctrl-D: end.")
     try:

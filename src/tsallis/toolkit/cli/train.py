@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from tsallis.errors import InputError
 from tsallis.toolkit.cli.options import Device
 from tsallis.toolkit.cli.output import check_folder
 
@@ -140,7 +141,6 @@ def _prepare_locked(
     loaded: Config, folder: Path, world: World, stack: contextlib.ExitStack
 ) -> tuple[TrainingStart, Lock | None]:
     """Prepare a run; on the first process, lock its folder until the stack is closed."""
-    from tsallis.errors import InputError
     from tsallis.toolkit.training.file_names import CONFIG
     from tsallis.toolkit.training.run_folder import locked
 

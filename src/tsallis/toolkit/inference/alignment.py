@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from tsallis.errors import OptionError, choice_fault
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -26,7 +28,6 @@ def check_alignment(task: Task, run: Run, links: str | None) -> None:
     Raises:
         InputError: such a run or kind.
     """
-    from tsallis.errors import OptionError, choice_fault
     from tsallis.toolkit.tasks.sequences import SequenceTask
 
     if links is None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from tsallis.errors import OptionError, choice_fault
 from tsallis.search.options import Mode, SearchOptions
 from tsallis.toolkit.inference.searching import seeds_of
 
@@ -104,8 +105,6 @@ def check_generation(options: SearchOptions) -> None:
     Raises:
         OptionError: Another mode than "sample" and "beam", or an option that has no effect.
     """
-    from tsallis.errors import OptionError, choice_fault
-
     if fault := choice_fault(options.mode, MODES):
         raise OptionError(lambda spell: f"{spell('mode')} {fault}")
     if others := [name for name in options.given if name not in OF_GENERATION]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tsallis.errors import describe
+from tsallis.errors import InputError, describe
 from tsallis.search.options import SearchOptions
 from tsallis.toolkit.inference.alignment import Links, align, check_alignment
 from tsallis.toolkit.inference.answers import Answer, Form, Output, TextScore
@@ -60,7 +60,6 @@ def open_run(
         Traceback (most recent call last):
         tsallis.errors.InputError: runs/nowhere: not a run folder (it has no model.json)
     """
-    from tsallis.errors import InputError
     from tsallis.search import Ensemble
     from tsallis.toolkit.tasks.registry import task_of_run
     from tsallis.toolkit.training.distributed import device_kind
@@ -135,8 +134,6 @@ class TextRun:
         Raises:
             InputError: where the task says why.
         """
-        from tsallis.errors import InputError
-
         if (reason := self.task.refusals.get(command)) is not None:
             raise InputError(f"{self.run.folder}: a run of the task {self.task.name}: {reason}")
 
@@ -169,8 +166,6 @@ class TextRun:
         Raises:
             InputError: what the command refuses.
         """
-        from tsallis.errors import InputError
-
         texts = _check_lines(lines, "lines")
         options = _check_options(options, SearchOptions())
         if options.prefix is not None and prefixes is not None:
@@ -510,8 +505,6 @@ def join_columns(task: Task, sources: Sequence[str], targets: Sequence[str]) -> 
     >>> join_columns(Strings(None), ["draw\tV;PST"], ["drew"])
     ['draw\tdrew\tV;PST']
     """
-    from tsallis.errors import InputError
-
     plain, gold = (columns.split("<TAB>") for columns in task.columns)
     if len(sources) != len(targets):
         raise InputError(f"there must be one target a source, got {len(targets)} for {len(sources)} sources")
@@ -534,8 +527,6 @@ def _check_lines(lines: Iterable[str], name: str) -> list[str]:
     Raises:
         InputError: one text in place of several, what is no text, and one that is more than a line.
     """
-    from tsallis.errors import InputError
-
     if isinstance(lines, str | bytes):
         raise InputError(f"{name}: expected several texts, found one: put it into a list")
     texts = list(lines)
@@ -555,8 +546,6 @@ def _beginnings(prefixes: Sequence[str] | None, count: int, name: str = "prefixe
     Raises:
         InputError: not one beginning a line.
     """
-    from tsallis.errors import InputError
-
     if prefixes is None:
         return [""] * count
     texts = _check_lines(prefixes, name)

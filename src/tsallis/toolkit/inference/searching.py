@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from tsallis.errors import InputError, OptionError, shorten
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -21,8 +23,6 @@ def check_for_run(options: SearchOptions, run: Run) -> None:
     Raises:
         OptionError: A mass or a temperature, for a run with alpha-ReLU.
     """
-    from tsallis.errors import OptionError
-
     given = options.given
     name = "mass" if "mass" in given else "temperature"
     if name in given and given[name] != 1 and not run.model.output.normalized:
@@ -139,7 +139,6 @@ def spell_prefixes(
 
 def _spell_prefix(run: Run, task: Task, options: SearchOptions, text: str, origin: str | None) -> list[int]:
     """Return the symbols of a beginning at a place of the input; at none it is the option `prefix`."""
-    from tsallis.errors import InputError, OptionError, shorten
     from tsallis.symbols import UNK
 
     symbols = task.spell(text, run) if text else []

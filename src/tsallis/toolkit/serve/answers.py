@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from tsallis.analysis import AttentionReader, Sentence, beam_tree, read_model, record
 from tsallis.errors import InputError, OptionError, describe
 from tsallis.models.batch import Batch
-from tsallis.search import GeneratedText, Hypothesis, Result, RiskChoice, SearchOptions, TokenScores
+from tsallis.search import GeneratedText, Hypothesis, Result, SearchOptions, TokenScores
 from tsallis.search.step import advance, eval_mode
 from tsallis.search.texts import TextProbability
 from tsallis.symbols import BOS, EOS
@@ -45,37 +45,6 @@ from tsallis.toolkit.training.schema import ModelRecord, read_record
 ROWS = 512  # prefixes that a model reads together
 TIME_SHARE = 0.8  # of the time for a request: searches that can end early do so before it is over
 Content = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class _Found:
-    """The outputs of a source.
-
-    Args:
-        outputs: of a search, or draws.
-        result: of the search; None of draws.
-        texts: draws of a language model that may be cut, as JSON holds them.
-        choice: of least risk among the outputs; None where none was made.
-        more: what the answer has besides.
-    """
-
-    outputs: tuple[Output | None, ...] = ()
-    result: Result | None = None
-    texts: Sequence[Content] | None = None
-    choice: RiskChoice | None = None
-    more: Content = field(default_factory=dict)
-
-    def describe(self, line: int, unknown: int, form: Form) -> Content:
-        """Return the answer as `tsallis translate --json` prints it; outputs have the numbers of their symbols, too."""
-        content = Answer(line, self.outputs, self.result, self.choice, unknown, _form=form).to_dict()
-        if self.texts is not None:
-            content["draws"] = self.texts
-            return content
-        described = content["draws"] if self.result is None else content["hypotheses"]
-        for output, part in zip(self.outputs, described, strict=True):
-            if output is not None:
-                part["tokens"] = output.hypothesis.tokens
-        return {**content, **self.more}
 
 
 @dataclass(frozen=True)
@@ -148,14 +117,12 @@ class ServedRun:
         lines = [self._read(request.sources, request) for request in requests]
         options = self._options(first)
         rows = [(part.corpus.src[row], number + 1) for part in lines for row, number in enumerate(part.numbers)]
-        outputs = iter(self._search(options, first.tree, rows, check))
+        found = iter(self._search(options, first.tree, rows, check))
         form = Form(self.run.tgt_vocab, options)
         contents = []
         for part in lines:
             answers = {number: Answer(number + 1, _form=form).to_dict() for number in range(part.count)}
-            for row, number in enumerate(part.numbers):
-                unknown = self.task.count_unknown(part.corpus.src[row])
-                answers[number] = next(outputs).describe(number + 1, unknown, form)
+            answers.update({number: next(found) for number in part.numbers})
             contents.append([*answers.values()])
         return [{"run": self.name, "mode": options.mode, "answers": part} for part in contents]
 
@@ -189,16 +156,18 @@ class ServedRun:
         refuse_long(lines.corpus, self.limits.symbols, lambda row, _: f"sources:{lines.numbers[row] + 1}")
         return lines
 
-    def _search(self, options: SearchOptions, tree: bool, rows: Sequence[Any], check: Check) -> list[_Found]:
-        """Return the outputs of each row, a source's symbols and the number of its line."""
+    def _search(self, options: SearchOptions, tree: bool, rows: Sequence[Any], check: Check) -> list[Content]:
+        """Return the answer to each row, a source's symbols and the number of its line."""
         count = len(rows) or 1
         if options.mode in ("beam", "sample"):  # the others limit themselves, and share their time
             count = max(1, ROWS // (options.num_samples or options.beam_size or 1))
         parts = (self._search_rows(options, tree, rows[i : i + count], check) for i in range(0, len(rows), count))
         return [answer for part in parts for answer in part]
 
-    def _search_rows(self, options: SearchOptions, tree: bool, rows: Sequence[Any], check: Check) -> list[_Found]:
-        """Return the outputs of rows that are searched together.
+    def _search_rows(self, options: SearchOptions, tree: bool, rows: Sequence[Any], check: Check) -> list[Content]:
+        """Return the answers to rows that are searched together.
+
+        They are those of `tsallis translate --json`; outputs have the numbers of their symbols, too.
 
         Raises:
             Refusal: A prefix that the run never gives, or that is too long.
@@ -211,27 +180,38 @@ class ServedRun:
             prefixes = spell_prefixes(run, task, bounded, [""] * len(rows), [""] * len(rows))
         except OptionError as error:
             raise Refusal(400, error.reason) from error
+        form = Form(run.tgt_vocab, options)
+
+        def describe(row: int, hypotheses: Sequence[Hypothesis | None], result: Result | None = None) -> Content:
+            symbols, line = rows[row]
+            outputs = tuple(Output.of(output, run.tgt_vocab) if output else None for output in hypotheses)
+            choice = choose(run, task, options, outputs, result)
+            answer = Answer(line, outputs, result, choice, task.count_unknown(symbols), _form=form)
+            content = answer.to_dict()
+            for output, part in zip(hypotheses, content["draws" if result is None else "hypotheses"], strict=True):
+                if output is not None:
+                    part["tokens"] = output.tokens
+            return content
+
         if options.mode == "sample":
             lines = [line for _, line in rows]
             if not task.searched and prefixes is None:  # these also return texts that were cut
                 if options.min_risk:
                     raise Refusal(400, "min_risk is not for texts of language models")
                 texts = draw_texts(run, batch, bounded, lines)
-                return [_Found(texts=[self._text(text) for text in part]) for part in texts]
-            drawn = [self._outputs(part) for part in draw(run, task, batch, options, lines, prefixes)]
-            return [_Found(part, choice=choose(run, task, options, part)) for part in drawn]
+                return [{**describe(row, ()), "draws": [*map(self._text, part)]} for row, part in enumerate(texts)]
+            return [describe(*row) for row in enumerate(draw(run, task, batch, options, lines, prefixes))]
         results = search(run, task, batch, self._within_limits(options, tree, len(rows)), prefixes)
         results = [result.truncated(self.limits.outputs) for result in results]
         if options.mode == "beam" and task.ambiguous_text(run.tgt_vocab) is not None:  # exact search used its time
             results = complete_results(model, batch, results, run.tgt_vocab)
-        found = []
-        for row, result in enumerate(results):
-            outputs, more = self._outputs(result.hypotheses), {}
-            if tree:
+        contents = [describe(row, result.hypotheses, result) for row, result in enumerate(results)]
+        if tree:
+            for row, result in enumerate(results):
                 source = batch.src[row, : int(batch.src_lengths[row])]
-                more["tree"] = beam_tree(model, source, result, run.tgt_vocab).to_dict() if result.best else None
-            found.append(_Found(outputs, result, choice=choose(run, task, options, outputs, result), more=more))
-        return found
+                drawn = beam_tree(model, source, result, run.tgt_vocab).to_dict() if result.best else None
+                contents[row]["tree"] = drawn
+        return contents
 
     def _within_limits(self, options: SearchOptions, tree: bool, sources: int) -> SearchOptions:
         """Return the options of a search that ends in time, and lists what its tree shows."""
@@ -245,9 +225,6 @@ class ServedRun:
         """Return sources as a batch, where the model is."""
         corpus = TextCorpus([[int(symbol) for symbol in source] for source in sources], [[] for _ in sources])
         return whole_batch(corpus, self.run.model)
-
-    def _outputs(self, hypotheses: Sequence[Hypothesis | None]) -> tuple[Output | None, ...]:
-        return tuple(Output.of(output, self.run.tgt_vocab) if output else None for output in hypotheses)
 
     def _text(self, text: GeneratedText) -> Content:
         return {
