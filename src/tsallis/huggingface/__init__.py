@@ -1,12 +1,6 @@
 """Sparse attention, losses, sampling and search in Hugging Face Transformers models; needs the extra `hf`."""
 
-from tsallis.huggingface.alphas import (
-    FixedAlpha,
-    LearnedAlpha,
-    alpha_parameters,
-    alphas,
-    parameter_groups,
-)
+from tsallis.huggingface.alphas import FixedAlpha, LearnedAlpha, alpha_parameters, alphas, parameter_groups
 from tsallis.huggingface.attention import register
 from tsallis.huggingface.callbacks import AnnealAlpha, AttentionLog
 from tsallis.huggingface.decoder import TransformersDecoder

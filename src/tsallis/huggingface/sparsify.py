@@ -10,23 +10,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tsallis.functional.rows import alpha_number
-from tsallis.huggingface.alphas import (
-    ALPHA,
-    FixedAlpha,
-    LearnedAlpha,
-    alpha_modules,
-    fixed_numbers,
-    unwrap,
-)
+from tsallis.huggingface.alphas import ALPHA, FixedAlpha, LearnedAlpha, alpha_modules, fixed_numbers, unwrap
 from tsallis.huggingface.implementation import DENSE, model_parts, restore_attention, switch_attention
-from tsallis.huggingface.modules import (
-    Kind,
-    Layer,
-    check_scores,
-    choose_attentions,
-    count_heads,
-    warn_of_others,
-)
+from tsallis.huggingface.modules import Kind, Layer, check_scores, choose_attentions, count_heads, warn_of_others
 from tsallis.huggingface.settings import SETTINGS, write_settings
 
 Alpha = float | Literal["learned"] | Sequence[float] | Tensor

@@ -136,6 +136,8 @@ def test_python_generates_from_the_start_and_more_than_a_block(speaker: Path) ->
     assert [answer.line for answer in many] == [*range(1, 71)]
     assert many[0].text == run.generate(options=short)[0].text and len({answer.text for answer in many}) > 5
     assert run.generate([]) == []
+    run.__dict__["search_options"] = SearchOptions(max_length=2)  # as the configuration may set it
+    assert max(len(text.tokens) for answer in run.generate([""] * 9) for text in answer.texts) == 2
 
 
 def test_the_page_of_the_run_folder_runs(

@@ -75,19 +75,12 @@ def options(version: Annotated[bool, Version] = False) -> None:
     del version  # printed before any command is looked at
 
 
-app.command()(info.info)
 app.add_typer(data.app, name="data")
-app.command()(train.train)
-app.command()(average.average)
-app.command()(translate.translate)
-app.command()(generate.generate)
-app.command()(evaluate.evaluate)
-app.command()(score.score)
-app.command()(suggest.suggest)
-app.command()(serve.serve)
-app.command()(look.look)
-app.command()(analyze.analyze)
-app.command()(demo.demo)
+for command in (
+    *(info.info, train.train, average.average, translate.translate, generate.generate, evaluate.evaluate),
+    *(score.score, suggest.suggest, serve.serve, look.look, analyze.analyze, demo.demo),
+):
+    app.command()(command)
 
 
 def main(command: Callable[[], object] = app) -> None:

@@ -12,7 +12,7 @@ from tsallis.errors import InputError, one_line, shorten
 from tsallis.toolkit.inference.run import BLOCK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tsallis.toolkit.tasks.base import Task
@@ -39,11 +39,6 @@ class Block(NamedTuple):
     first: int  # the number of the first line, from 0
     lines: Lines
     beginnings: list[str]  # of each row's output, where lines have a column for it
-    unknown: Sequence[int] = ()  # of each row's source, the number of symbols that the run doesn't know
-
-    def line(self, row: int) -> int:
-        """Return the number of a row's line, from 1."""
-        return self.first + self.lines.numbers[row] + 1
 
 
 def read_all(run: Run, task: Task, file: Path | None, gold: bool, **options: Any) -> Lines:
@@ -70,13 +65,13 @@ class UnknownSymbols:
 
     def add(self, block: Block) -> None:
         """Count the unknown symbols of a block."""
-        sources = block.lines.corpus.src
-        for row, count in enumerate(block.unknown):
-            self.total += count
+        lines = block.lines
+        for row, number in enumerate(lines.numbers):
+            self.total += (count := self.task.count_unknown(lines.corpus.src[row]))
             if count and len(self.first_lines) <= MOST_NAMED:
-                title, source = block.lines.titles[row], [int(symbol) for symbol in sources[row]]
-                for symbol in self.task.unknown_symbols(self.run, source, title):
-                    self.first_lines.setdefault(symbol, block.line(row))
+                source = [int(symbol) for symbol in lines.corpus.src[row]]
+                for symbol in self.task.unknown_symbols(self.run, source, lines.titles[row]):
+                    self.first_lines.setdefault(symbol, block.first + number + 1)
 
     def warn(self, name: str) -> None:
         """Print how many there were in the input `name`, and the first few of them."""
@@ -129,8 +124,7 @@ def line_blocks(
                 split = _split(block, columns, f"{name}:{{}}: expected {expected}", first, beginnings is None)
                 block, texts = (list(column) for column in zip(*split, strict=True))
             rows = task.read(block, name, run, gold, first, **values)
-            unknown = [task.count_unknown(rows.corpus.src[row]) for row in range(len(rows.numbers))]
-            answered = Block(first, rows, [texts[number] for number in rows.numbers], unknown)
+            answered = Block(first, rows, [texts[number] for number in rows.numbers])
             check(answered)
             return answered
 

@@ -65,8 +65,14 @@ def look(
     search = options.with_defaults(opened.search_options).arguments
     blocks = line_blocks(loaded, task, file, gold=False, language=language, images=images)
     if weights:
+        from tsallis.toolkit.tasks.attention_weights import describe_attention
+
         for block in blocks:
-            _print_weights(loaded, task, block, heads, search)
+            by_number = dict(describe_attention(task, loaded, block.lines, heads, **search))
+            for number in range(block.lines.count):  # a line without an output attends to nothing
+                content = by_number.get(number, {"text": None, "attention": []})
+                print_json({"line": block.first + number + 1, **content})
+            sys.stdout.flush()
         return
     with optional_stdout() as shown:  # all figures are drawn, whether their names are read or not
         for block in blocks:
@@ -74,17 +80,6 @@ def look(
             sys.stdout.flush()
     if shown.error is not None:
         raise shown.error
-
-
-def _print_weights(run: Run, task: Task, block: Block, heads: str | None, search: dict[str, Any]) -> None:
-    """Print an object for each line of a block; one without an output attends to nothing."""
-    from tsallis.toolkit.tasks.attention_weights import describe_attention
-
-    by_number = dict(describe_attention(task, run, block.lines, heads, **search))
-    for number in range(block.lines.count):
-        content = by_number.get(number, {"text": None, "attention": []})
-        print_json({"line": block.first + number + 1, **content})
-    sys.stdout.flush()
 
 
 def _draw(run: Run, task: Task, block: Block, out: Path, kind: str, search: dict[str, Any], as_json: bool) -> None:

@@ -141,8 +141,11 @@ def describe_labels(
     summaries: list[DensitySummary] = []
     names = io.distinct_names([run.folder for run, _ in runs])
     for (run, task), own_name in zip(runs, names, strict=True):
-        task.check_options(run, {"language": language})
-        lines = _label_lines(run, task, first, split, text, options.limit)
+        if text is None:
+            task.check_options(run, {"language": language})
+            lines = task.split(run, load_config(first.folder / CONFIG).data, split)
+        else:
+            lines, _ = _read_lines(run, task, text, language, options)
         name = f"the {split} split" if text is None else text.name
         if rows is not None and rows[-1] >= len(lines.corpus):
             raise InputError(f"{run.folder}: reads {len(lines.corpus)} examples of {name}, {first.folder} reads more")
@@ -151,15 +154,6 @@ def describe_labels(
         rows = [example.index for example in summary.shown]
         summaries.append(replace(summary, name=own_name))
     return summaries
-
-
-def _label_lines(run: Run, task: Task, first: Run, split: str, text: Text | None, limit: int) -> Lines:
-    if text is None:
-        return task.split(run, load_config(first.folder / CONFIG).data, split)
-    lines = text.lines[:limit]
-    read = task.read(lines, text.name, run, _has_outputs(task, lines))
-    read.ignored.warn(text.name)
-    return read
 
 
 @contextlib.contextmanager
@@ -196,20 +190,21 @@ def _read(
     run: Run, task: Task, first: Run, split: str, text: Text | None, language: str | None, options: Options
 ) -> tuple[Corpus, str, bool]:
     """Return sentences as the run numbers them, their name, and whether they have all the targets that they need."""
-    if text is not None:
-        return _read_text(run, task, text, language, options)
-    data = load_config(first.folder / CONFIG).data
-    return task.sentences(run, data, split, language=language), f"the {split} split", True
+    if text is None:
+        data = load_config(first.folder / CONFIG).data
+        return task.sentences(run, data, split, language=language), f"the {split} split", True
+    read, has_outputs = _read_lines(run, task, text, language, options)
+    plain, with_outputs = (columns.count("<TAB>") for columns in task.columns)
+    return read.corpus, text.name, has_outputs or with_outputs == plain
 
 
-def _read_text(run: Run, task: Task, text: Text, language: str | None, options: Options) -> tuple[Corpus, str, bool]:
-    """Read lines with outputs, or without, as `_read` returns them."""
+def _read_lines(run: Run, task: Task, text: Text, language: str | None, options: Options) -> tuple[Lines, bool]:
+    """Read lines as the run numbers them, and tell whether they have outputs."""
     has_outputs = _has_outputs(task, text.lines)
     values = task.check_options(run, {"language": language})
     read = task.read(text.lines[: options.limit], text.name, run, has_outputs, **values)
     read.ignored.warn(text.name)
-    plain, with_outputs = (columns.count("<TAB>") for columns in task.columns)
-    return read.corpus, text.name, has_outputs or with_outputs == plain
+    return read, has_outputs
 
 
 def _search_answers(run: Run, name: str, corpus: Corpus, options: Options) -> _Answers:

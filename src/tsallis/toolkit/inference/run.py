@@ -225,7 +225,8 @@ class TextRun:
         options = options.with_defaults(self.search_options)
         numbers = [first + number + 1 for number in lines.numbers]
         own = list(beginnings) or [""] * len(numbers)
-        answers = {first + line: Answer(first + line, _form=self._form(options)) for line in range(1, lines.count + 1)}
+        form = Form(self.run.tgt_vocab, options)
+        answers = {first + line: Answer(first + line, _form=form) for line in range(1, lines.count + 1)}
         if not len(lines.corpus):
             return list(answers.values())
         batch = whole_batch(lines.corpus, self.run.model)
@@ -243,8 +244,7 @@ class TextRun:
             source = None if alignment is None else self._source(lines, row)
             choice = choose(self.run, self.task, options, part, result)
             unknown = self.task.count_unknown(lines.corpus.src[row])
-            form = self._form(options, own[row])
-            answers[number] = Answer(number, part, result, choice, unknown, source, form)
+            answers[number] = Answer(number, part, result, choice, unknown, source, replace(form, beginning=own[row]))
         return list(answers.values())
 
     def spell(
@@ -258,9 +258,6 @@ class TextRun:
         texts = list(beginnings) or [""] * len(lines.numbers)
         origins = [f"{name}:{first + number + 1}" for number in lines.numbers]
         return spell_prefixes(self.run, self.task, options.with_defaults(self.search_options), texts, origins)
-
-    def _form(self, options: SearchOptions, beginning: str = "") -> Form:
-        return Form(self.run.tgt_vocab, options, beginning)
 
     def _source(self, lines: Lines, row: int) -> tuple[str, ...]:
         symbols = [int(symbol) for symbol in lines.corpus.src[row]]

@@ -40,7 +40,7 @@ class Suggestion:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `tsallis suggest --json` lists."""
-        return {"text": self.text, "symbols": list(self.symbols), "prob": self.prob, "ends": self.ends}
+        return {**vars(self), "symbols": list(self.symbols)}
 
 
 @dataclass(frozen=True)
@@ -84,18 +84,9 @@ class Suggestions:
         """Return the object that `tsallis suggest --json` prints for the line."""
         from tsallis.toolkit.evaluation.outputs import finite
 
-        return {
-            "line": self.line,
-            "typed": self.typed,
-            "possible": self.possible,
-            "log_prob": finite(self.log_prob),
-            "text": self.text,
-            "certain": list(self.certain),
-            "support": self.support,
-            "mass": self.mass,
-            "missing": finite(self.missing),
-            "next": [suggestion.to_dict() for suggestion in self.next],
-        }
+        content = {**vars(self), "possible": self.possible, "certain": list(self.certain)}
+        content.update({name: finite(content[name]) for name in ("log_prob", "missing")})
+        return {**content, "next": [suggestion.to_dict() for suggestion in self.next]}
 
 
 @dataclass(frozen=True)

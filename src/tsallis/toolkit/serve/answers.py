@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tsallis.analysis import AttentionReader, Sentence, beam_tree, read_model, record
-from tsallis.errors import InputError, OptionError, describe
+from tsallis.errors import OptionError, describe
 from tsallis.models.batch import Batch
 from tsallis.search import GeneratedText, Hypothesis, Result, SearchOptions, TokenScores
 from tsallis.search.step import advance, eval_mode
@@ -68,10 +68,6 @@ class ServedRun:
     limits: Limits
     checkpoint: str = "best"
     examples: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if "images" in self.task.options:
-            raise InputError(f"{self.run.folder}: {self.task.name} runs are not served: requests hold no images")
 
     @cached_property
     def facts(self) -> Content:
@@ -227,14 +223,8 @@ class ServedRun:
         return whole_batch(corpus, self.run.model)
 
     def _text(self, text: GeneratedText) -> Content:
-        return {
-            "text": self.run.tgt_vocab.decode(text.tokens),
-            "log_prob": text.log_prob,
-            "ended": text.ended,
-            "support": text.support,
-            "prob": text.prob,
-            "tokens": text.tokens,
-        }
+        names = ("log_prob", "ended", "support", "prob", "tokens")
+        return {"text": self.run.tgt_vocab.decode(text.tokens), **{name: getattr(text, name) for name in names}}
 
     def suggest(self, requests: Sequence[SuggestRequest], check: Check) -> list[Content]:
         """Answer a request by what may follow what is typed."""

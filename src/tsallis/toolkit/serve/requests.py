@@ -29,12 +29,6 @@ class Request(BaseModel):
         Raises:
             Refusal: the first of them.
         """
-        for text in self.sources_of():
-            check_line(text, "a source", limits)
-
-    def sources_of(self) -> list[str]:
-        """Return the lines that the request holds."""
-        return []
 
 
 class SourceRequest(Request):
@@ -42,8 +36,8 @@ class SourceRequest(Request):
 
     source: str
 
-    def sources_of(self) -> list[str]:
-        return [self.source]
+    def check(self, limits: Limits) -> None:
+        check_line(self.source, "a source", limits)
 
 
 class SearchRequest(Request):
@@ -62,12 +56,10 @@ class SearchRequest(Request):
         values = {name: getattr(self, name) for name in OPTIONS}
         return SearchOptions(**{**values, "prefix": values["prefix"] or None})
 
-    def sources_of(self) -> list[str]:
-        return self.sources
-
     def check(self, limits: Limits) -> None:
         check_most("sources", len(self.sources), limits.sources)
-        super().check(limits)
+        for text in self.sources:
+            check_line(text, "a source", limits)
         try:
             options = self.options
         except OptionError as error:

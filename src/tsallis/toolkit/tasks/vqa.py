@@ -110,6 +110,7 @@ class Visual(LabelTask):
     noun = "answer"
     columns = ("image<TAB>question", "image<TAB>question<TAB>answer")
     options = ("images",)
+    refusals: ClassVar[Mapping[str, str]] = {**Task.refusals, "serve": "requests hold no images"}
 
     @classmethod
     def load(cls, config: VisualData) -> tuple[Task, Data]:
