@@ -31,8 +31,8 @@ class Output:
         >>> from tsallis.search import Hypothesis, TokenScores
         >>> scores = TokenScores((7, 2), (-0.5, -0.25), (3, 2), None)
         >>> output = Output("a", ("a",), -0.75, Hypothesis((7,), -0.75, (3, 2), (1, 1)), scores)
-        >>> output.log_prob, output.token_log_probs
-        (-0.75, (-0.5, -0.25))
+        >>> output.log_prob, output.prob
+        (-0.75, 0.4723665527410147)
     """
 
     text: str
@@ -64,14 +64,6 @@ class Output:
     def prob(self) -> float:
         """The probability; of a model without a normaliser at most the largest float."""
         return self.hypothesis.prob
-
-    @property
-    def token_log_probs(self) -> tuple[float, ...] | None:
-        """The log-probability of each symbol given those before it, and of the end.
-
-        They sum to `log_prob`, or for a text to the log-probability of the segmentation that `tokens` has.
-        """
-        return None if self.scores is None else self.scores.log_probs
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from tsallis.analysis import AttentionReader, Sentence, beam_tree, read_model, record
+from tsallis.analysis.head_names import choose_heads, head_name
 from tsallis.errors import OptionError, describe
 from tsallis.models.batch import Batch
 from tsallis.search import GeneratedText, Hypothesis, Result, SearchOptions, TokenScores
@@ -126,16 +127,13 @@ class ServedRun:
         """Return the options of a request, with those of the run that it does not give.
 
         Raises:
-            Refusal: Options that are not for this run.
+            OptionError: Options that are not for this run.
         """
-        try:
-            check_for_run(request.options, self.run)
-            options = request.options.with_defaults(self.search)
-            if request.options.max_length is None and options.max_length is not None:
-                options = replace(options, max_length=min(options.max_length, self.limits.longest))
-            return options
-        except OptionError as error:
-            raise Refusal(400, error.reason) from error
+        check_for_run(request.options, self.run)
+        options = request.options.with_defaults(self.search)
+        if request.options.max_length is None and options.max_length is not None:
+            options = replace(options, max_length=min(options.max_length, self.limits.longest))
+        return options
 
     def _read(self, sources: Sequence[str], request: Request) -> Lines:
         """Turn sources into numbers.
@@ -166,16 +164,13 @@ class ServedRun:
         They are those of `tsallis translate --json`; outputs have the numbers of their symbols, too.
 
         Raises:
-            Refusal: A prefix that the run never gives, or that is too long.
+            OptionError: A prefix that the run never gives, or that is too long.
         """
         model: Any = InterruptibleModel(self.run.model, check)
         run, task, longest = replace(self.run, model=model), self.task, self.limits.longest
         batch = self._batch([symbols for symbols, _ in rows])
         bounded = replace(options, min_length=None, max_length=options.max_length or longest)
-        try:
-            prefixes = spell_prefixes(run, task, bounded, [""] * len(rows), [""] * len(rows))
-        except OptionError as error:
-            raise Refusal(400, error.reason) from error
+        prefixes = spell_prefixes(run, task, bounded, [""] * len(rows), [""] * len(rows))
         form = Form(run.tgt_vocab, options)
 
         def describe(row: int, hypotheses: Sequence[Hypothesis | None], result: Result | None = None) -> Content:
@@ -332,7 +327,10 @@ class ServedRun:
         (request,) = requests
         if self._reader is None:
             raise Refusal(400, f"{self.name}: heads are of models with discrete attention, this run has none")
-        names = self._head_names(request)
+        layers = self._reader.layers
+        heads = [(layers[-1], head) for head in range(layers[-1].heads)]
+        if request.heads is not None:
+            heads = choose_heads(layers, ",".join(request.heads))
         source = self._source(request)
         if source is None:
             return [{"run": self.name, **self._of_output([]), "heads": []}]
@@ -340,31 +338,10 @@ class ServedRun:
         check()
         corpus = TextCorpus([source.src[0].tolist()], [tokens])
         (sentence,) = record(self._reader, [corpus.batch([0])])
-        parts = [self._head(name, *self._heads[name], sentence) for name in names]
+        parts = [self._head(layers.index(layer), head, sentence) for layer, head in heads[:MOST_HEADS]]
         return [{"run": self.name, **self._of_output(tokens), "heads": parts}]
 
-    @cached_property
-    def _heads(self) -> dict[str, tuple[int, int]]:
-        """The number of its layer, and its number there, of each head by its name."""
-        layers = self._reader.layers if self._reader else ()
-        numbers = [(number, head) for number, layer in enumerate(layers) for head in range(layer.heads)]
-        return {f"{layers[n].kind}.{layers[n].layer + 1}.{head + 1}": (n, head) for n, head in numbers}
-
-    def _head_names(self, request: AttentionRequest) -> list[str]:
-        """Return the heads of a request, by default those of the last layer.
-
-        Raises:
-            Refusal: one that the model does not have.
-        """
-        if request.heads is None:
-            last = max(number for number, _ in self._heads.values())
-            return [name for name, (number, _) in self._heads.items() if number == last][:MOST_HEADS]
-        if missing := [name for name in request.heads if name not in self._heads]:
-            ends = next(iter(self._heads)), next(reversed(self._heads))
-            raise Refusal(400, f"heads: there is no {describe(missing[0])}, expected some of {' to '.join(ends)}")
-        return request.heads
-
-    def _head(self, name: str, number: int, head: int, sentence: Sentence) -> Content:
+    def _head(self, number: int, head: int, sentence: Sentence) -> Content:
         """Describe a head's weights on a sentence."""
         assert self._reader is not None
         layer, weights = self._reader.layers[number], sentence.weights[number].head(head)
@@ -373,4 +350,5 @@ class ServedRun:
             queries = (*queries[1:], self._name(EOS))
         cells = list(zip(weights.columns.tolist(), weights.values.tolist(), strict=True))
         rows = [cells[first:last] for first, last in itertools.pairwise(weights.offsets.tolist())]
-        return {"name": name, "alpha": layer.alphas[head], "queries": queries, "keys": keys, "rows": rows}
+        name, alpha = head_name(layer, head), layer.alphas[head]
+        return {"name": name, "alpha": alpha, "queries": queries, "keys": keys, "rows": rows}

@@ -18,6 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import tsallis
+from tsallis.errors import InputError, OptionError
 from tsallis.toolkit.serve.answers import ServedRun
 from tsallis.toolkit.serve.limits import Limits, Refusal
 from tsallis.toolkit.serve.page import FILES, page_file
@@ -54,7 +55,8 @@ def build_app(runs: Sequence[ServedRun], limits: Limits, hosts: Collection[str] 
         Route("/api/runs", server.list_runs),
         *(Route(f"/api/{name}", server.answer(name, schema), methods=["POST"]) for name, schema in QUESTIONS.items()),
     ]
-    handlers: Any = {Refusal: _refuse, ClientDisconnect: _gone, HTTPException: _http_error, Exception: _server_error}
+    handlers: Any = {Refusal: _refuse, InputError: _refuse_input, ClientDisconnect: _gone}
+    handlers |= {HTTPException: _http_error, Exception: _server_error}
     middleware = [Middleware(_KnownHosts, hosts={"localhost", *map(str.lower, hosts)})]
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
     app.state.worker = worker
@@ -170,6 +172,10 @@ def _error(status: int, message: str) -> Response:
 
 async def _refuse(_: Request, refusal: Any) -> Response:
     return _error(refusal.status, refusal.message)
+
+
+async def _refuse_input(_: Request, error: Exception) -> Response:
+    return _error(400, error.reason if isinstance(error, OptionError) else str(error))
 
 
 async def _gone(_: Request, __: Exception) -> Response:

@@ -7,7 +7,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from tsallis.errors import OptionError, describe
+from tsallis.errors import describe
 from tsallis.search.options import EXPANSIONS, OPTIONS, SearchOptions
 from tsallis.toolkit.config import option_fields
 from tsallis.toolkit.serve.limits import MOST_HEADS, Limits, Refusal
@@ -27,7 +27,8 @@ class Request(BaseModel):
         """Refuse values that go beyond the server's limits, or say nothing beside each other.
 
         Raises:
-            Refusal: the first of them.
+            Refusal: the first that goes beyond a limit.
+            OptionError: options that contradict each other.
         """
 
 
@@ -60,10 +61,7 @@ class SearchRequest(Request):
         check_most("sources", len(self.sources), limits.sources)
         for text in self.sources:
             check_line(text, "a source", limits)
-        try:
-            options = self.options
-        except OptionError as error:
-            raise Refusal(400, error.reason) from None
+        options = self.options
         if self.tree and options.mode == "sample":
             raise Refusal(400, "tree is for searches, not for mode sample")
         most = dict.fromkeys(("n_best", "beam_size", "num_samples"), limits.outputs)

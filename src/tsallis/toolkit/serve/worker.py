@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from tsallis.errors import InputError, memory_for
+from tsallis.errors import memory_for
 from tsallis.toolkit.serve.limits import Limits, Refusal
 
 Check = Callable[[], None]  # raises where the work is to end
@@ -180,8 +180,5 @@ class Worker:
                 raise Refusal(503, f"the work took more than {self.limits.seconds:g} seconds")
 
         check()
-        try:
-            with memory_for("the search"):
-                return batch[0].work([job.request for job in batch], check)
-        except InputError as error:
-            raise Refusal(400, str(error)) from error
+        with memory_for("the search"):
+            return batch[0].work([job.request for job in batch], check)

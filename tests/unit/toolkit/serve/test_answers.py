@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tsallis.analysis import beam_tree, read_model, record, teacher_forced_supports
-from tsallis.errors import InputError
+from tsallis.errors import InputError, OptionError
 from tsallis.search import SearchOptions, beam_search, exact_search, exhaustive, sample
 from tsallis.search.sampling import line_seed
 from tsallis.toolkit.data.corpus import Corpus
@@ -65,7 +65,7 @@ def test_a_request_leaves_limits_to_the_run(served: ServedRun) -> None:
     draws = {"sources": LINES, "mode": "sample", "num_samples": 3}
     assert translate(limited, draws) == translate(plain, {**draws, "max_length": 4})
     for name, value in (("min_length", 5), ("max_length", 1)):
-        with pytest.raises(Refusal, match=f"^{name} {value} is (above|below) the run's search"):
+        with pytest.raises(OptionError, match=f"^{name} {value} is (above|below) the run's search"):
             translate(limited, {**request, name: value})
 
 
@@ -241,7 +241,7 @@ def test_weights_are_those_of_a_recording_and_zeros_are_left_out(served: ServedR
     [
         ("steps", StepsRequest(source=LINES[0], tokens=[2]), "tokens: symbols are numbered from 3 to"),
         ("steps", StepsRequest(source=LINES[0], tokens=[10**6]), "tokens: symbols are numbered from 3 to"),
-        ("attention", AttentionRequest(source=LINES[0], heads=["cross.2.1"]), "heads: there is no 'cross.2.1'"),
+        ("attention", AttentionRequest(source=LINES[0], heads=["cross.2.1"]), "there is no head 'cross.2.1'; expected"),
         ("translate", TranslateRequest(sources=LINES[:1], prefix="é"), "prefix: the beginning 'é' holds symbols"),
         (
             "translate",
@@ -251,9 +251,8 @@ def test_weights_are_those_of_a_recording_and_zeros_are_left_out(served: ServedR
     ],
 )
 def test_what_the_run_does_not_know_is_refused(served: ServedRun, method: str, schema: Any, message: str) -> None:
-    with pytest.raises(Refusal, match=message) as refusal:
+    with pytest.raises((Refusal, InputError), match=message):
         getattr(served, method)([schema], no_check)
-    assert refusal.value.status == 400
 
 
 def test_bad_lines_are_refused_with_their_number(served: ServedRun) -> None:
@@ -312,5 +311,5 @@ def test_a_limit_of_the_server_refuses_no_request_that_keeps_to_it(served: Serve
     long = replace(served, search=SearchOptions(min_length=600, max_length=1000))
     (answers,) = translate(long, {"sources": LINES[:1], "min_length": 1, "max_length": 5})
     assert len(answers[0]["hypotheses"][0]["tokens"]) in range(1, 6)
-    with pytest.raises(Refusal, match="min_length 600 is above max_length"):
+    with pytest.raises(OptionError, match="min_length 600 is above max_length"):
         translate(long, {"sources": LINES[:1]})
