@@ -11,7 +11,7 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_
 from transformers.modeling_utils import AttentionInterface
 from transformers.utils import output_capturing
 
-from tsallis.functional.attention import AttentionOutput, attend
+from tsallis.functional.attention import attend
 from tsallis.huggingface.alphas import ALPHA
 from tsallis.ops.transforms import traced
 
@@ -36,25 +36,16 @@ def register() -> None:
     AttentionMaskInterface.register(FULL_MASKS, eager_mask)
 
 
-def full_mask_forward(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor | None]:
+def full_mask_forward(*inputs: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
     """Compute an attention whose mask says everything, as eager attention does: without one every key takes part.
 
     Args:
-        module, query, key, value: as in :func:`attention_forward`.
-        attention_mask: [batch, 1 or heads, queries, keys], boolean or added to the scores.
-        kwargs: the further arguments of :func:`attention_forward`; `is_causal` makes no difference.
+        inputs, kwargs: as in :func:`attention_forward`; `is_causal` makes no difference.
 
     Returns:
         What :func:`attention_forward` does.
     """
-    return attention_forward(module, query, key, value, attention_mask, **{**kwargs, "is_causal": False})
+    return attention_forward(*inputs, **{**kwargs, "is_causal": False})
 
 
 def attention_forward(
@@ -90,10 +81,12 @@ def attention_forward(
     Raises:
         NotImplementedError: the model does something to the scores that entmax attention cannot.
     """
-    _check_supported(module, kwargs)
+    for name, what in UNSUPPORTED.items():
+        if kwargs.get(name) is not None:
+            raise NotImplementedError(f"{type(module).__name__} uses {what}, which entmax attention does not support")
     alpha_module = getattr(module, ALPHA, None)
-    recorded = getattr(alpha_module, "receive", None) is not None
-    need_weights = bool(kwargs.get("output_attentions")) or recorded or _weights_requested()
+    meter, receive = getattr(alpha_module, "meter", None), getattr(alpha_module, "receive", None)
+    need_weights = bool(kwargs.get("output_attentions")) or receive is not None or _weights_requested()
     if alpha_module is None and not need_weights and position_bias is None:
         inputs = module, query, key, value, attention_mask
         dense: tuple[Tensor, None] = sdpa_attention_forward(*inputs, dropout, scaling, is_causal, **kwargs)
@@ -115,25 +108,11 @@ def attention_forward(
         enable_gqa=True,
         need_weights=need_weights,
     )
-    _report(alpha_module, result, mask, causal, query, key)
-    return result.output.transpose(1, 2).contiguous(), result.weights
-
-
-def _report(
-    alpha_module: Any, result: AttentionOutput, mask: Tensor | None, causal: bool, query: Tensor, key: Tensor
-) -> None:
-    """Give an attention's sparsity and weights to what measures and records them."""
-    meter, receive = getattr(alpha_module, "meter", None), getattr(alpha_module, "receive", None)
     if meter is not None and not traced():
         meter.add(result.support.detach(), mask, causal, query.shape[2], key.shape[2])
     if receive is not None:
         receive(result.weights)
-
-
-def _check_supported(module: nn.Module, arguments: dict[str, Any]) -> None:
-    for name, what in UNSUPPORTED.items():
-        if arguments.get(name) is not None:
-            raise NotImplementedError(f"{type(module).__name__} uses {what}, which entmax attention does not support")
+    return result.output.transpose(1, 2).contiguous(), result.weights
 
 
 def _hide_lowest(mask: Tensor | None) -> Tensor | None:

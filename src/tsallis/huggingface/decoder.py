@@ -116,7 +116,7 @@ class TransformersDecoder(nn.Module):
         self.suppress = sorted(set(_suppressed(base, ends) if suppress is None else suppress))
         for what, ids in (("end", ends), ("start", self.start_ids), ("suppress", self.suppress)):
             self._check(what, ids)
-        self._output = TransformersOutput(alpha_number(alpha), ends)
+        self.output = TransformersOutput(alpha_number(alpha), ends)
         self._reading = Reading(base)
         self._options = dict(self._reading.options)
         self.attention = attention
@@ -127,11 +127,6 @@ class TransformersDecoder(nn.Module):
                     f"attention is for models whose attention returns weights, and that of {name} is {implementation}: "
                     'sparsify it, or load it with attn_implementation="eager"'
                 )
-
-    @property
-    def output(self) -> TransformersOutput:
-        """The map from logits to log-probabilities."""
-        return self._output
 
     def _check(self, what: str, ids: Sequence[int]) -> None:
         """Refuse ids that the vocabulary lacks."""
