@@ -163,35 +163,24 @@ def complete(
         groups: dict[tuple[str, bool], list[_Node]] = {}
         for node in nodes:
             groups.setdefault((text([*certain, *node.spelled]), node.ends), []).append(node)
-        ranked = sorted(map(_GroupedNode.of, groups.values()), key=lambda group: -group.prob)[:n_best]
+        ranked = sorted(groups.values(), key=_total, reverse=True)[:n_best]
         # What is certain after one of several spellings need not follow the others.
-        alone = iter(steps.follow([group.best for group in ranked if group.single], longest))
-        listed = [next(alone) if group.single else group.choice for group in ranked]
+        alone = iter(steps.follow([group[0] for group in ranked if len(group) == 1], longest))
     choices: dict[tuple[str, bool], Choice] = {}
-    for group, choice in zip(ranked, listed, strict=True):
+    for group in ranked:
+        best = min(group)
+        choice = next(alone) if len(group) == 1 else Choice(best.spelled, 0.0, best.ends)
         key = text([*certain, *choice.tokens]), choice.ends
-        before = choices[key].prob if key in choices else 0.0
-        choices[key] = replace(choices.get(key, choice), prob=before + group.prob)
-    best = tuple(sorted(choices.values(), key=lambda choice: -choice.prob))
+        before = choices.get(key, replace(choice, prob=0.0))
+        choices[key] = replace(before, prob=before.prob + _total(group))
+    listed = tuple(sorted(choices.values(), key=lambda choice: -choice.prob))
     mass = total_mass((math.exp(-node.cost) for node in nodes), model.output.normalized)
     missing *= math.exp(min(-log_prob, LARGEST_LOG))
-    return Completions(log_prob, certain, best, len(groups), mass, missing)
+    return Completions(log_prob, certain, listed, len(groups), mass, missing)
 
 
-class _GroupedNode(NamedTuple):
-    """The ways to spell one choice."""
-
-    best: _Node
-    prob: float
-    single: bool
-
-    @classmethod
-    def of(cls, nodes: Sequence[_Node]) -> _GroupedNode:
-        return cls(min(nodes), math.fsum(math.exp(-node.cost) for node in nodes), len(nodes) == 1)
-
-    @property
-    def choice(self) -> Choice:
-        return Choice(self.best.spelled, self.prob, self.best.ends)
+def _total(nodes: Sequence[_Node]) -> float:
+    return math.fsum(math.exp(-node.cost) for node in nodes)
 
 
 class _Steps:
