@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -386,24 +385,6 @@ def test_a_line_is_answered_before_the_next_is_written(trained: Path) -> None:
         result.append(process.stdout.readline())  # hangs if a block of lines is waited for
     rest, _ = process.communicate(timeout=300)
     assert len(result) == 3 and all(result) and rest == b""
-
-
-@pytest.mark.process
-def test_a_file_shows_how_far_it_is_read_and_its_results_stay_apart(trained: Path, tmp_path: Path) -> None:
-    (tmp_path / "asked.tsv").write_text(ASKED * 30)
-    master, slave = pty.openpty()
-    done = subprocess.run(
-        command("translate", trained, tmp_path / "asked.tsv", "--n-best", 2),
-        stdout=subprocess.PIPE,
-        stderr=slave,
-        env=environment() | {"TERM": "xterm"},
-        timeout=300,
-    )
-    os.close(slave)
-    shown = os.read(master, 1 << 16).decode(errors="replace")
-    os.close(master)
-    assert done.returncode == 0 and "asked.tsv" in shown and "%" in shown
-    assert {int(line.split("\t")[0]) for line in done.stdout.decode().splitlines()} == set(range(1, 91))
 
 
 def test_lines_in_pieces_are_the_same_lines() -> None:

@@ -228,8 +228,8 @@ def _open_lines(expected: str, file: Path | None) -> Iterator[tuple[Iterator[str
     from tsallis.toolkit.data.io import decode_lines, decompress, input_errors, open_file
 
     if file is not None and not is_stdin(file):
-        with open_file(file) as stream, input_errors(file), _progress(stream, file.name) as advance:
-            yield map(advance, decode_lines(decompress(stream, file), str(file), expected)), str(file), lambda: True
+        with open_file(file) as stream, input_errors(file):
+            yield decode_lines(decompress(stream, file), str(file), expected), str(file), lambda: True
         return
     if sys.stdin is None:
         raise InputError("standard input is closed")
@@ -241,25 +241,3 @@ def _open_lines(expected: str, file: Path | None) -> Iterator[tuple[Iterator[str
     else:
         with input_errors(name):
             yield decode_lines(reader, name, expected), name, reader.ready
-
-
-@contextlib.contextmanager
-def _progress(stream: Any, name: str) -> Iterator[Callable[[str], str]]:
-    """Show on standard error how much of a file is read, where results go elsewhere; pass lines on as they are."""
-    if not sys.stderr or not sys.stderr.isatty() or not sys.stdout or sys.stdout.isatty():
-        yield lambda line: line
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    columns = TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
-    # Results go where they went without a bar: rich would take them over.
-    options: dict[str, Any] = {"transient": True, "redirect_stdout": False, "redirect_stderr": False}
-    with Progress(*columns, console=Console(stderr=True), **options) as progress:
-        bar = progress.add_task(name, total=os.fstat(stream.fileno()).st_size)
-
-        def advance(line: str) -> str:
-            progress.update(bar, completed=stream.tell())
-            return line
-
-        yield advance
