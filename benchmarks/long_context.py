@@ -12,13 +12,13 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import sys
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from common import Row, write
 
-from tsallis.report import save, style
 from tsallis.toolkit.datasets.synthetic import SYNTHETIC_TASKS
 
 # What pages call the kinds of attention, and their colours.
@@ -112,6 +112,9 @@ def with_table(page: str, rows: list[Row]) -> str:
 
 def draw(rows: list[Row], path: Path) -> None:
     """Draw accuracy by length, a panel for each task and a line for each kind of attention with NAPE."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "docs" / "figures"))
+    import style
+
     of, tasks = groups(rows), list(dict.fromkeys(row["task"] for row in rows))
     figure = style.blank(2.0 * len(tasks) + 1.2, 2.2)
     for number, task in enumerate(tasks):
@@ -133,7 +136,7 @@ def draw(rows: list[Row], path: Path) -> None:
         if not number:
             ax.set_ylabel("accuracy", **style.lettering(style.SMALL, style.GREY))
     style.name_lines(ax, [VARIANTS[variant] for variant in IN_PICTURE])
-    save(figure, path)
+    style.save(figure, path)
 
 
 def main() -> None:

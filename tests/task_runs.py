@@ -11,7 +11,6 @@ import yaml
 
 from tsallis.search import SearchOptions
 from tsallis.toolkit.config import Config
-from tsallis.toolkit.tasks import figures as drawing
 from tsallis.toolkit.tasks.attention_weights import describe_attention
 from tsallis.toolkit.tasks.prepared import PreparedRun, prepare
 from tsallis.toolkit.tasks.registry import TASKS, load_config, task_of
@@ -67,10 +66,6 @@ def encode(run: Run, examples: Sequence[Any]) -> Lines:
 
 def evaluate(run: Run, lines: Lines, beam_size: int) -> dict[str, Any]:
     return evaluate_outputs(task_of(run.task), run, lines, SearchOptions(beam_size=beam_size))[0]
-
-
-def figures(run: Run, lines: Lines, beam_size: int = 1) -> Iterator[tuple[int, Any]]:
-    return drawing.figures(task_of(run.task), run, lines, beam_size=beam_size)
 
 
 def weights_of(

@@ -11,8 +11,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-
-from tsallis.report import save, style
+import style
 
 SCALES = ("0.2", "1", "5")  # of the alphas' learning rate
 KINDS = ("encoder", "decoder", "cross")
@@ -37,7 +36,7 @@ def main(rows_file: str, picture: str) -> None:
         ax.set_ylabel("alpha", **style.lettering(style.SMALL, style.GREY))
         style.heading(ax, f"learning rate x {scale}")
     style.name_lines(ax, [(kind, style.KINDS[kind]) for kind in KINDS])
-    save(figure, picture)
+    style.save(figure, picture)
 
 
 if __name__ == "__main__":

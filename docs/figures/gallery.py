@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import style
 import torch
 
 import tsallis
 from tsallis import continuous
-from tsallis.report import save, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -85,7 +85,7 @@ def densities() -> Figure:
 
 def main(folder: str) -> None:
     for figure in (maps, supports, densities):
-        save(figure(), Path(folder) / f"gallery-{figure.__name__}.svg")
+        style.save(figure(), Path(folder) / f"gallery-{figure.__name__}.svg")
 
 
 if __name__ == "__main__":

@@ -27,9 +27,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import outputs
+import style
 
 from tsallis.analysis import BeamTree, Edge, Histogram, TeacherForcedStep
-from tsallis.report import output_steps, output_tree, save, style
 
 COLUMN, PAGE, HEIGHT = 3.3, 6.8, 1.7  # inches: a paper's column, both columns, a row of panels
 BARS = 40
@@ -39,7 +40,7 @@ OUTPUTS = {"logit_norm": "norm of the scores", "output_threshold": "threshold", 
 
 def main(numbers: str, figure: str, picture: str) -> None:
     runs = json.loads(Path(numbers).read_text(encoding="utf-8"))["runs"]
-    save(FIGURES[figure](runs), picture)
+    style.save(FIGURES[figure](runs), picture)
 
 
 def label(ax: Any, x: str, y: str, title: str = "") -> None:
@@ -64,11 +65,11 @@ def kinds_of(run: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
 
 def draw_tree(runs: Sequence[dict[str, Any]]) -> Any:
     tree = runs[0]["sentences"][0]["tree"]
-    return output_tree(BeamTree(**{**tree, "edges": tuple(Edge(**edge) for edge in tree["edges"])}))
+    return outputs.output_tree(BeamTree(**{**tree, "edges": tuple(Edge(**edge) for edge in tree["edges"])}))
 
 
 def draw_steps(runs: Sequence[dict[str, Any]]) -> Any:
-    return output_steps([TeacherForcedStep(**step) for step in runs[0]["sentences"][0]["steps"]])
+    return outputs.output_steps([TeacherForcedStep(**step) for step in runs[0]["sentences"][0]["steps"]])
 
 
 def curves_of(names: dict[str, str]) -> Callable[[Sequence[dict[str, Any]]], Any]:

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import numpy as np
 
 from tsallis.analysis.record import read_model, record
-from tsallis.report.heatmap import attention_matrix
 from tsallis.search import SearchOptions
 from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.evaluation import search_corpus
@@ -31,7 +31,7 @@ def main(folder: str, picture: str) -> None:
     result = answer(sparse)
     assert result.best is not None
     read, written, weights = attention(sparse, result.best.tokens)
-    attention_matrix(weights, read, written, ax=figure.add_subplot(left), title="weights; blank: exactly 0")
+    matrix(figure.add_subplot(left), weights, read, written)
     ax = figure.add_subplot(right)
     ax.axis("off")
     column(ax, 0.0, "1.5-entmax", sparse, result)
@@ -52,6 +52,16 @@ def attention(run: Run, target):
     queries, keys = sentence.text.sides("cross")
     names = [key.removeprefix("<tag:").removesuffix(">") if len(key) > 1 else key for key in keys]
     return names, [*queries[1:], "end"], sentence.weights[-1].head(0).dense()[0]
+
+
+def matrix(ax, weights, read, written) -> None:
+    """Draw weights [written, read], blank where they are exactly zero."""
+    ax.imshow(np.ma.masked_equal(weights, 0.0), cmap="magma_r", vmin=0.0, interpolation="nearest", aspect="auto")
+    ax.set_xticks(range(len(read)), labels=read, rotation=0 if max(map(len, read)) == 1 else 90)
+    ax.set_yticks(range(len(written)), labels=written)
+    ax.xaxis.tick_top()
+    ax.tick_params(length=0)
+    ax.set_title("weights; blank: exactly 0", loc="left")
 
 
 def column(ax, x: float, name: str, run: Run, result) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from tsallis.report import save, style
+import style
 
 SWEEPS = {"output": "alpha of the output", "attention": "alpha of the attention", "tau": "threshold of alpha-ReLU"}
 SHARED = {"attention": "output-1.5"}  # a point of two sweeps
@@ -32,7 +32,7 @@ def main(folder: str, picture: str) -> None:
             draw(points[sweep], score, ax)
             ax.set_xlabel(name if row else "", **style.lettering(style.SMALL, style.GREY))
             ax.set_ylabel(axis if column == 0 else "", **style.lettering(style.SMALL, style.GREY))
-    save(figure, picture)
+    style.save(figure, picture)
 
 
 def draw(points: Points, score: str, ax: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
-EXTRAS = ("toolkit", "report", "serve", "vision", "tensorboard", "hf")  # those that a user installs
+EXTRAS = ("toolkit", "serve", "vision", "tensorboard", "hf")  # those that a user installs
 # In the words of packages' metadata; what they mean, if that is not said as SPDX does.
 SPDX = {
     "3-Clause BSD License": "BSD-3-Clause",

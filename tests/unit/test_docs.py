@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import runpy
 import shutil
@@ -208,11 +210,34 @@ def test_pages_are_accessible_and_fit_a_phone(site: Path, browser: Any, page: st
     assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
 
 
-def test_the_gallery_shows_the_pictures_of_its_script(tmp_path: Path) -> None:
+def test_the_gallery_shows_the_pictures_of_its_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
+    monkeypatch.syspath_prepend(str(DOCS / "figures"))
     page = (DOCS / "gallery.md").read_text(encoding="utf-8")
     script = DOCS / "figures" / "gallery.py"
     runpy.run_path(str(script))["main"](str(tmp_path))
     names = [path.name for path in tmp_path.iterdir()]
     assert len(names) == 3 and all(f"(figures/{name})" in page for name in names)
     assert {path.name for path in DOCS.glob("figures/gallery-*")} == set(names)
+
+
+def test_figures_of_papers_are_drawn_from_the_numbers_of_a_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.syspath_prepend(str(DOCS / "figures"))
+    sure, half = (0.0, 1.0), (math.log(0.5), 0.5)
+    edges = [(0, 1, "▁in", *sure), (1, 2, "to", *half), (1, 3, "side", *half), (2, 4, "</s>", *sure)]
+    names = ("parent", "node", "symbol", "log_prob", "total", "end")
+    tree = [dict(zip(names, (*edge[:4], edge[3], edge[2] == "</s>"), strict=True)) for edge in edges]
+    steps = [
+        {"gold": "▁in", "prob": 1.0, "support": 1, "words": [["▁in", 1.0]]},
+        {"gold": "x", "prob": 0.0, "support": 7, "words": [["b", 0.75], ["c", 0.25]]},
+    ] * 40
+    sentence = {"tree": {"edges": tree, "mass": 1.0, "certificate": "complete", "bound": None}, "steps": steps}
+    numbers = tmp_path / "numbers.json"
+    numbers.write_text(json.dumps({"runs": [{"sentences": [sentence]}]}), encoding="utf-8")
+    main = runpy.run_path(str(DOCS / "figures" / "papers.py"))["main"]
+    for name in ("tree", "steps"):
+        main(str(numbers), name, str(tmp_path / f"{name}.svg"))
+        assert (tmp_path / f"{name}.svg").read_text(encoding="utf-8").startswith("<?xml")

@@ -15,7 +15,7 @@ import torch
 import tsallis
 from pages import DOCS, run_blocks
 from run_seed import SEED
-from task_runs import encode, evaluate, figures, read_lines, read_split, train
+from task_runs import encode, evaluate, read_lines, read_split, train, weights_of
 from tsallis.errors import InputError
 from tsallis.ops.registry import BACKENDS, Entry, load
 from tsallis.toolkit.inference import TextRun
@@ -123,8 +123,7 @@ def test_the_task_of_the_page(pronunciation: Any, tmp_path: Path) -> None:
     for line in ("chip", "chip\t ", "\ttʃ", "chip\ttʃ\tp"):
         with pytest.raises(InputError, match=r"in:1: expected word<TAB>phones, found '"):
             read_lines(run, [line], "in", gold=True)
-    pytest.importorskip("matplotlib")
-    assert [number for number, _ in figures(run, lines)] == [0, 1]
+    assert [number for number, _ in weights_of(run, lines)] == [0, 1]
 
 
 def test_the_configuration_for_users_of_toolkits_is_whole(tmp_path: Path) -> None:

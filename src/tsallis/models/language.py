@@ -321,11 +321,5 @@ class LanguageModel(SharingModel):
         """
         return {"decoder": [attention.stats() for attention in self._attentions()]}
 
-    @property
-    def attention_label(self) -> str:
-        """The caption of attention weights in figures."""
-        heads, last = self._attentions()[0].num_heads, len(self.layers)
-        return f"Attention to the prompt: mean of {heads} head{'s' * (heads != 1)} of layer {last} of {last}"
-
     def _attentions(self) -> list[MultiheadAttention]:
         return [layer.self_attn for layer in self.layers if isinstance(layer, LanguageLayer)]

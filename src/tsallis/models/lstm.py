@@ -242,13 +242,6 @@ class RNNSeq2Seq(SharingModel):
         assert decoded.attention is not None
         return (decoded.attention > 0).sum(-1).float()
 
-    @property
-    def attention_label(self) -> str:
-        """The caption of attention weights in figures."""
-        if isinstance(self.attention, ContinuousGlobalAttention):
-            return "Continuous attention to the source: mass of the density in each position, its mean and support"
-        return "Attention to the source"
-
     @torch.no_grad()
     def densities(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor) -> Density | None:
         """Return the density of continuous attention at each step, of batch shape [batch, 1, tgt]; None without it.

@@ -6,7 +6,6 @@ import json
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -191,7 +190,6 @@ def run_here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
             ("translate", "run", "--n-best", "x" * 10**5),
             "'--n-best': expected a whole number from 1 to 1000, found 'xxx",
         ),
-        (("look", "run", "--format", "gif"), "Invalid value for '--format': 'gif' is not one of 'png', 'svg', 'pdf'"),
         (("translate",), "Missing argument 'RUN' (see tsallis translate --help)"),
         (("translate", "run", "--\x1b[2J"), "No such option: --\\x1b[2J"),
         (("\x1b[2J",), "No such command"),
@@ -203,12 +201,6 @@ def test_arguments(capsys, monkeypatch, arguments: tuple[str, ...], words: str) 
     status, text = run_here(capsys, monkeypatch, *arguments)
     assert status == 2 and words in text
     assert text.count("\n") == 1 and text.startswith("tsallis: ") and len(text) <= 2001 and "\x1b" not in text
-
-
-def test_figures_without_matplotlib(capsys, monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    status, text = run_here(capsys, monkeypatch, "look", "run")
-    assert (status, text) == (2, "tsallis: figures need matplotlib: pip install 'tsallis[report]'\n")
 
 
 def test_help_names_the_limits(capsys, monkeypatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -184,10 +185,9 @@ def test_data_list(tsallis) -> None:
     assert "sigmorphon2018" in text and "458 files" in text
 
 
-def test_look_names_a_folder_that_is_a_file(tsallis, trained: Path, tmp_path: Path) -> None:
-    (tmp_path / "looks").write_text("a file")
-    done = tsallis("look", trained, "--out", tmp_path / "looks", stdin="walk\tV;PST\n", status=2)
-    assert done.stderr == f"tsallis: {tmp_path / 'looks'}: expected a folder, found a file\n"
+def test_look_names_a_page_that_is_a_folder(tsallis, trained: Path, tmp_path: Path) -> None:
+    done = tsallis("look", trained, "--out", tmp_path, stdin="walk\tV;PST\n", status=2)
+    assert done.stderr == f"tsallis: {tmp_path}: expected a file to write, found a folder\n"
 
 
 def test_look_prints_weights(tsallis, trained: Path, tmp_path: Path) -> None:
@@ -201,14 +201,16 @@ def test_look_prints_weights(tsallis, trained: Path, tmp_path: Path) -> None:
             sums[row] += weight
         assert sums == pytest.approx([1.0] * len(sums), abs=1e-4)
         assert "".join(content["target"][:-1]) == content["text"]
-    for option, value in (("--out", tmp_path / "looks"), ("--format", "svg")):
-        refused = tsallis("look", trained, "--weights", option, value, stdin="walk\tV;PST\n", status=2)
-        assert refused.stderr == f"tsallis: {option} is for figures, --weights prints numbers: one of the two\n"
-    assert not (tmp_path / "looks").exists()
+    page = tmp_path / "look.html"
+    refused = tsallis("look", trained, "--weights", "--out", page, stdin="walk\tV;PST\n", status=2)
+    assert refused.stderr == "tsallis: --out is for the page, --weights prints numbers: give one of the two\n"
+    assert not page.exists()
 
 
-def test_look_draws_a_figure_a_line(tsallis, trained: Path, tmp_path: Path) -> None:
-    done = tsallis("look", trained, "--out", tmp_path / "looks", "--format", "svg", stdin="walk\tV;PST\nrebel\tV;PST\n")
-    assert done.stdout.split() == [str(tmp_path / "looks" / f"{n}.svg") for n in (1, 2)]
-    for path in done.stdout.split():
-        assert Path(path).read_bytes().startswith(b"<?xml")
+def test_look_writes_a_page_with_every_line(tsallis, trained: Path, tmp_path: Path) -> None:
+    lines, page = 40, tmp_path / "look.html"  # more than a report shows by default
+    done = tsallis("look", trained, "--out", page, stdin="walk\tV;PST\n" * lines)
+    assert done.stdout == f"{page}\n"
+    data = re.search(r'<script[^>]*id="data"[^>]*>(.*?)</script>', page.read_text(), re.S)
+    (run,) = json.loads(data[1])["runs"]
+    assert len(run["sentences"]) == lines and all(sentence["answer"] for sentence in run["sentences"])

@@ -23,7 +23,7 @@ import tsallis.toolkit.cli as cli
 from option_table import PAGE, PLACE, table
 from run_seed import SEED
 from tsallis.errors import InputError
-from tsallis.search import SearchOptions, beam_search
+from tsallis.search import SearchOptions
 from tsallis.search.options import OPTIONS
 from tsallis.toolkit.cli.options import flag
 from tsallis.toolkit.inference.continuations import OF_GENERATION
@@ -46,7 +46,6 @@ COMMANDS: dict[str, dict[str, str | None]] = {
     "look": {
         FILE: "{asked}",
         "--out": "{out}",
-        "--format": "svg",
         "--weights": None,
         "--heads": "cross.1.1",
         "--beam-size": "1",
@@ -84,14 +83,14 @@ ELSEWHERE = {
         *("--out", "--manifest", "--with", "--length", "--device"),
     },
     "score": {"--tokens", "--with", "--device"},
-    "look": {"--device", "--json"},
+    "look": {"--device"},
 }
 REFUSED = {
     "translate": {("--beam-size", ALL), ("--beam-size", "--budget")},
     "evaluate": {(FILE, "--split")},
     "look": {
-        ("--heads", "--images"),
-        *((figures, numbers) for figures in ("--out", "--format") for numbers in ("--weights", "--heads")),
+        *(("--heads", "--images"), ("--out", "--weights"), ("--out", "--heads")),
+        ("--beam-size", "--images"),  # a page on labels, without a search
     },
 }
 NEEDS = {("translate", "--budget"): ALL, ("look", "--heads"): "--weights"}
@@ -198,7 +197,7 @@ def content(name: str, options: set[str], run: Path, out: Path, as_json: bool, s
         name, run, *(a.format(**places, budget=budget) for a in arguments), stdin="".join(f"{line}\n" for line in lines)
     )
     if name == "look" and "--weights" not in options:
-        return {str(Path(path).relative_to(out)): Path(path).read_text() for path in said.split()}, []
+        return {str(Path(path).relative_to(out)): Path(path).read_text() for path in said.split()}, [*searches]
     if name == "evaluate" and "--json" in options:
         differing = ("run", "on", "language", "images", "seconds", "speed")
         return {key: value for key, value in json.loads(said).items() if key not in differing}, [*searches]
@@ -216,13 +215,10 @@ def say(
     forms: Path, questions: Path, known: dict[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Any]:
     """Call a command with some options on a run that takes them: of `about`, too, which are not used."""
-    pytest.importorskip("matplotlib")
     import tsallis.search as searching
-    from tsallis.report import style
     from tsallis.toolkit.evaluation import search_results
-    from tsallis.toolkit.tasks import attention_weights, figures
+    from tsallis.toolkit.tasks import attention_weights
 
-    searched: list[Any] = []
     searches: list[str] = []
 
     def recorded(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -235,28 +231,14 @@ def say(
 
         return call
 
-    def search(*arguments: Any, **options: Any) -> Any:
-        searched[:] = [options]
-        return beam_search(*arguments, **options)
-
     describe_attention = attention_weights.describe_attention
 
     def describe(*arguments: Any, **options: Any) -> Any:
         for number, content in describe_attention(*arguments, **options):
             yield number, {**content, "search": options}
 
-    def draw(*arguments: Any, **options: Any) -> Any:
-        return SimpleNamespace(figure=repr((arguments, options, searched)))
-
-    def render(figure: Any, kind: str) -> str:
-        return getattr(figure, "figure", figure)
-
     for module, name, stand_in in (
-        (figures, "beam_search", search),
         (attention_weights, "describe_attention", describe),
-        (figures, "attention_matrix", draw),
-        (figures, "image_panels", draw),
-        (style, "render", render),
         *((searching, name, recorded(getattr(searching, name))) for name in ("beam_search", "sample")),
         *(
             (search_results, name, recorded(getattr(search_results, name)))

@@ -355,10 +355,9 @@ def test_files_of_a_report(here: Path, damage: Damage, arguments: tuple[str, ...
         ("w" * 300 + "\tV;PST\n", (), "302 symbols"),
     ],
 )
-def test_no_folder_of_figures(here: Path, line: str, options: tuple[str, ...], words: str) -> None:
-    pytest.importorskip("matplotlib")
+def test_no_page_of_bad_lines(here: Path, line: str, options: tuple[str, ...], words: str) -> None:
     Path("lines").write_text(line)
-    refused("look", RUN, "lines", *options, "--out", "new/looks", words=words)
+    refused("look", RUN, "lines", *options, "--out", "new/look.html", words=words)
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def choose(count: int, first: int = 0, only: str = "") -> list[tuple[str, int]]:
 
 def prepare(folder: Path) -> None:
     """Write the samples, train the runs, and import what commands import, once for all children."""
-    import tsallis.report.views
+    import tsallis.report.page
     import tsallis.toolkit.tasks
     import tsallis.toolkit.training  # noqa: F401
     from tsallis.toolkit.cli import main

@@ -54,7 +54,7 @@ def test_answers_of_the_first_run_are_the_targets_of_all(tmp_path: Path, text: P
     runs = [untrained(tmp_path / name, seed) for seed, name in enumerate(("one", "other"))]
     answers = [answers_of(*run) for run in runs]
     assert answers[0] != answers[1]
-    summaries, comparisons = summarize_all(runs, "dev", Text.read(text), None, Options(beam_size=2))
+    summaries, comparisons = summarize_all(runs, "dev", Text.read(text), {}, Options(beam_size=2))
     expected = [("<s>", *(TGT.name(token) for token in answer)) for answer in answers[0]]
     for summary in summaries:
         assert [sentence.text.target for sentence in summary.sentences] == expected
@@ -67,7 +67,7 @@ def test_answers_of_the_first_run_are_the_targets_of_all(tmp_path: Path, text: P
 def test_answers_are_spelled_as_each_run_does(tmp_path: Path, text: Path) -> None:
     symbols = [TGT.name(number) for number in range(4, len(TGT))]
     runs = [untrained(tmp_path / "one", 0), untrained(tmp_path / "other", 1, Vocabulary(symbols[::-1]))]
-    summaries, _ = summarize_all(runs, "dev", Text.read(text), None, Options(beam_size=2))
+    summaries, _ = summarize_all(runs, "dev", Text.read(text), {}, Options(beam_size=2))
     first, second = ([sentence.text.target for sentence in summary.sentences] for summary in summaries)
     assert first == second
 
@@ -75,7 +75,7 @@ def test_answers_are_spelled_as_each_run_does(tmp_path: Path, text: Path) -> Non
 def test_lines_with_outputs_are_references(tmp_path: Path, text: Path) -> None:
     text.write_text("".join(f"{line}\tscan\n" for line in LINES))
     run = untrained(tmp_path / "one", 0)
-    (summary,), _ = summarize_all([run], "dev", Text.read(text), None, Options(beam_size=2))
+    (summary,), _ = summarize_all([run], "dev", Text.read(text), {}, Options(beam_size=2))
     assert summary.corpus.target_run is None and summary.corpus.name == str(text)
     assert replace(summary.corpus, target_run="x").to_dict()["target_run"] == "x"
 
@@ -85,7 +85,7 @@ def test_the_command_says_how_many_sentences_are_left_out(
 ) -> None:
     text.write_text("".join(f"{line}\tscan\n" for line in LINES))
     report = Report(
-        *summarize_all([untrained(tmp_path / "one", 0)], "dev", Text.read(text), None, Options(beam_size=2))
+        *summarize_all([untrained(tmp_path / "one", 0)], "dev", Text.read(text), {}, Options(beam_size=2))
     )
     out = tmp_path / "page.html"
     capsys.readouterr()

@@ -360,12 +360,6 @@ class TransformerSeq2Seq(SharingModel):
         check_last_pass(mean.shape, decoded)
         return mean
 
-    @property
-    def attention_label(self) -> str:
-        """The caption of attention weights in figures."""
-        heads, last = self.heads, len(self.decoder.layers)
-        return f"Attention to the source: mean of {heads} head{'s' * (heads != 1)} of decoder layer {last} of {last}"
-
 
 def _step_through(
     layer: Any, x: Tensor, cache: StepCache, sources: Sources, packing: RowPacking, number: int, need_weights: bool

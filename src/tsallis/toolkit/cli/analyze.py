@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tsallis.errors import InputError
 from tsallis.search.options import SearchOptions
 from tsallis.toolkit.analysis_options import Options
-from tsallis.toolkit.cli.input import input_name, read_text_lines
+from tsallis.toolkit.cli.input import input_name
 from tsallis.toolkit.cli.options import Device, TextLanguage, Which, flag, search_options
 from tsallis.toolkit.cli.output import check_writable, print_fields
 from tsallis.toolkit.inference import open_run
 
 if TYPE_CHECKING:
-    from tsallis.toolkit.cli.report_parts import Report
+    from tsallis.toolkit.cli.report_parts import Report, Text
 
 INTERRUPTED = 130  # the exit status of a command that was stopped from the keyboard
 
@@ -60,7 +59,8 @@ def analyze(
 
     The beam size and the end rule are those of the first run's configuration, unless they are given.
     """
-    from tsallis.toolkit.cli.report_parts import Report, read_sweep
+    from tsallis.errors import InputError
+    from tsallis.toolkit.cli.report_parts import Report, Text, read_sweep
 
     if text and split is not None:
         raise InputError(f"--split is for the config's own data: {input_name(text)} was given, too")
@@ -76,7 +76,8 @@ def analyze(
             raise InputError(f"--sweep reads logs, no sentences: {', '.join(names)} was given, too")
         _write(Report(sweep=read_sweep(runs)), out, records)
         return
-    report_runs(runs, search, out, split, text, records, options, language, checkpoint, device)
+    lines = None if text is None else Text.read(text)
+    report_runs(runs, search, out, split, lines, records, options, checkpoint, device, language=language)
 
 
 def report_runs(
@@ -84,22 +85,37 @@ def report_runs(
     search: SearchOptions,
     out: Path,
     split: str | None = None,
-    text: Path | None = None,
+    text: Text | None = None,
     records: Path | None = None,
     limits: Mapping[str, Any] | None = None,
-    language: str | None = None,
     checkpoint: str = "best",
     device: str = "auto",
+    command: str = "analyze",
+    **values: Any,
 ) -> None:
-    """Analyse runs and write the page; `limits` are fields of :class:`tsallis.toolkit.run_analysis.Options`."""
-    from tsallis.toolkit.cli.report_parts import Report, Text, describe_labels, summarize_all, sweep_if_any
+    """Analyse runs and write the page.
+
+    Args:
+        runs: Run folders.
+        search: Options of the search that were given.
+        out: Path of the page.
+        split: Split of the first run's data; default: dev.
+        text: Lines to read instead of a split.
+        records: Path of a file for all numbers.
+        limits: Fields of :class:`tsallis.toolkit.run_analysis.Options`.
+        checkpoint: Which checkpoint to load.
+        device: Where the models run.
+        command: Name of the command, for errors.
+        values: Options of the task, such as `language`; None where they were not given.
+    """
+    from tsallis.errors import InputError
+    from tsallis.toolkit.cli.report_parts import Report, describe_labels, summarize_all, sweep_if_any
     from tsallis.toolkit.run_analysis.densities import is_label_run
 
     opened = [open_run(run, checkpoint, device) for run in runs]
     for one in opened:
-        one.check_command("analyze")
+        one.check_command(command)
     loaded = [(one.run, one.task) for one in opened]
-    lines = None if text is None else Text(input_name(text), read_text_lines(text))
     beam = search.with_defaults(opened[0].search_options.without_limits).arguments
     options = Options(**(limits or {}), **beam)
     try:
@@ -114,9 +130,11 @@ def report_runs(
                     f"{runs[0]}: a run of the task {loaded[0][1].name} answers with labels: "
                     f"what describes its attention is no search and takes no {', '.join(names)}"
                 )
-            report = Report(densities=describe_labels(loaded, split or "dev", lines, language, options))
+            report = Report(densities=describe_labels(loaded, split or "dev", text, values, options))
         else:
-            report = Report(*summarize_all(loaded, split or "dev", lines, language, options))
+            # The training data of a run can be far larger than the lines that somebody looks at.
+            summaries = summarize_all(loaded, split or "dev", text, values, options, command == "analyze")
+            report = Report(*summaries)
         _write(report._replace(sweep=sweep_if_any(runs)), out, records)
     except KeyboardInterrupt:
         print("tsallis: interrupted, nothing was written", file=sys.stderr)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from tsallis.analysis.summary_records import ComparisonSummary, DensitySummary
 from tsallis.errors import InputError
 from tsallis.models.spellings import ambiguous_text
 from tsallis.search import SearchOptions
+from tsallis.toolkit.cli.input import input_name, read_text_lines
 from tsallis.toolkit.config import Config
 from tsallis.toolkit.data import io
 from tsallis.toolkit.data.corpus import Corpus
@@ -52,6 +53,11 @@ class Text(NamedTuple):
 
     name: str  # of their file
     lines: list[str]
+
+    @classmethod
+    def read(cls, file: Path) -> Text:
+        """Read a file, or standard input, once for all runs."""
+        return cls(input_name(file), read_text_lines(file))
 
 
 class Report(NamedTuple):
@@ -101,18 +107,27 @@ def _settings(config: Config) -> dict[str, Any]:
 
 
 def summarize_all(
-    runs: Runs, split: str, text: Text | None, language: str | None, options: Options
+    runs: Runs,
+    split: str,
+    text: Text | None,
+    values: Mapping[str, Any],
+    options: Options,
+    count_training: bool = True,
 ) -> tuple[list[RunSummary], list[ComparisonSummary]]:
-    """Summarize runs that answer with sequences on the first one's data, or on a text, behind a progress bar."""
+    """Summarize runs that answer with sequences on the first one's data, or on a text, behind a progress bar.
+
+    `values` are options of the task. `count_training` is for the score for rare tokens.
+    """
     _check_one_task(runs)
     inputs, answers = [], None
     own_name = io.distinct_names([run.folder for run, _ in runs])[0]
     for run, task in runs:
-        corpus, name, has_targets = _read(run, task, runs[0][0], split, text, language, options)
+        corpus, name, has_targets = _read(run, task, runs[0][0], split, text, values, options)
         if not has_targets:
             answers = answers or _search_answers(run, own_name, corpus, options)
             corpus, name = _with_answers(run, task, corpus, answers), f"{name} (targets: answers of {own_name})"
-        inputs.append(RunInput(run, corpus, name, _count_training(run, task), answers and answers.name))
+        counts = _count_training(run, task) if count_training else None
+        inputs.append(RunInput(run, corpus, name, counts, answers and answers.name))
     with _progress([run for run, _ in runs]) as advance:
         summaries, comparisons = summarize_runs(inputs, options, advance)
     for summary, (run, _) in zip(summaries, runs, strict=True):
@@ -133,7 +148,7 @@ def _check_one_task(runs: Runs) -> None:
 
 
 def describe_labels(
-    runs: Runs, split: str, text: Text | None, language: str | None, options: Options
+    runs: Runs, split: str, text: Text | None, values: Mapping[str, Any], options: Options
 ) -> list[DensitySummary]:
     """Describe the attention of runs that answer with labels, all of them of one task and on the same examples."""
     _check_one_task(runs)
@@ -141,11 +156,7 @@ def describe_labels(
     summaries: list[DensitySummary] = []
     names = io.distinct_names([run.folder for run, _ in runs])
     for (run, task), own_name in zip(runs, names, strict=True):
-        if text is None:
-            task.check_options(run, {"language": language})
-            lines = task.split(run, load_config(first.folder / CONFIG).data, split)
-        else:
-            lines, _ = _read_lines(run, task, text, language, options)
+        lines = _label_lines(run, task, first, split, text, task.check_options(run, values), options.limit)
         name = f"the {split} split" if text is None else text.name
         if rows is not None and rows[-1] >= len(lines.corpus):
             raise InputError(f"{run.folder}: reads {len(lines.corpus)} examples of {name}, {first.folder} reads more")
@@ -154,6 +165,17 @@ def describe_labels(
         rows = [example.index for example in summary.shown]
         summaries.append(replace(summary, name=own_name))
     return summaries
+
+
+def _label_lines(
+    run: Run, task: Task, first: Run, split: str, text: Text | None, values: dict[str, Any], limit: int
+) -> Lines:
+    if text is None:
+        return task.split(run, load_config(first.folder / CONFIG).data, split, **values)
+    lines = text.lines[:limit]
+    read = task.read(lines, text.name, run, _has_outputs(task, lines), **values)
+    read.ignored.warn(text.name)
+    return read
 
 
 @contextlib.contextmanager
@@ -187,24 +209,24 @@ def _count_training(run: Run, task: Task) -> TrainingCounts | None:
 
 
 def _read(
-    run: Run, task: Task, first: Run, split: str, text: Text | None, language: str | None, options: Options
+    run: Run, task: Task, first: Run, split: str, text: Text | None, values: Mapping[str, Any], options: Options
 ) -> tuple[Corpus, str, bool]:
     """Return sentences as the run numbers them, their name, and whether they have all the targets that they need."""
-    if text is None:
-        data = load_config(first.folder / CONFIG).data
-        return task.sentences(run, data, split, language=language), f"the {split} split", True
-    read, has_outputs = _read_lines(run, task, text, language, options)
+    if text is not None:
+        return _read_text(run, task, text, values, options)
+    data = load_config(first.folder / CONFIG).data
+    return task.sentences(run, data, split, **values), f"the {split} split", True
+
+
+def _read_text(
+    run: Run, task: Task, text: Text, values: Mapping[str, Any], options: Options
+) -> tuple[Corpus, str, bool]:
+    """Read lines with outputs, or without, as `_read` returns them."""
+    has_outputs = _has_outputs(task, text.lines)
+    read = task.read(text.lines[: options.limit], text.name, run, has_outputs, **task.check_options(run, values))
+    read.ignored.warn(text.name)
     plain, with_outputs = (columns.count("<TAB>") for columns in task.columns)
     return read.corpus, text.name, has_outputs or with_outputs == plain
-
-
-def _read_lines(run: Run, task: Task, text: Text, language: str | None, options: Options) -> tuple[Lines, bool]:
-    """Read lines as the run numbers them, and tell whether they have outputs."""
-    has_outputs = _has_outputs(task, text.lines)
-    values = task.check_options(run, {"language": language})
-    read = task.read(text.lines[: options.limit], text.name, run, has_outputs, **values)
-    read.ignored.warn(text.name)
-    return read, has_outputs
 
 
 def _search_answers(run: Run, name: str, corpus: Corpus, options: Options) -> _Answers:

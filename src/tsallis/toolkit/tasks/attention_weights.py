@@ -57,7 +57,7 @@ def describe_attention(
         task: of the run.
         run: with a model that has outputs.
         lines: that it reads; of one without symbols, or without an output, nothing is yielded.
-        heads: "all", or names such as "encoder.1.2,cross.3.1"; None for the attention to the source that figures show.
+        heads: "all", or names such as "encoder.1.2,cross.3.1"; None for the task's attention to the source.
         search: of the beam search, its size and limits.
 
     Yields:
@@ -100,7 +100,7 @@ def _entries_of_heads(run: Run, batch: Batch, heads: Sequence[Head]) -> Iterator
 
 
 def _entries_of_task(task: Task, run: Run, batch: Batch) -> Iterator[list[dict[str, Any]]]:
-    """Yield the attention to the source of each row of a batch, which figures show."""
+    """Yield the attention to the source of each row of a batch."""
     with torch.no_grad():
         by_name = task.attention(run, batch)
     for row, src in enumerate(batch.src_lengths.tolist()):

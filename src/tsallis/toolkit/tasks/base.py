@@ -1,7 +1,7 @@
 """The base class of tasks, which define a run's examples, how they become numbers, and what outputs score.
 
 Each task is a class in a file of this folder, with a line in :mod:`tsallis.toolkit.tasks.registry`. Functions above the
-tasks prepare a run (`prepared`), evaluate it (`scoring`), draw its attention (`figures`) and describe it
+tasks prepare a run (`prepared`), evaluate it (`scoring`), and describe it
 (`attention_weights`, `manifest`).
 """
 
@@ -195,7 +195,7 @@ class Task(ABC):
 
     @abstractmethod
     def attention(self, run: Run, batch: Batch) -> dict[str, Attention]:
-        """Return by name the attention to the source in a batch, which figures and `tsallis look --weights` show."""
+        """Return by name the attention to the source in a batch, which `tsallis look --weights` prints."""
 
     def attention_symbols(self, run: Run, source: Sequence[int], target: Sequence[int], title: str) -> dict[str, Any]:
         """Return the symbols that rows and columns of attention belong to, "source" and "target" among them.
