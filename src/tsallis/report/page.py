@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tsallis.analysis.density_shapes import SignalDensity
 from tsallis.analysis.head_roles import ROLES
-from tsallis.analysis.histories import ON_DEV, VALUES, HeadHistory, Sweep, SweepPoint, ValueHistory
+from tsallis.analysis.histories import ON_DEV, VALUES, Sweep
 from tsallis.analysis.score_names import SCORES, ScoreFormat
 from tsallis.analysis.summary_records import (
     ComparisonSummary,
@@ -106,7 +106,7 @@ def build_page(
     parts = {
         "runs": [_run(replace(run, sentences=run.sentences[:count])) for run in runs],
         "comparisons": list(comparisons),
-        "sweep": sweep and _thin_sweep(sweep),
+        "sweep": sweep and _sweep(sweep),
         "densities": list(densities),
         "signals": list(signals),
         "omitted_sentences": len(runs[0].sentences) - count if runs else 0,
@@ -234,54 +234,29 @@ def _compact(value: Any) -> Any:
     return _compact(value.to_dict()) if hasattr(value, "to_dict") else value
 
 
-def _thin(count: int) -> list[int]:
-    """Return the numbers of the events of a history that the page holds, the first and the last among them."""
-    return [int(number) for number in np.linspace(0, count - 1, min(count, EVENTS)).round()]
+def _thin(history: Any) -> Any:
+    """Return at most `EVENTS` numbers of each list, the first and the last among them."""
+    if isinstance(history, dict):
+        return {name: _thin(values) for name, values in history.items()}
+    if not isinstance(history, list) or len(history) <= EVENTS:
+        return history
+    return [history[int(number)] for number in np.linspace(0, len(history) - 1, EVENTS).round()]
 
 
-def _thin_heads(history: HeadHistory | None) -> HeadHistory | None:
-    if history is None:
-        return None
-    events = _thin(len(history.steps))
-    values = {kind: np.asarray(array)[events] for kind, array in history.values.items()}
-    return HeadHistory(tuple(history.steps[i] for i in events), values)
-
-
-def _thin_values(history: ValueHistory | None) -> ValueHistory | None:
-    if history is None:
-        return None
-    events = _thin(len(history.steps))
-    return replace(
-        history,
-        steps=tuple(history.steps[i] for i in events),
-        values={name: tuple(numbers[i] for i in events) for name, numbers in history.values.items()},
-        seconds=history.seconds and tuple(history.seconds[i] for i in events),
-    )
-
-
-def _thin_sweep(sweep: Sweep) -> Sweep:
-    return replace(sweep, points=tuple(_thin_point(point) for point in sweep.points))
-
-
-def _thin_point(point: SweepPoint) -> SweepPoint:
-    events = [_thin(len(steps)) for steps in point.steps]
-
-    def thin(histories: Sequence[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
-        pairs = zip(histories, events, strict=True)
-        return tuple(tuple(history[i] for i in numbers) for history, numbers in pairs)
-
-    return replace(point, steps=thin(point.steps), curves={name: thin(runs) for name, runs in point.curves.items()})
+def _sweep(sweep: Sweep) -> dict[str, Any]:
+    content = sweep.to_dict()
+    for point in content["points"]:
+        point["steps"] = [_thin(steps) for steps in point["steps"]]
+        point["curves"] = {name: [_thin(run) for run in runs] for name, runs in point["curves"].items()}
+    return content
 
 
 def _run(run: RunSummary) -> dict[str, Any]:
-    fields = {name: getattr(run, name) for name in ("name", "task", "model", "arguments", "parameters", "step")}
-    fields |= {name: getattr(run, name) for name in ("metrics", "corpus", "diversity", "empty", "training_pairs")}
-    fields |= {name: _thin_heads(getattr(run, name)) for name in ("alphas", "densities")}
-    fields["values"] = _thin_values(run.values)
+    histories = {"alphas": run.alphas, "densities": run.densities, "values": run.values}
     layers = [{name: getattr(layer, name) for name in ("kind", "layer", "heads", "causal")} for layer in run.layers]
     return {
-        **fields,
-        "importance": run.importance,
+        **vars(run),
+        **{name: history and _thin(history.to_dict()) for name, history in histories.items()},
         "layers": layers,
         "outputs": run.outputs and {**run.outputs.to_dict(), "sparsity": run.outputs.sparsity},
         "heads": [_head(head) for head in run.heads],
