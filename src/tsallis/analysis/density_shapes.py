@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tsallis.analysis.shapes import curve, intervals, numbers, one_of, outlines
+from tsallis.analysis.shapes import curve, intervals, numbers, one_of, outlines, parts_of
 from tsallis.analysis.tables import Record
 from tsallis.continuous import Density, Ellipse, Elliptical, Interval
 
@@ -59,9 +59,8 @@ def draw_density(density: Density, index: int | tuple[int, ...] = ()) -> DrawnDe
     """
     one = one_of(density, index, density.dims)
     if one.dims == 2:
-        shapes = outlines(one, POINTS)
-        parts = tuple(tuple(map(tuple, shape.boundary.tolist())) for shape in shapes)
-        bounded = all(shape.sigmas is None for shape in shapes)
+        parts = tuple(tuple(map(tuple, line.tolist())) for line in outlines(one, POINTS))
+        bounded = all(isinstance(part.support, Ellipse) for part in parts_of(one))
         deviation = tuple(numbers(one.covariance).diagonal().sqrt().tolist())
         return DrawnDensity(tuple(one.mean.tolist()), deviation, (), area_of(one), (), parts, bounded)
     ends = intervals(one)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,9 +80,9 @@ def intervals(density: Density) -> list[tuple[float, float]] | None:
     return merged
 
 
-def curve(density: Density, lower: float = 0.0, upper: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Return places between two bounds, dense where the density changes, and its values there."""
-    places = [torch.linspace(lower, upper, COARSE, dtype=torch.float64)]
+def curve(density: Density) -> tuple[Tensor, Tensor]:
+    """Return places from 0 to 1, dense where the density changes, and its values there."""
+    places = [torch.linspace(0, 1, COARSE, dtype=torch.float64)]
     for part in parts_of(density):
         mean, reach = float(part.mean), FAR * math.sqrt(float(part.variance))
         bounds = (mean - reach, mean + reach)
@@ -90,24 +90,17 @@ def curve(density: Density, lower: float = 0.0, upper: float = 1.0) -> tuple[Ten
             bounds = (float(part.support.lower), float(part.support.upper))
         places.append(torch.linspace(*bounds, FINE, dtype=torch.float64))
         places.append(torch.tensor([mean], dtype=torch.float64))
-    t = torch.cat(places).clamp(lower, upper).unique()
+    t = torch.cat(places).clamp(0, 1).unique()
     return t, numbers(density.pdf(t))
 
 
-class Shape(NamedTuple):
-    """A line around a part of a density in the plane."""
-
-    boundary: Tensor  # [points, 2]
-    sigmas: int | None  # of how many standard deviations; None: the edge of the support
-
-
-def outlines(density: Density, points: int = 181) -> list[Shape]:
-    """Return the edge of each part's support, or where it has none, one and two standard deviations."""
-    shapes: list[Shape] = []
+def outlines(density: Density, points: int) -> list[Tensor]:
+    """Return lines [points, 2]: the edge of each part's support, or one and two standard deviations without an edge."""
+    lines: list[Tensor] = []
     for part in parts_of(density):
         if isinstance(part.support, Ellipse):
-            shapes.append(Shape(numbers(part.support.boundary(points)), None))
+            lines.append(numbers(part.support.boundary(points)))
         elif isinstance(part, Elliptical):
             mean, factor = numbers(part.mean), numbers(part.factor)
-            shapes += [Shape(Ellipse(mean, k * factor).boundary(points), k) for k in (1, 2)]
-    return shapes
+            lines += [Ellipse(mean, sigmas * factor).boundary(points) for sigmas in (1, 2)]
+    return lines

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tsallis.analysis import draw_density, signal_densities
-from tsallis.continuous import Gaussian, Mixture, TruncatedParabola, TruncatedParaboloid
+from tsallis.continuous import BetaGaussian, Gaussian, Mixture, TruncatedParabola, TruncatedParaboloid
 
 
 def test_a_parabola_by_hand() -> None:
@@ -45,6 +45,23 @@ def test_the_support_of_a_mixture_is_a_union() -> None:
     parts = TruncatedParabola(torch.tensor([0.2, 0.8]), torch.tensor([0.001, 0.001]))
     drawn = draw_density(Mixture(torch.tensor([0.5, 0.5]), parts))
     assert len(drawn.support) == 2 and drawn.size == pytest.approx(4 * math.sqrt(0.005), abs=1e-5)
+    overlapping = [TruncatedParabola(torch.tensor(mean), torch.tensor(0.001)) for mean in (0.4, 0.5, 0.9)]
+    drawn = draw_density(Mixture(torch.tensor([0.5, 0.5, 0.0]), overlapping))  # the third has weight zero
+    assert drawn.support == (pytest.approx((0.4 - math.sqrt(0.005), 0.5 + math.sqrt(0.005)), abs=1e-6),)
+
+
+def test_one_density_of_a_batch() -> None:
+    batch = TruncatedParabola(torch.tensor([[0.2, 0.5], [0.7, 0.8]]), torch.tensor(1e-3))
+    heads = TruncatedParabola(torch.tensor([0.2, 0.5]).view(2, 1, 1), torch.tensor(1e-3))
+    alphas = BetaGaussian(torch.tensor([0.2, 0.5]), torch.tensor(1e-3), alpha=torch.tensor([1.0, 2.0]))
+    mixtures = Mixture(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), batch)
+    for density, index, mean in ((batch, (1, 0), 0.7), (heads, 1, 0.5), (alphas, 1, 0.5), (mixtures, 1, 0.8)):
+        drawn = draw_density(density, index)
+        assert drawn.support == (pytest.approx((mean - math.sqrt(5e-3), mean + math.sqrt(5e-3))),)
+    assert not draw_density(alphas, 0).bounded
+    for index in ((), 2, (0, 5)):
+        with pytest.raises(ValueError, match="index must name one density of a batch of shape"):
+            draw_density(batch, index)
 
 
 def test_densities_over_time() -> None:
