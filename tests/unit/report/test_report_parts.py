@@ -84,9 +84,7 @@ def test_the_command_says_how_many_sentences_are_left_out(
     tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text.write_text("".join(f"{line}\tscan\n" for line in LINES))
-    report = Report(
-        *summarize_all([untrained(tmp_path / "one", 0)], "dev", Text.read(text), {}, Options(beam_size=2))
-    )
+    report = Report(*summarize_all([untrained(tmp_path / "one", 0)], "dev", Text.read(text), {}, Options(beam_size=2)))
     out = tmp_path / "page.html"
     capsys.readouterr()
     for most, message in ((10**6, ""), (0, f"tsallis: {out}: holds 1 of 3 sentences: with all their weights it ")):

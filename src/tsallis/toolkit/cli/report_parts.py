@@ -121,8 +121,14 @@ def summarize_all(
     _check_one_task(runs)
     inputs, answers = [], None
     own_name = io.distinct_names([run.folder for run, _ in runs])[0]
+    data = load_config(runs[0][0].folder / CONFIG).data if text is None else None
     for run, task in runs:
-        corpus, name, has_targets = _read(run, task, runs[0][0], split, text, values, options)
+        name, has_targets = f"the {split} split", True
+        if text is None:
+            corpus = task.sentences(run, data, split, **values)
+        else:
+            lines, has_targets = _read_text(run, task, text, values, options.limit)
+            corpus, name = lines.corpus, text.name
         if not has_targets:
             answers = answers or _search_answers(run, own_name, corpus, options)
             corpus, name = _with_answers(run, task, corpus, answers), f"{name} (targets: answers of {own_name})"
@@ -156,8 +162,11 @@ def describe_labels(
     summaries: list[DensitySummary] = []
     names = io.distinct_names([run.folder for run, _ in runs])
     for (run, task), own_name in zip(runs, names, strict=True):
-        lines = _label_lines(run, task, first, split, text, task.check_options(run, values), options.limit)
         name = f"the {split} split" if text is None else text.name
+        if text is None:
+            lines = task.split(run, load_config(first.folder / CONFIG).data, split, **values)
+        else:
+            lines, _ = _read_text(run, task, text, values, options.limit)
         if rows is not None and rows[-1] >= len(lines.corpus):
             raise InputError(f"{run.folder}: reads {len(lines.corpus)} examples of {name}, {first.folder} reads more")
         with _progress([run]) as advance:
@@ -165,17 +174,6 @@ def describe_labels(
         rows = [example.index for example in summary.shown]
         summaries.append(replace(summary, name=own_name))
     return summaries
-
-
-def _label_lines(
-    run: Run, task: Task, first: Run, split: str, text: Text | None, values: dict[str, Any], limit: int
-) -> Lines:
-    if text is None:
-        return task.split(run, load_config(first.folder / CONFIG).data, split, **values)
-    lines = text.lines[:limit]
-    read = task.read(lines, text.name, run, _has_outputs(task, lines), **values)
-    read.ignored.warn(text.name)
-    return read
 
 
 @contextlib.contextmanager
@@ -208,25 +206,13 @@ def _count_training(run: Run, task: Task) -> TrainingCounts | None:
     return TrainingCounts(len(corpus), count_pieces(corpus, run.src_vocab, run.tgt_vocab))
 
 
-def _read(
-    run: Run, task: Task, first: Run, split: str, text: Text | None, values: Mapping[str, Any], options: Options
-) -> tuple[Corpus, str, bool]:
-    """Return sentences as the run numbers them, their name, and whether they have all the targets that they need."""
-    if text is not None:
-        return _read_text(run, task, text, values, options)
-    data = load_config(first.folder / CONFIG).data
-    return task.sentences(run, data, split, **values), f"the {split} split", True
-
-
-def _read_text(
-    run: Run, task: Task, text: Text, values: Mapping[str, Any], options: Options
-) -> tuple[Corpus, str, bool]:
-    """Read lines with outputs, or without, as `_read` returns them."""
+def _read_text(run: Run, task: Task, text: Text, values: Mapping[str, Any], limit: int) -> tuple[Lines, bool]:
+    """Read lines with outputs or without, and tell whether they have all the targets that they need."""
     has_outputs = _has_outputs(task, text.lines)
-    read = task.read(text.lines[: options.limit], text.name, run, has_outputs, **task.check_options(run, values))
+    read = task.read(text.lines[:limit], text.name, run, has_outputs, **task.check_options(run, values))
     read.ignored.warn(text.name)
     plain, with_outputs = (columns.count("<TAB>") for columns in task.columns)
-    return read.corpus, text.name, has_outputs or with_outputs == plain
+    return read, has_outputs or with_outputs == plain
 
 
 def _search_answers(run: Run, name: str, corpus: Corpus, options: Options) -> _Answers:
