@@ -307,6 +307,10 @@ function lines(weights, queries, keys, selected) {
   return svg;
 }
 
+function linesOrMatrix(weights, queries, keys) {
+  return (queries.length + keys.length > 48 ? matrix : lines)(weights, queries, keys, null);
+}
+
 // Set one query off from the others, or none.
 function select(svg, query) {
   const row = query === null || query === undefined ? null : svg.querySelector(`.row[data-query="${query}"]`);

@@ -30,15 +30,9 @@ function wordTable(comparison, kind, list, title) {
   const word = kind.kind === "cross" ? "Predicted after" : "Word";
   const columns = [word, "Sentence", "Divergence", `${first} attends to`, `${second} attends to`,
     `Within ${first}`, `Within ${second}`];
-  return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `${title}, ${kind.kind}` },
-    h("table", { class: "contrasts" }, h("caption", null, title),
-      h("thead", null, h("tr", null, columns.map((text) => h("th", { scope: "col" }, text)))),
-      h("tbody", null, kind[list].map((row) => h("tr", null,
-        h("th", { scope: "row", dir: "auto" }, spell(row.piece)),
-        h("td", null, sentenceLink(row.sentence, kind.kind)),
-        h("td", { class: "number" }, plain(row.between, 3)),
-        h("td", null, keyList(row.first_keys)), h("td", null, keyList(row.second_keys)),
-        h("td", { class: "number" }, plain(row.first, 3)), h("td", { class: "number" }, plain(row.second, 3)))))));
+  const rows = kind[list].map((row) => [spell(row.piece), sentenceLink(row.sentence, kind.kind), numeric(plain(row.between, 3)),
+    keyList(row.first_keys), keyList(row.second_keys), numeric(plain(row.first, 3)), numeric(plain(row.second, 3))]);
+  return scroller(`${title}, ${kind.kind}`, table(title, columns, rows, "contrasts", null));
 }
 
 function sentenceLink(index, kind) {
@@ -68,9 +62,8 @@ async function showPairs(run, place) {
     for (const [name, example] of [["Sparse", contrast.sparse], ["Dense", contrast.dense]]) {
       const weights = await exampleWeights(head, example);
       const [queries, keys] = sides(head.kind, example);
-      const draw = queries.length + keys.length > 48 ? matrix : lines;
       const short = `${name}: density ${percent(example.score)}`;
-      figures.push(figure(`${short}, ${head.name}, sentence ${example.index + 1}`, draw(weights, queries, keys, null),
+      figures.push(figure(`${short}, ${head.name}, sentence ${example.index + 1}`, linesOrMatrix(weights, queries, keys),
         { scroll: true, short, note: `sentence ${example.index + 1}` }));
     }
     place.append(h("div", { class: "pair" }, h("h3", null, h("a", { href: `#head/${head.id}` }, capital(head.name)),

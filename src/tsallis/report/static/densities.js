@@ -36,13 +36,8 @@ function densityFacts(runs, what) {
       : percent(run.zero_masses, 1))],
     [what === "words" ? "Part of the text in the support" : "Part of the image in the support", (run) => (run.size === null
       ? null : percent(run.size, 1))],
-  ].map(([name, value]) => [name, runs.map(value)]).filter(([, values]) => values.some((value) => value));
-  return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Facts" },
-    h("table", { class: "facts" },
-      h("thead", null, h("tr", null, h("th", { scope: "col" }, h("span", { class: "unseen" }, "Fact")),
-        runs.map((run) => h("th", { scope: "col" }, run.name)))),
-      h("tbody", null, rows.map(([name, values]) => h("tr", null, h("th", { scope: "row" }, name),
-        values.map((value) => h("td", null, value || "–")))))));
+  ];
+  return facts(runs, rows);
 }
 
 function densityHistograms(run) {
@@ -143,17 +138,9 @@ function imageDrawing(example) {
 }
 
 function massTable(example) {
-  const details = h("details", null, h("summary", null, "As a table"));
-  details.addEventListener("toggle", () => {
-    if (!details.open || details.querySelector("table")) return;
-    const columns = ["Word", ...(example.weights.length ? ["Weight"] : []), ...(example.masses.length ? ["Mass"] : [])];
-    details.append(h("table", { class: "weights" }, h("caption", { class: "unseen" }, example.title),
-      h("thead", null, h("tr", null, columns.map((text) => h("th", { scope: "col" }, text)))),
-      h("tbody", null, example.words.map((word, i) => h("tr", null, h("th", { scope: "row" }, spell(word)),
-        example.weights.length ? h("td", { class: "number" }, weight(example.weights[i])) : null,
-        example.masses.length ? h("td", { class: "number" }, weight(example.masses[i])) : null)))));
-  });
-  return details;
+  const columns = [["Weight", example.weights], ["Mass", example.masses]].filter(([, values]) => values.length);
+  return tableDetails("As a table", () => table(example.title, ["Word", ...columns.map(([name]) => name)],
+    example.words.map((word, i) => [spell(word), ...columns.map(([, values]) => numeric(weight(values[i])))]), "weights"));
 }
 
 // One row for each channel: the supports of its densities as lines, their centres as dots.
@@ -189,13 +176,9 @@ function viewSignals() {
     h("p", { class: "lead" }, "Where the densities of each channel look, for all series alike: a dot is a centre, a line the "
       + "support, dashed two standard deviations where the density has no end."),
     figure("Densities over time", svg),
-    h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Densities over time as a table" },
-      h("table", null, h("thead", null, h("tr", null, ["Channel", "Head", "Centre", "Deviation", "Support"].map((text) => h("th",
-        { scope: "col" }, text)))),
-      h("tbody", null, DATA.signals.map((one) => h("tr", null, h("th", { scope: "row" }, one.channel),
-        h("td", { class: "number" }, one.head + 1), h("td", { class: "number" }, plain(one.density.mean[0])),
-        h("td", { class: "number" }, plain(one.density.deviation[0])),
-        h("td", null, one.density.bounded ? one.density.support.map(([from, to]) => `${plain(from)} to ${plain(to)}`).join(", ")
-          : "unbounded")))))),
+    scroller("Densities over time as a table", table("Densities over time", ["Channel", "Head", "Centre", "Deviation", "Support"],
+      DATA.signals.map(({ channel, head, density }) => [channel, numeric(head + 1), numeric(plain(density.mean[0])),
+        numeric(plain(density.deviation[0])), density.bounded
+          ? density.support.map(([from, to]) => `${plain(from)} to ${plain(to)}`).join(", ") : "unbounded"]))),
   ];
 }

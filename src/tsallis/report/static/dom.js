@@ -139,6 +139,12 @@ function figure(title, drawing, options = {}) {
     options.after || null);
 }
 
+// The names of colours, in a line above a figure.
+function legend(colours) {
+  return h("p", { class: "legend" }, colours.map(([colour, name]) => h("span", null,
+    h("i", { class: "swatch", style: { background: colour } }), ` ${name}`)));
+}
+
 const STYLES = ["fill", "fill-opacity", "stroke", "stroke-opacity", "stroke-width", "stroke-dasharray", "opacity",
   "font-family", "font-size", "font-weight", "text-anchor", "dominant-baseline"];
 
@@ -167,6 +173,34 @@ function saveSvg(drawing, title) {
   h("a", { href: url, download: `${name}.svg` }).click();
   setTimeout(() => URL.revokeObjectURL(url), 1000);
   say(`Saved ${name}.svg`);
+}
+
+// Tables.
+
+// A table: the first cell of a row is its header.
+function table(name, columns, rows, kind = null, caption = "unseen") {
+  return h("table", { class: kind }, h("caption", { class: caption }, name),
+    h("thead", null, h("tr", null, columns.map((text) => h("th", { scope: "col" }, text)))),
+    h("tbody", null, rows.map(([first, ...cells]) => h("tr", null, h("th", { scope: "row", dir: "auto" }, first),
+      cells.map((cell) => (cell instanceof HTMLTableCellElement ? cell : h("td", null, cell)))))));
+}
+
+function numeric(text) {
+  return h("td", { class: "number" }, text);
+}
+
+// A wide part of the page, in a frame that scrolls.
+function scroller(name, content) {
+  return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": name }, content);
+}
+
+// A table that is made when it is first looked at.
+function tableDetails(summary, make) {
+  const details = h("details", null, h("summary", null, summary));
+  details.addEventListener("toggle", () => {
+    if (details.open && !details.querySelector("table")) details.append(make());
+  });
+  return details;
 }
 
 // Controls.

@@ -79,9 +79,8 @@ function headTable(draw) {
 }
 
 function valueCell(measure, value, high) {
-  return h("td", { class: "number" },
-    h("span", { class: "bar", style: { width: `${(100 * tone(measure, value, high)).toFixed(0)}%` } }),
-    h("span", null, measure.show(value ?? null)));
+  return numeric([h("span", { class: "bar", style: { width: `${(100 * tone(measure, value, high)).toFixed(0)}%` } }),
+    h("span", null, measure.show(value ?? null))]);
 }
 
 function viewHead(id) {
@@ -163,10 +162,8 @@ async function showExamples(head, place) {
     const [queries, keys] = sides(head.kind, example);
     const known = head.run.sentences.findIndex((sentence) => sentence.index === example.index);
     const title = `Sentence ${example.index + 1}${example.score === undefined ? "" : `: score ${plain(example.score)}`}`;
-    const drawing = queries.length + keys.length > 48 ? matrix(weights, queries, keys, null)
-      : lines(weights, queries, keys, null);
     place.append(h("div", { class: "example" },
-      figure(title, drawing, { scroll: true, note: short(sentenceText(keys), 70) }),
+      figure(title, linesOrMatrix(weights, queries, keys), { scroll: true, note: short(sentenceText(keys), 70) }),
       known >= 0 ? h("p", null, h("a", { href: `#sentence/${known}/${head.id}` }, "Open in the sentence explorer")) : null));
   }
 }

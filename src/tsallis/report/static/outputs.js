@@ -13,9 +13,8 @@ function viewOutputs(number) {
     h("h1", { tabindex: "-1" }, "Outputs"),
     h("p", { class: "lead" }, `At each step of the ${TARGET_RUN ? "target" : "reference"}: which symbols the model holds possible, the most `
       + "probable first, and how many. All others are excluded: their probability is exactly zero."),
-    h("div", { class: "controls" }, choice("Sentence", RUNS[0].sentences.map((sentence, i) => [String(i),
-      `${sentence.index + 1}: ${titleText(sentence, 60)}`]), String(outputSentence), (value) => {
-      outputSentence = Number(value);
+    h("div", { class: "controls" }, sentenceChoice(outputSentence, (number) => {
+      outputSentence = number;
       draw();
     })),
     place,
@@ -47,16 +46,16 @@ function excludedSteps(run, steps) {
 }
 
 function stepTable(run, sentence) {
-  return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `Steps of the ${TARGET_RUN ? "target" : "reference"}` },
+  return scroller(`Steps of the ${TARGET_RUN ? "target" : "reference"}`,
     h("table", { class: "steps" },
       h("thead", null, h("tr", null, ["Step", TARGET_RUN ? "Target" : "Reference", "Probability", "Possible", "Excluded", "Symbols and shares"]
         .map((text) => h("th", { scope: "col" }, text)))),
       h("tbody", null, sentence.steps.map(([gold, prob, support, words], i) => h("tr", { class: prob === 0 ? "out" : null },
-        h("td", { class: "number" }, i + 1),
+        numeric(i + 1),
         h("th", { scope: "row" }, spell(gold)),
-        h("td", { class: "number" }, prob === 0 ? "impossible" : probability(prob)),
-        h("td", { class: "number" }, whole(support)),
-        h("td", { class: "number" }, whole(run.outputs.symbols - support)),
+        numeric(prob === 0 ? "impossible" : probability(prob)),
+        numeric(whole(support)),
+        numeric(whole(run.outputs.symbols - support)),
         h("td", null, shares(words, gold, support)))))));
 }
 

@@ -17,7 +17,7 @@ function mapOf(run) {
 }
 
 function factRows() {
-  const rows = [
+  return [
     ["Model", (run) => run.parameters !== null && `${run.model}, ${whole(run.parameters)} parameters`],
     ["Trained for", (run) => run.step !== null && `${whole(run.step)} updates`],
     ...DEV_SCORES.map((key) => [`${DATA.scores[key].title}, development set`, (run) => (key in run.metrics
@@ -35,7 +35,6 @@ function factRows() {
     ["Symbols possible a step", (run) => run.outputs
       && `${plain(run.outputs.support)} of ${whole(run.outputs.symbols)}`],
   ];
-  return rows.map(([name, value]) => [name, RUNS.map(value)]).filter(([, values]) => values.some((value) => value));
 }
 
 function attentionMap(run) {
@@ -95,7 +94,7 @@ function viewOverview() {
       h("p", { class: "hint" }, "Each square is a head; the darker, the higher. A sign marks a role, "
         + "in brackets the role that a head without one comes nearest to. Choose one for its card."),
       maps),
-    h("section", null, h("h2", null, factTitle()), factTable()),
+    h("section", null, h("h2", null, factTitle()), facts(RUNS, factRows())),
     ...RUNS.map((run) => standouts(run)),
   ];
 }
@@ -105,13 +104,12 @@ function factTitle() {
   return RUNS.length > 1 ? `${name[0].toUpperCase()}${name.slice(1)}s` : `The ${name}`;
 }
 
-function factTable() {
-  return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Facts" },
-    h("table", { class: "facts" },
-      h("thead", null, h("tr", null, h("th", { scope: "col" }, h("span", { class: "unseen" }, "Fact")),
-        RUNS.map((run) => h("th", { scope: "col" }, run.name)))),
-      h("tbody", null, factRows().map(([name, values]) => h("tr", null, h("th", { scope: "row" }, name),
-        values.map((value) => h("td", null, value || "–")))))));
+// A table of facts, each of them a name and what returns its value of a run; those that no run has are left out.
+function facts(runs, rows) {
+  const known = rows.map(([name, value]) => [name, ...runs.map((run) => value(run) || "–")])
+    .filter(([, ...values]) => values.some((value) => value !== "–"));
+  const columns = [h("span", { class: "unseen" }, "Fact"), ...runs.map((run) => run.name)];
+  return scroller("Facts", table("Facts", columns, known, "facts"));
 }
 
 function standouts(run) {

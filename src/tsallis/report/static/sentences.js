@@ -51,9 +51,8 @@ function viewSentence(number, id) {
   return [
     h("h1", { tabindex: "-1" }, "Sentences"),
     h("div", { class: "controls" },
-      choice("Sentence", RUNS[0].sentences.map((sentence, i) => [String(i),
-        `${sentence.index + 1}: ${titleText(sentence, 60)}`]), String(shownSentence), (value) => {
-        shownSentence = Number(value);
+      sentenceChoice(shownSentence, (number) => {
+        shownSentence = number;
         draw();
       }),
       segments("Draw", [["both", "lines and matrix"], ["lines", "lines"], ["matrix", "matrix"]], shownForm, (value) => {
@@ -69,6 +68,11 @@ function viewSentence(number, id) {
     omissionNote(),
     text, row, panels, thumbs.node,
   ];
+}
+
+function sentenceChoice(shown, change) {
+  return choice("Sentence", RUNS[0].sentences.map((sentence, i) => [String(i),
+    `${sentence.index + 1}: ${titleText(sentence, 60)}`]), String(shown), (value) => change(Number(value)));
 }
 
 function focusPanel(panels, place) {
@@ -162,16 +166,9 @@ async function drawPanel(head, body, row) {
 }
 
 function weightTable(name, weights, queries, keys) {
-  const details = h("details", null, h("summary", null, "Weights as a table"));
-  details.addEventListener("toggle", () => {
-    if (!details.open || details.querySelector("table")) return;
-    details.append(h("table", { class: "weights" }, h("caption", { class: "unseen" }, name),
-      h("thead", null, h("tr", null, ["Word", "Keys above zero", "Weights"].map((text) => h("th", { scope: "col" }, text)))),
-      h("tbody", null, queries.map((query, i) => h("tr", null, h("th", { scope: "row" }, spell(query)),
-        h("td", { class: "number" }, `${weights.rows[i].length} of ${visibleKeys(weights, i)}`),
-        h("td", null, weights.rows[i].map(([key, value]) => `${spell(keys[key])} ${weight(value)}`).join(", ")))))));
-  });
-  return details;
+  return tableDetails("Weights as a table", () => table(name, ["Word", "Keys above zero", "Weights"], queries.map((query, i) => [
+    spell(query), numeric(`${weights.rows[i].length} of ${visibleKeys(weights, i)}`),
+    weights.rows[i].map(([key, value]) => `${spell(keys[key])} ${weight(value)}`).join(", ")]), "weights"));
 }
 
 // All heads of one kind as small matrices: a click puts one beside the others.

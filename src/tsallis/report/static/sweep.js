@@ -20,8 +20,7 @@ function viewSweep() {
       : null,
     h("div", { class: "columns" }, order.filter((name) => varies(sweep, name)).map((name) => sweepFigure(sweep, name))),
     h("section", null, h("h2", null, "Over the updates"),
-      h("p", { class: "legend" }, sweep.points.map((point, i) => h("span", null, h("i", { class: "swatch",
-        style: { background: shade(i, sweep.points.length) } }), ` ${label(point.value)}`))),
+      legend(sweep.points.map((point, i) => [shade(i, sweep.points.length), label(point.value)])),
       h("div", { class: "columns" }, order.slice(0, 2).map((name) => sweepCurves(sweep, name)))),
     h("section", null, h("h2", null, "Means and deviations"), sweepTable(sweep, order)),
   ];
@@ -77,11 +76,8 @@ function sweepTable(sweep, names) {
     if (!spread || spread.mean === null) return "–";
     return `${plain(spread.mean, 3)}${spread.deviation === null ? "" : ` ± ${plain(spread.deviation, 3)}`}`;
   };
-  return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Means and deviations" },
-    h("table", { class: "contrasts" }, h("caption", { class: "unseen" }, "Means and deviations"),
-      h("thead", null, h("tr", null, [capital(settingName(sweep.setting)), "Runs", ...names.map(headingOf)]
-        .map((text) => h("th", { scope: "col" }, text)))),
-      h("tbody", null, sweep.points.map((point) => h("tr", null, h("th", { scope: "row" }, label(point.value)),
-        h("td", { class: "number" }, point.runs.length),
-        names.map((name) => h("td", { class: "number" }, cell(point, name))))))));
+  const rows = sweep.points.map((point) => [label(point.value), numeric(point.runs.length),
+    ...names.map((name) => numeric(cell(point, name)))]);
+  const columns = [capital(settingName(sweep.setting)), "Runs", ...names.map(headingOf)];
+  return scroller("Means and deviations", table("Means and deviations", columns, rows, "contrasts"));
 }

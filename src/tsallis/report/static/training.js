@@ -73,8 +73,7 @@ function runColour(run) {
 
 function runLegend() {
   if (RUNS.length < 2) return null;
-  return h("p", { class: "legend" }, RUNS.map((run) => h("span", null,
-    h("i", { class: "swatch", style: { background: runColour(run) } }), ` ${run.name}`)));
+  return legend(RUNS.map((run) => [runColour(run), run.name]));
 }
 
 function history(run, record, title, range) {
@@ -99,8 +98,7 @@ function history(run, record, title, range) {
 
 function layerLegend(layers) {
   if (layers < 2) return null;
-  return h("p", { class: "legend" }, Array.from({ length: layers }, (_, layer) => h("span", null,
-    h("i", { class: "swatch", style: { background: shade(layer, layers) } }), ` layer ${layer + 1}`)));
+  return legend(Array.from({ length: layers }, (_, layer) => [shade(layer, layers), `layer ${layer + 1}`]));
 }
 
 function countIn(values, low, high, bins) {
@@ -142,12 +140,7 @@ function spread() {
       densityByLayer(run, kind)))),
     h("h3", null, "Jensen–Shannon diversity of each layer’s heads"),
     h("div", { class: "columns" }, RUNS.map((run) => figure(titleOf(run, "diversity"),
-      diversityByLayer(run), { legend: kindLegend(run) }))));
-}
-
-function kindLegend(run) {
-  return h("p", { class: "legend" }, kindsOf(run).map((kind) => h("span", null,
-    h("i", { class: "swatch", style: { background: `var(--${kind})` } }), ` ${KIND_NAMES[kind]}`)));
+      diversityByLayer(run), { legend: legend(kindsOf(run).map((kind) => [`var(--${kind})`, KIND_NAMES[kind]])) }))));
 }
 
 function densityByLayer(run, kind) {
