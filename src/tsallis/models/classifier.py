@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tsallis import functional
-from tsallis.continuous import Density, Elliptical, Interval, cell_masses
+from tsallis.continuous import Density, Elliptical, cell_masses
 from tsallis.continuous.moments import Matching
 from tsallis.models.arguments import constructor_arguments
 from tsallis.models.checks import check_attending, check_counts
@@ -40,25 +40,6 @@ class AttentionMap:
             return cell_masses(self.density, cell_edges(self.mask).to(self.density.mean))
         assert self.weights is not None
         return self.weights
-
-    @property
-    def lower(self) -> Tensor | None:
-        """[batch]: where the density's support begins, -inf where it has no end."""
-        return self._end("lower", -torch.inf)
-
-    @property
-    def upper(self) -> Tensor | None:
-        """[batch]: where it ends."""
-        return self._end("upper", torch.inf)
-
-    def _end(self, name: str, infinite: float) -> Tensor | None:
-        if self.density is None:
-            return None
-        support = self.density.support
-        if not isinstance(support, Interval):
-            return torch.full_like(self.density.mean, infinite)
-        end: Tensor = getattr(support, name)
-        return end
 
 
 class BidirectionalLayer(nn.Module):
@@ -222,7 +203,7 @@ class BiLSTMClassifier(nn.Module):
 
     @torch.no_grad()
     def attention(self, src: Tensor, src_lengths: Tensor) -> AttentionMap:
-        """Return the model's attention, for figures: weights, density and the ends of its support."""
+        """Return the model's attention: weights and density."""
         return self.read(src, src_lengths)[1]
 
     def read(self, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, AttentionMap]:

@@ -251,7 +251,7 @@ class VisualAnswerer(nn.Module):
 
     @torch.no_grad()
     def attention(self, images: Tensor, src: Tensor, src_lengths: Tensor) -> GridAttention:
-        """Return the model's attention, for figures."""
+        """Return the model's attention: weights and density."""
         return self.read(images, src, src_lengths)[1]
 
     def read(self, images: Tensor, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, GridAttention]:

@@ -181,11 +181,9 @@ def _attention(run: Run, src: Tensor, lengths: Tensor) -> AttentionMap | GridAtt
 
 def _of_row(attention: AttentionMap | GridAttention, row: int, length: int) -> tuple[Tensor | None, Tensor | None]:
     """Return weights and masses of one row, without padding."""
-    if isinstance(attention, GridAttention):
-        weights = numbers(attention.weights[row]).reshape(-1)
-        return weights, numbers(attention.masses[row]).reshape(-1) if attention.density is not None else None
-    own = None if attention.weights is None else numbers(attention.weights[row, :length])
-    return own, numbers(attention.masses[row, :length]) if attention.density is not None else None
+    count = None if isinstance(attention, GridAttention) else length  # a grid has no padding
+    masses = None if attention.density is None else numbers(attention.masses[row]).flatten()[:count]
+    return None if attention.weights is None else numbers(attention.weights[row]).flatten()[:count], masses
 
 
 def _choose(sizes: Sequence[float], order: Sequence[int], count: int, shown: int) -> list[int]:
@@ -200,9 +198,7 @@ def _choose(sizes: Sequence[float], order: Sequence[int], count: int, shown: int
 
 
 def _gold(run: Run, corpus: Corpus, row: int) -> str:
-    numbers_of_row = [int(number) for number in corpus.tgt[row] if int(number) != IGNORE_INDEX]
-    text: str = run.tgt_vocab.decode(numbers_of_row)
-    return text
+    return str(run.tgt_vocab.decode([int(number) for number in corpus.tgt[row] if int(number) != IGNORE_INDEX]))
 
 
 def _examples(

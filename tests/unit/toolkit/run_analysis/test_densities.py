@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from tsallis.continuous import Interval
 from tsallis.errors import InputError
 from tsallis.models import LabelDecoder, RNNSeq2Seq
 from tsallis.toolkit.data.corpus import Corpus
@@ -65,8 +66,9 @@ def test_documents_beside_single_ones(arguments: dict[str, Any], tmp_path: Path)
             zeros.append(float((attention.weights == 0).float().mean()))
         if attention.density is not None:
             zero_masses.append(float((attention.masses == 0).float().mean()))
-            ends = float(attention.lower[0]), float(attention.upper[0])
-            sizes.append(min(ends[1], 1.0) - max(ends[0], 0.0))
+            support = attention.density.support
+            lower, upper = (support.lower, support.upper) if isinstance(support, Interval) else (0.0, 1.0)
+            sizes.append(min(float(upper), 1.0) - max(float(lower), 0.0))
         if corpus.tgt[row]:
             right.append(int(probs.argmax()) + 4 == corpus.tgt[row][0])
     for own, alone in ((summary.zeros, zeros), (summary.zero_masses, zero_masses), (summary.size, sizes)):
