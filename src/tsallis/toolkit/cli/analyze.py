@@ -18,7 +18,7 @@ from tsallis.toolkit.cli.output import check_writable, print_fields
 from tsallis.toolkit.inference import open_run
 
 if TYPE_CHECKING:
-    from tsallis.toolkit.cli.report_parts import Report, Text
+    from tsallis.toolkit.cli.report_parts import Report
 
 INTERRUPTED = 130  # the exit status of a command that was stopped from the keyboard
 
@@ -60,7 +60,7 @@ def analyze(
     The beam size and the end rule are those of the first run's configuration, unless they are given.
     """
     from tsallis.errors import InputError
-    from tsallis.toolkit.cli.report_parts import Report, Text, read_sweep
+    from tsallis.toolkit.cli.report_parts import Report, read_sweep
 
     if text and split is not None:
         raise InputError(f"--split is for the config's own data: {input_name(text)} was given, too")
@@ -76,8 +76,7 @@ def analyze(
             raise InputError(f"--sweep reads logs, no sentences: {', '.join(names)} was given, too")
         _write(Report(sweep=read_sweep(runs)), out, records)
         return
-    lines = None if text is None else Text.read(text)
-    report_runs(runs, search, out, split, lines, records, options, checkpoint, device, language=language)
+    report_runs(runs, search, out, split, text, records, options, checkpoint, device, language=language)
 
 
 def report_runs(
@@ -85,7 +84,7 @@ def report_runs(
     search: SearchOptions,
     out: Path,
     split: str | None = None,
-    text: Text | None = None,
+    text: Path | None = None,
     records: Path | None = None,
     limits: Mapping[str, Any] | None = None,
     checkpoint: str = "best",
@@ -100,24 +99,26 @@ def report_runs(
         search: Options of the search that were given.
         out: Path of the page.
         split: Split of the first run's data; default: dev.
-        text: Lines to read instead of a split.
+        text: Path of lines to read instead of a split.
         records: Path of a file for all numbers.
-        limits: Fields of :class:`tsallis.toolkit.run_analysis.Options`.
+        limits: Fields of :class:`tsallis.toolkit.run_analysis.Options`; default: every line of `text`.
         checkpoint: Which checkpoint to load.
         device: Where the models run.
         command: Name of the command, for errors.
         values: Options of the task, such as `language`; None where they were not given.
     """
     from tsallis.errors import InputError
-    from tsallis.toolkit.cli.report_parts import Report, describe_labels, summarize_all, sweep_if_any
+    from tsallis.toolkit.cli.report_parts import Report, Text, describe_labels, summarize_all, sweep_if_any
     from tsallis.toolkit.run_analysis.densities import is_label_run
 
     opened = [open_run(run, checkpoint, device) for run in runs]
     for one in opened:
         one.check_command(command)
     loaded = [(one.run, one.task) for one in opened]
+    lines = None if text is None else Text.read(text)
+    every = {} if lines is None else dict.fromkeys(("limit", "sentences"), max(1, len(lines.lines)))
     beam = search.with_defaults(opened[0].search_options.without_limits).arguments
-    options = Options(**(limits or {}), **beam)
+    options = Options(**(limits or every), **beam)
     try:
         if any(is_label_run(run) for run, _ in loaded):
             of_sequences = {
@@ -130,10 +131,10 @@ def report_runs(
                     f"{runs[0]}: a run of the task {loaded[0][1].name} answers with labels: "
                     f"what describes its attention is no search and takes no {', '.join(names)}"
                 )
-            report = Report(densities=describe_labels(loaded, split or "dev", text, values, options))
+            report = Report(densities=describe_labels(loaded, split or "dev", lines, values, options))
         else:
             # The training data of a run can be far larger than the lines that somebody looks at.
-            summaries = summarize_all(loaded, split or "dev", text, values, options, command == "analyze")
+            summaries = summarize_all(loaded, split or "dev", lines, values, options, command == "analyze")
             report = Report(*summaries)
         _write(report._replace(sweep=sweep_if_any(runs)), out, records)
     except KeyboardInterrupt:

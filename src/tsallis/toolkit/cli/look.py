@@ -50,16 +50,11 @@ def look(
         return
     from tsallis.toolkit.cli.analyze import report_runs
     from tsallis.toolkit.cli.output import check_writable
-    from tsallis.toolkit.cli.report_parts import Text
 
     out = out or Path("look.html")
     check_writable(out)
-    text = Text.read(file or Path("-"))
-    count = max(1, len(text.lines))
-    limits = {"limit": count, "sentences": count}
-    report_runs(
-        [run], options, out, text=text, limits=limits, checkpoint=checkpoint, device=device, command="look", **values
-    )
+    values |= {"checkpoint": checkpoint, "device": device}
+    report_runs([run], options, out, text=file or Path("-"), command="look", **values)
 
 
 def _print_weights(
