@@ -215,7 +215,7 @@ def test_without_a_gpu_nothing_imports_the_kernels_for_it() -> None:
         "import sys, torch, tsallis; from tsallis.ops import choice\n"
         "tsallis.sparsemax(torch.zeros(3)); choice.explain()\n"
         "print(choice.explain_gpu())\n"
-        "print([name for name in sys.modules if name.startswith(('tsallis.ops.triton', 'tsallis.ops.self_check'))])"
+        "print([name for name in sys.modules if name.startswith(('tsallis.ops.triton', 'tsallis.toolkit'))])"
     )
     if not torch.cuda.is_available():
         assert python(code).stdout.splitlines() == ["none (PyTorch finds no GPU)", "[]"]

@@ -47,22 +47,19 @@ def _check(as_json: bool) -> None:
     import math
     import sys
 
-    from tsallis.ops.self_check.survey import survey
+    from tsallis.toolkit.cli.self_check import survey
 
     right = True
     if not as_json:
-        print(f"{'backend':8}{'device':8}{'dtype':10}{'family':14}{'error':>9}{'limit':>9}{'seconds':>9}  kernel")
+        print(f"{'backend':8}{'device':8}{'dtype':10}{'family':14}{'error':>9}{'limit':>9}{'seconds':>9}  case")
     for row in survey():
-        kernel, error, limit, message = row.result
-        right = right and row.result.agrees
+        right = right and row.agrees
         if as_json:
-            names = {"backend": row.backend, "device": row.device, "dtype": row.dtype, "family": row.family}
-            finite = error if math.isfinite(error) else None
-            sizes = {"seconds": row.seconds, "error": finite, "limit": limit, "agrees": row.result.agrees}
-            print_json({**names, **sizes, "kernel": kernel, "message": message})
+            error = row.error if math.isfinite(row.error) else None
+            print_json({**row._asdict(), "error": error, "agrees": row.agrees})
         else:
-            words = kernel if row.result.agrees else f"WRONG: {kernel} {message}".rstrip()
-            numbers = f"{error:9.1e}{limit:9.1e}{row.seconds:9.2f}"
+            words = row.case if row.agrees else f"WRONG: {row.case} {row.message}".rstrip()
+            numbers = f"{row.error:9.1e}{row.limit:9.1e}{row.seconds:9.2f}"
             print(f"{row.backend:8}{row.device:8}{row.dtype:10}{row.family:14}{numbers}  {words}")
         sys.stdout.flush()
     if not right:

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from triton_interpreter import DEVICE, gpu, maps
-from tsallis.ops.self_check.survey import FAMILIES, measure
+
+pytest.importorskip("typer")
+from tsallis.toolkit.cli.self_check import FAMILIES, measure
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, which interprets
 PLACE = torch.device(DEVICE, 0) if DEVICE == "cuda" else torch.device(DEVICE)
@@ -20,8 +22,8 @@ PLACE = torch.device(DEVICE, 0) if DEVICE == "cuda" else torch.device(DEVICE)
     "family", [pytest.param(family, marks=pytest.mark.slow if family == "attention" else ()) for family in FAMILIES]
 )
 def test_the_kernels_agree(family: str, dtype: torch.dtype) -> None:
-    result = measure("triton", PLACE, dtype, family)
-    assert result.agrees and result.error > 0, result
+    row = measure("triton", PLACE, dtype, family)
+    assert row.agrees and row.error > 0, row
 
 
 def test_every_kernel_of_a_map_is_compared_and_a_wrong_one_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +36,7 @@ def test_every_kernel_of_a_map_is_compared_and_a_wrong_one_reported(monkeypatch:
             arguments["scores_grad"].mul_(1.01)
 
     monkeypatch.setattr(maps, "run", spoil)
-    result = measure("triton", PLACE, torch.float32, "maps")
-    assert not result.agrees and result.kernel == "entmax of long rows, gradient of the scores"
+    row = measure("triton", PLACE, torch.float32, "maps")
+    assert not row.agrees and row.case == "entmax of long rows, gradient of scores"
     every = {"short_map", "short_gradient", "long_map", "long_gradient", "part_scan", "part_gradient"}
     assert every - names <= ({"part_gradient"} if DEVICE == "cpu" else set())
