@@ -11,12 +11,11 @@ from torch.distributions.utils import lazy_property
 
 from tsallis import functional
 from tsallis.functional.maps import log_entmax
-from tsallis.functional.rows import alpha_number, check_floating, check_real, number
+from tsallis.functional.rows import alpha_number, check_floating, check_real
 from tsallis.ops.alphas import Alpha, check_alpha
-from tsallis.ops.dtypes import compute_dtype
 from tsallis.ops.transforms import savable, traced, transforms_active, without_numbers
 
-__all__ = ["EntmaxCategorical", "RelaxedEntmax", "Support", "kl_divergence"]
+__all__ = ["EntmaxCategorical", "Support", "kl_divergence"]
 
 
 class Support(constraints.Constraint):
@@ -261,86 +260,6 @@ class EntmaxCategorical(Categorical):
         return new
 
 
-class RelaxedEntmax(Distribution):
-    r"""Samples of a categorical distribution that are relaxed into the simplex, sparsely, and have gradients.
-
-    .. math:: y = \mathrm{entmax}_\alpha\big((z + g) / T\big), \qquad g_k \sim \mathrm{Gumbel}(0, 1)
-
-    (Jang et al. 2017, eq. 2, with entmax in place of softmax). At small temperatures T samples are corners of the
-    simplex, drawn with the probabilities of softmax; otherwise most of their entries are exactly zero, where those of
-    `torch.distributions.RelaxedOneHotCategorical` never are. There is no density: samples lie on faces of the simplex
-    with probabilities above zero.
-
-    Args:
-        temperature: above 0: a number, or a tensor broadcastable to the batch shape [...]; it gets a gradient.
-        scores: [..., classes], any floating dtype.
-        alpha: positive: a number, or a tensor broadcastable to the batch shape [...].
-        validate_args: check scores, as everywhere in `torch.distributions`.
-
-    Raises:
-        ValueError: a temperature or an alpha that is not above 0, or of a wrong shape, scores without a class.
-        TypeError: a temperature that is neither a number nor a tensor.
-
-    Example:
-        >>> d = RelaxedEntmax(0.5, torch.zeros(2, 6), alpha=1.5)
-        >>> sample = d.rsample((100,))
-        >>> sample.shape, bool((sample == 0).any())
-        (torch.Size([100, 2, 6]), True)
-    """
-
-    arg_constraints = {"scores": constraints.independent(constraints.real, 1)}  # noqa: RUF012 (torch's own convention)
-    support = constraints.simplex
-    has_rsample = True
-
-    def __init__(
-        self, temperature: float | Tensor, scores: Tensor, alpha: Alpha = 1.5, validate_args: bool | None = None
-    ) -> None:
-        _check_scores(scores)
-        self.scores, self.temperature = scores, _checked_temperature(temperature, scores)
-        self.alpha = _checked_alpha(alpha, scores.shape[:-1])
-        super().__init__(scores.shape[:-1], scores.shape[-1:], validate_args=validate_args)
-
-    @torch.no_grad()
-    def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
-        """Draw samples as :meth:`rsample` does, without gradients."""
-        return self.rsample(sample_shape, generator)
-
-    def rsample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
-        """Draw samples [*sample_shape, ..., classes], with gradients in scores, alpha and temperature.
-
-        Args:
-            sample_shape: Shape of the draws of each row.
-            generator: Source of the random numbers; None: PyTorch's default one.
-        """
-        shape = self._extended_shape(sample_shape)
-        dtype = compute_dtype(self.scores.dtype)
-        device = self.scores.device
-        if transforms_active():  # vmap excludes draws in place
-            draws = -torch.rand(shape, dtype=torch.float64, device=device, generator=generator).neg().log1p().to(dtype)
-        else:
-            draws = torch.empty(shape, dtype=dtype, device=device).exponential_(generator=generator)
-        noise = -draws.clamp_min(torch.finfo(dtype).tiny).log()  # a draw of zero would be noise without end
-        alpha = self.alpha.unsqueeze(-1) if isinstance(self.alpha, Tensor) else self.alpha
-        temperature = self.temperature
-        divisor = temperature.unsqueeze(-1) if isinstance(temperature, Tensor) else temperature
-        return functional.entmax((self.scores + noise) / divisor, alpha).to(self.scores.dtype)
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Refuse: there is no density."""
-        raise NotImplementedError("RelaxedEntmax has no density: its samples lie on faces of the simplex")
-
-    def expand(self, batch_shape: Any, _instance: RelaxedEntmax | None = None) -> RelaxedEntmax:
-        new: RelaxedEntmax = self._get_checked_instance(RelaxedEntmax, _instance)
-        shape = torch.Size(batch_shape)
-        new.scores = self.scores.expand(*shape, self.scores.shape[-1])
-        temperature = self.temperature
-        new.temperature = temperature.expand(shape) if isinstance(temperature, Tensor) else temperature
-        new.alpha = self.alpha.expand(shape) if isinstance(self.alpha, Tensor) else self.alpha
-        super(RelaxedEntmax, new).__init__(shape, self.event_shape, validate_args=False)
-        new._validate_args = self._validate_args
-        return new
-
-
 def _check_scores(scores: Tensor) -> None:
     check_floating(scores)
     if scores.dim() == 0 or scores.shape[-1] == 0:
@@ -353,33 +272,12 @@ def _checked_alpha(alpha: Alpha, shape: torch.Size) -> Alpha:
     check_real(alpha, "alpha")
     if not (traced() or without_numbers(alpha)):
         check_alpha(alpha, positive=True)
-    return _expand("alpha", savable(alpha), shape)
-
-
-def _checked_temperature(temperature: float | Tensor, scores: Tensor) -> float | Tensor:
-    """Return a number, or a tensor of the batch shape in the dtype of the scores."""
-    if not isinstance(temperature, Tensor):
-        temperature = number("temperature", temperature)
-        if not temperature > 0:
-            raise ValueError(f"temperature must be above 0, got {temperature:g}")
-        return temperature
-    check_real(temperature, "temperature")
-    if not (traced() or without_numbers(temperature) or bool((temperature > 0).all())):
-        wrong = temperature.detach()[~(temperature > 0)][0].item()
-        raise ValueError(f"temperature must be above 0, got a tensor with {wrong:g}")
-    # One number serves any batch, that of a single row too, as it does in torch.distributions.
-    one = temperature.reshape(()) if temperature.numel() == 1 else temperature
-    return _expand("temperature", savable(one).to(device=scores.device, dtype=scores.dtype), scores.shape[:-1])
-
-
-def _expand(name: str, x: Tensor, shape: torch.Size) -> Tensor:
-    """Return a tensor in the batch shape."""
     try:
-        return x.expand(shape)
+        return savable(alpha).expand(shape)
     except RuntimeError as error:
-        hint = f"; it has no dimension of classes: {name}.squeeze(-1)" if x.shape[:-1] == shape else ""
+        hint = "; it has no dimension of classes: alpha.squeeze(-1)" if alpha.shape[:-1] == shape else ""
         raise ValueError(
-            f"{name} of shape {tuple(x.shape)} can't be broadcast to the batch shape {tuple(shape)}{hint}"
+            f"alpha of shape {tuple(alpha.shape)} can't be broadcast to the batch shape {tuple(shape)}{hint}"
         ) from error
 
 

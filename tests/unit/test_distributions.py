@@ -8,7 +8,7 @@ from torch.autograd import gradcheck
 from torch.distributions import Categorical, Independent, MixtureSameFamily, Normal
 
 import tsallis
-from tsallis.distributions import EntmaxCategorical, RelaxedEntmax, Support, kl_divergence
+from tsallis.distributions import EntmaxCategorical, Support, kl_divergence
 
 
 @pytest.fixture
@@ -184,67 +184,6 @@ def test_kl_beside_a_dense_distribution(scores: torch.Tensor) -> None:
     assert kl_divergence(dense, sparse).isinf().tolist() == [True, False, True]
     whole = EntmaxCategorical(scores, 1.0)
     torch.testing.assert_close(kl_divergence(dense, whole), torch.zeros(3, dtype=torch.float64), rtol=0, atol=1e-12)
-
-
-def test_relaxed_samples_are_sparse_and_have_gradients(scores: torch.Tensor) -> None:
-    scores = scores.requires_grad_()
-    alpha = torch.tensor([1.2, 1.5, 2.0], dtype=torch.float64, requires_grad=True)
-    d = RelaxedEntmax(0.7, scores, alpha)
-    assert d.batch_shape == (3,) and d.event_shape == (4,)
-    sample = d.rsample((500,))
-    assert sample.shape == (500, 3, 4) and d.support.check(sample).all()
-    assert ((sample == 0).double().mean((0, 2)) > 0.1).all()
-    (sample * torch.randn(4)).sum().backward()
-    assert all(x.grad is not None and x.grad.abs().max() > 0 for x in (scores, alpha))
-    assert not d.sample().requires_grad
-    assert d.expand((2, 3)).rsample((5,)).shape == (5, 2, 3, 4)
-
-
-def test_relaxed_samples_have_gradients_in_the_temperature(scores: torch.Tensor) -> None:
-    def sample(temperature: torch.Tensor, scores: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
-        torch.manual_seed(1)
-        return RelaxedEntmax(temperature, scores, alpha).rsample((2,))
-
-    alpha = torch.tensor([1.2, 1.5, 2.0], dtype=torch.float64, requires_grad=True)
-    for temperature in (torch.tensor(0.7), torch.tensor([0.9]), torch.tensor([0.5, 0.7, 2.0])):
-        leaf = temperature.double().requires_grad_()
-        assert gradcheck(sample, (leaf, scores.requires_grad_(), alpha))
-        assert torch.autograd.grad(sample(leaf, scores, alpha)[..., 0].sum(), leaf)[0].abs().max() > 0
-        torch.testing.assert_close(sample(leaf, scores, alpha)[:, 1], sample(leaf.expand(3), scores, alpha)[:, 1])
-    torch.testing.assert_close(sample(torch.tensor(0.7), scores, alpha), sample(0.7, scores, alpha))
-    d = RelaxedEntmax(torch.tensor([0.5, 0.7, 2.0]), scores, alpha).expand((2, 3))
-    assert d.temperature.shape == (2, 3) and d.rsample((5,)).shape == (5, 2, 3, 4)
-    row = RelaxedEntmax(torch.tensor([0.5]), torch.zeros(4))
-    assert row.rsample().shape == (4,) and row.expand((2,)).rsample().shape == (2, 4)
-
-
-def test_relaxed_samples_of_half_precision_are_finite_where_a_draw_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.Tensor, "exponential_", lambda x, **_: x.zero_())
-    for dtype in (torch.float16, torch.bfloat16, torch.float32):
-        sample = RelaxedEntmax(0.7, torch.tensor([1.0, 0.0, -0.5], dtype=dtype), torch.tensor(1.5)).rsample((2,))
-        assert sample.dtype == dtype and sample.sum(-1).tolist() == [1.0, 1.0]
-
-
-def test_cold_relaxed_samples_are_those_of_softmax() -> None:
-    scores = torch.tensor([1.0, 0.0, -0.5])
-    sample = RelaxedEntmax(1e-4, scores).sample((20_000,))
-    assert ((sample == 0) | (sample == 1)).double().mean() > 0.999
-    torch.testing.assert_close(sample.mean(0), scores.softmax(0), rtol=0, atol=0.015)
-
-
-def test_settings_of_relaxed_samples_are_checked() -> None:
-    with pytest.raises(ValueError, match="temperature must be above 0, got 0"):
-        RelaxedEntmax(0, torch.zeros(3))
-    with pytest.raises(ValueError, match="temperature must be above 0, got a tensor with -1"):
-        RelaxedEntmax(torch.tensor([1.0, -1.0]), torch.zeros(2, 3))
-    with pytest.raises(ValueError, match=r"temperature of shape \(2,\) can't be broadcast to the batch shape \(3,\)"):
-        RelaxedEntmax(torch.ones(2), torch.zeros(3, 4))
-    with pytest.raises(TypeError, match="temperature must be a number, got 'cold'"):
-        RelaxedEntmax("cold", torch.zeros(3))
-    with pytest.raises(ValueError, match=r"scores must be \[\.\.\., classes\]"):
-        RelaxedEntmax(1.0, torch.tensor(1.0))
-    with pytest.raises(NotImplementedError, match="has no density"):
-        RelaxedEntmax(1.0, torch.zeros(3)).log_prob(torch.tensor([1.0, 0.0, 0.0]))
 
 
 def test_a_mixture_has_no_part_outside_the_support() -> None:

@@ -228,7 +228,6 @@ def test_every_tensor_is_dense(convert: Any) -> None:
         ("key_lengths", lambda: mha(q, q, q, key_lengths=convert(torch.tensor([3, 2])))),
         ("mask", lambda: tsallis.nn.GlobalAttention(3, 4)(x, q, mask)),
         ("alpha", lambda: tsallis.distributions.EntmaxCategorical(x, alphas)),
-        ("temperature", lambda: tsallis.distributions.RelaxedEntmax(alphas, x)),
     ]
     for name, call in calls:
         with pytest.raises(TypeError, match=f"^{name} must be a dense tensor, got "):
