@@ -1,9 +1,9 @@
-"""Basis functions for value functions: Gaussians, polynomials, Fourier, and products of them in the plane."""
+"""Basis functions for value functions: Gaussians on the line and in the plane, and products of bases."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +16,13 @@ from tsallis.ops.transforms import forward_mode, traced, without_numbers
 class Basis(nn.Module):
     r"""The base class of basis functions :math:`\psi` of a point, all evaluated at once.
 
-    A module, so that its tensors move with the model that holds it and are saved with it. Subclasses say how quickly
-    their functions vary, from which a density computes how many nodes its quadrature rule needs: `width`, the standard
-    deviation of the narrowest Gaussian; `frequency`, the largest angular frequency of trigonometric functions; and
-    `degree`, of polynomials. A product of such functions has the least width, the hypotenuse of the frequencies and the
-    sum of the degrees.
+    A module, so that its tensors move with the model that holds it and are saved with it. A density computes from
+    `width`, the standard deviation of the narrowest Gaussian, how many nodes its quadrature rule needs. Without a width
+    it assumes that functions are a tenth as wide as the support.
 
     Example:
         >>> class Cubes(Basis):
-        ...     degree, size = 3, 2
+        ...     size = 2
         ...
         ...     def at(self, t):
         ...         return torch.stack([t**3, (1 - t) ** 3], -1)
@@ -34,9 +32,7 @@ class Basis(nn.Module):
     """
 
     dims: int = 1
-    width: float = math.inf
-    frequency: float = 0.0
-    degree: int = 0
+    width: float = math.nan
 
     @property
     def size(self) -> int:
@@ -65,21 +61,6 @@ class Basis(nn.Module):
     def gaussians(self, like: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return centres [size, dims] and covariances [size, dims, dims] if these are normal densities."""
         return None
-
-    @property
-    def harmonic(self) -> bool:
-        """True if all are trigonometric functions: then :meth:`from_characteristic` has their expectations."""
-        return False
-
-    def from_characteristic(self, mean: Tensor, factor: Tensor, characteristic: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return expectations [..., size] of trigonometric functions under a density of this mean and factor.
-
-        Args:
-            mean: [...], or [..., 2] in the plane.
-            factor: the standard deviation [...], or the Cholesky factor of the covariance [..., 2, 2].
-            characteristic: of the standardised density, as a function of the squared frequency [..., any...].
-        """
-        raise NotImplementedError
 
     @property
     def fixed_gaussians(self) -> bool:
@@ -211,8 +192,6 @@ class ProductBasis(Basis):
         for basis in (self.first, self.second):
             if basis.dims != 1:
                 raise ValueError(f"a product is made of bases on the line, got one with {basis.dims} dimensions")
-        self.degree = self.first.degree + self.second.degree
-        self.frequency = math.hypot(self.first.frequency, self.second.frequency)
 
     @property
     def second(self) -> Basis:
@@ -221,8 +200,9 @@ class ProductBasis(Basis):
 
     @property
     def width(self) -> float:  # type: ignore[override]
-        """The smaller width of the two bases."""
-        return min(self.first.width, self.second.width)
+        """The smaller width of the two bases; NaN where one is not known."""
+        widths = self.first.width, self.second.width
+        return math.nan if math.isnan(sum(widths)) else min(widths)
 
     @property
     def size(self) -> int:
@@ -244,26 +224,6 @@ class ProductBasis(Basis):
         return (left.mT @ self.second.at(y)).flatten(-2)
 
     @property
-    def harmonic(self) -> bool:
-        return self.first.harmonic and self.second.harmonic
-
-    def from_characteristic(self, mean: Tensor, factor: Tensor, characteristic: Callable[[Tensor], Tensor]) -> Tensor:
-        """Products of cosines and sines are sums of those of the sums and differences of their frequencies."""
-        first, second = self.first, self.second
-        assert isinstance(first, FourierBasis) and isinstance(second, FourierBasis)
-        k, m = (nn.functional.pad(basis.angular(mean), (1, 0)) for basis in (first, second))
-        k, m = k.unsqueeze(-1), torch.stack([m, -m]).unsqueeze(1)  # [first, 1] and [2, 1, second], of both signs
-        a, b, c = (factor[..., i, j, None, None, None] for i, j in ((0, 0), (1, 0), (1, 1)))
-        shrink = characteristic((a * k + b * m).square() + (c * m).square())  # [..., 2, first, second]
-        phase = mean[..., 0, None, None, None] * k + mean[..., 1, None, None, None] * m
-        (plus_cos, minus_cos), (plus_sin, minus_sin) = ((shrink * f(phase)).unbind(-3) for f in (torch.cos, torch.sin))
-        sine_cosine, cosine_sine = (plus_sin + minus_sin)[..., 1:, :], (plus_sin - minus_sin)[..., 1:]
-        sine_sine = (minus_cos - plus_cos)[..., 1:, 1:]
-        upper = torch.cat([plus_cos + minus_cos, cosine_sine], -1)
-        lower = torch.cat([sine_cosine, sine_sine], -1)
-        return (torch.cat([upper, lower], -2) / 2).flatten(-2)
-
-    @property
     def fixed_gaussians(self) -> bool:
         return self.first.fixed_gaussians and self.second.fixed_gaussians
 
@@ -274,140 +234,6 @@ class ProductBasis(Basis):
         centres = torch.cartesian_prod(a[0].flatten(), b[0].flatten())
         covs = torch.diag_embed(torch.cartesian_prod(a[1].flatten(), b[1].flatten()))
         return centres, covs
-
-
-class PowerBasis(Basis):
-    r"""The powers :math:`1, t, \dots, t^d`.
-
-    Args:
-        degree: d, at least 0.
-
-    Raises:
-        ValueError: a negative degree.
-
-    Example:
-        >>> PowerBasis(3)(torch.tensor(2.0))
-        tensor([1., 2., 4., 8.])
-    """
-
-    def __init__(self, degree: int) -> None:
-        super().__init__()
-        self.degree = _check_degree(degree)
-
-    @property
-    def size(self) -> int:
-        return self.degree + 1
-
-    def at(self, *coordinates: Tensor) -> Tensor:
-        (t,) = coordinates
-        powers = [torch.ones_like(t)]
-        for _ in range(self.degree):
-            powers.append(powers[-1] * t)
-        return torch.stack(powers, -1)
-
-    def extra_repr(self) -> str:
-        return f"degree={self.degree}"
-
-
-class PolynomialBasis(Basis):
-    r"""Legendre polynomials on an interval: they span the same functions as powers, and are well conditioned.
-
-    .. math:: (n + 1) P_{n+1}(x) = (2n + 1)\, x P_n(x) - n P_{n-1}(x), \qquad x = 2 \frac{t - l}{h - l} - 1
-
-    Args:
-        degree: the largest n, at least 0.
-        low: l
-        high: h
-
-    Raises:
-        ValueError: a negative degree, ends that are not finite or in the wrong order.
-
-    Example:
-        >>> PolynomialBasis(2)(torch.tensor([0.0, 0.5, 1.0]))
-        tensor([[ 1.0000, -1.0000,  1.0000],
-                [ 1.0000,  0.0000, -0.5000],
-                [ 1.0000,  1.0000,  1.0000]])
-    """
-
-    def __init__(self, degree: int, low: float = 0.0, high: float = 1.0) -> None:
-        super().__init__()
-        self.degree, self.low, self.high = _check_degree(degree), float(low), float(high)
-        if not (low < high and math.isfinite(low) and math.isfinite(high)):
-            raise ValueError(f"low must be below high, both finite, got {low:g} and {high:g}")
-
-    @property
-    def size(self) -> int:
-        return self.degree + 1
-
-    def at(self, *coordinates: Tensor) -> Tensor:
-        (t,) = coordinates
-        x = (t - self.low) * (2 / (self.high - self.low)) - 1
-        values = [torch.ones_like(x), x]
-        for n in range(1, self.degree):
-            values.append(((2 * n + 1) * x * values[n] - n * values[n - 1]) / (n + 1))
-        return torch.stack(values[: self.size], -1)
-
-    def extra_repr(self) -> str:
-        return f"degree={self.degree}, low={self.low:g}, high={self.high:g}"
-
-
-def _check_degree(degree: int) -> int:
-    if degree < 0:
-        raise ValueError(f"degree must not be negative, got {degree}")
-    return int(degree)
-
-
-class FourierBasis(Basis):
-    r"""The function 1, and :math:`\cos(2\pi k t / T)` and :math:`\sin(2\pi k t / T)` for k from 1 to K.
-
-    The default period of 2 leaves the ends of [0, 1] free to differ.
-
-    Args:
-        frequencies: K, at least 1; the size is :math:`2K + 1`, all cosines before all sines.
-        period: T
-
-    Raises:
-        ValueError: no frequency, a period that is not positive and finite.
-
-    Example:
-        >>> FourierBasis(2, period=1.0)(torch.tensor(0.1))
-        tensor([1.0000, 0.8090, 0.3090, 0.5878, 0.9511])
-    """
-
-    def __init__(self, frequencies: int, period: float = 2.0) -> None:
-        super().__init__()
-        if frequencies < 1:
-            raise ValueError(f"frequencies must be at least 1, got {frequencies}")
-        if not (math.isfinite(period) and period > 0):
-            raise ValueError(f"period must be positive and finite, got {period:g}")
-        self.frequencies, self.period = int(frequencies), float(period)
-        self.frequency = self.frequencies * 2 * math.pi / self.period
-
-    @property
-    def size(self) -> int:
-        return 2 * self.frequencies + 1
-
-    def angular(self, like: Tensor) -> Tensor:
-        """Return the angular frequencies [frequencies]."""
-        k = torch.arange(1, self.frequencies + 1, dtype=like.dtype, device=like.device)
-        return k * (2 * math.pi / self.period)
-
-    @property
-    def harmonic(self) -> bool:
-        return True
-
-    def from_characteristic(self, mean: Tensor, factor: Tensor, characteristic: Callable[[Tensor], Tensor]) -> Tensor:
-        k = self.angular(mean)
-        angle, shrink = mean.unsqueeze(-1) * k, characteristic((factor.unsqueeze(-1) * k).square())
-        return torch.cat([torch.ones_like(angle[..., :1]), shrink * angle.cos(), shrink * angle.sin()], -1)
-
-    def at(self, *coordinates: Tensor) -> Tensor:
-        (t,) = coordinates
-        angle = t.unsqueeze(-1) * self.angular(t)
-        return torch.cat([torch.ones_like(angle[..., :1]), angle.cos(), angle.sin()], -1)
-
-    def extra_repr(self) -> str:
-        return f"frequencies={self.frequencies}, period={self.period:g}"
 
 
 def gaussian_grid(size: int, widths: float | Sequence[float], low: float = 0.0, high: float = 1.0) -> GaussianBasis:

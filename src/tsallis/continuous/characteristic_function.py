@@ -11,12 +11,10 @@ from torch import Tensor
 from torch.autograd import Function
 
 from tsallis.continuous.quadrature import gauss_jacobi
-from tsallis.continuous.quadrature_sizes import Growth, WeightedRule, points_for
 
 PANEL, PANEL_POINTS = 4.0, 26  # Chebyshev interpolation on pieces as long as this is exact to rounding
 LINES_PER_UNIT = 256  # in float32: straight lines between so many values, 5e-7 off at most
 CELLS_PER_UNIT, DEGREE = 8, 7  # in float64: polynomials of this degree
-LONGEST = 1024.0  # where tables end at most
 
 
 class Table(NamedTuple):
@@ -64,7 +62,8 @@ def table(order: float, end: float, dtype: torch.dtype, device: torch.device) ->
         nodes, places = _nodes(PANEL_POINTS, degree)
         z = (torch.arange(panels, dtype=torch.float64, device="cpu").unsqueeze(-1) + nodes) * PANEL
         # The expectation of cos(z t) under the density of t, proportional to (1 - t²)^(b - 3/2).
-        t, w = gauss_jacobi(points_for(WeightedRule(1.0), Growth(end, 0.0), 1e-16), order - 1.5, order - 1.5)
+        # Of n points the error is about the Bessel function of order 2n at z, which is 1e-16 at z + 12 z^(1/3).
+        t, w = gauss_jacobi(math.ceil(end / 2 + 6 * end ** (1 / 3)) + 8, order - 1.5, order - 1.5)
         values = torch.cos(z.unsqueeze(-1) * t) @ w  # [panels, nodes]
         at = (torch.arange(cells, dtype=torch.float64, device="cpu").unsqueeze(-1) + places) / cells
         fine = (values @ _interpolation(at.flatten(), nodes).mT).view(-1, degree + 1)  # [cells of all panels, places]
@@ -91,36 +90,9 @@ def characteristic(squared: Tensor, order: float, end: float) -> Tensor:
     return cast(Tensor, _Characteristic.apply(squared, order, end))
 
 
-def characteristic_of_rows(squared: Tensor, order: float) -> Tensor:
-    """Evaluate :func:`characteristic` at any x [...], however large; NaN where one is not finite."""
-    finite = squared.isfinite()
-    x = torch.where(finite, squared, 0)
-    end = math.sqrt(float(x.detach().amax())) if x.numel() else 0.0
-    if end <= LONGEST:
-        value = characteristic(x, order, table_end(end))
-    else:
-        near = x <= LONGEST**2
-        value = torch.where(
-            near, characteristic(torch.where(near, x, 0), order, LONGEST), _far(torch.where(near, LONGEST**2, x), order)
-        )
-    return torch.where(finite, value, math.nan)
-
-
 def table_end(z: float) -> float:
     """Round the end of a table up to one of a few numbers, so that few tables are ever made."""
     return float(2 ** (math.ceil(math.log2(max(z, 8)) * 2) / 2))
-
-
-def _far(squared: Tensor, order: float) -> Tensor:
-    """Return Hankel's expansion for large arguments; where it needs more terms, the function is next to nothing."""
-    z, nu = squared.sqrt(), order - 1
-    log_size = math.lgamma(order) + (order - 0.5) * torch.log(2 / z) - math.log(math.pi) / 2
-    phase = z - (nu / 2 + 0.25) * math.pi
-    terms = [torch.ones_like(z)]
-    for k in range(1, 6):
-        terms.append(terms[-1] * (4 * nu * nu - (2 * k - 1) ** 2) / (8 * k * z))
-    even, odd = terms[0] - terms[2] + terms[4], terms[1] - terms[3] + terms[5]
-    return torch.exp(log_size) * (even * phase.cos() - odd * phase.sin())
 
 
 class _Characteristic(Function):

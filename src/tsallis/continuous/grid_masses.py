@@ -111,9 +111,7 @@ def _mass_across(
     points = POINTS
     if family.number == 1 and start.numel():  # smooth at the ends: as many as the bound for the widest panel
         steepness = float(((end - start) / 2 * (1 + (b / c).square()).sqrt()).amax())
-        points = quadrature_sizes.least_points(
-            quadrature_sizes.WeightedRule(1.0), quadrature_sizes.Growth(0.0, steepness), start.dtype
-        )
+        points = quadrature_sizes.least_points(quadrature_sizes.WeightedRule(1.0), steepness, start.dtype)
     x, weights = (n.unsqueeze(-1) for n in gauss_legendre(points).to(start))
     if family.number != 1:  # points crowd at the ends, where some power of the distance vanishes
         turn = x * (math.pi / 2)

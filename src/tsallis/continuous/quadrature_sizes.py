@@ -7,11 +7,10 @@ positive weights that sum to 1 is exact up to degree N - 1, N = 2n for a Gauss r
 
 .. math:: |\mathrm{error}| \le \frac{4\, M(\eta)}{1 - e^{-2\eta}}\, e^{-N\eta} \qquad\text{for every } \eta > 0.
 
-A function with :math:`|\psi(t + iy)| \le e^{\omega |y| + (\kappa y)^2/2}` times its peak (:class:`Growth`) on a
-support of half-width a has :math:`\log M = \omega a \sinh\eta + (\kappa a \sinh\eta)^2 / 2`. For trigonometric
-functions alone the least of these bounds is Kapteyn's for the Bessel functions of the expansion of Jacobi and Anger;
-for Gaussian ones N grows like :math:`\kappa a`. In the plane the same holds along a radius, where a rule of n rings is
-exact up to degree 4n - 1 in it, and for Fourier coefficients in the angle, where N is the number of angles.
+A function with :math:`|\psi(t + iy)| \le e^{(\kappa y)^2/2}` times its peak, where :math:`\kappa` is its sharpness, on
+a support of half-width a has :math:`\log M = (\kappa a \sinh\eta)^2 / 2`, and N grows like :math:`\kappa a`. A Gaussian
+has the sharpness 1 / width. In the plane the same holds along a radius, where a rule of n rings is exact up to degree
+4n - 1 in it, and for Fourier coefficients in the angle, where N is the number of angles.
 
 Numbers of nodes are the least for which the bound is below 1e-6 of the function's peak in float32, 1e-12 in float64.
 Functions wider than the density vary by :math:`\kappa a` squared only, so the bound has to be as much smaller: then
@@ -25,7 +24,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 
@@ -36,31 +35,10 @@ LARGEST = 1024  # points on the line
 LARGEST_RADIAL, LARGEST_ANGULAR = 96, 384
 TOLERANCE = {torch.float64: 1e-12}
 SINGLE_TOLERANCE = 1e-6
-STEPS = 16  # growths come in so many steps an octave, that few bounds are ever computed
+STEPS = 16  # sharpnesses come in so many steps an octave, that few bounds are ever computed
 SPAN = math.sqrt(2 * TAIL)  # standard deviations that hold all of a normal density but exp(-TAIL)
 ETAS = tuple(0.004 * 1.2**k for k in range(42))  # any of them gives a bound
 _warnings: set[tuple[str, int]] = set()
-
-
-class Growth(NamedTuple):
-    """The growth of functions off the real line: |psi(t + iy)| <= exp(frequency |y| + (sharpness y)^2 / 2) times the
-    peak, and times a polynomial of some degree. NaN where nothing is known."""
-
-    frequency: float
-    sharpness: float
-    degree: int = 0
-
-    def log_size(self, y: float) -> float:
-        """Return the logarithm of the bound at height y, without the polynomial."""
-        return self.frequency * y + (self.sharpness * y) ** 2 / 2
-
-    @property
-    def known(self) -> bool:
-        return math.isfinite(self.frequency) and math.isfinite(self.sharpness)
-
-    def or_default(self, span: float) -> Growth:
-        """Return this growth if it is known, else that of Gaussians of a tenth of the span."""
-        return self if self.known else Growth(0.0, 10 / span, self.degree)
 
 
 class Error(Protocol):
@@ -77,8 +55,18 @@ class Error(Protocol):
     def span(self) -> float:
         """Half of the interval that the rule covers, a standard deviation where that is infinite."""
 
-    def log_error(self, points: int, growth: Growth) -> float:
+    def log_error(self, points: int, sharpness: float) -> float:
         """Return the logarithm of the bound, relative to the function's peak."""
+
+
+def _log_size(sharpness: float, y: float) -> float:
+    """Return the logarithm of the bound of functions at height y."""
+    return (sharpness * y) ** 2 / 2
+
+
+def _known(sharpness: float, span: float) -> float:
+    """Return the sharpness if it is known, else that of Gaussians of a tenth of the span."""
+    return sharpness if math.isfinite(sharpness) else 10 / span
 
 
 def _least(log_size: list[float], order: int) -> float:
@@ -96,9 +84,9 @@ class WeightedRule:
     span: float
     exact: int = 2
 
-    def log_error(self, points: int, growth: Growth) -> float:
-        sizes = [growth.log_size(self.span * math.sinh(eta)) for eta in ETAS]
-        return _least(sizes, self.exact * points - growth.degree)
+    def log_error(self, points: int, sharpness: float) -> float:
+        sizes = [_log_size(sharpness, self.span * math.sinh(eta)) for eta in ETAS]
+        return _least(sizes, self.exact * points)
 
 
 @dataclass(frozen=True)
@@ -108,22 +96,22 @@ class Normal:
     exact: int = 0
     span: float = 1.0
 
-    def log_error(self, points: int, growth: Growth) -> float:
+    def log_error(self, points: int, sharpness: float) -> float:
         height = [SPAN * math.sinh(eta) for eta in ETAS]
         scale = math.log(2 * SPAN / math.sqrt(2 * math.pi))
-        return _least([scale + growth.log_size(y) + y * y / 2 for y in height], 2 * points - growth.degree)
+        return _least([scale + _log_size(sharpness, y) + y * y / 2 for y in height], 2 * points)
 
 
 @dataclass(frozen=True)
 class Hermite:
     r"""Gauss and Hermite's rule: the remainder is :math:`n!\, \psi^{(2n)} / (2n)!`, by Cauchy's estimate at most
-    :math:`n! \exp(\omega r + (\kappa r)^2/2)\, r^{-2n}`, whatever r."""
+    :math:`n! \exp((\kappa r)^2/2)\, r^{-2n}`, whatever r."""
 
     exact: int = 2
     span: float = 1.0
 
-    def log_error(self, points: int, growth: Growth) -> float:
-        return math.lgamma(points + 1) + _cauchy(2 * points - growth.degree, growth)
+    def log_error(self, points: int, sharpness: float) -> float:
+        return math.lgamma(points + 1) + _cauchy(2 * points, sharpness)
 
 
 @dataclass(frozen=True)
@@ -133,18 +121,15 @@ class Laguerre:
     exact: int = 2
     span: float = 1.0
 
-    def log_error(self, points: int, growth: Growth) -> float:
-        in_scales = Growth(growth.frequency / math.sqrt(2), growth.sharpness / math.sqrt(2))
-        return 2 * math.lgamma(points + 1) + _cauchy(2 * points - growth.degree, in_scales)
+    def log_error(self, points: int, sharpness: float) -> float:
+        return 2 * math.lgamma(points + 1) + _cauchy(2 * points, sharpness / math.sqrt(2))
 
 
-def _cauchy(order: int, growth: Growth) -> float:
-    """Return the logarithm of the least of exp(growth(r)) / r^order."""
+def _cauchy(order: int, sharpness: float) -> float:
+    """Return the logarithm of the least of exp((sharpness r)² / 2) / r^order."""
     if order <= 0:
         return math.inf
-    w, k = growth.frequency, growth.sharpness**2
-    r = 2 * order / (w + math.sqrt(w * w + 4 * order * k))
-    return growth.log_size(r) - order * math.log(r)
+    return order / 2 - order * math.log(math.sqrt(order) / sharpness)
 
 
 @dataclass(frozen=True)
@@ -166,7 +151,7 @@ class Sines:
     def span(self) -> float:
         return self.reach * math.sin(self.end)
 
-    def log_error(self, points: int, growth: Growth) -> float:
+    def log_error(self, points: int, sharpness: float) -> float:
         p, sizes = self.power, []
         if self.radial:
             scale = math.log(self.end * (p + 1))
@@ -176,8 +161,8 @@ class Sines:
             x = math.sinh(eta) * self.end / (1 + self.radial)  # the largest imaginary part of f
             if x > 50:
                 break
-            steep = (p + self.radial + growth.degree) * (x + math.log1p(math.exp(-2 * x)) - math.log(2))
-            sizes.append(scale + steep + growth.log_size(self.reach * math.sinh(x)))
+            steep = (p + self.radial) * (x + math.log1p(math.exp(-2 * x)) - math.log(2))
+            sizes.append(scale + steep + _log_size(sharpness, self.reach * math.sinh(x)))
         return _least(sizes, 2 * points)
 
 
@@ -189,9 +174,9 @@ class Halves:
     weight: int = 1
     exact: int = 0
 
-    def log_error(self, points: int, growth: Growth) -> float:
-        sizes = [math.log(2) + growth.log_size(self.span / 2 * math.sinh(eta)) for eta in ETAS]
-        return _least(sizes, 2 * points - growth.degree - self.weight)
+    def log_error(self, points: int, sharpness: float) -> float:
+        sizes = [math.log(2) + _log_size(sharpness, self.span / 2 * math.sinh(eta)) for eta in ETAS]
+        return _least(sizes, 2 * points - self.weight)
 
 
 @dataclass(frozen=True)
@@ -201,7 +186,7 @@ class Roots:
     exact: int = 0
     span: float = 1.0
 
-    def log_error(self, points: int, growth: Growth) -> float:
+    def log_error(self, points: int, sharpness: float) -> float:
         sizes = []
         for eta in ETAS:
             wide, high = math.cosh(eta) / 2, math.sinh(eta) / 2
@@ -212,9 +197,9 @@ class Roots:
                 angle = step * (math.pi / 32)
                 x, y = 0.5 + wide * math.cos(angle), high * math.sin(angle)
                 weight = math.log(2 * TAIL * math.hypot(x, y)) - TAIL * (x * x - y * y)
-                size = max(size, weight + growth.log_size(math.sqrt(2) * TAIL * abs(x * y)))
+                size = max(size, weight + _log_size(sharpness, math.sqrt(2) * TAIL * abs(x * y)))
             sizes.append(size)
-        return _least(sizes, 2 * points - 2 * growth.degree)
+        return _least(sizes, 2 * points)
 
 
 def _round_up(n: int) -> int:
@@ -227,76 +212,70 @@ def _in_steps(x: float) -> float:
     return 2.0 ** (math.ceil(math.log2(x) * STEPS) / STEPS) if x > 0 else 0.0
 
 
-def least_points(error: Error, growth: Growth, dtype: torch.dtype) -> int:
+def least_points(error: Error, sharpness: float, dtype: torch.dtype) -> int:
     """Return the number of points from which on the bound is below the tolerance of the dtype.
 
     >>> rule = WeightedRule(1.0)
-    >>> least_points(rule, Growth(0.0, 10.0), torch.float32), least_points(rule, Growth(50.0, 0.0), torch.float64)
-    (31, 45)
+    >>> least_points(rule, 10.0, torch.float32)
+    31
     """
-    growth = growth.or_default(error.span)
-    bound = Growth(_in_steps(growth.frequency), _in_steps(growth.sharpness), growth.degree)
+    bound = _in_steps(_known(sharpness, error.span))
     tolerance = TOLERANCE.get(dtype, SINGLE_TOLERANCE)
     if torch.compiler.is_compiling():
-        return _known_points(type(error).__name__, tuple(vars(error).values()), tuple(bound), tolerance)
+        return _known_points(type(error).__name__, tuple(vars(error).values()), bound, tolerance)
     return points_for(error, bound, tolerance)
 
 
 @constant
-def _known_points(kind: str, parameters: tuple[float, ...], growth: tuple[float, ...], tolerance: float) -> int:
+def _known_points(kind: str, parameters: tuple[float, ...], sharpness: float, tolerance: float) -> int:
     """Call :func:`points_for` with plain numbers: a tracer calls it, and does not follow the bound step by step."""
     error: Error = globals()[kind](*parameters)
-    return points_for(error, Growth(growth[0], growth[1], int(growth[2])), tolerance)
+    return points_for(error, sharpness, tolerance)
 
 
 @lru_cache(maxsize=4096)
-def points_for(error: Error, growth: Growth, tolerance: float) -> int:
+def points_for(error: Error, sharpness: float, tolerance: float) -> int:
     """Return the least number of points for which the bound is below a tolerance."""
     if error.exact:
-        size = (growth.frequency + growth.sharpness) * error.span
+        size = sharpness * error.span
         if size == 0:
-            return growth.degree // error.exact + 1
+            return 1
         tolerance *= min(1.0, max(size, 1e-4)) ** 2
     goal, low, high = math.log(tolerance), 0, 8
-    while error.log_error(high, growth) > goal:
+    while error.log_error(high, sharpness) > goal:
         low, high = high, 2 * high
         if high > 1 << 20:
             return high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if error.log_error(middle, growth) > goal else (low, middle)
+        low, high = (middle, high) if error.log_error(middle, sharpness) > goal else (low, middle)
     return high
 
 
-def enough(error: Error, growth: Growth, dtype: torch.dtype, largest: int = LARGEST, what: str = "points") -> int:
+def enough(error: Error, sharpness: float, dtype: torch.dtype, largest: int = LARGEST, what: str = "points") -> int:
     """Return the number of points needed, or the most there may be, with a warning of the remaining error."""
-    growth = growth.or_default(error.span)
-    count = least_points(error, growth, dtype)
+    count = least_points(error, sharpness, dtype)
     if count > largest:
-        _warn(error.log_error(largest, growth), count, largest, what)
+        _warn(error.log_error(largest, _known(sharpness, error.span)), count, largest, what)
     return min(_round_up(count), largest)
 
 
 def fewer(
-    rules: Mapping[Callable[[int], Rule], Error], growth: Growth, dtype: torch.dtype
+    rules: Mapping[Callable[[int], Rule], Error], sharpness: float, dtype: torch.dtype
 ) -> tuple[Callable[[int], Rule], int]:
-    """Return the rule of several that needs the fewest points, and their number; the first one is exact for
-    polynomials, the last one is for functions of which nothing is known."""
-    first, *_, last = rules
-    if not growth.known:
-        make = last
-    elif growth.frequency == growth.sharpness == 0:
-        make = first
-    else:
-        make = min(rules, key=lambda make: least_points(rules[make], growth, dtype))
-    return make, enough(rules[make], growth, dtype)
+    """Return the rule of several that needs the fewest points, and their number; the last one is for functions of
+    which nothing is known."""
+    *_, make = rules
+    if math.isfinite(sharpness):
+        make = min(rules, key=lambda make: least_points(rules[make], sharpness, dtype))
+    return make, enough(rules[make], sharpness, dtype)
 
 
-def on_disk(radial: Error, span: float, growth: Growth, dtype: torch.dtype) -> tuple[int, int]:
+def on_disk(radial: Error, span: float, sharpness: float, dtype: torch.dtype) -> tuple[int, int]:
     """Return the numbers of radial and angular points."""
     return (
-        enough(radial, growth, dtype, LARGEST_RADIAL, "rings"),
-        enough(WeightedRule(span, 1), growth, dtype, LARGEST_ANGULAR, "angles"),
+        enough(radial, sharpness, dtype, LARGEST_RADIAL, "rings"),
+        enough(WeightedRule(span, 1), sharpness, dtype, LARGEST_ANGULAR, "angles"),
     )
 
 

@@ -100,13 +100,13 @@ class Signal:
         coefficients: :math:`B^\top` [batch..., functions, d].
 
     Example:
-        >>> from tsallis.continuous import PowerBasis, TruncatedParabola
-        >>> signal = Signal(PowerBasis(1), torch.tensor([[1.0, 0.0], [0.0, 2.0]]))  # (1, 2 t)
+        >>> from tsallis.continuous import TruncatedParabola, gaussian_grid
+        >>> signal = Signal(gaussian_grid(2, 0.5), torch.tensor([[1.0, 0.0], [0.0, 2.0]]))
         >>> signal(torch.tensor([0.0, 0.5]))
-        tensor([[1., 0.],
-                [1., 1.]])
+        tensor([[0.7979, 0.2160],
+                [0.4839, 0.9679]])
         >>> signal.expect(TruncatedParabola(torch.tensor(0.5), torch.tensor(0.01)))
-        tensor([1., 1.])
+        tensor([0.4838, 0.9676])
     """
 
     def __init__(self, basis: Basis, coefficients: Tensor) -> None:

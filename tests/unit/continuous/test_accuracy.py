@@ -18,13 +18,10 @@ from contract.integrals import tanh_sinh
 from tsallis.continuous import (
     BetaGaussian,
     Density,
-    FourierBasis,
     Gaussian,
     GaussianBasis,
     Laplace,
     Mixture,
-    PowerBasis,
-    ProductBasis,
     Triangular,
     TruncatedParabola,
     TruncatedParaboloid,
@@ -37,8 +34,6 @@ from tsallis.continuous import (
     quadrature_sizes,
     text_basis,
 )
-from tsallis.continuous.characteristic_function import characteristic_of_rows
-from tsallis.continuous.quadrature_sizes import Growth
 
 D = torch.float64
 TOLERANCE = {torch.float32: 2e-6, D: 2e-12}  # and as much again for rounding
@@ -74,56 +69,9 @@ def bessel(order: float, z: float) -> float:
     return float(mpmath.hyp0f1(order, -(mpmath.mpf(z) ** 2) / 4))
 
 
-@pytest.mark.parametrize("order", [1.6, 2.5, 3.0, 12.0, 51.5])
-def test_characteristic_functions_of_any_argument(order: float) -> None:
-    z = torch.tensor([0.0, 1.0, 30.0, 200.0, 1000.0, 1023.9, 1025.0, 5000.0], dtype=D)
-    x = z.square().requires_grad_()
-    value = characteristic_of_rows(x, order)
-    (slope,) = torch.autograd.grad(value.sum(), x)
-    for i, each in enumerate(z.tolist()):
-        assert abs(value[i].item() - bessel(order, each)) < 1e-13
-        assert abs(slope[i].item() + bessel(order + 1, each) / (4 * order)) < 1e-14
-    assert characteristic_of_rows(torch.tensor([math.nan, 1.0]), order).isnan().tolist() == [True, False]
-
-
-@both
-def test_products_of_fourier_functions(dtype: torch.dtype) -> None:
-    """E[e^(i k.t)] is a Bessel function of |A'k|, also for a learned alpha, which has nodes; gradients by differences
-    of it."""
-    g = torch.Generator().manual_seed(0)
-    for frequencies, variance, rho, alpha in itertools.product(
-        (1, 3, 8), (0.4, 0.01), (0.0, 0.7, -0.99), (1.5, 2.0, 4.0)
-    ):
-        mean = torch.rand(2, generator=g, dtype=D)
-        off = rho * variance / 2
-        cov = torch.tensor([[variance, off], [off, variance / 4]], dtype=D)
-        basis = ProductBasis(FourierBasis(frequencies), FourierBasis(2))
-        i, j = 2 * frequencies, 3  # sin(top x) sin(1 y), and sin(top x) cos(2 y)
-        a, b = frequencies * math.pi, math.pi
-
-        def wave(kx: float, ky: float, mean: Tensor = mean, cov: Tensor = cov, alpha: float = alpha) -> float:
-            k = torch.tensor([kx, ky], dtype=D)
-            z = math.sqrt(float(k @ cov @ k) * (4 + 2 / (alpha - 1)))
-            return bessel(2 + 1 / (alpha - 1), z)
-
-        phases = [a * mean[0].item() + s * b * mean[1].item() for s in (1, -1)]
-        sizes = [wave(a, b), wave(a, -b)]
-        exact = (math.cos(phases[1]) * sizes[1] - math.cos(phases[0]) * sizes[0]) / 2
-        for inputs in (alpha, torch.tensor(alpha, dtype=dtype)):
-            m = mean.to(dtype).requires_grad_()
-            value = BetaGaussian(m, cov.to(dtype), inputs, 2).expect(basis)[i * 5 + j]
-            case = (frequencies, variance, rho, alpha, type(inputs).__name__)
-            rounding = 40 * torch.finfo(dtype).eps * (1 + a * 1.5)  # of the phase at places up to 2
-            bound = TOLERANCE[dtype]
-            assert abs(value.item() - exact) < bound + rounding, case
-            (slope,) = torch.autograd.grad(value, m)
-            expected = a * (math.sin(phases[0]) * sizes[0] - math.sin(phases[1]) * sizes[1]) / 2
-            assert abs(slope[0].item() - expected) < 10 * a * (bound + rounding), case
-
-
 @both
 def test_functions_on_the_line(dtype: torch.dtype) -> None:
-    """Fourier and Gaussian ones, narrow and wide, and gradients in the variance."""
+    """Narrow and wide ones, and gradients in the variance."""
     densities: list[tuple[str, float, Callable[[Tensor, Tensor], Density]]] = [
         ("laplace", 1.0, Laplace),
         ("triangular", 2.0, Triangular),
@@ -136,21 +84,21 @@ def test_functions_on_the_line(dtype: torch.dtype) -> None:
     mean = 0.375
     for (kind, alpha, make), variance in itertools.product(densities, (1e-4, 0.01, 0.5)):
         std = float(torch.tensor(variance, dtype=dtype).double().sqrt())
-        cases: list[tuple[object, int, Callable[[Tensor], Tensor], float]] = [
-            (FourierBasis(n), n, lambda t, n=n: torch.cos(n * math.pi * t), 1 / (n * math.pi)) for n in (1, 8)
-        ]
         for s in (0.05, 1.0):
             basis = GaussianBasis(torch.tensor([0.5], dtype=dtype), s * s)
-            spread = math.sqrt(basis.covs.item())
-            cases.append((basis, 0, lambda t, s=spread: torch.exp(-(((t - 0.5) / s) ** 2) / 2), spread))
-        for basis, index, function, width in cases:
+            width = math.sqrt(basis.covs.item())
             v = torch.tensor(variance, dtype=dtype).requires_grad_()
-            value = make(torch.tensor(mean, dtype=dtype), v).expect(basis)[index]  # type: ignore[arg-type]
+            value = make(torch.tensor(mean, dtype=dtype), v).expect(basis)[0]
             (slope,) = torch.autograd.grad(value, v)
-            peak = 1 / math.sqrt(2 * math.pi) / width if isinstance(basis, GaussianBasis) else 1.0
+            peak = 1 / math.sqrt(2 * math.pi) / width
             h = 1e-3 * std
-            low, exact, high = (float(on_the_line(function, mean, std + d, alpha, kind)) for d in (-h, 0, h))
-            case = (kind, alpha, variance, type(basis).__name__, width)
+            low, exact, high = (
+                float(
+                    on_the_line(lambda t, w=width: torch.exp(-(((t - 0.5) / w) ** 2) / 2), mean, std + d, alpha, kind)
+                )
+                for d in (-h, 0, h)
+            )
+            case = (kind, alpha, variance, width)
             assert abs(value.item() / peak - exact) < TOLERANCE[dtype] + 30 * torch.finfo(dtype).eps, case
             expected = (high - low) / (2 * h) / (2 * std)
             room = 1e-4 if dtype == torch.float32 else 2e-6  # of the oracle's difference
@@ -168,17 +116,14 @@ def test_functions_on_the_line(dtype: torch.dtype) -> None:
     ],
 )
 def test_bounds_are_bounds_and_not_far_off(rule: quadrature_sizes.Error) -> None:
-    """More frequency or sharpness never needs fewer points, and half of the points are not enough for 1e-12."""
-    for by in (Growth.frequency, Growth.sharpness):
-        index = 0 if by is Growth.frequency else 1
-        counts = []
-        for size in (0.5, 2.0, 8.0, 32.0):
-            growth = Growth(*(size if k == index else 0.0 for k in range(2)))
-            count = quadrature_sizes.least_points(rule, growth, D)
-            assert rule.log_error(count, growth) <= math.log(1e-12)
-            assert rule.log_error(max(count // 2, 1), growth) > math.log(1e-12)
-            counts.append(count)
-        assert counts == sorted(counts)
+    """Sharper functions never need fewer points, and half of the points are not enough for 1e-12."""
+    counts = []
+    for sharpness in (0.5, 2.0, 8.0, 32.0):
+        count = quadrature_sizes.least_points(rule, sharpness, D)
+        assert rule.log_error(count, sharpness) <= math.log(1e-12)
+        assert rule.log_error(max(count // 2, 1), sharpness) > math.log(1e-12)
+        counts.append(count)
+    assert counts == sorted(counts)
 
 
 def test_what_cannot_be_had_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,13 +132,12 @@ def test_what_cannot_be_had_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.warns(
         UserWarning, match=r"384 angles leave an error of up to 1e[+-]\d+ of their peak, where \d+ would do"
     ):
-        density.expect(ProductBasis(FourierBasis(80)))
+        density.expect(image_basis(variance=1e-4))
     with pytest.warns(UserWarning, match=r"1024 points leave .*: give as many by points="):
         TruncatedParabola(0.5, 1.0).expect(gaussian_grid(5, 1e-3))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        density.expect(ProductBasis(FourierBasis(80)))  # once for each size of error
-        TruncatedParaboloid(torch.zeros(2), torch.eye(2)).expect(ProductBasis(FourierBasis(80)))  # a closed form
+        density.expect(image_basis(variance=1e-4))  # once for each size of error
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.0001, 1.02, 1.1, 1.32, 1.5, 2.0, 3.0, 8.0])
@@ -292,9 +236,9 @@ def test_two_rows_of_two_places_are_on_the_line() -> None:
 def test_a_learned_alpha_above_2_is_as_good_as_a_number(alpha: float) -> None:
     """Such a density ends in a power that no rule integrates exactly; its nodes crowd at the ends."""
     learned, std = torch.tensor(alpha, dtype=D), torch.tensor([0.001, 0.03, 0.2, 1.0], dtype=D)
-    for basis in (text_basis(32).double(), FourierBasis(8), PowerBasis(3)):
-        exact = BetaGaussian(0.3, std**2, alpha).expect(basis)
-        torch.testing.assert_close(BetaGaussian(0.3, std**2, learned).expect(basis), exact, atol=1e-9, rtol=0)
+    basis = text_basis(32).double()
+    exact = BetaGaussian(0.3, std**2, alpha).expect(basis)
+    torch.testing.assert_close(BetaGaussian(0.3, std**2, learned).expect(basis), exact, atol=1e-9, rtol=0)
     cov = 0.01 * torch.eye(2, dtype=D)
     mean = torch.tensor([0.3, 0.6], dtype=D)
     basis = image_basis(4).double()

@@ -12,17 +12,15 @@ from torch import Tensor
 
 from tsallis.continuous import (
     Basis,
-    FourierBasis,
     Gaussian,
     GaussianBasis,
-    PolynomialBasis,
-    PowerBasis,
     ProductBasis,
     TruncatedParabola,
     TruncatedParaboloid,
     ValueFunction,
     box_centres,
     cell_centres,
+    gaussian_grid,
     grid_centres,
     image_basis,
     match_moments,
@@ -281,16 +279,7 @@ class Tilted(Basis):
 
 def test_what_is_remembered_follows_a_basis_without_buffers() -> None:
     values = torch.randn(9, 3, dtype=torch.float64)
-    bases: list[Basis] = [
-        FourierBasis(2),
-        FourierBasis(2, period=1.0),
-        FourierBasis(2, period=1.0 + 1e-9),
-        PolynomialBasis(4),
-        PolynomialBasis(4, -1.0, 1.0),
-        PowerBasis(4),
-        Tilted(1.0),
-        Tilted(2.0),
-    ]
+    bases: list[Basis] = [Tilted(1.0), Tilted(1.0 + 1e-9), Tilted(2.0)]
     fit = ValueFunction(bases[0])
     for basis in bases:
         fit.basis = basis
@@ -299,10 +288,9 @@ def test_what_is_remembered_follows_a_basis_without_buffers() -> None:
     assert torch.equal(fit(values).coefficients, ValueFunction(basis)(values).coefficients)
     basis.offset += 1
     assert torch.equal(fit(values).coefficients, ValueFunction(basis)(values).coefficients)
-    polynomials = PolynomialBasis(4)
-    fit.basis = ProductBasis(polynomials, FourierBasis(1))
+    fit.basis = ProductBasis(basis, gaussian_grid(2, 0.5))
     fit(values, grid=(3, 3))
-    polynomials.low = -1.0
+    basis.slope = -1.0
     torch.testing.assert_close(
         fit(values, grid=(3, 3)).coefficients, ValueFunction(fit.basis)(values, grid=(3, 3)).coefficients
     )

@@ -7,7 +7,7 @@ covariance, and an entropy needs no more of that than `log_det`, the logarithm o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from tsallis.continuous import quadrature as rules
 from tsallis.continuous.quadrature import Rule
-from tsallis.continuous.quadrature_sizes import Growth
 from tsallis.ops.transforms import outside_tracers, physical
 
 Shape = Sequence[int]
@@ -53,11 +52,8 @@ class Family(Protocol):
     def sample(self, shape: Shape, like: Tensor) -> Tensor:
         """Draw points [*shape], or [*shape, dims]."""
 
-    def characteristic(self, like: Tensor) -> Callable[[Tensor], Tensor] | None:
-        """Return the characteristic function of the squared frequency, where there is a closed form."""
-
-    def rule(self, growth: Growth, points: int | tuple[int, int] | None, like: Tensor) -> Rule:
-        """Return a quadrature rule for functions of this growth off the real line, or with so many points."""
+    def rule(self, sharpness: float, points: int | tuple[int, int] | None, like: Tensor) -> Rule:
+        """Return a quadrature rule for functions of this sharpness, or with so many points."""
 
 
 def broadcast_batch(**shapes: Shape) -> torch.Size:

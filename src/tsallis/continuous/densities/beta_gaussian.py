@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -11,11 +10,9 @@ from torch import Tensor
 
 from tsallis.continuous import quadrature as rules
 from tsallis.continuous import quadrature_sizes
-from tsallis.continuous.characteristic_function import characteristic_of_rows
 from tsallis.continuous.densities.base import Shape, cholesky, log_det, one_number
 from tsallis.continuous.quadrature import Rule, expm1_ratio, log1p_ratio
-from tsallis.continuous.quadrature_sizes import Growth
-from tsallis.ops.transforms import outside_tracers, physical, recording, traced
+from tsallis.ops.transforms import outside_tracers, physical, recording
 
 
 def _over_matrix(x: Tensor, dims: int) -> Tensor:
@@ -54,10 +51,10 @@ def beta_constants(alpha: Tensor, dims: int) -> Constants:
     """Compute the constants for alphas from 1, in float64."""
     eps = alpha - 1
     bend = (dims + 2) * eps + 2
-    growth = torch.zeros_like(alpha) if dims % 2 == 0 else _half_step(alpha, eps)
+    sharpness = torch.zeros_like(alpha) if dims % 2 == 0 else _half_step(alpha, eps)
     for j in range(1, dims // 2 + 1):
-        growth = growth + torch.log1p((j + dims % 2 / 2) * eps)
-    peak = growth - dims / 2 * torch.log(math.pi * bend)
+        sharpness = sharpness + torch.log1p((j + dims % 2 / 2) * eps)
+    peak = sharpness - dims / 2 * torch.log(math.pi * bend)
     return Constants(alpha, eps, peak, bend)
 
 
@@ -177,24 +174,15 @@ class BetaGaussian:
         u = step * (c.bend / (c.eps * squared + 2 * gamma / power)).sqrt().unsqueeze(-1)
         return u.to(like).squeeze(-1) if n == 1 else u.to(like)
 
-    def characteristic(self, like: Tensor) -> Callable[[Tensor], Tensor] | None:
-        """Return the characteristic function by a table, for which values must be read."""
-        if self.number == 1:
-            return lambda squared: torch.exp(-squared / 2)
-        if self.number is None or self.number < NEARLY_GAUSSIAN or traced():
-            return None
-        squared_reach, order = rules.squared_reach(self.number, self.dims), self.dims / 2 + 1 + 1 / (self.number - 1)
-        return lambda squared: characteristic_of_rows(squared * squared_reach, order)
-
-    def rule(self, growth: Growth, points: int | tuple[int, int] | None, like: Tensor) -> Rule:
+    def rule(self, sharpness: float, points: int | tuple[int, int] | None, like: Tensor) -> Rule:
         if self.dims > 2:
             raise NotImplementedError(f"quadrature is for the line and the plane, got {self.dims} dimensions")
         if self.number == 1:
-            return _normal_rule(self.dims, growth, points, like)
+            return _normal_rule(self.dims, sharpness, points, like)
         if self.dims == 1:
             error, _ = self._errors(like)
             count = (
-                self._crowd(quadrature_sizes.enough(error, growth, like.dtype))
+                self._crowd(quadrature_sizes.enough(error, sharpness, like.dtype))
                 if points is None
                 else one_number(points)
             )
@@ -202,7 +190,7 @@ class BetaGaussian:
                 rules.beta_line(count, self.number) if self._jacobi else rules.sine_line(count, self._wide(like))
             ).to(like)
         if points is None:
-            rings, angles = quadrature_sizes.on_disk(*self._errors(like), growth, like.dtype)
+            rings, angles = quadrature_sizes.on_disk(*self._errors(like), sharpness, like.dtype)
             points = self._crowd(rings), angles
         rings, angles = points if isinstance(points, tuple) else (points, 2 * points)
         if self._jacobi:
@@ -249,10 +237,10 @@ class BetaGaussian:
         return (least, largest) if 1 <= least < math.inf else (1.0, 1.0)
 
 
-def _normal_rule(dims: int, growth: Growth, points: int | tuple[int, int] | None, like: Tensor) -> Rule:
+def _normal_rule(dims: int, sharpness: float, points: int | tuple[int, int] | None, like: Tensor) -> Rule:
     make, best = quadrature_sizes.fewer(
         {rules.gauss_hermite: quadrature_sizes.Hermite(), rules.gaussian_line: quadrature_sizes.Normal()},
-        growth,
+        sharpness,
         like.dtype,
     )
     points = best if points is None else points

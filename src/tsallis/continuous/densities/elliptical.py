@@ -16,7 +16,6 @@ from tsallis.continuous.bases import Basis
 from tsallis.continuous.densities.base import Family, broadcast_batch, check_symmetric, cholesky, log_det, tensors
 from tsallis.continuous.densities.beta_gaussian import NEARLY_GAUSSIAN, BetaGaussian
 from tsallis.continuous.quadrature import Rule
-from tsallis.continuous.quadrature_sizes import Growth
 from tsallis.continuous.supports import Ellipse, Interval, WholeSpace
 from tsallis.functional.rows import check_floating, result_dtype
 from tsallis.ops.dtypes import upcast
@@ -33,7 +32,6 @@ from tsallis.ops.transforms import (
 Points = int | tuple[int, int] | None
 Function = Basis | Callable[[Tensor], Tensor]
 Self = TypeVar("Self", bound="Elliptical")
-UNKNOWN = Growth(math.nan, math.nan)
 
 
 class Density(Distribution):
@@ -306,20 +304,17 @@ class Elliptical(Density):
         r"""Return the expectation :math:`E_p[\psi(t)]`: the attention of :math:`\psi` (Martins et al. 2020, eq. 15).
 
         It is computed by a fixed positive quadrature rule, whose derivatives are the generalised covariances of
-        proposition 3. Gaussian functions under a Gaussian density have a closed form. So have Fourier functions and
-        their products, by the characteristic function, except under location-scale densities and under alphas that are
-        tensors or between 1 and 1.02.
+        proposition 3. Gaussian functions under a Gaussian density have a closed form.
 
         Args:
             function: a basis, or a function from points [..., points] ([..., points, n] in space) to values
                 [..., points, any...].
             points: the size of the rule: on the line a number, in the plane also (radial, angular). The default for a
                 basis keeps the error below 1e-12 of a function's peak in float64, 1e-6 in float32, by a bound that
-                depends on the narrowest function or the highest frequency and on the widest density. Where that needs
-                more than 1024 points, or 96 rings of 384, there is a warning that names the bound of the error and how
-                many would do. The default for other functions is 128, or 32 rings of 64. To read the widest density
-                waits for a GPU: a number avoids that. Under a compiler the default assumes that functions are a tenth
-                as wide as the support.
+                depends on the narrowest function and on the widest density. Where that needs more than 1024 points, or
+                96 rings of 384, there is a warning that names the bound of the error and how many would do. The default
+                for other functions is 128, or 32 rings of 64. To read the widest density waits for a GPU: a number
+                avoids that. Under a compiler the default assumes that functions are a tenth as wide as the support.
 
         Returns:
             [..., size] for a basis, [..., any...] for a function.
@@ -333,21 +328,21 @@ class Elliptical(Density):
 
     def _expect(self, function: Function, points: Points) -> Tensor:
         if not isinstance(function, Basis):
-            rule = self._rule(UNKNOWN, points if points is not None else 128 if self.dims == 1 else (32, 64))
+            rule = self._rule(math.nan, points if points is not None else 128 if self.dims == 1 else (32, 64))
             values = function(self._to_points(rule))
             axis = len(self.batch_shape)
             weights = rule.weights.expand(*self.batch_shape, -1)
             return (weights.reshape(weights.shape + (1,) * (values.dim() - axis - 1)) * values).sum(axis)
         if function.dims != self.dims:
             raise ValueError(f"a basis in {function.dims} dimensions doesn't fit a density in {self.dims}")
-        closed = self._closed_form(function, points)
+        closed = self._closed_form(function)
         if closed is not None:
             return closed
         if points is None:
             expectation = self._by_waves(function)
             if expectation is not None:
                 return expectation
-        rule = self._rule(self._growth(function, points), points)
+        rule = self._rule(self._sharpness(function, points), points)
         if self.dims == 1:
             return function.weighted_sum(rule.weights, self._to_points(rule))
         u, v = rule.nodes.unbind(-1)
@@ -356,26 +351,24 @@ class Elliptical(Density):
         y = mean[..., 1] + factor[..., 1, 0] * u + factor[..., 1, 1] * v
         return function.weighted_sum(rule.weights, x, y)
 
-    def _rule(self, growth: Growth, points: Points) -> Rule:
-        return self.family.rule(growth, points, self._mean)
+    def _rule(self, sharpness: float, points: Points) -> Rule:
+        return self.family.rule(sharpness, points, self._mean)
 
-    def _growth(self, basis: Basis, points: Points) -> Growth:
-        """Return the growth of functions off the real line, in standard deviations of the widest density.
+    def _sharpness(self, basis: Basis, points: Points) -> float:
+        """Return the sharpness of functions in standard deviations of the widest density; NaN where it is not known.
 
         Not looked up where the number of points is given, but for densities without an end, which have several rules.
         """
-        if math.isinf(basis.width) and basis.frequency == 0:
-            return Growth(0.0, 0.0, basis.degree)
         reach = self.family.reach(self._mean) if points is not None else math.inf
         if isinstance(reach, Tensor) or math.isfinite(reach):
-            return UNKNOWN._replace(degree=basis.degree)
+            return math.nan
         if points is None and graph_outlives_values():
             raise NotImplementedError(
                 "a graph for later inputs can't hold an expectation whose number of points depends on the density: "
                 "set points="
             )
         widest = self._widest() or math.nan
-        return Growth(basis.frequency * widest, widest / basis.width, basis.degree)
+        return widest / basis.width
 
     def _to_points(self, rule: Rule) -> Tensor:
         """Map the nodes of a standardised rule to this density's points [..., points] or [..., points, n]."""
@@ -393,12 +386,8 @@ class Elliptical(Density):
                 return float(factor.nan_to_num(0.0).amax())
             return math.sqrt(float(fourier.largest(factor).nan_to_num(0.0).amax()))
 
-    def _closed_form(self, basis: Basis, points: Points) -> Tensor | None:
+    def _closed_form(self, basis: Basis) -> Tensor | None:
         gaussian = isinstance(self.family, BetaGaussian) and self.family.number == 1
-        if basis.harmonic and (points is None or not isinstance(self.family, BetaGaussian) or gaussian):
-            characteristic = self.family.characteristic(self._mean)
-            if characteristic is not None:
-                return basis.from_characteristic(self._mean, self._factor, characteristic)
         gaussians = basis.gaussians(self._mean) if gaussian else None
         if gaussians is None:
             return None

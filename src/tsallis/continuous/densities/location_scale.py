@@ -13,7 +13,6 @@ from tsallis.continuous import quadrature as rules
 from tsallis.continuous import quadrature_sizes
 from tsallis.continuous.densities.base import Shape, one_number
 from tsallis.continuous.quadrature import Rule
-from tsallis.continuous.quadrature_sizes import Growth
 from tsallis.ops.transforms import transforms_active
 
 
@@ -51,13 +50,10 @@ class Laplace:
         u = torch.rand(*shape, dtype=torch.float64, device=like.device) * 2 - 1
         return (-torch.sign(u) * torch.log1p(-u.abs()) / math.sqrt(2)).to(like)
 
-    def characteristic(self, like: Tensor) -> Callable[[Tensor], Tensor] | None:
-        return lambda squared: 1 / (1 + squared / 2)
-
-    def rule(self, growth: Growth, points: int | tuple[int, int] | None, like: Tensor) -> Rule:
+    def rule(self, sharpness: float, points: int | tuple[int, int] | None, like: Tensor) -> Rule:
         make, best = quadrature_sizes.fewer(
             {rules.laplace_line: quadrature_sizes.Laguerre(), rules.laplace_narrow_line: quadrature_sizes.Roots()},
-            growth,
+            sharpness,
             like.dtype,
         )
         return make(best if points is None else one_number(points)).to(like)
@@ -192,12 +188,9 @@ class LocationScale:
                 low, high = torch.where(below, middle, low), torch.where(below, high, middle)
         return (torch.sign(target) * low / self.std).to(like)
 
-    def characteristic(self, like: Tensor) -> Callable[[Tensor], Tensor] | None:
-        return None
-
-    def rule(self, growth: Growth, points: int | tuple[int, int] | None, like: Tensor) -> Rule:
+    def rule(self, sharpness: float, points: int | tuple[int, int] | None, like: Tensor) -> Rule:
         if points is None:  # a smooth g is taken to be as good as a polynomial of degree 9
-            points = quadrature_sizes.enough(quadrature_sizes.Halves(self.end / self.std, 8), growth, like.dtype)
+            points = quadrature_sizes.enough(quadrature_sizes.Halves(self.end / self.std, 8), sharpness, like.dtype)
         return _location_rule(self.g, one_number(points)).to(like)
 
 
@@ -238,12 +231,9 @@ class Triangular:
         u = torch.rand(2, *shape, dtype=torch.float64, device=like.device)
         return ((u[0] - u[1]) * self.end).to(like)
 
-    def characteristic(self, like: Tensor) -> Callable[[Tensor], Tensor] | None:
-        return lambda squared: rules.sine_ratio(squared * (self.end / 2) ** 2).square()
-
-    def rule(self, growth: Growth, points: int | tuple[int, int] | None, like: Tensor) -> Rule:
+    def rule(self, sharpness: float, points: int | tuple[int, int] | None, like: Tensor) -> Rule:
         if points is None:
-            points = quadrature_sizes.enough(quadrature_sizes.Halves(self.end), growth, like.dtype)
+            points = quadrature_sizes.enough(quadrature_sizes.Halves(self.end), sharpness, like.dtype)
         return triangular_line(one_number(points)).to(like)
 
 

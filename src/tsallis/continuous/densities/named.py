@@ -118,7 +118,7 @@ class Gaussian(Quadratic):
 
     .. math:: p(t) \propto \exp\big(-\tfrac12 (t-\mu)^\top \Sigma^{-1} (t-\mu)\big)
 
-    (Martins et al. 2020, sec. 2.2.) Expectations of Gaussian and Fourier functions are closed forms (eq. 46).
+    (Martins et al. 2020, sec. 2.2.) Expectations of Gaussian functions are closed forms (eq. 46).
 
     Args:
         mean: [...] on the line, [..., n] in n dimensions.
