@@ -35,7 +35,8 @@ __all__ = [
     "sparsemax_loss",
 ]
 
-REDUCTIONS = ("elementwise_mean", "mean", "sum", "none")
+MEAN = "elementwise_mean"
+REDUCTIONS = (MEAN, "mean", "sum", "none")
 
 
 def sparsemax_loss(
@@ -208,7 +209,7 @@ class _Loss(Map):
         dtype = loss.dtype
         if self.reduction != "none":
             loss = loss.sum(dtype=compute_dtype(dtype))  # of half precision a sum overflows where its mean does not
-        if self.reduction in ("elementwise_mean", "mean"):
+        if self.reduction in (MEAN, "mean"):
             loss = reduce(loss, count, "mean")
         loss = loss.to(dtype)
         return (loss, support_size(functional.entmax(X, self.alpha), -1)) if self.return_support_size else loss
@@ -235,11 +236,7 @@ class SparsemaxLoss(_Loss):
     """
 
     def __init__(
-        self,
-        k: int | None = None,
-        ignore_index: int = -100,
-        reduction: str = "elementwise_mean",
-        return_support_size: bool = False,
+        self, k: int | None = None, ignore_index: int = -100, reduction: str = MEAN, return_support_size: bool = False
     ) -> None:
         super().__init__(2.0, ignore_index, reduction, return_support_size)
         self.k = k
@@ -263,11 +260,7 @@ class Entmax15Loss(_Loss):
     """
 
     def __init__(
-        self,
-        k: int | None = 100,
-        ignore_index: int = -100,
-        reduction: str = "elementwise_mean",
-        return_support_size: bool = False,
+        self, k: int | None = 100, ignore_index: int = -100, reduction: str = MEAN, return_support_size: bool = False
     ) -> None:
         super().__init__(1.5, ignore_index, reduction, return_support_size)
         self.k = k
@@ -289,7 +282,7 @@ class SparsemaxBisectLoss(_Loss):
         tensor([0.2500, 0.0000])
     """
 
-    def __init__(self, n_iter: int | None = 50, ignore_index: int = -100, reduction: str = "elementwise_mean") -> None:
+    def __init__(self, n_iter: int | None = 50, ignore_index: int = -100, reduction: str = MEAN) -> None:
         super().__init__(2.0, ignore_index, reduction)
         self.n_iter = n_iter
 
@@ -312,11 +305,7 @@ class EntmaxBisectLoss(_Loss):
     """
 
     def __init__(
-        self,
-        alpha: Alpha = 1.5,
-        n_iter: int | None = 50,
-        ignore_index: int = -100,
-        reduction: str = "elementwise_mean",
+        self, alpha: Alpha = 1.5, n_iter: int | None = 50, ignore_index: int = -100, reduction: str = MEAN
     ) -> None:
         super().__init__(alpha, ignore_index, reduction)
         self.n_iter = n_iter
@@ -340,11 +329,7 @@ class NormmaxBisectLoss(_Loss):
     """
 
     def __init__(
-        self,
-        alpha: Alpha = 2,
-        n_iter: int | None = 50,
-        ignore_index: int = -100,
-        reduction: str = "elementwise_mean",
+        self, alpha: Alpha = 2, n_iter: int | None = 50, ignore_index: int = -100, reduction: str = MEAN
     ) -> None:
         super().__init__(alpha, ignore_index, reduction)
         self.n_iter = n_iter
