@@ -19,7 +19,6 @@ from tsallis.continuous import (
     GaussianBasis,
     Interval,
     Laplace,
-    LocationScale,
     Mixture,
     ProductBasis,
     Triangular,
@@ -31,10 +30,6 @@ from tsallis.continuous import (
 )
 
 Make = Callable[[Tensor, Tensor], Density]
-
-
-def quartic(t: Tensor) -> Tensor:
-    return t**2 / 2 + t**4 / 12
 
 
 def learned(dims: int) -> Make:
@@ -56,7 +51,6 @@ LINE: dict[str, Make] = {
     "beta-learned": learned(1),
     "laplace": Laplace,
     "triangular": Triangular,
-    "location-scale": lambda m, v: LocationScale(m, v, quartic),
 }
 PLANE: dict[str, Make] = {
     "gaussian-2d": lambda m, c: Gaussian(m, c, 2),

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tsallis.continuous.densities.base import Family
 from tsallis.continuous.densities.beta_gaussian import BetaGaussian
+from tsallis.continuous.densities.distance import Laplace, Triangular
 from tsallis.continuous.densities.elliptical import Density, Elliptical
-from tsallis.continuous.densities.location_scale import Laplace, Triangular
 from tsallis.continuous.densities.mixture import Mixture
 from tsallis.continuous.quadrature import gauss_legendre
 from tsallis.continuous.quadrature_sizes import SPAN
@@ -92,10 +92,7 @@ def standard_masses(family: Family, low: Tensor, high: Tensor) -> Tensor:
     if isinstance(family, Triangular):
         (a, c), (b, d) = (_split(x.div(family.end).clamp(-1, 1)) for x in (low, high))
         return ((b - a) * (2 + a + b) + (d - c) * (2 - c - d)) / 2
-    if isinstance(family, BetaGaussian):
-        return _integrate(family, low, high)
-    (a, c), (b, d) = _split(low), _split(high)
-    return _integrate(family, a, b) + _integrate(family, c, d)
+    return _integrate(family, low, high)
 
 
 def _split(u: Tensor) -> tuple[Tensor, Tensor]:

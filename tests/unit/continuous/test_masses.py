@@ -14,7 +14,6 @@ from tsallis.continuous import (
     Density,
     Gaussian,
     Laplace,
-    LocationScale,
     Mixture,
     Triangular,
     TruncatedParabola,
@@ -25,7 +24,6 @@ from tsallis.continuous import (
 MEAN = torch.tensor([[0.31], [0.5], [-0.2]], dtype=torch.float64)
 VARIANCE = torch.tensor([0.04, 0.0004], dtype=torch.float64)
 SHAPED = {
-    "location-scale": lambda m, v: LocationScale(m, v, g=lambda t: t**2 / 2 + t**4 / 12),
     "alpha 1.01": lambda m, v: BetaGaussian(m, v, 1.01),
     "alpha 1.5": lambda m, v: BetaGaussian(m, v, 1.5),
     "alpha 3": lambda m, v: BetaGaussian(m, v, 3.0),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from tsallis.continuous.densities import beta_gaussian, location_scale
+from tsallis.continuous.densities import beta_gaussian, distance
 from tsallis.continuous.densities.base import Family, cholesky, tensors
 from tsallis.continuous.densities.elliptical import Elliptical
 from tsallis.functional.rows import alpha_number
@@ -259,12 +258,12 @@ class Laplace(_Absolute):
     """
 
     def __init__(self, mean: Tensor | float, variance: Tensor | float, validate_args: bool | None = None) -> None:
-        family = location_scale.Laplace()
+        family = distance.Laplace()
         super().__init__(*self._factorize(mean, variance, family, validate_args), family, validate_args)
 
     @classmethod
     def _family(cls) -> Family:  # type: ignore[override]
-        return location_scale.Laplace()
+        return distance.Laplace()
 
 
 class Triangular(_Absolute):
@@ -288,48 +287,9 @@ class Triangular(_Absolute):
     """
 
     def __init__(self, mean: Tensor | float, variance: Tensor | float, validate_args: bool | None = None) -> None:
-        family = location_scale.Triangular()
+        family = distance.Triangular()
         super().__init__(*self._factorize(mean, variance, family, validate_args), family, validate_args)
 
     @classmethod
     def _family(cls) -> Family:  # type: ignore[override]
-        return location_scale.Triangular()
-
-
-class LocationScale(Elliptical):
-    r"""The density of alpha 2 for the score :math:`-g'(|t-\mu|/\sigma)/\sigma`, g convex.
-
-    .. math:: p(t) = \Big[ \frac{g'(a) - g'(|t-\mu|/\sigma)}{\sigma} \Big]_+, \qquad a g'(a) - g(a) + g(0) = \tfrac12
-
-    (Martins et al. 2020, eq. 13.) :math:`g = t^2/2` is the triangular density, :math:`g = t^3/6` the truncated
-    parabola, whose :math:`\sigma` of eq. 10 is this one to the power 3/2.
-
-    Args:
-        mean: [...]
-        variance: [...]; :meth:`from_scale` takes :math:`\sigma`.
-        g: from a float64 tensor to one of its shape, elementwise, differentiable by torch, convex on the positive line.
-        validate_args: check the arguments, as everywhere in `torch.distributions`.
-
-    Raises:
-        ValueError: a g for which the equation has no solution, or that can't be differentiated.
-
-    Example:
-        >>> g = lambda t: t**2 / 2 + t**4 / 12
-        >>> density = LocationScale.from_scale(torch.tensor(0.0), torch.tensor(1.0), g=g)
-        >>> density.support.upper
-        tensor(0.8556)
-    """
-
-    def __init__(
-        self,
-        mean: Tensor | float,
-        variance: Tensor | float,
-        g: Callable[[Tensor], Tensor],
-        validate_args: bool | None = None,
-    ) -> None:
-        family = LocationScale._family(g)
-        super().__init__(*self._factorize(mean, variance, family, validate_args), family, validate_args)
-
-    @classmethod
-    def _family(cls, g: Callable[[Tensor], Tensor]) -> Family:  # type: ignore[override]
-        return location_scale.LocationScale(g)
+        return distance.Triangular()
