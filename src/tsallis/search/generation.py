@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from tsallis.errors import check_whole
 from tsallis.models.protocol import Decoder
 from tsallis.search.certificate import LARGEST_LOG
-from tsallis.search.checks import check_at_least_one, check_sources
-from tsallis.search.sampling import dead_share, draw_tokens, draw_uniform, make_generators, start_draws
-from tsallis.search.step import advance, eval_mode
+from tsallis.search.checks import check_sources
+from tsallis.search.sampling import Draw, draw_outputs
+from tsallis.search.step import make_limits
 from tsallis.search.temperature import with_temperature
-from tsallis.symbols import BOS, EOS
 
 
 @dataclass(frozen=True)
@@ -81,52 +81,16 @@ def generate(
         >>> len(text.tokens) <= 10
         True
     """
-    check_at_least_one(num_samples=num_samples, max_length=max_length)
-    model, batch = with_temperature(model, temperature), len(check_sources(model, prompts, prompt_lengths))
-    generators = make_generators(batch, seeds)
-    if not batch:
-        return []
-    texts = [_Text() for _ in range(batch * num_samples)]
-    active = list(range(len(texts)))
-    with eval_mode(model):
-        state = start_draws(model, prompts, prompt_lengths, num_samples)
-        while active:
-            tokens = torch.tensor([texts[row].last for row in active], device=prompts.device)
-            log_probs, _, state = advance(model, state, tokens, [row // num_samples for row in active])
-            log_probs = log_probs.cpu()
-            uniform = draw_uniform(num_samples, generators)[active]
-            drawn, steps = draw_tokens(log_probs, uniform, dead_share(log_probs, model.output.normalized))
-            support = (log_probs > -torch.inf).sum(-1)
-            draws = enumerate(zip(drawn.tolist(), steps.tolist(), support.tolist(), strict=True))
-            open_rows = [i for i, draw in draws if texts[active[i]].append(*draw, max_length)]
-            active = [active[i] for i in open_rows]
-            state = state.select(torch.tensor(open_rows, dtype=torch.long, device=prompts.device))
-    return [[text.generated() for text in texts[i : i + num_samples]] for i in range(0, len(texts), num_samples)]
+    tempered, lengths = with_temperature(model, temperature), check_sources(model, prompts, prompt_lengths)
+    limits = make_limits(lengths, max_length=check_whole("max_length", max_length, 1))
+    draws = draw_outputs(tempered, prompts, prompt_lengths, limits, num_samples, seeds)
+    return [[_text(draw) for draw in of_prompt] for of_prompt in draws]
 
 
-@dataclass
-class _Text:
-    """The draws of one text so far."""
-
-    tokens: list[int] = field(default_factory=list)
-    support: list[int] = field(default_factory=list)
-    log_prob: float = 0.0
-    ended: bool = False
-
-    @property
-    def last(self) -> int:
-        return self.tokens[-1] if self.tokens else BOS
-
-    def append(self, token: int, log_prob: float, support: int, max_length: int) -> bool:
-        """Append a draw; behind `max_length` symbols only the end. Return whether another draw follows."""
-        if log_prob == -torch.inf or (len(self.tokens) == max_length and token != EOS):
-            return False
-        self.log_prob += log_prob
-        self.support.append(support)
-        self.ended = token == EOS
-        if not self.ended:
-            self.tokens.append(token)
-        return not self.ended
-
-    def generated(self) -> GeneratedText:
-        return GeneratedText(tuple(self.tokens), self.log_prob, tuple(self.support), self.ended)
+def _text(draw: Draw) -> GeneratedText:
+    """Return a text as far as it was drawn."""
+    if draw.output is not None:
+        return GeneratedText(draw.output.tokens, draw.output.log_prob, draw.output.support, True)
+    chain = draw.prefix.chain()
+    tokens, support = tuple(node.token for node in chain), tuple(node.support for node in chain)
+    return GeneratedText(tokens, draw.prefix.log_prob, support, False)

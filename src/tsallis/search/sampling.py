@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,16 +59,31 @@ def sample(
         >>> [len(draws) for draws in sample(model, torch.randint(4, 20, (2, 5)), torch.tensor([5, 3]), 4)]
         [4, 4]
     """
-    check_at_least_one(num_samples=num_samples)
-    model, lengths = with_temperature(model, temperature), check_sources(model, src, src_lengths)
+    tempered, lengths = with_temperature(model, temperature), check_sources(model, src, src_lengths)
     limits = make_limits(lengths, prefixes, max_length=max_length)
+    draws = draw_outputs(tempered, src, src_lengths, limits, num_samples, seeds)
+    return [[draw.output for draw in of_source] for of_source in draws]
+
+
+def draw_outputs(
+    model: Decoder,
+    src: Tensor,
+    src_lengths: Tensor,
+    limits: Sequence[Limits],
+    num_samples: int,
+    seeds: Sequence[int] | None,
+) -> list[list[Draw]]:
+    """Make `num_samples` draws per source, token by token, until each has ended or can't go on."""
+    check_at_least_one(num_samples=num_samples)
+    lengths = src_lengths.tolist()
     generators = make_generators(len(lengths), seeds)
     if not lengths:
         return []
-    draws = [_Draw(*source) for source in zip(limits, lengths, strict=True) for _ in range(num_samples)]
+    draws = [Draw(*source) for source in zip(limits, lengths, strict=True) for _ in range(num_samples)]
     rows = list(range(len(draws)))
     with eval_mode(model):
-        state = start_draws(model, src, src_lengths, num_samples)
+        state = model.start(model.encode(src, src_lengths))
+        state = state.select(torch.arange(len(src), device=src.device).repeat_interleave(num_samples))
         while rows:
             tokens = torch.tensor([draws[row].prefix.token for row in rows], device=src.device)
             log_probs, attention, state = advance(model, state, tokens, [row // num_samples for row in rows])
@@ -79,11 +93,11 @@ def sample(
             open_rows = [i for i, pair in enumerate(drawn) if draws[rows[i]].append(expansion, i, *pair)]
             rows = [rows[i] for i in open_rows]
             state = state.select(torch.tensor(open_rows, dtype=torch.long, device=src.device))
-    return [[draw.output for draw in draws[i : i + num_samples]] for i in range(0, len(draws), num_samples)]
+    return [draws[i : i + num_samples] for i in range(0, len(draws), num_samples)]
 
 
 @dataclass
-class _Draw:
+class Draw:
     """One output as far as it is drawn."""
 
     limits: Limits
@@ -108,18 +122,12 @@ class _Draw:
         return token != EOS
 
 
-def _draw_step(draws: list[_Draw], log_probs: Tensor, normalized: bool, uniform: Tensor) -> list[tuple[int, float]]:
+def _draw_step(draws: list[Draw], log_probs: Tensor, normalized: bool, uniform: Tensor) -> list[tuple[int, float]]:
     """Return the symbol that each output continues with, and its log-probability; symbols of its prefix are given."""
     dead = dead_share(log_probs, normalized)
     dead[torch.tensor([draw.restrict(log_probs[i]) for i, draw in enumerate(draws)])] = 0
     tokens, steps = draw_tokens(log_probs.cpu(), uniform, dead)  # a GPU sums in an order of its own
     return list(zip(tokens.tolist(), steps.tolist(), strict=True))
-
-
-def start_draws(model: Decoder, src: Tensor, src_lengths: Tensor, num_samples: int) -> Any:
-    """Return the decoder state before the first token of `num_samples` draws per source."""
-    state = model.start(model.encode(src, src_lengths))
-    return state.select(torch.arange(len(src), device=src.device).repeat_interleave(num_samples))
 
 
 def line_seed(seed: int, line: int) -> int:

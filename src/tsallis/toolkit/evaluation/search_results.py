@@ -18,8 +18,10 @@ def search_batch(model: Decoder, batch: Batch, options: SearchOptions, **data: A
     `data` are the arguments of the searches that are no options, such as `prefixes` and `text`.
     """
     search: Any = {"beam": beam_search, "exact": exact_search, "all": exhaustive}[options.mode]
-    sources = (x.to(device_of(model)) for x in (batch.src, batch.src_lengths))
-    results: list[Result] = search(model, *sources, **data, **options.arguments)
+    device = device_of(model)
+    results: list[Result] = search(
+        model, batch.src.to(device), batch.src_lengths.to(device), **data, **options.arguments
+    )
     return results
 
 

@@ -174,8 +174,8 @@ def test_documents(tmp_path: Path, attention: str, names: list[str]) -> None:
             if entry["name"] == "continuous":
                 (density,) = entry["densities"]
                 ((lower, upper),) = density["support"]  # the map is sparsemax, the density a truncated parabola
-                assert lower == pytest.approx(reference.lower.item(), abs=1e-4)
-                assert upper == pytest.approx(reference.upper.item(), abs=1e-4)
+                assert lower == pytest.approx(reference.density.support.lower.item(), abs=1e-4)
+                assert upper == pytest.approx(reference.density.support.upper.item(), abs=1e-4)
 
 
 def test_images(tmp_path: Path) -> None:
