@@ -16,24 +16,17 @@ Tokens = Sequence[str] | Sequence[Sequence[str]]  # of one sentence, or of each
 Pieces = list[tuple[str, ...]]  # of each sentence
 
 
-class SentenceWeights(NamedTuple):
-    """The weights of one layer on one sentence."""
-
-    name: str  # of the tensor that holds them, in errors, such as "attention[1]"
-    row: int  # of the sentence in that tensor
-    values: Tensor  # [heads, queries, keys], without padding
-
-
 class LayerWeights(NamedTuple):
     """The weights of one layer on all sentences."""
 
+    name: str  # of the tensor that holds them, in errors, such as "attention[1]"
     number: int
-    sentences: list[SentenceWeights]
+    sentences: list[Tensor]  # [heads, queries, keys] of each, without padding
 
     @property
     def heads(self) -> int:
         """The number of heads."""
-        return len(self.sentences[0].values)
+        return len(self.sentences[0])
 
 
 def read_tokens(argument: str, tokens: Tokens | None) -> Pieces:
@@ -72,47 +65,30 @@ def split_layers(
 
     Args:
         argument: the name of `attention`.
-        attention: tensors for each layer, or a sequence of layers for each sentence.
+        attention: a tensor for each layer.
         queries, keys: the pieces of each sentence.
         tolerance: how far the weights of a query may sum from 1.
 
     Raises:
         TypeError: anything but floating-point tensors.
-        ValueError: a shape that does not fit the tokens, no layers, or others for one sentence than for another.
+        ValueError: a shape that does not fit the tokens, or no layers.
     """
     if not _is_sequence(attention):
         raise TypeError(f"{argument} must be a sequence with a tensor for each layer, got {_describe(attention)}")
     sizes = [(len(q), len(k)) for q, k in zip(queries, keys, strict=True)]
-    if any(_is_sequence(part) for part in attention):
-        if len(attention) != len(sizes):
-            raise ValueError(f"{argument} must have layers for each of {len(sizes)} sentences, got {len(attention)}")
-        parts = [_split(f"{argument}[{i}]", part, [sizes[i]], tolerance) for i, part in enumerate(attention)]
-    else:
-        parts = [_split(argument, attention, sizes, tolerance)]
-    for part in parts[1:]:
-        _check_same_layers(part, parts[0])
-    return [LayerWeights(number, [row for part in parts for row in part[number]]) for number in parts[0]]
-
-
-def _split(
-    name: str, layers: Any, sizes: Sequence[tuple[int, int]], tolerance: float
-) -> dict[int, list[SentenceWeights]]:
-    """Return by number the layers of sentences that share their tensors."""
-    if not _is_sequence(layers):
-        raise TypeError(f"{name} must be a sequence with a tensor for each layer, got {_describe(layers)}")
-    weights = {}
-    for number, tensor in enumerate(layers):
+    layers = []
+    for number, tensor in enumerate(attention):
         if tensor is not None:
-            tensor_name = f"{name}[{number}]"
-            _check_shape(tensor_name, tensor, sizes)
+            name = f"{argument}[{number}]"
+            _check_shape(name, tensor, sizes)
             rows = [_cut(tensor[row].detach(), *size, tolerance) for row, size in enumerate(sizes)]
-            weights[number] = [SentenceWeights(tensor_name, row, values) for row, values in enumerate(rows)]
-    if not weights:
+            layers.append(LayerWeights(name, number, rows))
+    if not layers:
         raise ValueError(
-            f"{name} must have the weights of at least one layer, got {describe(layers)}: "
+            f"{argument} must have the weights of at least one layer, got {describe(attention)}: "
             "models of Transformers give theirs with attn_implementation='eager' and output_attentions=True"
         )
-    return weights
+    return layers
 
 
 def _cut(weights: Tensor, queries: int, keys: int, tolerance: float) -> Tensor:
@@ -150,19 +126,9 @@ def _describe(value: Any) -> str:
     return describe(value) if value is None or isinstance(value, str | int | float) else type(value).__name__
 
 
-def _check_same_layers(part: dict[int, list[SentenceWeights]], first: dict[int, list[SentenceWeights]]) -> None:
-    name, model = (next(iter(weights.values()))[0].name.rpartition("[")[0] for weights in (part, first))
-    if list(part) != list(first):
-        raise ValueError(f"{name} must have the layers of {model}, {list(first)}, got {list(part)}")
-    for number, (row,) in part.items():
-        heads = len(first[number][0].values)
-        if len(row.values) != heads:
-            raise ValueError(f"{row.name} must have as many heads as {model}[{number}], {heads}, got {len(row.values)}")
-
-
 def attends_ahead(layers: Sequence[LayerWeights]) -> bool:
     """Tell whether some query of self-attention has a weight on a later key."""
-    return any(bool(row.values.triu(1).any()) for layer in layers for row in layer.sentences)
+    return any(bool(weights.triu(1).any()) for layer in layers for weights in layer.sentences)
 
 
 def check_values(layers: Sequence[LayerWeights], causal: bool, tolerance: float) -> None:
@@ -177,23 +143,23 @@ def check_values(layers: Sequence[LayerWeights], causal: bool, tolerance: float)
         ValueError: the first weight or row that is otherwise.
     """
     for layer in layers:
-        for row in layer.sentences:
-            _check_row(row, causal, tolerance)
+        for row, weights in enumerate(layer.sentences):
+            _check_row(f"{layer.name}[{row}, ", weights, causal, tolerance)
 
 
-def _check_row(weights: SentenceWeights, causal: bool, tolerance: float) -> None:
-    values = weights.values.to(torch.promote_types(weights.values.dtype, torch.float32))
+def _check_row(place: str, weights: Tensor, causal: bool, tolerance: float) -> None:
+    values = weights.to(torch.promote_types(weights.dtype, torch.float32))
     for index in _first(~((values >= 0) & values.isfinite())):
-        raise ValueError(f"{_place(weights, index)} must be finite and at least 0, got {values[index].item():g}")
+        raise ValueError(f"{place}{_numbers(index)} must be finite and at least 0, got {values[index].item():g}")
     for index in _first(values.triu(1) > 0) if causal else ():
         raise ValueError(
-            f"{_place(weights, index)} must be 0 where a query sees no later key, got {values[index].item():g}: "
+            f"{place}{_numbers(index)} must be 0 where a query sees no later key, got {values[index].item():g}: "
             "causal=False says that it does"
         )
     sums = values.sum(-1)  # [heads, queries]
     for index in _first(((sums - 1).abs() > tolerance) & (sums > 0)):
         raise ValueError(
-            f"{_place(weights, index)} must sum to 1 within {tolerance:g} over {values.shape[-1]} keys, got "
+            f"{place}{_numbers(index)} must sum to 1 within {tolerance:g} over {values.shape[-1]} keys, got "
             f"{sums[index].item():.4g}: are the weights those of model.eval(), and are these all tokens but padding?"
         )
 
@@ -203,5 +169,5 @@ def _first(faults: Tensor) -> list[tuple[int, ...]]:
     return [tuple(index) for index in faults.nonzero()[:1].tolist()]
 
 
-def _place(weights: SentenceWeights, index: tuple[int, ...]) -> str:
-    return f"{weights.name}[{', '.join(map(str, (weights.row, *index)))}]"
+def _numbers(index: tuple[int, ...]) -> str:
+    return f"{', '.join(map(str, index))}]"

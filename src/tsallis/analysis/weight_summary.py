@@ -24,12 +24,12 @@ from tsallis.analysis.weights import SIDES, AttentionLayer, Text
 
 
 def summarize_weights(
-    attention: Layers | Sequence[Layers] | None = None,
+    attention: Layers | None = None,
     tokens: Tokens | None = None,
     *,
-    encoder_attention: Layers | Sequence[Layers] | None = None,
-    decoder_attention: Layers | Sequence[Layers] | None = None,
-    cross_attention: Layers | Sequence[Layers] | None = None,
+    encoder_attention: Layers | None = None,
+    decoder_attention: Layers | None = None,
+    cross_attention: Layers | None = None,
     encoder_tokens: Tokens | None = None,
     decoder_tokens: Tokens | None = None,
     causal: bool | None = None,
@@ -46,10 +46,9 @@ def summarize_weights(
     are exactly zero count as zeros, all others as attention.
 
     Args:
-        attention: for each layer a tensor [sentences, heads, queries, keys], or None for a layer that is left out; or
-            such a sequence of layers for each sentence, with tensors [1, heads, queries, keys]. Tensors may be larger
-            than the longest sentence: the rest is padding, whose values are ignored. It lies behind the tokens, or in
-            front of them where the weights sum to 1 only there.
+        attention: for each layer a tensor [sentences, heads, queries, keys], or None for a layer that is left out.
+            Tensors may be larger than the longest sentence: the rest is padding, whose values are ignored. It lies
+            behind the tokens, or in front of them where the weights sum to 1 only there.
         tokens: the strings of one sentence, or a sequence of strings for each. A word begins with `▁` or `Ġ`, or what
             goes on with it with `##`; where no token has such a mark, each is a word.
         encoder_attention, decoder_attention: of the encoder to itself, and of the decoder to itself.
@@ -145,4 +144,4 @@ class _WeightsReader:
     def run(self, batch: int, receive: Callable[[int, Tensor], None]) -> None:
         """Hand over the weights of each layer."""
         for number, sentences in enumerate(self._weights):
-            receive(number, sentences[batch].values[None])
+            receive(number, sentences[batch][None])
