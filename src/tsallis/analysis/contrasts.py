@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,9 +17,6 @@ from tsallis.analysis.tables import Record
 from tsallis.analysis.weights import SIDES, AttentionLayer, Floats, Sentence
 from tsallis.errors import InputError
 from tsallis.search.checks import check_at_least_one
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 EXAMPLES = 10
 SHORTEST = 6  # keys of a sentence whose density says something
@@ -93,10 +89,6 @@ class Contrasts(Statistic[tuple[DensityContrast, ...]]):
                 ends = self._ends.get(key)
                 if ends is None or not ends[0].score < density < ends[1].score:
                     self._extend(key, (Example(sentence.text, density),) * 2)
-
-    def _merge(self, other: Self) -> None:
-        for key, ends in other._ends.items():
-            self._extend(key, ends)
 
     def _extend(self, key: tuple[int, int, int], more: tuple[Example, Example]) -> None:
         low, high = self._ends.get(key, more)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,9 +11,6 @@ from tsallis.analysis.record import Recording
 from tsallis.analysis.statistics import Statistic, collect
 from tsallis.analysis.tables import Histogram, Record
 from tsallis.analysis.weights import AttentionLayer, Floats, Sentence, SparseWeights
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 BINS = 20
 EDGES = np.linspace(0, 1, BINS + 1)
@@ -127,11 +123,6 @@ class Density(Statistic[Densities]):
             sums += densities
             bins = np.searchsorted(EDGES, densities, "right") - 1
             counts[np.arange(layer.heads), np.minimum(bins, BINS - 1)] += 1
-
-    def _merge(self, other: Self) -> None:
-        for number in range(len(self.layers)):
-            self._sums[number] += other._sums[number]
-            self._counts[number] += other._counts[number]
 
     def _result(self) -> Densities:
         edges = tuple(EDGES.tolist())

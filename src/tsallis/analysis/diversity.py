@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -13,9 +12,6 @@ from tsallis.analysis.record import Recording
 from tsallis.analysis.statistics import Statistic, collect
 from tsallis.analysis.tables import Record
 from tsallis.analysis.weights import AttentionLayer, Floats, Sentence
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 
 @dataclass(frozen=True)
@@ -101,10 +97,6 @@ class Diversity(Statistic[Diversities]):
             visible = layer.visible(*weights.shape[1:])
             self._sums[number] += jensen_shannon(weights.dense(), visible)[visible > 1].sum()
             self._queries[number] += (visible > 1).sum()
-
-    def _merge(self, other: Self) -> None:
-        self._sums += other._sums
-        self._queries += other._queries
 
     def _result(self) -> Diversities:
         layers = tuple(

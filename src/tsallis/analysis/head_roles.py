@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,9 +25,6 @@ from tsallis.analysis.words import (
     word_of,
 )
 from tsallis.search.checks import check_at_least_one
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 EXAMPLES = 3
 
@@ -145,14 +142,6 @@ class _Total:
             if len(self.best[head]) < self.size or rank > self.best[head][-1][0]:
                 self._keep(head, [(rank, Example(text, total / count))])
 
-    def merge(self, other: _Total) -> None:
-        """Take in what was counted in other sentences."""
-        self.sums += other.sums
-        self.uniform += other.uniform
-        self.count += other.count
-        for head, best in enumerate(other.best):
-            self._keep(head, best)
-
     def _keep(self, head: int, more: list[tuple[float, Example]]) -> None:
         ranked = sorted(self.best[head] + more, key=lambda item: (-item[0], item[1].text.index))
         self.best[head] = ranked[: self.size]
@@ -251,11 +240,6 @@ class Roles(Statistic[HeadRoles]):
             if word_of(pieces, cluster).lower() in self._interrogatives:
                 question[cluster.start : cluster.stop] = marks
         return {**targets, "within_word": within, "question": question}
-
-    def _merge(self, other: Self) -> None:
-        for mine, theirs in zip(self._totals, other._totals, strict=True):
-            for name, total in mine.items():
-                total.merge(theirs[name])
 
     def _result(self) -> HeadRoles:
         heads = [

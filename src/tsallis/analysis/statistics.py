@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from tsallis.analysis.record import Recording
 from tsallis.analysis.weights import AttentionLayer, Sentence
 from tsallis.errors import InputError
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 R = TypeVar("R")
 
@@ -19,8 +16,7 @@ R = TypeVar("R")
 class Statistic(ABC, Generic[R]):
     """The base class of statistics: numbers accumulated over sentences, in memory that does not grow with them.
 
-    A subclass says how to take in a sentence (`_update`), how to take in another statistic (`_merge`), and what the
-    result is (`_result`).
+    A subclass says how to take in a sentence (`_update`), and what the result is (`_result`).
 
     Args:
         layers: of the recording.
@@ -31,9 +27,6 @@ class Statistic(ABC, Generic[R]):
         ...
         ...     def _update(self, sentence):
         ...         self.longest = max(self.longest, len(sentence.text.source))
-        ...
-        ...     def _merge(self, other):
-        ...         self.longest = max(self.longest, other.longest)
         ...
         ...     def _result(self):
         ...         return self.longest
@@ -51,17 +44,6 @@ class Statistic(ABC, Generic[R]):
         self._update(sentence)
         self.sentences += 1
 
-    def merge(self, other: Self) -> None:
-        """Take in what another statistic has of other sentences.
-
-        Raises:
-            ValueError: one of other layers.
-        """
-        if other.layers != self.layers:
-            raise ValueError("statistics can be merged if they are of the same attention layers")
-        self._merge(other)
-        self.sentences += other.sentences
-
     def result(self) -> R:
         """Return the records.
 
@@ -74,9 +56,6 @@ class Statistic(ABC, Generic[R]):
 
     @abstractmethod
     def _update(self, sentence: Sentence) -> None: ...
-
-    @abstractmethod
-    def _merge(self, other: Self) -> None: ...
 
     @abstractmethod
     def _result(self) -> R: ...

@@ -125,11 +125,6 @@ class Bins:
         for number, count in zip(numbers.astype(int).tolist(), counts.tolist(), strict=True):
             self.counts[number] = self.counts.get(number, 0) + count
 
-    def merge(self, other: Bins) -> None:
-        """Add the counts of bins of the same width."""
-        for number, count in other.counts.items():
-            self.counts[number] = self.counts.get(number, 0) + count
-
     def histogram(self) -> Histogram:
         """Return the counts from the first bin that is not empty to the last."""
         if not self.counts:

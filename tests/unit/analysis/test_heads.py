@@ -425,12 +425,10 @@ def test_of_equal_sentences_the_first_is_shown_in_whatever_order_they_come() -> 
     sentences = [[uniform(3)], [shifted(3, 0)], [uniform(3)], [shifted(3, 1)]]
     recording = encoder(*sentences)
     for order in ((0, 1, 2, 3), (3, 2, 1, 0)):
-        parts = [Contrasts(recording.layers, shortest=3) for _ in order]
-        for part, number in zip(parts, order, strict=True):
-            part.update(list(recording)[number])
-            if part is not parts[0]:
-                parts[0].merge(part)
-        (pair,) = parts[0].result()
+        contrasts = Contrasts(recording.layers, shortest=3)
+        for number in order:
+            contrasts.update(list(recording)[number])
+        (pair,) = contrasts.result()
         assert (pair.sparse.text.index, pair.dense.text.index) == (1, 0)
 
 
@@ -552,13 +550,11 @@ def test_histograms_count_everything() -> None:
         Histogram.of([0.2, 1.5], 3)
     with pytest.raises(ValueError, match="got nan"):
         Histogram.of([math.nan], 3)
-    one, other = Bins(0.1), Bins(0.1)
-    one.add(values[:50])
-    other.add(values[50:])
-    one.merge(other)
-    whole = Bins(0.1)
+    parts, whole = Bins(0.1), Bins(0.1)
+    parts.add(values[:50])
+    parts.add(values[50:])
     whole.add(values)
-    assert one.histogram() == whole.histogram() and sum(one.histogram().counts) == 101
+    assert parts.histogram() == whole.histogram() and sum(whole.histogram().counts) == 101
     assert Bins(1).histogram() == Histogram((), ())
 
 

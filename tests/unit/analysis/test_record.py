@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tracemalloc
 import weakref
@@ -254,28 +253,6 @@ def test_an_empty_recording_has_no_statistics() -> None:
     collect(Recording(LAYERS, once), *statistics())
     with pytest.raises(InputError, match="already iterated over"):
         collect(Recording(LAYERS, once), *statistics())
-
-
-def test_statistics_of_parts_add_up() -> None:
-    sentences = list(random_sentences(40, LAYERS))
-    whole = collect(Recording(LAYERS, sentences), *statistics())
-    parts = [statistics() for _ in range(3)]
-    for number, sentence in enumerate(sentences):
-        for statistic in parts[number % 3]:
-            statistic.update(sentence)
-    for first, second, third, result in zip(*parts, whole, strict=True):
-        first.merge(second)
-        first.merge(third)
-        assert plain(first.result()) == plain(result)
-    other = Density(LAYERS[:1])
-    with pytest.raises(ValueError, match="same attention layers"):
-        parts[0][0].merge(other)
-
-
-def plain(result: Any) -> Any:
-    """A result as JSON has it, its numbers rounded."""
-    rows = [record.to_dict() for record in (result if isinstance(result, tuple) else (result,))]
-    return json.loads(json.dumps(rows), parse_float=lambda text: round(float(text), 9))
 
 
 def peak(sentences: int) -> int:
