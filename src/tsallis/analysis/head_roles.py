@@ -109,16 +109,12 @@ class HeadRoles(Record):
 
     Example:
         >>> head = HeadRole("encoder", 0, 0, 1.5, "next", None, {"next": 0.9}, {"next": 0.2}, {"next": 7}, ())
-        >>> [role.head for role in HeadRoles(1, (head,)).with_role("next")]
-        [0]
+        >>> [role.role for role in HeadRoles(1, (head,)).heads]
+        ['next']
     """
 
     sentences: int
     heads: tuple[HeadRole, ...]
-
-    def with_role(self, role: str) -> list[HeadRole]:
-        """Return the heads that have a role, the most confident first."""
-        return sorted((h for h in self.heads if h.role == role), key=lambda h: -(h.scores[role] or 0))
 
 
 class _Total:

@@ -117,18 +117,9 @@ class TransformerEncoderLayer(_Layer):
         super().__init__()
         factory_kwargs: dict[str, Any] = {"device": device, "dtype": dtype}
         dropout_p = dropout if attention_dropout is None else attention_dropout
-        self.self_attn = MultiheadAttention(
-            d_model,
-            nhead,
-            dropout=dropout_p,
-            bias=bias,
-            batch_first=batch_first,
-            alpha=alpha,
-            positions=positions,
-            length_scale=length_scale,
-            num_kv_heads=num_kv_heads,
-            **factory_kwargs,
-        )
+        heads: dict[str, Any] = {"dropout": dropout_p, "bias": bias, "batch_first": batch_first, **factory_kwargs}
+        own: dict[str, Any] = {"positions": positions, "length_scale": length_scale, "num_kv_heads": num_kv_heads}
+        self.self_attn = MultiheadAttention(d_model, nhead, alpha=alpha, **own, **heads)
         self._build(2, d_model, dim_feedforward, dropout, activation, layer_norm_eps, norm_first, bias, factory_kwargs)
 
     def forward(

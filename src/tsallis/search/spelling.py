@@ -205,7 +205,6 @@ def spell_beginning(
     spellings: Spellings,
     *,
     place: Place = START,
-    budget: int = SPELLED,
 ) -> tuple[list[Beginning], float]:
     """Return the sequences with which outputs of one source begin that begin with a text.
 
@@ -215,7 +214,7 @@ def spell_beginning(
         The sequences, and the probability of those that were not followed, at most.
     """
     state = model.start(model.encode(src, src_lengths))
-    lattice = _Lattice(0, int(src_lengths[0]), text.encode(), spellings, spellings.are_all_of(text), budget, [])
+    lattice = _Lattice(0, int(src_lengths[0]), text.encode(), spellings, spellings.are_all_of(text), SPELLED, [])
     lattice.push(_Item(Prefix(), place, state, 0))
     _follow(model, [lattice], src.device)
     return lattice.beginnings or [], lattice.missing(model.output.normalized)

@@ -407,8 +407,6 @@ def test_examples_are_the_best_of_the_corpus() -> None:
     (head,) = head_roles(recording, examples=2).heads
     assert [example.text.index for example in head.examples] == [3, 1]
     assert [example.score for example in head.examples] == pytest.approx([1, 0.9])
-    assert head_roles(recording).with_role("previous") == [head_roles(recording).heads[0]]
-    assert head_roles(recording).with_role("next") == []
 
 
 # Contrasts
