@@ -92,7 +92,10 @@ def standard_masses(family: Family, low: Tensor, high: Tensor) -> Tensor:
     if isinstance(family, Triangular):
         (a, c), (b, d) = (_split(x.div(family.end).clamp(-1, 1)) for x in (low, high))
         return ((b - a) * (2 + a + b) + (d - c) * (2 - c - d)) / 2
-    return _integrate(family, low, high)
+    if isinstance(family, BetaGaussian):
+        return _integrate(family, low, high)
+    (a, c), (b, d) = _split(low), _split(high)
+    return _integrate(family, a, b) + _integrate(family, c, d)
 
 
 def _split(u: Tensor) -> tuple[Tensor, Tensor]:

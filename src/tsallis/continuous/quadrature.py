@@ -194,7 +194,7 @@ def laplace_line(points: int) -> Rule:
     6.0
     """
     x, weights = gauss_laguerre(points)
-    return both_sides(x / math.sqrt(2), weights)
+    return _both_sides(x / math.sqrt(2), weights)
 
 
 @constant
@@ -210,10 +210,24 @@ def laplace_narrow_line(points: int) -> Rule:
     x, weights = gauss_legendre(points)
     v = (x + 1) / 2
     weights = weights * v * torch.exp(-TAIL * v.square())
-    return both_sides(TAIL * v.square() / math.sqrt(2), weights / weights.sum())
+    return _both_sides(TAIL * v.square() / math.sqrt(2), weights / weights.sum())
 
 
-def both_sides(nodes: Tensor, weights: Tensor) -> Rule:
+def split_line(points: int, reach: float, profile: Callable[[Tensor], Tensor]) -> Rule:
+    """Return the rule of an even density with a kink at 0: `profile(u)` on 0 < u < `reach` and its mirror image, by two
+    Gauss-Legendre halves of `points` points each. The profile need not be normalised.
+
+    >>> rule = split_line(16, 1.0, lambda u: 1 - u)
+    >>> round(float(rule.weights @ rule.nodes**2), 12)
+    0.166666666667
+    """
+    x, weights = gauss_legendre(points)
+    u = (x + 1) * (reach / 2)
+    weights = weights * profile(u)
+    return _both_sides(u, weights / weights.sum())
+
+
+def _both_sides(nodes: Tensor, weights: Tensor) -> Rule:
     return Rule(torch.cat([-nodes.flip(0), nodes]), torch.cat([weights.flip(0), weights]) / 2)
 
 

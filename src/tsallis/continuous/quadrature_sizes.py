@@ -168,14 +168,15 @@ class Sines:
 
 @dataclass(frozen=True)
 class Halves:
-    """Gauss and Legendre's rule on both sides of a peak, where the density is linear."""
+    """Gauss and Legendre's rule on both sides of a peak, where the density is a polynomial of degree `weight`."""
 
     span: float
+    weight: int = 1
     exact: int = 0
 
     def log_error(self, points: int, sharpness: float) -> float:
         sizes = [math.log(2) + _log_size(sharpness, self.span / 2 * math.sinh(eta)) for eta in ETAS]
-        return _least(sizes, 2 * points - 1)
+        return _least(sizes, 2 * points - self.weight)
 
 
 @dataclass(frozen=True)

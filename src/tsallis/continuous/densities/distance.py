@@ -107,11 +107,9 @@ class Triangular:
 
 @rules.constant
 def triangular_line(points: int) -> Rule:
-    """Return the rule of the triangular density of variance 1: two Gauss-Legendre halves of `points` points each.
+    """Return the rule of the triangular density of variance 1.
 
     >>> float(triangular_line(4).weights @ triangular_line(4).nodes**2)
     1.0
     """
-    x, weights = rules.gauss_legendre(points)
-    weights = weights * (1 - x)
-    return rules.both_sides((x + 1) * (Triangular.end / 2), weights / weights.sum())
+    return rules.split_line(points, Triangular.end, lambda u: Triangular.end - u)
