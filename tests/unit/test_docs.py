@@ -19,9 +19,20 @@ from public_names import PUBLIC_NAMES
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 HOW_TO = DOCS / "how-to"
-INDEX = (DOCS / "index.md").read_text(encoding="utf-8")
-TREES = re.findall(r"```\{toctree\}\n(.*?)```", INDEX, re.S)
-PAGES = [line for tree in TREES for line in tree.splitlines() if line and not line.startswith(":")]
+
+
+def contents(page: Path) -> list[str]:
+    """Return the contents that a page lists."""
+    return re.findall(r"```\{toctree\}\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
+
+
+def listed(tree: str) -> list[str]:
+    return [line for line in tree.splitlines() if line and not line.startswith(":")]
+
+
+TREES = contents(DOCS / "index.md")
+PAGES = [page for tree in TREES for page in listed(tree)]
+PAGES += [f"how-to/{page}" for tree in contents(HOW_TO / "index.md") for page in listed(tree)]
 # Sphinx writes pages of its own by these names, over any of ours and without a word.
 RESERVED = {"search", "genindex", "modindex", "py-modindex"}
 

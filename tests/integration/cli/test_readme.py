@@ -32,7 +32,7 @@ OTHERS = (
     "language-models",
     "continuous-models",
     "learned-alpha",
-    "reading-a-report",
+    "report",
     "results",
     "papers-figures",
 )
