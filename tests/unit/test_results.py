@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import json
 import re
+import runpy
 import shutil
 from pathlib import Path
 from statistics import fmean
@@ -238,6 +239,11 @@ def test_the_table_and_the_picture_of_long_contexts_are_those_of_the_rows(
     assert study.page_table(rows[1:]) not in page
     study.draw(rows, tmp_path / "long-context.svg")
     assert (tmp_path / "long-context.svg").stat().st_size > 1000
+
+
+def test_the_chart_of_times_is_that_of_the_rows() -> None:
+    chart = runpy.run_path(str(ROOT / "docs" / "figures" / "times.py"))["draw"]()
+    assert (ROOT / "docs" / "figures" / "times.svg").read_text(encoding="utf-8") == chart
 
 
 def test_the_tables_of_the_pretrained_encoder_are_those_of_the_rows() -> None:

@@ -80,9 +80,10 @@ ELSEWHERE = {
 }
 
 
-def test_the_python_example_runs() -> None:
+def test_the_python_examples_run_in_their_order() -> None:
+    names: dict[str, object] = {}
     for block in re.findall(r"```python\n(.*?)```", README, re.S):
-        exec(compile(block, "README.md", "exec"), {})
+        exec(compile(block, "README.md", "exec"), names)
 
 
 def test_commands_run_elsewhere_exist() -> None:
