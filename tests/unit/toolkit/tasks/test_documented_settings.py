@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from tsallis.toolkit.tasks.classification import ClassificationData, ClassifierConfig
-from tsallis.toolkit.tasks.language import LanguageConfig
 from tsallis.toolkit.tasks.sequences import RNNConfig, TransformerConfig
 from tsallis.toolkit.tasks.vqa import AnswererConfig, VisualData
 from tsallis.toolkit.training import Settings
@@ -54,8 +53,3 @@ def test_all_settings_of_models_with_labels_are_shown_with_their_defaults(data: 
     needed = {key: value for key, value in shown.items() if data.model_fields[key].is_required()}
     examples = {key: shown[key] for key in ("folder", "test")}
     assert shown == {**data(**needed).model_dump(), **examples}
-
-
-def test_all_settings_of_language_models_are_shown_with_their_defaults() -> None:
-    (shown,) = _samples(DOCS / "long-contexts.md", "model")
-    assert shown == LanguageConfig().model_dump()
