@@ -26,8 +26,9 @@ COMMON = {
 
 
 def plain(text: str) -> str:
-    """Return a help text as Markdown: brackets and tags outside of code are shown as they are."""
+    """Return a help text as Markdown: options are code, brackets and tags outside of code are shown as they are."""
     joined = re.sub(r"\s*\n\s*", " ", text.replace(r"\[", "["))
+    joined = re.sub(r"(?<![\w`-])--[a-z][\w-]*(?![\w`])", r"`\g<0>`", joined)
     parts = CODE.split(joined), [*CODE.findall(joined), ""]
     return "".join(re.sub(r"([<>\[\]*_|])", r"\\\1", words) + code for words, code in zip(*parts, strict=True))
 
@@ -46,19 +47,18 @@ def commands() -> str:
 
     lines: list[str] = []
     for path, command in leaves(typer.main.get_command(app), "tsallis"):
-        arguments = [p for p in command.params if p.param_type_name == "argument"]
-        context = command.make_context(path, [], resilient_parsing=True)
-        usage = " ".join([path, *command.collect_usage_pieces(context)])
+        names = {p: p.metavar or p.name.upper() for p in command.params if p.param_type_name == "argument"}
+        usage = " ".join([path, "[OPTIONS]", *names.values()])
         lines += [f"## {path}", "", "```text", usage, "```", ""]
         lines += [plain(paragraph) + "\n" for paragraph in inspect.cleandoc(command.help or "").split("\n\n")]
         groups: dict[str, list[Any]] = {}
-        for parameter in [*arguments, *(p for p in command.params if p not in arguments)]:
+        for parameter in [*names, *(p for p in command.params if p not in names)]:
             groups.setdefault(getattr(parameter, "rich_help_panel", None) or "", []).append(parameter)
         for title, parameters in groups.items():
             lines += [f"**{title}**", ""] if title else []
             for parameter in parameters:
-                names = [parameter.metavar or parameter.name.upper()] if parameter in arguments else parameter.opts
-                lines += [", ".join(f"`{name}`" for name in names), f": {plain(parameter.help or 'A text.')}", ""]
+                shown = [names[parameter]] if parameter in names else parameter.opts
+                lines += [", ".join(f"`{name}`" for name in shown), f": {plain(parameter.help or 'See above.')}", ""]
     return "\n".join(lines)
 
 
@@ -115,12 +115,12 @@ def _values(section: Any, name: str) -> list[str]:
 
 
 def _described(section: Any) -> dict[str, str]:
-    """Return what a class states about its fields: under "Args" in its docstring, and in comments behind fields."""
-    text = inspect.cleandoc(section.__doc__ or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
+    """Return what a class states about its fields: in comments behind fields, and under "Args" in its docstring."""
     result: dict[str, str] = {}
-    for names, meaning in re.findall(r"^    (\w[\w, ]*): (.*(?:\n      .*)*)", text, re.M):
-        result |= dict.fromkeys(names.split(", "), re.sub(r":\w+:`~?([^`]*)`", r"`\1`", meaning))
     for kind in reversed(section.__mro__ if hasattr(section, "model_fields") else ()):
         if kind.__module__.startswith("tsallis."):
             result |= dict(re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(kind), re.M))
+    text = inspect.cleandoc(section.__doc__ or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
+    for names, meaning in re.findall(r"^    (\w[\w, ]*): (.*(?:\n      .*)*)", text, re.M):
+        result |= dict.fromkeys(names.split(", "), re.sub(r":\w+:`~?([^`]*)`", r"`\1`", meaning))
     return result
