@@ -86,6 +86,8 @@ def test_the_architecture_names_files_that_are_there() -> None:
 def test_each_page_is_ours(site: Path, page: str) -> None:
     """What stands under a page's address is the page: with its title and its sections."""
     ours = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    if mark := re.search("^<!-- (commands|settings) -->$", ours, re.M):
+        ours = ours.replace(mark[0], runpy.run_path(str(DOCS / "reference.py"))[mark[1]]())
     titles = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", ours, flags=re.S), re.M)
     headings = re.findall(r"<h[1-6]>(.*?)<a class=", (site / f"{page}.html").read_text(encoding="utf-8"), re.S)
     shown = [unescape(re.sub(r"<[^>]+>", "", heading)) for heading in headings]
