@@ -31,10 +31,11 @@ OTHERS = (
     "translation",
     "language-models",
     "continuous-models",
-    "learned-alpha",
     "report",
-    "results",
-    "papers-figures",
+    "results-peters",
+    "results-correia",
+    "results-tezekbayev",
+    "results-long-contexts",
 )
 PAGES = [README, *((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in OTHERS)]
 CONSOLE = [
