@@ -144,6 +144,9 @@ bench-gpu:
 
 results: $(VENV)/.dev
 	$(BIN)/python benchmarks/render.py
+	$(BIN)/python docs/figures/beside.py docs/figures/beside.svg
+	$(BIN)/python docs/figures/speed.py docs/figures/speed.svg
+	$(BIN)/python docs/figures/heads.py benchmarks/results docs/figures/paper-heads.svg
 
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html

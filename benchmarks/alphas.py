@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -117,30 +116,6 @@ def history(folder: Path) -> list[Row]:
     return rows
 
 
-def spread(cell: str, digits: int) -> str:
-    """Return mean and range of a JSON cell of numbers by layer and head."""
-    numbers = [number for layer in json.loads(cell) for number in layer]
-    ends = f"{min(numbers):.{digits}f}–{max(numbers):.{digits}f}"
-    return f"{sum(numbers) / len(numbers):.{digits}f} ({ends})"
-
-
-def page_table(rows: list[Row]) -> str:
-    """Return the table of the documentation: a line for each run, alphas and densities as mean and range."""
-    columns = ["attention", "seed", "BLEU dev", "BLEU test", *(f"alpha {kind}" for kind in KINDS)]
-    columns += [*(f"density {kind}" for kind in KINDS), "attended"]
-    usual = {setting: Counter(row[setting] for row in rows).most_common(1)[0][0] for setting in ("updates", "dropout")}
-    lines = []
-    for row in rows:
-        scale = row["alpha_lr_scale"]
-        name = f"{row['attention']}, rate × {scale}" if scale else row["attention"]
-        name += "".join(f", {setting} {row[setting]}" for setting in usual if row[setting] != usual[setting])
-        cells = [name, row["seed"], f"{float(row['dev_bleu']):.1f}", f"{float(row['bleu']):.1f}"]
-        for value in ("alpha", "density"):
-            cells += [spread(row[f"{value}_{kind}"], 2) if scale else "1" for kind in KINDS]
-        lines.append([*cells, f"{float(row['attended']):.1f} of {float(row['positions']):.1f}"])
-    return "\n".join(f"| {' | '.join(line)} |" for line in [columns, ["---"] * len(columns), *lines])
-
-
 def read(path: Path) -> list[Row]:
     """Return the rows of a CSV; none where there is no file."""
     if not path.is_file():
@@ -174,8 +149,6 @@ def main() -> None:
     rows = [measure(run, options.folder, options.commit) for run in options.runs]
     print(table(rows, PRINTED))
     add(options.out, rows)
-    if options.out:
-        print(page_table(read(options.out)))
     add(options.history, [row for run in options.runs for row in history(run)])
 
 

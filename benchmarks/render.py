@@ -1,10 +1,11 @@
-"""Tables of README and docs whose figures come from committed rows, rendered.
+"""Render the tables of README and docs from committed rows.
 
-    python benchmarks/render.py            # write the pages anew
-    python benchmarks/render.py --check    # tell what differs, with exit status 1, and write nothing
+    python benchmarks/render.py            # write the pages and CSV files
+    python benchmarks/render.py --check    # print what differs, exit with status 1, write nothing
 
-A file of `benchmarks/pages` has, for a page, a template of each table, which stands on the page between
-`<!-- table: NAME -->` and `<!-- end -->`. A figure in a template stands in braces:
+A file of `benchmarks/pages` has a template for each table of a page. On the page the table stands between
+`<!-- table: NAME -->` and `<!-- end -->`. For a name that ends in `.csv` the file has one template, and the table is
+that CSV file. A figure in a template stands in braces:
 
     {maps-cpu.csv[shape=8192x2048, operation=entmax15, owner=tsallis, input=normal].both_to_dense | .2f}
 
@@ -140,16 +141,28 @@ def fill(template: str, results: Path = RESULTS) -> str:
     return FIGURE.sub(lambda match: find_figure(match, results), template)
 
 
-def render_table(table: Mapping[str, Any], results: Path = RESULTS) -> str:
-    """Return a table in Markdown: a line for each row's values, a cell for each column's template."""
+def render_cells(table: Mapping[str, Any], results: Path = RESULTS) -> list[list[str]]:
+    """Return the titles of a table, then the cells of each row, filled from each column's template."""
     columns: dict[str, str] = table["columns"]
-    lines = [" | ".join(columns)]
+    lines = [list(columns)]
     for row in table.get("rows") or _combinations(table["each"]):
         values = {**(table.get("values") or {}), **row}
-        cells = [fill(_substitute(row.get(title, cell), values), results) for title, cell in columns.items()]
-        lines.append(" | ".join(cells))
+        lines.append([fill(_substitute(row.get(title, cell), values), results) for title, cell in columns.items()])
+    return lines
+
+
+def render_table(table: Mapping[str, Any], results: Path = RESULTS) -> str:
+    """Return a table in Markdown."""
+    lines = [" | ".join(cells) for cells in render_cells(table, results)]
     head, *body = (re.sub(r"\|  (?=\|)", "| ", f"| {line} |\n") for line in lines)
-    return "".join([head, "|" + "---|" * len(columns) + "\n", *body])
+    return "".join([head, "|" + "---|" * len(table["columns"]) + "\n", *body])
+
+
+def render_csv(table: Mapping[str, Any], results: Path = RESULTS) -> str:
+    """Return a table as the content of a CSV file."""
+    stream = io.StringIO(newline="")
+    csv.writer(stream, lineterminator="\n").writerows(render_cells(table, results))
+    return stream.getvalue()
 
 
 def _combinations(each: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
@@ -184,15 +197,16 @@ def render_page(page: str, tables: Mapping[str, Any], results: Path = RESULTS) -
 
 
 def render(check: bool, root: Path = ROOT, templates: Path = PAGES, results: Path = RESULTS) -> list[str]:
-    """Write every page anew, unless only to `check`; return what is wrong, a line each."""
+    """Write every page, or only `check` it; return one line per problem."""
     wrong, pages = [], {}
     for file in sorted(templates.glob("*.yaml")):
         pages.update(yaml.safe_load(file.read_text(encoding="utf-8")))
     for name, page in pages.items():
         path = root / name
-        before = path.read_text(encoding="utf-8")
+        before = path.read_text(encoding="utf-8") if path.exists() else ""
         try:
-            after = render_page(before, page["tables"], results)
+            is_csv = path.suffix == ".csv"
+            after = render_csv(page, results) if is_csv else render_page(before, page["tables"], results)
         except Mismatch as error:
             wrong.append(f"{name}: {error}")
             continue

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 from docutils import nodes
@@ -92,7 +94,17 @@ def mend_links(app: Sphinx, page: str, template: str, context: dict[str, Any], t
         context["body"] = re.sub(r'#(tsallis\.[\w.]+)"', mend, context["body"])
 
 
+def generate(app: Sphinx, page: str, source: list[str]) -> None:
+    """Put the descriptions of all commands or settings in the place of their mark."""
+    if match := re.search("^<!-- (commands|settings) -->$", source[0], re.M):
+        sys.path.insert(0, str(Path(__file__).parent))
+        import reference
+
+        source[0] = source[0].replace(match[0], getattr(reference, match[1])())
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("source-read", generate)
     app.connect("html-page-context", mend_links)
     app.connect("doctree-read", keep_percent)
     app.connect("autodoc-process-docstring", plain_shapes)

@@ -7,8 +7,8 @@ for each kind of attention and seed, and is tested with up to 512.
 
     python examples/recall.py
 
-Writes recall.csv, a row for each variant, seed and length, and with matplotlib three figures. docs/learned-alpha.md
-tells what came out.
+Writes recall.csv, a row for each variant, seed and length, and with matplotlib three figures.
+docs/results-long-contexts.md has the results.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ are the questions of TREC, 5,452 to train on and 500 to test. Three parts measur
     python examples/sparse_minilm.py --data data/trec
 
 Each part writes a file, minilm-PART.csv, a row for each measurement as soon as it is there.
-docs/how-to/hugging-face.md tells what came out.
+docs/pretrained-encoder.md has the results.
 """
 
 from __future__ import annotations

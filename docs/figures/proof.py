@@ -7,10 +7,8 @@ python docs/figures/proof.py runs/demo docs/figures/proof.svg
 from __future__ import annotations
 
 import sys
+from html import escape
 from pathlib import Path
-
-import matplotlib.pyplot as plt
-import numpy as np
 
 from tsallis.analysis.record import read_model, record
 from tsallis.search import SearchOptions
@@ -20,23 +18,53 @@ from tsallis.toolkit.tasks.registry import task_of
 from tsallis.toolkit.training import Run, load_run
 
 LINE, RIGHT = "travel\tV;PST", ("traveled", "travelled")
-MOST_OUTPUTS = 4
+SENTENCES = {
+    "complete": ("Proved complete:", "no other answer", "is possible."),
+    "optimal": ("Proved optimal:", "no other answer", "is more probable."),
+}
+STYLE = """
+  text { font: 14px system-ui, sans-serif; fill: #1b1b1b } .small { font-size: 12px; fill: #555 }
+  .bold { font-weight: 600 } .back { fill: #fff } .grid { fill: none; stroke: #ccc }
+  .cell { fill: #0a5fb4 } .right { fill: #0a6b2d }
+  @media (prefers-color-scheme: dark) {
+    text { fill: #eee } .small { fill: #b5b5b5 } .back { fill: #16181c } .grid { stroke: #555 } .cell { fill: #6ab0f3 }
+    .right { fill: #58c88a }
+  }"""
+WIDTH, CELL = 420, 22
 
 
-def main(folder: str, picture: str) -> None:
+def draw(folder: str) -> str:
+    """Return the picture as SVG: a matrix of weights, and below it the answers of both models."""
     sparse, softmax = load_run(Path(folder)), load_run(Path(f"{folder}-softmax"))
-    plt.rcParams |= {"svg.hashsalt": "proof", "font.size": 9}
-    figure = plt.figure(figsize=(7.6, 2.9), layout="constrained")
-    left, right = figure.add_gridspec(1, 2, width_ratios=(1, 1.55))
     result = answer(sparse)
     assert result.best is not None
     read, written, weights = attention(sparse, result.best.tokens)
-    matrix(figure.add_subplot(left), weights, read, written)
-    ax = figure.add_subplot(right)
-    ax.axis("off")
-    column(ax, 0.0, "1.5-entmax", sparse, result)
-    column(ax, 0.52, "softmax", softmax, answer(softmax))
-    figure.savefig(picture, metadata={"Date": None})
+    left, top = (WIDTH - CELL * len(read)) // 2 + 16, 64
+    parts = [text(12, 24, 'Past tense of "travel": attention of a sparse model', "bold")]
+    parts += [text(left + CELL * (i + 0.5), top - 8, name, "small", "middle") for i, name in enumerate(read)]
+    for i, symbol in enumerate(written):
+        parts.append(text(left - 8, top + CELL * i + 16, symbol, "small", "end"))
+        for j, weight in enumerate(weights[i].tolist()):
+            box = f'x="{left + CELL * j}" y="{top + CELL * i}" width="{CELL}" height="{CELL}"'
+            if weight > 0:
+                parts.append(f'<rect class="cell" fill-opacity="{0.15 + 0.85 * weight:.3f}" {box}/>')
+            parts.append(f'<rect class="grid" {box}/>')
+    y = top + CELL * len(written) + 20
+    parts.append(text(WIDTH / 2, y, "An empty cell is exactly zero.", "small", "middle"))
+    bottoms = [column(parts, x, y + 36, *named) for x, named in zip((12, 222), answers(sparse, softmax), strict=True)]
+    height, body = max(bottoms) + 8, "\n  ".join(parts)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}">\n'
+        f'  <style>{STYLE}\n  </style>\n  <rect class="back" width="100%" height="100%" rx="8"/>\n  {body}\n</svg>\n'
+    )
+
+
+def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start") -> str:
+    return f'<text class="{kind}" x="{x:g}" y="{y:g}" text-anchor="{anchor}">{escape(words)}</text>'
+
+
+def answers(sparse: Run, softmax: Run):
+    return ("1.5-entmax", sparse, answer(sparse)), ("softmax", softmax, answer(softmax))
 
 
 def answer(run: Run):
@@ -54,32 +82,23 @@ def attention(run: Run, target):
     return names, [*queries[1:], "end"], sentence.weights[-1].head(0).dense()[0]
 
 
-def matrix(ax, weights, read, written) -> None:
-    """Draw weights [written, read], blank where they are exactly zero."""
-    ax.imshow(np.ma.masked_equal(weights, 0.0), cmap="magma_r", vmin=0.0, interpolation="nearest", aspect="auto")
-    ax.set_xticks(range(len(read)), labels=read, rotation=0 if max(map(len, read)) == 1 else 90)
-    ax.set_yticks(range(len(written)), labels=written)
-    ax.xaxis.tick_top()
-    ax.tick_params(length=0)
-    ax.set_title("weights; blank: exactly 0", loc="left")
-
-
-def column(ax, x: float, name: str, run: Run, result) -> None:
-    """Write the answers of a model, their probabilities and the certificate."""
-    rows = [(run.tgt_vocab.decode(h.tokens), f"{h.prob:.4f}") for h in result.hypotheses[:MOST_OUTPUTS]]
-    if len(result.hypotheses) > MOST_OUTPUTS:
-        rows.append(("... and ever more", ""))
-    ax.text(x, 0.94, name, weight="bold", transform=ax.transAxes)
-    for i, (text, prob) in enumerate(rows):
-        y = 0.80 - 0.12 * i
-        ax.text(x, y, text, color="#0a6b2d" if text in RIGHT else "#666666", transform=ax.transAxes)
-        ax.text(x + 0.42, y, prob, ha="right", family="monospace", transform=ax.transAxes)
-    sentences = {
-        "complete": "complete: proved to be all\nthat the model holds possible",
-        "optimal": "optimal: nothing missing is\nmore probable than the first",
-    }
-    ax.text(x, 0.06, sentences.get(result.certificate.kind, result.certificate.kind), transform=ax.transAxes)
+def column(parts: list[str], x: int, y: int, name: str, run: Run, result) -> int:
+    """Add the answers of a model, their probabilities and the certificate, and return where they end."""
+    parts.append(text(x, y, name, "bold"))
+    for hypothesis in result.hypotheses[:4]:
+        y += 22
+        words = run.tgt_vocab.decode(hypothesis.tokens)
+        parts.append(text(x, y, words, "right" if words in RIGHT else "small"))
+        parts.append(text(x + 180, y, f"{hypothesis.prob:.4f}", "small", "end"))
+    if len(result.hypotheses) > 4:
+        y += 22
+        parts.append(text(x, y, "and more", "small"))
+    y += 8
+    for line in SENTENCES.get(result.certificate.kind, (result.certificate.kind,)):
+        y += 20
+        parts.append(text(x, y, line))
+    return y
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    Path(sys.argv[2]).write_text(draw(sys.argv[1]), encoding="utf-8")

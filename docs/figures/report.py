@@ -7,7 +7,6 @@ tsallis analyze runs/learned runs/softmax --importance 100 --searched 100 -o rep
 python docs/figures/report.py report.html docs/figures/reading-heads.png overview .maps
 python docs/figures/report.py report.html docs/figures/reading-card.png head/0/encoder/1/0 main
 python docs/figures/report.py report.html docs/figures/reading-sentence.png sentence/0/0/cross/1/2 .panels
-python docs/figures/report.py report.html docs/figures/reading-contrast.png contrasts ".pair >> nth=0"
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The table of dependencies on the page about security is true, and their licences are permissive."""
+"""The table of dependencies in CONTRIBUTING.md is true, and their licences are permissive."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 EXTRAS = ("toolkit", "serve", "vision", "tensorboard", "hf")  # those that a user installs
 # In the words of packages' metadata; what they mean, if that is not said as SPDX does.
 SPDX = {

@@ -19,9 +19,20 @@ from public_names import PUBLIC_NAMES
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 HOW_TO = DOCS / "how-to"
-INDEX = (DOCS / "index.md").read_text(encoding="utf-8")
-TREES = re.findall(r"```\{toctree\}\n(.*?)```", INDEX, re.S)
-PAGES = [line for tree in TREES for line in tree.splitlines() if line and not line.startswith(":")]
+
+
+def contents(page: Path) -> list[str]:
+    """Return the contents that a page lists."""
+    return re.findall(r"```\{toctree\}\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
+
+
+def listed(tree: str) -> list[str]:
+    return [line for line in tree.splitlines() if line and not line.startswith(":")]
+
+
+TREES = contents(DOCS / "index.md")
+PAGES = [page for tree in TREES for page in listed(tree)]
+PAGES += [f"how-to/{page}" for tree in contents(HOW_TO / "index.md") for page in listed(tree)]
 # Sphinx writes pages of its own by these names, over any of ours and without a word.
 RESERVED = {"search", "genindex", "modindex", "py-modindex"}
 
@@ -86,6 +97,8 @@ def test_the_architecture_names_files_that_are_there() -> None:
 def test_each_page_is_ours(site: Path, page: str) -> None:
     """What stands under a page's address is the page: with its title and its sections."""
     ours = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    if mark := re.search("^<!-- (commands|settings) -->$", ours, re.M):
+        ours = ours.replace(mark[0], runpy.run_path(str(DOCS / "reference.py"))[mark[1]]())
     titles = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", ours, flags=re.S), re.M)
     headings = re.findall(r"<h[1-6]>(.*?)<a class=", (site / f"{page}.html").read_text(encoding="utf-8"), re.S)
     shown = [unescape(re.sub(r"<[^>]+>", "", heading)) for heading in headings]
@@ -210,10 +223,10 @@ def test_pages_are_accessible_and_fit_a_phone(site: Path, browser: Any, page: st
     assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
 
 
-def test_the_gallery_shows_the_pictures_of_its_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pages_show_the_pictures_of_formulas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.syspath_prepend(str(DOCS / "figures"))
-    page = (DOCS / "gallery.md").read_text(encoding="utf-8")
+    page = "".join((DOCS / f"{name}.md").read_text(encoding="utf-8") for name in ("family", "continuous"))
     script = DOCS / "figures" / "gallery.py"
     runpy.run_path(str(script))["main"](str(tmp_path))
     names = [path.name for path in tmp_path.iterdir()]
@@ -241,3 +254,26 @@ def test_figures_of_papers_are_drawn_from_the_numbers_of_a_report(
     for name in ("tree", "steps"):
         main(str(numbers), name, str(tmp_path / f"{name}.svg"))
         assert (tmp_path / f"{name}.svg").read_text(encoding="utf-8").startswith("<?xml")
+
+
+def test_the_reference_pages_describe_every_command_and_setting() -> None:
+    for package in ("typer", "pydantic"):
+        pytest.importorskip(package)
+    import typer
+
+    from tsallis.toolkit.cli import app
+    from tsallis.toolkit.tasks.registry import TASKS
+
+    reference = runpy.run_path(str(DOCS / "reference.py"))
+    described = reference["commands"]()
+    commands = typer.main.get_command(app).commands
+    sections = {part.split("\n")[0]: part for part in described.split("## tsallis ")}
+    for name, command in commands.items():
+        if not hasattr(command, "commands"):
+            assert all(f"`{option}`" in sections[name] for p in command.params for option in p.opts if option[0] == "-")
+    settings = reference["settings"]()
+    for task in TASKS.values():
+        fields = [name for section in (task.Config, *task.models.values()) for name in section.model_fields]
+        assert all(f"`{name}` " in settings for name in fields)
+    assert "<!-- commands -->" in (DOCS / "command-line.md").read_text(encoding="utf-8")
+    assert "<!-- settings -->" in (DOCS / "settings.md").read_text(encoding="utf-8")

@@ -38,7 +38,7 @@ TOPICS = sorted(
     for path in DOCS.glob("*.md")
     if path.stem not in ("analysis", "run-folder") and "```python" in path.read_text(encoding="utf-8")
 )
-PACKAGES = {"export": ("onnxruntime", "onnxscript"), "own-models": ("pyro",)}  # of their own
+PACKAGES = {"export": ("onnxruntime", "onnxscript"), "distributions": ("pyro",)}  # of their own
 Y = torch.tensor([2])
 
 

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import json
 import re
+import runpy
 import shutil
 from pathlib import Path
 from statistics import fmean
@@ -221,23 +222,22 @@ def rows_of(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
-def test_the_table_of_alphas_is_that_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    table = importlib.import_module("alphas").page_table(rows_of("multi30k-alphas-cpu.csv"))
-    assert table in (ROOT / "docs" / "learned-alpha.md").read_text(encoding="utf-8")
-
-
 def test_the_table_and_the_picture_of_long_contexts_are_those_of_the_rows(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     study, rows = importlib.import_module("long_context"), rows_of("long-context-cpu.csv")
-    page = (ROOT / "docs" / "long-contexts.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "results-long-contexts.md").read_text(encoding="utf-8")
     assert study.with_table(page, rows) == page
     assert study.page_table(rows[1:]) not in page
     study.draw(rows, tmp_path / "long-context.svg")
     assert (tmp_path / "long-context.svg").stat().st_size > 1000
+
+
+def test_the_chart_of_times_is_that_of_the_rows() -> None:
+    chart = runpy.run_path(str(ROOT / "docs" / "figures" / "times.py"))["draw"]()
+    assert (ROOT / "docs" / "figures" / "times.svg").read_text(encoding="utf-8") == chart
 
 
 def test_the_tables_of_the_pretrained_encoder_are_those_of_the_rows() -> None:

@@ -37,7 +37,7 @@ def parameter_groups(
     """Return a module's trainable parameters in three groups for an optimizer: matrices, vectors and learned alphas.
 
     Matrices alone decay. Alphas are few and their gradients small: how many times the weights' rate they need depends
-    on the length of the training (:doc:`/how-to/learned-alphas`).
+    on the length of the training (:doc:`/how-to/own-models`).
 
     Args:
         module: with a :class:`PerHeadAlpha` somewhere inside, or none.

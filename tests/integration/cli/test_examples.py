@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import csv
 import importlib.util
-import math
-import re
 import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -17,7 +16,7 @@ from integration.cli.conftest import environment
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "learned-alpha.md"
+PAGE = ROOT / "docs" / "results-long-contexts.md"
 RESULTS = ROOT / "docs" / "figures" / "recall.csv"
 FIGURES = ["recall-accuracy.svg", "recall-heads.svg", "recall-weights.svg"]
 FIXED = {"softmax": 1, "1.5-entmax": 1.5, "sparsemax": 2}
@@ -89,46 +88,19 @@ def test_the_results_are_whole() -> None:
         assert f"(figures/{name})" in PAGE.read_text(encoding="utf-8")
 
 
-def tables() -> list[list[list[str]]]:
-    """Cells of the page's tables, without the line below the header."""
-    blocks = re.findall(r"(?:^\|.*\n)+", PAGE.read_text(encoding="utf-8"), re.M)
-    cut = [[[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines()] for block in blocks]
-    return [[row for row in table if not set("".join(row)) <= set("-: ")] for table in cut]
+def test_the_page_has_the_means_of_the_rows() -> None:
+    rows = [row for row in read(RESULTS) if row["pairs"] == "512"]
+    for variant in VARIANTS:
+        own = [row for row in rows if row["variant"] == variant]
 
+        def of_heads(kind: str, own: Rows = own) -> float:
+            return fmean(float(row[f"{kind}_{head}"]) for row in own for head in HEADS)
 
-def cell(values: list[float], digits: str = ".1f", unit: float = 100) -> str:
-    """Mean and range, in percent if nothing else is said."""
-    low, mean, high = (format(unit * x, digits) for x in (min(values), math.fsum(values) / len(values), max(values)))
-    return f"{mean} ({low}–{high})"
-
-
-@pytest.mark.parametrize("number", [0, 1], ids=["accuracy", "mass"])
-def test_the_pages_tables_are_those_of_the_results(number: int) -> None:
-    rows, table = read(RESULTS), tables()[number]
-
-    def value(row: dict[str, str]) -> float:
-        return max(float(row[f"mass_{head}"]) for head in HEADS) if number else float(row["accuracy"])
-
-    assert table[0][1:] == [str(pairs) for pairs in PAIRS]
-    assert [line[0] for line in table[1:]] == VARIANTS
-    for variant, *cells in table[1:]:
-        for pairs, shown in zip(PAIRS, cells, strict=True):
-            own = [value(row) for row in rows if row["variant"] == variant and row["pairs"] == str(pairs)]
-            assert shown == cell(own), (variant, pairs)
-
-
-def test_the_pages_table_of_heads_is_that_of_the_results() -> None:
-    rows, table = read(RESULTS), tables()[2]
-
-    def values(variant: str, kind: str, pairs: int, heads: list[str]) -> list[float]:
-        own = [row for row in rows if row["variant"] == variant and row["pairs"] == str(pairs)]
-        return [float(row[f"{kind}_{head}"]) for row in own for head in heads]
-
-    assert table[0][1:] == ["alpha, layer 1", "alpha, layer 2", "density, 16 pairs", "density, 512 pairs"]
-    assert [line[0] for line in table[1:]] == VARIANTS
-    for variant, *cells in table[1:]:
-        alphas = [cell(values(variant, "alpha", 16, heads), ".2f", 1) for heads in (HEADS[:4], HEADS[4:])]
-        assert cells == alphas + [cell(values(variant, "density", pairs, HEADS)) for pairs in (16, 512)], variant
+        accuracy = fmean(float(row["accuracy"]) for row in own)
+        weight = fmean(max(float(row[f"mass_{head}"]) for head in HEADS) for row in own)
+        percents = [f"{100 * value:.1f} %" for value in (accuracy, weight, of_heads("density"))]
+        cells = [variant, *percents[:2], f"{of_heads('alpha'):.2f}", percents[2]]
+        assert f"| {' | '.join(cells)} |\n" in PAGE.read_text(encoding="utf-8")
 
 
 def test_the_page_names_what_was_run() -> None:

@@ -20,7 +20,6 @@ import pytest
 import typer
 
 import tsallis.toolkit.cli as cli
-from option_table import PAGE, PLACE, table
 from run_seed import SEED
 from tsallis.errors import InputError
 from tsallis.search import SearchOptions
@@ -280,12 +279,6 @@ def test_every_option_is_in_the_table() -> None:
 
     collect(typer.main.get_command(cli.app))
     assert result == SINGLE | {name: set(options) | ELSEWHERE[name] for name, options in COMMANDS.items()}
-
-
-def test_the_page_has_the_table_of_the_options() -> None:
-    """After a change that is meant: python tests/option_table.py."""
-    found = PLACE.search(PAGE.read_text(encoding="utf-8"))
-    assert found is not None and found[0] == table()
 
 
 def test_help_speaks_of_what_the_command_has() -> None:

@@ -18,7 +18,7 @@ import pytest
 from integration.cli.conftest import environment
 
 ROOT = Path(__file__).parents[3]
-PART = "## A model that knows what is impossible"
+PART = "## Train a model that can prove its answers"
 CERTIFICATES = ("complete", "optimal", "bounded")
 
 
