@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 LIBRARY = [
-    {"errors", "symbols", "user_cache"},
+    {"errors", "symbols"},
     {"ops"},
     {"functional"},
     {"continuous"},

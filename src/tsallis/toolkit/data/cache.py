@@ -1,4 +1,4 @@
-"""Helpers shared by caches: a lock for one process at a time, and digests of files by content."""
+"""Helpers shared by caches: the folder, a lock for one process at a time, and digests of files by content."""
 
 from __future__ import annotations
 
@@ -15,6 +15,17 @@ from tsallis.errors import InputError
 from tsallis.toolkit.data.io import lock_file, read_json, write_atomic
 
 SETTLING_SECONDS = 2.0  # seconds after which a file's times tell a change: some file systems count in whole seconds
+
+
+def cache_folder(folder: str | None) -> Path:
+    """Return `folder`, or by default the folder `tsallis` in the user's cache folder, `XDG_CACHE_HOME` or `~/.cache`.
+
+    Raises:
+        RuntimeError: The user's home is not known.
+    """
+    if folder is not None:
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tsallis"
 
 
 def key_of(made_from: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ from tsallis.analysis.score_names import OF_TEXT
 from tsallis.errors import InputError, OptionError
 from tsallis.symbols import UNK
 from tsallis.toolkit.config import Alpha, Count, Depth, FileName, Section, Size
+from tsallis.toolkit.data.cache import cache_folder
 from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.data.corpus_cache import cached_subwords
 from tsallis.toolkit.data.io import Ignored, find_packed, number_lines, stream_lines
@@ -30,7 +31,6 @@ from tsallis.toolkit.tasks.sequences import SequenceModel, SequenceTask
 from tsallis.toolkit.tasks.subwords import LearningConfig
 from tsallis.toolkit.tasks.types import Data, Lines, ModelSection, Vocabularies
 from tsallis.toolkit.training.run_folder import Run
-from tsallis.user_cache import user_cache
 
 ENDINGS = ("", ".txt", ".xz", ".gz", ".txt.xz", ".txt.gz")
 CHUNK = 8192  # texts encoded in one go
@@ -279,8 +279,7 @@ def _symbols(config: LanguageData) -> Symbols:
     learning = {**config.subwords.learning(), "normalization": "identity"}
     if config.embedded is not None:
         return Subwords.train(_texts(config, "train"), **learning)
-    cache = Path(config.cache) if config.cache is not None else user_cache()
-    return cached_subwords(cache, [_find(config, "train")], **learning)
+    return cached_subwords(cache_folder(config.cache), [_find(config, "train")], **learning)
 
 
 def _find(config: LanguageData, split: str) -> Path:

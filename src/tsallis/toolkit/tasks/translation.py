@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from tsallis.errors import InputError, shorten
 from tsallis.search import SearchOptions
 from tsallis.toolkit.config import Count, FileName, Section
+from tsallis.toolkit.data.cache import cache_folder
 from tsallis.toolkit.data.corpus import Corpus, SampledCorpus
 from tsallis.toolkit.data.corpus_cache import cached_corpus, cached_sampled_corpus, cached_subwords, read_parallel
 from tsallis.toolkit.data.io import Ignored, find_packed
@@ -33,7 +34,6 @@ from tsallis.toolkit.tasks.sequences import SequenceTask, check_source
 from tsallis.toolkit.tasks.subwords import LearningConfig
 from tsallis.toolkit.tasks.types import Data, Lines, Vocabularies
 from tsallis.toolkit.training.run_folder import Run
-from tsallis.user_cache import user_cache
 
 Pair = tuple[str, str]
 
@@ -260,11 +260,6 @@ def _load_embedded(task: Translation, config: TranslationData) -> tuple[Corpus |
 
 def _as_bytes(texts: Sequence[str]) -> RaggedRows:
     return RaggedRows.of([np.frombuffer(text.strip().encode(), np.uint8) for text in texts], np.uint8)
-
-
-def cache_folder(folder: str | None) -> Path:
-    """Return the folder where subwords and encoded text are cached: `folder`, or tsallis in the user's cache folder."""
-    return Path(folder) if folder is not None else user_cache()
 
 
 def find_sides(config: TranslationData, split: str) -> tuple[Path, Path]:

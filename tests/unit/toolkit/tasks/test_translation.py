@@ -16,12 +16,13 @@ from tsallis import estimate_tau, estimate_tau_from_scores
 from tsallis.errors import InputError
 from tsallis.search import Certificate, Hypothesis, Result
 from tsallis.toolkit.config import Config
+from tsallis.toolkit.data.cache import cache_folder
 from tsallis.toolkit.data.corpus import Corpus, Counts, SampledCorpus
 from tsallis.toolkit.data.subwords import Subwords
 from tsallis.toolkit.datasets.number_names import german_english_numbers
 from tsallis.toolkit.tasks.prepared import PreparedRun, prepare
 from tsallis.toolkit.tasks.registry import load_config
-from tsallis.toolkit.tasks.translation import cache_folder, find_sides
+from tsallis.toolkit.tasks.translation import find_sides
 from tsallis.toolkit.training.run_folder import build_model, start_run
 
 PAIRS = german_english_numbers()["train"][:60]
