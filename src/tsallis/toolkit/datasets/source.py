@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -98,21 +99,35 @@ def language_of(name: str) -> str:
     return name
 
 
-def table(name: str) -> list[list[str]]:
-    """Return the rows of a table that is part of the package."""
-    text = files("tsallis.toolkit.datasets").joinpath(name).read_text(encoding="utf-8")
-    return [line.split("\t") for line in text.split("\n")[:-1]]
+def read_sources() -> dict[str, Source]:
+    """Read all data sets, by name, from `sources.json`.
 
+    A data set has the fields of :class:`Source`, but its "files" are objects by their names, with the fields of
+    :class:`SourceFile`. The "archive" and "listed" of a part are names, whose fields are in "archives". The "urls" of
+    the data set are those of every file and archive that has neither addresses nor parts; {name} stands for its name.
+    A part with "numbers" N stands for N parts, and {number} in its archive's name for the numbers from 1.
 
-def remote(url: str, size: int | None = None, sha256: str | None = None, md5: str | None = None) -> SourceFile:
-    """Return a file that is named as the end of its address.
-
-    >>> remote("https://example.org/a/b.txt").name
-    'b.txt'
+    Raises:
+        TypeError: A field is missing or unknown.
     """
-    return SourceFile(url.rpartition("/")[2], (url,), size, sha256, md5)
+    content = json.loads(files("tsallis.toolkit.datasets").joinpath("sources.json").read_text(encoding="utf-8"))
+    return {name: _source(name, **facts) for name, facts in content.items()}
 
 
-def unpack(name: str, lines: int | None, parts: Iterable[Part]) -> SourceFile:
-    """Return a text without a published digest."""
-    return SourceFile(name, lines=lines, parts=tuple(parts))
+def _source(
+    name: str, files: dict[str, Any], archives: dict[str, Any] | None = None, urls: Sequence[str] = (), **facts: Any
+) -> Source:
+    def make_file(name: str, parts: Sequence[Any] = (), **facts: Any) -> SourceFile:
+        addresses = facts.pop("urls", () if parts else urls)
+        made = tuple(part for content in parts for part in make_parts(**content))
+        return SourceFile(name, tuple(url.replace("{name}", name) for url in addresses), parts=made, **facts)
+
+    def find_archive(name: str) -> SourceFile:
+        return make_file(name, **(archives or {}).get(name, {}))
+
+    def make_parts(archive: str, listed: str | None = None, numbers: int = 1, **facts: Any) -> Iterator[Part]:
+        names = None if listed is None else find_archive(listed)
+        for number in range(1, numbers + 1):
+            yield Part(find_archive(archive.replace("{number}", str(number))), listed=names, **facts)
+
+    return Source(name, files=tuple(make_file(file, **content) for file, content in files.items()), **facts)

@@ -20,9 +20,11 @@ from tsallis.toolkit.datasets import registry
 from tsallis.toolkit.datasets.archive import fetch_text
 from tsallis.toolkit.datasets.archive_folders import LONGEST
 from tsallis.toolkit.datasets.download import Part, SourceFile
-from tsallis.toolkit.datasets.labelled_sets import EASY_VQA, EASY_VQA_IMAGES, EVENTS, QUESTIONS, SENTENCES
-from tsallis.toolkit.datasets.registry import SOURCES, Source, get
+from tsallis.toolkit.datasets.registry import SOURCES, get
+from tsallis.toolkit.datasets.source import Source
 from tsallis.toolkit.tasks.classification import read_labelled
+
+QUESTIONS = "image\tquestion\tanswer"
 
 
 @pytest.fixture
@@ -194,7 +196,7 @@ def test_patients_become_one_table(server: Server, tmp_path: Path, monkeypatch: 
     paths = get("physionet2012", tmp_path)
     assert [path.name for path in paths] == ["set-a.csv", "Outcomes-a.csv", "set-b.csv", "Outcomes-b.csv"]
     expected = "9,0,Age,54\n9,2880,HR,80\n132540,0,Age,76\n132540,0,Weight,-1\n132540,71,pH,7.45\n"
-    assert paths[0].read_bytes() == f"{EVENTS}\n{expected}".encode() == paths[2].read_bytes()
+    assert paths[0].read_bytes() == f"RecordID,minute,parameter,value\n{expected}".encode() == paths[2].read_bytes()
     assert paths[1].read_text().count("\n") == 3
     assert not (tmp_path / ".packed").exists()
 
@@ -407,15 +409,16 @@ COPIES = {
 }
 
 
-@pytest.mark.parametrize("name", SENTENCES)
+@pytest.mark.parametrize("name", COPIES)
 def test_sentences_of_the_copy(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_data: Path, name: str
 ) -> None:
     """From a number and a blank before each sentence come the lines of the copy."""
     moved(server, monkeypatch, name, known=True)
     base, whole = COPIES[name], {}
+    files = {file.name for file in SOURCES[name].files}
     for split in ("train", "dev", "test") if "*" in base else ("",):
-        if f"{split or 'train'}.tsv" in SENTENCES[name]:
+        if f"{split or 'train'}.tsv" in files:
             whole[split] = unpacked(shared_data / "sentence_cls" / f"{base.replace('*', split)}.tsv.xz")
             server.files[f"/{base.replace('*', split)}"] = whole[split].replace(b"\t", b" ")
     paths = {path.stem: path.read_bytes() for path in get(name, tmp_path)}
@@ -486,12 +489,13 @@ def test_questions_about_drawings_of_the_copy(
         assert path.is_file()
 
 
-@pytest.mark.parametrize("split", EASY_VQA_IMAGES)
+@pytest.mark.parametrize("split", ["train", "test"])
 def test_drawings_of_the_copy(server: Server, tmp_path: Path, shared_data: Path, split: str) -> None:
     copy = unpacked(shared_data / "easy_vqa" / f"{split}_images.npy.xz")
-    assert (len(copy), hashlib.sha256(copy).hexdigest()) == EASY_VQA[f"{split}_images.npy"]
+    (known,) = (file for file in SOURCES["easy-vqa"].files if file.name == f"{split}_images.npy")
+    assert (len(copy), hashlib.sha256(copy).hexdigest()) == (known.size, known.sha256)
     pixels = np.load(io.BytesIO(copy))
-    assert len(pixels) == EASY_VQA_IMAGES[split]
+    assert len(pixels) == known.parts[0].count
     some = pixels[:60]
     file = drawings(server, {f"i/{n}.png": png(image) for n, image in enumerate(some)}, count=60)
     made = fetch_text(file, tmp_path / file.name, tmp_path / "packed").read_bytes()
