@@ -37,11 +37,12 @@ def strings(folder: Path, lines: int = 32) -> Path:
 
 def translation(folder: Path, dev: int = 6) -> Path:
     """A configuration with its data; text is segmented at random."""
-    from tsallis.toolkit.datasets.number_names import german_english_numbers
+    from tsallis.toolkit.datasets.embedded import german_english_numbers
 
     folder.mkdir(exist_ok=True)
+    corpus = german_english_numbers()
     for split, count in (("train", 120), ("dev", dev)):
-        pairs = german_english_numbers()[split][:count]
+        pairs = corpus[split][:count]
         for side, name in enumerate(("de", "en")):
             (folder / f"{split}.{name}").write_text("".join(f"{pair[side]}\n" for pair in pairs))
     return _written(folder, TRANSLATION)

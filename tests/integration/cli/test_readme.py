@@ -19,7 +19,7 @@ import torch
 from integration.cli.conftest import environment, write_examples
 from process_fork import Ended, run_forked
 from process_fork import command as forked_command
-from tsallis.toolkit.datasets.number_names import german_english_numbers
+from tsallis.toolkit.datasets.embedded import german_english_numbers
 from tsallis.toolkit.tasks.strings import english_verbs
 
 ROOT = Path(__file__).parents[3]
@@ -124,8 +124,9 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def write_pairs(folder: Path, names: tuple[str, str, str], src: str) -> None:
     """Names of numbers, in the place of captions and articles."""
     folder.mkdir()
+    corpus = german_english_numbers()
     for split, name in zip(("train", "dev", "test"), names, strict=True):
-        pairs = german_english_numbers()[split][: 200 if split == "train" else 8]
+        pairs = corpus[split][: 200 if split == "train" else 8]
         for i, side in enumerate((src, "en")):
             (folder / f"{name}.{side}").write_text("".join(f"{pair[i]}\n" for pair in pairs), encoding="utf-8")
 

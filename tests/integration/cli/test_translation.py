@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from run_seed import SEED
-from tsallis.toolkit.datasets.number_names import german_english_numbers
+from tsallis.toolkit.datasets.embedded import german_english_numbers
 
 CONFIG = """\
 version: 1

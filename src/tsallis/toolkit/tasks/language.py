@@ -23,7 +23,7 @@ from tsallis.toolkit.data.io import Ignored, find_packed, number_lines, stream_l
 from tsallis.toolkit.data.packing import TextCorpus, pack
 from tsallis.toolkit.data.subwords import Subwords
 from tsallis.toolkit.data.vocabulary import Vocabulary
-from tsallis.toolkit.datasets.number_names import german_english_numbers
+from tsallis.toolkit.datasets.embedded import german_english_numbers
 from tsallis.toolkit.datasets.synthetic_corpus import SyntheticCorpus, synthetic_corpus, synthetic_vocabulary
 from tsallis.toolkit.evaluation.text_scores import CorpusScore
 from tsallis.toolkit.tasks.base import LONGEST, Task, split_name

@@ -21,7 +21,7 @@ from tsallis.toolkit.data.io import Ignored, find_packed
 from tsallis.toolkit.data.ragged import RaggedRows
 from tsallis.toolkit.data.subword_numbers import load_subwords
 from tsallis.toolkit.data.subwords import Subwords
-from tsallis.toolkit.datasets.number_names import german_english_numbers
+from tsallis.toolkit.datasets.embedded import german_english_numbers
 from tsallis.toolkit.evaluation.text_scores import (
     CorpusScore,
     exact_match,

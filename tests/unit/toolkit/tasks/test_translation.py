@@ -19,14 +19,14 @@ from tsallis.toolkit.config import Config
 from tsallis.toolkit.data.cache import cache_folder
 from tsallis.toolkit.data.corpus import Corpus, Counts, SampledCorpus
 from tsallis.toolkit.data.subwords import Subwords
-from tsallis.toolkit.datasets.number_names import german_english_numbers
+from tsallis.toolkit.datasets.embedded import german_english_numbers
 from tsallis.toolkit.tasks.prepared import PreparedRun, prepare
 from tsallis.toolkit.tasks.registry import load_config
 from tsallis.toolkit.tasks.translation import find_sides
 from tsallis.toolkit.training.run_folder import build_model, start_run
 
-PAIRS = german_english_numbers()["train"][:60]
-DEV = german_english_numbers()["dev"][:6]
+CORPUS = german_english_numbers()
+PAIRS, DEV = CORPUS["train"][:60], CORPUS["dev"][:6]
 RECIPES = Path(__file__).resolve().parents[4] / "recipes"
 
 
@@ -140,12 +140,11 @@ def test_subwords_drawn_anew_in_every_epoch(tmp_path: Path) -> None:
 def test_embedded_translation() -> None:
     content = {"task": "translation", "embedded": "german-english-numbers", "subwords": {"size": 200}}
     prepared = prepare(config_of({"version": 1, "data": content, "model": {"d_model": 8}}))
-    splits = german_english_numbers()
-    assert len(prepared.data.train) == len(splits["train"]) and len(prepared.data.dev.corpus) == len(splits["dev"])
+    assert len(prepared.data.train) == len(CORPUS["train"]) and len(prepared.data.dev.corpus) == len(CORPUS["dev"])
     assert (
         prepared.data.vocabularies.src == prepared.data.vocabularies.tgt and len(prepared.data.vocabularies.src) == 200
     )
-    assert prepared.data.dev.references[0] == splits["dev"][0][1] and prepared.description["class"] == "rnn"
+    assert prepared.data.dev.references[0] == CORPUS["dev"][0][1] and prepared.description["class"] == "rnn"
     texts = [prepared.data.vocabularies.tgt.decode(row) for row in prepared.data.dev.corpus.tgt]
     assert texts == prepared.data.dev.references  # what the model is to predict is what it is compared with
 
@@ -154,7 +153,7 @@ def test_embedded_pairs_are_sampled_and_have_a_length(tmp_path: Path) -> None:
     content = {"task": "translation", "embedded": "german-english-numbers", "subwords": {"size": 200, "sample": 0.3}}
     settings = {"version": 1, "data": {**content, "max_length": 12}, "model": {"d_model": 8}}
     train = prepare(config_of(settings)).data.train
-    assert isinstance(train, SampledCorpus) and 0 < len(train) < len(german_english_numbers()["train"])
+    assert isinstance(train, SampledCorpus) and 0 < len(train) < len(CORPUS["train"])
     assert train.lengths().max() <= 12 and train.alpha == 0.3
     rows = list(range(8))
     assert train.batch(rows, 0).src_tokens != train.batch(rows, 1).src_tokens

@@ -1,4 +1,8 @@
-"""Numbers, dates and times of day in German and English: an embedded parallel corpus whose words change places.
+"""Write the embedded numbers, dates and times of day in German and English, whose words change places.
+
+    python tools/number_names.py
+
+The file is `german-english-numbers.tsv.xz` of `tsallis.toolkit.datasets`.
 
 German says the units before the tens in one long word, the day before the month, the half hour before the full one,
 and puts part of its verb at the end of the sentence; English does none of it. Everything is made by the rules below,
@@ -7,13 +11,16 @@ and each German text has one right translation, so that exact matches can be cou
 
 from __future__ import annotations
 
+import lzma
 from calendar import monthrange
 from collections.abc import Callable, Sequence
 from datetime import date
+from pathlib import Path
 
 from tsallis.toolkit.datasets.split_mix import Random
 
 Pair = tuple[str, str]
+TABLE = Path(__file__).parents[1] / "src/tsallis/toolkit/datasets/german-english-numbers.tsv.xz"
 
 SIZES = {"train": 16_000, "dev": 500, "test": 500}
 SEED = 1988  # the year of Tsallis' entropy
@@ -81,16 +88,10 @@ BUYERS = (
 DEEDS = (("gekauft", "bought"), ("verkauft", "sold"), ("gezählt", "counted"), ("gefunden", "found"))
 
 
-def german_english_numbers() -> dict[str, list[Pair]]:
-    """Return the corpus as splits "train", "dev" and "test" of (German, English) pairs, which share no German text.
+def table() -> str:
+    """Return a line for each pair, 16,000, 500 and 500 of them: split, German and English.
 
-    It is the same on every machine and in every version of Python: 16,000, 500 and 500 pairs of up to a dozen words.
-
-    >>> corpus = german_english_numbers()
-    >>> {split: len(pairs) for split, pairs in corpus.items()}
-    {'train': 16000, 'dev': 500, 'test': 500}
-    >>> corpus["test"][0]
-    ('Am Montag haben wir 44 kleine Äpfel gezählt.', 'We counted 44 small apples on Monday.')
+    The splits share no German text.
     """
     random = Random(SEED)
     names: dict[str, str] = {}
@@ -100,11 +101,8 @@ def german_english_numbers() -> dict[str, list[Pair]]:
     pairs = list(names.items())
     # Templates with few different texts run dry early: without shuffling, the last split would lack them.
     random.shuffle(pairs)
-    splits, start = {}, 0
-    for split, size in SIZES.items():
-        splits[split] = pairs[start : start + size]
-        start += size
-    return splits
+    splits = (split for split, size in SIZES.items() for _ in range(size))
+    return "".join(f"{split}\t{german}\t{english}\n" for split, (german, english) in zip(splits, pairs, strict=True))
 
 
 def german_cardinal(n: int) -> str:
@@ -382,3 +380,7 @@ TEMPLATES: tuple[Callable[[Random], Pair], ...] = (
     _rank,
     _deed,
 )
+
+
+if __name__ == "__main__":
+    TABLE.write_bytes(lzma.compress(table().encode(), preset=9))

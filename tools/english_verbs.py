@@ -1,55 +1,26 @@
-"""English verbs and their forms: the embedded default data, so that nothing need be fetched.
+"""Write the embedded English verbs and their forms, `english-verbs.tsv.xz` of `tsallis.toolkit.datasets`.
 
-The file `embedded/english_verbs.tsv` is written by `python -m tsallis.toolkit.datasets.english_verbs` from the lemmas
-in `embedded/english_verbs.txt`: regular verbs, verbs that double their last consonant though they have more than one
-syllable, verbs with either spelling, and irregular verbs with their two past forms. Spelling is American, but where
+    python tools/english_verbs.py
+
+The lemmas are in `english_verbs.txt`: regular verbs, verbs that double their last consonant though they have more than
+one syllable, verbs with either spelling, and irregular verbs with their two past forms. Spelling is American, but where
 an unstressed syllable ends in l: dictionaries list "canceled or cancelled", and so do the rows.
 """
 
 from __future__ import annotations
 
 import hashlib
+import lzma
 import re
-from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple
 
-from tsallis.toolkit.data.io import write_atomic
-
+HERE = Path(__file__).parent
+TABLE = HERE.parent / "src/tsallis/toolkit/datasets/english-verbs.tsv.xz"
 CELLS = ("V;3;SG;PRS", "V;PST", "V;V.PTCP;PST", "V;V.PTCP;PRS")
-SPLITS = ("train", "dev", "test")
 PREFIXES = ("be", "for", "fore", "inter", "mis", "out", "over", "re", "un", "under", "up", "with")
 VOWELS = "aeiou"
 DOUBLING_IRREGULAR = ("begin",)
 KEEPS_E = ("singe", "tinge", "swinge")  # singeing, not singing
-
-
-class VerbForm(NamedTuple):
-    """One cell of a verb's paradigm."""
-
-    lemma: str
-    form: str
-    tags: str  # separated by semicolons
-
-
-def verb_forms() -> dict[str, list[VerbForm]]:
-    """Return the embedded verbs as splits "train", "dev" and "test", which share no lemma.
-
-    Irregular verbs that can't be derived from another are in "train": the other two splits measure the rules. Verbs
-    with two right spellings, a row for each, are there, too; "model" and "travel", whose forms `tsallis demo` asks for,
-    are in no split.
-
-    Example:
-        >>> forms = verb_forms()
-        >>> sorted(forms), forms["dev"][0].tags
-        (['dev', 'test', 'train'], 'V;3;SG;PRS')
-    """
-    splits: dict[str, list[VerbForm]] = {split: [] for split in SPLITS}
-    text = files("tsallis.toolkit.datasets").joinpath("embedded/english_verbs.tsv").read_text(encoding="utf-8")
-    for line in text.split("\n")[:-1]:
-        split, *cells = line.split("\t")
-        splits[split].append(VerbForm(*cells))
-    return splits
 
 
 def third_person(lemma: str) -> str:
@@ -136,7 +107,7 @@ def _split(lemma: str) -> str:
 
 def _read_list() -> list[tuple[str, str, list[str]]]:
     """Return lemma, kind and irregular past forms of every entry of the list."""
-    text = files("tsallis.toolkit.datasets").joinpath("embedded/english_verbs.txt").read_text(encoding="utf-8")
+    text = (HERE / "english_verbs.txt").read_text(encoding="utf-8")
     kind, entries = "", []
     for line in text.split("\n"):
         if line.startswith("["):
@@ -149,16 +120,16 @@ def _read_list() -> list[tuple[str, str, list[str]]]:
     return entries
 
 
-def main() -> None:
-    """Write the table of all forms beside the list of lemmas."""
+def table() -> str:
+    """Return a line for each form: split, lemma, form and tags."""
     rows = [
         f"{split}\t{lemma}\t{form}\t{tags}\n"
         for lemma, (split, cells) in paradigms().items()
         for forms, tags in zip(cells, CELLS, strict=True)
         for form in forms
     ]
-    write_atomic(Path(__file__).parent / "embedded" / "english_verbs.tsv", "".join(rows))
+    return "".join(rows)
 
 
 if __name__ == "__main__":
-    main()
+    TABLE.write_bytes(lzma.compress(table().encode(), preset=9))
