@@ -18,16 +18,18 @@ import json
 import os
 import sys
 import time
-from itertools import product
+from collections.abc import Iterator
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 import tsallis
 from tsallis.models import LanguageModel
 from tsallis.symbols import FIRST
-from tsallis.toolkit.datasets.synthetic import IGNORE, SYNTHETIC_TASKS, SyntheticBatch, SyntheticStream
+from tsallis.toolkit.datasets.synthetic import IGNORE, SYNTHETIC_TASKS, SyntheticStream
 from tsallis.toolkit.evaluation.provenance import environment
 
 MODEL: dict[str, Any] = {"d_model": 64, "heads": 4, "layers": 2, "d_ff": 176}
@@ -59,24 +61,34 @@ def build(task: str, variant: str) -> LanguageModel:
     return LanguageModel(SYNTHETIC_TASKS[task].symbols + FIRST, **MODEL, **options)
 
 
-def predicted(model: LanguageModel, batch: SyntheticBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def batches(stream: SyntheticStream, size: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield tokens and targets [batch, length] of the examples of a stream, without end."""
+    for first in count(step=size):
+        examples = [stream.example(number) for number in range(first, first + size)]
+        tokens, targets = zip(*((torch.tensor(e.tokens), torch.tensor(e.targets)) for e in examples), strict=True)
+        yield pad_sequence(tokens, batch_first=True), pad_sequence(targets, True, IGNORE)
+
+
+def predicted(
+    model: LanguageModel, tokens: torch.Tensor, targets: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the states before the targets, the targets, and the example that each belongs to."""
-    counted = batch.targets != IGNORE
-    hidden = model.read(batch.tokens + FIRST)
-    return hidden[counted], batch.targets[counted] + FIRST, counted.nonzero()[:, 0]
+    counted = targets != IGNORE
+    hidden = model.read(tokens + FIRST)
+    return hidden[counted], targets[counted] + FIRST, counted.nonzero()[:, 0]
 
 
 def train(task: str, variant: str, seed: int, updates: int) -> tuple[LanguageModel, float]:
     """Return a trained model and the loss of its last update."""
     torch.manual_seed(seed)
     batch, rate, warmup, least, most = TRAINING.values()
-    model, stream = build(task, variant), SyntheticStream(task, batch, least, most, seed)
+    model, stream = build(task, variant), batches(SyntheticStream(task, least, most, seed), batch)
     optimiser = torch.optim.AdamW(model.parameters(), rate, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimiser, lambda n: min((n + 1) / warmup, (updates - n) / max(1, updates - warmup))
     )
     for _ in range(updates):
-        hidden, targets, _ = predicted(model, next(stream))
+        hidden, targets, _ = predicted(model, *next(stream))
         loss = model.output.loss(hidden, targets)
         optimiser.zero_grad()
         loss.backward()
@@ -94,15 +106,15 @@ def number_of_examples(length: int) -> int:
 def test(model: LanguageModel, task: str, length: int, examples: int) -> tuple[float, float]:
     """Return the share of targets that are predicted, and of examples with all of them."""
     size = max(1, min(examples, PIECE // length))
-    stream = SyntheticStream(task, size, length, length, TEST_SEED)
-    right = total = whole = count = 0
-    while count < examples:
-        hidden, targets, rows = predicted(model, next(stream))
+    stream = batches(SyntheticStream(task, length, length, TEST_SEED), size)
+    right = total = whole = seen = 0
+    while seen < examples:
+        hidden, targets, rows = predicted(model, *next(stream))
         hit = model.output.scores(hidden).argmax(-1) == targets
         right, total = right + int(hit.sum()), total + len(hit)
         whole += int(torch.ones(size).scatter_reduce(0, rows, hit.float(), "amin").sum())
-        count += size
-    return right / total, whole / count
+        seen += size
+    return right / total, whole / seen
 
 
 def run(task: str, variant: str, seed: int, updates: int, lengths: list[int]) -> dict[str, Any]:

@@ -6,12 +6,9 @@ of recall, copy, reverse and sort are theirs; the other choices are written at e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
-
-import torch
-from torch import Tensor
 
 from tsallis.toolkit.datasets.split_mix import Random
 
@@ -30,14 +27,6 @@ class SyntheticExample(NamedTuple):
     targets: list[int]  # IGNORE where there is nothing to predict
 
 
-class SyntheticBatch(NamedTuple):
-    """Examples side by side, padded with SEPARATOR and IGNORE behind their ends."""
-
-    tokens: Tensor  # [batch, length]
-    targets: Tensor  # [batch, length]
-    lengths: Tensor  # [batch]
-
-
 @dataclass(frozen=True)
 class SyntheticTask:
     """A task: how many different numbers its tokens and targets are, its shortest example, and what makes one."""
@@ -46,17 +35,6 @@ class SyntheticTask:
     symbols: int
     shortest: int
     make: Callable[[Random, int], SyntheticExample]
-
-    def example(self, length: int, seed: int, number: int) -> SyntheticExample:
-        """Return an example of at most so many tokens, and of as many as the task allows.
-
-        Raises:
-            ValueError: a length below the shortest.
-        """
-        if length < self.shortest:
-            raise ValueError(f"an example of {self.name} has at least {self.shortest} tokens, got a length of {length}")
-        random = Random(Random(seed).below(1 << 62) ^ Random(number + (1 << 32)).below(1 << 62))
-        return self.make(random, length)
 
 
 def _with_answer(tokens: list[int], answer: list[int]) -> SyntheticExample:
@@ -165,26 +143,23 @@ SYNTHETIC_TASKS = {
 
 
 class SyntheticStream:
-    """Batches of a task without end, whose examples have from `least` to `most` tokens.
+    """The examples of a task, without end, of `least` to `most` tokens; lengths have equal probabilities.
 
     Args:
-        name: of :data:`SYNTHETIC_TASKS`.
-        batch_size: examples of a batch.
-        least, most: lengths, drawn with equal probability.
-        seed: of all examples.
-        position: the number of the next batch: a stream goes on where another one stood.
+        name: A key of :data:`SYNTHETIC_TASKS`.
+        least: The smallest length.
+        most: The largest length.
+        seed: The seed of all examples.
 
     Raises:
-        ValueError: an unknown task, lengths that it has no examples of.
+        ValueError: If the task is unknown, or has no examples of these lengths.
 
     Example:
-        >>> stream = SyntheticStream("copy", 2, 6, 6)
-        >>> batch = next(stream)
-        >>> batch.tokens.shape, batch.lengths.tolist(), stream.position
-        (torch.Size([2, 6]), [6, 6], 1)
+        >>> SyntheticStream("copy", 6, 6).example(0)
+        SyntheticExample(tokens=[16, 26, 14, 0, 16, 26], targets=[-100, -100, -100, 16, 26, 14])
     """
 
-    def __init__(self, name: str, batch_size: int, least: int, most: int, seed: int = 0, position: int = 0) -> None:
+    def __init__(self, name: str, least: int, most: int, seed: int = 0) -> None:
         if name not in SYNTHETIC_TASKS:
             raise ValueError(f"the task must be one of {', '.join(SYNTHETIC_TASKS)}, got {name!r}")
         self.task = SYNTHETIC_TASKS[name]
@@ -192,25 +167,10 @@ class SyntheticStream:
             raise ValueError(f"examples of {name} have at least {self.task.shortest} tokens, got a length of {least}")
         if most < least:
             raise ValueError(f"most must not be below least, got least {least} and most {most}")
-        self.batch_size, self.least, self.most = batch_size, least, most
-        self.seed, self.position = seed, position
-
-    def __iter__(self) -> Iterator[SyntheticBatch]:
-        return self
-
-    def __next__(self) -> SyntheticBatch:
-        first = self.position * self.batch_size
-        examples = [self.example(number) for number in range(first, first + self.batch_size)]
-        self.position += 1
-        lengths = torch.tensor([len(example.tokens) for example in examples])
-        shape = len(examples), int(lengths.max())
-        tokens, targets = torch.full(shape, SEPARATOR), torch.full(shape, IGNORE)
-        for row, example in enumerate(examples):
-            tokens[row, : len(example.tokens)] = torch.tensor(example.tokens)
-            targets[row, : len(example.targets)] = torch.tensor(example.targets)
-        return SyntheticBatch(tokens, targets, lengths)
+        self.least, self.most, self.seed = least, most, seed
 
     def example(self, number: int) -> SyntheticExample:
         """Return an example by its number, from 0."""
         length = Random(self.seed ^ number * 0x9E3779B97F4A7C15).between(self.least, self.most)
-        return self.task.example(length, self.seed, number)
+        mixed = Random(self.seed).below(1 << 62) ^ Random(number + (1 << 32)).below(1 << 62)
+        return self.task.make(Random(mixed), length)

@@ -79,6 +79,6 @@ def synthetic_corpus(name: str, each: int, lengths: Sequence[tuple[int, int]], s
     Raises:
         ValueError: an unknown task, lengths that it has no examples of.
     """
-    streams = tuple(SyntheticStream(name, 1, least, most, seed) for least, most in lengths)
+    streams = tuple(SyntheticStream(name, least, most, seed) for least, most in lengths)
     nothing = RaggedRows(np.empty(0, np.int64), np.zeros(each * len(streams) + 1, np.int64))
     return SyntheticCorpus(nothing, nothing, streams=streams, each=each)

@@ -16,16 +16,16 @@ every_task = pytest.mark.parametrize("name", SYNTHETIC_TASKS)
 def test_rows_are_the_examples_of_the_streams(name: str) -> None:
     corpus = synthetic_corpus(name, 3, [(16, 24), (40, 40)], seed=5)
     for part, (least, most) in enumerate([(16, 24), (40, 40)]):
-        stream = SyntheticStream(name, 6, least, most, 5)
-        tokens, targets, lengths = next(stream)
+        stream = SyntheticStream(name, least, most, 5)
         for epoch in range(2):
             batch = corpus.batch([3 * part + row for row in range(3)], epoch)
             for row in range(3):
-                number, count = 3 * epoch + row, int(lengths[3 * epoch + row])
+                tokens, targets = map(torch.tensor, stream.example(3 * epoch + row))
+                count = len(tokens)
                 assert batch.tgt_in[row, 0] == BOS and (batch.tgt_in[row, count + 1 :] == PAD).all()
-                assert torch.equal(batch.tgt_in[row, 1 : count + 1] - FIRST, tokens[number, :count])
+                assert torch.equal(batch.tgt_in[row, 1 : count + 1] - FIRST, tokens)
                 own = batch.tgt_out[row, 1 : count + 1]
-                assert torch.equal(torch.where(own == IGNORE_INDEX, IGNORE_INDEX, own - FIRST), targets[number, :count])
+                assert torch.equal(torch.where(own == IGNORE_INDEX, IGNORE_INDEX, own - FIRST), targets)
                 assert batch.tgt_out[row, 0] == IGNORE_INDEX and (batch.tgt_out[row, count + 1 :] == IGNORE_INDEX).all()
                 assert count <= corpus.lengths()[3 * part + row, 1]
                 assert batch.tgt_in[row].max() < len(synthetic_vocabulary(name))
