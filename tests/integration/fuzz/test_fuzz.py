@@ -16,8 +16,10 @@ pytest.importorskip("PIL")
 from integration.fuzz.guided import read_once
 from integration.fuzz.readers import READERS, Reader
 from integration.fuzz.runner import choose, judge
+from integration.fuzz.samples import TASKS
 from integration.fuzz.targets import TARGETS
 from tsallis.errors import InputError
+from tsallis.toolkit.tasks import registry
 
 TESTS = Path(__file__).resolve().parents[2]
 
@@ -27,6 +29,10 @@ def fuzz(*arguments: object, module: str = "runner") -> subprocess.CompletedProc
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     command = [sys.executable, "-m", f"integration.fuzz.{module}", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
+def test_every_task_has_samples() -> None:
+    assert (*registry.TASKS,) == TASKS
 
 
 def test_some_cases(tmp_path: Path) -> None:
