@@ -6,14 +6,12 @@ import contextlib
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tsallis.errors import InputError, describe
 from tsallis.toolkit.data.cache import fingerprint, key_of, locked
@@ -61,7 +59,6 @@ def encode_pairs(
     tgt: Subwords,
     max_length: int | None = None,
     keep_text: bool = False,
-    made_from: dict[str, Any] | None = None,
     name: str = "the text",
 ) -> Corpus:
     """Encode pairs into files of a folder, never all of them in memory.
@@ -73,7 +70,6 @@ def encode_pairs(
         tgt: of the targets.
         max_length: subwords a side; longer pairs are left out.
         keep_text: also keep the text, for :class:`~tsallis.toolkit.data.corpus.SampledCorpus`.
-        made_from: anything that JSON can hold, kept with the corpus.
         name: of the pairs' files, for errors.
 
     Returns:
@@ -87,49 +83,37 @@ def encode_pairs(
     folder = Path(folder)
     pairs_read = rows_count = empty = 0
     with contextlib.ExitStack() as stack:
-        sides = [_Side(stack, folder, name, model, keep_text) for name, model in zip(SIDES, (src, tgt), strict=True)]
-        stream = iter(pairs)
+
+        def create(name: str, dtype: str) -> RaggedWriter:
+            return stack.enter_context(RaggedWriter(folder / name, dtype))
+
+        models, stream = (src, tgt), iter(pairs)
+        writers = [create(name, type_for(len(model))) for name, model in zip(SIDES, models, strict=True)]
+        text_writers = [create(f"{name}.text", "<u1") for name in SIDES if keep_text]
         while chunk := list(islice(stream, CHUNK)):
             texts = list(zip(*chunk, strict=True))
-            rows = [side.subwords.encode_arrays(lines) for side, lines in zip(sides, texts, strict=True)]
+            rows = [model.encode_arrays(lines) for model, lines in zip(models, texts, strict=True)]
             lengths = np.array([[len(row) for row in part] for part in rows])  # [side, pair]
             filled = (lengths > 0).all(0)
             fits = filled if max_length is None else filled & (lengths <= max_length).all(0)
-            for side, part, lines in zip(sides, rows, texts, strict=True):
-                side.extend(part, lines, np.flatnonzero(fits).tolist())
+            selection = np.flatnonzero(fits).tolist()
+            for writer, part in zip(writers, rows, strict=True):
+                writer.extend([part[i] for i in selection])
+            for writer, lines in zip(text_writers, texts, strict=False):
+                writer.extend([np.frombuffer(lines[i].encode(), np.uint8) for i in selection])
             pairs_read += len(chunk)
-            rows_count += int(fits.sum())
+            rows_count += len(selection)
             empty += int((~filled).sum())
         if not rows_count:
             long = f", {pairs_read - empty} more than {max_length} subwords on one (max_length)"
             reason = f"{empty} have an empty side{long if empty < pairs_read else ''}"
             raise InputError(f"{name}: none of {pairs_read} pairs is left: {reason}")
-        for side in sides:
-            side.finish()
+        for writer in (*writers, *text_writers):
+            writer.finish()
     counts = Counts(pairs_read, rows_count, empty, pairs_read - rows_count - empty)
-    content = {"format": FORMAT, "counts": asdict(counts), "max_length": max_length, "made_from": made_from}
+    content = {"format": FORMAT, "counts": asdict(counts)}
     write_atomic(folder / CORPUS, json.dumps(content, indent=1, ensure_ascii=False))
     return open_corpus(folder)
-
-
-class _Side:
-    """The files of one side."""
-
-    def __init__(self, stack: contextlib.ExitStack, folder: Path, name: str, subwords: Subwords, text: bool) -> None:
-        self.subwords = subwords
-        made_from = {"subwords": subwords.fingerprint()}
-        self.rows = stack.enter_context(RaggedWriter(folder / name, type_for(len(subwords)), made_from))
-        self.text = stack.enter_context(RaggedWriter(folder / f"{name}.text", "<u1")) if text else None
-
-    def extend(self, rows: Sequence[NDArray[np.int32]], lines: Sequence[str], selection: list[int]) -> None:
-        self.rows.extend([rows[i] for i in selection])
-        if self.text is not None:
-            self.text.extend([np.frombuffer(lines[i].encode(), np.uint8) for i in selection])
-
-    def finish(self) -> None:
-        self.rows.finish()
-        if self.text is not None:
-            self.text.finish()
 
 
 def open_corpus(folder: Path | str) -> Corpus:
@@ -237,14 +221,6 @@ def _entry(
     keep_text: bool,
 ) -> Path:
     """Return the folder of the cache with the encoded text, made if it isn't there."""
-
-    def write(folder: Path) -> None:
-        pairs, name = read_parallel(src_path, tgt_path), f"{src_path} and {tgt_path}"
-        encode_pairs(pairs, folder, src, tgt, max_length, keep_text, made_from, name)
-
-    def whole(folder: Path) -> bool:
-        return _whole(folder, keep_text)
-
     with _writable(cache):
         made_from = {
             "format": FORMAT,
@@ -255,13 +231,26 @@ def _entry(
         }
         key = key_of(made_from)
         entry = cache / key
-        if not whole(entry):
-            with locked(cache / f"{key}.lock") as alone:
-                if alone:  # whoever left these is gone
-                    for left in cache.glob(f".{key}.*.tmp"):
-                        shutil.rmtree(left, ignore_errors=True)
-                if not whole(entry):
-                    _make(entry, write, whole)
+        if _whole(entry, keep_text):
+            return entry
+        with locked(cache / f"{key}.lock") as alone:
+            if alone:  # whoever left these is gone
+                for left in cache.glob(f".{key}.*.tmp"):
+                    shutil.rmtree(left, ignore_errors=True)
+            if not _whole(entry, keep_text):
+                # Write beside the entry, and rename when all is written.
+                with tempfile.TemporaryDirectory(".tmp", f".{key}.", cache, ignore_cleanup_errors=True) as temporary:
+                    new = Path(temporary) / "new"
+                    pairs, name = read_parallel(src_path, tgt_path), f"{src_path} and {tgt_path}"
+                    encode_pairs(pairs, new, src, tgt, max_length, keep_text, name)
+                    try:
+                        new.rename(entry)
+                    except OSError:
+                        # Where there are no locks another process may have been quicker: what it made is the same.
+                        if not _whole(entry, keep_text):
+                            # A damaged one makes room; a process that has it mapped keeps it.
+                            entry.rename(Path(temporary) / "old")
+                            new.rename(entry)
         return entry
 
 
@@ -282,19 +271,3 @@ def _whole(entry: Path, keep_text: bool) -> bool:
     except InputError:
         return False
     return all(len(text) == len(corpus) for text in texts)
-
-
-def _make(entry: Path, write: Callable[[Path], object], whole: Callable[[Path], bool]) -> None:
-    """Write a folder beside its place and rename it when it is whole."""
-    temporary = Path(tempfile.mkdtemp(prefix=f".{entry.name}.", suffix=".tmp", dir=entry.parent))
-    try:
-        write(temporary / "new")
-        try:
-            (temporary / "new").rename(entry)
-        except OSError:
-            # Where there are no locks another process may have been quicker: what it made is the same.
-            if not whole(entry):
-                entry.rename(temporary / "old")  # a damaged one makes room; a process that has it mapped keeps it
-                (temporary / "new").rename(entry)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)

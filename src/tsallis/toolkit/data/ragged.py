@@ -1,6 +1,6 @@
 """Rows of integers in a folder, mapped into memory: millions of them take neither RAM nor time to open.
 
-manifest.json   how many, of which type, their digest, and what they were made from; written last
+manifest.json   how many, of which type, and their digest; written last
 tokens.bin      all rows, one after the other, little-endian
 offsets.bin     int64, little-endian: where each row begins, and where the last one ends
 """
@@ -23,8 +23,8 @@ from tsallis.toolkit.data.io import read_json, write_atomic
 
 MANIFEST, TOKENS, OFFSETS = "manifest.json", "tokens.bin", "offsets.bin"
 FORMAT = 1
-TYPES = ("<u1", "<u2", "<u4", "<i4", "<i8")
-STRIDE = 1 << 20  # symbols looked at in one go
+TYPES = ("<u1", "<u2", "<u4")
+CHUNK = 4096  # rows hashed in one go
 
 Row = NDArray[Any]
 
@@ -47,7 +47,7 @@ class RaggedRows(Sequence[Row]):
         tokens: all rows, one after the other.
         offsets: [rows + 1] where each begins, and the end of the last.
         folder: where they lie, if in one.
-        manifest: what the folder says of them.
+        digest: their hash, if it is known.
 
     >>> rows = RaggedRows.of([[4, 5, 6], [], [7]])
     >>> rows[0].tolist(), len(rows), rows.lengths.tolist()
@@ -62,34 +62,34 @@ class RaggedRows(Sequence[Row]):
         tokens: NDArray[Any],
         offsets: NDArray[np.int64],
         folder: Path | None = None,
-        manifest: dict[str, Any] | None = None,
+        digest: str | None = None,
     ) -> None:
         self.tokens = tokens
         self.offsets = offsets
         self.folder = folder
-        self.manifest = manifest or {}
+        self._digest = digest
 
     @classmethod
     def of(cls, rows: Iterable[ArrayLike], dtype: DTypeLike = np.int64) -> RaggedRows:
         """Return rows held in memory."""
         arrays = [np.asarray(row, dtype) for row in rows]
-        return cls(np.concatenate([np.empty(0, dtype), *arrays]), offsets_of([len(a) for a in arrays]))
+        return cls(np.concatenate([np.empty(0, dtype), *arrays]), np.cumsum([0, *map(len, arrays)], dtype=np.int64))
 
     @classmethod
     def open(cls, folder: Path | str) -> RaggedRows:
-        """Map what :class:`RaggedWriter` wrote; sizes are checked, content is by :meth:`verify`.
+        """Map what :class:`RaggedWriter` wrote; sizes are checked.
 
         Raises:
             InputError: no manifest (nothing was finished here), or files that are missing or of another size.
         """
         folder = Path(folder)
         manifest = read_json(folder / MANIFEST)
-        dtype, rows, symbols = _facts(manifest, folder / MANIFEST)
+        dtype, rows, symbols, digest = _facts(manifest, folder / MANIFEST)
         tokens = _map(folder / TOKENS, dtype, symbols)
         offsets = _map(folder / OFFSETS, "<i8", rows + 1)
         if offsets[0] != 0 or offsets[-1] != symbols:
             raise InputError(f"{folder / OFFSETS}: changed: expected offsets from 0 to {symbols}")
-        return cls(tokens, offsets, folder, manifest)
+        return cls(tokens, offsets, folder, digest)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -127,8 +127,7 @@ class RaggedRows(Sequence[Row]):
     @property
     def digest(self) -> str:
         """A hash of the rows; from the manifest where there is one."""
-        recorded = self.manifest.get("digest")
-        return recorded if isinstance(recorded, str) else digest_of(self)
+        return self._digest or digest_of(self)
 
     def rows(self, index: ArrayLike) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """Return the symbols of some rows, one row after the other, and the rows' lengths."""
@@ -137,11 +136,6 @@ class RaggedRows(Sequence[Row]):
         lengths = self.offsets[indices + 1] - starts
         before = np.cumsum(lengths) - lengths
         return self.tokens[np.repeat(starts - before, lengths) + np.arange(lengths.sum())], lengths
-
-    def verify(self) -> None:
-        """Read everything and compare it with the manifest's digest; an InputError where they differ."""
-        if self.folder is not None and (bool((self.lengths < 0).any()) or digest_of(self) != self.digest):
-            raise InputError(f"{self.folder}: changed: the content is not what {MANIFEST} says")
 
 
 Rows = Sequence[Sequence[int]] | RaggedRows
@@ -153,7 +147,6 @@ class RaggedWriter:
     Args:
         folder: to be made; one with something in it is refused.
         dtype: of a symbol, see :func:`type_for`.
-        made_from: anything that JSON can hold, kept in the manifest.
 
     Raises:
         InputError: a folder that can't be made, or that holds something.
@@ -167,12 +160,11 @@ class RaggedWriter:
     (True, dtype('uint16'))
     """
 
-    def __init__(self, folder: Path | str, dtype: str, made_from: dict[str, Any] | None = None) -> None:
+    def __init__(self, folder: Path | str, dtype: str) -> None:
         if dtype not in TYPES:
             raise ValueError(f"dtype must be one of {', '.join(TYPES)}, got {dtype!r}")
         self.folder = Path(folder)
         self.dtype = np.dtype(dtype)
-        self.made_from = made_from
         self.count = self.symbols = 0
         self._digest = _Digest()
         try:
@@ -218,11 +210,10 @@ class RaggedWriter:
             stream.close()
         facts = {
             "format": FORMAT,
-            "dtype": self.dtype.str if self.dtype.itemsize > 1 else "<u1",
+            "dtype": self.dtype.str.replace("|", "<"),
             "rows": self.count,
             "symbols": self.symbols,
             "digest": self._digest.hex(),
-            "made_from": self.made_from,
         }
         write_atomic(self.folder / MANIFEST, json.dumps(facts, indent=1, ensure_ascii=False))
         return RaggedRows.open(self.folder)
@@ -235,14 +226,9 @@ def digest_of(rows: Rows) -> str:
     True
     """
     digest = _Digest()
-    if isinstance(rows, RaggedRows):
-        digest.update(np.empty(0, np.int64), rows.lengths)
-        for start in range(0, len(rows.tokens), STRIDE):
-            digest.update(rows.tokens[start : start + STRIDE], np.empty(0, np.int64))
-    else:
-        for start in range(0, len(rows), 4096):
-            part = RaggedRows.of(rows[start : start + 4096])
-            digest.update(part.tokens, part.lengths)
+    for start in range(0, len(rows), CHUNK):
+        part = RaggedRows.of(rows[start : start + CHUNK])
+        digest.update(part.tokens, part.lengths)
     return digest.hex()
 
 
@@ -260,25 +246,15 @@ class _Digest:
         return hashlib.sha256(self._tokens.digest() + self._lengths.digest()).hexdigest()
 
 
-def offsets_of(lengths: ArrayLike) -> NDArray[np.int64]:
-    """Return the offsets of concatenated rows of these lengths, and the end of the last one."""
-    counts = np.asarray(lengths, np.int64)
-    offsets = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=offsets[1:])
-    return offsets
-
-
-def _facts(manifest: dict[str, Any], path: Path) -> tuple[str, int, int]:
+def _facts(manifest: dict[str, Any], path: Path) -> tuple[str, int, int, str]:
     if manifest.get("format") != FORMAT:
         raise InputError(
             f"{path}: token files of format {describe(manifest.get('format'))}, this program reads {FORMAT}"
         )
-    dtype, rows, symbols = manifest.get("dtype"), manifest.get("rows"), manifest.get("symbols")
-    counts = all(isinstance(n, int) and n >= 0 for n in (rows, symbols))
-    if dtype not in TYPES or not counts or not isinstance(manifest.get("digest"), str):
-        raise InputError(f"{path}: not the manifest of token files (format, dtype, rows, symbols, digest)")
-    assert isinstance(dtype, str) and isinstance(rows, int) and isinstance(symbols, int)
-    return dtype, rows, symbols
+    match [manifest.get(key) for key in ("dtype", "rows", "symbols", "digest")]:
+        case [str(dtype), int(rows), int(symbols), str(digest)] if dtype in TYPES and min(rows, symbols) >= 0:
+            return dtype, rows, symbols, digest
+    raise InputError(f"{path}: not the manifest of token files (format, dtype, rows, symbols, digest)")
 
 
 def _map(path: Path, dtype: str, count: int) -> NDArray[Any]:

@@ -127,7 +127,7 @@ def test_what_is_encoded_and_what_is_left_out(tmp_path: Path, monkeypatch: pytes
         (GERMAN[0] * 9, "long"),
     ]
     limit = max(len(m.encode(t)) for m, texts in ((SRC, GERMAN), (TGT, ENGLISH)) for t in texts)
-    corpus = encode_pairs(iter(pairs), tmp_path / "c", SRC, TGT, limit, keep_text=True, made_from={"a": 1})
+    corpus = encode_pairs(iter(pairs), tmp_path / "c", SRC, TGT, limit, keep_text=True)
     assert corpus.src == SRC.encode_many(GERMAN) and corpus.tgt == TGT.encode_many(ENGLISH)
     assert corpus.counts == Counts(read=9, rows=5, empty=3, long=1)
     assert corpus.digest() == Corpus(SRC.encode_many(GERMAN), TGT.encode_many(ENGLISH)).digest()

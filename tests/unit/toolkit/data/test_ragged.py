@@ -20,14 +20,14 @@ LISTS = st.lists(st.lists(st.integers(0, 65_535), max_size=6), max_size=12)
 
 
 def written(folder: Path, rows: list[list[int]] = ROWS, dtype: str = "<u2", chunk: int = 2) -> RaggedRows:
-    with RaggedWriter(folder, dtype, {"subwords": "abc"}) as writer:
+    with RaggedWriter(folder, dtype) as writer:
         for start in range(0, len(rows), chunk):
             writer.extend(rows[start : start + chunk])
         return writer.finish()
 
 
 @settings(deadline=None)
-@given(LISTS, st.sampled_from(["<u2", "<u4", "<i4", "<i8"]), st.integers(1, 5), st.data())
+@given(LISTS, st.sampled_from(["<u2", "<u4"]), st.integers(1, 5), st.data())
 def test_rows_come_back(
     tmp_path_factory: pytest.TempPathFactory, rows: list[list[int]], dtype: str, chunk: int, data: st.DataObject
 ) -> None:
@@ -38,7 +38,6 @@ def test_rows_come_back(
         assert [r.tolist() for r in form] == rows == [r.tolist() for r in form[:]]
         assert form.lengths.tolist() == list(map(len, rows))
         assert form.digest == digest_of(rows) == digest_of(form)
-        form.verify()
         index = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=9)) if rows else []
         flat, lengths = form.rows(index)
         assert flat.tolist() == [i for location in index for i in rows[location]]
@@ -93,7 +92,6 @@ def test_nothing_counts_before_the_manifest(tmp_path: Path) -> None:
             RaggedRows.open(tmp_path / "r")
         writer.finish()
     assert sorted(p.name for p in (tmp_path / "r").iterdir()) == [MANIFEST, OFFSETS, TOKENS]
-    assert RaggedRows.open(tmp_path / "r").manifest["made_from"] is None
 
 
 def test_a_writer_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,18 +141,6 @@ def test_files_of_another_size(tmp_path: Path, name: str) -> None:
     path.unlink()
     with pytest.raises(InputError, match=rf"{name}: can't be read: No such file"):
         RaggedRows.open(tmp_path / "r")
-
-
-@pytest.mark.parametrize("name", [TOKENS, OFFSETS])
-def test_changed_content_is_found_on_demand(tmp_path: Path, name: str) -> None:
-    written(tmp_path / "r").verify()
-    path = tmp_path / "r" / name
-    blob = bytearray(path.read_bytes())
-    blob[16] ^= 1
-    path.write_bytes(blob)
-    rows = RaggedRows.open(tmp_path / "r")
-    with pytest.raises(InputError, match=r"r: changed: the content is not what manifest\.json says"):
-        rows.verify()
 
 
 def test_offsets_that_end_elsewhere(tmp_path: Path) -> None:
