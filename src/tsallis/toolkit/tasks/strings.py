@@ -115,18 +115,23 @@ class Strings(SequenceTask):
         """Read the examples of a split; of a configuration with languages, only those of `language` if there is one."""
         if config.embedded is not None:
             return english_verbs()[split]
-        path = str(Path(config.folder) / split_name(config, split))
-        names = find_languages(config) if language is None else [language]
-        task = _task_of(config.model_copy(update={"languages": names}))
-        return read_strings(path, task=task) if names is None else read_languages(path, names, task=task)
+        if language is not None:
+            config = config.model_copy(update={"languages": [language]})
+        task = _task_of(config)
+        languages: Sequence[str | None] = task.languages or [None]
+        pairs = zip(cls.files(config, split), languages, strict=True)
+        return [example for path, name in pairs for example in read_strings(path, name, task)]
 
     @classmethod
     def files(cls, config: StringsData, split: str) -> list[Path]:
         if config.embedded is not None:
             return []
-        name, languages = split_name(config, split), find_languages(config)
-        names = [name] if languages is None else [name.replace("{language}", language) for language in languages]
-        return [Path(config.folder) / name for name in names]
+        path, languages = Path(config.folder) / split_name(config, split), find_languages(config)
+        if languages is None:
+            return [path]
+        if "{language}" not in str(path):
+            raise InputError(f"{path}: a path for several languages must contain {{language}}")
+        return [Path(str(path).replace("{language}", language)) for language in languages]
 
     @classmethod
     def config_facts(cls, config: StringsData) -> dict[str, Any]:
@@ -331,9 +336,7 @@ class StringsExample:
         return [*split_symbols(self.form, separator)]
 
 
-def read_strings(
-    path: Path | str, language: str | None = None, need_form: bool = True, task: Strings = Strings()
-) -> list[StringsExample]:
+def read_strings(path: Path | str, language: str | None = None, task: Strings = Strings()) -> list[StringsExample]:
     r"""Read all examples of a file of `lemma<TAB>form<TAB>tags` lines, tags separated by `;`.
 
     Fields are taken as they are: a form may end in a space. Blank lines, and separators at the end of a line, are
@@ -342,7 +345,6 @@ def read_strings(
     Args:
         path: of the file, UTF-8.
         language: the language of the examples.
-        need_form: whether every line needs a form; without, lines of two columns (`lemma<TAB>tags`) are read too.
         task: The task that reads the lines.
 
     Returns:
@@ -358,42 +360,8 @@ def read_strings(
         >>> read_strings(path)
         [StringsExample(lemma='draw', tags=('V', 'PST'), form='drew', language=None)]
     """
-    lines = read_examples(path, task.columns[True], 1 + task.tags + need_form, task.separators)
-    return [task.parse(line, origin, need_form, language) for origin, line in lines]
-
-
-def read_languages(
-    pattern: str, languages: Sequence[str], need_form: bool = True, task: Strings = Strings()
-) -> list[StringsExample]:
-    r"""Read the examples of many languages, one file each.
-
-    Args:
-        pattern: the path of a file; `{language}` in it stands for a language's name.
-        languages: their names.
-        need_form: as in :func:`read_strings`.
-        task: as in :func:`read_strings`.
-
-    Returns:
-        The examples of all languages, in the order of `languages`.
-
-    Raises:
-        InputError: a pattern without `{language}`, and the errors of :func:`read_strings`.
-
-    Example:
-        >>> import tempfile
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> for language, form in (("english", "drew"), ("german", "zog")):
-        ...     _ = (folder / f"{language}.tsv").write_text(f"draw\t{form}\tV;PST\n")
-        >>> [example.form for example in read_languages(f"{folder}/{{language}}.tsv", ["german", "english"])]
-        ['zog', 'drew']
-    """
-    if "{language}" not in pattern:
-        raise InputError(f"{pattern}: a path for several languages must contain {{language}}")
-    return [
-        example
-        for language in languages
-        for example in read_strings(pattern.replace("{language}", language), language, need_form, task)
-    ]
+    lines = read_examples(path, task.columns[True], 2 + task.tags, task.separators)
+    return [task.parse(line, origin, True, language) for origin, line in lines]
 
 
 def english_verbs() -> dict[str, list[StringsExample]]:
