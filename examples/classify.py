@@ -30,7 +30,7 @@ import tsallis
 from tsallis.errors import InputError
 from tsallis.models import BiLSTMClassifier
 from tsallis.models.batch import Batch
-from tsallis.symbols import FIRST
+from tsallis.symbols import FIRST, IGNORE_INDEX
 from tsallis.toolkit.data.batching import BatchPlan
 from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.data.splits import hold_out
@@ -45,7 +45,6 @@ from tsallis.toolkit.tasks.classification import (
     read_labelled,
     words,
 )
-from tsallis.toolkit.tasks.labels import label_numbers
 from tsallis.toolkit.tasks.types import Vocabularies
 from tsallis.toolkit.training import reuse_memory
 
@@ -109,6 +108,12 @@ def set_embeddings(model: BiLSTMClassifier, data: Data, options: argparse.Namesp
     model.embedding.weight[list(vectors.numbers)] = vectors.matrix
     model.embedding.weight.requires_grad_(not options.freeze)
     print(f"vectors of {len(vectors.numbers)} of {len(symbols)} words", file=sys.stderr)
+
+
+def label_numbers(batch: Batch) -> Tensor:
+    """The class of each row, as models number them; -100 where it is not a known one."""
+    symbols = batch.tgt_out[:, 0]
+    return torch.where(symbols < FIRST, IGNORE_INDEX, symbols - FIRST)
 
 
 def train(model: BiLSTMClassifier, data: Data, options: argparse.Namespace) -> list[dict[str, Any]]:

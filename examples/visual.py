@@ -33,6 +33,7 @@ from tsallis.continuous import Density, Ellipse
 from tsallis.errors import InputError
 from tsallis.models.batch import Batch
 from tsallis.models.vqa import VisualAnswerer
+from tsallis.symbols import FIRST, IGNORE_INDEX
 from tsallis.toolkit.data.batching import BatchPlan
 from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.data.image_store import ImageStore
@@ -41,13 +42,11 @@ from tsallis.toolkit.data.io import find_packed
 from tsallis.toolkit.data.splits import hold_out
 from tsallis.toolkit.data.vocabulary import Vocabulary
 from tsallis.toolkit.evaluation.provenance import command_line, environment
-from tsallis.toolkit.tasks.labels import label_numbers
 from tsallis.toolkit.tasks.types import Vocabularies
 from tsallis.toolkit.tasks.vqa import (
     ImageQuestion,
     Question,
     Visual,
-    answer_kind,
     answer_names,
     question_words,
     read_questions,
@@ -105,6 +104,12 @@ def find_path(options: argparse.Namespace, name: str) -> Path:
     return path if path.is_dir() else find_packed(path) or path
 
 
+def label_numbers(batch: Batch) -> Tensor:
+    """The class of each row, as models number them; -100 where it is not a known one."""
+    symbols = batch.tgt_out[:, 0]
+    return torch.where(symbols < FIRST, IGNORE_INDEX, symbols - FIRST)
+
+
 def ready(batch: Batch, store: ImageStore, options: argparse.Namespace) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What a model takes, where it is; images are all the same where the model shall not see them."""
     images = store(batch.src[:, 0])
@@ -156,6 +161,13 @@ def train(model: VisualAnswerer, data: Data, options: argparse.Namespace) -> lis
             best = scores.accuracy, copy.deepcopy(model.state_dict())
     model.load_state_dict(best[1])
     return history
+
+
+def answer_kind(answer: str) -> str:
+    """The type of an answer (Martins et al. 2020, table 2)."""
+    if answer.lower() in ("yes", "no"):
+        return "yes/no"
+    return "number" if answer.isdecimal() else "other"
 
 
 @torch.no_grad()

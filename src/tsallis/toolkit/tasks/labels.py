@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import torch
 from pydantic import Field, model_validator
-from torch import Tensor
 
-from tsallis.models.batch import Batch
-from tsallis.symbols import IGNORE_INDEX, SPECIALS
 from tsallis.toolkit.config import Alpha, Map
 from tsallis.toolkit.evaluation.text_scores import CorpusScore, exact_match
 from tsallis.toolkit.tasks.base import Task
@@ -53,12 +49,6 @@ class LabelTask(Task):
 
     def score(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
         return [CorpusScore("accuracy", exact_match(texts, references), "")]
-
-
-def label_numbers(batch: Batch) -> Tensor:
-    """Return the class of each row [batch], as classifiers number them; -100 where it is not a known one."""
-    symbols = batch.tgt_out[:, 0]
-    return torch.where(symbols < len(SPECIALS), IGNORE_INDEX, symbols - len(SPECIALS))
 
 
 def label_attention(attention: Any, grid: Sequence[int] | None = None) -> dict[str, Attention]:

@@ -315,17 +315,6 @@ def question_words(text: str) -> list[str]:
     return WORD.findall(text.lower())
 
 
-def answer_kind(answer: str) -> str:
-    """Return the type of an answer: "yes/no", "number" or "other" (Martins et al. 2020, table 2).
-
-    >>> [answer_kind(answer) for answer in ("Yes", "11", "book, scissor")]
-    ['yes/no', 'number', 'other']
-    """
-    if answer.lower() in ("yes", "no"):
-        return "yes/no"
-    return "number" if answer.isdecimal() else "other"
-
-
 def answer_names(questions: Iterable[Question], most: int | None = None) -> list[str]:
     """Return the answers, the most frequent first, ties in code-point order; an answer's class is its place.
 
@@ -336,7 +325,5 @@ def answer_names(questions: Iterable[Question], most: int | None = None) -> list
     >>> answer_names([Question("1", "?", "no"), Question("2", "?", "red"), Question("3", "?", "no")])
     ['no', 'red']
     """
-    if most is not None and most < 1:
-        raise ValueError(f"most must be at least 1, got {most}")
     counts = Counter(question.answer for question in questions)
     return sorted(counts, key=lambda answer: (-counts[answer], answer))[:most]

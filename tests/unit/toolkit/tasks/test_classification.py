@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tsallis.errors import InputError
-from tsallis.symbols import UNK
+from tsallis.symbols import EOS, FIRST, UNK
 from tsallis.toolkit.data.ragged import RaggedRows
 from tsallis.toolkit.data.splits import hold_out
 from tsallis.toolkit.data.vocabulary import Vocabulary
@@ -22,7 +22,6 @@ from tsallis.toolkit.tasks.classification import (
     read_labelled,
     words,
 )
-from tsallis.toolkit.tasks.labels import label_numbers
 from tsallis.toolkit.tasks.types import Vocabularies
 
 LINES = "1\t8\tpos/3_8\tA fine film .\n0\t2\tneg/4_2\tIt hurts\u0085 truly .\n"
@@ -79,11 +78,11 @@ def test_documents_in_numbers() -> None:
     good = vocab.encode(["good"])[0]
     assert isinstance(lines.corpus.src, RaggedRows) and lines.corpus.src.tokens.dtype == np.uint8
     assert [row.tolist() for row in lines.corpus.src] == [[good, good], vocab.encode(["bad"]), [UNK]]
-    assert label_numbers(lines.corpus.batch([2, 1, 0])).tolist() == [1, 0, 1]
+    assert lines.corpus.batch([2, 1, 0]).tgt_out[:, 0].tolist() == [FIRST + 1, FIRST, FIRST + 1]
     assert lines.references == ["pos", "neg", "pos"] and lines.numbers == [0, 1, 2]
     others = [LabelledText("mixed", "so so"), LabelledText("", "\u3000")]
     corpus = Classification().encode(others, vocabularies).corpus
-    assert label_numbers(corpus.batch([0, 1])).tolist() == [-100, -100] and list(corpus.src[1]) == [UNK]
+    assert corpus.batch([0, 1]).tgt_out[:, 0].tolist() == [UNK, EOS] and list(corpus.src[1]) == [UNK]
     assert [list(row) for row in corpus.tgt] == [[UNK], []]
 
 
