@@ -109,17 +109,8 @@ class Batches(Sequence[list[int]]):
             return Batches(self.rows, self.starts[index], self.stops[index], self.costs[index])
         return self.rows[self.starts[index] : self.stops[index]].tolist()
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and len(self) == len(other) and all(map(_same, self, other))
 
-    __hash__ = None  # type: ignore[assignment]
-
-
-def _same(one: list[int], other: Sequence[int]) -> bool:
-    return one == list(other)
-
-
-class Updates(Sequence[list[list[list[int]]]]):
+class Updates:
     """The batches of each rank in each update: `updates[i][rank]` is a list of batches.
 
     Args:
@@ -139,20 +130,11 @@ class Updates(Sequence[list[list[list[int]]]]):
     def __len__(self) -> int:
         return -(-len(self.batches) // (self.accumulate * self.ranks))
 
-    @overload
-    def __getitem__(self, index: int) -> list[list[list[int]]]: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[list[list[list[int]]]]: ...
-
-    def __getitem__(self, index: int | slice) -> list[list[list[int]]] | list[list[list[list[int]]]]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        position = index + len(self) if index < 0 else index
-        if not 0 <= position < len(self):
+    def __getitem__(self, index: int) -> list[list[list[int]]]:
+        if not 0 <= index < len(self):
             raise IndexError(f"updates are numbered from 0 to {len(self) - 1}, got {index}")
         width = self.accumulate * self.ranks
-        window = self.batches[position * width : (position + 1) * width]
+        window = self.batches[index * width : (index + 1) * width]
         dealt: list[list[int]] = [[] for _ in range(self.ranks)]
         order = range(len(window)) if self.ranks == 1 else np.argsort(-window.costs, kind="stable").tolist()
         for turn, i in enumerate(order):
@@ -184,7 +166,7 @@ class BatchPlan:
 
     Example:
         >>> plan = BatchPlan([3, 1, 2, 5], batch_size=2, seed=1)
-        >>> plan.epoch(0) == plan.epoch(0), sorted(i for batch in plan.epoch(3) for i in batch)
+        >>> list(plan.epoch(0)) == list(plan.epoch(0)), sorted(i for batch in plan.epoch(3) for i in batch)
         (True, [0, 1, 2, 3])
         >>> plan = BatchPlan([[3, 2], [9, 4], [2, 2], [3, 3]], max_tokens=9)
         >>> sorted(plan.epoch(0))
