@@ -68,26 +68,17 @@ def open_pictures(path: Path | str, size: tuple[int, int] | None = None) -> Pict
             another `size`, photographs without Pillow.
     """
     path = Path(path)
-    if size is not None and (len(size) != 2 or min(size) < 1):
-        raise ValueError(f"size must be a height and a width of at least 1, got {describe(size)}")
     if size is not None and math.prod(size) > MOST_PIXELS:
         raise InputError(f"{path}: images are brought to at most {MOST_PIXELS} pixels, found {describe(size)}")
-    if _is_folder(path):
+    if os.path.isdir(path):
         return Photos(_in_folder(path), str(path), size)
     if path.name.endswith(".tar"):
         return Photos(_in_tar(path), str(path), size)
     if path.name.endswith(ARRAYS):
         return ArrayPictures(_array(path), str(path), size)
-    if not path.exists():
+    if not os.path.exists(path):
         raise InputError(f"{path}: no such file or folder")
     raise InputError(f"{path}: expected {', '.join(ARRAYS)}, .tar or a folder of images")
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: can't be read: no file has such a name") from error
 
 
 class ArrayPictures:

@@ -298,9 +298,9 @@ def read_lines(path: Path | str, expected: str = "text") -> Iterator[str]:
         yield from decode_lines(decompress(stream, Path(path)), str(path), expected)
 
 
-def stream_lines(path: Path | str, expected: str = "text") -> Iterator[str]:
+def stream_lines(path: Path | str) -> Iterator[str]:
     """Yield the lines of a UTF-8 text as :func:`read_lines`, white space around them removed."""
-    return map(str.strip, read_lines(path, expected))
+    return map(str.strip, read_lines(path))
 
 
 def decode_lines(stream: Stream, name: str, expected: str = "text") -> Iterator[str]:
@@ -345,9 +345,8 @@ class Ignored:
 
     def warn(self, name: str) -> None:
         """Issue a warning that names the input, if anything was ignored."""
-        parts = ["blank lines"] * (self.blank > 0) + ["separators at the end of lines"] * (self.ends > 0)
-        counts = [f"{text} ({count})" for text, count in zip(parts, filter(None, (self.blank, self.ends)), strict=True)]
-        if counts:
+        kinds = {"blank lines": self.blank, "separators at the end of lines": self.ends}
+        if counts := [f"{text} ({count})" for text, count in kinds.items() if count]:
             warnings.warn(f"{name}: ignored {' and '.join(counts)}", IgnoredInputWarning, stacklevel=2)
 
 

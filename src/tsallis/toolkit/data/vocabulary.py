@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tsallis.errors import InputError, describe
 from tsallis.symbols import BOS, EOS, PAD, SPECIALS, UNK
-from tsallis.toolkit.data.io import read_bytes, without_mark, write_atomic
+from tsallis.toolkit.data.io import read_text, write_atomic
 
 FORMAT = 1
 
@@ -165,8 +165,4 @@ class Vocabulary:
     @classmethod
     def load(cls, path: Path | str) -> Vocabulary:
         """Read what :meth:`save` wrote; anything else is an :class:`~tsallis.errors.InputError`."""
-        try:
-            text = without_mark(read_bytes(path)).decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise InputError(f"{path}: not a vocabulary file (JSON as UTF-8)") from error
-        return cls.from_json(text, str(path))
+        return cls.from_json(read_text(path), str(path))

@@ -39,11 +39,11 @@ class Source:
     @property
     def size(self) -> int:
         """The bytes of its files, or of the archives that they are unpacked from, as far as they are known."""
-        return sum(file.size or 0 for file in self._weighed())
+        return sum(size or 0 for size in self._sizes())
 
-    def _weighed(self) -> set[SourceFile]:
+    def _sizes(self) -> list[int | None]:
         packed = {a for file in self.files if file.size is None for part in file.parts for a in part.needs}
-        return packed | {file for file in self.files if file.size is not None}
+        return [file.size for file in packed] + [file.size for file in self.files if file.size is not None]
 
     def languages(self) -> list[str]:
         """Return the languages in the files' names: their prefixes or, of a parallel corpus, their suffixes."""
@@ -62,17 +62,17 @@ class Source:
             "citation": self.citation,
             "files": len(self.files),
             "without_digest": sum(not _vouched_for(file) for file in self.files),
-            "bytes": None if any(file.size is None for file in self._weighed()) else self.size,
+            "bytes": None if None in self._sizes() else self.size,
             "parallel": self.parallel,
             "languages": self.languages(),
         }
 
     def describe(self) -> list[str]:
         """Return lines for a reader: title, files, size, licence and citation."""
-        size = f"{self.size / 1e6:.1f} MB"
-        if any(file.size is None for file in self._weighed()):
+        size, facts = f"{self.size / 1e6:.1f} MB", self.to_dict()
+        if facts["bytes"] is None:
             size = "size not known" if not self.size else f"more than {size}"
-        unknown = sum(not _vouched_for(file) for file in self.files)
+        unknown = facts["without_digest"]
         checked = f", {unknown} of them without a published digest" if unknown else ""
         return [
             f"{self.name}\t{self.title}",

@@ -123,7 +123,7 @@ def content(**changes: object) -> bytes:
         (b"null", "not a vocabulary file"),
         (b'{"symbols": ["a"]}', "not a vocabulary file"),
         (b"[" * 200_000, "not a vocabulary file"),
-        (b'{"symbols": ["\xff"]}', "not a vocabulary file"),
+        (b'{"symbols": ["\xff"]}', "expected UTF-8 text, found byte 0xff"),
         (content(format=2), "vocabulary format 2, this program reads 1"),
         (content(symbols="ab"), "symbols must be a list of strings"),
         (content(symbols=["a", 1]), "symbols must be a list of strings"),
