@@ -94,8 +94,8 @@ class LengthBatches(Sequence[Batch]):
         return self.corpus.batch(self.parts[index].tolist())
 
 
-@dataclass(frozen=True)
-class SampledCorpus:
+@dataclass(frozen=True, kw_only=True)
+class SampledCorpus(Corpus):
     """A corpus that is segmented anew in every epoch (subword regularisation, Kudo 2018).
 
     A batch is a pure function of seed, epoch and rows. Each row has a limit that 99 % of its segmentations keep, by a
@@ -103,7 +103,8 @@ class SampledCorpus:
     never outgrow their plan.
 
     Args:
-        best: the best segmentations, for evaluation.
+        src: the best segmentations of the sources.
+        tgt: the best segmentations of the targets.
         src_text: UTF-8 bytes of the sources.
         tgt_text: UTF-8 bytes of the targets.
         src_subwords: of the sources.
@@ -116,7 +117,6 @@ class SampledCorpus:
         ValueError: an alpha that is not from 0 to 1; parts of different lengths.
     """
 
-    best: Corpus
     src_text: RaggedRows
     tgt_text: RaggedRows
     src_subwords: Subwords
@@ -128,26 +128,14 @@ class SampledCorpus:
     def __post_init__(self) -> None:
         if not 0 <= self.alpha <= 1:
             raise ValueError(f"alpha must be from 0 to 1, got {self.alpha}")
-        counts = len(self.best), len(self.src_text), len(self.tgt_text)
+        counts = len(self), len(self.src_text), len(self.tgt_text)
         if len(set(counts)) > 1:
             raise ValueError(f"segmentations, sources and targets must be as many, got {counts}")
 
     @property
-    def src(self) -> Rows:
-        """The best segmentations."""
-        return self.best.src
-
-    @property
-    def tgt(self) -> Rows:
-        """The best segmentations."""
-        return self.best.tgt
-
-    @property
-    def counts(self) -> Counts | None:
-        return self.best.counts
-
-    def __len__(self) -> int:
-        return len(self.best)
+    def best(self) -> Corpus:
+        """The best segmentations, for evaluation."""
+        return Corpus(self.src, self.tgt, self.counts)
 
     def lengths(self) -> Tensor:
         """Return [rows, 2] limits of source and target, as int32: no batch has longer rows."""

@@ -207,8 +207,16 @@ def cached_sampled_corpus(
     See :class:`~tsallis.toolkit.data.corpus.SampledCorpus` for `alpha` and `seed`; another one needs no encoding.
     """
     folder = _entry(Path(cache_folder), src_path, tgt_path, src, tgt, max_length, keep_text=True)
-    texts = RaggedRows.open(folder / "src.text"), RaggedRows.open(folder / "tgt.text")
-    return SampledCorpus(open_corpus(folder), *texts, src, tgt, alpha, seed, max_length)
+    return SampledCorpus(
+        **vars(open_corpus(folder)),
+        src_text=RaggedRows.open(folder / "src.text"),
+        tgt_text=RaggedRows.open(folder / "tgt.text"),
+        src_subwords=src,
+        tgt_subwords=tgt,
+        alpha=alpha,
+        seed=seed,
+        max_length=max_length,
+    )
 
 
 def _entry(

@@ -7,6 +7,7 @@ import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +93,7 @@ class Subwords:
         """
         _check(size, kind, coverage, normalization, max_lines)
         guarded = _GuardedLines(lines)
-        written = _ModelFile()
+        written = BytesIO()
         try:
             _sentencepiece().SentencePieceTrainer.train(
                 sentence_iterator=iter(guarded),
@@ -114,7 +115,7 @@ class Subwords:
             if guarded.error is not None:
                 raise guarded.error from None
             raise InputError(f"{name}: " * (name is not None) + _explain(str(error), size)) from error
-        return cls(written.blob)
+        return cls(written.getvalue())
 
     def __len__(self) -> int:
         return int(self._processor.GetPieceSize())
@@ -206,7 +207,7 @@ class Subwords:
 
         A subword that stands for a byte adds this byte.
         """
-        bytes_of = {number: bytes([value]) for value, number in self._byte_numbers.items()}
+        bytes_of = {number: bytes([value]) for value, number in self._sampler.bytes.items()}
         ordinary = [number for number in numbers if number not in bytes_of]
         anchor = next((number for number in ordinary if self.name(number).strip(SPACE)), None)
         before = [] if anchor is None else [anchor]
@@ -223,11 +224,6 @@ class Subwords:
         """Whether all spaces before the first word of a text are dropped, and not only one."""
         space = int(self._processor.piece_to_id(SPACE))
         return space != UNK and self.decode([space, space]) == ""
-
-    @cached_property
-    def _byte_numbers(self) -> dict[int, int]:
-        """The numbers of the subwords that stand for bytes."""
-        return self._sampler.bytes
 
     def name(self, number: int) -> str:
         """Return the spelling of one subword, `▁` for a space; special ones too."""
@@ -300,15 +296,6 @@ class _GuardedLines:
         except BaseException as error:
             self.error = error
             raise
-
-
-class _ModelFile:
-    """An in-memory file that sentencepiece writes a model to."""
-
-    blob = b""
-
-    def write(self, blob: bytes) -> None:
-        self.blob += blob
 
 
 def _explain(message: str, size: int) -> str:

@@ -27,7 +27,7 @@ from tsallis.toolkit.datasets.embedded import german_english_numbers
 from tsallis.toolkit.datasets.synthetic_corpus import SyntheticCorpus, synthetic_corpus, synthetic_vocabulary
 from tsallis.toolkit.evaluation.text_scores import CorpusScore
 from tsallis.toolkit.tasks.base import LONGEST, Task, split_name
-from tsallis.toolkit.tasks.sequences import SequenceModel, SequenceTask
+from tsallis.toolkit.tasks.sequences import SequenceModel, SequenceTask, check_source
 from tsallis.toolkit.tasks.subwords import LearningConfig
 from tsallis.toolkit.tasks.types import Data, Lines, ModelSection, Vocabularies
 from tsallis.toolkit.training.run_folder import Run
@@ -85,14 +85,9 @@ class LanguageData(Section):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> LanguageData:
-        files = [name for name in ("train", "dev", "test") if getattr(self, name) is not None]
-        sources = [name for name in ("embedded", "synthetic") if getattr(self, name) is not None]
-        if sources and files:
-            raise ValueError(f"{sources[0]} data takes no {', '.join(files)}")
-        if len(sources) > 1:
+        check_source(self, ("train", "dev", "test"), "german-numbers, or synthetic", ("embedded", "synthetic"))
+        if self.embedded is not None and self.synthetic is not None:
             raise ValueError("embedded data is not synthetic: one of the two")
-        if not sources and (self.train is None or self.dev is None):
-            raise ValueError("train and dev files are needed (or embedded: german-numbers, or synthetic)")
         if self.synthetic is not None and self.subwords is not None:
             raise ValueError("synthetic data has symbols of its own and takes no subwords")
         return self

@@ -13,7 +13,7 @@ from tsallis.functional import estimate_tau, estimate_tau_from_scores
 from tsallis.models.batch import Batch, has_loss
 from tsallis.symbols import BOS, EOS
 from tsallis.toolkit.config import Alpha, Basis, Density, Depth, Map, Settings, Size
-from tsallis.toolkit.data.corpus import Corpus, SampledCorpus
+from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.tasks.base import Task
 from tsallis.toolkit.tasks.types import Attention, Data, ModelSection
 from tsallis.toolkit.training.run_folder import Run, build_model
@@ -143,7 +143,7 @@ def _threshold_of(source: Run) -> float:
 
 
 @torch.no_grad()
-def _first_threshold(description: dict[str, Any], corpus: Corpus | SampledCorpus, settings: Settings) -> float:
+def _first_threshold(description: dict[str, Any], corpus: Corpus, settings: Settings) -> float:
     """Return the first batch's mean entmax threshold in the untrained network (Tezekbayev et al. 2022, sec. 3)."""
     torch.manual_seed(settings.seed)
     model = build_model(description).eval()
@@ -152,11 +152,11 @@ def _first_threshold(description: dict[str, Any], corpus: Corpus | SampledCorpus
     return float(estimate_tau_from_scores(model.output.scores(hidden), model.output.alpha))
 
 
-def check_source(data: Any, names: Sequence[str], embedded: str) -> None:
-    """Raise a ValueError unless a section `data` names files for train and dev, or embedded data alone."""
-    if data.embedded is not None:
-        files = [name for name in names if getattr(data, name) is not None]
-        if files:
-            raise ValueError(f"embedded data takes no {', '.join(files)}")
-    elif data.train is None or data.dev is None:
+def check_source(data: Any, names: Sequence[str], embedded: str, sources: Sequence[str] = ("embedded",)) -> None:
+    """Raise a ValueError unless a section `data` names files for train and dev, or another source of data alone."""
+    chosen = [name for name in sources if getattr(data, name) is not None]
+    files = [name for name in names if getattr(data, name) is not None]
+    if chosen and files:
+        raise ValueError(f"{chosen[0]} data takes no {', '.join(files)}")
+    if not chosen and (data.train is None or data.dev is None):
         raise ValueError(f"train and dev files are needed (or embedded: {embedded})")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -216,36 +217,37 @@ class Translation(SequenceTask):
         return text.casefold() if self.lowercase else text
 
 
-def _load_cached(config: TranslationData) -> tuple[Corpus | SampledCorpus, Vocabularies]:
+def _load_cached(config: TranslationData) -> tuple[Corpus, Vocabularies]:
     """Learn subwords from the training files and encode them, unless the cache has both."""
     cache, options = cache_folder(config.cache), config.subwords
     paths = find_sides(config, "train")
-    if options.models is not None:
-        src, tgt = map(load_subwords, options.models)
-    else:
-        groups: list[tuple[Path, ...]] = [paths, paths] if options.joint else [paths[:1], paths[1:]]
-        learning = {**options.learning(), "normalization": config.normalization}
-        src, tgt = (cached_subwords(cache, group, **learning) for group in groups)
+    src, tgt = _learn(config, paths, partial(cached_subwords, cache))
     arguments = (cache, *paths, src, tgt, config.max_length)
     if options.sample:
         return cached_sampled_corpus(*arguments, alpha=options.sample), Vocabularies(src, tgt)
     return cached_corpus(*arguments), Vocabularies(src, tgt)
 
 
-def _load_embedded(task: Translation, config: TranslationData) -> tuple[Corpus | SampledCorpus, Vocabularies]:
+def _learn(config: TranslationData, sides: Sequence[Any], learn: Callable[..., Subwords]) -> tuple[Subwords, Subwords]:
+    """Return the subwords of source and target: existing models, or learned from the texts of both sides."""
+    if (options := config.subwords).models is not None:
+        return load_subwords(options.models[0]), load_subwords(options.models[1])
+    learning = {**options.learning(), "normalization": config.normalization}
+    if options.joint:
+        joint = learn(sides, **learning)
+        return joint, joint
+    return learn(sides[:1], **learning), learn(sides[1:], **learning)
+
+
+def _load_embedded(task: Translation, config: TranslationData) -> tuple[Corpus, Vocabularies]:
     """Learn subwords from the embedded training pairs, and encode those.
 
     Raises:
         InputError: pairs that are all longer than `max_length`.
     """
     pairs, options = task.read_split(config, "train"), config.subwords
-    if options.models is not None:
-        src, tgt = map(load_subwords, options.models)
-    else:
-        columns = [[pair[i] for pair in pairs] for i in range(2)]
-        groups: list[Iterable[str]] = [chain(*columns), chain(*columns)] if options.joint else [*columns]
-        learning = {**options.learning(), "normalization": config.normalization}
-        src, tgt = (Subwords.train(lines, **learning) for lines in groups)
+    columns = [[pair[i] for pair in pairs] for i in range(2)]
+    src, tgt = _learn(config, columns, lambda texts, **learning: Subwords.train(chain(*texts), **learning))
     train, longest = task.pairs(pairs, Vocabularies(src, tgt), "data.embedded"), config.max_length
     rows = [row for row, length in enumerate(train.corpus.lengths().amax(1).tolist()) if length <= longest]
     if not rows:
@@ -254,7 +256,15 @@ def _load_embedded(task: Translation, config: TranslationData) -> tuple[Corpus |
     if not options.sample:
         return train.corpus, Vocabularies(src, tgt)
     src_text, tgt_text = map(_as_bytes, (train.titles, train.references))
-    corpus = SampledCorpus(train.corpus, src_text, tgt_text, src, tgt, options.sample, max_length=longest)
+    corpus = SampledCorpus(
+        **vars(train.corpus),
+        src_text=src_text,
+        tgt_text=tgt_text,
+        src_subwords=src,
+        tgt_subwords=tgt,
+        alpha=options.sample,
+        max_length=longest,
+    )
     return corpus, Vocabularies(src, tgt)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tsallis.continuous import Density
 from tsallis.toolkit.config import Section, Settings
-from tsallis.toolkit.data.corpus import Corpus, SampledCorpus
+from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.data.image_store import ImageStore
 from tsallis.toolkit.data.io import Ignored
 from tsallis.toolkit.training.run_folder import Run
@@ -53,22 +53,15 @@ class Lines:
             return None if column is None else [column[row] for row in rows]
 
         corpus = Corpus(chosen(self.corpus.src), chosen(self.corpus.tgt), self.corpus.counts)
-        references, titles, numbers = map(chosen, (self.references, self.titles, self.numbers))
-        return replace(
-            self,
-            corpus=corpus,
-            references=references,
-            titles=titles,
-            numbers=numbers,
-            languages=chosen(self.languages),
-        )
+        names = ("references", "titles", "numbers", "languages")
+        return replace(self, corpus=corpus, **{name: chosen(getattr(self, name)) for name in names})
 
 
 @dataclass(frozen=True)
 class Data:
     """The training data of a configuration as numbers."""
 
-    train: Corpus | SampledCorpus
+    train: Corpus
     dev: Lines
     vocabularies: Vocabularies
 

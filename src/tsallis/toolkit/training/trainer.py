@@ -17,7 +17,7 @@ from tsallis.analysis.score_names import OF_TEXT, TEACHER_FORCED, rank_score
 from tsallis.errors import InputError, describe
 from tsallis.search import Result, SearchOptions
 from tsallis.toolkit.config import Settings
-from tsallis.toolkit.data.corpus import Corpus, SampledCorpus
+from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.data.io import remove_leftovers
 from tsallis.toolkit.evaluation.provenance import environment
 from tsallis.toolkit.evaluation.search_results import accuracy, search_batches
@@ -116,7 +116,7 @@ class Trainer:
     def __init__(
         self,
         model: Any,
-        train: Corpus | SampledCorpus,
+        train: Corpus,
         dev: Corpus,
         folder: Path,
         settings: Settings,
