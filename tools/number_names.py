@@ -100,7 +100,9 @@ def table() -> str:
         names.setdefault(german, english)
     pairs = list(names.items())
     # Templates with few different texts run dry early: without shuffling, the last split would lack them.
-    random.shuffle(pairs)
+    for last in range(len(pairs) - 1, 0, -1):
+        other = random.below(last + 1)
+        pairs[last], pairs[other] = pairs[other], pairs[last]
     splits = (split for split, size in SIZES.items() for _ in range(size))
     return "".join(f"{split}\t{german}\t{english}\n" for split, (german, english) in zip(splits, pairs, strict=True))
 

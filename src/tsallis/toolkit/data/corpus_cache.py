@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from tsallis.errors import InputError, describe
-from tsallis.toolkit.data.cache import fingerprint, key_of, locked
+from tsallis.toolkit.data.cache import key_of, locked
 from tsallis.toolkit.data.corpus import Corpus, Counts, SampledCorpus
-from tsallis.toolkit.data.io import read_json, stream_lines, write_atomic
+from tsallis.toolkit.data.io import digest_file, read_json, stream_lines, write_atomic
 from tsallis.toolkit.data.ragged import RaggedRows, RaggedWriter, type_for
 from tsallis.toolkit.data.subwords import Subwords
 
@@ -158,7 +158,7 @@ def cached_subwords(
     with _writable(cache):
         options = {"kind": kind, "coverage": coverage, "split_digits": split_digits}
         options.update({"normalization": normalization} if normalization != "nmt_nfkc" else {})  # as earlier versions
-        made_from = {"files": [fingerprint(Path(p), cache) for p in paths], "size": size, **options}
+        made_from = {"files": [digest_file(path) for path in paths], "size": size, **options}
         key = key_of(made_from)
         path = cache / f"{key}.model"
         with locked(cache / f"{key}.lock"):
@@ -232,7 +232,7 @@ def _entry(
     with _writable(cache):
         made_from = {
             "format": FORMAT,
-            "files": [fingerprint(Path(path), cache) for path in (src_path, tgt_path)],
+            "files": [digest_file(path) for path in (src_path, tgt_path)],
             "subwords": [src.fingerprint(), tgt.fingerprint()],
             "max_length": max_length,
             "text": keep_text,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import errno
 import gzip
+import hashlib
 import json
 import lzma
 import os
@@ -246,6 +247,15 @@ def input_errors(path: Path | str) -> Iterator[None]:
         raise InputError(f"{path}: can't be unpacked as {Path(path).suffix}: {error}") from error
     except OSError as error:
         raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
+
+
+def digest_file(path: Path | str, algorithm: str = "sha256") -> str:
+    """Return the digest of a file's content; one that can't be read is an InputError."""
+    digest = hashlib.new(algorithm, usedforsecurity=False)
+    with open_file(path) as stream, input_errors(path):
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def read_bytes(path: Path | str, limit: int | None = None) -> bytes:

@@ -46,7 +46,6 @@ class RaggedRows(Sequence[Row]):
     Args:
         tokens: all rows, one after the other.
         offsets: [rows + 1] where each begins, and the end of the last.
-        folder: where they lie, if in one.
         digest: their hash, if it is known.
 
     >>> rows = RaggedRows.of([[4, 5, 6], [], [7]])
@@ -57,16 +56,9 @@ class RaggedRows(Sequence[Row]):
     ([7, 4, 5, 6], [1, 3])
     """
 
-    def __init__(
-        self,
-        tokens: NDArray[Any],
-        offsets: NDArray[np.int64],
-        folder: Path | None = None,
-        digest: str | None = None,
-    ) -> None:
+    def __init__(self, tokens: NDArray[Any], offsets: NDArray[np.int64], digest: str | None = None) -> None:
         self.tokens = tokens
         self.offsets = offsets
-        self.folder = folder
         self._digest = digest
 
     @classmethod
@@ -89,7 +81,7 @@ class RaggedRows(Sequence[Row]):
         offsets = _map(folder / OFFSETS, "<i8", rows + 1)
         if offsets[0] != 0 or offsets[-1] != symbols:
             raise InputError(f"{folder / OFFSETS}: changed: expected offsets from 0 to {symbols}")
-        return cls(tokens, offsets, folder, digest)
+        return cls(tokens, offsets, digest)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -114,10 +106,6 @@ class RaggedRows(Sequence[Row]):
         return all(np.array_equal(a, b) for a, b in zip(self, other, strict=True))
 
     __hash__ = None  # type: ignore[assignment]
-
-    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        """A mapped file goes to another process by its name."""
-        return (RaggedRows.open, (self.folder,)) if self.folder else (RaggedRows, (self.tokens, self.offsets))
 
     @property
     def lengths(self) -> NDArray[np.int64]:

@@ -57,7 +57,8 @@ class Sampler:
         chance = Random(seed).random
         tokens: list[int] = []
         for stretch in self._stretches(text):
-            for token in self.draw_stretch(stretch, alpha, chance):
+            whole = len(stretch) == 1 or (self._fixed and self._fixed.fullmatch(stretch))
+            for token in self.spell(stretch) if whole else self.draw_stretch(stretch, alpha, chance):
                 # As sentencepiece does: neighbours that are unknown are one.
                 if token != UNK or tokens[-1:] != [UNK]:
                     tokens.append(token)
@@ -96,8 +97,6 @@ class MergeSampler(Sampler):
         self._merged = lru_cache(CACHE_SIZE)(self._merge)
 
     def draw_stretch(self, stretch: str, alpha: float, chance: Chance) -> Sequence[int]:
-        if len(stretch) == 1 or (self._fixed and self._fixed.fullmatch(stretch)):
-            return self.spell(stretch)
         turns, tokens = self._merged(stretch, ())
         if alpha == 0:
             return tokens
@@ -157,8 +156,6 @@ class LatticeSampler(Sampler):
         self._weighed = lru_cache(CACHE_SIZE)(self._weigh)
 
     def draw_stretch(self, stretch: str, alpha: float, chance: Chance) -> Sequence[int]:
-        if len(stretch) == 1 or (self._fixed and self._fixed.fullmatch(stretch)):
-            return self.spell(stretch)
         lattice = self._weighed(stretch, alpha)
         tokens: list[int] = []
         end = len(stretch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import urllib.error
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from tsallis.errors import InputError
-from tsallis.toolkit.data.io import created_folder, write_atomic
+from tsallis.toolkit.data.io import created_folder, digest_file, write_atomic
 
 CHUNK = 1 << 16
 MOST = 1 << 33  # bytes of a file of unknown size
@@ -90,7 +89,7 @@ def check(file: SourceFile, path: Path) -> None:
     """Take a file that is there already, compared with its digest, known or recorded, and its number of lines."""
     verify(file, path)
     if _is_unknown(file, path):  # put there by the user: what it is now is what it must stay
-        write_record(path, _digest(path))
+        write_record(path, digest_file(path))
 
 
 def _is_unknown(file: SourceFile, path: Path) -> bool:
@@ -108,7 +107,7 @@ def verify(file: SourceFile, path: Path) -> None:
 def take_name(file: SourceFile, part: Path, path: Path) -> None:
     """Move a complete and checked file to its path; its digest is recorded first where none is published."""
     if file.sha256 is None and file.md5 is None:
-        write_record(path, _digest(part))
+        write_record(path, digest_file(part))
     part.replace(path)
 
 
@@ -120,11 +119,11 @@ def known(file: SourceFile, path: Path) -> str:
 def same_digest(file: SourceFile, candidate: Path, path: Path) -> bool:
     """Tell whether `candidate` has the digest of the file at `path`; True where none is published or recorded."""
     if file.sha256 is not None:
-        return _digest(candidate) == file.sha256
+        return digest_file(candidate) == file.sha256
     if file.md5 is not None:
-        return _digest(candidate, "md5") == file.md5
+        return digest_file(candidate, "md5") == file.md5
     record = record_of(path)
-    return not record.exists() or _digest(candidate) == record.read_text(encoding="utf-8").split(" ")[0]
+    return not record.exists() or digest_file(candidate) == record.read_text(encoding="utf-8").split(" ")[0]
 
 
 def record_of(path: Path) -> Path:
@@ -216,11 +215,3 @@ def _start(answer: HTTPResponse, url: str, have: int, size: int | None) -> tuple
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def _digest(path: Path, algorithm: str = "sha256") -> str:
-    digest = hashlib.new(algorithm, usedforsecurity=False)
-    with path.open("rb") as stream:
-        while chunk := stream.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()

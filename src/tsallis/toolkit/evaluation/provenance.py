@@ -16,10 +16,9 @@ from typing import Any
 
 import torch
 
-from tsallis.toolkit.data.io import check_file, input_errors
+from tsallis.toolkit.data.io import check_file, digest_file
 
 PACKAGE = Path(__file__).parents[2]
-PIECE = 1 << 20  # bytes of a file that are read at once
 # A value in a list or a mapping of YAML, without quotes.
 _YAML_ITEM = re.compile(r"""(?:(?<=[\[{,'"])|(?<=[,:]\s))[^\s\[\]{},'"](?:[^\[\]{},'":]|:(?!\s))*""")
 
@@ -136,12 +135,8 @@ def digest_files(paths: Iterable[Path]) -> dict[str, Any]:
     """
     lines, size = [], 0
     for path in paths:
-        digest = hashlib.sha256()
         check_file(path)
-        with input_errors(path), path.open("rb") as stream:
-            while block := stream.read(PIECE):
-                digest.update(block)
-                size += len(block)
-        lines.append((path.name, f"{digest.hexdigest()}  {path.name}\n"))
+        lines.append((path.name, f"{digest_file(path)}  {path.name}\n"))
+        size += path.stat().st_size
     text = "".join(line for _, line in sorted(lines))
     return {"files": len(lines), "bytes": size, "sha256": hashlib.sha256(text.encode()).hexdigest()}
