@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from itertools import chain, islice
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -32,24 +32,16 @@ def read_parallel(src_path: Path | str, tgt_path: Path | str) -> Iterator[tuple[
     Raises:
         InputError: as :func:`stream_lines`, or files of different numbers of lines.
     """
-    sources, targets = stream_lines(src_path), stream_lines(tgt_path)
-    count = 0
-    for source in sources:
-        target = next(targets, None)
-        if target is None:
-            raise _unequal(src_path, count + 1 + sum(1 for _ in sources), tgt_path, count)
-        count += 1
+    sides = stream_lines(src_path), stream_lines(tgt_path)
+    for number, (source, target) in enumerate(zip_longest(*sides)):
+        if source is None or target is None:
+            pair = zip((source, target), sides, strict=True)
+            counts = [number + (line is not None) + sum(1 for _ in side) for line, side in pair]
+            raise InputError(
+                f"{src_path if source is None else tgt_path}:{number + 1}: expected as many lines in both files, "
+                f"found {counts[0]} in {src_path} and {counts[1]} in {tgt_path}"
+            )
         yield source, target
-    if rest := sum(1 for _ in targets):
-        raise _unequal(src_path, count, tgt_path, count + rest)
-
-
-def _unequal(src_path: Path | str, sources: int, tgt_path: Path | str, targets: int) -> InputError:
-    shorter = src_path if sources < targets else tgt_path
-    return InputError(
-        f"{shorter}:{min(sources, targets) + 1}: expected as many lines in both files, "
-        f"found {sources} in {src_path} and {targets} in {tgt_path}"
-    )
 
 
 def encode_pairs(
@@ -180,55 +172,27 @@ def cached_corpus(
     src: Subwords,
     tgt: Subwords,
     max_length: int | None = None,
+    alpha: float | None = None,
 ) -> Corpus:
     """Return parallel text as numbers: of the cache where the same files were encoded so, or encoded now.
 
-    An entry is known by the files' content, the subwords and `max_length`. A damaged one is made anew. Several
-    processes may ask at once: one of them encodes, the others wait for it.
+    The files' content, the subwords, `max_length` and whether there is an `alpha` name an entry. A damaged one is made
+    anew. Several processes may ask at once: one of them encodes, the others wait for it.
+
+    Args:
+        cache_folder: The folder of the entries.
+        src_path: The file of the sources.
+        tgt_path: The file of the targets.
+        src: Subwords of the sources.
+        tgt: Subwords of the targets.
+        max_length: Subwords per side; longer pairs are left out.
+        alpha: With an alpha, the text is kept and segmented anew in every epoch, see
+            :class:`~tsallis.toolkit.data.corpus.SampledCorpus`.
 
     Raises:
         InputError: as :func:`read_parallel`; a cache that can't be written.
     """
-    return open_corpus(_entry(Path(cache_folder), src_path, tgt_path, src, tgt, max_length, keep_text=False))
-
-
-def cached_sampled_corpus(
-    cache_folder: Path | str,
-    src_path: Path | str,
-    tgt_path: Path | str,
-    src: Subwords,
-    tgt: Subwords,
-    max_length: int | None = None,
-    alpha: float = 0.1,
-    seed: int = 0,
-) -> SampledCorpus:
-    """Return :func:`cached_corpus` with the text beside it, segmented anew in every epoch.
-
-    See :class:`~tsallis.toolkit.data.corpus.SampledCorpus` for `alpha` and `seed`; another one needs no encoding.
-    """
-    folder = _entry(Path(cache_folder), src_path, tgt_path, src, tgt, max_length, keep_text=True)
-    return SampledCorpus(
-        **vars(open_corpus(folder)),
-        src_text=RaggedRows.open(folder / "src.text"),
-        tgt_text=RaggedRows.open(folder / "tgt.text"),
-        src_subwords=src,
-        tgt_subwords=tgt,
-        alpha=alpha,
-        seed=seed,
-        max_length=max_length,
-    )
-
-
-def _entry(
-    cache: Path,
-    src_path: Path | str,
-    tgt_path: Path | str,
-    src: Subwords,
-    tgt: Subwords,
-    max_length: int | None,
-    keep_text: bool,
-) -> Path:
-    """Return the folder of the cache with the encoded text, made if it isn't there."""
+    cache, keep_text = Path(cache_folder), alpha is not None
     with _writable(cache):
         made_from = {
             "format": FORMAT,
@@ -239,27 +203,42 @@ def _entry(
         }
         key = key_of(made_from)
         entry = cache / key
-        if _whole(entry, keep_text):
-            return entry
-        with locked(cache / f"{key}.lock") as alone:
-            if alone:  # whoever left these is gone
-                for left in cache.glob(f".{key}.*.tmp"):
-                    shutil.rmtree(left, ignore_errors=True)
-            if not _whole(entry, keep_text):
-                # Write beside the entry, and rename when all is written.
-                with tempfile.TemporaryDirectory(".tmp", f".{key}.", cache, ignore_cleanup_errors=True) as temporary:
-                    new = Path(temporary) / "new"
-                    pairs, name = read_parallel(src_path, tgt_path), f"{src_path} and {tgt_path}"
-                    encode_pairs(pairs, new, src, tgt, max_length, keep_text, name)
-                    try:
-                        new.rename(entry)
-                    except OSError:
-                        # Where there are no locks another process may have been quicker: what it made is the same.
-                        if not _whole(entry, keep_text):
-                            # A damaged one makes room; a process that has it mapped keeps it.
-                            entry.rename(Path(temporary) / "old")
-                            new.rename(entry)
-        return entry
+        if not _whole(entry, keep_text):
+            with locked(cache / f"{key}.lock") as alone:
+                if alone:  # whoever left these is gone
+                    for left in cache.glob(f".{key}.*.tmp"):
+                        shutil.rmtree(left, ignore_errors=True)
+                if not _whole(entry, keep_text):
+                    # Write beside the entry, and rename when all is written.
+                    with tempfile.TemporaryDirectory(".tmp", f".{key}.", cache, ignore_cleanup_errors=True) as folder:
+                        new = Path(folder) / "new"
+                        pairs, name = read_parallel(src_path, tgt_path), f"{src_path} and {tgt_path}"
+                        encode_pairs(pairs, new, src, tgt, max_length, keep_text, name)
+                        _move(new, entry, keep_text)
+    corpus = open_corpus(entry)
+    if alpha is None:
+        return corpus
+    texts = [RaggedRows.open(entry / f"{side}.text") for side in SIDES]
+    return SampledCorpus(
+        **vars(corpus),
+        src_text=texts[0],
+        tgt_text=texts[1],
+        src_subwords=src,
+        tgt_subwords=tgt,
+        alpha=alpha,
+        max_length=max_length,
+    )
+
+
+def _move(new: Path, entry: Path, keep_text: bool) -> None:
+    """Move a whole entry to its place."""
+    try:
+        new.rename(entry)
+    except OSError:
+        # Where there are no locks another process may have been quicker: what it made is the same.
+        if not _whole(entry, keep_text):
+            entry.rename(new.with_name("old"))  # a damaged one makes room; a process that has it mapped keeps it
+            new.rename(entry)
 
 
 @contextlib.contextmanager

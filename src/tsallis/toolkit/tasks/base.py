@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from numpy.typing import NDArray
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from tsallis.errors import InputError, OptionError, describe
+from tsallis.errors import InputError, OptionError, describe, shorten
 from tsallis.models.batch import Batch
 from tsallis.models.registry import MODELS
 from tsallis.models.spellings import ambiguous_text
@@ -25,7 +25,7 @@ from tsallis.search import SearchOptions
 from tsallis.symbols import UNK
 from tsallis.toolkit.config import Section
 from tsallis.toolkit.data.corpus import Corpus
-from tsallis.toolkit.data.io import Ignored, find_packed, number_lines
+from tsallis.toolkit.data.io import PACKED_ENDINGS, Ignored, find_packed, number_lines
 from tsallis.toolkit.evaluation.text_scores import CorpusScore
 from tsallis.toolkit.tasks.types import SPLITS, Attention, Data, Lines, ModelSection, Vocabularies
 from tsallis.toolkit.training.file_names import CONFIG, MODEL, TASK
@@ -348,6 +348,32 @@ def split_name(config: Any, split: str) -> str:
     if name is None:
         raise InputError(f"the configuration names no {split} file (data.{split})")
     return name
+
+
+def find_file(folder: Path | str, name: str, endings: Sequence[str] = PACKED_ENDINGS) -> Path:
+    """Return the file of that name in a folder, with one of the endings behind it.
+
+    Raises:
+        InputError: If there is none.
+    """
+    path = Path(folder) / name
+    if file := find_packed(path, endings):
+        return file
+    *others, last = (ending for ending in endings if ending.count(".") == 1)
+    raise InputError(f"{path}: there is no such file (nor one that ends in {', '.join(others)} or {last})")
+
+
+def split_columns(line: str, origin: str, expected: str, counts: Container[int]) -> list[str]:
+    """Return the columns of a line.
+
+    Raises:
+        InputError: If there are more or fewer of them than `counts` allows.
+    """
+    fields = line.split("\t")
+    if len(fields) not in counts:
+        found = f"{len(fields)} column" + ("s" if len(fields) != 1 else "")
+        raise InputError(f"{origin}: expected {expected}, found {found}: {shorten(line)}")
+    return fields
 
 
 def refuse_long(corpus: Corpus, limit: int | None, origin: Callable[[int, int], str]) -> None:

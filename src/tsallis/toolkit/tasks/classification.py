@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from tsallis.errors import InputError, shorten
+from tsallis.errors import InputError
 from tsallis.models.batch import Batch
 from tsallis.toolkit.config import Alpha, Basis, Count, Density, Depth, FileName, Section, Size
 from tsallis.toolkit.data.corpus import Corpus
@@ -18,7 +18,7 @@ from tsallis.toolkit.data.io import find_packed, read_examples
 from tsallis.toolkit.data.ragged import RaggedRows, type_for
 from tsallis.toolkit.data.splits import hold_out
 from tsallis.toolkit.data.vocabulary import Vocabulary
-from tsallis.toolkit.tasks.base import Task, split_name
+from tsallis.toolkit.tasks.base import Task, find_file, split_columns, split_name
 from tsallis.toolkit.tasks.labels import LabelModel, LabelTask, label_attention
 from tsallis.toolkit.tasks.types import Attention, Data, Lines, ModelSection, Vocabularies
 from tsallis.toolkit.training.run_folder import Run
@@ -95,11 +95,7 @@ class Classification(LabelTask):
     def files(cls, config: ClassificationData, split: str) -> list[Path]:
         held_out = config.dev is None and split != "test"
         name = config.train if held_out else split_name(config, split)
-        path = find_split(config.folder, name)
-        if path is None:
-            origin = Path(config.folder) / name
-            raise InputError(f"{origin}: there is no such file (nor one that ends in .tsv, .xz or .gz)")
-        return [path]
+        return [find_file(config.folder, name, ENDINGS)]
 
     def parse(self, line: str, origin: str, gold: bool) -> LabelledText:
         return parse_labelled(line, origin) if gold else LabelledText("", line)
@@ -147,9 +143,7 @@ def parse_labelled(line: str, origin: str) -> LabelledText:
     >>> parse_labelled("pos\\tA fine film.", "reviews.tsv:1")
     LabelledText(label='pos', text='A fine film.')
     """
-    fields = line.split("\t")
-    if len(fields) < 2:
-        raise InputError(f"{origin}: expected {LINE_FORMAT}, found one column: {shorten(line)}")
+    fields = split_columns(line, origin, LINE_FORMAT, range(2, len(line) + 2))
     label, text = fields[0].strip(), fields[-1].strip()
     if not label or not text:
         raise InputError(f"{origin}: expected {LINE_FORMAT}, found an empty {'text' if label else 'label'}")

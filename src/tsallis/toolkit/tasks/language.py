@@ -19,14 +19,14 @@ from tsallis.toolkit.config import Alpha, Count, Depth, FileName, Section, Size
 from tsallis.toolkit.data.cache import cache_folder
 from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.data.corpus_cache import cached_subwords
-from tsallis.toolkit.data.io import Ignored, find_packed, number_lines, stream_lines
+from tsallis.toolkit.data.io import Ignored, number_lines, stream_lines
 from tsallis.toolkit.data.packing import TextCorpus, pack
 from tsallis.toolkit.data.subwords import Subwords
 from tsallis.toolkit.data.vocabulary import Vocabulary
 from tsallis.toolkit.datasets.embedded import german_english_numbers
 from tsallis.toolkit.datasets.synthetic_corpus import SyntheticCorpus, synthetic_corpus, synthetic_vocabulary
 from tsallis.toolkit.evaluation.text_scores import CorpusScore
-from tsallis.toolkit.tasks.base import LONGEST, Task, split_name
+from tsallis.toolkit.tasks.base import LONGEST, Task, find_file, split_name
 from tsallis.toolkit.tasks.sequences import SequenceModel, SequenceTask, check_source
 from tsallis.toolkit.tasks.subwords import LearningConfig
 from tsallis.toolkit.tasks.types import Data, Lines, ModelSection, Vocabularies
@@ -278,10 +278,7 @@ def _symbols(config: LanguageData) -> Symbols:
 
 
 def _find(config: LanguageData, split: str) -> Path:
-    path = Path(config.folder) / split_name(config, split)
-    if file := find_packed(path, ENDINGS):
-        return file
-    raise InputError(f"{path}: there is no such file (nor one that ends in .txt, .xz or .gz)")
+    return find_file(config.folder, split_name(config, split), ENDINGS)
 
 
 def _lines(corpus: Corpus) -> Lines:

@@ -20,7 +20,7 @@ from tsallis.toolkit.data.io import read_examples
 from tsallis.toolkit.data.vocabulary import Vocabulary, split_symbols
 from tsallis.toolkit.datasets.embedded import read_embedded
 from tsallis.toolkit.evaluation.text_scores import CorpusScore, form_scores, levenshtein
-from tsallis.toolkit.tasks.base import LONGEST, Task, refuse_long, split_name
+from tsallis.toolkit.tasks.base import LONGEST, Task, refuse_long, split_columns, split_name
 from tsallis.toolkit.tasks.sequences import SequenceTask, check_source
 from tsallis.toolkit.tasks.types import Data, Lines, Vocabularies
 from tsallis.toolkit.training.file_names import TASK
@@ -193,11 +193,8 @@ class Strings(SequenceTask):
     def parse(
         self, line: str, origin: str, gold: bool, language: str | None = None, empty: bool = False
     ) -> StringsExample:
-        fields = line.split("\t")
         expected = self.columns[True] if gold else " or ".join(self.columns)
-        if len(fields) not in (1 + self.tags, 2 + self.tags)[gold:]:
-            count = f"{len(fields)} column" + ("s" if len(fields) != 1 else "")
-            raise InputError(f"{origin}: expected {expected}, found {count}: {shorten(line)}")
+        fields = split_columns(line, origin, expected, (1 + self.tags, 2 + self.tags)[gold:])
         lemma, tags = fields[0], tuple(fields[-1].split(TAG_SEPARATOR)) if self.tags else ()
         form = fields[1] if len(fields) == 2 + self.tags else None
         if not self._split(lemma, self.src_symbols):

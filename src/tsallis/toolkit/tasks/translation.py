@@ -12,12 +12,12 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from tsallis.errors import InputError, shorten
+from tsallis.errors import InputError
 from tsallis.search import SearchOptions
 from tsallis.toolkit.config import Count, FileName, Section
 from tsallis.toolkit.data.cache import cache_folder
 from tsallis.toolkit.data.corpus import Corpus, SampledCorpus
-from tsallis.toolkit.data.corpus_cache import cached_corpus, cached_sampled_corpus, cached_subwords, read_parallel
+from tsallis.toolkit.data.corpus_cache import cached_corpus, cached_subwords, read_parallel
 from tsallis.toolkit.data.io import Ignored, find_packed
 from tsallis.toolkit.data.ragged import RaggedRows
 from tsallis.toolkit.data.subword_numbers import load_subwords
@@ -30,7 +30,7 @@ from tsallis.toolkit.evaluation.text_scores import (
     sentence_chrf,
     translation_scores,
 )
-from tsallis.toolkit.tasks.base import LONGEST, Task, refuse_long, split_name
+from tsallis.toolkit.tasks.base import LONGEST, Task, refuse_long, split_columns, split_name
 from tsallis.toolkit.tasks.sequences import SequenceTask, check_source
 from tsallis.toolkit.tasks.subwords import LearningConfig
 from tsallis.toolkit.tasks.types import Data, Lines, Vocabularies
@@ -153,12 +153,9 @@ class Translation(SequenceTask):
             yield number, written if keep else line
 
     def parse(self, line: str, origin: str, gold: bool, empty: bool = False) -> Pair:
-        fields = line.split("\t")
         if not gold:
             return line, ""
-        if len(fields) != 2:
-            count = f"{len(fields)} column" + ("s" if len(fields) != 1 else "")
-            raise InputError(f"{origin}: expected {self.columns[1]}, found {count}: {shorten(line)}")
+        fields = split_columns(line, origin, self.columns[1], (2,))
         sides = zip(("source", "target"), fields, (False, empty), strict=True)
         if missing := [side for side, field, may_be_empty in sides if not field.strip() and not may_be_empty]:
             raise InputError(f"{origin}: expected {self.columns[1]}, found an empty {missing[0]}")
@@ -222,10 +219,7 @@ def _load_cached(config: TranslationData) -> tuple[Corpus, Vocabularies]:
     cache, options = cache_folder(config.cache), config.subwords
     paths = find_sides(config, "train")
     src, tgt = _learn(config, paths, partial(cached_subwords, cache))
-    arguments = (cache, *paths, src, tgt, config.max_length)
-    if options.sample:
-        return cached_sampled_corpus(*arguments, alpha=options.sample), Vocabularies(src, tgt)
-    return cached_corpus(*arguments), Vocabularies(src, tgt)
+    return cached_corpus(cache, *paths, src, tgt, config.max_length, options.sample or None), Vocabularies(src, tgt)
 
 
 def _learn(config: TranslationData, sides: Sequence[Any], learn: Callable[..., Subwords]) -> tuple[Subwords, Subwords]:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from tsallis.errors import InputError, OptionError, describe, shorten
+from tsallis.errors import InputError, OptionError, describe
 from tsallis.models.batch import Batch
 from tsallis.symbols import UNK
 from tsallis.toolkit.config import Alpha, Basis, Count, Depth, FileName, Map, Pixels, Section, Settings, Size
@@ -24,7 +24,7 @@ from tsallis.toolkit.data.io import Ignored, find_packed, number_lines, read_lin
 from tsallis.toolkit.data.ragged import RaggedRows, type_for
 from tsallis.toolkit.data.splits import hold_out
 from tsallis.toolkit.data.vocabulary import Vocabulary
-from tsallis.toolkit.tasks.base import Task, split_name
+from tsallis.toolkit.tasks.base import Task, find_file, split_columns, split_name
 from tsallis.toolkit.tasks.labels import LabelModel, LabelTask, label_attention
 from tsallis.toolkit.tasks.types import Attention, Data, Lines, ModelSection, Vocabularies
 from tsallis.toolkit.training.run_folder import Run
@@ -217,10 +217,7 @@ def _find_questions(config: VisualData, split: str) -> tuple[Path, bool]:
     """Return the file with the questions of a split, and whether the split is a part of train's."""
     held_out = config.dev is None and split != "test"
     name = config.train if held_out else split_name(config, split)
-    path = find_packed(Path(config.folder) / name)
-    if path is None:
-        raise InputError(f"{Path(config.folder) / name}: there is no such file (nor one in .xz or .gz)")
-    return path, held_out
+    return find_file(config.folder, name), held_out
 
 
 def _find_images(config: VisualData, split: str) -> str | None:
@@ -297,9 +294,7 @@ def parse_question(line: str, origin: str, gold: bool = True) -> Question:
     Question(image='image3', question='what is on the desk', answer='')
     """
     expected = "<TAB>".join(COLUMNS if gold else COLUMNS[:2])
-    fields = [field.strip() for field in line.split("\t")]
-    if len(fields) != 3 and (gold or len(fields) != 2):
-        raise InputError(f"{origin}: expected {expected}, found {len(fields)} columns: {shorten(line)}")
+    fields = [field.strip() for field in split_columns(line, origin, expected, (3,) if gold else (2, 3))]
     empty = next((name for name, field in zip(COLUMNS[: 2 + gold], fields, strict=False) if not field), None)
     if empty is not None:
         raise InputError(f"{origin}: expected {expected}, found an empty {empty}")

@@ -25,7 +25,6 @@ from tsallis.toolkit.data import BatchPlan, corpus_cache
 from tsallis.toolkit.data.corpus import Corpus, Counts, SampledCorpus
 from tsallis.toolkit.data.corpus_cache import (
     cached_corpus,
-    cached_sampled_corpus,
     cached_subwords,
     encode_pairs,
     open_corpus,
@@ -231,11 +230,11 @@ def test_anything_else_is_encoded_anew(tmp_path: Path, encodings: list[Path]) ->
         cached_corpus(cache, *paths, other, TGT, 50),
         cached_corpus(cache, *paths, SRC, other, 50),
         cached_corpus(cache, *reversed(paths), SRC, TGT, 50),
-        cached_sampled_corpus(cache, *paths, SRC, TGT, 50),
+        cached_corpus(cache, *paths, SRC, TGT, 50, alpha=0.1),
     ]
     assert len(encodings) == len(corpora) == len(entries(cache))
     assert corpora[5].src == SRC.encode_many(ENGLISH)
-    cached_sampled_corpus(cache, *paths, SRC, TGT, 50, alpha=0.5, seed=9)
+    cached_corpus(cache, *paths, SRC, TGT, 50, alpha=0.5)
     assert len(encodings) == len(corpora)
 
 
@@ -253,13 +252,13 @@ def test_changed_text_is_seen(tmp_path: Path, encodings: list[Path]) -> None:
 @pytest.mark.parametrize("name", ["corpus.json", "src/tokens.bin", "tgt/offsets.bin", "src.text/tokens.bin"])
 def test_damaged_entries_are_made_anew(tmp_path: Path, encodings: list[Path], name: str) -> None:
     paths, cache = written(tmp_path), tmp_path / "cache"
-    whole = cached_sampled_corpus(cache, *paths, SRC, TGT)
+    whole = cached_corpus(cache, *paths, SRC, TGT, alpha=0.1)
     digest = whole.digest()
     (entry,) = entries(cache)
     for damage in (lambda p: p.write_bytes(p.read_bytes()[:-1]), lambda p: p.unlink()):
         before = len(encodings)
         damage(entry / name)
-        assert cached_sampled_corpus(cache, *paths, SRC, TGT).digest() == digest
+        assert cached_corpus(cache, *paths, SRC, TGT, alpha=0.1).digest() == digest
         assert len(encodings) == before + 1 and entries(cache) == [entry]
 
 
@@ -326,7 +325,9 @@ def test_processes_that_start_at_once(tmp_path: Path, monkeypatch: pytest.Monkey
 def sampled(folder: Path, **changes: object) -> SampledCorpus:
     folder.mkdir(exist_ok=True)
     paths = written(folder, GERMAN * 20, ENGLISH * 20)
-    return replace(cached_sampled_corpus(folder / "cache", *paths, SRC, TGT, 50, alpha=0.3, seed=4), **changes)  # type: ignore[arg-type]
+    corpus = cached_corpus(folder / "cache", *paths, SRC, TGT, 50, alpha=0.3)
+    assert isinstance(corpus, SampledCorpus)
+    return replace(corpus, **{"seed": 4, **changes})  # type: ignore[arg-type]
 
 
 def test_segmentations_of_every_epoch(tmp_path: Path) -> None:

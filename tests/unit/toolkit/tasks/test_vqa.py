@@ -70,7 +70,7 @@ def test_malformed_lines(tmp_path: Path, content: str, message: str) -> None:
 
 
 def test_lines_without_answers() -> None:
-    with pytest.raises(InputError, match="q:3: expected image<TAB>question, found 1 columns: 'what'"):
+    with pytest.raises(InputError, match="q:3: expected image<TAB>question, found 1 column: 'what'"):
         parse_question("what", "q:3", gold=False)
     with pytest.raises(InputError, match="q:3: expected image<TAB>question, found an empty image"):
         parse_question("\twhat", "q:3", gold=False)

@@ -95,7 +95,7 @@ def test_lines_name_images(folder: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(shown.numpy(), expected)
     for text, options, message in (
         ("77\tis it red?", {}, "in:1: there is no image '77'"),
-        ("is it red?", {}, "in:1: expected image<TAB>question, found 1 columns"),
+        ("is it red?", {}, "in:1: expected image<TAB>question, found 1 column"),
         ("3\tis it red?", {"images": folder / "none.npy"}, "none.npy"),
         ("3\tis it red?", {"language": "eo"}, "a visual run takes no language, 'eo' was given"),
     ):
