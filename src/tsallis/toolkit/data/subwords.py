@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 KINDS = {"unigram": 1, "bpe": 2, "word": 3}  # as the model file numbers them
-NORMALIZATIONS = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")
 MAX_LINES = 2_000_000  # sentencepiece holds the lines it learns from in memory
 SPACE = "▁"  # that begins the subwords at the beginnings of words
 THREADS = 4  # whatever the machine has: sums over another number of threads round differently
@@ -67,31 +66,31 @@ class Subwords:
         coverage: float = 1.0,
         byte_fallback: bool = False,
         normalization: str = "nmt_nfkc",
-        max_lines: int = MAX_LINES,
         split_digits: bool = False,
         name: str | None = None,
     ) -> Subwords:
         """Learn a vocabulary from lines of text; the same lines give the same model, byte for byte.
 
         Args:
-            lines: read once, one after the other. Of more than `max_lines` a uniform sample is learned from, always the
-                same one. Lines of more than 4192 bytes are passed over.
+            lines: read once, one after the other. Of more than two million a uniform sample is learned from, always
+                the same one. Lines of more than 4192 bytes are passed over.
             size: subwords in all, the four special ones included.
             kind: `"bpe"` (Sennrich et al. 2016) or `"unigram"` (Kudo 2018); or `"word"`, for text in which white space
                 separates the symbols already: the `size` most frequent ones, or all if there are fewer.
             coverage: share of the characters that get a number; the rarest others are unknown. Use 0.9995 for Chinese
                 and Japanese.
             byte_fallback: spell unknown characters as bytes (256 numbers of the vocabulary).
-            normalization: what is done to characters first, a rule of sentencepiece; with `"identity"` only white space
-                is normalised, and text comes back as it was.
-            max_lines: memory grows with it.
+            normalization: what is done to characters first, a rule of sentencepiece: `"nmt_nfkc"`, `"nfkc"`, both with
+                `"_cf"` behind the name to fold case, or `"identity"`. With `"identity"` only white space is normalised,
+                and text comes back as it was.
             split_digits: every digit is a subword of its own, so that numbers are spelt.
             name: of the lines' files, for errors.
 
         Raises:
             InputError: no text, or a size that is too large or too small for it.
         """
-        _check(size, kind, coverage, normalization, max_lines)
+        if kind not in KINDS:
+            raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
         guarded = _GuardedLines(lines)
         written = BytesIO()
         try:
@@ -105,7 +104,7 @@ class Subwords:
                 split_digits=split_digits,
                 normalization_rule_name=normalization,
                 hard_vocab_limit=kind != "word",
-                input_sentence_size=max_lines,
+                input_sentence_size=MAX_LINES,
                 shuffle_input_sentence=True,
                 num_threads=THREADS,
                 minloglevel=2,
@@ -263,19 +262,6 @@ def _threads() -> int:
     import torch
 
     return torch.get_num_threads()
-
-
-def _check(size: int, kind: str, coverage: float, normalization: str, max_lines: int) -> None:
-    if kind not in KINDS:
-        raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
-    if size <= len(SPECIALS):
-        raise ValueError(f"size must be above {len(SPECIALS)}, the number of special symbols, got {size}")
-    if not 0.98 <= coverage <= 1:
-        raise ValueError(f"coverage must be from 0.98 to 1, got {coverage}")
-    if normalization not in NORMALIZATIONS:
-        raise ValueError(f"normalization must be one of {', '.join(NORMALIZATIONS)}, got {normalization!r}")
-    if max_lines <= 100:  # what sentencepiece takes for no limit at all or refuses
-        raise ValueError(f"max_lines must be above 100, got {max_lines}")
 
 
 class _GuardedLines:

@@ -83,9 +83,6 @@ class Vocabulary:
     def __hash__(self) -> int:
         return hash((self.symbols, self.separator))
 
-    def __contains__(self, symbol: str) -> bool:
-        return symbol in self._number
-
     def encode(self, text: str | Iterable[str]) -> list[int]:
         """Return the numbers of the symbols of a text, or of a list of symbols; that of an unknown symbol is 3."""
         return [self._number.get(symbol, UNK) for symbol in split_symbols(text, self.separator)]
