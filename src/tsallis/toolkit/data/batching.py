@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import torch
@@ -79,8 +79,8 @@ def _pad(flat: NDArray[Any], lengths: Ints, fill: int, start: int | None = None,
     return padded
 
 
-class Batches(Sequence[list[int]]):
-    """Lists of rows, made as they are asked for; a slice is made no sooner.
+class Batches:
+    """Lists of rows, made as they are asked for.
 
     Args:
         rows: of all batches, one batch after the other.
@@ -98,15 +98,7 @@ class Batches(Sequence[list[int]]):
     def __len__(self) -> int:
         return len(self.starts)
 
-    @overload
-    def __getitem__(self, index: int) -> list[int]: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Batches: ...
-
-    def __getitem__(self, index: int | slice) -> list[int] | Batches:
-        if isinstance(index, slice):
-            return Batches(self.rows, self.starts[index], self.stops[index], self.costs[index])
+    def __getitem__(self, index: int) -> list[int]:
         return self.rows[self.starts[index] : self.stops[index]].tolist()
 
 
@@ -120,9 +112,6 @@ class Updates:
     """
 
     def __init__(self, batches: Batches, accumulate: int, ranks: int) -> None:
-        for name, value in (("accumulate", accumulate), ("ranks", ranks)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
         self.batches = batches
         self.accumulate = accumulate
         self.ranks = ranks
@@ -134,14 +123,15 @@ class Updates:
         if not 0 <= index < len(self):
             raise IndexError(f"updates are numbered from 0 to {len(self) - 1}, got {index}")
         width = self.accumulate * self.ranks
-        window = self.batches[index * width : (index + 1) * width]
+        window = range(len(self.batches))[index * width : (index + 1) * width]
+        costs = self.batches.costs[window.start : window.stop]
         dealt: list[list[int]] = [[] for _ in range(self.ranks)]
-        order = range(len(window)) if self.ranks == 1 else np.argsort(-window.costs, kind="stable").tolist()
+        order = range(len(window)) if self.ranks == 1 else np.argsort(-costs, kind="stable").tolist()
         for turn, i in enumerate(order):
             lap, rank = divmod(turn, self.ranks)
             # Who got the dearest batch of one round gets the cheapest of the next.
             dealt[rank if lap % 2 == 0 else self.ranks - 1 - rank].append(i)
-        return [[window[i] for i in mine] for mine in dealt]
+        return [[self.batches[window[i]] for i in mine] for mine in dealt]
 
 
 ORDERS = ("total", "target")  # that a plan may sort rows by

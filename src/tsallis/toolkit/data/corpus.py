@@ -72,8 +72,6 @@ class LengthBatches(Sequence[Batch]):
     """The batches of a corpus by ascending length, made as they are asked for; a slice is made no sooner."""
 
     def __init__(self, corpus: Corpus, size: int, rows: int | None = None) -> None:
-        if size < 1:
-            raise ValueError(f"size must be at least 1, got {size}")
         order = torch.argsort(corpus.lengths()[:rows].sum(1), stable=True)
         self.corpus, self.parts = corpus, list(order.split(size)) if len(order) else []
 
@@ -112,9 +110,6 @@ class SampledCorpus(Corpus):
         alpha: see :meth:`~tsallis.toolkit.data.subwords.Subwords.sample`.
         seed: of all segmentations.
         max_length: no segmentation is longer, where the best one is not.
-
-    Raises:
-        ValueError: an alpha that is not from 0 to 1; parts of different lengths.
     """
 
     src_text: RaggedRows
@@ -124,13 +119,6 @@ class SampledCorpus(Corpus):
     alpha: float = 0.1
     seed: int = 0
     max_length: int | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise ValueError(f"alpha must be from 0 to 1, got {self.alpha}")
-        counts = len(self), len(self.src_text), len(self.tgt_text)
-        if len(set(counts)) > 1:
-            raise ValueError(f"segmentations, sources and targets must be as many, got {counts}")
 
     @property
     def best(self) -> Corpus:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import chain, islice, zip_longest
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -130,37 +131,29 @@ def open_corpus(folder: Path | str) -> Corpus:
     return Corpus(src, tgt, counts)
 
 
-def cached_subwords(
-    cache_folder: Path | str,
-    paths: Sequence[Path | str],
-    size: int,
-    kind: str = "bpe",
-    coverage: float = 1.0,
-    split_digits: bool = False,
-    normalization: str = "nmt_nfkc",
-) -> Subwords:
+def cached_subwords(cache_folder: Path | str, paths: Sequence[Path | str], size: int, **options: Any) -> Subwords:
     """Return subwords of some texts together: of the cache where the same files gave some before, or learned now.
 
     Several processes may ask at once: one of them learns, the others wait for it.
+
+    Args:
+        cache_folder: The folder of the cache.
+        paths: The files of the texts.
+        size: The number of subwords.
+        options: Other options of :meth:`Subwords.train`.
 
     Raises:
         InputError: as :func:`stream_lines` and :meth:`Subwords.train`; a cache that can't be written.
     """
     cache = Path(cache_folder)
     with _writable(cache):
-        options = {"kind": kind, "coverage": coverage, "split_digits": split_digits}
-        options.update({"normalization": normalization} if normalization != "nmt_nfkc" else {})  # as earlier versions
-        made_from = {"files": [digest_file(path) for path in paths], "size": size, **options}
-        key = key_of(made_from)
+        key = key_of({"files": [digest_file(path) for path in paths], "size": size, **options})
         path = cache / f"{key}.model"
         with locked(cache / f"{key}.lock"):
             if path.exists():
                 return Subwords.load(path)
-            text = chain(*map(stream_lines, paths))
-            name = " and ".join(map(str, paths))
-            subwords = Subwords.train(
-                text, size, kind, coverage, normalization=normalization, split_digits=split_digits, name=name
-            )
+            text, name = chain(*map(stream_lines, paths)), " and ".join(map(str, paths))
+            subwords = Subwords.train(text, size, name=name, **options)
             subwords.save(path)
             return subwords
 

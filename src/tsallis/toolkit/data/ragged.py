@@ -149,8 +149,6 @@ class RaggedWriter:
     """
 
     def __init__(self, folder: Path | str, dtype: str) -> None:
-        if dtype not in TYPES:
-            raise ValueError(f"dtype must be one of {', '.join(TYPES)}, got {dtype!r}")
         self.folder = Path(folder)
         self.dtype = np.dtype(dtype)
         self.count = self.symbols = 0

@@ -138,9 +138,6 @@ def test_arguments_of_a_plan() -> None:
         BatchPlan([[1, 2, 3]])
     with pytest.raises(ValueError, match="max_tokens must be at least 1, got 0"):
         BatchPlan([1], max_tokens=0)
-    for name in ("accumulate", "ranks"):
-        with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
-            BatchPlan([1]).updates(0, **{name: 0})
     assert BatchPlan([1] * 65).batch_size == 64 and len(BatchPlan([1] * 65)) == 2
 
 
@@ -192,9 +189,6 @@ def test_batches_are_made_as_they_are_asked_for() -> None:
     batches = BatchPlan(range(1, 30), batch_size=4, seed=3).epoch(2)
     lists = list(batches)
     assert len(batches) == 8 and batches[-1] == lists[-1] and all(type(i) is int for i in batches[0])
-    for part in (slice(3, None), slice(1, 7, 3), slice(None, None, -1), slice(9, 12)):
-        assert list(batches[part]) == lists[part]
-        assert batches[part].costs.tolist() == batches.costs[part].tolist()
     with pytest.raises(IndexError):
         batches[8]
 
@@ -251,8 +245,6 @@ def test_a_corpus_in_numbers() -> None:
     assert len(batches) == 3 and batches[-1].index == (0,)
     assert [b.index for b in batches[1::2]] == [(2,)] and [b.index for b in corpus.batches(5, rows=2)] == [(1, 0)]
     assert list(Corpus([], []).batches(3)) == [] and Corpus([], []).lengths().shape == (0, 2)
-    with pytest.raises(ValueError, match="size must be at least 1, got 0"):
-        corpus.batches(0)
 
 
 def test_digests_of_corpora() -> None:
