@@ -74,15 +74,11 @@ def _fetch_parts(file: SourceFile, packed: Path, report: Report | None) -> None:
         report = None
     for part in file.parts:
         for source in part.needs:
-            fetch_archive(source, packed, report)
-
-
-def fetch_archive(archive: SourceFile, packed: Path, report: Report | None) -> None:
-    path = packed / archive.name
-    if report is not None and not path.exists():
-        size = "of unknown size" if archive.size is None else f"{archive.size / 1e6:.1f} MB"
-        report(f"{archive.urls[0]}, {size}")
-    fetch(archive, path)
+            path = packed / source.name
+            if report is not None and not path.exists():
+                size = "of unknown size" if source.size is None else f"{source.size / 1e6:.1f} MB"
+                report(f"{source.urls[0]}, {size}")
+            fetch(source, path)
 
 
 def _throw_away(file: SourceFile, packed: Path, culprit: SourceFile | None) -> None:

@@ -42,8 +42,6 @@ from tsallis.toolkit.training.run_folder import Run, build_model, load_run, read
 from tsallis.toolkit.training.tensorboard import require_tensorboard
 from tsallis.toolkit.training.trainer import Measure
 
-AT_ONCE = 1 << 20  # symbols compared together
-
 
 @dataclass(frozen=True)
 class PreparedRun:
@@ -205,11 +203,7 @@ def read_source(config: RunConfig) -> Run | None:
 def coverage(rows: Rows, numbers: Sequence[int]) -> float:
     """Return the share of the symbols in a text that are among some; 0 of no text."""
     text = rows if isinstance(rows, RaggedRows) else RaggedRows.of(rows)
-    count = total = 0
-    for start in range(0, len(text.tokens), AT_ONCE):
-        part = text.tokens[start : start + AT_ONCE]
-        count, total = count + int(np.isin(part, numbers).sum()), total + len(part)
-    return count / max(total, 1)
+    return int(np.isin(text.tokens, numbers).sum()) / max(len(text.tokens), 1)
 
 
 def check_rows(settings: Settings, data: Data) -> None:

@@ -106,7 +106,7 @@ class Strings(SequenceTask):
         src, tgt = (Vocabulary.build([sides[row][i] for row in rows], separator=separators[i]) for i in range(2))
         vocabularies = Vocabularies(src, tgt)
         lines = task.encode([example for _, example in dev], vocabularies)
-        refuse_long(lines.corpus, config.max_length, lambda row, _: _dev_origin(config, dev_examples, dev[row][0]))
+        refuse_long(lines.corpus, config.max_length, lambda row, _: _dev_origin(config, dev[row][0]))
         counts = Counts(len(examples), len(train), 0, len(examples) - len(train))
         return task, Data(replace(encode_examples(train, src, tgt), counts=counts), lines, vocabularies)
 
@@ -267,17 +267,13 @@ def find_languages(config: StringsData) -> list[str] | None:
     return names
 
 
-def _dev_origin(config: StringsData, examples: Sequence[StringsExample], number: int) -> str:
+def _dev_origin(config: StringsData, number: int) -> str:
     """Return the file and line of an example of the development set."""
-    language = examples[number].language
-    first = next(i for i, example in enumerate(examples) if example.language == language)
-    files = Strings.files(config, "dev") or [Path("data.embedded")]
-    file = files[0] if language is None else files[(find_languages(config) or []).index(language)]
     if config.embedded is not None:
-        return f"{file}:{number + 1}"
-    task = _task_of(config)
-    origins = [origin for origin, _ in read_examples(file, task.columns[True], 2 + task.tags, task.separators)]
-    return origins[number - first]
+        return f"data.embedded:{number + 1}"
+    task, files = _task_of(config), Strings.files(config, "dev")
+    examples = (read_examples(file, task.columns[True], 2 + task.tags, task.separators) for file in files)
+    return [origin for lines in examples for origin, _ in lines][number]
 
 
 def _in_turn(examples: list[tuple[int, StringsExample]]) -> list[tuple[int, StringsExample]]:

@@ -221,7 +221,7 @@ def test_phones_that_are_typed(phones: Run) -> None:
         texts = [suggestion.text for suggestion in found.next]
         assert len(texts) >= len(phones.tgt_vocab.symbols)
         assert all(written.startswith(typed) for written in texts)
-        assert all(symbol in phones.tgt_vocab for written in texts for symbol in written.split())
+        assert all(symbol in phones.tgt_vocab.symbols for written in texts for symbol in written.split())
     (found,) = text.suggest(["ship"], ["ʃ t"], n_best=20)
     assert {"ʃ t", "ʃ tʃ"} < {suggestion.text for suggestion in found.next}
 
