@@ -1,8 +1,9 @@
-"""The command, in a fork of this process or in one of its own, and one small trained run for all tests of a worker."""
+"""The command, in a fork of this process or in one of its own, and small trained runs for all tests."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import os
 import subprocess
@@ -66,6 +67,20 @@ def process() -> Run:
     return run
 
 
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """Return a folder of the session that the first worker to ask for it fills and no test changes."""
+    root = factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+    folder, done = root / f"shared-{name}", root / f"shared-{name}.done"
+    with (root / f"shared-{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            folder.mkdir()
+            make(folder)
+            done.touch()
+    return folder
+
+
 def write_examples(path: Path, examples: list[StringsExample]) -> None:
     lines = [f"{e.lemma}\t{e.form}\t{';'.join(e.tags)}\n" for e in examples]
     path.write_bytes("".join(lines).encode())
@@ -74,19 +89,22 @@ def write_examples(path: Path, examples: list[StringsExample]) -> None:
 @pytest.fixture(scope="session")
 def small_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with train.tsv, dev.tsv and config.yaml."""
-    folder = tmp_path_factory.mktemp("data")
-    verbs = english_verbs()
-    write_examples(folder / "train.tsv", verbs["train"][:320])
-    write_examples(folder / "dev.tsv", verbs["dev"][:24])
-    (folder / "config.yaml").write_text(CONFIG.format(folder=folder, seed=SEED))
-    return folder
+
+    def make(folder: Path) -> None:
+        verbs = english_verbs()
+        write_examples(folder / "train.tsv", verbs["train"][:320])
+        write_examples(folder / "dev.tsv", verbs["dev"][:24])
+        (folder / "config.yaml").write_text(CONFIG.format(folder=folder, seed=SEED))
+
+    return made_once(tmp_path_factory, "data", make)
 
 
 @pytest.fixture(scope="session")
 def trained(small_data: Path, tmp_path_factory: pytest.TempPathFactory, tsallis: Run) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "small"
-    tsallis("train", small_data / "config.yaml", "--run-dir", folder)
-    return folder
+    def make(folder: Path) -> None:
+        tsallis("train", small_data / "config.yaml", "--run-dir", folder / "small")
+
+    return made_once(tmp_path_factory, "trained", make) / "small"
 
 
 @pytest.fixture(scope="session")
@@ -94,12 +112,14 @@ def translator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Transformer with a learned alpha for each head, trained on German numbers."""
     from integration.cli.runs import translation
 
-    folder = tmp_path_factory.mktemp("translator")
-    config = translation(folder / "data", dev=12)
     sizes = ["model.d_model=16", "model.d_ff=16", "model.encoder_layers=2", "model.decoder_layers=2"]
     # Its outputs seldom end: without a limit, every search would take 127 steps.
     quick = ["training.epochs=8", "training.checkpoint_every=100", f"search.max_length={LONGEST}"]
-    return train_here(config, folder / "run", *sizes, *quick)
+
+    def make(folder: Path) -> None:
+        train_here(translation(folder / "data", dev=12), folder / "run", *sizes, *quick)
+
+    return made_once(tmp_path_factory, "translator", make) / "run"
 
 
 @pytest.fixture(scope="session")
@@ -107,8 +127,10 @@ def inflector(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny LSTM, trained on English verbs."""
     from integration.cli.runs import strings
 
-    folder = tmp_path_factory.mktemp("inflector")
-    return train_here(strings(folder / "data"), folder / "run")
+    def make(folder: Path) -> None:
+        train_here(strings(folder / "data"), folder / "run")
+
+    return made_once(tmp_path_factory, "inflector", make) / "run"
 
 
 def train_here(config: Path, run: Path, *overrides: str) -> Path:

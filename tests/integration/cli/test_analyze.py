@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer
 import yaml
 
 import tsallis.toolkit.cli as cli
@@ -264,8 +263,3 @@ def test_an_interrupted_analysis_leaves_what_was_there(
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"] and (
         tmp_path / "page.html"
     ).read_text() == "before"
-
-
-def test_options_have_help() -> None:
-    command = typer.main.get_command(cli.app).commands["analyze"]  # type: ignore[attr-defined]
-    assert all(getattr(parameter, "help", "-") for parameter in command.params)

@@ -19,12 +19,6 @@ def test_help_answers_without_torch(process) -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
 
 
-def test_info_names_versions(tsallis) -> None:
-    text = tsallis("info").stdout
-    assert "tsallis 0.1.0" in text and "torch 2." in text
-    assert "backend eager (" in text or "backend cpu (compiled kernels" in text
-
-
 def test_info_compares_the_kernels(tsallis) -> None:
     lines = tsallis("info", "--check").stdout.splitlines()
     (header,) = (number for number, line in enumerate(lines) if line.startswith("backend device"))
@@ -94,49 +88,6 @@ def test_gold_symbols_that_no_vocabulary_has_are_told(tsallis, trained: Path, sm
         assert json.loads((tmp_path / f"{file.stem}-out").read_text())["line"] == 1
 
 
-def test_all_lists_complete_answer_sets(tsallis, trained: Path, small_data: Path) -> None:
-    request = "walk\tV;PST\nbake\tV;V.PTCP;PRS\n"
-    source = small_data / "asked.tsv"
-    source.write_text(request)
-    output = tsallis("translate", trained, source, "--all", "--budget", 500, "--json").stdout
-    for result in map(json.loads, output.splitlines()):
-        probs = [h["prob"] for h in result["hypotheses"]]
-        assert probs == sorted(probs, reverse=True)
-        if result["certificate"] == "complete":
-            assert math.fsum(probs) == pytest.approx(1, abs=1e-6)
-    many = tsallis("translate", trained, source, "--n-best", 3).stdout.splitlines()
-    assert {line.split("\t")[0] for line in many} <= {"1", "2"}
-    assert all(len(line.split("\t")) == 4 for line in many)
-
-
-def test_overrides_reach_the_run(tsallis, small_data: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    tsallis("train", small_data / "config.yaml", "training.epochs=1", "model.output=alpha_relu", "--run-dir", run)
-    arguments = json.loads((run / "model.json").read_text())["arguments"]
-    assert arguments["output"] == "alpha_relu" and arguments["tau"] != 0
-    assert "epochs: 1" in (run / "config.yaml").read_text()
-    assert tsallis("translate", run, stdin="walk\tV;PST\n").stdout.count("\n") == 1
-
-
-def test_languages_are_told_apart(tsallis, small_data: Path, tmp_path: Path) -> None:
-    text = (small_data / "train.tsv").read_text()
-    for language in ("english", "angles"):
-        for split in ("train", "dev"):
-            (tmp_path / f"{language}-{split}").write_text("".join(text.splitlines(keepends=True)[:40]))
-    config = tmp_path / "two.yaml"
-    config.write_text(
-        f"version: 1\ndata: {{folder: {tmp_path}, train: '{{language}}-train', dev: '{{language}}-dev', "
-        "languages: all}\nmodel: {d_model: 8, layers: 1}\ntraining: {epochs: 1}\n"
-    )
-    run = tmp_path / "run"
-    tsallis("train", config, "--run-dir", run)
-    assert json.loads((run / "task.json").read_text())["languages"] == ["angles", "english"]
-    assert "<lang:angles>" in (run / "src.vocab.json").read_text()
-    tsallis("translate", run, "--language", "english", stdin="walk\tV;PST\n")
-    refused = tsallis("translate", run, stdin="walk\tV;PST\n", status=2)
-    assert "angles, english" in refused.stderr
-
-
 @pytest.mark.slow
 def test_demo_shows_two_models_and_what_to_try(tsallis, tmp_path: Path) -> None:
     text = tsallis("demo", "--run-dir", tmp_path / "demo", "--updates", 20).stdout
@@ -178,11 +129,6 @@ def test_demo_says_why_its_second_training_failed(tsallis, tmp_path: Path) -> No
     (tmp_path / "demo-softmax/config.yaml").write_text("version: 1\n")
     done = tsallis("demo", "--run-dir", tmp_path / "demo", "--updates", 2, status=2)
     assert "demo-softmax" in done.stderr and "Traceback" not in done.stderr
-
-
-def test_data_list(tsallis) -> None:
-    text = tsallis("data", "list").stdout
-    assert "sigmorphon2018" in text and "458 files" in text
 
 
 def test_look_names_a_page_that_is_a_folder(tsallis, trained: Path, tmp_path: Path) -> None:

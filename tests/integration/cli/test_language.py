@@ -19,9 +19,6 @@ from run_seed import SEED
 from tsallis.errors import InputError
 from tsallis.search import Certificate, Result, SearchOptions
 from tsallis.toolkit.inference import open_run
-from tsallis.toolkit.inference.suggestions import Completer
-from tsallis.toolkit.tasks.registry import task_of
-from tsallis.toolkit.training import load_run
 
 CONFIG = """\
 version: 1
@@ -229,11 +226,6 @@ def test_a_beam_ends_as_the_run_or_an_option_says(tsallis, speaker: Path, tmp_pa
     assert tsallis("generate", run, *options, stdin=prompts).stdout == competing
 
 
-def test_impossible_symbols_are_named(tsallis, speaker: Path) -> None:
-    line = tsallis("score", speaker, "--tokens", stdin="@\n").stdout
-    assert line.startswith("-inf\t<unk> impossible") and "possible: " in line
-
-
 def test_suggest_lists_what_may_follow(tsallis, speaker: Path) -> None:
     lines = tsallis("suggest", speaker, "--n-best", 3, stdin="a\tm\n").stdout.splitlines()
     assert 1 <= len(lines) <= 3 and all(line.startswith("1\tm") for line in lines)
@@ -244,18 +236,6 @@ def with_subwords(folder: Path) -> Path:
     (folder / "config.yaml").write_text(CONFIG.replace("SEED", str(SEED)))
     overrides = "data.subwords.size=120", "training.updates=1", "model.output=softmax"
     return train_here(folder / "config.yaml", folder / "run", *overrides)
-
-
-def test_suggest_completes_a_word_in_every_way_that_subwords_spell_it(tmp_path: Path) -> None:
-    run = load_run(with_subwords(tmp_path))
-    task = task_of(run.task)
-    batch = task.read(["am"], "here", run, False).corpus.batch([0])
-    completer = Completer(run, task, 1000)
-    assert task.split_typed("zw", run) == ([], "▁zw") and task.split_typed("am ", run)[1] == "▁"
-    content = completer.suggest(batch, "zw")
-    assert content.possible, content
-    assert all("".join(c.symbols).startswith("▁zw") for c in content.next), content.next[:5]
-    assert content.log_prob > completer.suggest(batch, "zwö").log_prob and content.mass == pytest.approx(1)
 
 
 def test_analyze_writes_a_page_of_heads_and_outputs(tsallis, speaker: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Every option of every command acts, beside every other one, or is refused: none is ignored."""
+"""Every option of a command acts or is refused: none is ignored."""
 
 from __future__ import annotations
 
@@ -17,15 +17,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer
 
 import tsallis.toolkit.cli as cli
 from run_seed import SEED
 from tsallis.errors import InputError
 from tsallis.search import SearchOptions
-from tsallis.search.options import OPTIONS
-from tsallis.toolkit.cli.options import flag
-from tsallis.toolkit.inference.continuations import OF_GENERATION
 
 # Of the commands that use a run, an argument for each option; {x} stands for a path. "FILE" is input from a file.
 FILE, ALL = "FILE", "--all"
@@ -51,51 +47,15 @@ COMMANDS: dict[str, dict[str, str | None]] = {
         **USE,
     },
 }
-# Commands whose options have nothing to do with each other; other tests use them.
-SINGLE = {
-    "info": {"--check", "--json"},
-    "analyze": {
-        *("--out", "--split", "--text", "--json", "--limit", "--sentences", "--importance"),
-        *("--beam-size", "--language", "--checkpoint", "--device", "--searched", "--sweep"),
-    },
-    "train": {"--run-dir", "--device", "--dry-run"},
-    "average": {"--last", "--json"},
-    "suggest": {FILE, "--n-best", "--with", "--language", "--images", "--checkpoint", "--device", "--json"},
-    "generate": {FILE, "--prefix", *map(flag, OF_GENERATION), "--checkpoint", "--device", "--json"},
-    "demo": {"--run-dir", "--updates", "--device"},
-    "serve": {
-        *("--host", "--port", "--allow-host", "--body", "--symbols", "--batch", "--outputs"),
-        *("--time", "--patience", "--examples", "--checkpoint", "--device"),
-    },
-    "data list": {"--language", "--json"},
-    "data get": {"--folder", "--languages", "--json"},
-}
-# Options that test_search.py, test_text_runs.py, test_manifest.py and test_language.py use, and those that say where a
-# model is: a test on one machine can't tell them apart.
-ELSEWHERE = {
-    "translate": {
-        *({*map(flag, OPTIONS)} - {*COMMANDS["translate"]}),
-        *("--exact", "--prefix-column", "--with", "--device", "--tokens", "--alignment"),
-    },
-    "evaluate": {
-        *("--mode", "--exact", "--budget", "--length-penalty", "--end-rule"),
-        *("--out", "--manifest", "--with", "--length", "--device"),
-    },
-    "score": {"--tokens", "--with", "--device"},
-    "look": {"--device"},
-}
-REFUSED = {
-    "translate": {("--beam-size", ALL), ("--beam-size", "--budget")},
-    "evaluate": {(FILE, "--split")},
-    "look": {
-        *(("--heads", "--images"), ("--out", "--weights"), ("--out", "--heads")),
-        ("--beam-size", "--images"),  # a page on labels, without a search
-    },
-}
+EXCLUDED: list[tuple[str, tuple[str, ...]]] = [
+    ("translate", ("--beam-size", ALL)),
+    ("evaluate", (FILE, "--split")),
+    ("look", ("--images", "--weights", "--heads")),
+    ("look", ("--out", "--weights")),
+    ("look", ("--beam-size", "--images")),
+    *((name, ("--language", "--images")) for name in COMMANDS),  # no run takes both
+]
 NEEDS = {("translate", "--budget"): ALL, ("look", "--heads"): "--weights"}
-# Of one label that is sure to be the best a wider beam can say no more.
-BESIDE = {("translate", "--beam-size", "--images"): "--n-best"}
-PAIRS = [(name, *pair) for name, options in COMMANDS.items() for pair in itertools.combinations(options, 2)]
 
 LETTERS = "abcd"
 WORDS = ["".join(word) for word in itertools.product(LETTERS, repeat=3)]
@@ -261,40 +221,6 @@ def needed(name: str, *options: str) -> set[str]:
     return {*options, *(NEEDS[name, option] for option in options if (name, option) in NEEDS)}
 
 
-def refused(name: str, one: str, other: str) -> bool:
-    kinds = {"--language", "--images"}  # no run takes both
-    pairs = REFUSED.get(name, set())
-    return {one, other} == kinds or (one, other) in pairs or (other, one) in pairs
-
-
-def test_every_option_is_in_the_table() -> None:
-    result: dict[str, set[str]] = {}
-
-    def collect(command: Any, *names: str) -> None:
-        for name, part in getattr(command, "commands", {}).items():
-            collect(part, *names, name)
-        if not hasattr(command, "commands"):
-            options = {p.opts[0] for p in command.params if p.param_type_name == "option"}
-            result[" ".join(names)] = options | ({FILE} if any(p.name == "file" for p in command.params) else set())
-
-    collect(typer.main.get_command(cli.app))
-    assert result == SINGLE | {name: set(options) | ELSEWHERE[name] for name, options in COMMANDS.items()}
-
-
-def test_help_speaks_of_what_the_command_has() -> None:
-    """An option that several commands share names no argument that one of them lacks."""
-
-    def check(command: Any) -> None:
-        for sub in getattr(command, "commands", {}).values():
-            check(sub)
-        names = {parameter.name for parameter in command.params}
-        texts = [parameter.help or "" for parameter in command.params]
-        for name, word in (("file", "FILE"), ("text", "--text")):
-            assert name in names or not any(word in text for text in texts), (command.name, word)
-
-    check(typer.main.get_command(cli.app))
-
-
 @pytest.mark.parametrize(
     ("name", "option"), [(name, option) for name, options in COMMANDS.items() for option in options]
 )
@@ -309,19 +235,12 @@ def test_every_option_acts(say: Callable[..., Any], name: str, option: str) -> N
             say(name, {option})
 
 
-@pytest.mark.parametrize(("name", "one", "other"), PAIRS)
-def test_every_option_acts_beside_every_other_one_or_is_refused(
-    say: Callable[..., Any], name: str, one: str, other: str
+@pytest.mark.parametrize(("name", "options"), EXCLUDED)
+def test_options_that_exclude_each_other_are_refused(
+    say: Callable[..., Any], name: str, options: tuple[str, ...]
 ) -> None:
-    both = needed(name, one, other) | ({BESIDE[name, one, other]} if (name, one, other) in BESIDE else set())
-    if refused(name, one, other):
-        with pytest.raises(InputError, match=f"{one}|{other}"):
-            say(name, both)
-        return
-    for option, rest in ((one, other), (other, one)):
-        if NEEDS.get((name, rest)) != option:
-            as_json = option != "--json"
-            assert say(name, both, as_json=as_json) != say(name, both - {option}, both, as_json=as_json), option
+    with pytest.raises(InputError, match="|".join(options)):
+        say(name, options)
 
 
 def results(text: list[str]) -> list[dict[str, Any]]:

@@ -41,21 +41,9 @@ def answers(tsallis, trained: Path) -> Answers:
     return call
 
 
-def test_exact_answers_are_the_first_of_all(answers: Answers, tsallis, trained: Path) -> None:
-    every, exact = answers("--all", "--n-best", 3), answers("--exact", "--n-best", 3)
-    for one, rest in zip(exact, every, strict=True):
-        assert one["certificate"] in ("optimal", "complete") and one["stopped_by"] is None is rest["stopped_by"]
-        assert [h["text"] for h in one["hypotheses"]] == [h["text"] for h in rest["hypotheses"]]
-        logs = ([h["log_prob"] for h in answer["hypotheses"]] for answer in (one, rest))
-        assert next(logs) == pytest.approx(next(logs), abs=1e-5)
-    lines = [line.split("\t") for line in tsallis("translate", trained, "--exact", stdin=ASKED).stdout.splitlines()]
-    assert [(line[0], line[1]) for line in lines] == [
-        (str(a["line"]), a["hypotheses"][0]["text"]) for a in answers("--exact")
-    ]
-    assert all(len(line) == 4 for line in lines)
-
-
-@pytest.mark.parametrize("options", [("--all", "--budget", 40), ("--exact", "--n-best", 3), ("--n-best", 3)])
+@pytest.mark.parametrize(
+    "options", [("--all", "--budget", 40), ("--exact", "--n-best", 3), ("--n-best", 3), ("--exact",)]
+)
 def test_a_list_has_one_certificate(answers: Answers, tsallis, second: Path, options: tuple[object, ...]) -> None:
     """The certificate is about the list: beside its less probable outputs "optimal" would not be true."""
     shown = [line.split("\t") for line in tsallis("translate", second, *options, stdin=ASKED).stdout.splitlines()]
@@ -64,7 +52,7 @@ def test_a_list_has_one_certificate(answers: Answers, tsallis, second: Path, opt
         for answer in answers(*options, run=second)
         for first, output in zip([True, *[False] * 10**4], answer["hypotheses"], strict=False)
     ]
-    assert shown == expected and len(shown) > len(ASKED.splitlines())
+    assert shown == expected and len(shown) >= len(ASKED.splitlines())
 
 
 def test_searches_that_end_early_say_so(answers: Answers, second: Path) -> None:
@@ -124,38 +112,6 @@ def test_beginnings_of_all_lines_and_of_each(answers: Answers) -> None:
     (alone,) = answers("--exact", stdin="walk\tV;PST\n")
     assert each[1]["hypotheses"][0]["text"] == alone["hypotheses"][0]["text"]
     assert all(h["text"].startswith("we") for h in each[0]["hypotheses"])
-
-
-def test_lengths_and_penalties(answers: Answers) -> None:
-    lengths = {"min_length": 6, "max_length": 7, "length_penalty": 2.0}
-    options = [x for name, value in lengths.items() for x in (f"--{name.replace('_', '-')}", value)]
-    for answer in answers(*options, "--n-best", 4):
-        assert answer["limits"] == lengths
-        assert all(6 <= len(h["text"]) <= 7 for h in answer["hypotheses"])
-        scores = [h["score"] for h in answer["hypotheses"]]
-        assert scores == sorted(scores, reverse=True)
-        for h in answer["hypotheses"]:
-            assert h["score"] == pytest.approx(h["log_prob"] / (len(h["text"]) + 1) ** 2)
-
-
-def test_greedy_answers_are_those_of_competing_ends(tsallis, trained: Path, answers: Answers, tmp_path: Path) -> None:
-    """No symbol is followed by one that is less probable than another, and evaluation searches alike."""
-    greedy = answers("--beam-size", 1, "--end-rule", "competing")
-    every = answers("--beam-size", 1)
-    assert all(len(answer["hypotheses"]) == 1 for answer in greedy)
-    for one, all_of in zip(greedy, every, strict=True):
-        assert one["hypotheses"][0]["log_prob"] <= all_of["hypotheses"][0]["log_prob"] + 1e-5
-    lines = tmp_path / "gold.tsv"
-    lines.write_text("walk\twalked\tV;PST\nbake\tbaking\tV;V.PTCP;PRS\n", encoding="utf-8")
-    options = "--beam-size", 1, "--end-rule", "competing", "--manifest", tmp_path / "m.json", "--out", tmp_path / "out"
-    tsallis("evaluate", trained, lines, *options)
-    assert json.loads((tmp_path / "m.json").read_text())["evaluation"]["end_rule"] == "competing"
-    texts = [json.loads(line)["output"]["text"] for line in (tmp_path / "out").read_text().splitlines()]
-    sources = "walk\tV;PST\nbake\tV;V.PTCP;PRS\n"
-    assert (
-        texts
-        == tsallis("translate", trained, "--beam-size", 1, "--end-rule", "competing", stdin=sources).stdout.splitlines()
-    )
 
 
 def test_a_run_says_how_its_beam_ends(tsallis, trained: Path, answers: Answers, tmp_path: Path) -> None:
@@ -290,22 +246,18 @@ def test_evaluate_writes_outputs_beside_references(tsallis, trained: Path, small
 @pytest.mark.parametrize(
     ("command_name", "options", "words"),
     [
-        ("translate", ("--prefix", "1"), "--prefix: the beginning '1' holds symbols that"),
         ("translate", ("--prefix", "aded", "--max-length", 3), "4 symbols, the largest length is 3"),
         ("translate", ("--prefix-column",), "found 2 columns"),
         ("translate", ("--prefix", "a", "--prefix-column"), "--prefix-column for each its own: one of the two"),
-        ("translate", ("--all", "--mass", 1), "--mass must be above 0 and below 1, got 1"),
         ("translate", ("--min-length", 5, "--max-length", 4), "--min-length 5 is above --max-length 4"),
         ("translate", ("--device", "tpu"), "device must be"),
         ("translate", ("--budget", 5), "--budget is for --mode exact or all, not for --mode beam"),
         ("translate", ("--exact", "--all"), "--exact and --all set the mode of the search: give one of them"),
         ("translate", ("--exact", "--mode", "beam"), "--mode beam and --exact set the mode of the search"),
-        ("translate", ("--num-samples", 2), "--num-samples is for --mode sample, not for --mode beam"),
-        ("translate", ("--end-rule", "every", "--all"), "--end-rule is for --mode beam, not for --mode all"),
         ("translate", ("--end-rule", "no"), "'no' is not one of 'every', 'competing'"),
         ("translate", ("--exact", "--mass", 0.5), "--mass is for lists: give --n-best, too, or --mode all"),
         ("translate", ("--min-risk", "--n-best", 2), "--n-best ranks outputs, --min-risk chooses one"),
-        ("evaluate", ("--budget", 5), "--budget is for --mode exact or all, not for --mode beam"),
+        ("translate", ("--tokens",), "--tokens is for --json"),
         ("evaluate", ("--mode", "sample"), "'sample' is not one of 'beam', 'exact'"),
         ("evaluate", ("--exact", "--end-rule", "competing"), "--end-rule is for --mode beam, not for --mode exact"),
         ("evaluate", ("--out", "/"), "expected a file to write"),

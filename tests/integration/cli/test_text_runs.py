@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from pathlib import Path
@@ -130,13 +129,6 @@ def test_scores_are_those_of_the_command(tsallis, trained: Path, translator: Pat
     assert printed(capsys, [score.to_dict() for score in numbers.score(*sides)]) == done.stdout
 
 
-def test_a_search_reports_the_score_of_its_output(verbs: TextRun) -> None:
-    answers = verbs.translate(VERBS, SearchOptions(n_best=2))
-    for answer, score in zip(answers, verbs.score(VERBS, [answer.text for answer in answers]), strict=True):
-        assert score.possible and score.log_prob == pytest.approx(answer.score, abs=1e-4)
-        assert score.tokens == (*answer.tokens, "</s>")
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -208,40 +200,6 @@ def test_an_ensemble_scores_and_aligns(tsallis, translator: Path, capsys) -> Non
     done = tsallis("translate", translator, *options, stdin="sieben\n")
     answers = both.translate(["sieben"], tokens=True, alignment="support")
     assert printed(capsys, [answer.to_dict() for answer in answers]) == done.stdout
-
-
-def test_a_low_temperature_draws_what_is_most_probable(tsallis, trained: Path) -> None:
-    def draws(*options: object) -> list[dict[str, Any]]:
-        drawn = flags(mode="sample", num_samples=8)
-        done = tsallis("translate", trained, *drawn, "--json", *options, stdin="walk\tV;PST\n")
-        content = json.loads(done.stdout)
-        assert content.get("temperature") == (options[1] if options else None)
-        return [draw for draw in content["draws"] if draw]
-
-    cold, plain, hot = draws("--temperature", 1e-6), draws(), draws("--temperature", 3)
-    # A draw can be cut off at the greatest length, and then it is left out.
-    assert all({*draw["support"]} == {1} and draw["prob"] == pytest.approx(1) for draw in cold)
-    assert len({draw["text"] for draw in cold}) <= 1
-    assert draws("--temperature", 1) == plain
-    sizes = [{draw["support"][0] for draw in drawn} for drawn in (cold, plain, hot)]  # one first step, one support
-    assert all(len(size) <= 1 for size in sizes)
-    assert sorted(itertools.chain(*sizes)) == [*itertools.chain(*sizes)]
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("--temperature", 0.5), "--temperature is for --mode sample, not for --mode beam"),
-        (("--temperature", 1), "--temperature is for --mode sample"),
-        (("--temperature", 0, "--mode", "sample"), "--temperature must be above 0 and finite, got 0"),
-        (("--temperature", "nan", "--mode", "sample"), "--temperature must be above 0 and finite, got nan"),
-        (("--tokens",), "--tokens is for --json"),
-        (("--alignment", "all"), "'all' is not one of"),
-    ],
-)
-def test_mistakes(tsallis, trained: Path, options: tuple[object, ...], words: str) -> None:
-    errors = tsallis("translate", trained, *options, stdin="walk\tV;PST\n", status=2).stderr
-    assert words in errors, errors
 
 
 @pytest.mark.parametrize(
