@@ -72,7 +72,7 @@ MAPS = [
             lambda z, alpha=alpha: tsallis.entmax(z, alpha),
             lambda z, alpha=alpha: reference.entmax(z, alpha),
             {"scores": SHAPE},
-            traced=alpha == 1.5,
+            traced=alpha in (1.0, 1.5),
         )
         for alpha in (1.0, 1.3, 1.5, 2.0, 2.5)
     ),

@@ -478,13 +478,6 @@ def test_the_kernels_do_not_read_keys_outside_a_window() -> None:
     assert entmax_attention(query[:, :, -1:], key, value, **options).isnan().all()
 
 
-@pytest.mark.parametrize("lengths", [[1, 9, 4], torch.tensor([1, 9, 4]), torch.tensor([1, 9, 4], dtype=torch.int32)])
-def test_lengths_are_a_list_or_a_tensor(lengths: Any, either: None) -> None:
-    inputs = Case("", 7, 9).tensors()
-    expected, _ = exact(**inputs, key_lengths=[1, 9, 4])
-    torch.testing.assert_close(entmax_attention(**inputs, key_lengths=lengths), expected, atol=1e-12, rtol=0)
-
-
 def test_inputs_of_any_layout(either: None) -> None:
     case = NAMED["everything"]
     inputs, of, expected = answers(case)
@@ -676,64 +669,6 @@ def test_derivatives_with_dropout() -> None:
 
 
 @pytest.mark.usefixtures("tiled")
-def test_one_tensor_may_be_queries_keys_and_values() -> None:
-    x = torch.randn(1, 2, 4, 2, dtype=torch.float64, requires_grad=True)
-
-    def of_itself(x: Tensor) -> Any:
-        return entmax_attention(x, x, x, 1.3)
-
-    def of_what_it_makes(x: Tensor) -> Any:
-        key = x * 1.5
-        return entmax_attention(x, key, key + x, 1 + x[0, :, 0, 0].sigmoid(), attn_mask=x @ key.mT)
-
-    for call in (of_itself, of_what_it_makes):
-        assert gradcheck(call, x) and gradgradcheck(call, x)
-
-
-@pytest.mark.usefixtures("tiled")
-def test_a_batched_gradient_is_the_gradients_one_by_one() -> None:
-    leaves = small()
-    out = masked_and_grouped(*leaves)
-    many = torch.randn(3, *out.shape, dtype=torch.float64)
-    batched = torch.autograd.grad(out, leaves, many, is_grads_batched=True, retain_graph=True)
-    for number, grad in enumerate(many):
-        for result, expected in zip(batched, torch.autograd.grad(out, leaves, grad, retain_graph=True), strict=True):
-            torch.testing.assert_close(result[number], expected)
-
-
-@pytest.mark.usefixtures("tiled")
-def test_torch_func() -> None:
-    query, key, value, alpha, *_ = (x.detach() for x in small())
-    of = torch.randn(2, 2, 3, 1, dtype=torch.float64)
-
-    def num_attended(query: Tensor, key: Tensor, value: Tensor, alpha: Tensor) -> Any:
-        return entmax_attention(query, key, value, alpha, is_causal=True, enable_gqa=True)
-
-    def total(*x: Tensor) -> Tensor:
-        return (num_attended(*x[:4]) * x[4]).sum()
-
-    inputs = (query, key, value, alpha)
-    leaves = [x.clone().requires_grad_() for x in inputs]
-    expected = torch.autograd.grad(total(*leaves, of), leaves)
-    every = (0, 1, 2, 3)
-    for result in (
-        torch.func.grad(total, every)(*inputs, of),
-        torch.vmap(torch.func.grad(total, every))(*inputs, of),
-        torch.func.vjp(num_attended, *inputs)[1](of),
-    ):
-        for x, y in zip(result, expected, strict=True):
-            torch.testing.assert_close(x, y)
-    torch.testing.assert_close(torch.vmap(num_attended)(*inputs), num_attended(*inputs))
-    torch.testing.assert_close(
-        torch.vmap(num_attended, (0, 0, 0, None))(*inputs[:3], alpha[0]), num_attended(*inputs[:3], alpha[0])
-    )
-    tangents = tuple(torch.randn_like(x) for x in inputs)
-    pushed = torch.func.jvp(num_attended, inputs, tangents)[1]
-    pulled = sum((grad * tangent).sum() for grad, tangent in zip(expected, tangents, strict=True))
-    torch.testing.assert_close((pushed * of).sum(), pulled)
-
-
-@pytest.mark.usefixtures("tiled")
 def test_dropout_under_vmap() -> None:
     query, key = torch.randn(50, HEADS, 7, SIZE), torch.randn(50, HEADS, 9, SIZE)
 
@@ -817,10 +752,7 @@ def given_instead(**changes: Any) -> dict[str, Any]:
         ({"query": [1.0]}, TypeError, "query .* list"),
         ({"value": None}, TypeError, "value .* NoneType"),
         ({"query": torch.ones(2, 4, 6, 5).long()}, TypeError, "query .* torch.int64"),
-        ({"value": torch.ones(2, 4, 6, 5).bool()}, TypeError, "value .* torch.bool"),
-        ({"key": torch.ones(2, 4, 6, 5).to(torch.complex64)}, TypeError, "key .* torch.complex64"),
         ({"key": torch.ones(2, 4, 6, 5).double()}, TypeError, "key .* torch.float64"),
-        ({"value": torch.ones(2, 4, 6, 5).half()}, TypeError, "value .* torch.float16"),
         ({"key": torch.ones(2, 4, 6, 5, device="meta")}, TypeError, "key .* meta"),
         ({"query": torch.ones(5)}, ValueError, r"query .* \(5,\)"),
         ({"key": torch.ones(4, 6, 5)}, ValueError, r"key .* \(4, 6, 5\)"),
@@ -832,20 +764,15 @@ def given_instead(**changes: Any) -> dict[str, Any]:
         ({"query": torch.ones(2, 6, 6, 5), "enable_gqa": True}, ValueError, "6 heads .* 4"),
         ({"query": torch.ones(2, 2, 6, 5), "enable_gqa": True}, ValueError, "2 heads .* 4"),
         ({"alpha": 0.5}, ValueError, "alpha .* 0.5"),
-        ({"alpha": float("nan")}, ValueError, "alpha .* nan"),
         ({"alpha": float("inf")}, ValueError, "alpha .* inf"),
-        ({"alpha": torch.tensor(0.25)}, ValueError, "alpha .* 0.25"),
         ({"alpha": torch.tensor([1.5, 2.0, 0.25, 1.0])}, ValueError, "alpha .* 0.25"),
         ({"alpha": torch.tensor([1.5, 2.0, torch.nan, 1.0])}, ValueError, "alpha .* nan"),
-        ({"alpha": torch.full((2, 4), torch.inf)}, ValueError, "alpha .* inf"),
         ({"alpha": torch.ones(3)}, ValueError, r"alpha .* \(3,\)$"),
         ({"alpha": torch.ones(6, 6)}, ValueError, r"alpha .* \(6, 6\); did you mean attn_mask=\?"),
         ({"alpha": torch.ones(6, 6).bool()}, TypeError, r"torch.bool; did you mean attn_mask=\?"),
         ({"alpha": torch.tensor(2j)}, TypeError, "alpha .* torch.complex64"),
         ({"alpha": "learned"}, TypeError, "alpha .* 'learned'"),
-        ({"alpha": None}, TypeError, "alpha .* None"),
         ({"scale": "1"}, TypeError, "scale .* '1'"),
-        ({"alpha": torch.ones(4, 2)}, ValueError, r"alpha .* \(4, 2\)"),
         ({"alpha": torch.ones(2, 4, 1)}, ValueError, r"alpha .* \(2, 4, 1\)"),
         ({"attn_mask": torch.ones(6, 6).long()}, TypeError, "attn_mask .* torch.int64"),
         ({"attn_mask": torch.ones(6, 5)}, ValueError, r"attn_mask .* \(6, 5\) .* \(2, 4, 6, 6\)"),

@@ -66,7 +66,10 @@ every_way = table(OPERATIONS, TILES)
 distinct = table(DISTINCT)
 # Rows of which one of each kind is on every backend: they are on one or on the other, by turns.
 ALIKE = [o for o in OPERATIONS if o not in DISTINCT]
-BY_TURNS = [(o, way) for o in DISTINCT for way in BACKENDS] + list(zip(ALIKE, itertools.cycle(BACKENDS)))
+BY_TURNS = [
+    *((o, way) for o in DISTINCT for way in (*BACKENDS, TILES) if way != TILES or o.tiled),
+    *zip(ALIKE, itertools.cycle(BACKENDS)),
+]
 every = pytest.mark.parametrize(("operation", "way"), BY_TURNS, indirect=["way"], ids=str)
 one_of_each_kind = pytest.mark.parametrize("operation", TRACED, ids=str)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -141,23 +141,6 @@ def test_reductions_and_dtypes() -> None:
         assert tsallis.linear_entmax_loss(hidden, weight, target).dtype == torch.float32
 
 
-def test_derivatives_of_both_orders_and_in_alpha() -> None:
-    hidden, weight, bias, target = layer()
-    hidden, target = hidden[0, :4].requires_grad_(), target[0, :4]
-    weight, bias = weight[:5].requires_grad_(), bias[:5].requires_grad_()
-    target = torch.where(target < 0, target, target % 5)
-    alpha = torch.tensor([[1.2], [1.5], [1.0], [1.8]], dtype=torch.float64, requires_grad=True)
-
-    def loss(*x: Tensor) -> Tensor:
-        return tsallis.linear_entmax_loss(x[0], x[1], target, x[2], bias=x[3], reduction="none")
-
-    everything = (hidden, weight, alpha.clamp(min=1.1).detach().requires_grad_(), bias)
-    assert gradcheck(loss, everything, check_batched_grad=True)
-    assert gradgradcheck(loss, everything)
-    (result,) = torch.autograd.grad(loss(hidden, weight, alpha, bias).sum(), alpha)
-    assert result.shape == alpha.shape and result.isfinite().all() and result[3] == 0  # the last target is ignored
-
-
 def test_alpha_relu_has_derivatives_of_both_orders() -> None:
     hidden, weight, bias, target = layer()
     leaves = (hidden[0, :4].requires_grad_(), weight[:5].requires_grad_(), bias[:5].requires_grad_())
@@ -205,45 +188,12 @@ def test_bad_input_is_named() -> None:
         tsallis.linear_entmax_loss(hidden, weight, target, reduction="average")
 
 
-@pytest.mark.parametrize("function", ["entmax", "alpha_relu"])
-def test_compiled_and_transformed(function: str) -> None:
-    hidden, weight, bias, target = layer()
-
-    def loss(h: Tensor, w: Tensor, b: Tensor) -> Tensor:
-        if function == "entmax":
-            return tsallis.linear_entmax_loss(h, w, target, 1.5, bias=b, reduction="sum")
-        return tsallis.linear_alpha_relu_loss(h, w, target, 1.5, 0.5, bias=b, reduction="sum")
-
-    leaves = [x.requires_grad_() for x in (hidden, weight, bias)]
-    expected = torch.autograd.grad(loss(*leaves), leaves)
-    whole: Callable[..., Tensor] = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    traced = torch.autograd.grad(whole(*leaves), leaves)
-    transformed = torch.func.grad(loss, argnums=(0, 1, 2))(*(x.detach() for x in leaves))
-    for right, one, other in zip(expected, traced, transformed, strict=True):
-        assert right.isfinite().all()
-        torch.testing.assert_close(one, right)
-        torch.testing.assert_close(other, right)
-
-
 @pytest.mark.parametrize("wrong", [5, 10**6])
 def test_compiled_it_refuses_a_class_out_of_range(wrong: int) -> None:
     compiled = torch.compile(tsallis.linear_entmax_loss, backend="aot_eager")
     hidden, weight = torch.randn(3, 4), torch.randn(5, 4, requires_grad=True)
     with pytest.raises(ValueError, match=f"target must hold classes from 0 to 4, got {wrong}"):
         compiled(hidden, weight, torch.tensor([0, wrong, 1]))
-
-
-def test_an_alpha_tensor_is_compiled_with_its_gradient() -> None:
-    hidden, weight, _, target = layer()
-    alpha = torch.tensor(1.4, dtype=torch.float64, requires_grad=True)
-
-    def loss(a: Tensor) -> Tensor:
-        return tsallis.linear_entmax_loss(hidden, weight, target, a, reduction="sum")
-
-    (expected,) = torch.autograd.grad(loss(alpha), alpha)
-    (result,) = torch.autograd.grad(torch.compile(loss, fullgraph=True, backend="aot_eager")(alpha), alpha)
-    assert expected.isfinite()
-    torch.testing.assert_close(result, expected)
 
 
 def test_no_matrix_of_scores_is_kept() -> None:

@@ -249,31 +249,6 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_torch_func_and_the_compiler(name: str) -> None:
-    loss = LOSSES[name]
-    z, y = problem(4, 6)
-    exact = z.clone().requires_grad_()
-    (expected,) = torch.autograd.grad(loss(exact, y), exact)
-
-    def one(row: Tensor, target: Tensor) -> Tensor:
-        return loss(row.unsqueeze(0), target.unsqueeze(0))
-
-    torch.testing.assert_close(torch.vmap(torch.func.grad(one))(z, y) / 4, expected)
-    torch.testing.assert_close(torch.vmap(one)(z, y).mean(), loss(z, y))
-    hessian = torch.func.hessian(lambda z: loss(z, y))(z)
-    plain = torch.autograd.functional.hessian(lambda z: loss(z, y), z)
-    torch.testing.assert_close(hessian, plain)
-    assert hessian.abs().sum() > 0
-    torch._dynamo.reset()
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    traced = z.clone().requires_grad_()
-    value = compiled(traced, y)
-    value.backward()
-    torch.testing.assert_close(value, loss(z, y))
-    torch.testing.assert_close(traced.grad, expected)
-
-
 @pytest.mark.by_reference(False)
 @pytest.mark.parametrize("alpha", [1.2, 1.5, 2.0])
 @pytest.mark.parametrize("tau", [-0.3, 0.0, 0.2])

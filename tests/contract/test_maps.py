@@ -251,55 +251,6 @@ def test_empty_tensors_and_single_numbers(m: Map, shape: tuple[int, ...]) -> Non
     assert z.grad is not None and z.grad.shape == z.shape
 
 
-@every_map
-def test_torch_func(m: Map) -> None:
-    z = torch.randn(4, 3, 6, dtype=torch.float64)
-    weights = torch.randn(6, dtype=torch.float64)
-    torch.testing.assert_close(torch.vmap(m.ours)(z), m.ours(z))
-    torch.testing.assert_close(torch.vmap(m.ours, in_dims=1, out_dims=1)(z), m.ours(z))
-
-    def value(row: torch.Tensor) -> torch.Tensor:
-        return (m.ours(row) * weights).sum()
-
-    flat = z.view(-1, 6)
-    exact = flat.clone().requires_grad_()
-    (expected,) = torch.autograd.grad((m.ours(exact) * weights).sum(), exact)
-    torch.testing.assert_close(torch.vmap(torch.func.grad(value))(flat), expected)
-    row = flat[0]
-    torch.testing.assert_close(torch.func.jacrev(m.ours)(row), torch.func.jacfwd(m.ours)(row))
-    exact_hessian = torch.autograd.functional.hessian(lambda x: (m.reference(x) * weights).sum(), row)
-    torch.testing.assert_close(torch.func.hessian(value)(row), exact_hessian, atol=1e-6, rtol=1e-6)
-    _, pushed = torch.func.jvp(m.ours, (row,), (weights,))
-    torch.testing.assert_close(pushed, torch.func.jacrev(m.ours)(row) @ weights)
-
-
-# Of entmax these alphas alone: a compiler sees one operator, whatever the number.
-COMPILED = [m for m in SMOOTH if m.function != "entmax" or m.name in ("entmax-1.0", "entmax-1.25", "entmax-1.5")]
-
-
-@pytest.mark.parametrize("m", COMPILED, ids=str)
-def test_compiled_in_one_graph(m: Map) -> None:
-    torch._dynamo.reset()
-    z = torch.randn(4, 7)
-    plain, traced = z.clone().requires_grad_(), z.clone().requires_grad_()
-    compiled = torch.compile(m.ours, fullgraph=True, backend="aot_eager")
-    expected, result = m.ours(plain), compiled(traced)
-    torch.testing.assert_close(result, expected)
-    expected.square().sum().backward()
-    result.square().sum().backward()
-    torch.testing.assert_close(traced.grad, plain.grad)
-
-
-def test_compiled_with_a_learned_alpha() -> None:
-    torch._dynamo.reset()
-    z = torch.randn(4, 7)
-    alpha = torch.tensor([[1.0], [1.3], [1.5], [2.0]], requires_grad=True)
-    (expected,) = torch.autograd.grad(tsallis.entmax(z, alpha)[:, 0].sum(), alpha)
-    compiled = torch.compile(tsallis.entmax, fullgraph=True, backend="aot_eager")
-    (result,) = torch.autograd.grad(compiled(z, alpha)[:, 0].sum(), alpha)
-    torch.testing.assert_close(result, expected)
-
-
 @pytest.mark.parametrize("dim", [-1, 1, 0])
 def test_compiled_whatever_the_dimensions(dim: int) -> None:
     """A compiler's operator takes scores of any shape, and alphas of theirs."""
@@ -318,17 +269,6 @@ def test_compiled_whatever_the_dimensions(dim: int) -> None:
     torch.testing.assert_close(*grads)
 
 
-@pytest.mark.parametrize("strict", [True, False])
-def test_exported(strict: bool) -> None:
-    class Module(torch.nn.Module):
-        def forward(self, scores: torch.Tensor) -> torch.Tensor:
-            return tsallis.entmax(scores, 1.5)
-
-    z = torch.randn(4, 7)
-    program = torch.export.export(Module(), (z,), strict=strict)
-    torch.testing.assert_close(program.module()(z), tsallis.entmax15(z))
-
-
 def test_mask_is_minus_infinity() -> None:
     z = torch.randn(3, 8, requires_grad=True)
     mask = torch.rand(3, 8) > 0.4
@@ -339,15 +279,6 @@ def test_mask_is_minus_infinity() -> None:
     p.square().sum().backward()
     assert z.grad is not None and (z.grad[~mask] == 0).all() and z.grad.isfinite().all()
     torch.testing.assert_close(tsallis.sparsemax(z.T, 0, mask=mask.T), tsallis.sparsemax(z, mask=mask).T)
-
-
-def test_a_batched_gradient_is_the_gradients_one_by_one() -> None:
-    z = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
-    p = tsallis.entmax15(z)
-    many = torch.randn(4, 3, 5, dtype=torch.float64)
-    (batched,) = torch.autograd.grad(p, z, many, is_grads_batched=True, retain_graph=True)
-    for grad, result in zip(many, batched, strict=True):
-        torch.testing.assert_close(result, torch.autograd.grad(p, z, grad, retain_graph=True)[0])
 
 
 @pytest.mark.any_backend

@@ -355,16 +355,6 @@ def test_a_batch_is_its_sources_one_by_one(transform: str, alpha: float) -> None
         assert alone.certificate.bound == pytest.approx(result.certificate.bound, abs=1e-9)
 
 
-def test_exhaustive_lists_in_order_and_proves_the_best_it_is_asked_for() -> None:
-    model = random_model("softmax", 1.0, 3)
-    src, lengths = sources(3)
-    truth = enumerate_all(model, src, lengths)
-    for result, known in zip(exhaustive(model, src, lengths, n_best=3, max_length=LONGEST), truth, strict=True):
-        expected = sorted(known, key=known.__getitem__, reverse=True)[:3]
-        assert [h.tokens for h in result.hypotheses] == expected
-        assert result.certificate.kind == "optimal"
-
-
 def test_attention_is_kept_on_request() -> None:
     model = random_model("entmax", 1.5, 1)
     src, lengths = sources(1)
