@@ -190,17 +190,6 @@ def test_derivatives_on_a_grid() -> None:
     assert torch.autograd.gradgradcheck(expect, (mean, cov))
 
 
-def test_transforms_of_torch_func() -> None:
-    mean, cov = torch.rand(4, 2, dtype=D), 0.02 * torch.eye(2, dtype=D)
-    grid = image_basis(3)
-
-    def expect(mean: Tensor) -> Tensor:
-        return TruncatedParaboloid(mean, cov, validate_args=False).expect(grid, (8, 16))
-
-    jacobian = torch.func.vmap(torch.func.jacrev(expect))(mean)
-    torch.testing.assert_close(jacobian[0], torch.autograd.functional.jacobian(expect, mean[0]))
-
-
 def test_bases_that_are_none_are_refused() -> None:
     for make, message in (
         (lambda: GaussianBasis(torch.zeros(3), 0.0), "variance must be positive"),

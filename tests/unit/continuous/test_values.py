@@ -73,15 +73,6 @@ def test_padding_changes_nothing(longest: int) -> None:
         torch.testing.assert_close(contexts[0][row : row + 1], alone, atol=1e-6, rtol=0)
 
 
-def test_padding_gets_no_gradient_and_spoils_none() -> None:
-    values = torch.randn(2, 6, 3)
-    values[1, 4:] = torch.nan
-    values.requires_grad_()
-    signal = ValueFunction(text_basis(32))(values, lengths=[6, 4])
-    (grad,) = torch.autograd.grad(signal.expect(density(2)).sum(), values)
-    assert grad.isfinite().all() and (grad[1, 4:] == 0).all() and (grad[1, :4] != 0).all()
-
-
 def test_a_mask_with_positions_is_the_lengths_it_stands_for() -> None:
     lengths = torch.tensor([7, 4])
     positions = torch.zeros(2, 7)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tsallis.models import TransformerSeq2Seq
 from tsallis.models.protocol import join
 from tsallis.models.transformer.decoding_state import RowPacking
-from tsallis.nn import OutputLayer, PerHeadAlpha
+from tsallis.nn import PerHeadAlpha
 from tsallis.nn.positions import SinusoidalPositions
 
 SIZES: dict[str, Any] = {"d_model": 8, "heads": 2, "layers": 2, "d_ff": 12}
@@ -167,14 +167,6 @@ def test_matrices_are_shared(share: str) -> None:
     assert result.output.weight.equal(result.tgt_embedding.weight) == (share != "none")
     assert result.src_embedding.weight.equal(result.tgt_embedding.weight) == (share == "all")
     assert (result.src_embedding.weight[0] == 0).all() and (result.tgt_embedding.weight[0] == 0).all()
-
-
-def test_an_output_is_tied_to_a_matrix_of_its_shape() -> None:
-    output, table = OutputLayer(8, 11), nn.Embedding(11, 8)
-    output.tie(table.weight)
-    assert output.weight is table.weight
-    with pytest.raises(ValueError, match=r"projection's shape \(11, 8\), got \(12, 8\)"):
-        output.tie(nn.Embedding(12, 8).weight)
 
 
 @pytest.mark.parametrize("need_attention", [False, True])

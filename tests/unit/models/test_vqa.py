@@ -277,22 +277,3 @@ def test_input_that_does_not_fit() -> None:
         model(images, src, torch.tensor([7, 3, 1]))
     with pytest.raises(ValueError, match="an image for each question, got 2 for 3"):
         model(images[:2], src, lengths)
-
-
-@every_kind
-def test_it_learns_what_a_question_is_about(attention: str, transform: Any, density: Any) -> None:
-    """Squares of three colours on the left and on the right: a word tells which of the two counts."""
-    torch.manual_seed(1)
-    colours, side = torch.randint(3, (72, 2)), torch.randint(2, (72,))
-    images = torch.zeros(72, 16, 32, 3, dtype=torch.uint8)
-    for i, (left, right) in enumerate(colours.tolist()):
-        images[i, 4:12, 4:12, left] = images[i, 4:12, 20:28, right] = 255
-    src, lengths = torch.stack([torch.full((72,), 9), 4 + side], 1), torch.full((72,), 2)
-    labels = colours[torch.arange(72), side]
-    model = make(attention, transform, density, d_model=16, stages=3)
-    optimizer = torch.optim.Adam(model.parameters(), 0.005)
-    for _ in range(80):
-        optimizer.zero_grad()
-        model.loss(images, src, lengths, labels).backward()
-        optimizer.step()
-    assert (model(images, src, lengths).argmax(-1) == labels).float().mean() > 0.95

@@ -165,24 +165,6 @@ def test_positions_are_the_centres_of_boxes() -> None:
     torch.testing.assert_close(density.mean[:, :, 0], weights[:, :, 0] @ t)
 
 
-def test_regressions_are_solved_once_for_each_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tsallis.continuous import value_function as module
-
-    solved = []
-    plain = module.ridge_regression
-    monkeypatch.setattr(module, "ridge_regression", lambda f, *rest: solved.append(f.shape) or plain(f, *rest))
-    attention = ContinuousAttention1d(SIZE, basis=6)
-    query, values = torch.randn(3, SIZE), torch.randn(3, 9, SIZE)
-    for _ in range(3):
-        attention(query, values, lengths=[9, 4, 4])
-        attention(query, values, mask=torch.arange(9) < torch.tensor([[9], [4], [4]]))
-    assert sorted(solved) == [(4, 6), (9, 6)]
-    plane = ContinuousAttention2d(SIZE, basis=3)
-    for _ in range(3):
-        plane(query, values, grid=(3, 3))
-    assert len(solved) == 3
-
-
 def test_few_queries_and_many_see_the_same_signal() -> None:
     """For few of them the coefficients are never computed."""
     fit = ValueFunction(text_basis(32))

@@ -170,18 +170,6 @@ def test_a_seed_gives_pytorchs_parameters() -> None:
         assert all(ours[name].equal(theirs[name]) for name in theirs)
 
 
-@pytest.mark.parametrize("batch_first", [False, True])
-def test_it_takes_the_place_of_pytorchs_in_its_layers(batch_first: bool) -> None:
-    layer = nn.TransformerEncoderLayer(EMBED, HEADS, 16, dropout=0.0, batch_first=batch_first, dtype=torch.float64)
-    layer.self_attn = MultiheadAttention(EMBED, HEADS, batch_first=batch_first, dtype=torch.float64, alpha=2.0)
-    nn.init.normal_(layer.self_attn.in_proj_weight)
-    x = steps()
-    expected = layer(x)
-    assert layer.self_attn.stats().density.max() < 1
-    with torch.no_grad():
-        torch.testing.assert_close(layer.eval()(x), expected)
-
-
 def test_dropout_is_for_training_alone() -> None:
     attention, x = small(dropout=0.5), steps()
     once, weights = attention(x, x, x)
@@ -304,16 +292,6 @@ def test_bad_shapes(shapes: Sequence[tuple[int, ...]], options: dict[str, Any], 
         MultiheadAttention(EMBED, HEADS, batch_first=True)(*(torch.randn(s) for s in shapes), **options)
 
 
-def test_keys_and_values_of_their_own_sizes_are_checked() -> None:
-    attention = MultiheadAttention(EMBED, HEADS, kdim=5, vdim=3)
-    query, key, value = torch.randn(4, 2, EMBED), torch.randn(6, 2, 5), torch.randn(6, 2, 3)
-    assert attention(query, key, value)[0].shape == query.shape
-    with pytest.raises(ValueError, match="key must have the size 5, got 3"):
-        attention(query, value, key)
-    with pytest.raises(ValueError, match="value must have the size 3, got 5"):
-        attention(query, key, key)
-
-
 @pytest.mark.parametrize("padding", ["none", "middle"])
 def test_masks_of_integers_are_refused(padding: str) -> None:
     attention, x = small(), steps()
@@ -400,24 +378,6 @@ def test_bad_bounds_are_named(options: dict[str, float], message: str) -> None:
         PerHeadAlpha(3, **options)
 
 
-def test_training_moves_the_alphas_to_where_the_loss_is_less() -> None:
-    attention, x = small("learned"), steps()
-    with torch.no_grad():
-        target = attention(x, x, x)[0]
-        expected = attention.alphas().clone()
-        attention.alpha.bias.fill_(0.0)
-    optimiser = torch.optim.SGD([attention.alpha.bias], lr=1.0)
-    losses = []
-    for _ in range(40):
-        optimiser.zero_grad()
-        loss = (attention(x, x, x, need_weights=False)[0] - target).square().mean()
-        loss.backward()
-        optimiser.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.1 * losses[0]
-    assert ((attention.alphas() - expected).abs() < (1.5 - expected).abs()).all()
-
-
 def test_gradients() -> None:
     attention = small("learned")
     bias = attention.alpha.bias.detach().clone().requires_grad_()
@@ -447,28 +407,6 @@ def test_tiles_give_the_same(alpha: Any, padding: str, mask: str, causal: bool, 
         gradients = torch.autograd.grad(out.square().sum(), [x, *attention.parameters()])
         result.append((out, *gradients, *attention.stats()))
     torch.testing.assert_close(*result)
-
-
-def test_tiles_drop_the_same(tiny_tiles: None) -> None:
-    attention, x = small("learned", dropout=0.5), steps()
-    result = []
-    for need in (False, True):
-        torch.manual_seed(2)
-        out, _ = attention(x, x, x, need_weights=need)
-        result.append((out, *torch.autograd.grad(out.square().sum(), list(attention.parameters()))))
-    torch.testing.assert_close(*result)
-
-
-def test_tiles_give_a_learned_mask_its_gradient(tiny_tiles: None) -> None:
-    attention, x = small(), steps()
-    for shape in ((KEYS, KEYS), (BATCH * HEADS, KEYS, KEYS)):
-        mask = torch.randn(shape, dtype=torch.float64, requires_grad=True)
-        result = [
-            torch.autograd.grad(attention(x, x, x, attn_mask=mask, need_weights=need)[0].square().sum(), mask)
-            for need in (False, True)
-        ]
-        assert (result[0][0] != 0).any()
-        torch.testing.assert_close(*result)
 
 
 def blocked(queries: int, keys: int, padding: Tensor | None, mask: Tensor | None, causal: bool) -> Tensor:
@@ -682,17 +620,6 @@ def test_a_cache_passes_gradients_on() -> None:
     outs = [attention(s, s, s, is_causal=True, cache=cache, need_weights=False)[0] for s in x.split((1, 2, 1, 2), 1)]
     result = torch.autograd.grad(torch.cat(outs, 1).square().sum(), leaves)
     torch.testing.assert_close(result, expected)
-
-
-def test_a_cache_filled_without_gradients_serves_steps_with_them() -> None:
-    attention, x, cache = small(), steps(6), KeyValueCache()
-    with torch.no_grad():
-        for step in x[:, :3].split(1, 1):
-            attention(step, step, step, cache=cache)
-    outs = [attention(s, s, s, cache=cache)[0] for s in x[:, 3:].split(1, 1)]
-    torch.cat(outs, 1).sum().backward()
-    assert attention.in_proj_weight.grad.isfinite().all()
-    torch.testing.assert_close(torch.cat(outs, 1), attention(x, x, x, is_causal=True)[0][:, 3:])
 
 
 @pytest.mark.parametrize("gradients", [False, True])

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tsallis.nn import KeyValueCache, MultiheadAttention, PerHeadAlpha, TransformerDecoderLayer, TransformerEncoderLayer
@@ -196,47 +195,6 @@ def test_in_pytorchs_encoder_no_fast_path_takes_its_place(alpha: Any, norm_first
     torch.testing.assert_close(model(x, src_key_padding_mask=PADDING), model.norm(expected))
 
 
-def test_at_alpha_1_pytorchs_encoder_and_decoder_are_as_with_its_layers() -> None:
-    for ours, kind, stack in (
-        (encoder(1.0), "encoder", nn.TransformerEncoder),
-        (decoder(1.0), "decoder", nn.TransformerDecoder),
-    ):
-        options = {"norm": nn.LayerNorm(MODEL).double(), "enable_nested_tensor": False} if kind == "encoder" else {}
-        theirs = stack(KINDS[kind][1](**SIZES, batch_first=True), 2, **options)
-        theirs.load_state_dict(ours.state_dict(), strict=True)
-        arguments = inputs(kind)
-        torch.testing.assert_close(results(ours, arguments), results(theirs, arguments))
-
-
-def transformer(alpha: Any) -> nn.Transformer:
-    options = {"custom_encoder": encoder(alpha), "custom_decoder": decoder(alpha)}
-    return nn.Transformer(MODEL, 2, batch_first=True, dtype=torch.float64, **options)
-
-
-@every_alpha
-def test_in_pytorchs_transformer_they_train(alpha: Any) -> None:
-    model = transformer(alpha)
-    source, target = torch.randn(BATCH, SOURCE, MODEL).double(), torch.randn(BATCH, TARGET, MODEL).double()
-    masks = {"tgt_mask": nn.Transformer.generate_square_subsequent_mask(TARGET, dtype=torch.float64)}
-    masks |= {"src_key_padding_mask": PADDING, "memory_key_padding_mask": PADDING, "tgt_is_causal": True}
-    optimiser, losses = torch.optim.Adam(model.parameters(), 0.02), []
-    before = [attention.alphas().detach() for attention in attentions(model)]
-    for _ in range(25):
-        optimiser.zero_grad()
-        loss = F.mse_loss(model(source, target, **masks), target.flip(2))
-        loss.backward()
-        optimiser.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.7 * losses[0]
-    moved = [not a.equal(attention.alphas()) for a, attention in zip(before, attentions(model), strict=True)]
-    assert len(moved) == 6 and moved == [alpha == "learned"] * 6
-    expected = model(source, target, **masks)
-    with torch.no_grad():
-        torch.testing.assert_close(model.eval()(source, target, **masks), expected)
-    changed = source.masked_fill(PADDING.unsqueeze(2), 7.0)
-    torch.testing.assert_close(model(changed, target, **masks), expected)
-
-
 def test_clones_learn_alphas_of_their_own() -> None:
     model = encoder("learned", 3)
     biases = [attention.alpha.bias for attention in attentions(model)]
@@ -276,24 +234,6 @@ def test_the_memory_is_read_at_the_first_step_alone() -> None:
         result = [layer(target[:, :1], memory, caches=caches)]
         result += [layer(x, torch.full_like(memory, torch.nan), caches=caches) for x in target[:, 1:].split(1, 1)]
     torch.testing.assert_close(torch.cat(result, 1), full)
-
-
-def test_a_beam_reorders_the_caches_of_a_decoder() -> None:
-    model, memory = decoder(1.5), inputs("encoder")[0]
-    caches, index = [(KeyValueCache(), KeyValueCache()) for _ in model.layers], torch.tensor([1, 1, 2, 0])
-    target = torch.randn(BATCH, 2, MODEL, dtype=torch.float64)
-    chosen = torch.cat([target[index], torch.randn(4, 2, MODEL, dtype=torch.float64)], 1)
-    result = []
-    with torch.no_grad():
-        for x in (*target.split(1, 1), *chosen[:, 2:].split(1, 1)):
-            for layer, own in zip(model.layers, caches, strict=True):
-                x = layer(x, memory, caches=own)
-            result.append(x)
-            if len(result) == 2:
-                for cache in (cache for own in caches for cache in own):
-                    cache.reorder(index)
-        full = model(chosen, memory[index], tgt_is_causal=True)
-    torch.testing.assert_close(torch.cat(result[2:], 1), full[:, 2:])
 
 
 @every_kind

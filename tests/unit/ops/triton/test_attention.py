@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -27,7 +26,6 @@ from triton_attention import (
 )
 from triton_interpreter import (
     DEVICE,
-    compile_for_a_gpu,
     language,
 )
 
@@ -334,40 +332,3 @@ def test_available_says_why() -> None:
         "assert not able and 'Triton' in why, why\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
-
-
-COMPILE = """
-from tsallis.ops.arguments import AttentionArgs
-from tsallis.ops.autograd.attention import Attention
-from tsallis.ops.triton.attention import calls as attention, launch as attention_launch
-
-attention_launch.run = run
-for dtype, size, value_size, alpha, windows in [(*case, windows) for case in CASES for windows in (False, True)]:
-    for length in (1040, 1041, 2048):
-        inputs = [torch.zeros(1, h, length, n, dtype=dtype, requires_grad=True)
-                  for h, n in ((4, size), (2, size), (2, value_size))]
-        mask = None if windows else torch.zeros(1, 1, 1, length, requires_grad=True)
-        slopes = torch.ones(1, 4, requires_grad=True) if windows else None
-        alphas, value = (alpha, None) if isinstance(alpha, torch.Tensor) else (None, alpha)
-        lengths, seed = torch.tensor([length]), torch.tensor(length << 31)
-        args = AttentionArgs(*inputs, alphas, mask, slopes, lengths, seed, None, value, 0.1, True, 0.1, length % 5)
-        output, _ = Attention.apply(*attention.resolve(args), "triton")
-        output.backward(torch.zeros_like(output))
-    assert {len(actual) for actual in compiled.values()} == {1}, compiled  # not once more for another length
-    print(dtype, size, value_size, windows, sorted(compiled))
-    assert len(compiled) == 5 - windows
-    compiled.clear()
-"""
-MIXED = "torch.tensor([[1.0, 1.2, 1.5, 2.0]], requires_grad=True)"
-ONE_CASE = f"[(torch.bfloat16, 64, 64, {MIXED})]"
-ALL_CASES = (
-    f"[(d, n, m, a) for d in (torch.bfloat16, torch.float32) for n, m in ((64, 64), (80, 128), (256, 256))"
-    f" for a in ({MIXED}, 1.5)]"
-)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cases", [ONE_CASE] + [ALL_CASES] * bool(os.environ.get("TSALLIS_COMPILE_ALL")))
-def test_the_kernels_compile_for_a_gpu_and_not_anew_for_every_length(cases: str) -> None:
-    """Without one: what the interpreter runs is not always what the compiler takes."""
-    compile_for_a_gpu(COMPILE.replace("CASES", cases))
