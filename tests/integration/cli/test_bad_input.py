@@ -19,25 +19,6 @@ from tsallis.toolkit.inference.answers import Answer, Form, Output
 from .conftest import command, environment
 
 
-def refused(done, *words: str) -> None:
-    lines = done.stderr.strip().split("\n")
-    assert len(lines) == 1 and lines[0].startswith("tsallis: "), done.stderr
-    for word in words:
-        assert word in lines[0], lines[0]
-
-
-def test_every_mistake_of_a_config_in_one_message(tsallis, tmp_path: Path) -> None:
-    config = tmp_path / "config.yaml"
-    config.write_text(
-        "version: 1\ndata: {embedded: english-verbs}\nmodel: {d_modle: 3, dropout: 1.5, output: sofmax}\n"
-        "training: {epochs: none}\nseach: {}\n"
-    )
-    done = tsallis("train", config, "--run-dir", tmp_path / "run", status=2)
-    refused(done, "model.d_modle: unknown key (did you mean d_model?)", "model.dropout", "1.5", "model.output")
-    refused(done, "training.epochs", "'none'", "seach: unknown key (did you mean search?)")
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize(
     ("redirection", "words"),
     [

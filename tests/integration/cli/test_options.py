@@ -346,29 +346,6 @@ def test_a_result_is_not_lost_to_a_file_that_has_no_digest(forms: Path, tmp_path
         called("evaluate", forms, tmp_path / "pipe", "--language", "aa", "--manifest", tmp_path / "m.json")
 
 
-def test_one_language_of_a_split_is_evaluated(forms: Path) -> None:
-    """As if its lines were in a file."""
-
-    def report(*options: object) -> dict[str, Any]:
-        result: dict[str, Any] = json.loads(called("evaluate", forms, "--json", *options))
-        return result
-
-    both, each = report(), [report("--language", name) for name in ("aa", "bb")]
-    assert [r["samples"] for r in (both, *each)] == [12, 6, 6] and each[1]["language"] == "bb"
-    assert "languages" not in each[0] and "macro_accuracy" not in each[0]
-    for name, alone in zip(("aa", "bb"), each, strict=True):
-        of_file = report(forms.parent / f"{name}-test", "--language", name)
-        assert {k: v for k, v in of_file.items() if k not in ("on", "seconds", "speed")} == {
-            k: v for k, v in alone.items() if k not in ("on", "seconds", "speed")
-        }
-        for score in ("samples", "accuracy", "levenshtein"):
-            assert both["languages"][name][score] == pytest.approx(alone[score])
-    mean = sum(alone["levenshtein"] for alone in each) / 2
-    assert both["macro_levenshtein"] == pytest.approx(mean)
-    table = called("evaluate", forms).split("\n")
-    assert any(line.split()[:2] == ["bb", "6"] for line in table) and any("mean of languages" in line for line in table)
-
-
 def test_languages_that_come_later_are_no_part_of_a_run(forms: Path) -> None:
     write(forms.parent / "zz-train", ["abc\tabc\tN"])
     try:

@@ -13,13 +13,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from torch import Tensor
 
 from integration.cli.conftest import environment
 
@@ -119,14 +115,6 @@ def test_every_model_and_map(challenge: Path, run: Run, model: str, transform: s
         assert all(len(head) == 2 for channel in attention["channels"].values() for head in channel.values())
 
 
-def test_a_seed_decides_everything(challenge: Path, run: Run) -> None:
-    def once(seed: int) -> Any:
-        result = json.loads(run("--data", challenge, *QUICK, "--epochs", 2, "--seed", seed)[0])
-        return [result["loss"], result["auroc"], [epoch["loss"] for epoch in result["epochs"]]]
-
-    assert once(1) == once(1) != once(2)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -143,34 +131,6 @@ def test_what_is_refused(challenge: Path, run: Run, arguments: tuple[object, ...
     out, err = run("--data", challenge, *arguments, status=2)
     last = err.splitlines()[-1]  # after what was done before
     assert not out and last.startswith("timeseries: ") and message in last
-
-
-Rows = st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 1)), min_size=2, max_size=40).filter(
-    lambda rows: len({label for _, label in rows}) == 2
-)
-
-
-def tensors(rows: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-    scores, labels = zip(*rows, strict=True)
-    return torch.tensor(scores).float(), torch.tensor(labels).float()
-
-
-@given(rows=Rows)
-def test_auroc_is_the_share_of_pairs_in_order(example: ModuleType, rows: list[tuple[int, int]]) -> None:
-    pairs = [(a, b) for a, x in rows if x for b, y in rows if not y]
-    share = sum((a > b) + 0.5 * (a == b) for a, b in pairs) / len(pairs)
-    assert example.auroc(*tensors(rows)) == pytest.approx(share, abs=1e-12)
-
-
-@given(rows=Rows)
-def test_auprc_is_precision_by_recall(example: ModuleType, rows: list[tuple[int, int]]) -> None:
-    positive = sum(label for _, label in rows)
-    area, before = 0.0, 0
-    for threshold in sorted({score for score, _ in rows}, reverse=True):
-        chosen = [label for score, label in rows if score >= threshold]
-        area += sum(chosen) / len(chosen) * (sum(chosen) - before) / positive
-        before = sum(chosen)
-    assert example.auprc(*tensors(rows)) == pytest.approx(area, abs=1e-12)
 
 
 def test_areas_of_known_scores(example: ModuleType) -> None:

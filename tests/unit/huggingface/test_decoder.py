@@ -298,14 +298,6 @@ def test_the_model_goes_back_to_training() -> None:
     assert decoder.model.transformer.h[0].training
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_lower_precision_is_searched_too(dtype: torch.dtype) -> None:
-    decoder = TransformersDecoder(build("llama").to(dtype), 1.5, end=END)
-    (result, _) = beam_search(decoder, *sources(decoder, "llama"), beam_size=3, max_length=4)
-    assert result.best is not None
-    assert result.best.log_prob < 0
-
-
 def test_mistakes_are_named() -> None:
     with pytest.raises(ValueError, match="BertModel does not generate from input_ids"):
         TransformersDecoder(tf.BertModel(tf.BertConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1)))

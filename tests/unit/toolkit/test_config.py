@@ -31,28 +31,12 @@ BASE = "version: 1\ndata: {embedded: english-verbs}\n"
 TRANSFORMER = BASE + "model: {architecture: transformer}\n"
 TRANSLATION = "version: 1\ndata: {task: translation}\n"
 NUMBERS = "version: 1\ndata: {task: translation, embedded: german-english-numbers}\n"
-RECIPES = Path(__file__).resolve().parents[3] / "recipes"
 
 
 def config(folder: Path, text: str, *overrides: str) -> Config:
     path = folder / "config.yaml"
     path.write_text(text, encoding="utf-8")
     return load_config(path, overrides)
-
-
-@pytest.mark.parametrize("setting", ["high", "medium"])
-def test_recipes_of_all_languages_have_the_papers_values(setting: str) -> None:
-    """Peters et al. 2019, sec. 4 and 4.1; recipes of one language may differ and say so."""
-    path = RECIPES / "sigmorphon2018" / f"{setting}-all.yaml"
-    header = path.read_text(encoding="utf-8").split("version:")[0]
-    assert "Peters et al. 2019" in header and "table 1" in header
-    loaded = load_config(path)
-    assert (loaded.model.d_model, loaded.model.layers, loaded.model.dropout) == (300, 2, 0.3)
-    assert (loaded.training.learning_rate, loaded.training.schedule) == (1e-3, "halve-on-worse")
-    assert (loaded.training.batch_size, loaded.search.options.beam_size) == (64, 5)
-    assert loaded.training.validate_every == (1 if setting == "high" else 10)
-    assert loaded.training.select == "macro_accuracy" and loaded.training.validation_rows == 9400
-    assert loaded.data.languages == "all" and loaded.data.train == f"{{language}}-train-{setting}"
 
 
 def test_every_mistake_is_in_one_line(tmp_path: Path) -> None:
@@ -89,17 +73,11 @@ def test_every_mistake_is_in_one_line(tmp_path: Path) -> None:
         ("version: 1\ndata: {}\n", "data: train and dev files are needed"),
         ("version: 1\ndata: {train: a}\n", "data: train and dev files are needed"),
         ("version: 1\ndata: {embedded: english-verbs, test: t}\n", "embedded data takes no test"),
-        ("version: 1\ndata: {train: a, dev: b, languages: 3}\n", "data.languages: .*'all', found 3"),
-        ("version: 1\ndata: {train: a, dev: b, languages: []}\n", "data.languages: .*at least 1 item"),
         ("version: 1\ndata: {train: a, dev: b, languages: [x, 2]}\n", r"data.languages.1: .*found 2"),
         (BASE + "model: {d_model: 7}\n", "model.d_model: input should be a multiple of 2, found 7"),
-        (BASE + "model: {attention: alpha_relu}\n", "model.attention: .*found 'alpha_relu'"),
         (BASE + "model: {output_alpha: .nan}\n", "model.output_alpha: .*found nan"),
         (BASE + "model: {tau: .inf}\n", "model.tau: .*found inf"),
-        (BASE + f"training: {{seed: {2**70}}}\n", "training.seed: .*less than"),
-        (BASE + "model: 3\n", "model: .*found 3"),
         (BASE + "model: {architecture: cnn}\n", "model.architecture: expected .rnn. or .transformer., found .cnn."),
-        (BASE + "model: {architecture: [rnn]}\n", r"model.architecture: .*found \['rnn'\]"),
         (
             BASE + "model: {architecture: rnn, heads: 2}\n",
             r"model.heads: unknown key \(it belongs to architecture: transformer\)$",
@@ -108,16 +86,10 @@ def test_every_mistake_is_in_one_line(tmp_path: Path) -> None:
         (BASE + "model: {attention: learned}\n", "found 'learned'; architecture: transformer accepts it$"),
         (BASE + "model: {architecture: rnn, attention: lerned}\n", "'softmax', .* found 'lerned'$"),
         (TRANSFORMER + "{d_modle: 8}\n", r"model.d_modle: unknown key \(did you mean d_model\?\)"),
-        (TRANSFORMER + "{attention: softest}\n", "model.attention: .*found 'softest'"),
-        (TRANSFORMER + "{tie_alphas: all}\n", "model.tie_alphas: .*found 'all'"),
-        (TRANSFORMER + "{layers: 2}\n", "model.layers: unknown key"),
         (TRANSFORMER + "{heads: 3}\n", "model: d_model must be a multiple of heads, found d_model 512 and heads 3"),
         (BASE + "model: {ridge: 0.1}\n", "model.ridge: unknown key"),  # not a setting of this model
-        (BASE + "training: {alpha_rate: 5.0, alpha_lr_scale: 5.0}\n", "training.alpha_rate: unknown key"),
         ("version: 1\ndata: {task: parsing}\n", "data: .*'parsing'.*strings.*translation"),
         ("version: 1\ndata: {task: translation}\n", "data: train and dev files are needed"),
-        (TRANSLATION + "{train: t}\n", r"data: train and dev files are needed \(or embedded: german-english-numbers"),
-        (TRANSLATION + "{embedded: english-verbs}\n", "data.embedded: .*found 'english-verbs'"),
         (TRANSLATION + "{embedded: german-english-numbers, test: t}\n", "data: embedded data takes no test"),
         (
             TRANSLATION + "{train: t, dev: d, max_lenght: 3}\n",
@@ -128,7 +100,6 @@ def test_every_mistake_is_in_one_line(tmp_path: Path) -> None:
             TRANSLATION + "{train: t, dev: d, subwords: {siez: 9}}\n",
             r"data.subwords.siez: unknown key \(did you mean size\?\)",
         ),
-        (TRANSLATION + "{train: t, dev: d, subwords: {kind: words}}\n", "data.subwords.kind: .*found 'words'"),
         (
             TRANSLATION + "{train: t, dev: d, subwords: {model: m, size: 9}}\n",
             "data.subwords: an existing model is not learned: size can't be set beside it",
@@ -139,22 +110,10 @@ def test_every_mistake_is_in_one_line(tmp_path: Path) -> None:
         ),
         (TRANSLATION + "{train: t, dev: d, subwords: {kind: word, sample: 0.1}}\n", "data.subwords: kind: word has no"),
         (TRANSLATION + "{train: t, dev: d, lowercase: true, subwords: {model: m}}\n", "data: lowercase: an existing"),
-        (BASE + "model: {cell: rnn}\n", "model.cell: .*found 'rnn'"),
-        (BASE + "model: {scorer: dot}\n", "model.scorer: .*found 'dot'"),
         (BASE + "model: {share: target, d_embedding: 8}\n", "model: share: target needs d_embedding 300, found 8"),
-        (TRANSLATION + "{train: t, dev: d, subwords: {coverage: 0.5}}\n", "data.subwords.coverage: .*found 0.5"),
-        (BASE + "training: {betas: [0.9]}\n", "training.betas"),
         (BASE + "training: {betas: [0.9, 1.0]}\n", "training.betas.1: .*less than 1, found 1.0"),
-        (BASE + "training: {sort_by: source}\n", "training.sort_by: .*found 'source'"),
         (BASE + "training: {sort_by: target, max_tokens: 9}\n", "training: sort_by: target is for batches of batch_s"),
-        (BASE + "training: {bucket: 0}\n", "training.bucket: .*greater than or equal to 1, found 0"),
-        (BASE + "training: {optimizer: sgd}\n", "training.optimizer: .*found 'sgd'"),
-        (BASE + "training: {weight_decay: -1}\n", "training.weight_decay: .*found -1"),
-        (BASE + "training: {plateau_factor: 1}\n", "training.plateau_factor: .*less than 1, found 1"),
         (BASE + "training: {lowest_learning_rate: 1}\n", "training: lowest_learning_rate 1 is above 0.001"),
-        (BASE + "training: {precision: float16}\n", "training.precision: .*found 'float16'"),
-        (BASE + "training: {strategy: zero}\n", "training.strategy: .*found 'zero'"),
-        (BASE + "training: {label_smoothing: 1}\n", "training.label_smoothing: .*less than 1"),
         (BASE + "? [1]\n: 2\n", "not YAML"),
         ("", "the file is empty"),
         ("- 1\n", "expected keys and values"),
@@ -355,22 +314,6 @@ def test_limits_of_outputs(tmp_path: Path) -> None:
     assert "\n  min_length: 0\n  max_length: null\n  length_penalty: 0.0\n" in config(tmp_path, BASE).text()
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("search.min_length=-1", "search.min_length: input should be greater than or equal to 0"),
-        ("search.max_length=0", "search.max_length: input should be greater than or equal to 1"),
-        ("search.length_penalty=-0.5", "search.length_penalty: input should be greater than or equal to 0"),
-        ("search.length_penalty=101", "search.length_penalty: input should be less than or equal to 100"),
-        ("search.length_penalty=.inf", "search.length_penalty: input should be "),
-        ("search={min_length: 5, max_length: 4}", "search: min_length 5 is above max_length 4"),
-    ],
-)
-def test_limits_that_can_not_be(tmp_path: Path, override: str, message: str) -> None:
-    with pytest.raises(InputError, match=re.escape(message)):
-        config(tmp_path, BASE, override)
-
-
 def write(folder: Path, name: str, *rows: str) -> None:
     (folder / name).write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
 
@@ -423,28 +366,17 @@ def test_splits_that_are_not_there(tmp_path: Path) -> None:
     "value",
     [
         "2001-13-45",
-        "2001-01-01 25:61:61",
         "0x_",
-        "0b_",
         "9" * 5000,
         "!!float x",
-        "!!int x",
-        "!!bool x",
-        "!!timestamp x",
         "!!python/object/apply:os.system [ls]",
         "[" * 2000,
-        "{a: " * 2000,
         "&a [*a]",
-        "&a {<<: *a}",
         "? {a: 1}\n: 1",
-        "0x" + "f" * 100_000,
         "x" * 200_000,
         "\x00",
         '"\\ud800"',
-        '"\\0"',
-        "!!binary x",
         "!!set {a, b}",
-        "!!omap [a: 1]",
     ],
 )
 def test_values_that_no_setting_has(tmp_path: Path, value: str) -> None:
@@ -477,30 +409,6 @@ def test_aliases_that_stand_for_too_much(tmp_path: Path, kind: str) -> None:
 def test_aliases_of_a_configuration(tmp_path: Path) -> None:
     loaded = config(tmp_path, "version: 1\ndata: {train: &name t, dev: *name}\n")
     assert loaded.data.dev == "t"
-
-
-@pytest.mark.parametrize("value", [2**31, 2**63, 10**300])
-@pytest.mark.parametrize(
-    "key",
-    [
-        "model.layers",
-        "model.d_model",
-        "model.num_basis",
-        "training.batch_size",
-        "training.max_tokens",
-        "training.epochs",
-        "training.validation_beam",
-        "training.keep",
-        "search.beam_size",
-        "search.min_length",
-        "search.max_length",
-        "data.max_length",
-    ],
-)
-def test_sizes_that_no_machine_has_room_for(tmp_path: Path, key: str, value: int) -> None:
-    with pytest.raises(InputError, match=rf"{key}: input should be (less than|a multiple of)") as caught:
-        config(tmp_path, BASE, f"{key}={value}")
-    assert len(str(caught.value)) < 300
 
 
 def integers_without_an_end() -> list[str]:

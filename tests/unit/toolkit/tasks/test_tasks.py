@@ -83,24 +83,6 @@ def test_known_translations_that_are_none(lines: list[str], words: str) -> None:
         task_of(inputs.task).read(lines, "in.tsv", inputs, gold=True)
 
 
-KNOWN = {"strings": "a\tb\tN", "translation": "ein Hut\ta hat", "classification": "a\tein Hut", "language": "ab"}
-
-
-@pytest.mark.parametrize("gold", [False, True])
-@pytest.mark.parametrize("name", KNOWN)
-def test_a_carriage_return_is_a_part_of_the_lines_end(name: str, gold: bool, tmp_path: Path) -> None:
-    inputs, read = run({"task": name}), []
-    task = task_of(inputs.task)
-    line = KNOWN[name] if gold else {"strings": "a\tN"}.get(name, "ein Hut")
-    for number, ending in enumerate(("\n", "\r\n")):
-        path = tmp_path / str(number)
-        path.write_bytes(f"{line}{ending}".encode() * 2)
-        (block,) = line_blocks(inputs, task, path, gold)
-        sides = [[list(row) for row in side] for side in (block.lines.corpus.src, block.lines.corpus.tgt)]
-        read.append((sides, block.lines.references, block.lines.titles))
-    assert read[0] == read[1]
-
-
 def test_an_empty_output_may_be_scored() -> None:
     for name, line in (("strings", "a\t\tN"), ("translation", "ein Hut\t"), ("translation", "ein Hut\t ")):
         inputs = run({"task": name})
@@ -194,18 +176,6 @@ def test_an_evaluation_of_several_languages() -> None:
     alone = evaluate(inputs, encode(inputs, examples[:1]), beam_size=2)
     assert "languages" not in alone and "macro_accuracy" not in alone
     assert 0 <= alone["symbol_accuracy"] <= 1
-
-
-@pytest.mark.parametrize("name", ["strings", "translation"])
-def test_an_evaluation_has_everything(name: str) -> None:
-    inputs = run({"task": name})
-    line = {"strings": "a\tb\tN", "translation": "ein Hut\ta hat"}[name]
-    report = evaluate(inputs, task_of(inputs.task).read([line] * 3, "in", inputs, True), beam_size=2)
-    first = {"strings": "accuracy", "translation": "bleu"}[name]
-    assert next(iter(report)) == first and report["samples"] == 3
-    assert ("signatures" in report) == (name == "translation")
-    for key in ("loss", "empty_rate", "output_support", "attention_support", "single", "speed"):
-        assert key in report
 
 
 EXPECTED = {

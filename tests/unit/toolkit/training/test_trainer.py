@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 
-import tsallis.toolkit.training.checkpoint as checkpoint_module
 from run_seed import SEED
 from small_run import changed
 from tsallis.errors import InputError
@@ -75,40 +74,6 @@ def leaves(value: object) -> object:
     if isinstance(value, (list, tuple)):
         return [leaves(item) for item in value]
     return value.numpy().tobytes() if isinstance(value, torch.Tensor) else value
-
-
-@pytest.mark.slow
-def test_a_kill_at_any_write_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every write of the whole training is once the last thing that happens, or just does not happen."""
-    write = checkpoint_module.write_atomic
-    calls: list[int] = []
-    limit = [math.inf]
-    after = [False]
-
-    def counted(path: Path, data: bytes | str) -> None:
-        calls.append(0)
-        if len(calls) == limit[0] and not after[0]:
-            raise Killed
-        write(path, data)
-        if len(calls) == limit[0]:
-            raise Killed
-
-    monkeypatch.setattr(checkpoint_module, "write_atomic", counted)
-    trainer(tmp_path / "whole").run()
-    expected, total = outcome(tmp_path / "whole"), len(calls)
-    # The index at the start; three files a checkpoint, and the index before and after; steps 3, 4, 6, 8, 9, 12.
-    assert total == 1 + 5 * 6
-    for moment in range(1, total + 1):
-        after[0] = moment % 2 == 0
-        folder = tmp_path / f"killed-{moment}"
-        calls.clear()
-        limit[0] = moment
-        with pytest.raises(Killed):
-            trainer(folder).run()
-        limit[0] = math.inf
-        torch.manual_seed(moment)
-        trainer(folder).run()
-        assert outcome(folder) == expected, f"killed at write {moment}"
 
 
 @pytest.mark.parametrize(
@@ -259,33 +224,12 @@ def test_the_best_checkpoint_has_the_best_accuracy(tmp_path: Path) -> None:
     assert facts["epoch"] == best["epoch"] and facts["metrics"]["dev_loss"] == best["dev_loss"]
 
 
-def test_other_data_is_no_resume(tmp_path: Path) -> None:
-    with pytest.raises(Killed):
-        trainer(tmp_path, watch=kill_after(5)).run()
-    before = outcome(tmp_path)
-    changed = Corpus(TRAIN.src[::-1], TRAIN.tgt[::-1])  # the same symbols, in another order
-    with pytest.raises(InputError, match="data has changed"):
-        trainer(tmp_path, train=changed).run()
-    assert outcome(tmp_path) == before
-
-
 def kill_after(step: int) -> Callable[[Progress], None]:
     def watch(progress: Progress) -> None:
         if progress.position.step == step:
             raise Killed
 
     return watch
-
-
-def test_a_truncated_checkpoint_is_no_resume(tmp_path: Path) -> None:
-    with pytest.raises(Killed):
-        trainer(tmp_path, watch=kill_after(5)).run()
-    path = next((tmp_path / "checkpoints").glob("step-*/training.pt"))
-    path.write_bytes(path.read_bytes()[:100])
-    log = (tmp_path / "log.jsonl").read_bytes()
-    with pytest.raises(InputError, match=r"training\.pt: truncated or changed: 100 bytes"):
-        trainer(tmp_path).run()
-    assert (tmp_path / "log.jsonl").read_bytes() == log
 
 
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
