@@ -47,16 +47,6 @@ def test_every_extra_installs_with_the_constraints(python: str) -> None:
     assert {name for name in names - _pinned() if not name.startswith(CUDA)} == set()
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("registry")
-def test_the_resolver_sees_a_conflict(tmp_path: Path) -> None:
-    constraints = tmp_path / "constraints.txt"
-    constraints.write_text((ROOT / "constraints.txt").read_text().replace("triton==3.7.1", "triton==3.6.0"))
-    done = _resolve("torch", f"--constraints={constraints}", "--python-version=3.13", "--python-platform=linux")
-    assert done.returncode == 1
-    assert "triton" in done.stderr
-
-
 def test_each_constraint_names_one_version() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = [line for line in lines if line and not line.startswith("#")]

@@ -75,15 +75,6 @@ def test_vectors_of_fewer_numbers_have_the_distances_of_a_flat_matrix() -> None:
     torch.testing.assert_close(torch.cdist(reduced, reduced), torch.cdist(matrix, matrix), atol=1e-3, rtol=1e-4)
 
 
-def test_an_encoder_that_is_missing_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("tokenizers")
-    arguments = ("--data", tmp_path, "--encoder", tmp_path / "none", "--out", tmp_path / "x.safetensors")
-    assert run(load("piece_vectors"), monkeypatch, *arguments) == 2
-    assert str(tmp_path / "none" / "model.safetensors") in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("kernel", "stride", "size"), [(3, 2, 8), (3, 2, 7), (5, 2, 8), (5, 1, 6), (1, 1, 4)])
 def test_a_convolution_is_padded_as_by_tensorflow(kernel: int, stride: int, size: int) -> None:
     """The last of a row of ones is seen as often as the padding says: less before than behind."""
@@ -117,39 +108,6 @@ def test_a_block_is_that_of_modules() -> None:
     torch.testing.assert_close(example.apply_block(x, weights, "b", 1), expected)
 
 
-def test_answers_about_drawings_are_right() -> None:
-    """Every answer, found anew from the shapes."""
-    shapes, random = load("shapes"), Random(1)
-    kinds = set()
-    for _ in range(200):
-        things = shapes.draw_things(random)
-        for question, answer in shapes.questions(things, random):
-            kinds.add(question.split()[0] + question.split()[1])
-            assert answer == answer_anew(shapes, things, question), question
-    assert len(kinds) >= 4
-
-
-def answer_anew(shapes: ModuleType, things: list[Any], question: str) -> str:
-    words = question.split()
-    if question.startswith("what colour is at the "):
-        down, right = words[-2] == "bottom", words[-1] == "right"
-        (thing,) = (t for t in things if (t.row >= 2) == down and (t.column >= 2) == right)
-        return str(thing.colour)
-    if question.startswith("what colour"):
-        (thing,) = (t for t in things if t.shape == words[-1])
-        return str(thing.colour)
-    if question.startswith("what shape"):
-        (thing,) = (t for t in things if t.colour == words[-1])
-        return str(thing.shape)
-    if question.startswith("how many"):
-        return str(sum(t.shape == words[-1] for t in things))
-    (one,) = (t for t in things if t.name == " ".join(words[2:4]))
-    (other,) = (t for t in things if t.name == " ".join(words[-2:]))
-    sides = {"left": one.column < other.column, "right": one.column > other.column}
-    sides |= {"above": one.row < other.row, "below": one.row > other.row}
-    return "yes" if sides[words[4]] else "no"
-
-
 def test_a_drawing_has_its_colours_in_its_cells() -> None:
     shapes = load("shapes")
     things = [shapes.Thing("square", "red", 0, 0), shapes.Thing("circle", "blue", 3, 2)]
@@ -179,16 +137,6 @@ def test_a_result_takes_the_place_of_the_row_with_its_settings() -> None:
     second = {"attention": "continuous", "seed": "1", "accuracy": "0.6"}
     again = {**first, "accuracy": "0.7"}
     assert rows.merge([first, second], [again]) == [second, again]
-
-
-def test_a_value_is_found_by_its_path() -> None:
-    find_value = load("rows", "benchmarks").find_value
-    result = {"options": {"data": "/home/ada/imdb", "density": None}, "accuracy": 0.8765432}
-    assert [find_value(result, key) for key in ("options.data", "options.density", "accuracy")] == [
-        "imdb",
-        "",
-        "0.87654",
-    ]
 
 
 def test_components_keep_what_varies() -> None:

@@ -7,8 +7,6 @@ import importlib
 import importlib.util
 import json
 import re
-import runpy
-import shutil
 from pathlib import Path
 from statistics import fmean
 from types import ModuleType
@@ -152,39 +150,6 @@ def test_a_power_of_ten_has_its_digits_alone(render: ModuleType, value: float, s
     assert render.format_figure(value, spec) == text
 
 
-def test_a_field_may_hold_the_ends_of_other_lines(render: ModuleType, folder: Path) -> None:
-    results, name = folder / "results", "one\u2028two\x0bthree"
-    (results / "a.csv").write_bytes(f'name,n\r\n{name},1\r\n"four\r\nfive",2\r\n'.encode())
-    assert render.read_rows(results / "a.csv") == [{"name": name, "n": "1"}, {"name": "four\r\nfive", "n": "2"}]
-    (results / "a.jsonl").write_text(json.dumps({"name": name}, ensure_ascii=False) + "\n", encoding="utf-8")
-    assert render.read_rows(results / "a.jsonl") == [{"name": name}]
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "message"),
-    [
-        ("runs/model.json", b"{", "page.md: runs/model.json: "),
-        ("runs/model.json", b"[1]", "page.md: runs/model.json: expected JSON objects"),
-        ("runs/model.json", b'{"metrics": {"right": "many"}}', "page.md: {runs/model.json.metrics.right | ,d}: "),
-        ("runs/model.json", b'{"metrics": {"right": [1]}}', "page.md: {runs/model.json.metrics.right | ,d}: "),
-        ("runs/model.json", b'{"metrics": {"right": Infinity}}', "page.md: {runs/model.json.metrics.right | ,d}: "),
-        ("speed.csv", b"owner,seconds,ratio\nours,\xff,3\n", "page.md: speed.csv: "),
-        ("speed.csv", b"owner,seconds,ratio\nours,0.5,3\ntheirs,long,1\n", "page.md: {speed.csv[owner=theirs].seconds"),
-        (
-            "speed.csv",
-            b"owner,seconds,ratio\nours,0.5,x\ntheirs,1,1\n",
-            "page.md: {max speed.csv[owner=ours or theirs]",
-        ),
-    ],
-)
-def test_rows_that_can_not_be_read_are_named(
-    render: ModuleType, folder: Path, file: str, content: bytes, message: str
-) -> None:
-    (folder / "results" / file).write_bytes(content)
-    (line,) = check(render, folder)
-    assert line.startswith(message)
-
-
 def test_every_manifest_says_how_to_repeat_its_result() -> None:
     for path in (ROOT / "benchmarks" / "results" / "runs").glob("*.json"):
         check_manifest(path.read_text(encoding="utf-8"))
@@ -200,21 +165,6 @@ def check_manifest(text: str) -> None:
     made_here = any(manifest["config"]["data"].get(source) for source in ("embedded", "synthetic"))
     assert all(manifest["data"][split] for split in splits) or made_here
     assert not re.search(r"[\" =]/", text), "an absolute path"
-
-
-def test_manifests_that_the_pages_need_are_named_when_they_are_gone(render: ModuleType, tmp_path: Path) -> None:
-    """Some of the manifests that the project's own pages need are tried."""
-    pages, results = ROOT / "benchmarks" / "pages", tmp_path / "results"
-    shutil.copytree(ROOT / "benchmarks" / "results", results)
-    templates = "".join(path.read_text(encoding="utf-8") for path in pages.glob("*.yaml"))
-    names = [f"runs/{path.name}" for path in results.glob("runs/*.json") if path.name in templates]
-    assert len(names) > 4
-    for name in names[::4]:
-        (results / name).rename(tmp_path / "elsewhere.json")
-        render.read_rows.cache_clear()
-        assert f"{name}: is not there" in "\n".join(render.render(True, ROOT, pages, results))
-        (tmp_path / "elsewhere.json").rename(results / name)
-    render.read_rows.cache_clear()
 
 
 def rows_of(name: str) -> list[dict[str, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import tsallis
 from skips import VARIABLE, missing
 
 pytestmark = pytest.mark.process
@@ -83,30 +81,6 @@ def test_what_may_not_be_skipped_fails(tmp_path: Path, allowed: str | None, work
             "could not import 'no_such_package.part'",
         ):
             assert re.search(f"{VARIABLE}=mark does not allow this skip.*{re.escape(words)}", done.stdout), words
-
-
-@pytest.mark.slow
-def test_triton_may_be_imported_by_any_test() -> None:
-    """Its tests run after one that imports its kernels without their leave."""
-    files = ["test_doctests.py::test_examples[tsallis.ops.triton]", "ops/triton/test_maps.py::test_any_dimension"]
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        *(f"tests/unit/{name}" for name in files),
-    ]
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET" and not k.startswith("PYTEST_")}
-    environment |= {"PYTHONPATH": str(Path(tsallis.__file__).parents[1]), VARIABLE: "numpy,triton"}
-    done = subprocess.run(command, cwd=TESTS.parent, env=environment, capture_output=True, text=True)
-    expected = (
-        "2 passed"
-        if importlib.util.find_spec("triton") and importlib.util.find_spec("numpy")
-        else "1 passed, 1 skipped"
-    )
-    assert done.stdout.splitlines()[-1].split(" in ")[0] == expected, done.stdout
 
 
 def test_every_skip_of_the_tests_names_what_it_needs() -> None:
