@@ -11,6 +11,7 @@ import torch
 from tsallis.analysis import AttentionLayer, Recording, Sentence, read_model, record
 from tsallis.analysis.weights import SparseWeights, Text
 from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
+from tsallis.symbols import EOS
 from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.data.vocabulary import Vocabulary
 
@@ -42,6 +43,15 @@ def lstm(**arguments: Any) -> RNNSeq2Seq:
     with torch.no_grad():
         for parameter in model.attention.parameters():
             parameter.mul_(50)
+    return model
+
+
+def sharp(make: Any, **arguments: Any) -> Any:
+    """A model whose outputs are apart enough for zeros, and whose end is likely."""
+    model = make(**arguments)
+    with torch.no_grad():
+        model.output.weight.mul_(4)
+        model.output.bias[EOS] += 1
     return model
 
 

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import json
 import re
+import runpy
 from pathlib import Path
 from statistics import fmean
 from types import ModuleType

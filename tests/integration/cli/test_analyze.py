@@ -17,8 +17,6 @@ from integration.cli.conftest import train_here
 from run_seed import SEED
 from tsallis.analysis import density, output_statistics, read_model, record
 from tsallis.errors import InputError
-from tsallis.search import SearchOptions
-from tsallis.toolkit.evaluation.search_results import search_corpus
 from tsallis.toolkit.tasks.registry import load_config, task_of
 from tsallis.toolkit.training import load_run
 
@@ -85,27 +83,6 @@ def test_text_without_outputs_takes_the_first_runs_answers(translator: Path, tmp
     assert run["corpus"]["name"] == f"{text} (targets: answers of run)" and run["corpus"]["sentences"] == 2
     warning = capsys.readouterr().err
     assert re.fullmatch(rf"tsallis: .*: \d+ symbols are unknown to {translator} and stand as <unk>\n", warning)
-
-
-def test_the_runs_own_answers_end_as_its_configuration_says(translator: Path, tmp_path: Path) -> None:
-    text = tmp_path / "text"
-    text.write_text("zweiundzwanzig\nelf\nhunderteins\n", encoding="utf-8")
-    answers = {}
-    for competing in (True, False):
-        run = Path(shutil.copytree(translator, tmp_path / f"run-{competing}"))
-        config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
-        config["search"]["end_rule"] = "competing" if competing else "every"
-        (run / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-        analyze(run, "-o", tmp_path / "page.html", "--json", tmp_path / "all.json", "--text", text, "--beam-size", 1)
-        (summary,) = json.loads((tmp_path / "all.json").read_text())["runs"]
-        answers[competing] = [sentence["text"]["target"] for sentence in summary["sentences"]]
-        loaded = load_run(run)
-        corpus = task_of(loaded.task).read(text.read_text().splitlines(), "text", loaded, False).corpus
-        options = SearchOptions(beam_size=1, end_rule="competing" if competing else "every")
-        results = search_corpus(loaded.model, corpus, options)
-        expected = [[*map(loaded.tgt_vocab.name, result.best.tokens)] if result.best else [] for result in results]
-        assert [target[1:] for target in answers[competing]] == expected
-    assert answers[True] != answers[False]
 
 
 def test_a_recurrent_run_has_context_attention_alone(inflector: Path, tmp_path: Path) -> None:
@@ -181,17 +158,6 @@ def test_several_runs_that_are_a_sweep_are_drawn_as_one_too(swept: list[Path], t
     data = data_of(tmp_path / "page.html")
     assert len(data["runs"]) == 2 and [point["value"] for point in data["sweep"]["points"]] == [1.2, 1.5]
     assert data["comparisons"][0]["kinds"][0]["mean"] == 0  # one model, twice
-
-
-def test_runs_that_are_no_sweep_are_refused_in_one_line(translator: Path, inflector: Path, tmp_path: Path) -> None:
-    for runs, words in (
-        ([translator, translator], "differ in no setting but their seeds"),
-        ([translator], "two runs or more"),
-        ([translator, inflector], "these differ in "),
-    ):
-        with pytest.raises(InputError, match=words) as error:
-            analyze(*runs, "--sweep", "-o", tmp_path / "page.html")
-        assert "\n" not in str(error.value) and list(tmp_path.iterdir()) == []
 
 
 REVIEWS = """\

@@ -17,7 +17,6 @@ from integration.cli.conftest import command as process_command
 from integration.cli.conftest import environment
 from integration.cli.runs import contents, strings, translation
 from process_fork import ALLOCATING, Child, Ended, Faults, command, run_forked
-from tsallis.toolkit.training.lock import locked
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs fork: processes are forked and killed")
 
@@ -160,7 +159,7 @@ def test_a_fault_while_a_killed_training_is_taken_up(whole: Whole, calls: list[C
     config, expected = whole
     run, chance = tmp_path / "run", random.Random(3)
     arguments = ("train", config, "--run-dir", run)
-    for kind in (*KINDS, *KINDS):
+    for kind in KINDS:
         run_forked(faulty(run, chance.randrange(len(calls) // 2, len(calls)), "kill", *arguments))
         done = run_forked(faulty(run, chance.randrange(1, 20), kind, *arguments))
         assert done.status in (0, -signal.SIGKILL) or said(done), done.text
@@ -199,6 +198,7 @@ def test_kills_of_a_translation_with_sampled_subwords(tmp_path: Path) -> None:
     killed_at_random(config, tmp_path, trained(config, tmp_path / "whole"), kills=8, seed=2)
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own_is_killed(whole: Whole, tmp_path: Path) -> None:
     """As a user does it, once: no child of an interpreter that has imported everything."""
     config, expected = whole
@@ -248,11 +248,3 @@ def terminated(work: Callable[[], None], update: int) -> Callable[[], None]:
         work()
 
     return working
-
-
-def test_two_processes_cannot_train_in_one_folder(whole: Whole, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    with locked(run):
-        done = run_forked(command("train", whole[0], "--run-dir", run))
-        assert "another process is training in this folder" in said(done)
-    assert [p.name for p in run.iterdir()] == [".lock"]

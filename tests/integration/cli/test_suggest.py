@@ -172,9 +172,3 @@ class Screen:
                 self.text = self.text[min(places) + 1 :]
                 return
         raise AssertionError(f"none of {words} in {self.text[-500:]!r}")
-
-
-def test_without_a_terminal_lines_are_read(tsallis, trained: Path) -> None:
-    assert math.isfinite(suggestions(tsallis, trained, SOURCE)[0]["log_prob"])
-    errors = tsallis("suggest", trained, stdin="walk\n", status=2).stderr
-    assert errors.count("\n") == 1 and "lemma<TAB>tags" in errors

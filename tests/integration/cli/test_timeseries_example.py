@@ -99,22 +99,6 @@ def test_continuous_attention_finds_the_end_of_the_stay(challenge: Path, tmp_pat
     assert [signal["channel"] for signal in json.loads(data[1])["signals"]] == ["HR", "HR", "Temp", "Temp"]
 
 
-@pytest.mark.parametrize("model", ["discrete", "continuous"])
-@pytest.mark.parametrize("transform", ["softmax", "entmax", "sparsemax"])
-def test_every_model_and_map(challenge: Path, run: Run, model: str, transform: str) -> None:
-    inputs = ["--model", model, "--transform", transform, "--epochs", 2, "--seed", 3]
-    result = json.loads(run("--data", challenge, *QUICK, *inputs)[0])
-    assert 0 <= result["auroc"] <= 1 and 0 < result["auprc"] <= 1 and result["parameters"] > 0
-    assert len(result["epochs"]) == 2 and result["updates"] == 6
-    attention = result["attention"]
-    assert transform != "softmax" or attention["attended"] == 1
-    assert 0 < attention["mean"] < 48
-    if model == "discrete":
-        assert len(attention["mean_weights"]) == 48 and abs(sum(attention["mean_weights"]) - 1) < 0.01
-    else:
-        assert all(len(head) == 2 for channel in attention["channels"].values() for head in channel.values())
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -79,7 +79,6 @@ def test_a_run_that_starts_from_another_one(tsallis: Run, inflector: Path, tmp_p
 
 def test_a_source_that_does_not_fit_is_refused(tsallis: Run, inflector: Path, translator: Path, tmp_path: Path) -> None:
     config = strings(tmp_path / "data")
-    (tmp_path / "v.txt").write_text("a 1 2 3\n")
     for overrides, words in (
         ([f"training.init_from={tmp_path}"], "training.init_from: .*: not a run folder"),
         ([f"training.init_from={translator}"], "a run of the task translation, not strings"),
@@ -88,14 +87,13 @@ def test_a_source_that_does_not_fit_is_refused(tsallis: Run, inflector: Path, tr
             [f"training.init_from={inflector}", "model.output=alpha_relu"],
             "model.tau: auto estimates the threshold of an untrained network, .*: give a number",
         ),
-        ([f"training.src_embeddings={tmp_path}/v.txt"], "vectors of 3 numbers, the model's embeddings have 4"),
-        ([f"training.src_embeddings={tmp_path}/w.txt"], "w.txt: can't be read: No such file"),
         (["training.src_embeddings={fiel: x}"], "training.src_embeddings.file: missing; .*fiel: unknown key"),
     ):
         done = tsallis("train", config, *overrides, "--run-dir", tmp_path / "run", status=2)
         assert re.search(words, done.stderr) and done.stderr.count("\n") == 1, done.stderr
 
 
+@pytest.mark.slow
 def test_existing_subwords_and_folded_case(tsallis: Run, tmp_path: Path) -> None:
     """A model that numbers its symbols otherwise, and words in the place of subwords."""
     sentencepiece = pytest.importorskip("sentencepiece")
@@ -120,15 +118,6 @@ def test_existing_subwords_and_folded_case(tsallis: Run, tmp_path: Path) -> None
     own_model = Subwords.load(tmp_path / "own" / "src.model")
     assert own_model.encode("der") and len(own_model) == 81  # with padding, which it lacked
     assert Subwords.load(tmp_path / "words" / "src.model").name(5).startswith("▁")
-
-
-def test_a_recurrent_model_as_martins_have_it(tsallis: Run, tmp_path: Path) -> None:
-    config = strings(tmp_path / "data")
-    settings = ["model.cell=gru", "model.scorer=additive", "model.d_embedding=6", "model.density=gaussian"]
-    run = tmp_path / "run"
-    tsallis("train", config, *settings, "model.attention=softmax", "model.num_basis=6", "--run-dir", run)
-    assert json.loads((run / "model.json").read_text())["arguments"]["scorer"] == "additive"
-    assert tsallis("translate", run, stdin="walk\tV;PST\n").stdout.count("\n") == 1
 
 
 def test_a_run_is_made_longer(tsallis: Run, tmp_path: Path) -> None:

@@ -71,47 +71,6 @@ def test_it_learns(result: dict[str, Any]) -> None:
     assert len(result["epochs"]) == 12 and result["model"]["density"] == 2 and result["options"]["seed"] == 1
 
 
-def test_what_it_looked_at(result: dict[str, Any], folder: Path) -> None:
-    assert len(result["looks"]) == 3
-    lines = (folder / "test.tsv").read_text(encoding="utf-8").split("\n")
-    for look in result["looks"]:
-        assert "\t".join((look["image"], look["question"], look["answer"])) in lines
-        assert look["answered"] in (*COLOURS, "yes", "no")
-        weights, masses = np.array(look["weights"]), np.array(look["masses"])
-        assert weights.shape == masses.shape == (2, 4) and weights.sum() == pytest.approx(1, abs=1e-5)
-        assert masses.min() >= 0 and masses.sum() <= 1 + 1e-5
-        y, x = np.meshgrid((np.arange(2) + 0.5) / 2, (np.arange(4) + 0.5) / 4, indexing="ij")
-        mean = np.array([(weights * x).sum(), (weights * y).sum()])
-        assert look["mean"] == pytest.approx(mean.tolist(), abs=1e-5)
-        assert look["outline"] == "support" and np.array(look["covariance"]).shape == (2, 2)
-        edge = np.array(look["boundary"]) - mean
-        assert edge.shape == (64, 2)
-        # A paraboloid's covariance is a sixth of what its support's ellipse has as radii squared.
-        squared = np.einsum("pi,ij,pj->p", edge, np.linalg.inv(look["covariance"]), edge)
-        assert squared == pytest.approx(np.full(64, 6.0), rel=1e-2)
-
-
-def test_discrete_attention_has_no_density(folder: Path) -> None:
-    actual = json.loads(example(folder, "--epochs", "1", "--updates", "2", "--looks", "1").stdout)
-    look = actual["looks"][0]
-    assert look["weights"] == look["masses"] and "mean" not in look and actual["attended"] == 1
-
-
-def test_a_density_without_an_end_has_an_outline(folder: Path) -> None:
-    actual = json.loads(
-        example(folder, "--attention", "continuous", "--updates", "1", "--looks", "1", "--num-basis", "4").stdout
-    )
-    look = actual["looks"][0]
-    edge = np.array(look["boundary"]) - np.array(look["mean"])
-    squared = np.einsum("pi,ij,pj->p", edge, np.linalg.inv(look["covariance"]), edge)
-    assert look["outline"] == "2 standard deviations" and squared == pytest.approx(np.full(64, 4.0), rel=1e-2)
-
-
-def test_questions_alone(folder: Path) -> None:
-    actual = json.loads(example(folder, "--blind", "--epochs", "2").stdout)
-    assert actual["accuracy"] < 0.75  # one half of either kind is chance
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

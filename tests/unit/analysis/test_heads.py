@@ -15,16 +15,13 @@ from numpy.typing import NDArray
 
 from analysis_samples import LAYERS, corpus, encoder, random_sentences, recording_of, transformer
 from tsallis.analysis import (
-    ROLES,
     AttentionLayer,
     Contrasts,
-    Density,
     Histogram,
     Recording,
     Sentence,
     SparseWeights,
     Text,
-    collect,
     compare_models,
     density,
     density_contrasts,
@@ -33,7 +30,6 @@ from tsallis.analysis import (
     head_roles,
     to_pandas,
 )
-from tsallis.analysis.diversity import jensen_shannon
 from tsallis.analysis.tables import Bins
 from tsallis.analysis.words import INTERROGATIVES, word_clusters
 from tsallis.errors import InputError
@@ -112,17 +108,6 @@ def test_density_beside_loops(model_recording: Recording) -> None:
     assert all(heads == sorted(heads) for of_kind in layers.values() for heads in of_kind)
 
 
-def test_density_is_that_of_the_modules_own_statistics() -> None:
-    model, data = transformer(), corpus(1)
-    densities = density(recording_of(model, data))
-    batch = data.batch([0])
-    model.eval()(batch.src, batch.src_lengths, batch.tgt_in)
-    stats = model.attention_stats()
-    assert [head.density for head in densities.heads] == pytest.approx(
-        [value for kind in stats.values() for layer in kind for value in layer.density.tolist()], abs=1e-6
-    )
-
-
 # Diversity
 
 
@@ -140,12 +125,6 @@ def test_divergence_of_equal_and_of_disjoint_heads(heads: int) -> None:
 def test_divergence_is_at_most_one() -> None:
     many = np.eye(3)[np.arange(9) % 3][:, None, :].repeat(3, 1)  # nine heads on three keys
     assert diversity(encoder(many)).layers[0].divergence == pytest.approx(1, abs=1e-12)
-
-
-def test_divergence_is_of_distributions_and_not_of_mean_attention() -> None:
-    half = np.full((2, 1, 2), 0.5)
-    apart = np.array([[[1.0, 0.0]], [[0.0, 1.0]]])  # of the same mean
-    np.testing.assert_allclose([*jensen_shannon(half, [2]), *jensen_shannon(apart, [2])], [0, 1])
 
 
 def test_queries_that_see_one_key_do_not_count() -> None:
@@ -513,16 +492,6 @@ def test_a_card_names_the_nearest_role_and_comes_before_heads_without_one() -> N
     )
 
 
-def test_every_role_has_a_threshold_and_a_phrase() -> None:
-    assert all(0 < role.threshold < 1 and role.phrase.split()[0].endswith("s") for role in ROLES.values())
-
-
-def test_cards_of_a_model(model_recording: Recording) -> None:
-    cards = head_cards(model_recording)
-    assert len(cards) == 12
-    assert json.loads(json.dumps([card.to_dict() for card in cards]))[0]["kind"] in ("encoder", "decoder", "cross")
-
-
 # Records
 
 
@@ -564,8 +533,3 @@ def test_coarser_histograms_count_the_same_between_the_same_ends(bins: int) -> N
     assert (coarse.edges[0], coarse.edges[-1], len(coarse.edges)) == (0, 1, len(coarse.counts) + 1)
     for low, high, count in zip(coarse.edges, coarse.edges[1:], coarse.counts, strict=False):
         assert count == sum(c for edge, c in zip(fine.edges, fine.counts, strict=False) if low <= edge < high)
-
-
-def test_one_pass_is_the_same_as_many(model_recording: Recording) -> None:
-    (one,) = collect(model_recording, Density(model_recording.layers))
-    assert one == density(model_recording)

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from analysis_samples import TGT, corpus, lstm, transformer
+from analysis_samples import TGT, corpus, lstm, sharp, transformer
+from contract.tables import trie
 from tsallis import alpha_relu, entmax
 from tsallis.analysis import beam_tree, head_importance, output_statistics, teacher_forced_supports
 from tsallis.analysis.importance import mask_head
@@ -21,7 +22,7 @@ from tsallis.models.batch import has_loss
 from tsallis.nn import MultiheadAttention, OutputLayer
 from tsallis.ops import reference
 from tsallis.search import Certificate, Hypothesis, Result, beam_search, exhaustive
-from tsallis.symbols import BOS, EOS
+from tsallis.symbols import EOS
 from tsallis.toolkit.evaluation.teacher_forcing import teacher_forced_scores
 
 OUTPUTS: list[dict[str, Any]] = [
@@ -31,15 +32,6 @@ OUTPUTS: list[dict[str, Any]] = [
     {"output": "entmax"},
     {"output": "alpha_relu", "tau": 0.2},
 ]
-
-
-def sharp(make: Any, **arguments: Any) -> Any:
-    """A model whose outputs are apart enough for zeros, and whose end is likely."""
-    model = make(**arguments)
-    with torch.no_grad():
-        model.output.weight.mul_(4)
-        model.output.bias[EOS] += 1
-    return model
 
 
 # Steps of outputs
@@ -202,58 +194,29 @@ def test_a_beam_has_a_tree_with_its_bound() -> None:
     assert json.loads(json.dumps(tree.to_dict())) == tree.to_dict()
 
 
-class Grammar:
-    """A model of fixed steps: after each symbol these may follow."""
-
-    NEXT: dict[int, dict[int, float]]
-
-    class output:
-        normalized = True
-
-        @staticmethod
-        def log_probs(scores: Tensor) -> Tensor:
-            return scores.double().log()
-
-    def __init__(self) -> None:
-        # d r a w (ed | n) or d r e w, as in Peters et al. 2019, fig. 1
-        self.NEXT = {BOS: {4: 1.0}, 4: {5: 0.664, 6: 0.336}, 5: {EOS: 0.25, 7: 0.75}, 6: {EOS: 1.0}, 7: {EOS: 1.0}}
-
-    def encode(self, src: Tensor, lengths: Tensor) -> Any:
-        return src
-
-    def start(self, memory: Tensor) -> Any:
-        return Rows(len(memory))
-
-    def step(self, state: Any, token: Tensor) -> Any:
-        scores = torch.zeros(len(token), len(TGT))
-        for row, symbol in enumerate(token.tolist()):
-            for following, prob in self.NEXT[symbol].items():
-                scores[row, following] = prob
-        return type("Step", (), {"scores": scores, "attention": torch.ones(len(token), 1), "state": state})
-
-
-class Rows:
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
-
-    def select(self, index: Tensor) -> Rows:
-        assert int(index.max()) < self.rows
-        return Rows(len(index))
+# d r a w (ed | n) or d r e w, as in Peters et al. 2019, fig. 1
+GRAMMAR = {
+    (): {4: 1.0},
+    (4,): {5: 0.664, 6: 0.336},
+    (4, 5): {EOS: 0.25, 7: 0.75},
+    (4, 6): {EOS: 1},
+    (4, 5, 7): {EOS: 1},
+}
 
 
 def test_a_tree_as_text() -> None:
-    model: Any = Grammar()
+    model = trie(GRAMMAR)
     result = search(model, torch.tensor([[4]]))
-    tree = beam_tree(model, torch.tensor([4]), result, TGT)
-    assert tree.lines() == ["▁x", "  ▁y 66.4%", "    . 75.0% </s>", "    </s> 25.0%", "  z 33.6% </s>"]
+    tree = beam_tree(model, torch.tensor([[4]]), result, TGT)
+    assert tree.lines() == ["▁x", "  ▁y 66.4%", "    z 75.0% </s>", "    </s> 25.0%", "  z 33.6% </s>"]
     assert tree.certificate == "complete" and tree.mass == pytest.approx(1, abs=1e-6)
 
 
 def test_hypotheses_of_another_model_are_refused() -> None:
-    model: Any = Grammar()
+    model = trie(GRAMMAR)
     result = Result((Hypothesis((5,), -1.0, (1, 1), (1, 1)),), Certificate("complete", -math.inf))
     with pytest.raises(ValueError, match="impossible at '▁y'"):
-        beam_tree(model, torch.tensor([4]), result, TGT)
+        beam_tree(model, torch.tensor([[4]]), result, TGT)
 
 
 def test_a_search_that_found_nothing_has_a_tree_without_edges() -> None:

@@ -111,9 +111,6 @@ def test_learned_alphas_train_and_are_logged(tmp_path: Path) -> None:
     [
         ({"logging_steps": 3, "logging_first_step": True}, [1, 3]),
         ({"logging_steps": 0.5}, [2, 4]),
-        ({"logging_steps": 4}, [4]),
-        ({"logging_strategy": "epoch"}, [3, 4]),
-        ({"logging_strategy": "epoch", "gradient_accumulation_steps": 2}, [2, 4]),
         ({"logging_strategy": "epoch", "logging_first_step": True, "gradient_accumulation_steps": 3}, [1, 2, 3, 4]),
         ({"logging_strategy": "no"}, []),
     ],

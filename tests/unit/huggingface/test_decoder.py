@@ -48,7 +48,7 @@ def log_prob(decoder: TransformersDecoder, source: Tensor, output: list[int]) ->
     return float(torch.stack(steps).log().sum())
 
 
-@pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0])
+@pytest.mark.parametrize("alpha", [1.0, 2.0])
 @pytest.mark.parametrize("family", DECODERS, ids=str)
 def test_scores_are_those_of_whole_passes(family: Family, alpha: float) -> None:
     decoder = make(family, alpha=alpha)
@@ -61,18 +61,6 @@ def test_scores_are_those_of_whole_passes(family: Family, alpha: float) -> None:
         torch.testing.assert_close(values[row].item(), log_prob(decoder, source[:length], output), rtol=1e-9, atol=1e-9)
         if drawn[row][0].ended:
             assert drawn[row][0].log_prob == pytest.approx(values[row].item(), abs=1e-9)
-
-
-@pytest.mark.parametrize("family", DECODERS, ids=str)
-def test_padding_in_front_is_padding_behind(family: Family) -> None:
-    decoder = make(family)
-    right, left = sources(decoder, family, "right"), sources(decoder, family, "left")
-    assert right[1].tolist() == left[1].tolist() == [7, 4]
-    assert left[0][1, 4:].tolist() == [0, 0, 0]
-    single = beam_search(decoder, left[0][1:, :4], left[1][1:], beam_size=3, max_length=5)
-    (_, second) = beam_search(decoder, *left, beam_size=3, max_length=5)
-    assert [h.tokens for h in second.hypotheses] == [h.tokens for h in single[0].hypotheses]
-    assert second.certificate.bound == pytest.approx(single[0].certificate.bound, abs=1e-9)
 
 
 class Enumeration:
@@ -227,16 +215,6 @@ def test_attention_without_weights_is_refused() -> None:
         TransformersDecoder(build("llama"), 1.5, end=END, attention=True)
 
 
-def test_sparse_attention_goes_with_sparse_outputs() -> None:
-    family = BY_NAME["llama"]
-    decoder = TransformersDecoder(sparsify(build(family).double(), 1.5), 1.5, end=END)
-    src, lengths = sources(decoder, family)
-    (first, _) = beam_search(decoder, src, lengths, beam_size=3, max_length=4)
-    assert first.best is not None
-    expected = log_prob(decoder, src[0], decoder.ids(first.best.tokens))
-    assert first.best.log_prob == pytest.approx(expected, abs=1e-9)
-
-
 def test_what_is_never_generated_has_no_probability() -> None:
     model = build("llama")
     model.generation_config.bad_words_ids = [[7], [8, 9]]
@@ -317,14 +295,7 @@ def test_mistakes_are_named() -> None:
         decoder.sources({"input_ids": ids, "attention_mask": torch.tensor([[1, 1], [0, 0]])})
     with pytest.raises(ValueError, match="must be a tensor"):
         decoder.sources({"input_ids": [[5, 6]]})
-    for mask, found in ((torch.ones(2, 3), r"\[2, 3\]"), (torch.ones(2), r"\[2\]")):
-        with pytest.raises(ValueError, match=r"attention_mask must have the shape \[2, 2\] of input_ids, got " + found):
-            decoder.sources({"input_ids": ids, "attention_mask": mask})
     with pytest.raises(TypeError, match=r"input_ids must be a tensor of int64 or int32, got torch\.float32"):
         decoder.sources({"input_ids": ids.float()})
     with pytest.raises(ValueError, match="holds its end"):
         decoder.symbols([5, END])
-    with pytest.raises(ValueError, match="has 64 positions"):
-        exhaustive(
-            make("gpt2", suppress=[END]), torch.full((1, 62), 5), torch.tensor([62]), n_best=1, max_length=9, budget=999
-        )

@@ -107,12 +107,6 @@ def test_other_modules_are_refused() -> None:
         set_alpha(nn.Linear(2, 2), 1.5)
 
 
-def test_densify_restores_the_implementation() -> None:
-    model = build("bert")
-    model.set_attn_implementation("eager")
-    assert densify(sparsify(sparsify(model), 2.0)).config._attn_implementation == "eager"
-
-
 def test_models_of_two_configurations() -> None:
     text, vision = {**SMALL, **TEXT}, {**SMALL, "image_size": 8, "patch_size": 4}
     config = tf.CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)

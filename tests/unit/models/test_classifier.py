@@ -79,19 +79,6 @@ def test_gradients_reach_everything(attention: str, transform: Any) -> None:
     assert (model.embedding.weight.grad[0] == 0).all()
 
 
-def test_an_update_after_two_passes() -> None:
-    model = make("combined", "sparsemax")
-    src, lengths = documents()
-    losses = [model.loss(src, lengths, torch.tensor(labels)) for labels in ([0, 1, 2], [1, 1, 1])]
-    (losses[0] + losses[1]).backward()
-    whole = [p.grad.clone() for p in model.parameters()]
-    model.zero_grad()
-    for labels in ([0, 1, 2], [1, 1, 1]):
-        model.loss(src, lengths, torch.tensor(labels)).backward()
-    for one, other in zip(whole, model.parameters(), strict=True):
-        torch.testing.assert_close(one, other.grad)
-
-
 @pytest.mark.parametrize(("transform", "alpha"), [("softmax", 1.0), ("sparsemax", 2.0), (1.5, 1.5)])
 def test_discrete_attention_is_the_formula(transform: Any, alpha: float) -> None:
     model = make("discrete", transform).eval()
@@ -169,23 +156,6 @@ def test_arguments_and_state_make_the_same_model(attention: str, transform: Any)
     other.load_state_dict(model.state_dict())
     assert other(src, lengths).equal(model(src, lengths))
     assert model.output.alpha == 1.5
-
-
-@every_kind
-def test_it_learns_where_a_word_stands(attention: str, transform: Any) -> None:
-    """One word of each document tells its class."""
-    torch.manual_seed(1)
-    src, lengths = torch.randint(10, 30, (60, 20)), torch.randint(5, 21, (60,))
-    labels = torch.arange(60) % 3
-    position = (torch.rand(60) * lengths).long()
-    src[torch.arange(60), position] = 4 + labels
-    model = make(attention, transform, d_model=16)
-    optimizer = torch.optim.Adam(model.parameters(), 0.02)
-    for _ in range(60):
-        optimizer.zero_grad()
-        model.loss(src, lengths, labels).backward()
-        optimizer.step()
-    assert (model(src, lengths).argmax(-1) == labels).float().mean() > 0.95
 
 
 @pytest.mark.parametrize(

@@ -369,10 +369,3 @@ def test_bad_inputs() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             plane(query, values, **more)
-
-
-def test_its_description() -> None:
-    shown = repr(ContinuousAttention1d(SIZE, 2, moments="discrete", transform="sparsemax", combine=True, density=1.5))
-    assert "8, heads=2, moments=discrete, alpha=2, combine=True" in shown
-    assert "beta_gaussian, alpha=1.5, matching=covariance" in shown
-    assert "components=3" in repr(ContinuousAttention2d(SIZE, components=3))

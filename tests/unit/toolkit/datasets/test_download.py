@@ -321,14 +321,6 @@ def test_a_zip_file_may_name_its_members_in_no_text(server: Server, tmp_path: Pa
         fetch_text(text_file(server, part), tmp_path / "text", tmp_path / "packed")
 
 
-def test_a_login_page_is_no_archive(server: Server, tmp_path: Path) -> None:
-    for packing in PACKINGS:
-        part = packed_in(server, packing, b"<html>log in first</html>\n" * 100, "text")
-        with pytest.raises(InputError, match="can't be unpacked"):
-            fetch_text(text_file(server, part), tmp_path / "text", tmp_path / "packed")
-    assert [p.name for p in tmp_path.iterdir()] == ["packed"]
-
-
 @pytest.mark.parametrize("packing", ["tar", "zip"])
 def test_members_are_read_by_their_exact_names_alone(server: Server, tmp_path: Path, packing: str) -> None:
     members = {"../text": TEXT, "./text": TEXT, "/text": TEXT, "TEXT": TEXT}
@@ -466,15 +458,6 @@ def test_what_is_not_ours_stays_in_the_folder_of_archives(server: Server, tmp_pa
     (tmp_path / ".packed" / "mine").write_bytes(b"")
     get("corpus", tmp_path)
     assert [p.name for p in (tmp_path / ".packed").iterdir()] == ["mine"]
-
-
-def test_a_transfer_that_breaks_off_keeps_what_is_there(server: Server, tmp_path: Path, corpus: Source) -> None:
-    server.cut = 100
-    with pytest.raises(InputError, match="100 of an unknown number of bytes are kept"):
-        get("corpus", tmp_path)
-    server.cut = None
-    assert len(get("corpus", tmp_path)) == 3
-    assert [request for path, request in server.requests if path == "/archive1"] == [None, "bytes=100-"]
 
 
 def test_what_a_reader_is_told(corpus: Source) -> None:

@@ -85,7 +85,7 @@ TRAIN = "0\t4\tneg/9_4\tdull\n0\t1\tneg/10_1\ta b\n1\t9\tpos/0_9\tGood.  Better.
 
 def test_reviews_become_lines(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     moved(server, monkeypatch, "imdb")
-    server.files["/aclImdb_v1.tar.gz"] = tar(REVIEWS)
+    server.files["/aclImdb_v1.tar.gz"] = tar(dict(reversed(REVIEWS.items())))  # their order decides nothing
     said: list[str] = []
     train, test = get("imdb", tmp_path, report=said.append)
     assert train.read_text(encoding="utf-8") == TRAIN
@@ -96,26 +96,6 @@ def test_reviews_become_lines(server: Server, tmp_path: Path, monkeypatch: pytes
     assert {path.name for path in tmp_path.iterdir()} == names
     get("imdb", tmp_path)
     assert len(server.requests) == 1
-
-
-def test_the_order_in_the_archive_decides_nothing(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    moved(server, monkeypatch, "imdb")
-    server.files["/aclImdb_v1.tar.gz"] = tar(dict(reversed(REVIEWS.items())))
-    assert get("imdb", tmp_path)[0].read_text(encoding="utf-8") == TRAIN
-
-
-def test_an_archive_of_reviews_is_gone_on_with(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    moved(server, monkeypatch, "imdb")
-    server.files["/aclImdb_v1.tar.gz"] = tar(REVIEWS)
-    server.cut = 100
-    with pytest.raises(InputError, match="100 of an unknown number of bytes are kept"):
-        get("imdb", tmp_path)
-    assert not (tmp_path / "train.tsv").exists()
-    server.cut = None
-    assert get("imdb", tmp_path)[0].read_text(encoding="utf-8") == TRAIN
-    assert [request for _, request in server.requests] == [None, "bytes=100-"]
 
 
 def test_a_published_archive_must_be_whole(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -430,46 +410,6 @@ def test_sentences_of_the_copy(
         assert next(train, None) is next(test, None) is None
     else:
         assert paths == whole
-
-
-def test_reviews_of_the_copy(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_data: Path
-) -> None:
-    moved(server, monkeypatch, "imdb")
-    members, expected = {}, {}
-    for split in ("train", "test"):
-        lines = unpacked(shared_data / "imdb" / f"{split}.tsv.xz").split(b"\n")[:-1]
-        assert len(lines) == 25_000
-        expected[split] = b"".join(line + b"\n" for line in lines[::250])
-        for line in sorted(lines[::250], key=hash):
-            _, _, name, text = line.split(b"\t")
-            members[f"aclImdb/{split}/{name.decode()}.txt"] = text
-    server.files["/aclImdb_v1.tar.gz"] = tar(members)
-    assert {path.stem: path.read_bytes() for path in get("imdb", tmp_path)} == expected
-
-
-def test_patients_of_the_copy(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_data: Path
-) -> None:
-    moved(server, monkeypatch, "physionet2012")
-    expected = {}
-    for letter in "ab":
-        text = unpacked(shared_data / "physionet2012" / f"set-{letter}.csv.xz")[:600_000].decode()
-        header, *lines = text.split("\n")[:-1]
-        members: dict[str, list[str]] = {}
-        for line in lines:
-            record, minute, parameter, value = line.split(",")
-            clock = f"{int(minute) // 60:02}:{int(minute) % 60:02}"
-            members.setdefault(record, [f"Time,Parameter,Value\n00:00,RecordID,{record}"]).append(
-                f"{clock},{parameter},{value}"
-            )
-        files = {f"set-{letter}/{record}.txt": ("\n".join(rows) + "\n").encode() for record, rows in members.items()}
-        server.files[f"/set-{letter}.tar.gz"] = tar(dict(reversed(files.items())))
-        expected[f"set-{letter}.csv"] = "".join(f"{line}\n" for line in (header, *lines)).encode()
-        outcomes = (shared_data / "physionet2012" / f"Outcomes-{letter}.csv").read_bytes()
-        server.files[f"/Outcomes-{letter}.txt"] = expected[f"Outcomes-{letter}.csv"] = outcomes
-        assert len(members) > 40 and outcomes.count(b"\n") == 4_001
-    assert {path.name: path.read_bytes() for path in get("physionet2012", tmp_path)} == expected
 
 
 def test_questions_about_drawings_of_the_copy(

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from analysis_samples import corpus, transformer
-from run_seed import SEED
 from tsallis.errors import InputError
 from tsallis.toolkit.run_analysis import alpha_history, density_history, value_history
-from tsallis.toolkit.training import Settings, Trainer
 
 
 def log(folder: Path, *events: Any) -> Path:
@@ -32,21 +30,6 @@ def test_a_real_run_has_a_history(tmp_path: Path) -> None:
     assert history.steps == (0, 7) and history.values["encoder"].shape == (2, 2, 2)
     assert history.last()["encoder"].tolist() == [[2.0, 1.4], [1.3, 1.2]]
     assert json.loads(json.dumps(history.to_dict()))["values"]["encoder"][0] == alphas
-
-
-def test_alphas_of_a_trained_run(tmp_path: Path) -> None:
-    """What a training writes itself, from before the first update on."""
-    data = corpus(12)
-    model = transformer(attention="learned", dropout=0.0)
-    before = model.alphas()
-    settings = Settings(updates=12, validate_updates=4, batch_size=8, learning_rate=0.05, seed=SEED)
-    Trainer(model, data, corpus(6, seed=1), tmp_path, settings).run()
-    history = alpha_history(tmp_path)
-    assert history.steps == (0, 4, 8, 12) and [*history.values] == ["encoder", "decoder", "cross"]
-    for kind, values in history.values.items():
-        assert values[0] == pytest.approx(before[kind].detach().numpy())
-        assert values[-1] == pytest.approx(model.alphas()[kind].detach().numpy())
-        assert (values[0] != values[-1]).any()
 
 
 def test_densities_have_a_history(tmp_path: Path) -> None:

@@ -75,11 +75,6 @@ def test_nothing_is_normalised(tmp_path: Path) -> None:
     assert example.src_tokens() == ["<tag:V>", "e", "\u0301"] and example.tgt_tokens() == ["\u00e9"]
 
 
-def test_the_last_line_may_lack_its_line_feed(tmp_path: Path) -> None:
-    path = write(tmp_path / "a", "a\tb\tV\nc\td\tN")
-    assert [e.form for e in read_strings(path)] == ["b", "d"]
-
-
 def test_lines_without_a_form(tmp_path: Path) -> None:
     path = write(tmp_path / "a", "walk\tV;PST\nrun\tran\tV;PST\n")
     with pytest.raises(InputError, match=r"a:1: expected lemma<TAB>form<TAB>tags, found 2 columns: 'walk\\tV;PST'"):
@@ -112,12 +107,6 @@ def test_malformed_lines(tmp_path: Path, text: str | bytes, line: int, message: 
         read_strings(path)
     assert str(error.value).startswith(f"{path}:{line}: ") and message in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_a_carriage_return_is_a_part_of_the_lines_end(tmp_path: Path) -> None:
-    assert read_strings(write(tmp_path / "a", "a\tb\tV\r\nc\td\tV;X\r\n")) == read_strings(
-        write(tmp_path / "b", "a\tb\tV\nc\td\tV;X\n")
-    )
 
 
 def test_files_that_are_not_there_or_empty(tmp_path: Path) -> None:

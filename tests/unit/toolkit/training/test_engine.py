@@ -189,15 +189,6 @@ def test_state_goes_into_another_engine(kind: str) -> None:
     assert first.unsharded_model() is first.model
 
 
-@pytest.mark.parametrize(
-    "change", [{"precision": "float16"}, {"strategy": "zero"}, {"optimizer": "sgd"}, {"schedule": "cosine"}]
-)
-def test_unknown_settings(change: dict[str, Any]) -> None:
-    ((name, value),) = change.items()
-    with pytest.raises(ValueError, match=rf"(?s){name}\n.*input_value='{value}'"):
-        Settings(**change)
-
-
 @pytest.mark.slow
 def test_the_objective_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its graph is captured and run as it is: what a compiler makes of it is the compiler's."""

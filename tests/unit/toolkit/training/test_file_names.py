@@ -13,10 +13,6 @@ NAMES = {name: value for name, value in vars(file_names).items() if name.isupper
 SYMBOLS = {"src.vocab.json", "tgt.vocab.json"}
 
 
-def test_no_name_is_that_of_two_files() -> None:
-    assert len(set(NAMES.values())) == len(NAMES)
-
-
 def test_a_training_writes_no_other_files(tmp_path: Path) -> None:
     train(tmp_path / "run")
     written = {part for path in contents(tmp_path / "run") for part in Path(path).parts if not part.startswith("step-")}

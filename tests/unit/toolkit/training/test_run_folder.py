@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 
 import tsallis.toolkit.training.run_folder as run_module
+from small_run import Killed
 from tsallis.errors import InputError
 from tsallis.toolkit.data import Vocabulary
 from tsallis.toolkit.training import Checkpoints, load_run
@@ -59,10 +59,6 @@ def test_killed_while_starting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, leaves_temporary: bool
 ) -> None:
     """A kill at any write of the start leaves a folder that the same command takes up again."""
-
-    class Killed(BaseException):
-        pass
-
     write = run_module.write_atomic
 
     def killed(path: Path, data: bytes | str) -> None:
@@ -130,29 +126,6 @@ def test_vocabularies_that_are_not_the_models(finished: Path) -> None:
         load_run(finished)
     TGT.save(finished / "tgt.vocab.json")
     load_run(finished)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"class": "transfomer"}, "unknown class 'transfomer', known: rnn, transformer"),
-        ({"class": ["rnn"]}, "class: input should be"),
-        ({"arguments": {"src_vocab": 7}}, "arguments: tgt_vocab must be a number of symbols, found None"),
-        ({"arguments": {**DESCRIPTION["arguments"], "depth": 2}}, "depth"),
-        ({"arguments": {**DESCRIPTION["arguments"], "d_model": 8}}, "does not fit model.json"),
-        ({"vocabularies": None}, None),
-        ({"vocabularies": "x"}, "vocabularies: .*, found 'x'"),
-    ],
-)
-def test_models_that_cannot_be_built(finished: Path, change: dict[str, object], words: str | None) -> None:
-    path = finished / "model.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    if words is None:
-        load_run(finished)
-        return
-    with pytest.raises(InputError, match=words) as caught:
-        load_run(finished)
-    assert "\n" not in str(caught.value)
 
 
 def test_no_run(tmp_path: Path) -> None:

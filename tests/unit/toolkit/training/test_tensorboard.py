@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from small_run import DEV, SETTINGS, SRC, TGT, TRAIN, changed
+from small_run import DEV, SETTINGS, SRC, TGT, TRAIN, Killed, changed
 from task_runs import config_of
 from tsallis.errors import InputError
 from tsallis.models import TransformerSeq2Seq
@@ -17,10 +17,6 @@ from tsallis.toolkit.training import Settings, Trainer
 
 pytest.importorskip("tensorboard", reason="needs tensorboard: of the extra tensorboard")
 ALL = changed(SETTINGS, tensorboard=True, epochs=2, checkpoint_every=1)
-
-
-class Killed(BaseException):
-    """As a kill: no handler of the code under test catches it."""
 
 
 def train(folder: Path, settings: Settings = ALL, last: int | None = None) -> None:
@@ -54,11 +50,6 @@ def test_curves_are_those_of_the_log(tmp_path: Path) -> None:
             values = [(e["step"], pytest.approx(e[f"{kind}_cross"][layer - 1][1])) for e in events]
             assert shown[f"{kind}_cross/layer{layer}_head2"] == values
     assert {"train/learning_rate", "train/output_support", "batch/accuracy"} <= set(shown)
-
-
-def test_a_run_without_it_has_no_such_folder(tmp_path: Path) -> None:
-    train(tmp_path, changed(ALL, tensorboard=False))
-    assert not (tmp_path / "tensorboard").exists()
 
 
 def test_a_missing_package_is_named_before_data_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

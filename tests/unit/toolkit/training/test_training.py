@@ -11,33 +11,16 @@ import pytest
 import torch
 import yaml
 
-from run_seed import SEED
 from task_runs import config_of
 from tsallis.errors import InputError
-from tsallis.models import RNNSeq2Seq
-from tsallis.toolkit.data.corpus import Corpus
-from tsallis.toolkit.data.io import write_atomic
-from tsallis.toolkit.evaluation.teacher_forcing import teacher_forced_scores
 from tsallis.toolkit.evaluation.text_scores import levenshtein
-from tsallis.toolkit.tasks.prepared import prepare
 from tsallis.toolkit.tasks.registry import load_config
-from tsallis.toolkit.training import Checkpoints, Log, Settings, Trainer
+from tsallis.toolkit.training import Checkpoints, Log, Settings
 from tsallis.toolkit.training.schedules import Constant, HalveOnWorse, InverseSquareRoot, Plateau, make_schedule
 from tsallis.toolkit.training.schema import Index
 
 ROOT = Path(__file__).parents[4]
 RECIPES = sorted([*ROOT.glob("recipes/*/*.yaml"), *ROOT.glob("src/tsallis/toolkit/recipes/*.yaml")])
-
-
-def small_config(**training: object):
-    return config_of(
-        {
-            "version": 1,
-            "data": {"embedded": "english-verbs"},
-            "model": {"d_model": 8, "layers": 1},
-            "training": {"epochs": 1, "batch_size": 32, "seed": SEED, **training},
-        }
-    )
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: f"{p.parent.name}/{p.stem}")
@@ -61,16 +44,6 @@ def test_every_recipe_has_a_run_folder_of_its_own() -> None:
         for line in path.read_text(encoding="utf-8").splitlines():
             other = re.search(rf"tsallis train {re.escape(str(path.relative_to(ROOT)))} .*--run-dir (\S+)", line)
             assert other is None or other[1] not in folders, f"{path}: a command writes into {other[1]}"
-
-
-def test_languages_all_are_found_in_the_folder(tmp_path: Path) -> None:
-    data = {"folder": str(tmp_path), "train": "{language}-train", "dev": "{language}-dev", "languages": "all"}
-    config = config_of({"version": 1, "data": data})
-    with pytest.raises(InputError, match="no file"):
-        prepare(config)
-    for name in ("b-train", "a-train", "a-dev", "b-dev"):
-        (tmp_path / name).write_text("x\ty\tN\n")
-    assert prepare(config).task.facts()["languages"] == ["a", "b"]
 
 
 def test_schedules() -> None:
@@ -178,44 +151,6 @@ def test_the_log_rewinds(tmp_path: Path) -> None:
     assert [e["event"] for e in log.events()] == ["a", "c"]
 
 
-def test_files_are_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "f"
-    write_atomic(path, "old")
-    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("no room")))
-    with pytest.raises(OSError, match="no room"):
-        write_atomic(path, "new")
-    assert path.read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["f"]
-
-
-def trainer(folder: Path, **training: object) -> Trainer:
-    prepared = prepare(small_config(**training))
-    torch.manual_seed(0)
-    arguments = {**prepared.description["arguments"], "dropout": 0.0}
-    whole = prepared.data.train
-    corpus = Corpus(whole.src[:64], whole.tgt[:64])
-    return Trainer(RNNSeq2Seq(**arguments), corpus, corpus, folder, prepared.settings)
-
-
-def test_accumulated_batches_make_the_update_of_one_large_batch(tmp_path: Path) -> None:
-    whole = trainer(tmp_path / "a", batch_size=64)
-    parts = trainer(tmp_path / "b", batch_size=16, accumulate=4)
-    for each in (whole, parts):
-        (window,) = each.plan.updates(0, each.settings.accumulate)
-        each._update(window)
-    assert parts.position.symbols == whole.position.symbols
-    for a, b in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
-        assert a.grad is not None and b.grad is not None
-        torch.testing.assert_close(b.grad, a.grad, atol=1e-6, rtol=1e-4)
-
-
-def test_early_stopping_and_the_best_checkpoint(tmp_path: Path) -> None:
-    run = trainer(tmp_path, epochs=40, patience=2, learning_rate=1e-9, schedule="constant")
-    run.run()
-    assert run.position.epoch < 40 and run.position.stale == 2
-    index = run.checkpoints.index()
-    assert index.finished and index.best != index.last
-
-
 def test_levenshtein_against_its_definition() -> None:
     def slow(a: str, b: str) -> int:
         if not a or not b:
@@ -226,11 +161,3 @@ def test_levenshtein_against_its_definition() -> None:
     for _ in range(60):
         a, b = ("".join(pick.choices("ab", k=pick.randrange(6))) for _ in "ab")
         assert levenshtein(a, b) == slow(a, b)
-
-
-def test_a_symbol_unknown_to_the_vocabulary_does_not_make_the_loss_infinite() -> None:
-    prepared = prepare(small_config())
-    model = RNNSeq2Seq(**prepared.description["arguments"])
-    dev = prepared.data.dev.corpus
-    unknown = Corpus([dev.src[0]], [[3, *dev.tgt[0]]])
-    assert teacher_forced_scores(model, unknown).loss < float("inf")
