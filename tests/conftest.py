@@ -24,16 +24,16 @@ TESTS = Path(__file__).parent
 SAMPLED_TESTS = {
     "contract": 20,
     "contract/test_recorders.py": 24,
-    "integration/cli": 12,
+    "integration/cli": 20,
     "unit/continuous": 4,
-    "unit/huggingface": 4,
-    "unit/models": 6,
+    "unit/huggingface": 8,
+    "unit/models": 10,
     "unit/nn": 8,
     "unit/ops": 16,
     "unit/ops/triton": 32,
-    "unit/report": 6,
-    "unit/search": 6,
-    "unit/toolkit": 4,
+    "unit/report": 10,
+    "unit/search": 10,
+    "unit/toolkit": 8,
 }
 
 torch.set_num_threads(1)

@@ -41,17 +41,7 @@ def run(kernel, grid, where, **arguments):
     compiled.setdefault(kernel.fn.__name__, set()).add(binary.hash)
 """
 
-__all__ = [
-    "DEVICE",
-    "attention",
-    "compile_for_a_gpu",
-    "gpu",
-    "language",
-    "lists",
-    "losses",
-    "maps",
-    "relu",
-]
+__all__ = ["DEVICE", "attention", "compile_for_a_gpu", "gpu", "language", "lists", "losses", "maps", "relu"]
 
 
 def compile_for_a_gpu(program: str) -> None:

@@ -62,18 +62,8 @@ def _normmax(alpha: float) -> Map:
 
 MAPS = [
     *(_entmax(alpha) for alpha in ALPHAS),
-    Map(
-        "sparsemax",
-        lambda z, dim=-1: tsallis.sparsemax(z, dim),
-        lambda z: reference.entmax(z, 2.0),
-        distinct=False,
-    ),
-    Map(
-        "entmax15",
-        lambda z, dim=-1: tsallis.entmax15(z, dim),
-        lambda z: reference.entmax(z, 1.5),
-        distinct=False,
-    ),
+    Map("sparsemax", lambda z, dim=-1: tsallis.sparsemax(z, dim), lambda z: reference.entmax(z, 2.0), distinct=False),
+    Map("entmax15", lambda z, dim=-1: tsallis.entmax15(z, dim), lambda z: reference.entmax(z, 1.5), distinct=False),
     _normmax(2.0),
     _normmax(1.5),
     Map(

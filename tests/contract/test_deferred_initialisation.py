@@ -40,10 +40,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     ],
     "OutputLayer": [{"forbidden": (0, 3)}, {"transform": "alpha_relu", "tau": 0.3}],
     "LanguageModel": [{"forbidden": (0, 1, 3)}, {"positions": "alibi"}, {"alpha": "learned"}],
-    "TransformerSeq2Seq": [
-        {"forbidden": (0, 1, 3)},
-        {"attention": "learned", "share": "all", "positions": "nape"},
-    ],
+    "TransformerSeq2Seq": [{"forbidden": (0, 1, 3)}, {"attention": "learned", "share": "all", "positions": "nape"}],
     "RNNSeq2Seq": [{"forbidden": (0, 1, 3)}, {"density": "truncated_parabola"}],
 }
 

@@ -158,10 +158,7 @@ def test_alpha_one_among_others_is_exactly_cross_entropy() -> None:
 
 
 @every_pair(
-    indirect=["computed_by"],
-    alpha=[1.0, 1.1, 1.5, 2.0, 3.0],
-    offset=[1e6, -1e6, 1e20],
-    computed_by=ALL_BACKENDS,
+    indirect=["computed_by"], alpha=[1.0, 1.1, 1.5, 2.0, 3.0], offset=[1e6, -1e6, 1e20], computed_by=ALL_BACKENDS
 )
 def test_offsets_never_make_it_negative(alpha: float, offset: float) -> None:
     z, y = problem(64, 300, torch.float32)

@@ -236,10 +236,7 @@ def test_autocast_gives_float32(m: Map) -> None:
 
 
 @every_pair(
-    indirect=["computed_by"],
-    m=MAPS,
-    shape=[(), (1,), (0,), (3, 0), (0, 4), (2, 0, 3)],
-    computed_by=ALL_BACKENDS,
+    indirect=["computed_by"], m=MAPS, shape=[(), (1,), (0,), (3, 0), (0, 4), (2, 0, 3)], computed_by=ALL_BACKENDS
 )
 def test_empty_tensors_and_single_numbers(m: Map, shape: tuple[int, ...]) -> None:
     z = torch.randn(shape, requires_grad=True)

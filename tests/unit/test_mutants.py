@@ -95,11 +95,7 @@ def test_references_from_before_have_the_fault(
     module: types.ModuleType, fault: str, before: object, after: object
 ) -> None:
     below, first, box = module.below, module.first, module.Box
-    call = {
-        bool: lambda: below(5),
-        list: lambda: first([1, 2, 3, 4]),
-        int: lambda: box().area,
-    }[type(before)]
+    call = {bool: lambda: below(5), list: lambda: first([1, 2, 3, 4]), int: lambda: box().area}[type(before)]
     assert call() == before
     install(named(module)[fault], module)
     assert call() == after

@@ -48,10 +48,7 @@ def test_passes(): ...
         pytest.param(None, 0, "1 passed, 5 skipped, 1 xfailed", marks=pytest.mark.slow),
         ("mark,call,lexicon,no_such_package", 0, "1 failed, 1 passed, 4 skipped, 1 xfailed"),  # one names nothing
         pytest.param(
-            "lexicon,no_such_package",
-            0,
-            "2 failed, 1 passed, 2 skipped, 1 xfailed, 1 error",
-            marks=pytest.mark.slow,
+            "lexicon,no_such_package", 0, "2 failed, 1 passed, 2 skipped, 1 xfailed, 1 error", marks=pytest.mark.slow
         ),
         ("mark", 0, "2 failed, 1 passed, 1 skipped, 1 xfailed, 2 errors"),
         pytest.param("mark", 1, "2 failed, 1 passed, 1 skipped, 1 xfailed, 2 errors", marks=pytest.mark.slow),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +59,30 @@ class Visit:
         self.tab.wait_for_selector("h1")
         return self.tab
 
+    def check_accessibility(self) -> None:
+        found = axe.Axe().run(self.tab).response["violations"]
+        serious = [(v["id"], v["nodes"][0]["html"][:200]) for v in found if v["impact"] in ("serious", "critical")]
+        assert serious == [], self.tab.url
+
 
 @pytest.fixture
-def visit(browser: Any, report: tuple[Path, Any], request: pytest.FixtureRequest) -> Iterator[Visit]:
-    visit = Visit(browser, report[0], **getattr(request, "param", {}))
-    yield visit
-    visit.context.close()
-    assert visit.faults == []
+def visits(browser: Any) -> Iterator[Callable[..., Visit]]:
+    """Open pages, in which nothing may go wrong."""
+    made: list[Visit] = []
+
+    def make(path: Path, **options: Any) -> Visit:
+        made.append(Visit(browser, path, **options))
+        return made[-1]
+
+    yield make
+    for visit in made:
+        visit.context.close()
+        assert visit.faults == []
+
+
+@pytest.fixture
+def visit(visits: Callable[..., Visit], report: tuple[Path, Any], request: pytest.FixtureRequest) -> Visit:
+    return visits(report[0], **getattr(request, "param", {}))
 
 
 def test_every_view_opens_by_its_link(visit: Visit) -> None:
@@ -235,9 +252,7 @@ def test_a_figure_is_saved_as_svg(visit: Visit, tmp_path: Path) -> None:
 def test_no_view_has_a_fault_of_accessibility(visit: Visit, view: str) -> None:
     tab = visit.open(view)
     tab.wait_for_timeout(150)
-    result = axe.Axe().run(tab).response["violations"]
-    serious = [(v["id"], v["nodes"][0]["html"][:200]) for v in result if v["impact"] in ("serious", "critical")]
-    assert serious == []
+    visit.check_accessibility()
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
@@ -275,8 +290,8 @@ def densities(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_densities_are_drawn_with_their_supports(browser: Any, densities: Path, scheme: str) -> None:
-    visit = Visit(browser, densities, color_scheme=scheme)
+def test_densities_are_drawn_with_their_supports(visits: Callable[..., Visit], densities: Path, scheme: str) -> None:
+    visit = visits(densities, color_scheme=scheme)
     tab = visit.open("densities")
     assert len(tab.query_selector_all("svg rect.bars")) == 1  # weights of zero have none
     assert len(tab.query_selector_all("svg .support")) == 1 and "neg (.750), right is pos" in tab.inner_text("main")
@@ -285,18 +300,13 @@ def test_densities_are_drawn_with_their_supports(browser: Any, densities: Path, 
     cells = "rows => rows.map(r => [...r.cells].map(c => c.innerText))"
     rows = tab.eval_on_selector_all("table.weights tbody tr", cells)
     assert rows == [["a", "0", ".100"], ["fine", "1.000", ".800"], ["film", "0", ".100"]]
-    pages = [axe.Axe().run(tab)]
+    visit.check_accessibility()
     tab.select_option("main select >> nth=0", "1")
     assert len(tab.query_selector_all("svg .outline")) == 1 and len(tab.query_selector_all("svg .region.empty")) == 2
-    pages.append(axe.Axe().run(tab))
+    visit.check_accessibility()
     tab = visit.open("signals")
     assert len(tab.query_selector_all("svg .support")) == 3 and len(tab.query_selector_all("svg .support.dashed")) == 1
-    pages.append(axe.Axe().run(tab))
-    for result in pages:
-        faults = [v["id"] for v in result.response["violations"] if v["impact"] in ("serious", "critical")]
-        assert faults == []
-    visit.context.close()
-    assert visit.faults == []
+    visit.check_accessibility()
 
 
 def test_the_theme_is_switched_by_its_button(visit: Visit) -> None:
@@ -326,8 +336,10 @@ def sweep_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
-def test_a_sweep_shows_every_run_and_the_means(browser: Any, sweep_page: Path, scheme: str, width: int) -> None:
-    visit = Visit(browser, sweep_page, color_scheme=scheme, viewport={"width": width, "height": 800})
+def test_a_sweep_shows_every_run_and_the_means(
+    visits: Callable[..., Visit], sweep_page: Path, scheme: str, width: int
+) -> None:
+    visit = visits(sweep_page, color_scheme=scheme, viewport={"width": width, "height": 800})
     tab = visit.open("sweep")
     assert "5 runs that differ in one setting, the alpha of the output" in tab.inner_text("main")
     assert len(tab.query_selector_all("figure >> nth=0 >> circle")) == 5
@@ -338,11 +350,8 @@ def test_a_sweep_shows_every_run_and_the_means(browser: Any, sweep_page: Path, s
         ["1.5", "1", "25.000"],
         ["2", "2", "23.000 ± 1.414"],
     ]
-    result = axe.Axe().run(tab).response["violations"]
-    assert [v["id"] for v in result if v["impact"] in ("serious", "critical")] == []
+    visit.check_accessibility()
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    visit.context.close()
-    assert visit.faults == []
 
 
 @pytest.fixture(scope="module")
@@ -360,8 +369,10 @@ def attention_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_page_on_attention_alone_has_no_outputs_and_no_training(browser: Any, attention_page: Path) -> None:
-    visit = Visit(browser, attention_page)
+def test_a_page_on_attention_alone_has_no_outputs_and_no_training(
+    visits: Callable[..., Visit], attention_page: Path
+) -> None:
+    visit = visits(attention_page)
     tab = visit.open("overview")
     links = tab.eval_on_selector_all("nav a", "links => links.map(link => link.innerText)")
     assert links == ["Overview", "Heads", "Sentences", "Contrasts", "Layers"]
@@ -370,10 +381,7 @@ def test_a_page_on_attention_alone_has_no_outputs_and_no_training(browser: Any, 
     for view in VIEWS[:-1]:
         tab = visit.open(view)
         tab.wait_for_selector(f'main[data-view="{view}"] h1')
-        faults = axe.Axe().run(tab).response["violations"]
-        assert [fault["id"] for fault in faults if fault["impact"] in ("serious", "critical")] == [], view
-    visit.context.close()
-    assert visit.faults == []
+        visit.check_accessibility()
 
 
 @pytest.fixture(scope="module")
@@ -391,20 +399,19 @@ def texts_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_page_on_a_language_model_shows_its_steps_and_no_search(browser: Any, texts_page: Path) -> None:
-    visit = Visit(browser, texts_page)
+def test_a_page_on_a_language_model_shows_its_steps_and_no_search(
+    visits: Callable[..., Visit], texts_page: Path
+) -> None:
+    visit = visits(texts_page)
     for view in ("overview", "heads", "sentence", "contrasts", "outputs"):
         tab = visit.open(view)
         tab.wait_for_selector(f'main[data-view="{view}"] h1')
-        faults = axe.Axe().run(tab).response["violations"]
-        assert [fault["id"] for fault in faults if fault["impact"] in ("serious", "critical")] == [], view
+        visit.check_accessibility()
     assert len(tab.query_selector_all("table.steps tbody tr")) == 4  # three symbols and the end
     text = tab.inner_text("main")
     assert "Source" not in text and "search" not in text
     tab = visit.open("sentence")
     assert tab.locator("dl.lines dt").all_text_contents() == ["Text"]  # no source, and no answer
-    visit.context.close()
-    assert visit.faults == []
 
 
 def weights_of(heads: int, queries: int, keys: int, causal: bool = False) -> torch.Tensor:
@@ -447,11 +454,11 @@ def weight_page(kind: str) -> str:
     ],
 )
 def test_a_page_of_weights_has_the_views_that_need_no_model(
-    browser: Any, tmp_path: Path, kind: str, lines: dict[str, str], shares: dict[str, list[str]]
+    visits: Callable[..., Visit], tmp_path: Path, kind: str, lines: dict[str, str], shares: dict[str, list[str]]
 ) -> None:
     path = tmp_path / "page.html"
     path.write_text(weight_page(kind), encoding="utf-8")
-    visit = Visit(browser, path)
+    visit = visits(path)
     tab = visit.open("overview")
     assert tab.locator("nav a").all_text_contents() == ["Overview", "Heads", "Sentences", "Layers"]
     facts = tab.locator("table.facts tbody th").all_text_contents()
@@ -474,14 +481,11 @@ def test_a_page_of_weights_has_the_views_that_need_no_model(
     for view in ("overview", "heads", "sentence", "training"):
         tab = visit.open(view)
         tab.wait_for_selector(f'main[data-view="{view}"] h1')
-        faults = axe.Axe().run(tab).response["violations"]
-        assert [fault["id"] for fault in faults if fault["impact"] in ("serious", "critical")] == [], view
+        visit.check_accessibility()
     titles = tab.locator("figure >> nth=-2 >> rect title").all_text_contents()  # densities by layer
     assert titles and {title.split(" head ")[0] for title in titles} == {f"{name} layer {n}" for n in (1, 3)}
     ticks = tab.locator("figure >> nth=-2 >> text.tick[text-anchor=middle]").all_text_contents()
     assert ticks == ["1", "2", "3"]
-    visit.context.close()
-    assert visit.faults == []
 
 
 @pytest.mark.parametrize("visit", [{"color_scheme": "dark"}], indirect=True)

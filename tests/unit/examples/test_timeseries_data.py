@@ -11,14 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from timeseries_data import (
-    Events,
-    IrregularSeries,
-    Scaling,
-    descriptors,
-    read_events,
-    read_labels,
-)
+from timeseries_data import Events, IrregularSeries, Scaling, descriptors, read_events, read_labels
 
 from tsallis.errors import InputError
 

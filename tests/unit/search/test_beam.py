@@ -13,12 +13,7 @@ from tsallis.search import beam_search
 from tsallis.search.beam import copy_to_cpu
 
 # The likelier first symbol leads to two even halves: a beam of one misses the best output.
-TRAP = {
-    (): {A: 0.6, B: 0.4},
-    (A,): {EOS: 0.5, C: 0.5},
-    (A, C): {EOS: 1.0},
-    (B,): {EOS: 1.0},
-}
+TRAP = {(): {A: 0.6, B: 0.4}, (A,): {EOS: 0.5, C: 0.5}, (A, C): {EOS: 1.0}, (B,): {EOS: 1.0}}
 
 
 def search(model, **options):

@@ -15,14 +15,7 @@ from exact_logs import exact_logs
 from tsallis.models.protocol import Step
 from tsallis.nn import OutputLayer
 from tsallis.ops.choice import backend
-from tsallis.search import (
-    Ensemble,
-    beam_search,
-    exact_search,
-    exhaustive,
-    sample,
-    score,
-)
+from tsallis.search import Ensemble, beam_search, exact_search, exhaustive, sample, score
 from tsallis.search.certificate import LARGE_SCORES, Certificate, Hypothesis, Result
 from tsallis.symbols import BOS, EOS, PAD
 from tsallis.toolkit.evaluation.outputs import describe_result

@@ -139,9 +139,8 @@ def test_gradients_have_all_digits_where_a_slope_leaves_the_range(alpha: float) 
 
 @pytest.mark.parametrize("alpha", [2.5, 10.0])
 def test_derivatives_of_both_orders(alpha: float) -> None:
-    scores = rows(0.2, 5).clone().requires_grad_()
-    scores = (scores.detach() + torch.linspace(0, 0.01, 5)).requires_grad_()  # a tie has no derivative
-    alphas = torch.full((4, 1), alpha, dtype=torch.float64, requires_grad=True)
+    scores = (rows(0.2, 5)[1:3] + torch.linspace(0, 0.01, 5)).requires_grad_()  # a tie has no derivative
+    alphas = torch.full((2, 1), alpha, dtype=torch.float64, requires_grad=True)
     for compute in (tsallis.entmax, lambda z, a: tsallis.budgeted_entmax(z, a, 1.5)):
         assert torch.autograd.gradcheck(compute, (scores, alphas), check_forward_ad=True)
         assert torch.autograd.gradgradcheck(compute, (scores, alphas))

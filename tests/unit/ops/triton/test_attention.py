@@ -24,10 +24,7 @@ from triton_attention import (
     small_blocks,
     tensors,
 )
-from triton_interpreter import (
-    DEVICE,
-    language,
-)
+from triton_interpreter import DEVICE, language
 
 EVERY_ALPHA = [1.0, 1.001, 1.25, 1.5, 1.9, 2.0]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -45,12 +44,6 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(launching, "run", watched)
     return names
-
-
-@pytest.fixture
-def triton() -> Iterator[None]:
-    with tsallis.backend("triton"):
-        yield
 
 
 def on_device(*inputs: Tensor) -> list[Tensor]:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-import tsallis
 from contract.operations import OPERATIONS, Operation
 from contract.test_derivatives import RELATIONS, assert_near, derivatives, gradients, right
 from triton_interpreter import DEVICE
@@ -22,13 +19,8 @@ NAMES = (
     "attention alpha[2]",
     "attention alpha[2] mask[4, 4]",
 )
+pytestmark = pytest.mark.usefixtures("triton")
 some = pytest.mark.parametrize("operation", [o for o in OPERATIONS if o.name in NAMES], ids=str)
-
-
-@pytest.fixture(autouse=True)
-def triton() -> Iterator[None]:
-    with tsallis.backend("triton"):
-        yield
 
 
 def on_device(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +12,7 @@ from torch import Tensor
 
 import tsallis
 from pairs import every_pair
-from triton_interpreter import (
-    DEVICE,
-    compile_for_a_gpu,
-)
+from triton_interpreter import DEVICE, compile_for_a_gpu
 from tsallis.ops import reference
 from tsallis.ops import triton as gpu
 from tsallis.ops.autograd import linear_chunks
@@ -50,12 +46,6 @@ CHUNKS = {"in chunks": {"chunk": 5 * CLASSES, "whole": 0, "tokens": 1}, "all at 
 def small_chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five rows of the layer below a chunk: the last one is shorter. Or all of them, whose scores may be kept."""
     resize(monkeypatch, **CHUNKS[request.param])
-
-
-@pytest.fixture
-def triton() -> Iterator[None]:
-    with tsallis.backend("triton"):
-        yield
 
 
 def some_lists(rows: int, columns: int, counts: list[int], seed: int = 0) -> tuple[CsrRows, Tensor]:

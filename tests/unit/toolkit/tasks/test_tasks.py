@@ -268,7 +268,7 @@ def test_scores_are_those_that_a_task_names() -> None:
 
 
 def test_a_score_that_takes_long_is_computed_where_it_decides() -> None:
-    data = {"task": "translation", "embedded": "german-english-numbers", "subwords": {"size": 300}}
+    data = {"task": "translation", "embedded": "german-english-numbers"}
     model = {"architecture": "rnn", "d_model": 4}
     for select, names in (("chrf", ["bleu", "chrf", "exact"]), ("ter", ["bleu", "chrf", "ter", "exact"])):
         config = {"version": 1, "data": data, "model": model, "training": {"select": select}}
