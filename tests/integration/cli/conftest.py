@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import io
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -123,6 +125,18 @@ def translator(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def report(tmp_path_factory: pytest.TempPathFactory, translator: Path) -> tuple[Path, list[dict[str, Any]]]:
+    """A page on two runs, which are the same one, and the records that it shows."""
+
+    def make(folder: Path) -> None:
+        files = "-o", folder / "page.html", "--json", folder / "all.json"
+        call_here("analyze", translator, translator, *files, "--importance", 2)
+
+    folder = made_once(tmp_path_factory, "report", make)
+    return folder / "page.html", json.loads((folder / "all.json").read_text())["runs"]
+
+
+@pytest.fixture(scope="session")
 def inflector(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny LSTM, trained on English verbs."""
     from integration.cli.runs import strings
@@ -135,8 +149,13 @@ def inflector(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train_here(config: Path, run: Path, *overrides: str) -> Path:
     """Train in this process, and return the run folder."""
+    call_here("train", config, *overrides, "--run-dir", run, "--device", "cpu")
+    return run
+
+
+def call_here(*arguments: object) -> None:
+    """Run a command in this process, without its output."""
     import tsallis.toolkit.cli as cli
 
     with contextlib.redirect_stdout(io.StringIO()):
-        cli.app(["train", str(config), *overrides, "--run-dir", str(run), "--device", "cpu"], standalone_mode=False)
-    return run
+        cli.app([*map(str, arguments)], standalone_mode=False)

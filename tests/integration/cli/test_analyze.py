@@ -33,15 +33,16 @@ def data_of(page: Path) -> dict[str, Any]:
     return dict(json.loads(match[1]))
 
 
-def test_page_and_records_hold_what_the_functions_return(translator: Path, tmp_path: Path) -> None:
-    analyze(translator, "-o", tmp_path / "page.html", "--json", tmp_path / "all.json", "--importance", 2)
+def test_page_and_records_hold_what_the_functions_return(
+    translator: Path, report: tuple[Path, list[dict[str, Any]]]
+) -> None:
     run = load_run(translator)
     corpus = task_of(run.task).split(run, load_config(translator / "config.yaml").data, "dev").corpus
     recording = record(read_model(run.model, run.src_vocab, run.tgt_vocab), corpus.batches(32))
     exact = density(recording).heads
     outputs = output_statistics(run.model, corpus.batches(32))
-    (summary,) = json.loads((tmp_path / "all.json").read_text())["runs"]
-    (shown,) = data_of(tmp_path / "page.html")["runs"]
+    page, (summary, _) = report
+    shown, _ = data_of(page)["runs"]
     assert [head["density"] for head in summary["heads"]] == pytest.approx([head.density for head in exact], abs=1e-12)
     assert [head["density"] for head in shown["heads"]] == pytest.approx([head.density for head in exact], abs=1e-8)
     assert summary["outputs"]["support"] == outputs.support

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-import tsallis.toolkit.cli as cli
 from tsallis import entmax
 from tsallis.analysis import Histogram, SignalDensity, draw_density, read_model, summarize_attention, summarize_weights
 from tsallis.analysis.histories import ValueHistory
@@ -30,15 +29,6 @@ pytest.importorskip("playwright")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright")
 
 VIEWS = ("overview", "heads", "sentence", "contrasts", "training", "outputs")
-
-
-@pytest.fixture(scope="module")
-def report(translator: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
-    """A page on two runs, and the records that it shows."""
-    folder = tmp_path_factory.mktemp("report")
-    arguments = [translator, translator, "-o", folder / "page.html", "--json", folder / "all.json", "--importance", 2]
-    cli.app(["analyze", *map(str, arguments)], standalone_mode=False)
-    return folder / "page.html", json.loads((folder / "all.json").read_text())["runs"]
 
 
 class Visit:

@@ -152,6 +152,7 @@ def test_alphas_of_a_compiled_part_are_saved_by_their_own_names(tmp_path: Path) 
     assert list(model.config.tsallis) == ["encoder.layer.0.attention.self", "encoder.layer.1.attention.self"]
 
 
+@pytest.mark.slow
 def test_a_pickled_model_runs_in_another_process(tmp_path: Path) -> None:
     model = sparsify(build("bert"), "learned").eval()
     torch.save((model, inputs(BY_NAME["bert"])), tmp_path / "model.pt")
