@@ -12,7 +12,8 @@ import pytest
 from tsallis.errors import InputError
 from tsallis.search import Certificate, Hypothesis, Result, SearchOptions
 from tsallis.toolkit.cli import main
-from tsallis.toolkit.cli.translate import Writer
+from tsallis.toolkit.cli.output import print_json
+from tsallis.toolkit.cli.translate import _print
 from tsallis.toolkit.data import Vocabulary
 from tsallis.toolkit.inference.answers import Answer, Form, Output
 
@@ -113,7 +114,7 @@ def test_outputs_do_not_reach_the_terminal_as_they_are(capsys: pytest.CaptureFix
     output = Output(str(vocabulary.decode(hypothesis.tokens)), (), -0.5, hypothesis)
     for as_json, options in ((False, SearchOptions()), (False, SearchOptions(n_best=2)), (True, SearchOptions())):
         answer = Answer(1, (output,), result, _form=Form(vocabulary, options))
-        Writer(options, as_json).write([answer])
+        print_json(answer.to_dict()) if as_json else _print(answer, options, options.n_best == 2, False)
         shown = capsys.readouterr().out.removesuffix("\n")
         assert not set(shown) & set("\x1b\x9b\ud800\n") and "ş\u200d" in shown
         assert not as_json or json.loads(shown)["hypotheses"][0]["text"] == "\x1b[2J\x9b\ud800ş\u200d"
