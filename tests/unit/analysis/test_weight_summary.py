@@ -128,7 +128,6 @@ def test_marks_of_tokenizers_are_understood() -> None:
 
 
 ONE, OWN = softmax(1, 1, 4, 4), {"tokens": PIECES}
-TWO = {"tokens": [PIECES, PIECES]}
 SHAPE = r"must have shape \[1, heads, 4, 4\]: 1 sentence with 4 tokens .* got"
 
 
@@ -154,9 +153,6 @@ SHAPE = r"must have shape \[1, heads, 4, 4\]: 1 sentence with 4 tokens .* got"
             {"cross_attention": [softmax(1, 1, 4, 2)], "decoder_tokens": ["<s>", "a"], "encoder_tokens": PIECES},
             r"cross_attention\[0\] must have shape \[1, heads, 2, 4\]: .* 2 tokens for queries and 4 for keys",
         ),
-        ({**TWO, "attention": [[ONE]]}, "attention must have layers for each of 2 sentences, got 1"),
-        ({**TWO, "attention": [[ONE], [None, ONE]]}, r"\[1\] must have the layers of attention\[0\], \[0\], got \[1\]"),
-        ({**TWO, "attention": [[ONE], [softmax(1, 2, 4, 4)]]}, r"as many heads as attention\[0\]\[0\], 1, got 2"),
         (
             {**OWN, "attention": [softmax(1, 2, 4, 4, causal=True), softmax(1, 2, 4, 4)], "causal": True},
             r"attention\[1\]\[0, 0, 0, 1\] must be 0 where a query sees no later key, got 0\.\d+",
