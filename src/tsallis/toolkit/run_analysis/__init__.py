@@ -1,10 +1,9 @@
-"""Analysis that needs runs: summaries on a corpus, numbers of logs, sweeps, and recordings in folders."""
+"""Analysis that needs runs: summaries on a corpus, numbers of logs, and sweeps."""
 
 from tsallis.toolkit.analysis_options import Options
 from tsallis.toolkit.run_analysis.densities import summarize_densities
 from tsallis.toolkit.run_analysis.empty_outputs import empty_rate
 from tsallis.toolkit.run_analysis.logs import alpha_history, density_history, value_history
-from tsallis.toolkit.run_analysis.store import load_recording, save_recording
 from tsallis.toolkit.run_analysis.summary import RunInput, summarize, summarize_runs
 from tsallis.toolkit.run_analysis.sweep import SweepRun, sweep
 
@@ -15,8 +14,6 @@ __all__ = [
     "alpha_history",
     "density_history",
     "empty_rate",
-    "load_recording",
-    "save_recording",
     "summarize",
     "summarize_densities",
     "summarize_runs",
