@@ -224,17 +224,22 @@ def test_changed_weights_are_seen() -> None:
 
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD])
-def test_updates_of_optimizers_are_seen(optimizer: Any, fused: bool) -> None:
-    """Fused ones change parameters without a new version of them."""
+@pytest.mark.parametrize("compiled", [True, False])
+def test_updates_of_optimizers_are_seen(optimizer: Any, fused: bool, compiled: bool) -> None:
+    """Fused optimizers change parameters without a new version of them."""
     model = make(**MODELS[2])
     updates = optimizer(model.parameters(), lr=0.05, fused=fused)
-    token = torch.full((6,), 5)
+    token, (src, lengths) = torch.full((6,), 5), sources()
+    decode = torch.compile(model, backend="eager") if compiled else model
     for _ in range(2):
+        model.eval()
         with torch.no_grad():
             before = model.step(start(model), token).scores
-        for parameter in model.parameters():
-            parameter.grad = torch.ones_like(parameter)
+        model.train(compiled)  # a traced forward pass says nothing of gradients
+        decode(src, lengths, src).hidden[..., 0].mean().backward()
         updates.step()
+        updates.zero_grad()
+        model.eval()
         with torch.no_grad():
             same_step(model, (start(model), start(model, compiled=False)), token)
             assert not torch.equal(model.step(start(model), token).scores, before)

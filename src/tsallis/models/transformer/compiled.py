@@ -7,16 +7,14 @@ among them, and states share all memory.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
-from functools import cache, cached_property
-from operator import attrgetter, is_, itemgetter
+from collections.abc import Sequence
+from functools import cached_property
+from operator import is_
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.graph import increment_version
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tsallis.models.protocol import BestStep, Memory, Step, check_symbols, source_mask
 from tsallis.nn import (
@@ -105,80 +103,30 @@ SETTINGS: dict[type[nn.Module], tuple[str, ...]] = {
 }
 
 
-MODES = ("training", "_forward_hooks", "_forward_pre_hooks")
-
-
 class _ModelSnapshot:
-    """A model as it was: its modules, what they are set to, and the versions of their tensors.
-
-    It holds the modules' own dictionaries, because it is asked at every search whether one of them has changed.
-    """
+    """A model as it was: its modules, what they are set to, and the versions of their tensors."""
 
     def __init__(self, model: nn.Module) -> None:
-        modules = [model]
-        for module in modules:
-            modules += [part for part in module.__dict__["_modules"].values() if part is not None]
-        every = [(type(module), module.__dict__) for module in modules]
-        self.parts = _Entries((own["_modules"], name) for _, own in every for name in own["_modules"])
-        self.own = [own for _, own in every]
-        self.modes = self._read_modes()
-        self.settings = _Entries((own, name) for kind, own in every for name in SETTINGS.get(kind, ()))
-        self.tensors = _Entries(
-            (tensors, name)
-            for _, own in every
-            for tensors in (own["_parameters"], own["_buffers"])
-            for name, x in tensors.items()
-            if x is not None
+        self.modules = [model]
+        for module in self.modules:
+            self.modules += [part for part in module._modules.values() if part is not None]
+        self.tensors = [x for m in self.modules for x in (*m._parameters.values(), *m._buffers.values())]
+        found = [x for x in self.tensors if x is not None]
+        self.state = (
+            [(m.training, not m._forward_hooks, not m._forward_pre_hooks) for m in self.modules],
+            [getattr(m, name) for m in self.modules for name in SETTINGS.get(type(m), ())],
+            [(x.data_ptr(), 0 if x.is_inference() else x._version) for x in found],
         )
-        self.counted = [x for x in self.tensors.values if not x.is_inference()]  # those that have versions
-        self.memory = self._read_memory()
 
-    def matches(self) -> bool:
-        """Tell whether the model is what it was."""
+    def matches(self, model: nn.Module) -> bool:
+        """Return whether the model is what it was."""
+        now = _ModelSnapshot(model)
         return (
-            self.parts.are_the_same()
-            and self._read_modes() == self.modes
-            and self.settings.read() == self.settings.values
-            and self.tensors.are_the_same()
-            and self._read_memory() == self.memory
+            now.modules == self.modules
+            and len(now.tensors) == len(self.tensors)
+            and all(map(is_, now.tensors, self.tensors))
+            and now.state == self.state
         )
-
-    def _read_modes(self) -> list[list[bool]]:
-        """Return of each module whether it trains and whether it has hooks."""
-        return [list(map(bool, map(itemgetter(name), self.own))) for name in MODES]
-
-    def _read_memory(self) -> tuple[list[int], list[int]]:
-        """Return where the tensors lie, and the versions of those that have one."""
-        return list(map(Tensor.data_ptr, self.tensors.values)), list(map(attrgetter("_version"), self.counted))
-
-
-class _Entries:
-    """Entries of dictionaries, and their values as they were; no Python code runs for each when they are read."""
-
-    def __init__(self, entries: Iterable[tuple[dict[str, Any], str]]) -> None:
-        pairs = list(entries)
-        self._dictionaries = [dictionary for dictionary, _ in pairs]
-        self._names = [name for _, name in pairs]
-        self.values = self.read()
-
-    def read(self) -> list[Any]:
-        """Return the values as they are, None for those that are gone."""
-        return list(map(dict.get, self._dictionaries, self._names))
-
-    def are_the_same(self) -> bool:
-        """Tell whether the values are the same objects."""
-        return all(map(is_, self.read(), self.values))
-
-
-@cache
-def _count_fused_updates() -> None:
-    """Let every fused optimizer count up the versions of what it changes, as the others do: PyTorch's do not."""
-
-    def count(optimizer: Any, *_: Any) -> None:
-        groups = [group["params"] for group in optimizer.param_groups if group.get("fused")]
-        increment_version([parameter for group in groups for parameter in group])
-
-    register_optimizer_step_post_hook(count)
 
 
 class _Positions:
@@ -225,6 +173,12 @@ class CompiledMemory(Memory):
         return source_mask(self.lengths, self.states)
 
 
+def forget_weights(model: nn.Module) -> None:
+    """Drop the packed weights of a model that trains: fused optimizers change tensors without a new version."""
+    if not traced():
+        _packs.pop(model, None)
+
+
 def encode_compiled(model: Any, src: Tensor, lengths: Tensor) -> CompiledMemory | None:
     """Return the states of sources [batch, src]; None where no kernels know the model, or may not be called."""
     packed = _pack(model, src)
@@ -258,8 +212,7 @@ def _pack(model: Any, like: Tensor, known: _PackedWeights | None = None) -> _Pac
     if known is not None and known.kernels is kernels:
         return known
     known = _packs.get(model)
-    if known is None or known.kernels is not kernels or not known.snapshot.matches():
-        _count_fused_updates()
+    if known is None or known.kernels is not kernels or not known.snapshot.matches(model):
         encoder, decoder, output = _encoder_weights(model), _decoder_weights(model), _output_weights(model.output)
         known = _PackedWeights(
             _ModelSnapshot(model),
