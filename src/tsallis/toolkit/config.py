@@ -384,9 +384,7 @@ def _apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> list[
     for whole in overrides:
         override = _parse_override(whole)
         for other in applied:
-            inner = override.key.removeprefix(f"{other.key}.")
-            replaced = f"{other.key}.".startswith(f"{override.key}.")
-            if replaced or (inner != override.key and _holds(other.value, inner.split("."))):
+            if f"{other.key}.".startswith(f"{override.key}."):
                 raise InputError(f"{override.name}: {describe(other.whole)} sets that, too; leave one of them")
         _set(content, override.key, override.value, override.name)
         applied.append(override)
@@ -404,15 +402,6 @@ def _parse_override(whole: str) -> Override:
         return override._replace(value=parse_yaml(text, override.name))
     except InputError as error:
         return override._replace(value=text, mistake=str(error))
-
-
-def _holds(value: Any, keys: Sequence[str]) -> bool:
-    """Tell whether nested sections have a key."""
-    for key in keys:
-        if not isinstance(value, dict) or key not in value:
-            return False
-        value = value[key]
-    return True
 
 
 def _set(content: dict[str, Any], key: str, value: Any, name: str = "") -> None:
@@ -453,17 +442,18 @@ def _find_mistakes(
         mistakes = [(d, path) for d, path in mistakes if path == ARCHITECTURE or path[:1] != ("model",)]
     expected: dict[str, list[str]] = {}
     endings: dict[str, str] = {}
-    texts: set[str] = set()
     for detail, path in mistakes:
         key = ".".join(map(str, path)) or "the file"
         if key not in expected and len(expected) == MOST_MISTAKES:
             expected["and more"] = [f"these are the first {MOST_MISTAKES} mistakes"]
             break
-        message, endings[key] = _describe_mistake(detail, path, schema)
+        message, ending = describe_mistake(detail)
+        if path == ARCHITECTURE:
+            message = f"expected {' or '.join(map(repr, schema.models))}"
         lines = expected.setdefault(key, [])
         lines.append(message.removeprefix("input should be ") if lines else message)
-        if detail["type"] == "string_type":
-            texts.add(key)
+        endings[key] = ending + (_hint(path, schema) if detail["type"] == "extra_forbidden" else "")
+    texts = {".".join(map(str, path)) for detail, path in mistakes if detail["type"] == "string_type"}
     return {key: " or ".join(lines) + endings.get(key, "") for key, lines in expected.items()}, texts
 
 
@@ -478,43 +468,28 @@ def _path(detail: ErrorDetails, content: Any) -> tuple[int | str, ...]:
     return (*path, detail["loc"][-1]) if detail["type"] == "missing" else path
 
 
-def _describe_mistake(detail: ErrorDetails, path: Sequence[int | str], schema: type[Config]) -> tuple[str, str]:
-    """Return what is wrong with a setting, and the end of the message: the value, and who accepts it."""
-    key, kind, value = str(path[-1]) if path else "", detail["type"], detail["input"]
-    if kind == "missing":
-        return "missing", ""
-    architectures = _accepting(key, value, schema) if len(path) == 2 and path[0] == "model" else ""
-    if kind == "extra_forbidden":
-        fields = _section(schema, path[:-1]).model_fields
-        close = difflib.get_close_matches(key[:LONGEST_KEY], fields, 1)
-        if architectures:
-            return f"unknown key (it belongs to {architectures})", ""
-        return "unknown key" + (f" (did you mean {close[0]}?)" if close else ""), ""
-    if path == ARCHITECTURE:
-        return f"expected {' or '.join(map(repr, schema.models))}", f", found {describe(value)}"
+def describe_mistake(detail: ErrorDetails) -> tuple[str, str]:
+    """Return what is wrong with a value in a file, and the end of the message, which shows the value."""
+    if detail["type"] in ("missing", "extra_forbidden", "unexpected_keyword_argument"):
+        return "missing" if detail["type"] == "missing" else "unknown key", ""
     message = detail["msg"].removeprefix("Value error, ")
-    found = "" if kind == "value_error" else f", found {describe(value)}"
-    return message[:1].lower() + message[1:], found + (f"; {architectures} accepts it" if architectures else "")
+    found = "" if detail["type"] == "value_error" else f", found {describe(detail['input'])}"
+    return message[:1].lower() + message[1:], found
 
 
-def _accepting(key: str, value: Any, schema: type[Config]) -> str:
-    """Return the other architectures, such as `architecture: transformer`, that accept a setting of `model`."""
-    found = []
-    for architecture, section in schema.models.items():
-        if section is schema.model_fields["model"].annotation or key not in section.model_fields:
-            continue
-        try:
-            section.model_validate({"architecture": architecture, key: value})
-        except ValidationError as error:
-            if any(detail["loc"][:1] == (key,) for detail in error.errors(include_url=False, include_context=False)):
-                continue
-        found.append(f"architecture: {architecture}")
-    return " or ".join(found)
+def _hint(path: Sequence[int | str], schema: type[Config]) -> str:
+    """Return where an unknown key belongs, or what it may have been meant to be."""
+    *sections, key = map(str, path)
+    others = [name for name, section in schema.models.items() if sections == ["model"] and key in section.model_fields]
+    if others:
+        return f" (it belongs to {' or '.join(f'architecture: {name}' for name in others)})"
+    close = difflib.get_close_matches(key[:LONGEST_KEY], _section(schema, sections).model_fields, 1)
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
-def _section(section: type[Section], path: Sequence[int | str]) -> type[Section]:
+def _section(section: type[Section], path: Sequence[str]) -> type[Section]:
     """Return the section at a path."""
     for key in path:
-        kind = section.model_fields[str(key)].annotation
+        kind = section.model_fields[key].annotation
         section = next(k for k in (kind, *get_args(kind)) if isinstance(k, type) and issubclass(k, Section))
     return section

@@ -81,7 +81,7 @@ def test_every_mistake_is_in_one_line(tmp_path: Path) -> None:
             r"model.heads: unknown key \(it belongs to architecture: transformer\)$",
         ),
         (TRANSFORMER + "{cell: gru}\n", r"model.cell: unknown key \(it belongs to architecture: rnn\)$"),
-        (BASE + "model: {attention: learned}\n", "found 'learned'; architecture: transformer accepts it$"),
+        (BASE + "model: {attention: learned}\n", "found 'learned'$"),
         (BASE + "model: {architecture: rnn, attention: lerned}\n", "'softmax', .* found 'lerned'$"),
         (TRANSFORMER + "{heads: 3}\n", "model: d_model must be a multiple of heads, found d_model 512 and heads 3"),
         ("version: 1\ndata: {task: parsing}\n", "data: .*'parsing'.*strings.*translation"),
@@ -182,7 +182,6 @@ def test_merged_keys_may_be_set_again(tmp_path: Path) -> None:
         ("training.epochs=2", "training.epochs=3"),
         ("training.epochs=2", "training.epochs=2"),
         ("training.epochs=2", "training={seed: 3}"),
-        ("training={epochs: 2}", "training.epochs=3"),
     ],
 )
 def test_two_overrides_of_one_setting(tmp_path: Path, first: str, second: str) -> None:
@@ -191,7 +190,9 @@ def test_two_overrides_of_one_setting(tmp_path: Path, first: str, second: str) -
 
 
 def test_an_override_goes_on_with_a_section(tmp_path: Path) -> None:
-    loaded = config(tmp_path, BASE, "training={epochs: 2}", "training.seed=3", "training.src_embeddings.file=x")
+    loaded = config(
+        tmp_path, BASE, "training={epochs: 1}", "training.epochs=2", "training.seed=3", "training.src_embeddings.file=x"
+    )
     assert (loaded.training.epochs, loaded.training.seed, loaded.training.src_embeddings.file) == (2, 3, "x")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -16,8 +16,10 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 
 from tsallis.errors import InputError, describe, truncate
+from tsallis.toolkit.config import describe_mistake
 from tsallis.toolkit.data.io import read_bytes, without_mark
 from tsallis.toolkit.old_names import with_new_names
 
@@ -232,17 +234,10 @@ def explain(error: ValidationError) -> str:
     return "; ".join(texts[:MOST_MISTAKES]) + more
 
 
-def _mistake(detail: Mapping[str, Any]) -> str:
-    path, message = _path(detail["loc"]), detail["msg"].removeprefix("Value error, ")
-    kind, value = detail["type"], describe(detail["input"])
-    if kind == "missing":
-        return f"{path}: missing"
-    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
-        return f"{path}: unknown key"
-    if kind == "model_type" and not detail["loc"]:
-        return f"expected a JSON object, found {value}"
-    message = message[:1].lower() + message[1:]
-    return f"{path}: {message}" if kind == "value_error" else f"{path}: {message}, found {value}"
+def _mistake(detail: ErrorDetails) -> str:
+    if detail["type"] == "model_type" and not detail["loc"]:
+        return f"expected a JSON object, found {describe(detail['input'])}"
+    return f"{_path(detail['loc'])}: {''.join(describe_mistake(detail))}"
 
 
 def _path(loc: Sequence[int | str]) -> str:
