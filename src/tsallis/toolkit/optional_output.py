@@ -1,23 +1,22 @@
-"""The standard output of a command whose results lie elsewhere: the work goes on when nobody reads it any more."""
+"""The standard output of a command whose results are files: the command continues when nobody reads it any more."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from collections.abc import Iterator
-from typing import IO, Any, cast
+from collections.abc import Callable
+from typing import Any
 
 
 class OptionalOutput:
-    """A text stream that is given up once it can't be written to: what comes after goes nowhere.
+    """A text stream that goes nowhere once it can't be written to.
 
     Args:
-        stream: that is written to.
-        note: what one line on standard error then says, behind the reason; None: nothing.
+        stream: Stream that is written to.
+        note: Text that is then printed on standard error after the reason; None: nothing.
 
     Attributes:
-        error: why it was given up; None as long as it is not.
+        error: First error of the stream, or None.
 
     >>> OptionalOutput(sys.stdout).write("a line\\n")
     a line
@@ -25,7 +24,8 @@ class OptionalOutput:
     """
 
     def __init__(self, stream: Any, note: str | None = None) -> None:
-        self.stream, self.note = stream, note
+        self.stream = stream
+        self.note = note
         self.error: OSError | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -33,48 +33,18 @@ class OptionalOutput:
 
     def write(self, text: str) -> int:
         """Write a text, and return its length."""
-        try:
-            if self.error is None:
-                self.stream.write(text)
-        except OSError as error:
-            self._give_up(error)
+        self._try(lambda: self.stream.write(text))
         return len(text)
 
     def flush(self) -> None:
         """Write what is buffered."""
+        self._try(lambda: self.stream.flush())
+
+    def _try(self, work: Callable[[], object]) -> None:
         try:
-            if self.error is None:
-                self.stream.flush()
+            work()
         except OSError as error:
-            self._give_up(error)
-
-    def _give_up(self, error: OSError) -> None:
-        self.error = error
-        discard(self.stream)
-        if self.note is not None:
-            reason = "closed" if isinstance(error, BrokenPipeError) else error.strerror or str(error)
-            with contextlib.suppress(OSError):
+            self.error, self.stream = error, open(os.devnull, "w")  # noqa: SIM115
+            if self.note is not None:
+                reason = "closed" if isinstance(error, BrokenPipeError) else error.strerror
                 print(f"tsallis: standard output: {reason}: {self.note}", file=sys.stderr, flush=True)
-
-
-@contextlib.contextmanager
-def optional_stdout(note: str | None = None) -> Iterator[OptionalOutput]:
-    """Make standard output an :class:`OptionalOutput` while the context lasts, and yield it."""
-    output = OptionalOutput(sys.stdout, note)
-    with contextlib.redirect_stdout(cast("IO[str]", output)):
-        yield output
-
-
-@contextlib.contextmanager
-def optional_stderr() -> Iterator[None]:
-    """Make standard error an :class:`OptionalOutput` while the context lasts: it is never a result."""
-    with contextlib.redirect_stderr(cast("IO[str]", OptionalOutput(sys.stderr))):
-        yield
-
-
-def discard(stream: Any) -> None:
-    """Let what a stream still holds, and all that is written to it, go nowhere: or Python would complain at exit."""
-    with contextlib.suppress(OSError, ValueError):  # a stream that is no file of the system's has no number
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)

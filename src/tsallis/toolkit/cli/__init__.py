@@ -7,10 +7,10 @@ import os
 import sys
 import warnings
 from io import TextIOWrapper
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 from tsallis.errors import IgnoredInputWarning, InputError, OptionError, describe, memory_for, one_line
-from tsallis.toolkit.optional_output import discard, optional_stderr
+from tsallis.toolkit.optional_output import OptionalOutput
 
 try:
     import typer
@@ -88,7 +88,7 @@ def main(command: Callable[[], object] = app) -> None:
     if sys.stderr is None:
         # Whatever is opened next must not take its place.
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    with optional_stderr(), _collect_notes() as notes:
+    with contextlib.redirect_stderr(cast(Any, OptionalOutput(sys.stderr))), _collect_notes() as notes:
         status = _status(command)
         for note in () if status else notes:  # a mistake is one line alone
             print(note, file=sys.stderr)
@@ -190,7 +190,9 @@ def _discard_output() -> None:
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError:
-        discard(sys.stdout)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def _known_to_all(error: Exception) -> bool:

@@ -19,7 +19,7 @@ from tsallis.toolkit.cli.options import Device
 from tsallis.toolkit.cli.output import check_folder, check_writable
 from tsallis.toolkit.cli.train import prepare_training, run_training
 from tsallis.toolkit.inference import open_run
-from tsallis.toolkit.optional_output import optional_stdout
+from tsallis.toolkit.optional_output import OptionalOutput
 
 if TYPE_CHECKING:
     from tsallis.search import Result
@@ -60,7 +60,8 @@ def demo(
     device: Device = "auto",
 ) -> None:
     """Train on the embedded English verbs, and show every answer that the model holds possible, with the proof."""
-    with optional_stdout("the demo goes on, and writes its page"):
+    output: Any = OptionalOutput(sys.stdout, "the demo goes on, and writes its page")
+    with contextlib.redirect_stdout(output):
         _show(run_dir, updates, device)
 
 
