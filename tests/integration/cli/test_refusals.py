@@ -185,7 +185,6 @@ def test_a_training_that_can_not_go_on(here: Path, name: str) -> None:
     [
         (("training.epochs=1",), "2 are made already"),
         (("training.epochs=5", "training.updates=3"), "training.updates: 6 are made already"),
-        (("training.epochs=5", "training.patience=2"), "training.patience: expected None"),
         (("training.batch_size=9", *LONGER), "another configuration"),
         (("model.d_model=8", *LONGER), "another configuration"),
         (("training.select=bleu", *LONGER), "training.select"),

@@ -10,11 +10,7 @@ from typing import Any
 from tsallis.errors import InputError
 from tsallis.toolkit.config import ON_RESUME, Config, Section, Settings
 from tsallis.toolkit.training.checkpoint import Checkpoints
-from tsallis.toolkit.training.file_names import CHECKPOINTS, TRAINING
-from tsallis.toolkit.training.schema import PositionRecord, TrainingRecord, check_record
-
-ENDS = ("training.epochs", "training.updates", "training.patience")
-BY_VALIDATIONS = ("halve-on-worse", "plateau")  # schedules that validations change
+from tsallis.toolkit.training.file_names import CHECKPOINTS
 
 
 @dataclass(frozen=True)
@@ -37,7 +33,7 @@ class Changes:
         return [f"{path}: {now}, {before} until now" for path, (before, now) in self.values.items()]
 
     def check(self, folder: Path) -> None:
-        """Raise if the resumed run would end differently from a fresh one with the new settings.
+        """Raise if a run can't end where the new settings end it.
 
         Args:
             folder: The run folder.
@@ -46,49 +42,18 @@ class Changes:
             InputError: Names the setting and a value that would be right.
         """
         checkpoints = Checkpoints(folder / CHECKPOINTS)
-        last = checkpoints.index().last
-        ends = [path for path in ENDS if path in self.values]
-        if not ends or last is None:  # nothing is trained yet
+        if checkpoints.index().last is None:  # nothing is trained yet
             return
-        path = str(folder / CHECKPOINTS / last / TRAINING)
-        position = check_record(checkpoints.load_training("last"), TrainingRecord, path).position
-        try:
-            self._check_numbers(position)
-            self._check_validations(ends[0], position, bool(checkpoints.facts("last")["metrics"]))
-        except InputError as error:
-            raise InputError(f"{folder}: {error}; or choose another folder") from error
-
-    def _check_numbers(self, position: PositionRecord) -> None:
-        for path, made in (("training.epochs", position.epoch), ("training.updates", position.step)):
-            _, now = self.values.get(path, (None, None))
-            if now is not None and now <= made:
-                raise InputError(f"{path}: {made} are made already: expected more, found {now}")
-        if "training.updates" in self.values and self.settings.schedule == "linear":
-            before, now = self.values["training.updates"]
-            raise InputError(
-                "training.updates: the learning rate of schedule linear depends on their number: expected "
-                f"{before} as before, found {now}"
-            )
-        before, now = self.values.get("training.patience", (None, None))
-        if now is not None and (before is None or now < before):
-            raise InputError(f"training.patience: expected {before} as before, or more, found {now}")
-
-    def _check_validations(self, path: str, position: PositionRecord, validated: bool) -> None:
-        """Raise if the run was validated at its end, a longer run would not be, and updates depend on validations."""
-        settings, counted = self.settings, "training.patience" in self.values or self.settings.patience is not None
-        if not validated or not (counted or settings.schedule in BY_VALIDATIONS):
-            return
-        if settings.validate_updates is not None:
-            name, every, due = "validate_updates", settings.validate_updates, position.step % settings.validate_updates
-        else:
-            name, every = "validate_every", settings.validate_every
-            due = position.update or position.epoch % settings.validate_every
-        if due:
-            reason = "patience" if settings.schedule not in BY_VALIDATIONS else f"schedule {settings.schedule}"
-            raise InputError(
-                f"{path}: the run was validated at its end, after {position.step} updates, as a longer one with "
-                f"training.{name}: {every} is not, and {reason} goes by validations: expected the same end as before"
-            )
+        last = checkpoints.facts("last")
+        for path, key in (("training.epochs", "epoch"), ("training.updates", "step")):
+            before, now = self.values.get(path, (None, None))
+            expected = None
+            if path in self.values and key == "step" and self.settings.schedule == "linear":
+                expected = f"the learning rate of schedule linear depends on their number: expected {before} as before"
+            elif now is not None and now <= last[key]:
+                expected = f"{last[key]} are made already: expected more"
+            if expected is not None:
+                raise InputError(f"{folder}: {path}: {expected}, found {now}; or choose another folder")
 
 
 def find_changes(text: str, before: Config, now: Config) -> Changes | None:
