@@ -28,7 +28,6 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from tsallis.analysis.score_names import rank_score
 from tsallis.errors import InputError
 from tsallis.models.sharing import aliases_of
 from tsallis.toolkit.data.io import is_folder, is_leftover, is_regular, read_bytes, remove_leftovers, write_atomic
@@ -63,7 +62,6 @@ class Checkpoints:
         self.folder = Path(folder)
         self.keep = keep
         self.lock = lock
-        self.written: Index | None = None  # by this process, or found in order by it
 
     def index(self) -> Index:
         """Return which checkpoints there are; none before the first one.
@@ -75,7 +73,7 @@ class Checkpoints:
         if os.path.lexists(path):
             return read_record(path, Index)
         if self._folders():
-            raise InputError(f"{path}: missing, and there are checkpoints; restore it{self._proposal()}")
+            raise InputError(f"{path}: missing, and there are checkpoints; restore it")
         return Index(finished=False)
 
     def check(self) -> Index:
@@ -86,7 +84,13 @@ class Checkpoints:
         """
         if os.path.lexists(self.folder) and not self.folder.is_dir():
             raise InputError(f"{self.folder}: expected a folder, found something else")
-        index = self._checked_index()
+        index = self.index()
+        for name in sorted(index.names):
+            if not is_regular(self.folder / name / MANIFEST):
+                raise InputError(
+                    f"{self.folder / INDEX}: names {name}, which is no whole checkpoint; "
+                    "restore that folder, or the index"
+                )
         last = -1 if index.last is None else _step(index.last)
         for path in self._folders():
             unnamed = path.name not in index.names | set(index.discard)
@@ -102,34 +106,16 @@ class Checkpoints:
         """
         with writing(self.folder, self.lock):
             index = self.check()
-            if self.written is None:
-                self.folder.mkdir(parents=self.lock is None, exist_ok=True)
+            self.folder.mkdir(parents=self.lock is None, exist_ok=True)
+            if not os.path.lexists(self.folder / INDEX):
                 self._replace(index, index)
             self.sweep()
-        return index
-
-    def _checked_index(self) -> Index:
-        """Return the index, compared with the folders it names and with what this process wrote last."""
-        path = self.folder / INDEX
-        if self.written is not None and not is_regular(path):
-            content = json.dumps(as_json(self.written))
-            raise InputError(f"{path}: was removed while the run was in use; restore it, or put this there: {content}")
-        index = self.index()
-        if self.written not in (None, index):
-            raise InputError(f"{path}: was changed while the run was in use; restore it")
-        for name in sorted(index.names):
-            if not is_regular(self.folder / name / MANIFEST):
-                raise InputError(
-                    f"{path}: names {name}, which is no whole checkpoint; restore that folder, or the index"
-                )
-        if os.path.lexists(path):
-            self.written = index
         return index
 
     def reopen(self) -> None:
         """Say that the run is not finished: it goes on from its last checkpoint."""
         with writing(self.folder, self.lock):
-            index = self._checked_index()
+            index = self.index()
             if index.finished:
                 self._replace(index, index.model_copy(update={"finished": False}))
 
@@ -152,13 +138,9 @@ class Checkpoints:
         stream = io.BytesIO()
         torch.save(_canonical(training), stream)
         with writing(self.folder, self.lock):
-            index = self.open() if self.written is None else self._checked_index()
-            before = self._write(
-                index,
-                name,
-                {PARAMETERS: safetensors.torch.save(_drop_aliases(model)), TRAINING: stream.getvalue()},
-                facts,
-            )
+            index = self.open()
+            blobs = {PARAMETERS: safetensors.torch.save(_drop_aliases(model)), TRAINING: stream.getvalue()}
+            before = self._write(index, name, blobs, facts)
             history = (*index.validated, name) if validated else index.validated
             changes = {
                 "last": name,
@@ -199,7 +181,6 @@ class Checkpoints:
         folders = {name for name in discard if name not in before.discard or os.path.lexists(self.folder / name)}
         index = Index.model_validate({**dict(index), "discard": tuple(sorted(folders))})
         write_atomic(self.folder / INDEX, json.dumps(as_json(index), indent=1))
-        self.written = index
         return index
 
     def average(self, last: int | None = None) -> list[str]:
@@ -241,7 +222,7 @@ class Checkpoints:
 
     def sweep(self) -> None:
         """Remove what the index says is superseded or was never whole, and what kills left of single files."""
-        index = self._checked_index()
+        index = self.index()
         with writing(self.folder, self.lock):
             for path in self._folders():
                 last = -1 if index.last is None else _step(index.last)
@@ -279,19 +260,6 @@ class Checkpoints:
             f"{path}: a checkpoint that {INDEX} does not name; move it out of the folder, or name it there"
         )
 
-    def _proposal(self) -> str:
-        """Propose the content of a missing index, as far as the manifests tell."""
-        steps: dict[str, Manifest] = {}
-        for path in self._folders():
-            if path.name.startswith("step-") and is_regular(path / MANIFEST):
-                steps[path.name] = self._manifest(path.name)
-        if not steps:
-            return ""
-        validated = [name for name, manifest in steps.items() if manifest.metrics]
-        best = max(validated or steps, key=lambda name: _rank(steps[name].metrics))
-        index = {"last": max(steps, key=_step), "best": best, "kept": validated, "finished": False}
-        return f", or put this there: {json.dumps(index)}"
-
     def facts(self, which: str) -> dict[str, Any]:
         """Return the manifest of the "last", "best" or "average" checkpoint."""
         return as_json(self._manifest(self._name(which)))
@@ -312,8 +280,7 @@ class Checkpoints:
             InputError: as :meth:`load`.
         """
         _, parameters, _ = self.load(which)
-        shared = aliases_of(model)
-        return {**parameters, **{alias: parameters[key] for alias, key in shared.items() if key in parameters}}
+        return {**parameters, **{name: parameters[key] for name, key in aliases_of(model).items() if key in parameters}}
 
     def _load(self, name: str) -> dict[str, Tensor]:
         path, blob = self.folder / name / PARAMETERS, self._read(name, PARAMETERS)
@@ -378,14 +345,6 @@ def find_nonfinite(parameters: Mapping[str, Tensor]) -> str | None:
 
 def _step(name: str) -> int:
     return int(name.removeprefix("step-"))
-
-
-def _rank(metrics: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the sort key of a checkpoint: the score that decides, or else the first one, then its negative loss."""
-    numbers = {k: v for k, v in metrics.items() if k.startswith("dev_") and isinstance(v, (int, float))}
-    loss = numbers.get("dev_loss", 0.0)
-    select = metrics.get("select") or next((k.removeprefix("dev_") for k in numbers if k != "dev_loss"), "")
-    return rank_score(select, numbers.get(f"dev_{select}", float("-inf"))), -loss
 
 
 def _canonical(value: Any) -> Any:

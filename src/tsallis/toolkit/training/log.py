@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tsallis.errors import InputError
-from tsallis.toolkit.data.io import NONBLOCK, read_bytes, sync_folder, write_all
+from tsallis.toolkit.data.io import NONBLOCK, check_file, read_bytes, sync_folder, write_all
 from tsallis.toolkit.training.lock import Lock, writing
 from tsallis.toolkit.training.schema import Event, parse_record
+
+WRITE = os.O_WRONLY | NONBLOCK | getattr(os, "O_BINARY", 0)  # flags to open a file with
 
 
 class Log:
@@ -35,21 +36,17 @@ class Log:
 
     def __init__(self, path: Path | str, lock: Lock | None = None) -> None:
         self.path, self.lock = Path(path), lock
-        self.size: int | None = None  # once this process has written to it
 
     @property
     def position(self) -> int:
         """The size of the file in bytes."""
-        if self.size is None:
-            return self.path.stat().st_size if self.path.exists() else 0
-        return self.size
+        return self.path.stat().st_size if self.path.exists() else 0
 
     def write(self, event: str, **values: Any) -> None:
         """Append a line, and flush it to the disk.
 
         Raises:
-            InputError: a file that can't be written, or that somebody else removed or changed; there is then no part
-                of the line in it.
+            InputError: a file that can't be written; there is then no part of the line in it.
         """
         line = json.dumps({"event": event, **values}) + "\n"
         self._change(self.position, line.encode())
@@ -70,8 +67,9 @@ class Log:
             InputError: as :meth:`rewind`, or something other than a file that can be written.
         """
         if os.path.lexists(self.path):
+            check_file(self.path)
             with writing(self.path, self.lock):
-                os.close(self._open())
+                os.close(os.open(self.path, WRITE))
         size = self.position
         if size < position:
             raise InputError(
@@ -107,11 +105,11 @@ class Log:
 
     def _change(self, position: int, line: bytes = b"") -> None:
         """Cut the file off at `position` and append a line."""
+        is_new = not self.path.exists()
         with writing(self.path, self.lock):
-            handle = self._open(os.O_CREAT if self.size is None else 0)
+            handle = os.open(self.path, WRITE | os.O_CREAT, 0o666)
             try:
-                if os.fstat(handle).st_size > position:
-                    os.ftruncate(handle, position)
+                os.ftruncate(handle, position)
                 os.lseek(handle, position, os.SEEK_SET)
                 try:
                     write_all(handle, line)
@@ -121,30 +119,8 @@ class Log:
                     raise
             finally:
                 os.close(handle)
-            if self.size is None:
+            if is_new:
                 sync_folder(self.path.parent)
-            self.size = position + len(line)
-
-    def _open(self, flags: int = 0) -> int:
-        """Open the file for writing; raise an InputError unless it is a file as this process left it."""
-        flags |= os.O_WRONLY | NONBLOCK | getattr(os, "O_BINARY", 0)
-        try:
-            handle = os.open(self.path, flags, 0o666)
-        except FileNotFoundError as error:
-            raise self._interference("was removed") from error
-        status = os.fstat(handle)
-        fault = None
-        if not stat.S_ISREG(status.st_mode):
-            fault = InputError(f"{self.path}: can't be written: expected a file, found a fifo or a device")
-        elif self.size not in (None, status.st_size):
-            fault = self._interference(f"has {status.st_size} bytes, {self.size} were written: it was changed")
-        if fault is not None:
-            os.close(handle)
-            raise fault
-        return handle
-
-    def _interference(self, what: str) -> InputError:
-        return InputError(f"{self.path}: {what} while the run was in use; restore it, and the same command goes on")
 
     def events(self) -> list[dict[str, Any]]:
         """Return every event.
