@@ -2,33 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
 from tsallis.nn.alpha import PerHeadAlpha
-
-
-class ParameterKinds(NamedTuple):
-    """The trainable parameters of a module."""
-
-    matrices: list[nn.Parameter]
-    vectors: list[nn.Parameter]  # biases and the weights of norms
-    alphas: list[nn.Parameter]
-
-
-def split_parameters(module: nn.Module) -> ParameterKinds:
-    """Return the trainable parameters of a module by kind."""
-    own = {id(p) for part in module.modules() if isinstance(part, PerHeadAlpha) for p in part.parameters()}
-    kinds = ParameterKinds([], [], [])
-    for parameter in module.parameters():
-        if not parameter.requires_grad:
-            continue
-        if id(parameter) in own:
-            kinds.alphas.append(parameter)
-        else:
-            (kinds.matrices if parameter.dim() > 1 else kinds.vectors).append(parameter)
-    return kinds
 
 
 def parameter_groups(
@@ -60,10 +38,13 @@ def parameter_groups(
     """
     if not 0 <= alpha_lr_scale < float("inf"):
         raise ValueError(f"alpha_lr_scale must be finite and at least 0, got {alpha_lr_scale}")
-    matrices, vectors, alphas = split_parameters(module)
+    learned = {id(p) for part in module.modules() if isinstance(part, PerHeadAlpha) for p in part.parameters()}
+    trained = [p for p in module.parameters() if p.requires_grad]
+    alphas = [p for p in trained if id(p) in learned]
+    others = [p for p in trained if id(p) not in learned]
     groups: list[dict[str, Any]] = [
-        {"params": matrices, "lr": lr, "weight_decay": weight_decay},
-        {"params": vectors, "lr": lr, "weight_decay": 0.0},
+        {"params": [p for p in others if p.dim() > 1], "lr": lr, "weight_decay": weight_decay},
+        {"params": [p for p in others if p.dim() < 2], "lr": lr, "weight_decay": 0.0},
         {"params": alphas, "lr": lr * alpha_lr_scale, "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]

@@ -25,7 +25,7 @@ from tsallis.errors import InputError
 from tsallis.models.arguments import untrained_copy
 from tsallis.models.batch import Batch, has_loss
 from tsallis.models.sharing import aliases_of
-from tsallis.nn.parameter_groups import split_parameters
+from tsallis.nn.parameter_groups import parameter_groups
 from tsallis.symbols import IGNORE_INDEX
 from tsallis.toolkit.config import Settings
 from tsallis.toolkit.evaluation.teacher_forcing import counted_symbols
@@ -96,9 +96,10 @@ class Engine:
         self.module: nn.Module = self._wrap()
         self.step_module = torch.compile(self.module, dynamic=True) if settings.compile else self.module
         fused = world.device.type in ("cpu", "cuda")
-        self.optimizer = OPTIMIZERS[settings.optimizer](
-            self._groups(), lr=0.0, betas=settings.betas, weight_decay=0.0, fused=fused
-        )
+        scale, decay = settings.alpha_lr_scale, settings.weight_decay
+        groups = parameter_groups(self.model, 1.0, alpha_lr_scale=scale, weight_decay=decay)
+        groups = [{**group, "factor": group["lr"]} for group in groups]
+        self.optimizer = OPTIMIZERS[settings.optimizer](groups, betas=settings.betas, fused=fused)
 
     def _wrap(self) -> nn.Module:
         if self.world.size == 1:
@@ -120,20 +121,6 @@ class Engine:
             if all(uses[p] == 1 for p in layer.parameters()):
                 fully_shard(layer, mesh=mesh)
         return cast(nn.Module, fully_shard(self.objective, mesh=mesh))
-
-    def _groups(self) -> list[dict[str, Any]]:
-        """Return the parameters that are trained: matrices, which alone decay; vectors with them if none do; alphas.
-
-        Biases and the weights of norms are vectors.
-        """
-        decay, (matrices, vectors, alphas) = self.settings.weight_decay, split_parameters(self.model)
-        rest = [p for p in self.model.parameters() if p.requires_grad and all(p is not own for own in alphas)]
-        groups: list[dict[str, Any]] = [
-            {"params": matrices if decay else rest, "factor": 1.0, "weight_decay": decay},
-            {"params": vectors if decay else [], "factor": 1.0},
-            {"params": alphas, "factor": self.settings.alpha_lr_scale},
-        ]
-        return [group for group in groups if group["params"]]
 
     def update(
         self,
@@ -228,20 +215,13 @@ class Engine:
         return model, dict(get_optimizer_state_dict(self.model, self.optimizer, options=options))
 
     def load(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Any]) -> None:
-        """Load what :meth:`state` gave, from any number of processes; every process brings it.
-
-        Raises:
-            InputError: parameters or moments that are not of this model.
-        """
-        self.check(model, optimizer)
+        """Load what :meth:`state` gave, from any number of processes, and :meth:`check` accepts."""
         # In one order everywhere: each is dealt out in turn.
         parameters: dict[str, Any] = {name: model[name] for name in self._names()}
         options = StateDictOptions(full_state_dict=True, strict=False)  # the other names of parameters are left out
         set_model_state_dict(self.model, parameters, options=options)
-        # The settings determine the options of the optimizer, whatever was stored.
-        own = [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]
-        pairs = zip(own, optimizer["param_groups"], strict=True)
-        groups = [{**group, "params": list(names["params"])} for group, names in pairs]
+        # The settings determine the groups of the optimizer, whatever was stored.
+        groups = [{**group, "params": names} for group, names in self._groups()]
         set_optimizer_state_dict(
             self.model, self.optimizer, {"state": dict(optimizer["state"]), "param_groups": groups}, options=options
         )
@@ -259,23 +239,18 @@ class Engine:
         for name in names:
             if model[name].shape != shapes[name]:
                 raise InputError(f"the stored {name} has the shape {list(model[name].shape)}, not {list(shapes[name])}")
-        groups = [group.get("params") for group in optimizer["param_groups"]]
-        stored_names = [name for group in groups if isinstance(group, list) for name in group if isinstance(name, str)]
-        parameter_names = {name for name, _ in self.model.named_parameters()}
-        sizes = [len(group["params"]) for group in self.optimizer.param_groups]
-        if (
-            [len(group or ()) for group in groups] != sizes
-            or not set(stored_names) <= parameter_names
-            or len(stored_names) != sum(sizes)
-        ):
+        state, trained = optimizer["state"], [name for _, names in self._groups() for name in names]
+        if state.keys() != set(trained):
             raise InputError("the stored optimizer is not of this model's parameters")
-        for name in stored_names:
-            moments = optimizer["state"].get(name)
-            if not isinstance(moments, dict) or not all(
-                isinstance(moments.get(kind), Tensor) and moments[kind].shape == shape
-                for kind, shape in (("exp_avg", shapes[name]), ("exp_avg_sq", shapes[name]), ("step", torch.Size()))
-            ):
+        for name in trained:
+            expected = {"exp_avg": shapes[name], "exp_avg_sq": shapes[name], "step": torch.Size()}
+            if {kind: getattr(state[name].get(kind), "shape", None) for kind in expected} != expected:
                 raise InputError(f"the stored optimizer's state of {name} is not that of a parameter of this shape")
+
+    def _groups(self) -> list[tuple[dict[str, Any], list[str]]]:
+        """Return the groups of the optimizer, each with the names of its parameters."""
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        return [(group, [names[parameter] for parameter in group["params"]]) for group in self.optimizer.param_groups]
 
     def _names(self) -> list[str]:
         """Return the names of parameters, each once."""

@@ -171,15 +171,19 @@ class ScheduleRecord(Record):
     stale: Count = 0  # validations since the best one, or since the rate was lowered
 
 
-class PositionRecord(Record):
-    epoch: Count
-    update: Count
-    step: Count
-    loss: Annotated[float, Field(allow_inf_nan=False)]
-    symbols: Count
-    best_score: float
-    best_loss: float
-    stale: Count
+class Position(BaseModel):
+    """The position of a run: its updates so far, sums over the epoch, and best scores."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    epoch: Count = 0
+    update: Count = 0  # of the epoch
+    step: Count = 0  # updates in all
+    loss: Annotated[float, Field(allow_inf_nan=False)] = 0.0  # sums over the epoch so far
+    symbols: Count = 0
+    best_score: float = -math.inf
+    best_loss: float = math.inf
+    stale: Count = 0  # validations since the best one
 
 
 class TrainingRecord(Record):
@@ -187,7 +191,7 @@ class TrainingRecord(Record):
 
     optimizer: OptimizerRecord
     schedule: ScheduleRecord
-    position: PositionRecord
+    position: Position
     processes: Annotated[int, Field(ge=1, lt=2**31)]
     log: Count  # bytes
     timing: Count | None = None  # of older runs

@@ -8,38 +8,26 @@ from pathlib import Path
 from typing import Any
 
 from tsallis.errors import InputError
+from tsallis.toolkit.training.lock import writing
 
 
-class Board:
-    """The files that TensorBoard reads, in a folder; of a run that is resumed, what came later is drawn no more.
-
-    Args:
-        folder: of the files.
-        step: updates so far.
+def open_board(folder: Path, step: int) -> Any:
+    """Return the writer of the files that TensorBoard reads; it hides what a resumed run writes again after `step`.
 
     Raises:
         InputError: if the package tensorboard is missing, or the folder can't be written.
     """
+    require_tensorboard(folder)
+    from torch.utils.tensorboard import SummaryWriter
 
-    def __init__(self, folder: Path, step: int) -> None:
-        writer = _writer()
-        try:
-            self.writer = writer(str(folder), purge_step=step + 1)
-        except OSError as error:
-            raise InputError(f"{folder}: can't be written: {error.strerror or error}") from error
+    with writing(folder):
+        return SummaryWriter(str(folder), purge_step=step + 1)
 
-    def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Write numbers, and lists [layers][heads] of them, by their names; anything else is left out."""
-        for tag, value in scalars(values):
-            self.writer.add_scalar(tag, value, step)
 
-    def flush(self) -> None:
-        """Make what is written visible."""
-        self.writer.flush()
-
-    def close(self) -> None:
-        """Write what is left, and end."""
-        self.writer.close()
+def write_scalars(board: Any, step: int, values: Mapping[str, Any]) -> None:
+    """Write numbers, and lists [layers][heads] of them, by their names; anything else is left out."""
+    for tag, value in scalars(values):
+        board.add_scalar(tag, value, step)
 
 
 def scalars(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
@@ -59,16 +47,11 @@ def scalars(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 def require_tensorboard(folder: Path | None = None) -> None:
     """Raise an InputError if the package tensorboard is missing, or a folder can't be that of its files."""
-    _writer()
-    if folder is not None and os.path.lexists(folder) and not folder.is_dir():
-        raise InputError(f"{folder}: can't be written: expected a folder, found something else")
-
-
-def _writer() -> Any:
     try:
-        from torch.utils.tensorboard import SummaryWriter
+        import torch.utils.tensorboard  # noqa: F401
     except ImportError as error:
         raise InputError(
             "training.tensorboard needs the package tensorboard: pip install 'tsallis[toolkit,tensorboard]'"
         ) from error
-    return SummaryWriter
+    if folder is not None and os.path.lexists(folder) and not folder.is_dir():
+        raise InputError(f"{folder}: can't be written: expected a folder, found something else")

@@ -6,7 +6,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,25 +29,11 @@ from tsallis.toolkit.training.file_names import BOARD, CHECKPOINTS, INDEX, LOCK,
 from tsallis.toolkit.training.lock import Lock, writing
 from tsallis.toolkit.training.log import Log
 from tsallis.toolkit.training.schedules import make_schedule
-from tsallis.toolkit.training.schema import TrainingRecord, check_record
-from tsallis.toolkit.training.tensorboard import Board, require_tensorboard
+from tsallis.toolkit.training.schema import Position, TrainingRecord, check_record
+from tsallis.toolkit.training.tensorboard import open_board, require_tensorboard, write_scalars
 
 WATCH_EVERY = 25  # updates between two records of supports for the progress display
 VALIDATION_BATCH = 128  # rows of a batch of the development set
-
-
-@dataclass
-class Position:
-    """The position of a run: its updates so far, sums over the epoch, and best scores."""
-
-    epoch: int = 0
-    update: int = 0  # of the epoch
-    step: int = 0  # updates in all
-    loss: float = 0.0  # sums over the epoch so far
-    symbols: int = 0
-    best_score: float = -math.inf
-    best_loss: float = math.inf
-    stale: int = 0  # validations since the best one
 
 
 @dataclass(frozen=True)
@@ -149,7 +135,7 @@ class Trainer:
         self.checkpoints = Checkpoints(folder / CHECKPOINTS, settings.keep, lock)
         self.log = Log(folder / LOG, lock)
         self.timing = Log(folder / TIMING, lock)
-        self.board: Board | None = None  # on the first process, if the settings have one
+        self.board: Any = None  # on the first process, if the settings have one
         self.position = Position()
         self.loaded = False  # whether `load` was called
         self.log_position: int | None = None  # in the checkpoint from which the run is resumed
@@ -200,7 +186,7 @@ class Trainer:
                 state, parameters = self._load_checkpoint()
             self.engine.load(parameters, dict(state.optimizer))
             self.schedule.restore(dict(state.schedule))
-            self.position = Position(**dict(state.position))
+            self.position = state.position.model_copy()
             # Other processes make other updates: go on at the first batch that may not have been seen.
             self.position.update = self.position.update * state.processes // self.world.size
             self.log_position = state.log
@@ -251,7 +237,7 @@ class Trainer:
 
     def _open_board(self) -> None:
         if self.settings.tensorboard and not self._is_finished():
-            self.board = Board(self.folder / BOARD, self.position.step)
+            self.board = open_board(self.folder / BOARD, self.position.step)
 
     def _rewind(self, position: int) -> None:
         self.log.rewind(position)
@@ -285,7 +271,7 @@ class Trainer:
         training: dict[str, Any] = {
             "optimizer": optimizer,
             "schedule": self.schedule.state(),
-            "position": asdict(self.position),
+            "position": self.position.model_dump(),
             "processes": self.world.size,
             "log": self.log.position,
             "data": self.data,
@@ -334,7 +320,7 @@ class Trainer:
         self.watch(progress)
         if self.board is not None and self.position.step % WATCH_EVERY == 1:  # statistics are of this update
             values = {name: getattr(progress, name) for name in ("accuracy", "supported", "num_attended")}
-            self.board.write(self.position.step, {f"batch_{name}": value for name, value in values.items()})
+            write_scalars(self.board, self.position.step, {f"batch_{name}": value for name, value in values.items()})
 
     @staticmethod
     def _is_due(count: int, every: int | None) -> bool:
@@ -389,7 +375,7 @@ class Trainer:
         loss = position.loss / max(position.symbols, 1)
         names = ("accuracy", "supported", "num_attended")
         shares = {} if stats is None else {name: _share(stats, name) for name in names}
-        return Progress(Position(**asdict(position)), updates, loss, self.speed, **shares, validation=validation)
+        return Progress(position.model_copy(), updates, loss, self.speed, **shares, validation=validation)
 
     def _end_of_epoch(self, updates: int) -> None:
         position, settings = self.position, self.settings
@@ -412,7 +398,7 @@ class Trainer:
         def log() -> None:
             self.log.write(event, **where, loss=loss, learning_rate=rate, **(metrics or {}))
             if self.board is not None:
-                self.board.write(position.step, {"loss": loss, "learning_rate": rate, **(metrics or {})})
+                write_scalars(self.board, position.step, {"loss": loss, "learning_rate": rate, **(metrics or {})})
                 self.board.flush()
             self._write_timing(event)
 

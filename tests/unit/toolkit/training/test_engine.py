@@ -239,9 +239,3 @@ def test_matrices_alone_decay(optimizer: str) -> None:
         kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[optimizer]
         kind([expected], lr=lr, betas=(0.8, 0.9), weight_decay=decays).step()
         torch.testing.assert_close(p, expected, atol=1e-12, rtol=1e-10, msg=name)
-
-
-def test_without_decay_the_optimizer_has_one_group_for_all_but_alphas() -> None:
-    """As runs of earlier versions have it, whose checkpoints are read."""
-    assert [len(group["params"]) for group in engine(model()).optimizer.param_groups] == [len([*model().parameters()])]
-    assert len(engine(model("transformer")).optimizer.param_groups) == 2

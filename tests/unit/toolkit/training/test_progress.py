@@ -9,7 +9,7 @@ import pytest
 from tsallis.toolkit.data.corpus import Counts
 from tsallis.toolkit.training import Progress
 from tsallis.toolkit.training.progress import TrainingDisplay
-from tsallis.toolkit.training.trainer import Position
+from tsallis.toolkit.training.schema import Position
 
 VALIDATION = {"dev_loss": 0.5, "dev_accuracy": 0.25, "attention_support": 3.0, "output_support": 2.0}
 

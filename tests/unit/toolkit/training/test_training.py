@@ -16,7 +16,7 @@ from tsallis.errors import InputError
 from tsallis.toolkit.evaluation.text_scores import levenshtein
 from tsallis.toolkit.tasks.registry import load_config
 from tsallis.toolkit.training import Checkpoints, Log, Settings
-from tsallis.toolkit.training.schedules import Constant, HalveOnWorse, InverseSquareRoot, Plateau, make_schedule
+from tsallis.toolkit.training.schedules import HalveOnWorse, InverseSquareRoot, Plateau, Schedule, make_schedule
 from tsallis.toolkit.training.schema import Index
 
 ROOT = Path(__file__).parents[4]
@@ -57,7 +57,7 @@ def test_schedules() -> None:
     again.restore(json.loads(json.dumps(halve.state())))
     again.after_validation(10.0, False)
     assert again.rate(0) == 0.125
-    assert Constant(0.1).rate(10**6) == 0.1
+    assert Schedule(0.1).rate(10**6) == 0.1
     root = InverseSquareRoot(1.0, 10)
     assert root.rate(0) == 0.1 and root.rate(9) == 1.0 and root.rate(39) == 0.5
     with pytest.raises(ValueError, match="warmup"):
