@@ -19,8 +19,7 @@ import torch
 from tsallis.toolkit.data.io import check_file, digest_file
 
 PACKAGE = Path(__file__).parents[2]
-# A value in a list or a mapping of YAML, without quotes.
-_YAML_ITEM = re.compile(r"""(?:(?<=[\[{,'"])|(?<=[,:]\s))[^\s\[\]{},'"](?:[^\[\]{},'":]|:(?!\s))*""")
+_FOLDERS = re.compile(r"""(?<![\w.:/-])/(?:[^/,'"\[\]{}]+/)*""")  # of an absolute path
 
 
 def environment() -> dict[str, Any]:
@@ -95,7 +94,7 @@ def command_line(arguments: Sequence[str] | None = None) -> str:
 
 
 def shorten_path(text: str) -> str:
-    """Return the last part of an absolute path, also behind an equals sign or in a YAML list; any other text as it is.
+    """Return a text with the last part alone of each absolute path in it.
 
     Example:
         >>> shorten_path("/home/ada/data"), shorten_path("data.folder=/home/ada/data"), shorten_path("runs/best")
@@ -103,14 +102,7 @@ def shorten_path(text: str) -> str:
         >>> shorten_path("data.train=[/home/ada/a.tsv, more/b.tsv]")
         'data.train=[a.tsv, more/b.tsv]'
     """
-    starts = [0, *(match.end() for match in re.finditer("=", text))]
-    start = next((start for start in starts if Path(text[start:]).is_absolute()), None)
-    if start is not None:
-        return text[:start] + Path(text[start:]).name
-    name, equals, value = text.partition("=")
-    if not value.startswith(("[", "{", '"', "'")):
-        return text
-    return name + equals + _YAML_ITEM.sub(lambda item: shorten_path(item[0]), value)
+    return _FOLDERS.sub("", text)
 
 
 def digest_files(paths: Iterable[Path]) -> dict[str, Any]:

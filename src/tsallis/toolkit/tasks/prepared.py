@@ -30,9 +30,7 @@ from tsallis.toolkit.training.checkpoint import Checkpoints
 from tsallis.toolkit.training.file_names import CHECKPOINTS, CONFIG, TASK
 from tsallis.toolkit.training.initial import (
     Start,
-    describe_start,
     embedding_name,
-    freeze,
     load_start,
     set_embeddings,
     symbol_numbers,
@@ -83,10 +81,9 @@ class PreparedRun:
                 start.facts["run"] = self._take(self.source, model)
             vectors = {side: self._embed(side, section, model) for side, section in sides.items()}
             start.facts.update({"embeddings": vectors} if vectors else {})
-        start.lines = describe_start(start.facts)
         for side, section in sides.items():
-            if section.freeze:
-                freeze(model, [embedding_name(model, side)])
+            if section.freeze and (name := embedding_name(model, side)) is not None:
+                model.get_parameter(name).requires_grad_(False)
         return start
 
     def _take(self, source: Run, model: Any) -> dict[str, Any]:

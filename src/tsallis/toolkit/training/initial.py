@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import safetensors
 import safetensors.torch
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tsallis.errors import InputError
 from tsallis.models.sharing import SymbolRows, aliases_of
@@ -32,12 +32,15 @@ class Start:
     Args:
         model: that has them.
         facts: what the log says of them, by their source.
-        lines: the same for people.
     """
 
     model: Any
     facts: dict[str, Any] = field(default_factory=dict)
-    lines: list[str] = field(default_factory=list)
+
+    @property
+    def lines(self) -> list[str]:
+        """The facts for people."""
+        return describe_start(self.facts)
 
     def blob(self) -> bytes | None:
         """Return the file that a run goes on from before its first checkpoint; None where all is drawn at random."""
@@ -70,32 +73,31 @@ def take_parameters(model: Any, source: Run, vocabularies: Mapping[str, Any]) ->
     if type(source.model) is not type(model):
         kinds = (type(source.model).__name__, type(model).__name__)
         raise InputError(f"training.init_from: {source.folder}: a {kinds[0]}, and this run's model is a {kinds[1]}")
-    state, own = source.model.state_dict(), model.state_dict()
-    shared, by_symbol = aliases_of(model), model.symbol_rows
-    names = [name for name in own if name not in shared]
-    matches = [name for name in names if name in state and name not in by_symbol]
-    for name in matches:
-        _check_shape(name, state[name].shape, own[name].shape, source)
+    state, shared, by_symbol = source.model.state_dict(), aliases_of(model), model.symbol_rows
+    own = {name: value for name, value in model.state_dict().items() if name not in shared}
+    taken: list[str] = []
     symbols: dict[str, list[int]] = {}
-    for name in by_symbol.keys() & set(names) & state.keys():
-        _check_shape(name, state[name].shape[1:], own[name].shape[1:], source, "rows of ")
-        symbols[name] = _take_rows(own[name], state[name], by_symbol[name], source, vocabularies)
+    matches = [name for name in own if name in state]
     for name in matches:
-        own[name].copy_(state[name])
+        theirs, ours = (list(x[name].shape[name in by_symbol :]) for x in (state, own))
+        if theirs != ours:
+            raise InputError(
+                f"training.init_from: {source.folder}: {'rows of ' if name in by_symbol else ''}{name} of shape "
+                f"{theirs} there, {ours} here; sizes of model must be the same"
+            )
+    for name in matches:
+        if name in by_symbol:
+            symbols[name] = _take_rows(own[name], state[name], by_symbol[name], source, vocabularies)
+        else:
+            own[name].copy_(state[name])
+            taken.append(name)
+    others = aliases_of(source.model).keys() | shared.keys() | own.keys()
     return {
-        "taken": matches,
+        "taken": taken,
         "symbols": dict(sorted(symbols.items())),
-        "random": [name for name in names if name not in state],
-        "unused": [name for name in state if name not in own and name not in aliases_of(source.model)],
+        "random": [name for name in own if name not in state],
+        "unused": [name for name in state if name not in others],
     }
-
-
-def _check_shape(name: str, theirs: Sequence[int], ours: Sequence[int], source: Run, rows: str = "") -> None:
-    if theirs != ours:
-        raise InputError(
-            f"training.init_from: {source.folder}: {rows}{name} of shape {list(theirs)} there, {list(ours)} here; "
-            "sizes of model must be the same"
-        )
 
 
 def _take_rows(
@@ -116,8 +118,8 @@ def symbol_numbers(vocabulary: Any) -> dict[str, int]:
 
 
 @torch.no_grad()
-def set_embeddings(model: Any, side: str, vectors: WordVectors, origin: str) -> str:
-    """Give the embeddings of some symbols their vectors; return the parameter's name.
+def set_embeddings(model: Any, side: str, vectors: WordVectors, origin: str) -> None:
+    """Give the embeddings of some symbols their vectors.
 
     Raises:
         InputError: a model without embeddings on that side, vectors of another size.
@@ -131,19 +133,12 @@ def set_embeddings(model: Any, side: str, vectors: WordVectors, origin: str) -> 
             f"{origin}: vectors of {vectors.matrix.shape[1]} numbers, the model's embeddings have {parameter.shape[1]}"
         )
     parameter[list(vectors.numbers)] = vectors.matrix.to(parameter)
-    return name
 
 
 def embedding_name(model: Any, side: str) -> str | None:
     """Return the name of the embeddings of a side, "src" or "tgt"; None where there are none."""
     names = (name for name, rows in model.symbol_rows.items() if rows.side == side and "embedding" in name)
     return next(names, None)
-
-
-def freeze(model: nn.Module, names: Iterable[str | None]) -> None:
-    """Let parameters stay as they are while all others are trained."""
-    for name in filter(None, names):
-        model.get_parameter(name).requires_grad_(False)
 
 
 @torch.no_grad()
@@ -177,22 +172,18 @@ def describe_start(facts: Mapping[str, Any]) -> list[str]:
     """Return lines that say where the parameters of a run are from."""
     lines = []
     if source := facts.get("run"):
-        rows = "; ".join(f"{name} of {part} of {total} symbols" for name, (part, total) in source["symbols"].items())
+        rows = "".join(f"; {name} of {part} of {total} symbols" for name, (part, total) in source["symbols"].items())
         lines.append(
             f"Starts from {source['folder']} ({source['checkpoint']}, step {source['step']}): "
-            f"{len(source['taken'])} parameters as they are{'; ' if rows else ''}{rows}"
+            f"{len(source['taken'])} parameters as they are{rows}"
         )
         for key, title in (("random", "Not there, drawn at random"), ("unused", "Not taken")):
-            if source[key]:
-                lines.append(f"{title}: {_list(source[key])}")
+            names = source[key]
+            more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+            lines += [f"{title}: {', '.join(names[:MOST_NAMES])}{more}"] if names else []
     for side, vectors in facts.get("embeddings", {}).items():
         lines.append(
             f"Embeddings of {side} from {vectors['file']}: {vectors['symbols']} of {vectors['of']} symbols, "
             f"{vectors['coverage']:.1%} of the training data's{', frozen' if vectors['frozen'] else ''}"
         )
     return lines
-
-
-def _list(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return ", ".join(names[:MOST_NAMES]) + more

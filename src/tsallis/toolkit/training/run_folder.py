@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import yaml
 from torch import Tensor
 
 from tsallis.errors import InputError, describe
@@ -50,7 +49,6 @@ __all__ = ["Run", "build_model", "load_run", "locked", "start_run"]
 
 Symbols = Vocabulary | Subwords
 SYMBOLS: dict[str, type[Vocabulary] | type[Subwords]] = {"vocab.json": Vocabulary, "model": Subwords}  # by file ending
-ESTIMATES = ("tau",)  # arguments worked out from the data, which another machine rounds differently
 # Errors that constructors of models raise for arguments of a wrong kind or size.
 REFUSALS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RuntimeError, MemoryError)
 
@@ -261,7 +259,7 @@ def start_run(
         resumed = os.path.lexists(path)
         if resumed:
             same = config if changes is None or read_text(path) == config else changes.before
-            _check_same(folder, same, record, task_record, vocabularies)
+            _check_same(folder, same, task_record, vocabularies)
             if changes is not None and same != config:
                 changes.check(folder)
                 if not dry:
@@ -284,9 +282,7 @@ def start_run(
     return resumed
 
 
-def _check_same(
-    folder: Path, config: str, record: ModelRecord, task: TaskRecord, vocabularies: Mapping[Path, Symbols]
-) -> None:
+def _check_same(folder: Path, config: str, task: TaskRecord, vocabularies: Mapping[Path, Symbols]) -> None:
     """See that a folder holds the run of these arguments, whole."""
     path = folder / CONFIG
     before = read_text(path)
@@ -297,13 +293,7 @@ def _check_same(
         check_file(file)
         if type(symbols).load(file) != symbols:
             raise InputError(f"{file}: the training data has changed since the run was started")
-    saved, saved_task = _read_records(folder)
-    for key in sorted((saved.arguments.keys() & record.arguments.keys()).difference(ESTIMATES)):
-        if saved.arguments[key] != record.arguments[key]:
-            raise InputError(
-                f"{folder / MODEL}: {key} is {saved.arguments[key]!r}, {record.arguments[key]!r} by {CONFIG}; "
-                "restore the file"
-            )
+    _, saved_task = _read_records(folder)
     if saved_task.task != task.task:
         raise InputError(f"{folder / TASK}: not the task of {CONFIG}; restore the file")
 
@@ -326,22 +316,18 @@ def _is_start_leftover(
 
 def _difference(old: str, new: str) -> str:
     """Return the settings that differ, with their paths; those that earlier versions did not have come last."""
-    content = with_new_names(parse_yaml(old, CONFIG))
-    before, after = _settings(yaml.safe_dump(content, sort_keys=False, allow_unicode=True)), _settings(new)
-    known = {line.partition(":")[0] for line in before}
-    added = sorted((line for line in after if line not in before), key=lambda line: line.partition(":")[0] not in known)
-    lines = [f"now {line}" for line in added] + [f"then {line}" for line in before if line not in after]
+    before, after = (dict(_settings(with_new_names(parse_yaml(text, CONFIG)))) for text in (old, new))
+    added = [path for path in after if path not in before or before[path] != after[path]]
+    lines = [f"now {path}: {after[path]}" for path in sorted(added, key=lambda path: path not in before)]
+    lines += [f"then {path}: {text}" for path, text in before.items() if path not in after or after[path] != text]
     return "; ".join(lines[:4])
 
 
-def _settings(text: str) -> list[str]:
-    """Return the lines of a configuration, each behind the path of the section that it stands in."""
-    settings, sections = [], list[tuple[int, str]]()
-    for line in text.split("\n"):
-        indent, words = len(line) - len(line.lstrip(" ")), line.strip()
-        while sections and sections[-1][0] >= indent + words.startswith("- "):
-            sections.pop()
-        settings.append(".".join([*(key for _, key in sections), words]))
-        if words.endswith(":"):
-            sections.append((indent, words[:-1]))
-    return settings
+def _settings(content: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the path of each setting in a section, and its value as text."""
+    for key, value in content.items() if isinstance(content, dict) else ():
+        if isinstance(value, dict):
+            yield from _settings(value, f"{path}{key}.")
+        else:
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+            yield f"{path}{key}", text

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tsallis.toolkit.evaluation.language import text_scores
+from unit.toolkit.evaluation.text_oracle import text_scores
 
 PROBS = torch.tensor([[0.5, 0.25, 0.25, 0.0], [0.0, 0.0, 1.0, 0.0], [0.0, 0.6, 0.4, 0.0]])
 
@@ -20,16 +20,8 @@ def test_scores_of_three_tokens() -> None:
     squares = (0.375, 1.0, 0.52)
     expected = sum(p + (1 - s) / 2 for p, s in zip((0.25, 1.0, 0.0), squares, strict=True)) / 3
     assert scores.sparsemax_score == pytest.approx(expected)
-    assert scores.accuracy == pytest.approx(1 / 3)
-    assert scores.gold_in_support == pytest.approx(2 / 3)
-    assert scores.support == pytest.approx(2)
 
 
 def test_with_an_epsilon_of_zero_it_is_the_perplexity() -> None:
     probs = torch.full((5, 4), 0.25)
     assert text_scores(probs, torch.arange(5) % 4, 0.0).epsilon_perplexity == pytest.approx(4)
-
-
-def test_bad_arguments_are_errors() -> None:
-    with pytest.raises(ValueError, match=r"got \(3, 4\) and \(2,\)"):
-        text_scores(PROBS, torch.tensor([1, 2]))

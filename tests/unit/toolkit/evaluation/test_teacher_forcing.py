@@ -11,7 +11,6 @@ from tsallis.models.batch import Batch
 from tsallis.search import Ensemble, SearchOptions, score, score_tokens
 from tsallis.symbols import UNK
 from tsallis.toolkit.data.corpus import Corpus
-from tsallis.toolkit.evaluation.language import text_scores
 from tsallis.toolkit.evaluation.metrics import evaluate
 from tsallis.toolkit.evaluation.search_results import search_corpus, timed_search
 from tsallis.toolkit.evaluation.teacher_forcing import (
@@ -21,6 +20,7 @@ from tsallis.toolkit.evaluation.teacher_forcing import (
     teacher_forced_sums,
 )
 from unit.toolkit.evaluation.small_models import CORPUS, model, transformer
+from unit.toolkit.evaluation.text_oracle import text_scores
 
 
 @pytest.mark.parametrize("output", ["softmax", "sparsemax", "entmax"])

@@ -14,7 +14,7 @@ from tsallis.models import LabelDecoder, RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.toolkit.data import Vocabulary
 from tsallis.toolkit.data.word_vectors import WordVectors
 from tsallis.toolkit.training import Run, Trainer
-from tsallis.toolkit.training.initial import Start, describe_start, freeze, load_start, set_embeddings, take_parameters
+from tsallis.toolkit.training.initial import Start, describe_start, load_start, set_embeddings, take_parameters
 
 OLD = Vocabulary([*"abcdef"]), Vocabulary([*"xyz"])
 NEW = {"src": Vocabulary([*"gfba"]), "tgt": Vocabulary([*"xyz"])}
@@ -114,7 +114,7 @@ def test_vectors_become_embeddings() -> None:
     model = rnn()
     before = model.src_embedding.weight.detach().clone()
     vectors = WordVectors((4, 6), torch.arange(16.0).reshape(2, 8))
-    assert set_embeddings(model, "src", vectors, "here") == "src_embedding.weight"
+    set_embeddings(model, "src", vectors, "here")
     assert model.src_embedding.weight[[4, 6]].equal(vectors.matrix)
     others = [0, 1, 2, 3, 5, 7, 8, 9]
     assert model.src_embedding.weight[others].equal(before[others])
@@ -132,7 +132,7 @@ def test_frozen_embeddings_stay_as_they_are(tmp_path: Path, decay: float) -> Non
     for folder, limits in (("whole", [None]), ("parts", [2, None])):
         for limit in limits:
             model = rnn((SRC, TGT), layers=1)
-            freeze(model, ["src_embedding.weight"])
+            model.src_embedding.weight.requires_grad_(False)
             before = {name: p.detach().clone() for name, p in model.named_parameters()}
             try:
                 Trainer(model, TRAIN, DEV, tmp_path / folder, settings, watch=stop_after(limit)).run()
