@@ -57,7 +57,7 @@ class _PassRecord(NamedTuple):
 
     support: Tensor  # [batch, heads, queries]: how many keys each query attends to; or all weights
     visible: VisibleKeys
-    alpha: Tensor  # [heads]
+    alpha: float | Tensor  # of all heads, or [heads]
     query_lengths: Tensor | None  # [batch]: how many of the queries are no padding, in self-attention; or
     query_padding: Tensor | None  # [batch, queries] or [queries]: which are
 
@@ -318,9 +318,10 @@ class MultiheadAttention(ConstantBuffers):
     ) -> None:
         """Keep what :meth:`stats` reports of this pass; under a tracer, forget the pass before it."""
         if not traced():
-            heads = self._expand_alpha(alpha).detach().clone()  # an optimiser's step changes parameters
+            if isinstance(alpha, Tensor):
+                alpha = alpha.detach().clone()  # an optimiser's step changes parameters
             mask = None if visible.mask is None else visible.mask.detach()
-            self._last = _PassRecord(support, visible._replace(mask=mask), heads, query_lengths, query_padding)
+            self._last = _PassRecord(support, visible._replace(mask=mask), alpha, query_lengths, query_padding)
         elif self._last is not None:
             self._last = None
 
@@ -408,9 +409,8 @@ class MultiheadAttention(ConstantBuffers):
         visible = last.visible.count_keys(support.device)
         active = active_queries(last.query_lengths, last.query_padding, last.visible.queries, support.device)
         attended, seen, queries = sum_support(support, visible, active)
-        return AttentionStats(
-            (attended / seen.clamp(min=1)).float(), (attended / queries.clamp(min=1)).float(), last.alpha
-        )
+        density, mean = (attended / seen.clamp(min=1)).float(), (attended / queries.clamp(min=1)).float()
+        return AttentionStats(density, mean, self._expand_alpha(last.alpha))
 
     @property
     def recorded(self) -> bool:

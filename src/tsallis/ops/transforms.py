@@ -47,7 +47,7 @@ def check_recordable() -> None:
     Raises:
         NotImplementedError: torch.jit.trace records, and one of them is active.
     """
-    if jit_tracing() and (transforms_active() or forward_mode()):
+    if torch._C._get_tracing_state() is not None and (transforms_active() or forward_mode()):
         raise _not_recordable("torch.jit.trace", "torch.func (grad, jvp, vmap and others)")
 
 

@@ -29,6 +29,7 @@ from tsallis.ops.transforms import (
     jit_tracing,
     modes_active,
     operators_only,
+    recording,
     savable,
     traced,
     without_numbers,
@@ -51,15 +52,18 @@ def compute(args: AttentionArgs, backend: str, dense: bool) -> tuple[Tensor, Ten
         # First: sizes that an export leaves open can't be compared.
         dense = traced() or without_numbers(query)
         dense = dense or query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2] <= eager_attention.TILE
-    if dense or exporting_to_onnx():
+    graph = recording()
+    if dense or (graph and exporting_to_onnx()):
         output, weights = dense_attention(args, backend)
         return output, weights, weights.detach()
     inputs = (query, key, value, alphas, mask, slopes)
     needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
-    needs_grad = needs_grad or jit_tracing()  # its check traces again, with other inputs that need gradients
-    if needs_grad and not compiling():
+    if graph:
+        needs_grad = needs_grad or jit_tracing()  # its check traces again, with other inputs that need gradients
+        graph = compiling()
+    if needs_grad and not graph and any(isinstance(x, Tensor) and x.is_inference() for x in args[:TENSORS]):
         args = AttentionArgs._make(savable(x) if isinstance(x, Tensor) else x for x in args)
-    if backend != "eager" and (compiling() or operators_only(query)):
+    if backend != "eager" and (graph or operators_only(query)):
         output, support, *_ = _attention_op(*args, backend, needs_grad)
     elif needs_grad:
         output, support = Attention.apply(*args, backend)
