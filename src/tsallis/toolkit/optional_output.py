@@ -15,9 +15,6 @@ class OptionalOutput:
         stream: Stream that is written to.
         note: Text that is then printed on standard error after the reason; None: nothing.
 
-    Attributes:
-        error: First error of the stream, or None.
-
     >>> OptionalOutput(sys.stdout).write("a line\\n")
     a line
     7
@@ -26,7 +23,6 @@ class OptionalOutput:
     def __init__(self, stream: Any, note: str | None = None) -> None:
         self.stream = stream
         self.note = note
-        self.error: OSError | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
@@ -44,7 +40,7 @@ class OptionalOutput:
         try:
             work()
         except OSError as error:
-            self.error, self.stream = error, open(os.devnull, "w")  # noqa: SIM115
+            self.stream = open(os.devnull, "w")  # noqa: SIM115
             if self.note is not None:
                 reason = "closed" if isinstance(error, BrokenPipeError) else error.strerror
                 print(f"tsallis: standard output: {reason}: {self.note}", file=sys.stderr, flush=True)
