@@ -1,6 +1,6 @@
-"""The options of searches: their names, types, ranges and defaults.
+"""Define the options of searches: names, types, ranges and defaults.
 
-Python, the commands, the section `search` of a configuration and the JSON API all take them from here.
+Python, the commands, the section `search` of a configuration and the JSON API all read this module.
 This module imports nothing heavy: the commands read it before they print their help.
 """
 
@@ -56,7 +56,7 @@ def _option(help: str, *modes: Mode, unset: Any = None, **details: Any) -> Any:
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """The options of a search. None means that an option is not given: the run or the search decides.
+    """Store the options of a search; None means not given: the run or the search decides.
 
     Equal options are equal objects, and can be keys of dictionaries.
 
@@ -78,12 +78,13 @@ class SearchOptions:
     """
 
     mode: Mode = _option(  # noqa: RUF009 (it calls `field`)
-        "How outputs are found: by a beam, with a proof (exact), all that are possible, or at random (sample).",
+        "Search method: beam search (beam, the default), best outputs with proof (exact), all possible outputs (all), "
+        "or random draws (sample).",
         unset="beam",
         default="beam",
     )
     beam_size: int | None = _option(
-        "Number of prefixes that a beam keeps per source; default: the run's, but no fewer than outputs.",
+        "Number of prefixes kept per source (default: the run's; at least the number of outputs).",
         *("beam", "exact"),
         least=1,
         most=MOST,
@@ -91,66 +92,66 @@ class SearchOptions:
         of_runs=True,
     )
     n_best: int | None = _option(
-        "Number of outputs per source, best first; default: 1, in mode all every output.",
+        "Number of outputs per source, best first (default: 1; in mode all: every output).",
         *("beam", "exact", "all"),
         least=1,
         most=MOST,
     )
     budget: int | None = _option(
-        f"Number of prefixes that a search expands per source, at most; default: {EXPANSIONS}.",
+        f"Maximum number of prefixes to expand per source (default: {EXPANSIONS}).",
         *("exact", "all"),
         least=1,
         most=MOST_EXPANSIONS,
         default=EXPANSIONS,
     )
-    time_limit: float | None = _option("Seconds that a search may take per source.", "exact", "all")
+    time_limit: float | None = _option("Maximum search time per source, in seconds.", "exact", "all")
     mass: float | None = _option(
-        "Total probability of a source's outputs at which a search stops, between 0 and 1.",
+        "Stop once the outputs found for a source have this total probability, between 0 and 1.",
         "exact",
         "all",
         most=1,
         inside=True,
     )
     num_samples: int | None = _option(
-        "Number of outputs drawn per source; default: 1.", "sample", least=1, most=MOST, default=1
+        "Number of outputs to draw per source (default: 1).", "sample", least=1, most=MOST, default=1
     )
-    seed: int | None = _option("Seed of the draws; default: 0.", "sample", most=2**62, default=0)
+    seed: int | None = _option("Random seed (default: 0).", "sample", most=2**62, default=0)
     temperature: float | None = _option(
-        "Divides the scores before they become probabilities: below 1 likely symbols are drawn more often; default: 1.",
+        "Divide the scores by this number before drawing: below 1, likely symbols are drawn more often (default: 1).",
         "sample",
         inside=True,
         default=1.0,
     )
-    prefix: str | None = _option("Beginning of every output.")
+    prefix: str | None = _option("Text that every output starts with.")
     min_length: int | None = _option(
-        "Number of symbols of an output, at least; default: the run's.",
+        "Minimum number of symbols per output (default: the run's).",
         *("beam", "exact", "all"),
         most=LENGTH,
         default=0,
         of_runs=True,
     )
     max_length: int | None = _option(
-        "Number of symbols of an output, at most; default: the run's, or twice the source's and 20.",
+        "Maximum number of symbols per output (default: the run's, or twice the source's length plus 20).",
         least=1,
         most=LENGTH,
         of_runs=True,
     )
     length_penalty: float | None = _option(
-        "Ranks outputs by their log-probability divided by this power of their length; default: the run's.",
+        "Rank outputs by log-probability divided by length to this power (default: the run's).",
         *("beam", "exact", "all"),
         most=PENALTY,
         default=0.0,
         of_runs=True,
     )
     end_rule: EndRule | None = _option(  # noqa: RUF009
-        "Which outputs of a beam count: every one, or those whose end competes with the beam's best continuations, "
-        "as in other toolkits; default: the run's.",
+        "Outputs that beam search keeps: every one, or only those whose end competes with the best "
+        "continuations, as in other toolkits (default: the run's).",
         "beam",
         default="every",
         of_runs=True,
     )
     min_risk: bool = _option(
-        "Chooses the output with the best expected score among those that are found or drawn.",
+        "Return the output with the best expected score among those found or drawn (minimum Bayes risk).",
         *("beam", "all", "sample"),
         unset=False,
         default=False,
@@ -180,12 +181,12 @@ class SearchOptions:
 
     @property
     def given(self) -> dict[str, Any]:
-        """The options with a value of their own, by name."""
+        """Return the options that differ from their defaults, by name."""
         return {x.name: value for x in fields(self) if (value := getattr(self, x.name)) != x.default}
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The given options that a search of this mode takes as keyword arguments.
+        """Return the given options that a search of this mode takes as keyword arguments.
 
         The toolkit itself handles the others: the mode, the seed, the prefix and the choice of least risk.
         """
@@ -193,17 +194,17 @@ class SearchOptions:
 
     @property
     def limits(self) -> dict[str, Any]:
-        """The given `min_length`, `max_length` and `length_penalty`: certificates hold within them."""
+        """Return the given `min_length`, `max_length` and `length_penalty`; certificates hold within them."""
         return {name: value for name, value in self.given.items() if name in LIMITS}
 
     @property
     def without_limits(self) -> SearchOptions:
-        """A copy without `min_length`, `max_length` and `length_penalty`."""
+        """Return a copy without `min_length`, `max_length` and `length_penalty`."""
         nothing: dict[str, Any] = dict.fromkeys(LIMITS)
         return replace(self, **nothing)
 
     def with_defaults(self, defaults: SearchOptions) -> SearchOptions:
-        """Return the options, with those of `defaults` that are not given here and that the mode takes.
+        """Return a copy whose missing options are filled from `defaults`, if the mode uses them.
 
         Raises:
             OptionError: A length contradicts one of the defaults.
@@ -230,7 +231,7 @@ class SearchOptions:
         return replace(self, **filled)
 
 
-# Options that a model never sees, those that limit outputs, and those that say which outputs come first.
+# Options that only the toolkit uses, options that limit outputs, and options that rank outputs.
 OF_TEXTS = frozenset({"mode", "seed", "prefix", "min_risk"})
 LIMITS = frozenset({"min_length", "max_length", "length_penalty"})
 OF_RANKS = frozenset({"n_best", "length_penalty"})

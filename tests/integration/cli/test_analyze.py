@@ -95,7 +95,7 @@ def test_a_recurrent_run_has_context_attention_alone(inflector: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["{run}", "--split", "dev", "--text", "{run}/config.yaml"], "--split is for the config's own data"),
+        (["{run}", "--split", "dev", "--text", "{run}/config.yaml"], "--split selects data of the run"),
         (["{run}", "--sweep", "--split", "dev"], "--sweep reads logs, no sentences"),
         (["{run}", "--split", "other"], "split must be train, dev or test, got 'other'"),
         (["{run}", "-o", "{run}"], "expected a file to write, found a folder"),
@@ -194,7 +194,7 @@ def test_runs_of_labels_have_a_page_of_densities(classifier: Path, translator: P
     analyze(classifier, "-o", page, "--text", text)
     (run,) = data_of(page)["densities"]
     assert run["accuracy"] is None and run["shown"][0]["gold"] == ""
-    with pytest.raises(InputError, match=r"a run of translation can't stand beside .*, one of classification"):
+    with pytest.raises(InputError, match=r"a run of translation can't be compared with .*, a run of classification"):
         analyze(classifier, translator, "-o", tmp_path / "other.html")
     assert not (tmp_path / "other.html").exists()
 
@@ -212,7 +212,7 @@ def test_rare_tokens_need_the_training_data(translator: Path, tmp_path: Path, ca
     analyze(other, "-o", tmp_path / "page.html", "--limit", 4)
     (run,) = data_of(tmp_path / "page.html")["runs"]
     assert run["training_pairs"] is None and all(head["scores"]["rare"] is None for head in run["heads"])
-    assert re.fullmatch(r"tsallis: no score for rare tokens.*elsewhere.*\n", capsys.readouterr().err)
+    assert re.fullmatch(r"tsallis: rare tokens get no score.*elsewhere.*\n", capsys.readouterr().err)
 
 
 def test_an_interrupted_analysis_leaves_what_was_there(

@@ -58,7 +58,7 @@ def test_evaluate_scores_texts_and_searches_for_nothing(tsallis, speaker: Path, 
     for options in (("--beam-size", 2), ("--mode", "beam"), ("--mode", "exact"), ("--exact",), ("--out", "out.jsonl")):
         assert f"takes no {options[0]}\n" in tsallis("evaluate", speaker, *options, status=2).stderr
     assert (
-        "--length is for the config's own data"
+        "--length is for a split"
         in tsallis("evaluate", speaker, tmp_path / "texts", "--length", 9, status=2).stderr
     )
 
@@ -267,4 +267,4 @@ def test_commands_that_are_not_for_texts_say_so(tsallis, speaker: Path, trained:
         assert line == f"tsallis: {speaker}: a run of the task language: {words}"
     assert "is for language models" in tsallis("generate", trained, status=2).stderr
     assert "--seed is for --mode sample" in tsallis("generate", speaker, "--mode", "beam", "--seed", 1, status=2).stderr
-    assert "--prefix stands in place of lines" in tsallis("generate", speaker, "f", "--prefix", "a", status=2).stderr
+    assert "--prefix replaces the input lines" in tsallis("generate", speaker, "f", "--prefix", "a", status=2).stderr

@@ -235,7 +235,7 @@ def test_evaluate_writes_outputs_beside_references(tsallis, trained: Path, small
         ("translate", ("--min-length", 5, "--max-length", 4), "--min-length 5 is above --max-length 4"),
         ("translate", ("--device", "tpu"), "device must be"),
         ("translate", ("--budget", 5), "--budget is for --mode exact or all, not for --mode beam"),
-        ("translate", ("--exact", "--all"), "--exact and --all set the mode of the search: give one of them"),
+        ("translate", ("--exact", "--all"), "--exact and --all both set the search mode"),
         ("translate", ("--exact", "--mode", "beam"), "--mode beam and --exact set the mode of the search"),
         ("translate", ("--end-rule", "no"), "'no' is not one of 'every', 'competing'"),
         ("translate", ("--exact", "--mass", 0.5), "--mass is for lists: give --n-best, too, or --mode all"),

@@ -60,7 +60,7 @@ def test_evaluate_reads_standard_input_by_its_name(tsallis, trained: Path, tmp_p
     assert tsallis("evaluate", trained, "--split", "dev").stdout.startswith("on: dev split (24 lines)\n")
     manifest = tsallis("evaluate", trained, "-", "--manifest", tmp_path / "m.json", stdin=KNOWN, status=2).stderr
     assert "expected a file, found standard input" in manifest
-    assert "--split is for the config's own data: standard input was given, too" in (
+    assert "--split selects data of the run: it can't be used with standard input" in (
         tsallis("evaluate", trained, "-", "--split", "dev", stdin=KNOWN, status=2).stderr
     )
 

@@ -1,8 +1,12 @@
-"""The command `tsallis`: a file a command. Heavy imports stand inside the commands: `--help` answers at once."""
+"""Define the command `tsallis`, one file per subcommand.
+
+Heavy imports are inside the commands, so that `--help` starts quickly.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import sys
 import warnings
@@ -41,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class Commands(TyperGroup):
-    """All commands. Their errors have the names of flags."""
+    """Group all commands, and name flags in their errors."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -52,7 +56,7 @@ class Commands(TyperGroup):
 
 app = typer.Typer(
     cls=Commands,
-    help="Sparse probability in PyTorch: train, translate and look at models with exact zeros.",
+    help="Train, use and inspect sequence models whose probabilities can be exactly zero.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -67,12 +71,18 @@ def print_version(version: bool) -> None:
         raise typer.Exit
 
 
-Version = typer.Option("--version", is_eager=True, callback=print_version, help="The version, and nothing else.")
+Version = typer.Option("--version", is_eager=True, callback=print_version, help="Print the version and exit.")
 
 
 @app.callback()
 def options(version: Annotated[bool, Version] = False) -> None:
-    del version  # printed before any command is looked at
+    del version  # its callback has printed it
+
+
+def help_text(command: Callable[..., None]) -> str:
+    """Return a docstring as help for Typer, which keeps line breaks and reads brackets as markup."""
+    paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
+    return "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs).replace("[", r"\[")
 
 
 app.add_typer(data.app, name="data")
@@ -86,11 +96,11 @@ for command in (
 def main(command: Callable[[], object] = app) -> None:
     """Run a command; a mistake in its input is one line on standard error and exit status 2."""
     if sys.stderr is None:
-        # Whatever is opened next must not take its place.
+        # Otherwise the next file that is opened would become standard error.
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     with contextlib.redirect_stderr(cast(Any, OptionalOutput(sys.stderr))), _collect_notes() as notes:
         status = _status(command)
-        for note in () if status else notes:  # a mistake is one line alone
+        for note in () if status else notes:  # an error prints one line only
             print(note, file=sys.stderr)
     distributed = sys.modules.get("tsallis.toolkit.training.distributed")
     if distributed is not None:
@@ -128,7 +138,7 @@ def _status(command: Callable[[], object]) -> object:
             status = _run(command)
         sys.stdout.flush()
     except BrokenPipeError:
-        _discard_output()  # its reader has seen enough; whatever else a command makes was made before
+        _discard_output()  # the reader closed the pipe; commands write their files before they print
     except (InputError, OSError) as error:
         _discard_output()
         if os.environ.get("LOCAL_RANK", "0") == "0" or not _known_to_all(error):
@@ -173,7 +183,7 @@ def _explain_usage(error: Any) -> str:
 
 
 def _number_kind(annotation: Any) -> str | None:
-    """Return what an option of this type takes, if that is a number."""
+    """Return the kind of number that an option takes, or None."""
     types = get_args(annotation) or (annotation,)
     return "a whole number" if int in types else "a number" if float in types else None
 
@@ -196,6 +206,6 @@ def _discard_output() -> None:
 
 
 def _known_to_all(error: Exception) -> bool:
-    """Tell whether every process of the run raised this error, so that only the first need print it."""
+    """Return whether every process raised this error, so that only the first prints it."""
     world = sys.modules.get("tsallis.toolkit.training.distributed")
     return world is not None and isinstance(error, world.CommonError)

@@ -20,50 +20,51 @@ from tsallis.toolkit.inference import open_run
 if TYPE_CHECKING:
     from tsallis.toolkit.cli.report_parts import Report
 
-INTERRUPTED = 130  # the exit status of a command that was stopped from the keyboard
+INTERRUPTED = 130  # exit status after Ctrl-C
 
 
 @search_options("beam_size")
 def analyze(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, shown side by side.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders to show side by side.")],
     search: SearchOptions,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The page.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="File for the page.")] = Path("report.html"),
     split: Annotated[
-        str | None, typer.Option(help="train, dev or test of the first run's config; default: dev.")
+        str | None, typer.Option(help="Split of the first run's data: train, dev or test (default: dev).")
     ] = None,
     text: Annotated[
         Path | None,
         typer.Option(
-            help="Lines in place of a split (-: standard input); without outputs, the first run's answers are targets."
+            help="File of lines that replace a split (-: standard input). The first run answers lines without outputs."
         ),
     ] = None,
-    records: Annotated[Path | None, typer.Option("--json", help="A file for all numbers.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Sentences that are analysed, the first ones.")] = Options.limit,
+    records: Annotated[Path | None, typer.Option("--json", help="Also write all numbers to this file.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Number of sentences to analyse, from the start.")] = Options.limit,
     sentences: Annotated[
-        int, typer.Option(min=1, help="Sentences that the page shows with all weights.")
+        int, typer.Option(min=1, help="Number of sentences that the page shows with all weights.")
     ] = Options.sentences,
     importance: Annotated[
-        int, typer.Option(min=0, help="Sentences on which the loss without each head is measured.")
+        int, typer.Option(min=0, help="Number of sentences on which to measure the loss without each head.")
     ] = 0,
-    searched: Annotated[
-        int, typer.Option(min=0, help="Sentences that are searched for empty outputs, beside those of the page.")
-    ] = 0,
+    searched: Annotated[int, typer.Option(min=0, help="Number of further sentences to search for empty outputs.")] = 0,
     sweep: Annotated[
-        bool, typer.Option("--sweep", help="Draw scores against the one setting in which runs differ; run no model.")
+        bool,
+        typer.Option(
+            "--sweep", help="Only draw scores against the one setting in which the runs differ; run no model."
+        ),
     ] = False,
     language: TextLanguage = None,
     checkpoint: Which = "best",
     device: Device = "auto",
 ) -> None:
-    """Write a page that shows what the heads and outputs of runs do: one HTML file, which needs no network.
+    """Write a report on attention heads and outputs as one HTML file, which needs no network.
 
-    The beam size and the end rule are those of the first run's configuration, unless they are given.
+    Beam size and end rule default to those of the first run's configuration.
     """
     from tsallis.errors import InputError
     from tsallis.toolkit.cli.report_parts import Report, read_sweep
 
     if text and split is not None:
-        raise InputError(f"--split is for the config's own data: {input_name(text)} was given, too")
+        raise InputError(f"--split selects data of the run: it can't be used with {input_name(text)}")
     check_writable(out, records)
     options = {"limit": limit, "sentences": sentences, "importance": importance, "searched": searched}
     if sweep:
@@ -143,7 +144,7 @@ def report_runs(
 
 
 def _write(report: Report, out: Path, records: Path | None) -> None:
-    """Write all files once everything is computed, each in one step."""
+    """Write all files after everything is computed, each in one step."""
     import tsallis
     from tsallis.report.page import build_page, sentences_that_fit
     from tsallis.toolkit.data.io import write_output

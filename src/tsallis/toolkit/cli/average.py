@@ -13,7 +13,9 @@ from tsallis.toolkit.cli.output import print_fields, print_json
 
 def average(
     run: RunArgument,
-    last: Annotated[int | None, typer.Option(min=1, help="How many; default: all that were kept.")] = None,
+    last: Annotated[
+        int | None, typer.Option(min=1, help="Number of checkpoints to average (default: all that are stored).")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Average the parameters of the last validated checkpoints, of which training.keep are kept."""
@@ -23,7 +25,7 @@ def average(
 
     if not (run / MODEL).exists():
         raise InputError(f"{run}: not a run folder (it has no {MODEL})")
-    with locked(run):  # a training would write its index over ours
+    with locked(run):  # a running training would overwrite the index
         names = Checkpoints(run / CHECKPOINTS).average(last)
     if as_json:
         print_json({"checkpoint": "average", "of": names})

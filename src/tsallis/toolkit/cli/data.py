@@ -12,16 +12,17 @@ from tsallis.errors import InputError, describe
 from tsallis.toolkit.cli.options import Json
 from tsallis.toolkit.cli.output import print_fields, print_json
 
-app = typer.Typer(help="Known data sets: list them, fetch them.", no_args_is_help=True)
+app = typer.Typer(help="List and download data sets.", no_args_is_help=True)
 
 
 @app.command("list")
 def data_list(
     text: Annotated[
-        str | None, typer.Argument(metavar="[TEXT]", help="Only those with it in their name, title or licence.")
+        str | None,
+        typer.Argument(metavar="[TEXT]", help="Only data sets with this text in their name, title or licence."),
     ] = None,
     language: Annotated[
-        str | None, typer.Option(help="Only those with files of this language, as a data set names it: de, spanish.")
+        str | None, typer.Option(help="Only data sets with files of this language, for example de or spanish.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -46,15 +47,17 @@ def data_list(
 
 @app.command("get")
 def data_get(
-    name: Annotated[str, typer.Argument(help="See `tsallis data list`.")],
-    folder: Annotated[Path | None, typer.Option(help="Where to; default: data/NAME.")] = None,
+    name: Annotated[str, typer.Argument(help="Name of a data set, see `tsallis data list`.")],
+    folder: Annotated[Path | None, typer.Option(help="Folder for the files (default: data/NAME).")] = None,
     languages: Annotated[
         str | None,
-        typer.Option(help="Only these (sides, of a parallel corpus; files, where there are no languages): de,en."),
+        typer.Option(help="Only these languages or files, separated by commas, for example de,en."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Fetch a data set: resumes; files are compared with their known digest, or with that of the first transfer."""
+    """Download a data set.
+
+    An interrupted download resumes. Each file must match its known digest, or that of its first download."""
     from tsallis.toolkit.datasets.registry import get
 
     selection = languages.split(",") if languages else None

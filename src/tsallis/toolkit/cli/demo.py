@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 SEARCH = SearchOptions(beam_size=5)
 SOFTMAX = ("model.output=softmax", "model.attention=softmax")
 COMPARISON = ("accuracy", "output_support", "attention_support", "single", "complete", "optimal")
-MOST_ANSWERS = 4  # answers a word; the others are counted
+MOST_ANSWERS = 4  # answers printed per word; the others are only counted
 REPORT_EXAMPLES = 200  # verb forms that the report analyses
 BLOCKS = "░▒▓█"  # from a small weight to 1
 
 
 class Question(NamedTuple):
-    """A form that is asked of the models, with the forms that dictionaries have."""
+    """A question for the models, with the answers found in dictionaries."""
 
     lemma: str
     tags: str
@@ -46,7 +46,7 @@ class Question(NamedTuple):
         return f"{self.lemma}\t{self.tags}"
 
 
-# In no split of the data: two with two spellings, and a verb that is younger than the list of verbs.
+# None is in the data: two verbs have two spellings, and one is newer than the list of verbs.
 QUESTIONS = (
     Question("travel", "V;PST", "past tense", ("traveled", "travelled")),
     Question("model", "V;V.PTCP;PRS", "present participle", ("modeling", "modelling")),
@@ -55,8 +55,10 @@ QUESTIONS = (
 
 
 def demo(
-    run_dir: Annotated[Path, typer.Option(help="The run folder.")] = Path("runs/demo"),
-    updates: Annotated[int | None, typer.Option(min=2, help="Fewer or more than the recipe's.")] = None,
+    run_dir: Annotated[Path, typer.Option(help="Folder for the run.")] = Path("runs/demo"),
+    updates: Annotated[
+        int | None, typer.Option(min=2, help="Number of training updates (default: the recipe's).")
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Train on the embedded English verbs, and show every answer that the model holds possible, with the proof."""
@@ -118,7 +120,7 @@ def _show(run_dir: Path, updates: int | None, device: str) -> None:
 
 @contextlib.contextmanager
 def _training_beside(arguments: list[str]) -> Iterator[None]:
-    """Train in a process beside this one, half of the processor's threads for each, and wait for it at the end."""
+    """Train in a second process, which gets half of the threads, and wait for it at the end."""
     import torch
 
     threads = torch.get_num_threads()
@@ -141,7 +143,7 @@ def _training_beside(arguments: list[str]) -> Iterator[None]:
 
 
 def _print_scores(sparse: dict[str, Any], softmax: dict[str, Any]) -> None:
-    """Print a table with a column for each model."""
+    """Print a table with one column per model."""
     from tsallis.analysis.score_names import SCORES
 
     print(f"  {'':<30}{'1.5-entmax':>12}{'softmax':>10}")
@@ -151,7 +153,7 @@ def _print_scores(sparse: dict[str, Any], softmax: dict[str, Any]) -> None:
 
 
 def _answer(run: Run, task: Any) -> list[Result]:
-    """Return the results of a beam search for every question."""
+    """Return a beam search result per question."""
     from tsallis.toolkit.evaluation.search_results import search_corpus
 
     lines = task.read([question.line for question in QUESTIONS], "demo", run, gold=False)
@@ -159,7 +161,7 @@ def _answer(run: Run, task: Any) -> list[Result]:
 
 
 def _print_answers(question: Question, sparse: Result, softmax: Result, *runs: Run) -> None:
-    """Print the hypotheses of both models beside each other, with the sums of their probabilities."""
+    """Print the hypotheses of both models side by side, with the sums of their probabilities."""
     print(f"\n  {question.lemma}, {question.words}:")
     columns = [
         [f"1.5-entmax: {sparse.certificate.kind}", *_hypotheses(question, sparse, runs[0])],
@@ -170,7 +172,7 @@ def _print_answers(question: Question, sparse: Result, softmax: Result, *runs: R
 
 
 def _hypotheses(question: Question, result: Result, run: Run) -> list[str]:
-    """Return the rows of a column: the most probable hypotheses, the others as one, and the sum."""
+    """Return the rows of a column: the best hypotheses, the number of the others, and the sum."""
     texts = [(run.tgt_vocab.decode(hypothesis.tokens), hypothesis.prob) for hypothesis in result.hypotheses]
     rows = [f"  {text:<14}{prob:.6f}{'  right' * (text in question.right)}" for text, prob in texts[:MOST_ANSWERS]]
     if others := texts[MOST_ANSWERS:]:
@@ -179,7 +181,7 @@ def _hypotheses(question: Question, result: Result, run: Run) -> list[str]:
 
 
 def _explain(results: list[Result]) -> None:
-    """Say in a sentence what the first model's certificates prove."""
+    """Print what the first model's certificates prove."""
     complete = sum(result.certificate.kind == "complete" for result in results)
     print(
         f"\n  Complete ({complete} of these {len(results)}) is proved: the beam never had to drop a prefix with a"
@@ -190,7 +192,7 @@ def _explain(results: list[Result]) -> None:
 
 
 def _draw(run: Run, source: Any, result: Result) -> None:
-    """Draw the attention of the best answer."""
+    """Print the attention weights of the best answer as a picture."""
     from tsallis.analysis.record import read_model, record
     from tsallis.toolkit.data.corpus import Corpus
 

@@ -39,27 +39,28 @@ OF_SEARCH = ("mode", "beam_size", "budget", "length_penalty", "end_rule")
 @search_options(
     *OF_SEARCH,
     modes=("beam", "exact"),
-    help={"mode": "Search by a beam, or with a proof of the most probable outputs (exact); default: beam."},
+    help={"mode": "Search method: beam search (beam, the default) or the best outputs with proof (exact)."},
 )
 def evaluate(
     context: typer.Context,
     run: RunArgument,
     search: SearchOptions,
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="-: standard input; default: the config's split.")
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="Input file (-: standard input; default: a split of the run's data)."),
     ] = None,
     split: Annotated[
-        str | None, typer.Option(help="train, dev or test of the config, in place of FILE; default: test.")
+        str | None, typer.Option(help="Split to use without FILE: train, dev or test (default: test).")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="A file for outputs beside references, one JSON object a line.")
+        Path | None, typer.Option(help="Write outputs and references to this file, one JSON object per line.")
     ] = None,
     manifest: Annotated[
         Path | None,
-        typer.Option(help="A file for the result and all that repeats it: configuration, digests, versions, machine."),
+        typer.Option(help="Write the scores and everything needed to reproduce them to this file."),
     ] = None,
     length: Annotated[
-        int | None, typer.Option(min=2, max=LENGTH, help="Tokens of a row of a split's texts, of a language model.")
+        int | None, typer.Option(min=2, max=LENGTH, help="Language models: tokens per row of a split.")
     ] = None,
     others: With = None,
     language: SplitLanguage = None,
@@ -68,12 +69,13 @@ def evaluate(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Scores, loss, certificates and sparsity on lines with known outputs.
+    """Score a model on lines with reference outputs: quality, loss, certificates and sparsity.
 
-    Forms have accuracy and edit distance; a run of several languages also has the scores of each language and their
-    means. Translations have BLEU, chrF and TER with their signatures, and lengths. Texts have epsilon-perplexity and
-    sparsemax score, each token given those before it. The command also counts how often the empty output is more
-    probable than the answer, and with --exact than all others.
+    Strings get accuracy and edit distance; a run of several languages also gets scores per language and their means.
+    Translations get BLEU, chrF and TER with their signatures. Texts get epsilon-perplexity and sparsemax score.
+
+    The command also counts how often the empty output is more probable than the answer found, or, with --exact, than
+    every other output.
     """
     from tsallis.toolkit.data.io import check_file, write_output
     from tsallis.toolkit.tasks.registry import load_config
@@ -81,14 +83,14 @@ def evaluate(
     from tsallis.toolkit.training.file_names import CONFIG
 
     if file and split is not None:
-        raise InputError(f"--split is for the config's own data: {input_name(file)} was given, too")
+        raise InputError(f"--split selects data of the run: it can't be used with {input_name(file)}")
     if file and length is not None:
-        raise InputError(f"--length is for the config's own data: of {input_name(file)} each line is a text")
+        raise InputError(f"--length is for a split: each line of {input_name(file)} is one text")
     check_writable(out, manifest)
     if file is not None and manifest is not None:
         if is_stdin(file):
-            raise InputError("--manifest has a digest of what is scored: expected a file, found standard input")
-        check_file(file)  # what can be read once alone has no digest, either
+            raise InputError("--manifest needs a file to compute its digest: expected a file, found standard input")
+        check_file(file)  # a pipe can be read only once: it has no digest
     opened = open_run(run, checkpoint, device, others or ())
     loaded, task = opened.run, opened.task
     typed = [name for name in (*OF_SEARCH, "exact", "out") if _is_typed(context, name)]
@@ -130,7 +132,7 @@ def evaluate(
 
 
 def _is_typed(context: typer.Context, name: str) -> bool:
-    """Return whether the command line gives an option, be it by its default value."""
+    """Return whether an option is on the command line, even with its default value."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 

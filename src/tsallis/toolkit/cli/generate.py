@@ -20,30 +20,30 @@ from tsallis.toolkit.inference.continuations import MODES, OF_GENERATION, TOKENS
     *OF_GENERATION,
     modes=MODES,
     help={
-        "mode": "Draw texts (sample), or search for the most probable one (beam); default: sample.",
-        "max_length": f"Number of symbols behind the beginning, at most; default: the run's, or {TOKENS}.",
+        "mode": "Draw random texts (sample, the default) or search for the most probable one (beam).",
+        "max_length": f"Maximum number of symbols after the prompt (default: the run's, or {TOKENS}).",
     },
 )
 def generate(
     run: RunArgument,
     options: SearchOptions,
     file: FileArgument = None,
-    prefix: Annotated[
-        str | None, typer.Option(help="The beginning of the texts, in place of FILE; an empty one: from the start.")
-    ] = None,
+    prefix: Annotated[str | None, typer.Option(help="Prompt, instead of FILE; an empty one starts a new text.")] = None,
     checkpoint: Which = "best",
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Texts of a language model: drawn token by token from the whole support, or the most probable one of a beam.
+    """Generate texts with a language model.
 
-    Lines are beginnings, with which texts are printed; an empty line is the start of a text. A drawn text that is
-    longer than --max-length is cut. With --num-samples above 1 the number of the line comes first, but for --prefix.
-    With --mode beam: the text, its probability and the certificate, separated by tabs, among all texts that end within
-    --max-length; an empty text where the beam found none.
+    Each input line is a prompt; the output repeats it. An empty line starts a new text. By default, tokens are drawn
+    from the whole support, and a text is cut after --max-length symbols. With --num-samples above 1, each row starts
+    with the line number, unless --prefix is given.
+
+    With --mode beam, each row has the text, its probability and the certificate, separated by tabs. The certificate
+    covers all texts that end within --max-length. If the search finds no text, the row has an empty one.
     """
     if prefix is not None and file is not None:
-        raise InputError(f"--prefix stands in place of lines: {input_name(file)} was given, too")
+        raise InputError(f"--prefix replaces the input lines: it can't be used with {input_name(file)}")
     opened = open_run(run, checkpoint, device)
     opened.check_generation(options)
     numbered = prefix is None and (options.num_samples or 1) > 1

@@ -11,10 +11,10 @@ from tsallis.toolkit.cli.output import print_json
 
 
 def info(
-    check: Annotated[bool, typer.Option("--check", help="Compare every kernel with PyTorch's operations.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Also compare every kernel with a float64 reference.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Versions and the machine."""
+    """Print versions, the number of threads and the backend in use."""
     import platform
 
     import torch
@@ -43,7 +43,7 @@ def info(
 
 
 def _check(as_json: bool) -> None:
-    """Print a line for each comparison as it comes; exit with status 1 if a kernel is wrong."""
+    """Print a line per comparison as soon as it is done; exit with status 1 if a kernel is wrong."""
     import math
     import sys
 

@@ -1,4 +1,4 @@
-"""The lines that a command reads, of a file or of standard input."""
+"""Read the input lines of commands, from a file or from standard input."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from tsallis.toolkit.tasks.types import Lines
     from tsallis.toolkit.training import Run
 
-STDIN = "standard input"  # as messages call it
-MOST_NAMED = 5  # unknown symbols in a warning
+STDIN = "standard input"  # its name in messages
+MOST_NAMED = 5  # unknown symbols that a warning names
 
 
 def input_name(file: Path | None) -> str:
-    """Return what messages call a file of input; None and `-` stand for standard input."""
+    """Return the name of an input file in messages; None and `-` mean standard input."""
     return STDIN if is_stdin(file) else str(file)
 
 
 def is_stdin(file: Path | None) -> bool:
-    """Tell whether lines come from standard input."""
+    """Return whether lines come from standard input."""
     return file is None or str(file) == "-"
 
 
@@ -56,12 +56,12 @@ def read_text_lines(file: Path) -> list[str]:
 
 
 class UnknownSymbols:
-    """The symbols of sources that a run doesn't know, for one warning about all lines."""
+    """Count unknown source symbols, for one warning about all lines."""
 
     def __init__(self, run: Run, task: Task) -> None:
         self.run, self.task = run, task
         self.total = 0
-        self.first_lines: dict[str, int] = {}  # of each symbol, of all or a few more than are named
+        self.first_lines: dict[str, int] = {}  # first line of each symbol; it stops after a few more than are named
 
     def add(self, block: Block) -> None:
         """Count the unknown symbols of a block."""
@@ -94,21 +94,21 @@ def line_blocks(
     check: Callable[[Block], object] = lambda block: None,
     **options: Any,
 ) -> Iterator[Block]:
-    """Read lines in blocks: 64 of a file; of standard input those that are there, so that each is answered at once.
+    """Read lines in blocks of up to 64; from standard input, only those that are available, to answer at once.
 
-    If a line is bad, the lines before it come first, and then the error. At the end a line on standard error says how
-    many symbols of the sources the run doesn't know, if there are any; another one, what was ignored.
+    If a line is bad, the lines before it are yielded before the error is raised. At the end, unknown symbols and
+    ignored input are reported on standard error.
 
     Args:
-        run: that reads.
-        task: of the run.
-        file: None and `-` for standard input.
-        gold: whether lines hold the right output.
-        beginnings: whether the last column of a line is the beginning of its output; None: a column more than the
-            task's own is.
-        empty_outputs: whether the right output may be empty, where the task has empty ones.
-        check: raises an InputError for a block with a line that can't be answered.
-        options: of the task.
+        run: Run whose vocabularies are used.
+        task: Task of the run.
+        file: Input file; None or `-` for standard input.
+        gold: Whether lines contain the reference output.
+        beginnings: Whether the last column is the text that the output starts with; None: only if there is an
+            extra column.
+        empty_outputs: Whether the reference may be empty, if the task allows it.
+        check: Function that raises InputError if a block has a line that can't be answered.
+        options: Options of the task.
     """
     from tsallis.toolkit.data.io import Ignored
 
@@ -170,7 +170,7 @@ def _split(block: list[str], columns: int, message: str, first: int, optional: b
 
 
 def _blocks(lines: Iterator[str], ready: Callable[[], bool]) -> Iterator[list[str]]:
-    """Yield lines in blocks: the next one, and up to 63 more that are there already. An error comes behind them."""
+    """Yield the next line and up to 63 more that are available; raise errors after them."""
     stop: Exception | None = None
     while stop is None:
         block: list[str] = []
@@ -186,7 +186,7 @@ def _blocks(lines: Iterator[str], ready: Callable[[], bool]) -> Iterator[list[st
 
 
 class LineReader:
-    """Bytes of a pipe or a terminal, line by line, that tells whether another line is there."""
+    """Read a pipe or a terminal line by line, and report whether another line is available."""
 
     def __init__(self, handle: int) -> None:
         self.handle = handle
@@ -205,7 +205,7 @@ class LineReader:
         raise NotImplementedError("lines are read")
 
     def ready(self) -> bool:
-        """Tell whether `readline` would return at once: a line is there, or more than a line may have."""
+        """Return whether `readline` would not wait: a line is available, or one that is too long."""
         from tsallis.toolkit.data.io import LONGEST
 
         while not (found := b"\n" in self.buffer or len(self.buffer) > LONGEST) and not self.ended:
@@ -236,7 +236,7 @@ def _open_lines(expected: str, file: Path | None) -> Iterator[tuple[Iterator[str
     name = STDIN
     try:
         reader = LineReader(sys.stdin.buffer.fileno())
-    except OSError:  # a stream that is no file of the system's is all there
+    except OSError:  # a stream without a file descriptor is complete
         yield decode_lines(sys.stdin.buffer, name, expected), name, lambda: True
     else:
         with input_errors(name):

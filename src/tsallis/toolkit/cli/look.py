@@ -26,7 +26,7 @@ def look(
     ] = False,
     heads: Annotated[
         str | None,
-        typer.Option(help="Heads whose weights --weights prints: all, or names such as encoder.1.2,cross.3.1."),
+        typer.Option(help="Heads that --weights prints: all, or names such as encoder.1.2,cross.3.1."),
     ] = None,
     language: Language = None,
     images: Images = None,

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have."""
+"""Define the arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -16,28 +16,36 @@ from tsallis.search.options import MODES, OPTIONS, TYPES, Mode, SearchOptions
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 FileArgument = Annotated[
-    Path | None, typer.Argument(metavar="[FILE]", help="Input file; default, and -: standard input.")
+    Path | None, typer.Argument(metavar="[FILE]", help="Input file (default, or -: standard input).")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
-Language = Annotated[str | None, typer.Option(help="The lines' language, for a run of several.")]
-Images = Annotated[Path | None, typer.Option(help="Images that lines name; default: those of the config's test split.")]
+Language = Annotated[str | None, typer.Option(help="Language of the lines, if the run has several languages.")]
+Images = Annotated[Path | None, typer.Option(help="Images that the lines refer to (default: those of the test split).")]
 SplitLanguage = Annotated[
-    str | None, typer.Option("--language", help="FILE's language, for a run of several; of a split, only this one.")
+    str | None,
+    typer.Option("--language", help="Language of FILE, if the run has several; without FILE, use only this language."),
 ]
 TextLanguage = Annotated[
-    str | None, typer.Option("--language", help="--text's language, for a run of several; of a split, only this one.")
+    str | None,
+    typer.Option(
+        "--language", help="Language of --text, if the run has several; without --text, use only this language."
+    ),
 ]
 SplitImages = Annotated[
-    Path | None, typer.Option("--images", help="Images that lines name; default: those of the config's split.")
+    Path | None, typer.Option("--images", help="Images that the lines refer to (default: those of the split).")
 ]
 With = Annotated[
     list[Path] | None,
-    typer.Option("--with", metavar="RUN2", help="Another run: the ensemble's probabilities are the means of all."),
+    typer.Option(
+        "--with", metavar="RUN2", help="Another run of an ensemble, which averages the probabilities; may be repeated."
+    ),
 ]
-Device = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU where there is one.")]
-Which = Annotated[str, typer.Option("--checkpoint", help="best, last or average (see `tsallis average`).")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or auto (a GPU if there is one).")]
+Which = Annotated[
+    str, typer.Option("--checkpoint", help="Checkpoint to load: best, last, or average (made by `tsallis average`).")
+]
 
-SHORTHANDS: tuple[Mode, ...] = ("exact", "all")  # modes with a flag of their own
+SHORTHANDS: tuple[Mode, ...] = ("exact", "all")  # modes that have their own flag
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
@@ -53,13 +61,13 @@ def flag(name: str) -> str:
 def search_options(
     *names: str, modes: Sequence[Mode] = MODES, help: Mapping[str, str] | None = None, **defaults: Any
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that gives a command flags in the place of its parameter of the type `SearchOptions`.
+    """Return a decorator that replaces a command's `SearchOptions` parameter by one flag per option.
 
     Args:
-        names: Names of fields of :class:`tsallis.search.SearchOptions`.
-        modes: The modes that the command has; the first is its default.
-        help: What an option means for this command, where it is not what its field says.
-        defaults: Values of options that are not given.
+        names: Fields of :class:`tsallis.search.SearchOptions` that become flags.
+        modes: Search modes of the command; the first is the default.
+        help: Help texts that replace those of the fields.
+        defaults: Default values of options.
     """
     helps = {name: info.help for name, info in OPTIONS.items()} | dict(help or {})
 
@@ -90,7 +98,7 @@ def search_options(
 
 
 def _parameter(name: str, help: str, modes: Sequence[Mode], default: Any) -> inspect.Parameter:
-    """Return the parameter of a command for an option of a search."""
+    """Return the command parameter of a search option."""
     info, kind = OPTIONS[name], TYPES[name]
     if name == "mode":
         choices: Any = Literal
@@ -107,18 +115,18 @@ def _parameter(name: str, help: str, modes: Sequence[Mode], default: Any) -> ins
 
 
 def _shorthand(mode: Mode) -> inspect.Parameter:
-    """Return the parameter of a command for the flag that stands for a mode."""
+    """Return the command parameter of a flag such as --exact."""
     option = typer.Option(flag(mode), help=f"Short for --mode {mode}.", rich_help_panel="Search")
     return inspect.Parameter(mode, KEYWORD, default=False, annotation=Annotated[bool, option])
 
 
 def _mode(mode: Mode | None, short: list[Mode]) -> Mode | None:
-    """Return the mode that flags set; None if they set none.
+    """Return the search mode that the flags select, or None.
 
     Raises:
-        InputError: Two flags that set it.
+        InputError: Two flags select a mode.
     """
     flags = [*([f"--mode {mode}"] if mode else []), *map(flag, short)]
     if len(flags) > 1:
-        raise InputError(f"{' and '.join(flags)} set the mode of the search: give one of them")
+        raise InputError(f"{' and '.join(flags)} both set the search mode: use one of them")
     return short[0] if short else mode

@@ -1,4 +1,4 @@
-"""What commands print: lines of fields, and tables of scores."""
+"""Print what commands print: rows of fields, JSON and tables of scores."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def check_writable(*paths: Path | None) -> None:
             continue
         if path.is_dir():
             raise InputError(f"{path}: expected a file to write, found a folder")
-        # A file takes the place of what is there: it must not be that of a device.
+        # Writing replaces the path, so it must not be a device.
         if path.exists() and not path.is_file():
             raise InputError(f"{path}: expected a file to write, found a device or a pipe")
-        target = Path(os.path.realpath(path))  # where a link leads to
+        target = Path(os.path.realpath(path))  # follow links
         check_folder(target.parent)
         if target in seen:
             raise InputError(f"{path}: two outputs can't be one file")
@@ -49,14 +49,14 @@ def check_folder(folder: Path) -> None:
 
 
 def print_json(content: Any) -> None:
-    """Print a JSON object as a line that a terminal shows as it is, whatever symbols the data holds."""
+    """Print a JSON object on one line, without characters that a terminal would obey."""
     text = json.dumps(content, ensure_ascii=False)
-    # Controls that JSON takes as they are, and halves of surrogate pairs.
+    # JSON does not escape these control characters and lone surrogates.
     print(re.sub("[\x7f-\x9f\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text))
 
 
 def score_table(report: dict[str, Any]) -> str:
-    """Return a table of an evaluation: numbers of `SCORES` under their titles, after scores that have none there."""
+    """Return the scores of an evaluation as a table: scores without a title in `SCORES` come first."""
     from tsallis.analysis.score_names import SCORES
     from tsallis.toolkit.evaluation.metrics import Evaluation
 
@@ -76,7 +76,7 @@ def score_table(report: dict[str, Any]) -> str:
 
 
 def _language_table(languages: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Return the lines of a table with a row for each language, and a column for each of its scores."""
+    """Return the lines of a table with one row per language and one column per score."""
     from tsallis.analysis.score_names import ScoreFormat, find_score
 
     names = next(iter(languages.values()))

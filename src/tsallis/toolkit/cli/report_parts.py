@@ -1,4 +1,4 @@
-"""The parts of a report: summaries of runs, the attention of runs that answer with labels, and sweeps."""
+"""Compute the parts of a report: summaries of runs, attention of label models, and sweeps."""
 
 from __future__ import annotations
 
@@ -36,32 +36,32 @@ from tsallis.toolkit.tasks.types import Lines
 from tsallis.toolkit.training import Run
 from tsallis.toolkit.training.file_names import CONFIG
 
-COUNT_LIMIT = 200_000  # training examples, at most, whose pieces are counted
+COUNT_LIMIT = 200_000  # maximum number of training examples whose pieces are counted
 Runs = Sequence[tuple[Run, Task]]
 
 
 class _Answers(NamedTuple):
-    """The answers of a run to lines without outputs: the targets of every run of the report."""
+    """Answers of a run to lines without outputs, which become the targets of every run."""
 
     run: Run
-    name: str  # of the run, in the report
-    rows: list[list[int]]  # symbols, as the run numbers them
+    name: str  # name of the run in the report
+    rows: list[list[int]]  # indices in the run's vocabulary
 
 
 class Text(NamedTuple):
-    """Lines in place of a split, which all runs read."""
+    """Lines that all runs read instead of a split."""
 
-    name: str  # of their file
+    name: str  # name of the file
     lines: list[str]
 
     @classmethod
     def read(cls, file: Path) -> Text:
-        """Read a file, or standard input, once for all runs."""
+        """Read a file or standard input once for all runs."""
         return cls(input_name(file), read_text_lines(file))
 
 
 class Report(NamedTuple):
-    """Everything that the page and the file of numbers hold."""
+    """Content of the page and of the file of numbers."""
 
     runs: Sequence[RunSummary] = ()
     comparisons: Sequence[ComparisonSummary] = ()
@@ -70,10 +70,10 @@ class Report(NamedTuple):
 
 
 def read_sweep(runs: Sequence[Path]) -> Sweep:
-    """Return the sweep of runs, from their configurations and logs alone.
+    """Return the sweep of runs; only their configurations and logs are read.
 
     Raises:
-        InputError: runs that are no sweep.
+        InputError: The runs differ in no single setting.
     """
     names = io.distinct_names(runs)
     return sweep(
@@ -85,7 +85,7 @@ def read_sweep(runs: Sequence[Path]) -> Sweep:
 
 
 def sweep_if_any(runs: Sequence[Path]) -> Sweep | None:
-    """Return the sweep that several runs happen to be, None where they are none."""
+    """Return the sweep of several runs, or None if they form none."""
     try:
         return read_sweep(runs) if len(runs) > 1 else None
     except InputError:
@@ -144,19 +144,19 @@ def summarize_all(
 
 
 def _check_one_task(runs: Runs) -> None:
-    """Refuse runs of several tasks: they are compared on the same examples."""
+    """Raise if runs have different tasks: they are compared on the same examples."""
     first, first_task = runs[0]
     for run, task in runs:
         if task.name != first_task.name:
             raise InputError(
-                f"{run.folder}: a run of {task.name} can't stand beside {first.folder}, one of {first_task.name}"
+                f"{run.folder}: a run of {task.name} can't be compared with {first.folder}, a run of {first_task.name}"
             )
 
 
 def describe_labels(
     runs: Runs, split: str, text: Text | None, values: Mapping[str, Any], options: Options
 ) -> list[DensitySummary]:
-    """Describe the attention of runs that answer with labels, all of them of one task and on the same examples."""
+    """Describe the attention of label models of one task on the same examples."""
     _check_one_task(runs)
     (first, _), rows = runs[0], None
     summaries: list[DensitySummary] = []
@@ -178,7 +178,7 @@ def describe_labels(
 
 @contextlib.contextmanager
 def _progress(runs: Sequence[Run]) -> Iterator[Callable[[int, str, int, int], None]]:
-    """Show a bar for each run on a terminal's standard error; yield the function that moves one."""
+    """Show a progress bar per run on a terminal; yield the function that advances one."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -196,11 +196,11 @@ def _progress(runs: Sequence[Run]) -> Iterator[Callable[[int, str, int, int], No
 
 
 def _count_training(run: Run, task: Task) -> TrainingCounts | None:
-    """Count the pieces of a run's training data, if that is at hand."""
+    """Count the pieces of a run's training data, or return None if it can't be read."""
     try:
         examples = task.read_split(load_config(run.folder / CONFIG).data, "train")[:COUNT_LIMIT]
     except InputError as error:
-        print(f"tsallis: no score for rare tokens, which needs the training data: {error}", file=sys.stderr)
+        print(f"tsallis: rare tokens get no score, because the training data can't be read: {error}", file=sys.stderr)
         return None
     corpus = task.encode(examples, task.vocabularies(run)).corpus
     return TrainingCounts(len(corpus), count_pieces(corpus, run.src_vocab, run.tgt_vocab))
@@ -222,16 +222,16 @@ def _search_answers(run: Run, name: str, corpus: Corpus, options: Options) -> _A
 
 
 def _with_answers(run: Run, task: Task, corpus: Corpus, answers: _Answers) -> Corpus:
-    """Return sentences with the answers of a run as targets, as this run numbers them."""
+    """Return sentences whose targets are another run's answers, encoded for this run."""
     vocabulary = answers.run.tgt_vocab
-    if run.tgt_vocab == vocabulary:  # an answer may be split otherwise than its text would be
+    if run.tgt_vocab == vocabulary:  # encoding the text again could split it differently
         return Corpus(corpus.src, answers.rows)
     texts = [vocabulary.decode(row) for row in answers.rows]
     return Corpus(corpus.src, [task.spell(text, run) if text else [] for text in texts])
 
 
 def _has_outputs(task: Task, lines: Sequence[str]) -> bool:
-    """Tell by its columns whether the first line that is not empty has its output."""
+    """Return whether the first line that is not empty has a column for its output."""
     plain = task.columns[0].count("<TAB>") + 1
     first = next((line for _, line in io.number_lines(lines, io.Ignored(), plain, task.separators)), "")
     return first.count("\t") == task.columns[1].count("<TAB>")

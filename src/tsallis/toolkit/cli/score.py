@@ -22,7 +22,7 @@ def score(
     file: FileArgument = None,
     tokens: Annotated[
         bool,
-        typer.Option("--tokens", help="Each symbol beside the total, and why an output is impossible, as in --json."),
+        typer.Option("--tokens", help="Also print each symbol's log-probability, and why an output is impossible."),
     ] = False,
     others: With = None,
     language: Language = None,
@@ -31,13 +31,16 @@ def score(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Log-probabilities of known outputs; -inf where the model excludes one.
+    """Print the log-probability of given outputs; -inf if the model excludes one.
 
-    Lines are `lemma<TAB>form<TAB>tags`, `source<TAB>target` for translations, `label<TAB>text` for documents, or
-    `image<TAB>question<TAB>answer`; a form or a target may be empty. With --tokens or --json also those of every
-    symbol, and of an output that is impossible the first symbol that is, what was possible in its place, and how far
-    its score is below the threshold. A text that subwords can spell in several ways has the probability of all of them;
-    `lower bound` follows the number if there are more than can be followed, `upper bound` if none was found.
+    An input line is `lemma<TAB>form<TAB>tags`, `source<TAB>target`, `label<TAB>text` or
+    `image<TAB>question<TAB>answer`. A form or a target may be empty.
+
+    --tokens and --json also print each symbol's log-probability. For an impossible output they name its first
+    impossible symbol, the symbols that were possible there, and how far its score is below the threshold.
+
+    If subwords can spell an output in several ways, the printed probability is their sum. `lower bound` follows if
+    there are too many ways to add up, `upper bound` if none was found.
     """
     opened = open_run(run, checkpoint, device, others or ())
     loaded, task = opened.run, opened.task
@@ -51,17 +54,17 @@ def score(
 
 
 def _total(known: TextScore) -> list[str]:
-    """Return the log-probability, and what it is if not all segmentations of a text were followed."""
-    if known.scores is None:  # of a blank line
+    """Return the log-probability, and which bound it is if not all segmentations were added."""
+    if known.scores is None:  # a blank line
         return [""]
-    if known.possible is None and known.text is not None:  # none was found, but some may be left
+    if known.possible is None and known.text is not None:  # no segmentation was found, but others may exist
         return [f"{math.log(known.text.missing):.6f}", "upper bound"]
     total = f"{known.log_prob:.6f}" if known.possible else "-inf"
     return [total] if known.exact else [total, "lower bound"]
 
 
 def _fields(known: TextScore) -> list[str]:
-    """Return a field for each symbol, and one that says why the last is impossible."""
+    """Return a field per symbol, and one that explains an impossible symbol."""
     if known.scores is None:
         return []
     content: dict[str, Any] = known.to_dict()

@@ -21,20 +21,23 @@ if TYPE_CHECKING:
     from tsallis.toolkit.tasks.base import Task
     from tsallis.toolkit.training import Run
 
-MOST_EXAMPLES = 20  # of a run
+MOST_EXAMPLES = 20  # per run
 
 
 def serve(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders; the first answers by default.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run folders; the page shows the first one by default.")
+    ],
     host: Annotated[
-        str, typer.Option(help="The address to listen on; the default is this machine alone.")
+        str, typer.Option(help="Address to listen on (the default accepts only this machine; 0.0.0.0: every machine).")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0: any that is free.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on (0: any free port).")] = 8000,
     allow_host: Annotated[
-        list[str] | None, typer.Option(help="A name by which the server is asked for, besides localhost and addresses.")
+        list[str] | None,
+        typer.Option(help="Extra host name to accept in requests, for example lab.example.org; may be repeated."),
     ] = None,
     examples: Annotated[
-        Path | None, typer.Option(help="A file with sources that the page offers, one a line; -: standard input.")
+        Path | None, typer.Option(help="File with example inputs for the page, one per line (-: standard input).")
     ] = None,
     body: Annotated[int, typer.Option(min=100, max=1 << 30, help="Bytes of a request, at most.")] = 1 << 16,
     symbols: Annotated[int, typer.Option(min=1, max=100_000, help="Symbols of a source.")] = 256,
@@ -45,9 +48,10 @@ def serve(
     checkpoint: Which = "best",
     device: Device = "auto",
 ) -> None:
-    """A page, and a JSON API, on which runs answer: searches with certificates, completions, steps and attention.
+    """Start a web page and a JSON API that answer with trained models.
 
-    Prints the page's address, and answers until Ctrl-C or SIGTERM.
+    They offer searches with certificates, completions, single steps and attention weights. The command prints the
+    address of the page, and runs until Ctrl-C or SIGTERM.
     """
     try:
         from tsallis.toolkit.serve.app import build_app
@@ -86,7 +90,7 @@ def _load(folders: list[Path], checkpoint: str, device: str, limits: Limits, exa
         run, task = opened.run, opened.task
         readable = tuple(line for line in lines if _is_readable(run, task, line))
         one = ServedRun(name, run, task, opened.search_options, limits, checkpoint, readable[:MOST_EXAMPLES])
-        _ = one.facts  # read now: a mistake in the folder is one of the command's
+        _ = one.facts  # read now, so that a bad folder stops the command before it starts
         served.append(one)
     if lines and not any(one.examples for one in served):
         raise InputError(
@@ -104,10 +108,10 @@ def _is_readable(run: Run, task: Task, line: str) -> bool:
 
 
 def _names(folders: list[Path]) -> list[str]:
-    """Return the shortest end of each folder's path that no other one has.
+    """Return the shortest ending of each path that no other path has.
 
     Raises:
-        InputError: the same folder twice.
+        InputError: A folder is given twice.
     """
     from tsallis.toolkit.data.io import distinct_names
 

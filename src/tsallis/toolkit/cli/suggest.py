@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tsallis.toolkit.inference import Suggestions
 
 
-@search_options("n_best", help={"n_best": "Number of continuations that are listed, best first."}, n_best=LISTED)
+@search_options("n_best", help={"n_best": "Number of continuations to list, best first."}, n_best=LISTED)
 def suggest(
     run: RunArgument,
     options: SearchOptions,
@@ -39,11 +39,13 @@ def suggest(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Continuations of what is typed of an output: every symbol that may follow, with its probability.
+    """Complete partly typed outputs: print every symbol that may follow, with its probability.
 
-    Lines are those of `tsallis translate`, and may have one column more: what is typed so far. Prints the number of the
-    line, the output with the continuation, its probability and `end` where the output is over, or `impossible`. While a
-    single continuation is possible it is taken. In a terminal, the source and what is typed are lines of their own.
+    Input lines are those of `tsallis translate`, with an optional last column: the text typed so far. Each row has the
+    line number, the text with its continuation, the probability, and `end` if the output may end there. If nothing can
+    follow, the row says `impossible`. A continuation that is the only possible one is added at once.
+
+    In a terminal, the command asks for the source and for the text typed so far.
     """
     opened = open_run(run, checkpoint, device, others or ())
     loaded, task = opened.run, opened.task
@@ -65,7 +67,7 @@ def suggest(
 
 
 def _print_suggestions(answer: Suggestions, otherwise: str = "impossible") -> None:
-    """Print a line for each continuation: number, text, probability, `end`; one line if there is none."""
+    """Print a row per continuation: number, text, probability, `end`; one row if there is none."""
     for choice in answer.next:
         print_fields(str(answer.line), choice.text, f"{choice.prob:.6g}", "end" if choice.ends else "")
     if not answer.possible:
@@ -73,9 +75,9 @@ def _print_suggestions(answer: Suggestions, otherwise: str = "impossible") -> No
 
 
 def _converse(completer: Completer, options: dict[str, Any]) -> None:
-    """Read a source, then beginnings of its output, and print the continuations of each, until the input ends.
+    """Ask for a source and for typed texts, and print continuations, until the input ends.
 
-    An empty line instead of a beginning asks for the next source.
+    An empty line ends the typed texts and asks for the next source.
     """
     run, task = completer.run, completer.task
     print(f"Type {task.columns[0]}, then what the {task.noun} begins with. An empty line: next source. Ctrl-D: end.")

@@ -23,15 +23,18 @@ if TYPE_CHECKING:
 
 
 def train(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file, see recipes/.")],
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...")] = None,
-    run_dir: Annotated[Path | None, typer.Option(help="The run folder; default: run_dir of the config.")] = None,
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Configuration file (YAML), see recipes/.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that replace those of CONFIG.")
+    ] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Folder for the run (default: run_dir of CONFIG).")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check configuration and data, print sizes and all settings, and end.")
+        bool,
+        typer.Option("--dry-run", help="Check configuration and data, print sizes and settings, and train nothing."),
     ] = False,
     device: Device = "auto",
 ) -> None:
-    """Train a model, or go on with a training that was interrupted.
+    """Train a model, or resume an interrupted training.
 
     On several processes: torchrun --nproc-per-node N -m tsallis train CONFIG
     """
@@ -44,7 +47,7 @@ def train(
         with world.share_mistakes():
             loaded = load_config(config, overrides or [])
             folder = run_dir or (Path(loaded.run_dir) if loaded.run_dir else Path("runs") / config.stem)
-            if not (folder / CONFIG).exists():  # a run that was started goes on as it is
+            if not (folder / CONFIG).exists():  # a resumed run keeps its settings
                 refuse_idle(loaded, overrides or [])
         if dry_run:
             print_plan(loaded, folder, world)
@@ -53,7 +56,7 @@ def train(
 
 
 class TrainingStart(NamedTuple):
-    """A prepared training, and whether its folder already holds the run."""
+    """A prepared training."""
 
     run: PreparedRun
     parameters: Start
@@ -72,7 +75,7 @@ def prepare_training(loaded: Config, folder: Path, world: World) -> TrainingStar
 
 
 def _write_run(run: PreparedRun, blob: bytes | None, folder: Path, lock: Lock | None = None, dry: bool = False) -> bool:
-    """Write the run folder without logs and checkpoints; return whether it was there. If `dry`, only check it."""
+    """Write the run folder without logs and checkpoints, or only check it if `dry`; return whether it existed."""
     from tsallis.toolkit.training.run_folder import start_run
 
     return start_run(
@@ -90,10 +93,10 @@ def _write_run(run: PreparedRun, blob: bytes | None, folder: Path, lock: Lock | 
 
 
 def run_training(loaded: Config, folder: Path, world: World) -> None:
-    """Train a run to its end, or to the end of the update in which SIGTERM comes.
+    """Train a run until it is finished or SIGTERM arrives.
 
     Raises:
-        typer.Exit: after SIGTERM.
+        typer.Exit: SIGTERM arrived; the current update was completed.
     """
     from tsallis.toolkit.training import Checkpoints, Trainer, reuse_memory
     from tsallis.toolkit.training.file_names import CHECKPOINTS
@@ -157,7 +160,7 @@ def _prepare_locked(
 
 
 def _describe_finished(checkpoints: Checkpoints) -> str:
-    """Return a line on a run that has nothing left to do: its updates, and its best score."""
+    """Describe a finished run: its updates and its best score."""
     from tsallis.analysis.score_names import find_score
 
     last, best = checkpoints.facts("last"), checkpoints.facts("best")
@@ -174,7 +177,7 @@ def _describe_finished(checkpoints: Checkpoints) -> str:
 
 
 def print_plan(loaded: Config, folder: Path, world: World) -> None:
-    """Print the sizes of data and model as comments, and the whole configuration."""
+    """Print data and model sizes as comments, then the whole configuration."""
     with world.share_mistakes():
         start = prepare_training(loaded, folder, world)
     if world.main:

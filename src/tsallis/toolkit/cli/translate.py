@@ -35,7 +35,8 @@ def translate(
     options: SearchOptions,
     file: FileArgument = None,
     prefix_column: Annotated[
-        bool, typer.Option("--prefix-column", help="The last column of a line is the beginning of its output.")
+        bool,
+        typer.Option("--prefix-column", help="The last column of each line is the text that its output starts with."),
     ] = False,
     others: With = None,
     language: Language = None,
@@ -43,30 +44,34 @@ def translate(
     checkpoint: Which = "best",
     device: Device = "auto",
     tokens: Annotated[
-        bool, typer.Option("--tokens", help="With --json: the string and the log-probability of each symbol, too.")
+        bool, typer.Option("--tokens", help="With --json: also print each symbol and its log-probability.")
     ] = False,
     alignment: Annotated[
         Literal["largest", "support"] | None,
         typer.Option(
-            help="Pairs source-target: each symbol's largest weight of attention, or all above zero (support)."
+            help="Print aligned positions: each symbol's largest attention weight, or all non-zero weights (support)."
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Outputs for lines: forms of `lemma<TAB>tags`, translations of sentences, labels of documents, or answers to
-    `image<TAB>question`.
+    """Print the model's output for each input line.
 
-    Prints the best output of each line. In mode exact and all, and with --n-best above 1: the number of the line, the
-    output, its probability and, in the first row of a line's list, the certificate of that list, separated by tabs;
-    where there is no output, a row with an empty one. In mode sample: number, output and probability, in the order of
-    the draws. --all --n-best N, as --exact --n-best N, ends when the N most probable outputs of all are proved.
-    --alignment adds a column with pairs of positions (`0-0 2-1`), which count the run's symbols from 0: subwords, or
-    characters and tags.
+    An input line is `lemma<TAB>tags`, a sentence to translate, a document to classify, or `image<TAB>question`.
+
+    By default the best output is printed, one per line. With --exact, --all or --n-best above 1, each row has the line
+    number, the output and its probability, separated by tabs. The first row of each line also has the certificate,
+    which states what is proved about the list. If a line has no output, its row has an empty one.
+
+    With --mode sample, each row has the line number, the output and its probability, in the order of the draws.
+
+    --n-best N with --exact or --all stops when the N most probable outputs are proved.
+
+    --alignment adds a column of position pairs such as `0-0 2-1`. Positions count symbols from 0.
     """
     if tokens and not as_json:
         raise InputError("--tokens is for --json")
     if options.prefix is not None and prefix_column:
-        raise InputError("--prefix is for all lines, --prefix-column for each its own: one of the two")
+        raise InputError("--prefix and --prefix-column both set the start of outputs: use one of them")
     opened = open_run(run, checkpoint, device, others or ())
     opened.check_translation(options, alignment)
     name = input_name(file)
