@@ -1,4 +1,4 @@
-"""Alpha, as all kernels take it: one number, or a tensor with one for each row."""
+"""Check alphas, which are one number or a tensor with one number per row."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ Alpha = float | Tensor
 
 
 def extremes(alpha: Tensor) -> tuple[float, float]:
-    """Return the least and the largest, NaN if there is one; from a GPU in one transfer."""
+    """Return the smallest and the largest alpha, NaN if one is NaN; a GPU needs one transfer."""
     both = alpha.detach().aminmax()
     least, most = torch.stack(both).tolist() if alpha.is_cuda else (x.item() for x in both)
     return least, most
 
 
 def check_alpha(alpha: Alpha, positive: bool = False) -> None:
-    """Raise a ValueError unless every alpha is finite and at least 1; for callers that have the numbers at hand.
+    """Raise a ValueError unless every alpha is finite and at least 1.
 
-    With `positive` alphas between 0 and 1 are valid, too. While a CUDA graph is captured none is looked at.
+    With `positive`, alphas between 0 and 1 are valid too. While a CUDA graph is captured, nothing is checked.
     """
     limits = "positive and finite" if positive else "finite and at least 1"
     if isinstance(alpha, float):
@@ -36,17 +36,17 @@ def _valid(alpha: float, positive: bool) -> bool:
 
 
 def _capturing(alpha: Tensor) -> bool:
-    """Tell whether a CUDA graph is captured, in which no number can be looked at."""
+    """Return whether a CUDA graph is being captured, so that tensors can't be read."""
     return alpha.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def bounds(alpha: Alpha) -> tuple[float, float] | None:
-    """Return the least and the largest alpha: of a float, which its caller has checked, twice the number.
+    """Return the smallest and the largest alpha, or None while a CUDA graph is captured.
 
-    None for alphas on a GPU while a CUDA graph is captured.
+    A float must be checked before; it is returned twice.
 
     Raises:
-        ValueError: an alpha below 1 or not finite.
+        ValueError: An alpha is below 1 or not finite.
     """
     if isinstance(alpha, float):
         return alpha, alpha

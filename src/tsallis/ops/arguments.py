@@ -1,4 +1,4 @@
-"""The arguments of an operation, in one container from the function that checks them to the kernel that takes them."""
+"""Define containers for the arguments and results of operations, shared by checks and kernels."""
 
 from __future__ import annotations
 
@@ -10,141 +10,145 @@ from tsallis.ops.alphas import Alpha
 
 
 class AttentionArgs(NamedTuple):
-    """The tensors and options of one attention call, checked; tensors come first, those with gradients before all."""
+    """Checked tensors and options of an attention call.
+
+    Tensors come first; those that may have gradients come before all others."""
 
     query: Tensor  # [batch, heads, queries, size]
     key: Tensor  # [batch, key heads, keys, size]
     value: Tensor  # [batch, key heads, keys, value size]
     alphas: Tensor | None  # [1 or batch, heads]; None: all are `alpha_value`
-    mask: Tensor | None  # [1 or batch, 1 or heads, 1 or queries, 1 or keys]: True takes part, or added to the scores
-    slopes: Tensor | None  # [1 or batch, heads]: what a score loses a key between query and key; None: nothing
-    lengths: Tensor | None  # [batch] integers: how many of the first keys take part; None: all
-    seed: Tensor | None  # [] on the CPU, of dropout; None: there is none, or PyTorch's own serves
-    key_norms: Tensor | None  # [batch, key heads]: at least the largest norms of keys; None: unknown
-    alpha_value: float | None  # of all heads; None: alphas differ, or nobody could look at them
+    mask: (
+        Tensor | None
+    )  # [1 or batch, 1 or heads, 1 or queries, 1 or keys]: boolean (True: attend) or added to the scores
+    slopes: Tensor | None  # [1 or batch, heads]: amount subtracted per position of distance; None: nothing
+    lengths: Tensor | None  # [batch] integers: number of valid keys, from the first; None: all
+    seed: Tensor | None  # [] on the CPU: dropout's seed; None: no dropout, or PyTorch's dropout
+    key_norms: Tensor | None  # [batch, key heads]: upper bounds of the norms of keys; None: unknown
+    alpha_value: float | None  # alpha of all heads; None: alphas differ or could not be read
     scale: float
     causal: bool
     dropout: float
-    offset: int = 0  # query i stands at key i + offset, for the causal order and the slopes
-    threads: int = 0  # that tiles are cut for, the same in forward and backward; 0: PyTorch's number when it runs
+    offset: int = 0  # query i has the position of key i + offset, for causal masks and slopes
+    threads: int = 0  # number of threads, the same in forward and backward; 0: PyTorch's number at run time
 
     @property
     def alpha(self) -> Alpha:
-        """The alphas, or the number in their place."""
+        """Return the alphas, or the number that replaces them."""
         return cast(float, self.alpha_value) if self.alphas is None else self.alphas
 
     @property
     def differentiable(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
-        """The first six fields, which may have gradients."""
+        """Return the first six fields, which may have gradients."""
         return self[:6]
 
     @property
     def group(self) -> int:
-        """The number of heads that read one head of keys."""
+        """Return the number of query heads per key head."""
         return self.query.shape[1] // self.key.shape[1]
 
     @property
     def seed_value(self) -> int:
-        """The seed as a number, 0 where there is none."""
+        """Return the seed as a number, or 0 without a seed."""
         return 0 if self.seed is None else int(self.seed)
 
 
 class BestSymbols(NamedTuple):
-    """The part of a step's probabilities that a search reads."""
+    """Most probable symbols of a step, as searches read them."""
 
-    log_probs: Tensor  # [rows, count], float64: the largest first, without the end's; -inf behind the last
-    symbols: Tensor  # [rows, count]; of equal log-probabilities the first symbol comes first
-    ends: Tensor  # [rows], float64: log-probability of the end
-    support: Tensor  # [rows]: how many symbols have a probability, the end among them
-    # [rows], float64: the sum of the probabilities, 1 but for alpha-ReLU; NaN where one of them is, infinite where the
-    # scores are too large to be told apart
+    log_probs: Tensor  # [rows, count], float64, largest first, without the end symbol; padded with -inf
+    symbols: Tensor  # [rows, count]; ties are in the order of symbols
+    ends: Tensor  # [rows], float64: log-probability of the end symbol
+    support: Tensor  # [rows]: number of symbols with non-zero probability, including the end symbol
+    # [rows], float64: sum of the probabilities, 1 except for alpha-ReLU. NaN if a score is NaN; infinite if the scores
+    # are too large to be distinguished.
     mass: Tensor
 
 
 class BeamLimits(NamedTuple):
-    """The outputs of a source that a beam search may find."""
+    """Limits on the outputs of a source in a beam search."""
 
-    steps: int  # of the longest one, its end included
-    free_from: int  # the length of the prefixes that may end, and may be followed by anything
-    prefix: tuple[int, ...]  # the symbols that all of them begin with
+    steps: int  # maximum length, including the end symbol
+    free_from: int  # length from which a prefix may end and continue with any symbol
+    prefix: tuple[int, ...]  # symbols that every output starts with
 
 
 class BeamOptions(NamedTuple):
-    """The numbers that rule a beam search, the same for all sources."""
+    """Settings of a beam search, the same for all sources."""
 
-    size: int  # prefixes of a source at most
-    n_best: int  # outputs of a source that end its search once no prefix can beat them
-    num_recorded: int  # the best outputs of a source that are recorded, and those that equal the last; 0: all
-    length_penalty: float  # the exponent of the length in scores
-    competing_ends: bool = False  # whether an output's end must be one of its step's `size` best continuations
+    size: int  # maximum number of prefixes per source
+    n_best: int  # number of outputs per source; the search stops when no prefix can beat them
+    num_recorded: int  # number of outputs to record per source, plus ties with the last one; 0: all
+    length_penalty: float  # exponent of the length in the score
+    competing_ends: bool = False  # whether an end must be among the `size` best continuations of its step
 
 
 class BeamOutcome(NamedTuple):
-    """The rows of all steps of a beam search, one prefix each, and what was found for every source.
+    """Prefixes and outputs of a finished beam search.
 
-    A row's parent is the number of another row; a step's rows stand behind those of the step before it.
+    Each row is one prefix. The rows of a step follow those of the step before it. A row's parent is a row number.
     """
 
     tokens: list[int]
     parents: list[int]  # -1 for the first rows
-    support: list[int]  # of the step that read the token
+    support: list[int]  # support size of the step that read the token
     num_attended: list[int]
-    ends: list[list[tuple[float, int]]]  # a source's outputs: log-probability, and the row they end behind
-    bounds: list[float]  # the log-probability of a source's best prefix that was dropped
-    gave_up: list[bool]  # whether there was one
-    unclear: list[bool]  # whether scores of a step of a source were too large to be told apart
+    ends: list[list[tuple[float, int]]]  # outputs per source: log-probability, and the row of the last token
+    bounds: list[float]  # largest log-probability of a dropped prefix, per source
+    gave_up: list[bool]  # whether a prefix was dropped, per source
+    unclear: list[bool]  # whether scores were too large to be distinguished, per source
 
 
 class AttentionWeights(NamedTuple):
-    """The parameters of an attention and of the norm before or behind it; matrices are [outputs, inputs]."""
+    """Parameters of an attention layer and of its norm; matrices are [outputs, inputs]."""
 
     norm: tuple[Tensor, Tensor]  # weight and bias
-    projection: tuple[Tensor, Tensor]  # to query, key and value
+    projection: tuple[Tensor, Tensor]  # projection to query, key and value
     out: tuple[Tensor, Tensor]
     alphas: Tensor  # [heads]
 
 
 class LayerWeights(NamedTuple):
-    """The parameters of a Transformer's layer, with ReLU between its last two products."""
+    """Parameters of a Transformer layer, with ReLU between its last two products."""
 
     own: AttentionWeights
-    cross: AttentionWeights | None  # of a decoder
+    cross: AttentionWeights | None  # only in a decoder
     norm: tuple[Tensor, Tensor]
     expand: tuple[Tensor, Tensor]
     shrink: tuple[Tensor, Tensor]
 
 
 class StackWeights(NamedTuple):
-    """The parameters of a Transformer's encoder or decoder, float32 on the CPU."""
+    """Parameters of a Transformer encoder or decoder, float32 on the CPU."""
 
     embedding: Tensor  # [symbols, d]
     layers: tuple[LayerWeights, ...]
-    norm: tuple[Tensor, Tensor] | None  # behind the last layer; None: layers normalise what they return
+    norm: tuple[Tensor, Tensor] | None  # after the last layer; None: each layer normalizes its output
     heads: int
-    epsilon: float  # of the norms
+    epsilon: float  # added to the variance in norms
 
 
 class OutputWeights(NamedTuple):
-    """The parameters of an output layer."""
+    """Parameters of an output layer."""
 
-    projection: tuple[Tensor, Tensor]  # [symbols, d]; the bias of what never comes is -inf
-    alpha: float  # of the map
-    tau: float | None  # its threshold, if it is alpha-ReLU
+    projection: tuple[Tensor, Tensor]  # [symbols, d]; the bias is -inf for symbols that are never produced
+    alpha: float  # alpha of entmax or alpha-ReLU
+    tau: float | None  # threshold of alpha-ReLU; None: entmax
 
 
 class DecoderResult(NamedTuple):
-    """The results of a step of a Transformer's decoder."""
+    """Results of a decoder step of a Transformer."""
 
-    state: Tensor  # [rows, columns + 1], int64: the state after it
-    cache: Tensor  # memory that this state names
+    state: Tensor  # [rows, columns + 1], int64: the state after the step
+    cache: Tensor  # memory that the state points to
     best: BestSymbols
-    num_attended: Tensor  # [rows]: source positions with a weight in the last layer
-    attention: Tensor | None  # [rows, positions]: the mean of the last layer's heads
+    num_attended: Tensor  # [rows]: number of source positions with non-zero weight in the last layer
+    attention: Tensor | None  # [rows, positions]: mean over the heads of the last layer
     scores: Tensor | None  # [rows, symbols]
 
 
 class AttentionGradients(NamedTuple):
-    """The gradients of an attention call's first six arguments; None where none was requested."""
+    """Gradients of the first six arguments of an attention call; None: not requested."""
 
     query: Tensor | None
     key: Tensor | None
@@ -161,11 +165,11 @@ TYPES = {
     float | None: "float?",
     bool: "bool",
     int: "SymInt",
-}  # of an operator's schema
+}  # types in the schema of an operator
 
 
 def schema(container: type[Any]) -> str:
-    """Return the fields of a container as the arguments in the schema of an operator.
+    """Return the fields of a container as operator arguments in PyTorch's schema language.
 
     Example:
         >>> schema(AttentionGradients)
@@ -175,6 +179,6 @@ def schema(container: type[Any]) -> str:
 
 
 def tensor_count(container: type[Any]) -> int:
-    """Return how many of the first fields of a container are tensors."""
+    """Return the number of tensors at the start of a container."""
     kinds = list(get_type_hints(container).values())
     return next((i for i, kind in enumerate(kinds) if kind not in (Tensor, Tensor | None)), len(kinds))

@@ -1,6 +1,6 @@
-"""Which backend computes a call; this is the only place that chooses.
+"""Choose the backend of each call; no other module chooses.
 
-The `eager` backend computes everything that the first choice does not.
+The `eager` backend computes everything that the first choice does not support.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from tsallis.ops.transforms import operators_only, recording, without_numbers
 
 VARIABLE = "TSALLIS_BACKEND"
 _PLAIN = (Tensor, torch.nn.Parameter)
-LARGEST_BEAMS = 1 << 20  # prefixes of all sources that there is memory for from the start
+LARGEST_BEAMS = 1 << 20  # number of prefixes whose memory is allocated at the start
 
 
-# The backends that "auto" means on each type of device, in the order of the table.
+# Backends that "auto" tries on each type of device, in the order of the table.
 _AUTO = {
     kind: tuple(name for name, entry in BACKENDS.items() if kind in entry.devices)
     for kind in {kind for entry in BACKENDS.values() for kind in entry.devices}
@@ -45,8 +45,8 @@ class backend:
         name: `"auto"` or the name of a backend.
 
     Raises:
-        ValueError: an unknown backend.
-        RuntimeError: a backend that can't be used here; the message says why.
+        ValueError: The backend is unknown.
+        RuntimeError: The backend can't be used here; the message explains why.
 
     Example:
         >>> import tsallis
@@ -76,7 +76,7 @@ def _check(name: str, what: str) -> str:
 
 
 def choose_transformer(kind: str) -> TransformerKernels | None:
-    """Return the Transformer of the backend for a type of devices; None where that one has none."""
+    """Return the Transformer kernels for a type of device, or None if the backend has none."""
     for name in _candidates(kind):
         if "transformer" in load(name).CAPABILITIES.operations and _usable(name):
             return cast(TransformerKernels, importlib.import_module(f"{BACKENDS[name].module}.transformer"))
@@ -84,8 +84,8 @@ def choose_transformer(kind: str) -> TransformerKernels | None:
 
 
 def choose_beams(prefixes: int) -> BeamKernels:
-    """Return the bookkeeping of beams of so many prefixes, which is done on the CPU wherever the model is."""
-    # A backend that was asked for by name may have no beams, and need not compute on a CPU at all.
+    """Return the kernels that manage beams of this many prefixes; they run on the CPU."""
+    # A backend that was selected by name may have no beams, or may not support CPUs.
     name = request()
     names = _AUTO.get("cpu", ()) if name == "auto" else (name,)
     for candidate in names if prefixes <= LARGEST_BEAMS else ():
@@ -95,20 +95,20 @@ def choose_beams(prefixes: int) -> BeamKernels:
 
 
 def request() -> str:
-    """Return the backend's name that the innermost `backend` block asks for, else the environment, else `auto`."""
+    """Return the backend's name from the innermost `backend` block, the environment, or `auto`."""
     name = _request.get()
     return name if name is not None else _check(os.environ.get(VARIABLE) or "auto", VARIABLE)
 
 
 def choose(operation: str, alpha: Alpha, *tensors: Tensor, positive: bool = True) -> Backend:
-    """Return the backend that computes an operation on these tensors; this is the only check of the alphas.
+    """Return the backend that computes an operation on these tensors, and check the alphas.
 
-    For callers that have the numbers at hand; :func:`choose_direct` is for those that may not. The alphas of every
-    backend begin at 1 or above; `eager` also computes smaller ones, unless `positive` is False.
+    The tensors must contain data; :func:`choose_direct` also accepts traced ones. Only `eager` supports alphas below 1,
+    and only with `positive`.
 
     Raises:
-        ValueError: an alpha that is not positive and finite; without `positive`, an alpha below 1.
-        RuntimeError: the backend that was asked for by name does not compute on such devices.
+        ValueError: An alpha is not positive and finite, or below 1 without `positive`.
+        RuntimeError: The selected backend does not support the device.
     """
     name, kind = request(), tensors[0].device.type
     auto = name == "auto"
@@ -159,14 +159,14 @@ def choose_direct(operation: str, alpha: Alpha, *tensors: Tensor) -> Backend | N
 def choose_attention(query: Tensor, key: Tensor, value: Tensor, bounds: tuple[float, float] | None) -> str:
     """Return the name of the backend that computes attention over [batch, heads, length, size], also for a tracer.
 
-    It may be called anywhere: dtypes, sizes and the device are all that is looked at. Whether the backend is called
-    directly or by its operator is the caller's to decide, as are `torch.func` and forward mode, where the way by all
-    weights is the only one. Tensors of another dtype than the backend's `attention_dtypes` are upcast by the caller.
+    Only dtypes, sizes and the device are read. The caller decides whether to call the backend directly or through its
+    operator. The caller also handles `torch.func` and forward mode, which compute all weights, and upcasts tensors
+    whose dtype is not in the backend's `attention_dtypes`.
 
     Args:
-        query, key, value: tensors of one dtype and device.
-        bounds: the least and the largest alpha (`extremes`), already checked; None where no one can look at alphas
-            now: the operator's body then checks them.
+        query, key, value: Tensors of one dtype and device.
+        bounds: Smallest and largest alpha, already checked; None if alphas can't be read now. The operator then checks
+            them when it runs.
     """
     if not (query.numel() and key.numel() and value.numel()) or not _readable(query, key, value):
         return "eager"
@@ -182,18 +182,18 @@ def choose_attention(query: Tensor, key: Tensor, value: Tensor, bounds: tuple[fl
 
 
 def _readable(*tensors: Tensor) -> bool:
-    """Tell whether kernels may read tensors by their pointers, or an operator is called in the place of kernels."""
+    """Return whether kernels may read the tensors' memory, or an operator is called instead."""
     if all(type(x) in _PLAIN for x in tensors):
         return True
     return recording() or operators_only(tensors[0])
 
 
-# Tracers treat the results of these functions as constants: they do not depend on tensors.
+# Tracers may treat the results of these functions as constants: they do not depend on tensors.
 
 
 @constant
 def _candidates(kind: str) -> tuple[str, ...]:
-    """Return the names of backends for a type of devices, before anything else is known."""
+    """Return the names of the backends to try for a type of device."""
     name = request()
     names = _AUTO.get(kind, ()) if name == "auto" else (name,)
     return tuple(name for name in names if load(name).on_device(kind))
@@ -205,12 +205,12 @@ def _usable(name: str) -> bool:
 
 
 def explain() -> str:
-    """Tell which backend computes tensors on the CPU, and why, in one line."""
+    """Describe in one line which backend is used on the CPU, and why."""
     return _explain("cpu")
 
 
 def explain_gpu() -> str:
-    """Tell which backend computes tensors on a GPU, and why, in one line; without a GPU nothing is imported."""
+    """Describe in one line which backend is used on a GPU, and why."""
     return _explain("cuda") if torch.cuda.is_available() else "none (PyTorch finds no GPU)"
 
 

@@ -1,4 +1,4 @@
-"""The dtypes of the computation, and tensors as kernels read them."""
+"""Choose the dtypes of computations, and prepare tensors for kernels."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def upcast(x: Tensor) -> Tensor:
-    """Return a tensor in the dtype of the computation: half precision is computed in float32."""
+    """Return a tensor in its compute dtype: half precision becomes float32."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
 def exact_products() -> bool:
-    """Tell whether PyTorch multiplies float32 on a GPU exactly, by whichever of its settings that was asked for.
+    """Return whether PyTorch multiplies float32 matrices on a GPU without TF32.
 
-    `torch.get_float32_matmul_precision` raises an error where a newer setting was used.
+    `torch.get_float32_matmul_precision` can't be used: it raises after a newer setting was changed.
     """
     return bool(torch.backends.cuda.matmul.fp32_precision != "tf32")
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
-    """Return the dtype in which autocast multiplies now; None without autocast."""
+    """Return the current dtype of autocast, or None without autocast."""
     return torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
 
 
 def contiguous(x: Tensor) -> Tensor:
-    """Return a tensor as a kernel reads it by its pointer: its numbers in order, with the signs they stand for."""
-    x = x.clone() if x._is_zerotensor() else x  # zeros of forward mode have no memory
+    """Return a tensor with contiguous memory and resolved negation, as kernels need it."""
+    x = x.clone() if x._is_zerotensor() else x  # forward mode's zero tensors have no memory
     return x.resolve_neg().contiguous()
 
 
 def contiguous_alpha(alpha: Alpha) -> Alpha:
-    """Return alphas as a kernel reads them."""
+    """Return alphas in the form that kernels read."""
     return contiguous(alpha) if isinstance(alpha, Tensor) else alpha

@@ -1,4 +1,4 @@
-"""The interface of a backend: its functions, and the description of what it computes."""
+"""Define the interface of a backend: its functions, and what it supports."""
 
 from __future__ import annotations
 
@@ -31,21 +31,24 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
 
 
 class Capabilities(NamedTuple):
-    """The operations that a backend computes, and how; all other calls go to `eager`."""
+    """Operations that a backend supports; all other calls go to `eager`."""
 
     operations: tuple[str, ...]  # keys of `OPERATIONS`
     dtypes: tuple[torch.dtype, ...]
     alphas: tuple[float, float] = (1.0, 2.0)  # the smallest and the largest alpha
-    any_dim: bool = False  # maps take rows along any dimension of contiguous scores; else along the last alone
-    row_statistics: bool = True  # what a loss saves for its gradient is a few numbers a row; else whole rows
-    asynchronous: bool = False  # results are there before they are computed, and reading a number waits for it
-    attention_dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64)  # others are upcast before
-    largest_head: float = math.inf  # the most numbers that a query, key or value of attention may have
-    largest_batch: float = math.inf  # the most batch elements and the most heads of attention
+    any_dim: bool = False  # entmax works along any dimension of contiguous scores; else only the last
+    row_statistics: bool = True  # a loss saves a few numbers per row for its gradient; else whole rows
+    asynchronous: bool = False  # calls return before the results are computed; reading a number waits
+    attention_dtypes: tuple[torch.dtype, ...] = (
+        torch.float32,
+        torch.float64,
+    )  # other dtypes are upcast before the call
+    largest_head: float = math.inf  # largest size of a query, key or value in attention
+    largest_batch: float = math.inf  # largest batch size and number of heads in attention
 
 
 class Status(NamedTuple):
-    """Whether a backend can be used here, and the reason in one line."""
+    """Whether a backend can be used, and the reason in one line."""
 
     available: bool
     reason: str
@@ -60,61 +63,62 @@ class Backend(Protocol):
         status, usable, on_device: Whether it can be used. Without them it can always be used, on the CPU.
 
     Tensors are contiguous, not empty, on one device, and of a dtype in `CAPABILITIES.dtypes`. Alphas lie within
-    `CAPABILITIES.alphas`. All other calls go to `eager`. Scores of -inf take no part; a row in which nothing takes
-    part is all zeros, with zero gradients; a row with a NaN is all NaN. Half precision is computed in float32 and
-    returned in its own dtype. Gradients are of the first order: `ops/autograd` computes all others.
+    `CAPABILITIES.alphas`. All other calls go to `eager`. Scores of -inf get probability 0. A row of -inf
+    alone returns zeros, with zero gradients. A row with a NaN returns NaN. Half precision is computed in float32 and
+    returned in its own dtype. Backends compute first-order gradients; `ops/autograd` computes
+    all others.
     """
 
     CAPABILITIES: Capabilities
 
     def status(self) -> Status:
-        """Return whether the backend can be used here, and why or why not."""
+        """Return whether the backend can be used, and why or why not."""
 
     def usable(self) -> bool:
-        """Return whether the backend can be used now; it may warn, once, if it can't."""
+        """Return whether the backend can be used now; warn once if it can't."""
 
     def on_device(self, kind: str) -> bool:
         """Return whether the backend computes tensors on a type of device such as "cpu" or "cuda"."""
 
-    # Maps: scores are contiguous, in one of the dtypes; alpha is a number, or [rows, 1] in float64 for float64 scores
-    # and float32 for all others.
+    # Entmax. Scores are contiguous, in one of the dtypes. Alpha is a number, or a tensor [rows, 1] in float64 for
+    # float64 scores and in float32 otherwise.
 
     def entmax(self, scores: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
-        """Return probabilities along a dimension, -1 or one from 0, of scores of any shape."""
+        """Return probabilities along a dimension, which is -1 or at least 0."""
 
     def entmax_gradient(
         self, probs: Tensor, grad: Tensor, alpha: Alpha, need_alpha: bool, dim: int = -1
     ) -> tuple[Tensor, Tensor | None]:
         """Return gradients of the scores, and of alpha [rows, 1] if it is needed."""
 
-    # Losses: scores [rows, classes], target [rows] with classes, negative for none. Statistics are a tensor, or a tuple
-    # of tensors and numbers, for the backend alone to read.
+    # Losses. Scores are [rows, classes]. Targets are classes [rows]; negative targets are ignored. Only the backend
+    # reads the statistics, which are a tensor or a tuple of tensors and numbers.
 
     def entmax_loss(
         self, scores: Tensor, target: Tensor, alpha: Alpha, need_alpha: bool, save_support: bool = False
     ) -> tuple[Tensor, Any, Tensor | None]:
         """Return losses [rows], statistics, and dL/d alpha [rows, 1].
 
-        With `save_support` the statistics may be wider and hold supports; only :meth:`entmax_loss_gradient` reads such.
+        With `save_support` the statistics may include supports; then only :meth:`entmax_loss_gradient` reads them.
         """
 
     def entmax_loss_gradient(
         self, scores: Tensor, target: Tensor, alpha: Alpha, stats: Any, grad: Tensor, out: Tensor | None = None
     ) -> Tensor:
-        """Return the gradient of the scores for one of the losses [rows]; `out` may be the scores, and be ignored."""
+        """Return the gradient of the scores from that of the losses [rows]; `out` may be the scores."""
 
     def alpha_relu_loss(self, scores: Tensor, target: Tensor, alpha: float, tau: float) -> tuple[Tensor, Any]:
-        """Return losses [rows] of alpha-ReLU with a constant threshold, and statistics."""
+        """Return alpha-ReLU losses [rows] with a constant threshold, and statistics."""
 
     def alpha_relu_loss_gradient(
         self, scores: Tensor, target: Tensor, alpha: float, stats: Any, grad: Tensor, out: Tensor | None = None
     ) -> Tensor:
-        """Return the gradient of the scores of alpha-ReLU's loss."""
+        """Return the gradient of the scores for the alpha-ReLU loss."""
 
-    # The output layer and its loss in one: supports as sparse rows, and sums over them.
+    # Output layer and loss in one operation: supports as sparse rows, and sums over them.
 
     def support_sizes(self, scores: Tensor, alpha: Alpha, stats: Any, target: Tensor) -> Tensor:
-        """Return the size of each row's support [rows], int64; 0 where there is no target."""
+        """Return the support size of each row [rows], int64; 0 for ignored targets."""
 
     def support(
         self, scores: Tensor, alpha: Alpha, stats: Any, offsets: Tensor, size: int | None = None
@@ -124,7 +128,7 @@ class Backend(Protocol):
     def alpha_relu_support(
         self, scores: Tensor, alpha: float, stats: Any, offsets: Tensor, size: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the same for the values of alpha-ReLU."""
+        """Return classes (int32) and alpha-ReLU values of each row's support."""
 
     def spmm(
         self,
@@ -139,11 +143,11 @@ class Backend(Protocol):
     ) -> tuple[Tensor, Tensor | None]:
         """Return `out[r] = scale[r] (sum_k value[k] table[column[k]] - table[minus[r]])`, and sums of the values.
 
-        A negative `minus` names no row. With `onto`, which is changed, `factor[0] onto + out`.
+        A negative `minus` subtracts nothing. With `onto`, add `factor[0] * onto` to the result, in place.
         """
 
     def transpose(self, lists: CsrRows, classes: int, weight: Tensor, target: Tensor) -> CsrRows:
-        """Return the rows' lists by class, each value times its row's weight, with -weight where the target is."""
+        """Return the lists sorted by class: values times the row's weight, and -weight for the target."""
 
     # One pass.
 
@@ -157,64 +161,64 @@ class Backend(Protocol):
         tau: float,
         share: float,
     ) -> tuple[Tensor, CsrRows] | None:
-        """Return losses and supports of alpha-ReLU without a buffer of scores; None where that is not possible."""
+        """Return alpha-ReLU losses and supports without a buffer of scores, or None if unsupported."""
 
     # Dropout.
 
     def drop(self, x: Tensor, keep_prob: float, seed: int, out: Tensor) -> Tensor:
-        """Apply dropout by a seed below 2**64, the same at every call; `out` may be `x`."""
+        """Apply the dropout of a seed below 2**64, the same at every call; `out` may be `x`."""
 
     # Search.
 
     def best_symbols(
         self, scores: Tensor, alpha: float, tau: float | None, count: int, end: int, only: Tensor | None = None
     ) -> BestSymbols:
-        """Return the best of each row of scores [rows, symbols] by entmax, or by alpha-ReLU with a threshold.
+        """Return the most probable symbols of each row of scores [rows, symbols].
 
         Args:
-            scores: -inf for symbols that can't come.
-            alpha: of the map.
-            tau: alpha-ReLU's threshold; None: the map is entmax.
-            count: how many symbols, at most all of them.
-            end: the symbol that is no prefix's, whose log-probability is returned apart.
-            only: [rows], the symbol that alone is of interest, negative for all; None: all are in every row.
+            scores: Scores; -inf for excluded symbols.
+            alpha: Alpha of entmax or alpha-ReLU.
+            tau: Threshold of alpha-ReLU; None: use entmax.
+            count: Number of symbols, at most the size of the vocabulary.
+            end: End symbol, whose log-probability is returned separately.
+            only: Only symbol to return for each row [rows], negative for all; None: all symbols in every row.
         """
 
 
 class AttentionKernels(Protocol):
-    """A backend's attention, which is the file `attention` of its folder."""
+    """Attention of a backend, in the file `attention` of its folder."""
 
-    SavedForBackward: type[Any]  # a NamedTuple of tensors; `output` and `support` among them are the pass's results
+    SavedForBackward: type[Any]  # NamedTuple of tensors; includes the results `output` and `support`
 
     def attention(self, args: AttentionArgs, needs_grad: bool) -> tuple[Tensor, Tensor, Any]:
-        """Return the output, how many keys each query attends to, and what backward needs, if there will be one."""
+        """Return the output, the number of keys per query, and the data for backward if `needs_grad`."""
 
     def attention_gradient(
         self, args: AttentionArgs, saved: Any, grad: Tensor, needs: Sequence[bool]
     ) -> AttentionGradients:
-        """Return those gradients of the arguments that are needed; it may return more."""
+        """Return the gradients that are needed; it may return more."""
 
     def drop_factors(self, args: AttentionArgs) -> Tensor:
-        """Return what dropout multiplies all weights with [batch, heads, queries, keys]."""
+        """Return dropout's factors of all weights [batch, heads, queries, keys]."""
 
     def resolve(self, args: AttentionArgs) -> AttentionArgs:
-        """Return an operator's arguments as kernels take them; check the numbers that a tracer could not look at."""
+        """Return an operator's arguments for kernels; check the numbers that a tracer could not read."""
 
     def allocate(self, args: AttentionArgs, output: Tensor, support: Tensor, needs_grad: bool) -> Any:
-        """Allocate what backward needs of a pass with these results."""
+        """Allocate the data that backward needs for these results."""
 
 
 class TransformerKernels(Protocol):
-    """A backend's Transformer, which is the file `transformer` of its folder."""
+    """Transformer of a backend, in the file `transformer` of its folder."""
 
-    CompiledEncoder: type[Any]  # made of StackWeights; it has the method `encode`
-    CompiledDecoder: type[Any]  # made of StackWeights and OutputWeights; it has the methods `project` and `step`
+    CompiledEncoder: type[Any]  # constructed from StackWeights; has the method `encode`
+    CompiledDecoder: type[Any]  # constructed from StackWeights and OutputWeights; has `project` and `step`
 
     def computes(self, weights: StackWeights) -> bool:
-        """Tell whether the kernels know a stack of layers of these sizes and alphas."""
+        """Return whether the kernels support layers of these sizes and alphas."""
 
 
 class BeamKernels(Protocol):
-    """A backend's bookkeeping of beam searches, which is the file `beams` of its folder."""
+    """Beam management of a backend, in the file `beams` of its folder."""
 
-    Beams: type[Any]  # made of the BeamLimits of all sources, BeamOptions and the first token, see the eager one
+    Beams: type[Any]  # constructed from BeamLimits per source, BeamOptions and the first token

@@ -1,7 +1,7 @@
-"""The ground truth: naive float64 versions of every operation, for tests and benchmarks alone.
+"""Compute every operation naively in float64, as a reference for tests and benchmarks.
 
-Nothing here is fast and nothing here is clever. A threshold is found by bisection without a graph; two Newton steps
-taken inside the graph then make autograd return every derivative of every order, in the scores and in alpha.
+The code is simple, not fast. A threshold is found by bisection without a graph. Two Newton steps inside the graph then
+let autograd compute derivatives of every order in the scores and in alpha.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def exp_alpha(u: Tensor, alpha: Tensor) -> Tensor:
 def entmax(scores: Tensor, alpha: float | Tensor = 1.5) -> Tensor:
     r"""Return `argmax_p p.z + H_alpha(p)` over the last dimension, in float64, differentiable to every order.
 
-    -inf takes no part; a row with nothing left is all zeros.
+    Scores of -inf get probability 0; a row of -inf alone returns zeros.
     """
     scores, alpha = _columns(scores, alpha)
     active = scores > -torch.inf
@@ -52,12 +52,12 @@ def entmax(scores: Tensor, alpha: float | Tensor = 1.5) -> Tensor:
 
     eps = alpha - 1
     steep = eps > 1
-    # Above alpha 2 the least score of the support stands for the threshold, from which it differs by its probability's
-    # power: often only beyond float64's digits.
+    # Above alpha 2, use the smallest score of the support instead of the threshold: they differ by a power of its
+    # probability, often less than float64 can represent.
     least = _least_of_support(z, active, torch.where(steep, eps, torch.ones_like(eps)))
     base = z.gather(-1, least)
 
-    # The unknown is y = -log(a probability): the largest one, above alpha 2 the least of the support.
+    # Solve for y = -log p of the largest probability; above alpha 2, of the smallest one in the support.
     def probabilities(y: Tensor) -> Tensor:
         e = torch.where(steep, eps, torch.ones_like(eps))
         x = (e * (z - base)).scatter(-1, least, 0.0)
@@ -72,7 +72,7 @@ def entmax(scores: Tensor, alpha: float | Tensor = 1.5) -> Tensor:
     with torch.no_grad():
         low = torch.zeros_like(alpha)
         high = torch.full_like(alpha, math.log(max(scores.shape[-1], 1)))
-        high = torch.where(steep, high + 300 / eps, high)  # the power of a probability is to be a number above 0
+        high = torch.where(steep, high + 300 / eps, high)  # keeps the power of a probability above 0
         for _ in range(BISECTIONS):
             middle = (low + high) / 2
             above = probabilities(middle).sum(-1, keepdim=True) > 1
@@ -90,9 +90,9 @@ def entmax(scores: Tensor, alpha: float | Tensor = 1.5) -> Tensor:
 
 @torch.no_grad()
 def _least_of_support(z: Tensor, active: Tensor, eps: Tensor) -> Tensor:
-    """Return the place of the least score of the support [..., 1], for alpha of at least 2.
+    """Return the index of the smallest score of the support [..., 1], for alphas of at least 2.
 
-    One is in the support if with the threshold at it the row has a mass below 1.
+    A score is in the support if the probabilities sum to less than 1 with the threshold at that score.
     """
     order = torch.where(active, z, -torch.inf).argsort(-1, descending=True)
     best = z.gather(-1, order)
@@ -112,7 +112,7 @@ def tsallis_entropy(probs: Tensor, alpha: float | Tensor) -> Tensor:
     log_p = torch.where(inside, torch.where(inside, probs, torch.ones_like(probs)).log(), torch.zeros_like(probs))
     at_one = alpha == 1
     a = torch.where(at_one, torch.full_like(alpha, 2.0), alpha)
-    # sum p - sum p^alpha instead of 1 - sum p^alpha: a sum that is off by its last digit would be divided by alpha - 1.
+    # Use sum p - sum p^alpha, not 1 - sum p^alpha: dividing by alpha - 1 would magnify the rounding of sum p.
     lost = -(probs * torch.expm1((a - 1) * log_p)).sum(-1, keepdim=True)
     shannon = -(probs * log_p).sum(-1, keepdim=True)
     return torch.where(at_one, shannon, lost / (a * (a - 1))).squeeze(-1)
@@ -126,7 +126,7 @@ def entmax_loss(scores: Tensor, target: Tensor, alpha: float | Tensor = 1.5) -> 
     y = target.double()
     p = entmax(scores, alpha)
     z = torch.where(scores > -torch.inf, scores, torch.zeros_like(scores))
-    # The lost entropy is linear in z along the simplex: any constant may be taken off the scores first.
+    # Subtracting a constant from the scores does not change the loss.
     z = z - z.amax(-1, keepdim=True).detach()
     return ((p - y) * z).sum(-1) + tsallis_entropy(p, alpha) - tsallis_entropy(y, alpha)
 

@@ -1,4 +1,4 @@
-"""The table of backends; a backend is imported when it is first needed."""
+"""List the backends; each is imported when it is first needed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tsallis.ops.tracing import constant
 
 
 class Entry(NamedTuple):
-    """A line of the table of backends."""
+    """Entry of the table of backends."""
 
     module: str
-    devices: tuple[str, ...]  # "auto" means this backend on these types of device; the first usable one of the table
+    devices: tuple[str, ...]  # types of device on which "auto" tries this backend; the first usable entry wins
 
 
 BACKENDS = {
@@ -33,7 +33,7 @@ def _on_cpu(kind: str) -> bool:
     return kind == "cpu"
 
 
-# The functions of a backend that does not define them.
+# Defaults of functions that a backend may omit.
 DEFAULTS: dict[str, Callable[..., Any]] = {"status": _always, "usable": lambda: True, "on_device": _on_cpu}
 
 
@@ -42,7 +42,7 @@ def load(name: str) -> Backend:
     """Import a backend by its name, and check that it defines the functions of its operations.
 
     Raises:
-        TypeError: a function is missing, or an operation is unknown.
+        TypeError: A function is missing, or an operation is unknown.
     """
     backend = cast(Backend, importlib.import_module(BACKENDS[name].module))
     operations = backend.CAPABILITIES.operations
@@ -61,11 +61,11 @@ def load(name: str) -> Backend:
 
 @functools.cache
 def load_attention(name: str) -> AttentionKernels:
-    """Return a backend's attention by the backend's name."""
+    """Return the attention kernels of a backend by its name."""
     return cast(AttentionKernels, importlib.import_module(f"{BACKENDS[name].module}.attention"))
 
 
 @constant
 def capabilities(name: str) -> Capabilities:
-    """Return what a backend computes and how."""
+    """Return what a backend supports."""
     return load(name).CAPABILITIES

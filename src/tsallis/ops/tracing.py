@@ -1,12 +1,12 @@
 """Pair a forward pass with its differentiable backward, and register it as an operator for tracers.
 
-The kernels decide by looking at numbers (how many Newton steps, how many candidates), which no tracer can follow. Run
-eagerly they sit in an :class:`Operation`, an `autograd.Function` whose backward is a few in-place passes. Where a
-second derivative is needed or `torch.func` is at work, backward is made of differentiable operations on what was saved.
-Under a dispatch mode the forward is one opaque operator (:func:`operator`); under `torch.compile` and `torch.export`
-that operator alone is called, and its backward is traced and fused.
+Kernels read numbers to make decisions, such as the number of Newton steps, which no tracer can record. In eager mode
+an :class:`Operation` calls them: an `autograd.Function` whose backward is a few in-place passes. For second derivatives
+and `torch.func`, backward uses differentiable operations on the saved tensors. Under a dispatch mode, forward is one
+opaque operator (:func:`operator`). Under `torch.compile` and `torch.export`, only that operator is called, and its
+backward is traced and fused.
 
-Functions are marked for torch.compile without importing its tracer, which alone takes a second and 75 MB.
+Functions are marked for torch.compile without importing its tracer, which takes a second and 75 MB.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ T = TypeVar("T")
 
 
 def constant(function: Callable[P, T]) -> Callable[P, T]:
-    """Let a tracer call a function and take its result as known: `torch.compiler.assume_constant_result`.
+    """Mark a function whose result tracers treat as a constant.
 
-    That decorator sets this mark too, and a test compares them; but it imports the tracer before anyone compiles.
+    `torch.compiler.assume_constant_result` sets the same mark, but imports the tracer.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 def untraced(function: Callable[P, T]) -> Callable[P, T]:
-    """Keep a function, and what it calls, out of a tracer's graphs: `torch.compiler.disable`, at the first trace."""
+    """Exclude a function from traced graphs, by `torch.compiler.disable` at the first trace."""
 
     hidden: list[Callable[P, T]] = []
 
@@ -56,23 +56,23 @@ def untraced(function: Callable[P, T]) -> Callable[P, T]:
 
 
 class Operation(Function):
-    """An autograd Function in the form that `torch.func` needs, called without the cost of that form.
+    """Base class of autograd Functions that support `torch.func` and stay fast without it.
 
-    `Function.apply` binds the arguments by their signature for `torch.func`, which takes several times as long as a
-    small row does; elsewhere they are in order.
+    `Function.apply` binds the arguments by their signature for `torch.func`. That takes several times as long as a
+    small row, so it is skipped outside `torch.func`.
     """
 
     @classmethod
     def apply(cls, *inputs: Any) -> Any:
         if torch._C._are_functorch_transforms_active():
             return super().apply(*inputs)
-        # What `Function.apply` does: a tensor that outlived a transformation is unwrapped.
+        # Unwrap tensors of finished transforms, as `Function.apply` does.
         plain = [unwrap_if_dead(x) if isinstance(x, Tensor) else x for x in inputs]
         return super(Function, cls).apply(*plain)  # type: ignore[misc]
 
 
 def save(ctx: Any, *values: Any) -> None:
-    """Save tensors for backward and forward mode, and the numbers among them."""
+    """Save tensors and numbers for backward and forward mode."""
     tensors = tuple(x if isinstance(x, Tensor) else None for x in values)
     ctx.save_for_backward(*tensors)
     ctx.save_for_forward(*tensors)
@@ -81,12 +81,12 @@ def save(ctx: Any, *values: Any) -> None:
 
 
 def saved(ctx: Any) -> list[Any]:
-    """Return what :func:`save` saved, in its order."""
+    """Return the saved values in the order of :func:`save`."""
     return [number if x is None else x for x, number in zip(ctx.saved_tensors, ctx.numbers, strict=True)]
 
 
 def split_alpha(alpha: Alpha) -> tuple[float, Tensor | None]:
-    """Return alpha as an operator takes it: a number that counts where there is no tensor."""
+    """Return alpha as two operator arguments: a number, and a tensor that replaces it or None."""
     return (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
 
 
@@ -96,7 +96,7 @@ def join_alpha(number: float, numbers: Tensor | None) -> Alpha:
 
 
 def merge_batch(x: Any, dim: int | None, batch: int) -> Any:
-    """Return a tensor's vmapped dimension merged with its rows: [batch * rows, ...]; all else as it is."""
+    """Merge a tensor's vmapped dimension with its rows [batch * rows, ...]; return other values unchanged."""
     if not isinstance(x, Tensor):
         return x
     x = x.expand(batch, *x.shape) if dim is None else x.movedim(dim, 0)
@@ -104,7 +104,7 @@ def merge_batch(x: Any, dim: int | None, batch: int) -> Any:
 
 
 def vmap_rows(compute: Callable[..., Any], info: Any, in_dims: Sequence[int | None], inputs: Sequence[Any]) -> Any:
-    """Compute batches of rows [batch, rows, ...] as one batch of rows: the rule of `vmap` for operations on rows."""
+    """Compute a vmapped operation on rows [batch, rows, ...] as one operation on all rows."""
     merged = [merge_batch(x, dim, info.batch_size) for x, dim in zip(inputs, in_dims, strict=True)]
     results = compute(*merged)
     if isinstance(results, Tensor):
@@ -122,18 +122,18 @@ def operator(
     rows: bool = False,
     waits: bool = False,
 ) -> Callable[..., Any]:
-    """Register an opaque operator `tsallis::name`, as which tracers and dispatch modes meet what calls kernels.
+    """Register an opaque operator `tsallis::name` that calls kernels, for tracers and dispatch modes.
 
     Args:
-        name: of the operator.
-        schema: its arguments and results, as `torch.library.custom_op` takes them; a tracer knows tensors and numbers.
-        compute: what it does.
-        fake: empty results of the same shapes and dtypes.
-        setup: what backward needs is saved by it, as by `setup_context` of a Function.
-        backward: the gradients of the arguments; not a Function's, which the compiler would trace and fails on the
-            second time for dynamic shapes.
-        rows: every tensor has rows first, and a batch of rows may be computed as more of them (`vmap`).
-        waits: it reads a number from a GPU, which no CUDA graph can capture.
+        name: Name of the operator.
+        schema: Arguments and results, in the form of `torch.library.custom_op`.
+        compute: Function that computes the operator.
+        fake: Function that returns empty results of the same shapes and dtypes.
+        setup: Function that saves data for backward, like `setup_context` of a Function.
+        backward: Function that returns the gradients of the arguments. It must not use an `autograd.Function`, which
+            the compiler fails to trace a second time with dynamic shapes.
+        rows: Whether the first dimension of every tensor is rows, so that `vmap` can merge batches of rows.
+        waits: Whether it reads a number from a GPU, so that CUDA graphs can't capture it.
     """
     tags = (torch.Tag.cudagraph_unsafe,) if waits else ()
     registered = torch.library.custom_op(f"tsallis::{name}", compute, mutates_args=(), schema=schema, tags=tags)

@@ -1,7 +1,7 @@
-"""The ways PyTorch follows an operation besides running it: compile, record, transform, batch or differentiate it.
+"""Detect compilers, tracers, dispatch modes and function transforms.
 
-Kernels are called by pointer. Whoever follows PyTorch's operations (a compiler, a dispatch mode, a transformation of
-`torch.func`) does not see such a call, and must meet an operator or PyTorch's own operations instead.
+Kernels are called by pointer, which tracers, dispatch modes and transforms of `torch.func` can't see. Under them an
+operator or PyTorch's operations must be called instead.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ _TRACERS = (_MODES.PROXY, _MODES.FAKE, _MODES.FUNCTIONAL)
 
 
 def transforms_active() -> bool:
-    """Tell whether torch.func is at work: tensors may be wrappers that can't be looked into or changed in place."""
+    """Return whether torch.func is active: tensors may be wrappers that can't be read or changed in place."""
     return torch._C._are_functorch_transforms_active()
 
 
 def modes_active() -> bool:
-    """Tell whether a dispatch mode follows the operators that are called: `make_fx`, fake tensors, a mode of a user."""
+    """Return whether a dispatch mode is active: `make_fx`, fake tensors or a user's mode."""
     return torch._C._len_torch_dispatch_stack() > 0
 
 
 def jit_tracing() -> bool:
-    """Return whether torch.jit.trace records operations, for itself or for the older ONNX exporter."""
+    """Return whether torch.jit.trace or the older ONNX exporter records operations."""
     return torch._C._get_tracing_state() is not None
 
 
 def check_recordable() -> None:
-    """Raise if torch.jit.trace meets a transform of torch.func or forward mode.
+    """Raise if torch.jit.trace is combined with a transform of torch.func or forward mode.
 
-    PyTorch itself can't read a shape there, and loses tangents without an error.
+    PyTorch can't read shapes there, and loses tangents without an error.
 
     Raises:
-        NotImplementedError: torch.jit.trace records, and one of them is active.
+        NotImplementedError: torch.jit.trace is active together with one of them.
     """
     if torch._C._get_tracing_state() is not None and (transforms_active() or forward_mode()):
         raise _not_recordable("torch.jit.trace", "torch.func (grad, jvp, vmap and others)")
@@ -59,20 +59,20 @@ def _not_recordable(recorder: str, transforms: str) -> NotImplementedError:
 
 
 def recording() -> bool:
-    """Return whether operations become a graph: by torch.compile, torch.export or torch.jit.trace."""
+    """Return whether torch.compile, torch.export or torch.jit.trace records a graph."""
     return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
 
 def graph_outlives_values() -> bool:
-    """Return whether a graph is recorded that serves other inputs later: by torch.jit.trace, torch.export, make_fx."""
+    """Return whether a graph is recorded for later inputs: by torch.jit.trace, torch.export or make_fx."""
     proxies = torch._C._get_dispatch_mode(_MODES.PROXY) is not None
     return jit_tracing() or torch.compiler.is_exporting() or proxies
 
 
 def varies(number: float) -> bool:
-    """Return whether a number is an input of a compiled graph: a compiler would make a graph for each of its values.
+    """Return whether a number is an input of a compiled graph.
 
-    Whoever computes with tensors only, turns such a number into one (:func:`as_input`).
+    Convert it to a tensor (:func:`as_input`); otherwise each value would be compiled again.
     """
     if not torch.compiler.is_compiling():
         return False
@@ -82,18 +82,18 @@ def varies(number: float) -> bool:
 
 
 def as_input(number: float, like: Tensor) -> Tensor:
-    """Return a number that varies as a tensor without dimensions, on the device of another tensor."""
+    """Return a number as a tensor without dimensions on the device of `like`."""
     return torch.ones((), dtype=compute_dtype(like.dtype), device=like.device) * number
 
 
 def tracing_active() -> bool:
-    """Tell whether anyone follows PyTorch's operations: a compiler, a dispatch mode, torch.func or forward mode."""
+    """Return whether a compiler, a dispatch mode, torch.func or forward mode is active."""
     return recording() or transforms_active() or modes_active() or forward_mode()
 
 
 @contextlib.contextmanager
 def outside_tracers() -> Iterator[None]:
-    """Compute plain tensors, whoever follows PyTorch's operations: what a cache keeps must not be theirs."""
+    """Compute plain tensors even under tracers and transforms, for caches that outlive them."""
     with contextlib.ExitStack() as stack:
         if modes_active():
             stack.enter_context(torch.utils._python_dispatch._disable_current_modes())
@@ -111,13 +111,13 @@ def outside_tracers() -> Iterator[None]:
 
 
 def savable(x: Tensor) -> Tensor:
-    """Return a tensor that autograd can save for backward: a copy of one that was made in inference mode."""
+    """Return a tensor that autograd can save: inference-mode tensors are copied."""
     copied = not torch.compiler.is_compiling() and x.is_inference() and torch.is_grad_enabled()
     return x.clone() if copied else x
 
 
 def physical(x: Tensor) -> Tensor:
-    """Return the tensor beneath the wrappers of torch.func, detached: of `vmap` all of the batch, in front."""
+    """Return the detached tensor inside the wrappers of torch.func; `vmap`'s batch comes first."""
     wrappers = torch._C._functorch
     while wrappers.is_functorch_wrapped_tensor(x):
         dim = wrappers.maybe_get_bdim(x) if wrappers.is_batchedtensor(x) else 0
@@ -127,10 +127,10 @@ def physical(x: Tensor) -> Tensor:
 
 
 def check_wrapped_alpha(alpha: Alpha, positive: bool = False) -> None:
-    """Check alphas that torch.func has wrapped, where their numbers can be looked at all the same.
+    """Check alphas that torch.func has wrapped, if their numbers can be read.
 
     Raises:
-        ValueError: an alpha below 1, or with `positive` not above 0, or not finite.
+        ValueError: An alpha is not finite, below 1, or with `positive` not above 0.
     """
     if isinstance(alpha, Tensor):
         if recording() or modes_active():
@@ -142,7 +142,7 @@ def check_wrapped_alpha(alpha: Alpha, positive: bool = False) -> None:
 
 
 def positive_alphas(alpha: Tensor) -> Tensor:
-    """Return alphas that are checked to be positive and finite: now, or by an operator each time a graph runs."""
+    """Check that alphas are positive and finite, now or each time a recorded graph runs."""
     if (recording() or modes_active()) and not (transforms_active() or forward_mode() or exporting_to_onnx()):
         return cast(Tensor, _positive_alphas(alpha))
     check_wrapped_alpha(alpha, positive=True)
@@ -165,20 +165,20 @@ _positive_alphas = operator(
 
 
 def operators_only(x: Tensor) -> bool:
-    """Tell whether a kernel that is called by pointer would go unnoticed, or would find no numbers."""
+    """Return whether a kernel call by pointer would not be recorded or would find no data."""
     return modes_active() or without_numbers(x)
 
 
 def without_numbers(x: Tensor) -> bool:
-    """Tell whether a tensor has a shape alone: on the device "meta", or a fake one."""
+    """Return whether a tensor has no data: it is on the device "meta", or fake."""
     return x.is_meta or isinstance(x, FakeTensor)
 
 
 def functionalized() -> bool:
-    """Tell whether `torch.func.functionalize` is at work, which takes operators and no `autograd.Function`.
+    """Return whether `torch.func.functionalize` is active, which supports no `autograd.Function`.
 
     Raises:
-        NotImplementedError: derivatives inside it, which an operator does not have there.
+        NotImplementedError: Derivatives are taken inside it, where operators have none.
     """
     if not (transforms_active() and _transformed_by(_KINDS.Functionalize)):
         return False
@@ -195,18 +195,18 @@ def _transformed_by(*kinds: Any) -> bool:
 
 @constant
 def _differentiated() -> bool:
-    """Tell whether a transformation of torch.func takes derivatives."""
+    """Return whether a transform of torch.func takes derivatives."""
     return _transformed_by(_KINDS.Grad, _KINDS.Jvp)
 
 
 def compiling() -> bool:
-    """Return whether a graph is recorded, in which an operator has to stand for the call of a kernel.
+    """Return whether a graph is recorded, so that kernels must be called through an operator.
 
-    An operator has no derivatives inside torch.func, and none in forward mode: they would be zero without a word.
-    torch.compile leaves such a part out of the graph.
+    Operators have no derivatives inside torch.func or in forward mode: they would silently be zero. torch.compile
+    leaves such code out of the graph.
 
     Raises:
-        NotImplementedError: torch.export records such a derivative.
+        NotImplementedError: torch.export would record such a derivative.
     """
     if not recording():
         return False
@@ -219,24 +219,24 @@ def compiling() -> bool:
 
 
 def exporting_to_onnx() -> bool:
-    """Tell whether `torch.onnx.export` is at work, which knows PyTorch's operations and no operator of ours."""
+    """Return whether `torch.onnx.export` is active, which supports only PyTorch's operators."""
     return recording() and torch.onnx.is_in_onnx_export()
 
 
 def traced() -> bool:
-    """Return whether numbers can't be looked at: in a graph, in torch.func or under a tracing mode."""
+    """Return whether numbers can't be read: in a graph, in torch.func or under a tracing mode."""
     if recording() or transforms_active():
         return True
     return modes_active() and any(torch._C._get_dispatch_mode(key) is not None for key in _TRACERS)
 
 
 def forward_mode() -> bool:
-    """Tell whether tensors may carry tangents."""
+    """Return whether tensors may carry tangents."""
     return forward_ad._current_level >= 0
 
 
 def differentiated(x: Tensor, alpha: Alpha) -> bool:
-    """Tell whether derivatives in a tensor or in alpha may be asked for: if not, no Function is needed."""
+    """Return whether a tensor or alpha may need derivatives; otherwise no Function is needed."""
     if forward_ad._current_level >= 0:
         return True
     requires_grad = x.requires_grad or (type(alpha) is not float and isinstance(alpha, Tensor) and alpha.requires_grad)
@@ -244,10 +244,10 @@ def differentiated(x: Tensor, alpha: Alpha) -> bool:
 
 
 def differentiable(grad: Tensor, pointers: bool = True) -> bool:
-    """Tell whether a backward pass must be made of operations that can be differentiated and batched once more.
+    """Return whether backward must use operations that can be differentiated and batched again.
 
-    With `pointers` the other way to compute it calls kernels, which no dispatch mode sees; without, it is made of
-    PyTorch's operations too, in place, which only a tracer cannot follow.
+    `pointers` says that the alternative calls kernels, which dispatch modes can't see. Otherwise the alternative uses
+    in-place operations of PyTorch, which only tracers can't record.
     """
     return (
         torch.is_grad_enabled()
