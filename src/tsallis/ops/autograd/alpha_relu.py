@@ -1,4 +1,4 @@
-"""The loss of alpha-ReLU under autograd. A compiler traces its formula: it needs no operator."""
+"""Define the alpha-ReLU loss with its gradients. Compilers trace its formula, so it needs no operator."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tsallis.ops.transforms import differentiable
 
 
 def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float, tau: float, backend: Backend | None) -> Tensor:
-    """Return losses [rows] with a constant threshold; without a backend by PyTorch's operations."""
+    """Return losses [rows] with a constant threshold; without a backend, use PyTorch's operations."""
     return cast(Tensor, AlphaReLULoss.apply(scores, target, alpha, tau, backend)[0])
 
 
 class AlphaReLULoss(Operation):
-    """The loss in two passes; a second derivative goes through the formula."""
+    """Compute the loss in two passes; second derivatives use the formula."""
 
     @staticmethod
     def forward(

@@ -1,6 +1,6 @@
-"""Attention with gradients: by a backend's kernels, or by operations on all weights that PyTorch differentiates.
+"""Compute attention with gradients, by kernels or by PyTorch operations on all weights.
 
-Kernels are called by an `autograd.Function`, or by an operator where a tracer or a dispatch mode is to see the call.
+An `autograd.Function` calls the kernels, or an operator if a tracer or a dispatch mode must see the call.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from tsallis.ops.transforms import (
 
 FIELDS, TENSORS = len(AttentionArgs._fields), tensor_count(AttentionArgs)
 DIFFERENTIABLE = len(AttentionGradients._fields)
-MOST_SAVED = 5  # tensors that a backend saves for backward at the most
+MOST_SAVED = 5  # maximum number of tensors that a backend saves for backward
 
 
 def compute(args: AttentionArgs, backend: str, dense: bool) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Return the output, the weights if they were held, and how many keys each query attends to or the weights.
+    """Return the output, the weights or None, and the number of keys per query or the weights.
 
-    By the kernels; or through all weights, if it shall be `dense`, and by PyTorch's operations also where a tracer has
-    to see them, or weights are so few that holding them is faster than computing them twice.
+    Kernels are used by default. PyTorch operations on all weights are used if `dense`, if a tracer must see them, or if
+    there are so few weights that storing them is faster than computing them twice.
     """
     # The compiler of PyTorch 2.9 reads the fields of such a tuple, but not its properties.
     query, key, value, alphas, mask, slopes, *_ = args
     if backend == "eager" and not dense:
-        # First: sizes that an export leaves open can't be compared.
+        # Check this first: dynamic sizes of an export can't be compared.
         dense = traced() or without_numbers(query)
         dense = dense or query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2] <= eager_attention.TILE
     graph = recording()
@@ -73,7 +73,7 @@ def compute(args: AttentionArgs, backend: str, dense: bool) -> tuple[Tensor, Ten
 
 
 class Attention(Function):
-    """Attention by a backend's kernels: the output, and how many keys each query attends to."""
+    """Compute attention by kernels: the output, and the number of keys per query."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
@@ -99,16 +99,16 @@ class Attention(Function):
 
 
 def dense_attention(args: AttentionArgs, backend: str = "eager") -> tuple[Tensor, Tensor]:
-    """Compute the output and all weights [batch, heads, queries, keys] by operations PyTorch differentiates.
+    """Compute the output and all weights [batch, heads, queries, keys] by PyTorch operations.
 
-    Dropout is the backend's: a seed drops the same weights with its kernels and without.
+    The backend computes dropout, so that a seed drops the same weights with and without kernels.
     """
     query, key, value, alphas, mask, slopes, lengths, *_ = args
     alpha = cast(float, args.alpha_value) if alphas is None else alphas
     batch, heads, queries, _ = query.shape
     group, keys = heads // key.shape[1], key.shape[2]
     active = None if lengths is None else length_mask(lengths, keys, query.device)
-    if active is not None:  # whatever lies behind, infinity times 0 is NaN
+    if active is not None:  # values of invalid keys may be infinite, and infinity times 0 is NaN
         key, value = (torch.where(active.unsqueeze(-1), x, 0) for x in (key, value))
     # Queries that share a key head are rows of one matrix; [batch, key heads, group * queries, size] before and after.
     scores = query.reshape(batch, key.shape[1], group * queries, query.shape[-1]) @ key.transpose(-1, -2) * args.scale
@@ -134,7 +134,7 @@ def dense_attention(args: AttentionArgs, backend: str = "eager") -> tuple[Tensor
 
 
 def differentiable_gradient(ctx: Any, args: AttentionArgs, grad: Tensor) -> Sequence[Tensor | None]:
-    """Return gradients that have gradients, or come in batches, through all weights."""
+    """Return gradients that can be differentiated again or batched, from all weights."""
 
     def compute(
         query: Tensor,
@@ -150,17 +150,17 @@ def differentiable_gradient(ctx: Any, args: AttentionArgs, grad: Tensor) -> Sequ
     return recompute_input_gradients(ctx, compute, args.differentiable, upcast(grad))
 
 
-# For tracers and dispatch modes: an operator, whose arguments are those of the container, with the backend that was
-# chosen when it was recorded. A program that was saved may run where that one is missing: PyTorch's operations serve.
+# Operator for tracers and dispatch modes. Its arguments are the fields of the container, and the backend that was
+# chosen when it was recorded. If a saved program runs where that backend is missing, PyTorch's operations replace it.
 
 
 def _running(args: AttentionArgs, backend: str) -> str:
-    """Return the backend that computes an operator's call here; check alphas that a tracer could not look at."""
+    """Return the backend for an operator's call, and check alphas that a tracer could not read."""
     return backend if choose_attention(*args[:3], bounds(args.alpha)) == backend else "eager"
 
 
 def _wide(args: AttentionArgs) -> AttentionArgs:
-    """Return arguments in the dtype that PyTorch's operations compute in."""
+    """Return arguments in the compute dtype of PyTorch's operations."""
     query, key, value = (upcast(x) for x in args[:3])
     alphas, slopes = (None if x is None else x.to(query.dtype) for x in (args.alphas, args.slopes))
     mask = args.mask if args.mask is None or args.mask.dtype == torch.bool else args.mask.to(query.dtype)
@@ -173,7 +173,7 @@ def _wide(args: AttentionArgs) -> AttentionArgs:
     schema=f"({schema(AttentionArgs)}, str backend, bool needs_grad) -> ({', '.join(['Tensor'] * (MOST_SAVED + 2))})",
 )
 def _attention_op(*inputs: Any) -> tuple[Tensor, ...]:
-    """Return the output, support and what backward needs of the pass."""
+    """Return the output, the support sizes and the data for backward."""
     *fields, backend, needs_grad = inputs
     args = AttentionArgs(*fields)
     if _running(args, backend) != "eager":
@@ -182,7 +182,7 @@ def _attention_op(*inputs: Any) -> tuple[Tensor, ...]:
         return output.contiguous(), support, *_slots(saved, output, support)
     output, support, saved = eager_attention.attention(eager_attention.resolve(_wide(args)), False)
     output = output.to(args.query.dtype)
-    if args.query.device.type in BACKENDS[backend].devices:  # a compiled graph may rely on these shapes
+    if args.query.device.type in BACKENDS[backend].devices:  # compiled graphs may rely on these shapes
         saved = load_attention(backend).allocate(args, output, support, needs_grad)
     return output, support, *_slots(saved, output, support)
 
@@ -198,7 +198,7 @@ def _(*inputs: Any) -> tuple[Tensor, ...]:
 
 
 def _slots(saved: Any, output: Tensor, support: Tensor) -> list[Tensor]:
-    """Return saved tensors as an operator returns them: empty where there is none, or another result is it."""
+    """Return saved tensors as results of an operator: empty if missing or equal to another result."""
     tensors = [None if x is output or x is support else x for x in saved]
     tensors += [None] * (MOST_SAVED - len(tensors))
     return [output.new_empty(0) if x is None else x for x in tensors]
@@ -211,7 +211,7 @@ def _slots(saved: Any, output: Tensor, support: Tensor) -> list[Tensor]:
     f"Tensor grad, bool[] needs) -> ({', '.join(['Tensor'] * DIFFERENTIABLE)})",
 )
 def _backward_op(*inputs: Any) -> tuple[Tensor, ...]:
-    """Return gradients; empty ones where none are needed."""
+    """Return gradients; empty tensors if they are not needed."""
     *fields, backend = inputs[: FIELDS + 1]
     *saved, grad, needs = inputs[FIELDS + 1 :]
     args = AttentionArgs(*fields)
@@ -255,7 +255,7 @@ def _pull(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         return (None,) * DIFFERENTIABLE + rest
     tensors = ctx.saved_tensors
     args = AttentionArgs(*tensors[:TENSORS], *ctx.options)
-    again = torch.is_grad_enabled() or not ctx.saved_all  # a saved program may meet inputs that need gradients first
+    again = torch.is_grad_enabled() or not ctx.saved_all  # inputs may need gradients only when a saved program runs
     if again and not torch.compiler.is_compiling():
         return *differentiable_gradient(ctx, args, grad), *rest
     needs = list(ctx.needs_input_grad[:DIFFERENTIABLE])

@@ -1,7 +1,7 @@
-"""An output layer and its loss together, without the tokens x classes matrices of scores and gradients.
+"""Compute an output layer with its loss, without matrices of scores for all tokens and classes.
 
-Run eagerly, one `autograd.Function` computes it in chunks (see `linear_chunks`). Under `torch.compile` and dispatch
-modes that is an opaque operator. Second derivatives, forward mode and `torch.func` go by way of all scores.
+In eager mode, an `autograd.Function` computes it in chunks (see `linear_chunks`). `torch.compile` and dispatch modes
+see an opaque operator. Second derivatives, forward mode and `torch.func` compute all scores.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["Layer", "linear_loss"]
 
 
 def materialise(layer: Layer) -> Tensor:
-    """Compute the losses from all scores, by operations that can be differentiated twice, transformed and batched."""
+    """Compute the losses from all scores, so that they can be differentiated twice and batched."""
     scores = F.linear(layer.hidden, layer.weight, layer.bias)
     scores = scores.to(compute_dtype(scores.dtype))
     if layer.tau is None:
@@ -91,7 +91,7 @@ class LinearLoss(Function):
 def linear_loss(layer: Layer, total: bool = False) -> Tensor:
     """Return losses [rows] of a layer, or their sum, differentiable in hidden, weight, bias and alpha.
 
-    A sum is more than the losses added up: every loss then is known to have the same weight in the gradients.
+    `total` allows a faster backward pass, because all losses then have the same weight in the gradients.
     """
     changing = layer.tau is not None and (varies(layer.tau) or varies(cast(float, layer.alpha)))
     if transforms_active() or forward_mode() or exporting_to_onnx() or changing:
@@ -127,10 +127,10 @@ def _compute(*arguments: Any) -> Tensor:
 
 
 def _check_target(layer: Layer) -> None:
-    """Refuse targets that no class has: a kernel would read beyond its rows. Calls without a trace check them before.
+    """Raise if a target is out of range. Calls without a tracer are checked before.
 
     Raises:
-        ValueError: a target of at least as much as there are classes.
+        ValueError: A target is not below the number of classes.
     """
     target, classes = layer.target, len(layer.weight)
     if target.numel() and int(target.max()) >= classes:
@@ -142,7 +142,7 @@ def _fake(hidden: Tensor, *_: Any) -> Tensor:
 
 
 def _compute_backward(grad: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return all gradients; lists whose lengths the numbers decide can't be kept by a tracer, and are made again."""
+    """Return all gradients; compute the lists again, because a tracer can't save lists of unknown length."""
     layer = _layer(*arguments)
     _check_target(layer)
     _, alpha_grad, saved = losses(layer, keep=True)

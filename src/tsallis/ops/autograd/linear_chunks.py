@@ -1,14 +1,13 @@
-"""The loss of an output layer by chunks of tokens, and its gradients: what `linear` puts under autograd.
+"""Compute the loss of an output layer and its gradients in chunks of tokens.
 
-Tokens are taken in chunks. A chunk's scores live in the only large buffer; what is kept of them is each row's support,
-a short list of classes and probabilities, because the gradient of the scores, p - e_y, is zero everywhere else. The
-two products of the backward pass then are sums of a few rows of the weight and of the hidden states. A chunk whose
-rows are nearly flat has long lists: nothing is kept of it, and its scores are computed once more, unless there are
-few of them altogether: then they are kept.
+All chunks share one buffer for scores. Only the support of each row is saved: a short list of classes and
+probabilities. That suffices because the gradient of the scores, p - e_y, is zero elsewhere. The two products of the
+backward pass are then sums over a few rows of the weight and of the hidden states. If a chunk's rows are nearly flat,
+its lists would be long. Then nothing is saved and backward computes its scores again; a small chunk keeps its scores.
 
-On a GPU there are two buffers, so that it has the next chunk's scores to compute while this program waits to hear how
-long the lists of one are. And where the loss is one sum, the gradient of every row is known but for one factor: a chunk
-without lists makes its share of the gradients at once, from the scores that are still there.
+A GPU has two buffers: it computes the next chunk's scores while the program waits for the lengths of the lists. If the
+loss is one sum, all rows have the same factor in the gradients. A chunk without lists then computes its gradients in
+the forward pass, while its scores are in the buffer.
 """
 
 from __future__ import annotations
@@ -27,38 +26,38 @@ from tsallis.ops.dtypes import compute_dtype, contiguous, contiguous_alpha
 from tsallis.ops.protocol import Backend
 from tsallis.ops.sparse_rows import CsrRows
 
-Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # of hidden, weight and bias
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # gradients of hidden, weight and bias
 RequiresGrad = tuple[bool, bool, bool]
 
 
 class Sizes(NamedTuple):
-    """The sizes of chunks, and the share of non-zeros up to which one is saved as lists."""
+    """Sizes of chunks, and the largest share of non-zeros that is saved as lists."""
 
-    chunk: int  # scores in a buffer
-    whole: int  # up to so many scores in all are one chunk, and are kept where they are dense
-    chunks: int | None  # at most so many: the weight's gradient is rounded after each
-    tokens: int  # a chunk has a multiple of so many, if it has that many
-    share: float  # a chunk with at most this share of its entries in a support is kept as lists
+    chunk: int  # number of scores in a buffer
+    whole: int  # largest number of scores that form one chunk, and are saved if dense
+    chunks: int | None  # maximum number of chunks: each rounds the weight's gradient
+    tokens: int  # chunk sizes are multiples of this number, except small ones
+    share: float  # a chunk with at most this share of non-zeros is saved as lists
 
 
 CPU = Sizes(chunk=1 << 23, whole=1 << 24, chunks=None, tokens=1, share=1 / 32)
-# There a product is as quick as a sum of rows already where one score in a hundred counts.
+# On a GPU a matrix product is as fast as a sum over rows if one score in a hundred is non-zero.
 GPU = Sizes(chunk=1 << 27, whole=1 << 26, chunks=16, tokens=128, share=1 / 128)
 ONE_PASS = True  # whether alpha-ReLU may use kernels that need no buffer of scores
 
 
 class Layer(NamedTuple):
-    """A linear layer and its loss: `scores = hidden @ weight.T + bias` against classes, entmax or alpha-ReLU."""
+    """Inputs of a linear layer with an entmax or alpha-ReLU loss: `scores = hidden @ weight.T + bias`."""
 
     hidden: Tensor  # [rows, d]
     weight: Tensor  # [classes, d]
     bias: Tensor | None  # [classes]
-    target: Tensor  # [rows], negative: none
+    target: Tensor  # [rows]; negative targets are ignored
     alpha: Alpha  # a number, or [rows, 1]
     tau: float | None  # the constant threshold of alpha-ReLU; None: entmax
 
     def contiguous(self) -> Layer:
-        """Return the layer with tensors that kernels can read by pointer."""
+        """Return the layer with contiguous tensors."""
         alpha = contiguous_alpha(self.alpha)
         bias = None if self.bias is None else contiguous(self.bias)
         return self._replace(hidden=contiguous(self.hidden), weight=contiguous(self.weight), bias=bias, alpha=alpha)
@@ -75,21 +74,21 @@ class Layer(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The backend and chunks that compute a layer."""
+    """Backend and chunks for a layer."""
 
     backend: Backend
     sizes: Sizes
     chunks: list[slice]
-    keeps_scores: bool  # all scores may be there at once, and stay
+    keeps_scores: bool  # whether all scores fit into memory and are kept
 
     @property
     def prefetches(self) -> bool:
-        """True if the next chunk's scores are launched before this chunk is finished."""
+        """Return whether the next chunk's scores are launched before this chunk is finished."""
         return self.backend.CAPABILITIES.asynchronous and len(self.chunks) > 1
 
     @property
     def multiplies_in_forward(self) -> bool:
-        """True if, for a loss that is one sum, a chunk without lists multiplies its gradients in the forward pass."""
+        """Return whether chunks without lists compute gradients in the forward pass, if the loss is a sum."""
         return self.backend.CAPABILITIES.asynchronous
 
 
@@ -107,23 +106,23 @@ def make_plan(layer: Layer) -> Plan:
 
 @dataclass
 class DenseChunk:
-    """A chunk whose rows have no lists."""
+    """Chunk whose rows have no lists."""
 
     rows: slice
-    stats: Any  # the backend's statistics of the rows; None where these would be whole rows: they are made again
-    scores: Tensor | None = None  # where they were kept; gone once the gradient has taken their place
+    stats: Any  # the backend's statistics; None if they are as large as the rows: computed again
+    scores: Tensor | None = None  # None if not kept, or after the gradient has overwritten them
 
 
 @dataclass
 class Sums:
-    """Gradients to which chunks without lists add their products."""
+    """Sums of the gradients of chunks without lists."""
 
     hidden: Tensor | None = None
     weight: Tensor | None = None
     bias: Tensor | None = None
 
     def add(self, chunk: Layer, rows: slice, dz: Tensor) -> None:
-        """Add to the sums the products of the gradient of a chunk's scores."""
+        """Add the gradients of a chunk, given the gradient of its scores."""
         if self.hidden is not None:
             torch.mm(dz, chunk.weight, out=self.hidden[rows])
         if self.weight is not None:
@@ -134,26 +133,26 @@ class Sums:
 
 @dataclass
 class SavedForBackward:
-    """The supports of all rows as lists; rows of dense chunks have none, and are listed by chunk."""
+    """Supports of all rows as lists; rows of dense chunks have empty lists."""
 
-    backend: Backend  # that computed them
+    backend: Backend  # backend that computed them
     supports: CsrRows
     dense_chunks: list[DenseChunk]
-    products: Sums | None = None  # products of the dense chunks for losses of weight 1; gone once they are used
+    products: Sums | None = None  # gradients of dense chunks for losses of weight 1; None after use
 
 
 class ChunkSolution(NamedTuple):
-    """A chunk whose losses are known, and how to list its supports."""
+    """Losses of a chunk, and a function that lists its supports."""
 
     loss: Tensor  # [rows]
-    slope: Tensor | None  # its derivative in alpha [rows, 1]
-    counts: Tensor | None  # [rows], int64: sizes of the supports; None: nothing is kept
+    slope: Tensor | None  # derivative of the loss in alpha [rows, 1]
+    counts: Tensor | None  # [rows], int64: support sizes; None: nothing is saved
     stats: Any
-    entries: Callable[[int], tuple[Tensor, Tensor]] | None  # classes and values, of so many
+    entries: Callable[[int], tuple[Tensor, Tensor]] | None  # maps the total size to classes and values
 
 
 class DeferredNumbers:
-    """Two numbers on their way from the device: it goes on computing, and is waited for when they are read."""
+    """Transfer two numbers from the device without blocking; `read` waits for them."""
 
     def __init__(self, first: Tensor, second: Tensor) -> None:
         both = torch.stack([first, second.to(first.dtype)])
@@ -168,14 +167,14 @@ class DeferredNumbers:
 
 
 class ChunkedForward:
-    """Losses of all chunks as they come, and what is kept of each."""
+    """Compute the losses chunk by chunk, and save data for backward."""
 
     def __init__(self, layer: Layer, plan: Plan, keep: bool, requires_grad: RequiresGrad | None) -> None:
         self.layer = layer
         self.plan = plan
         self.keep = keep
         in_forward = plan.multiplies_in_forward and layer.hidden.dtype != torch.float16
-        self.requires_grad = requires_grad if in_forward else None  # None: gradients are made in the backward pass
+        self.requires_grad = requires_grad if in_forward else None  # None: backward computes the gradients
         self.wide = compute_dtype(layer.hidden.dtype)
         self.losses: list[Tensor] = []
         self.slopes: list[Tensor] = []
@@ -199,7 +198,7 @@ class ChunkedForward:
         self.finish_chunk()
 
     def start_chunk(self, part: slice, scores: Tensor) -> None:
-        """Find the losses of a chunk, and ask how long its lists are."""
+        """Compute the losses of a chunk, and request the lengths of its lists."""
         solved = _solve(self.layer.rows(part), scores, self.plan.backend, self.keep)
         self.losses.append(solved.loss)
         if solved.slope is not None:
@@ -208,7 +207,7 @@ class ChunkedForward:
             self.open_chunk = part, scores, solved, DeferredNumbers(solved.counts.sum(), solved.loss.isnan().any())
 
     def finish_chunk(self) -> None:
-        """Keep of the open chunk what the backward pass needs, before its scores are overwritten."""
+        """Save the data that backward needs before the chunk's scores are overwritten."""
         if self.open_chunk is None:
             return
         part, scores, solved, numbers = self.open_chunk
@@ -229,7 +228,7 @@ class ChunkedForward:
             self.multiply(dense, self.requires_grad)
 
     def multiply(self, dense: DenseChunk, requires_grad: RequiresGrad) -> None:
-        """Make the products of a chunk now, as if every loss had the weight 1."""
+        """Compute the gradients of a chunk now, for losses of weight 1."""
         if self.products is None:
             self.products = zero_sums(self.layer, requires_grad, self.wide)
         chunk = self.layer.rows(dense.rows)
@@ -247,7 +246,7 @@ class ChunkedForward:
 
 
 def zero_sums(layer: Layer, requires_grad: RequiresGrad, wide: torch.dtype) -> Sums:
-    """Return gradients of zero to add to. That of the bias is wide; the weight's is too large for that."""
+    """Return zeros for summing gradients; only the bias gets a wider dtype, because the weight is large."""
     kinds = ((layer.hidden, layer.hidden.dtype), (layer.weight, layer.weight.dtype), (layer.weight[:, 0], wide))
     return Sums(*(torch.zeros_like(x, dtype=t) if n else None for (x, t), n in zip(kinds, requires_grad, strict=True)))
 
@@ -255,9 +254,9 @@ def zero_sums(layer: Layer, requires_grad: RequiresGrad, wide: torch.dtype) -> S
 def losses(
     layer: Layer, keep: bool, requires_grad: RequiresGrad | None = None
 ) -> tuple[Tensor, Tensor | None, SavedForBackward | None]:
-    """Return losses [rows], their derivatives in alpha [rows, 1] where alpha is a tensor, and what the backward needs.
+    """Return losses [rows], their derivatives in alpha [rows, 1] or None, and the data for backward.
 
-    Where the loss is one sum, `requires_grad` says of what it needs gradients (hidden, weight, bias).
+    If the loss is one sum, `requires_grad` says which of hidden, weight and bias need gradients.
     """
     plan = make_plan(layer)
     if layer.tau is not None and ONE_PASS and "one pass" in plan.backend.CAPABILITIES.operations:
@@ -287,24 +286,26 @@ def _solve(chunk: Layer, scores: Tensor, backend: Backend, keep: bool) -> ChunkS
 
 
 def _loss(chunk: Layer, scores: Tensor, backend: Backend) -> tuple[Tensor, Any, Tensor | None]:
-    """Return losses [rows], statistics, and the losses' derivatives in alpha [rows, 1] where it is a tensor."""
+    """Return losses [rows], statistics, and derivatives in alpha [rows, 1] or None."""
     if chunk.tau is None:
         return backend.entmax_loss(scores, chunk.target, chunk.alpha, isinstance(chunk.alpha, Tensor))
     return *backend.alpha_relu_loss(scores, chunk.target, cast(float, chunk.alpha), chunk.tau), None
 
 
 def gradients(layer: Layer, saved: SavedForBackward, weights: Tensor, requires_grad: RequiresGrad) -> Gradients:
-    """Return gradients of hidden, weight and bias, of losses weighted by `weights` [rows].
+    """Return gradients of hidden, weight and bias for losses weighted by `weights` [rows].
 
-    Products that were made in the forward pass are for weights that are one number: that of the first row.
+    If forward has computed gradients already, all weights are equal, and the first one scales them.
     """
     backend, products = saved.backend, saved.products or Sums()
     dense_chunks = saved.dense_chunks if saved.products is None else []
     saved.products = None
-    wide = contiguous(weights.to(saved.supports.value.dtype))  # the kernels read it: a sum's is one number, seen often
+    wide = contiguous(
+        weights.to(saved.supports.value.dtype)
+    )  # kernels need contiguous memory, and a sum's gradient is one expanded number
     target = _list_targets(layer, saved)
     sums = Sums()
-    if requires_grad[0]:  # dH[r] = w_r (sum_c p_rc W[c] - W[y_r]), and what was made before
+    if requires_grad[0]:  # dH[r] = w_r (sum_c p_rc W[c] - W[y_r]), plus the gradients of the forward pass
         onto = _onto(products.hidden, wide)
         sums.hidden, _ = backend.spmm(saved.supports, layer.weight, scale=wide, minus=target, **onto)
     # dW[c] = sum_r w_r (p_rc - [y_r = c]) H[r], and the same without H for the bias
@@ -323,9 +324,9 @@ def gradients(layer: Layer, saved: SavedForBackward, weights: Tensor, requires_g
 
 
 def _list_targets(layer: Layer, saved: SavedForBackward) -> Tensor:
-    """Return targets of the rows that have lists: without one, a row takes no part in sums over lists.
+    """Return the targets, with -1 for rows without a list, which sums over lists must skip.
 
-    A row of entmax without support is none: no class takes part in it, or its chunk is dense.
+    An entmax row has an empty list if all its scores are -inf or its chunk is dense.
     """
     if layer.tau is None:
         return torch.where(saved.supports.offsets.diff() > 0, layer.target, -1)
@@ -336,14 +337,14 @@ def _list_targets(layer: Layer, saved: SavedForBackward) -> Tensor:
 
 
 def _onto(products: Tensor | None, weights: Tensor) -> dict[str, Any]:
-    """Return the arguments by which a sum over lists is added to `products` in place, none without one."""
+    """Return the arguments that add a sum over lists to `products` in place."""
     return {} if products is None else {"onto": products, "factor": weights}
 
 
 def score_gradient(chunk: Layer, dense: DenseChunk, weights: Tensor, backend: Backend) -> Tensor:
-    """Return the gradient of a dense chunk's scores [rows, classes], in their place if the backend can.
+    """Return the gradient of a dense chunk's scores [rows, classes], which may overwrite them.
 
-    Scores that were not kept come again, as do statistics.
+    Scores and statistics that were not kept are computed again.
     """
     scores = chunk.scores() if dense.scores is None else dense.scores
     dense.scores = None

@@ -1,4 +1,4 @@
-"""The losses of the maps under autograd: gradients of every order, forward mode, vmap, and an operator for tracers."""
+"""Define the entmax loss with gradients of every order, forward mode, vmap, and an operator for tracers."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from tsallis.ops.transforms import (
 
 
 def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha, backend: Backend | None = None) -> Tensor:
-    """Return the Fenchel-Young loss [rows] against classes [rows]; a negative class has loss 0 and no gradient.
+    """Return the Fenchel-Young loss [rows] of class targets [rows]; negative targets have loss 0.
 
-    By a backend that was chosen for these scores, whose targets then were checked, or by one that is chosen here.
+    If `backend` is given, it was chosen for these scores and the targets are checked.
     """
     if backend is None:
         if exporting_to_onnx():
@@ -37,14 +37,14 @@ def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha, backend: Backend |
         if compiling() or functionalized():
             return cast(Tensor, _operator(scores, target, *split_alpha(alpha))[0])
         backend = choose_direct("losses", alpha, scores)
-    if backend is not None and not differentiated(scores, alpha):  # half the time of a small tensor
+    if backend is not None and not differentiated(scores, alpha):  # saves half the time on small tensors
         alphas = contiguous_alpha(alpha)
         return backend.entmax_loss(contiguous(scores), target.contiguous(), alphas, False)[0]
     return cast(Tensor, Loss.apply(scores, target, alpha, backend)[0])
 
 
 class Loss(Operation):
-    """The Fenchel-Young loss of rows [rows, d]; without a backend its operator, or the backend chosen here."""
+    """Compute the Fenchel-Young loss of rows [rows, d], by a backend, an operator or the default backend."""
 
     @staticmethod
     def forward(scores: Tensor, target: Tensor, alpha: Alpha, backend: Backend | None) -> tuple[Any, ...]:
@@ -71,7 +71,7 @@ class Loss(Operation):
         scores, target, alpha, *rest = saved(ctx)
         need_alpha = ctx.needs_input_grad[2]
         if ctx.backend is None or differentiable(grad):
-            # An ignored row may hold a NaN, which would reach the gradients of this gradient.
+            # A NaN in an ignored row would spread to the second derivatives.
             wide = torch.where((target >= 0).unsqueeze(-1), upcast(scores), 0)
             dz, da = eager.pullback(wide, target, alpha, maps.entmax(wide, alpha), grad, need_alpha)
             return dz.to(scores.dtype), None, da, None
@@ -101,7 +101,7 @@ class Loss(Operation):
 
 
 def _solve(scores: Tensor, target: Tensor, alpha: Alpha) -> tuple[Tensor, Any]:
-    """Return losses and statistics; check the targets, which a tracer could not."""
+    """Return losses and statistics; check the targets, which a tracer could not check."""
     classes = scores.shape[-1]
     if target.numel() and int(target.max()) >= classes:
         raise ValueError(f"target must hold classes from 0 to {classes - 1} or ignore_index, got one out of range")
@@ -112,7 +112,7 @@ def _solve(scores: Tensor, target: Tensor, alpha: Alpha) -> tuple[Tensor, Any]:
 
 
 def _compute(scores: Tensor, target: Tensor, number: float, alphas: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return losses and, for a backward pass that is traced, all probabilities."""
+    """Return losses, and all probabilities for a traced backward pass."""
     alpha = join_alpha(number, alphas)
     loss, stats = _solve(scores, target, alpha)
     if isinstance(stats, eager.LossStats):
@@ -134,7 +134,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
 
 
 def _backward(ctx: Any, grad: Tensor | None, probs_grad: Tensor | None) -> tuple[Tensor | None, None, None, Any]:
-    """Return gradients from that of the losses and, for derivatives of a second order, that of the probabilities."""
+    """Return gradients, given those of the losses and, for second derivatives, of the probabilities."""
     scores, target, probs = ctx.saved_tensors[:3]
     alpha = ctx.saved_tensors[3] if ctx.has_alphas else ctx.alpha
     need_alpha = ctx.needs_input_grad[3]

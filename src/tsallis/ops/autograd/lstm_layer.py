@@ -1,7 +1,7 @@
-"""A layer of an LSTM in one or both directions as one operation, with a backward pass of its own.
+"""Compute an LSTM layer in one or two directions as one operation with its own backward pass.
 
-It leaves the cell at the end of every row, of whatever length, without packing rows: PyTorch computes packed ones by
-some twenty operations a step and direction, and its fast layers give the cell of the last step alone.
+It returns the cell at the end of each row, without packing rows. PyTorch needs some twenty operations per step and
+direction for packed rows, and its fast layers return only the cell of the last step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Gradients = tuple[Tensor | None, ...]
 
 
 def plain_layer(gates: Tensor, recurrent: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what :func:`fused_layer` returns, by PyTorch's own operations."""
+    """Compute :func:`fused_layer` by PyTorch's operations."""
     hidden = cell = gates.new_zeros(gates.shape[0], gates.shape[2], recurrent.shape[-1])
     states, cells = [], []
     for by_input in gates.unbind(1):
@@ -32,15 +32,15 @@ def plain_layer(gates: Tensor, recurrent: Tensor, last: Tensor) -> tuple[Tensor,
 
 
 def fused_layer(gates: Tensor, recurrent: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-    """Read rows from zero states.
+    """Run an LSTM layer over rows, starting from zero states.
 
-    Products with the weight have the dtype of autocast, or else of the weight; all else is computed in float32 or
-    float64, and under autocast the results are, too.
+    Matrix products use the dtype of autocast or of the weight. Everything else is computed in float32 or float64; under
+    autocast the results also have that dtype.
 
     Args:
-        gates: [directions, src, batch, 4 * size]: the inputs' part of the gates, with the bias, in PyTorch's order.
-        recurrent: [directions, 4 * size, size].
-        last: [batch], the index of each row's last symbol. States behind it mean nothing.
+        gates: Input part of the gates with the bias, in PyTorch's order [directions, src, batch, 4 * size].
+        recurrent: Recurrent weights [directions, 4 * size, size].
+        last: Index of each row's last symbol [batch]. Later states are undefined.
 
     Returns:
         States [directions, src, batch, size], and the cells [directions, batch, size] at the rows' ends.
@@ -50,11 +50,11 @@ def fused_layer(gates: Tensor, recurrent: Tensor, last: Tensor) -> tuple[Tensor,
 
 
 class _SavedForBackward(NamedTuple):
-    """What forward leaves to backward, of all steps."""
+    """Data of all steps that forward saves for backward."""
 
     gates: Tensor  # [directions, src, batch, 4 * size], after their functions
-    hidden: Tensor  # [directions, src + 1, batch, size] in the dtype of products, the first of before
-    cells: Tensor  # [directions, src + 1, batch, size], the first of before
+    hidden: Tensor  # [directions, src + 1, batch, size] in the dtype of products; the first is the initial state
+    cells: Tensor  # [directions, src + 1, batch, size]; the first is the initial state
     tanh_cells: Tensor  # [directions, src, batch, size]
 
 

@@ -1,8 +1,8 @@
-"""All steps of an LSTM decoder with input feeding and attention as one operation, with a backward pass of its own.
+"""Compute all steps of an LSTM decoder with input feeding and attention as one operation.
 
-Left to autograd a step is some forty operations, each with a node, gradients that are added to those of other steps,
-and under autocast casts. Here a step is its matrix products and a few passes in place; the gradients of weights, memory
-and keys are one product of all steps each.
+With autograd a step would be some forty operations, each with a node, gradient sums and casts. Here a step consists of
+its matrix products and a few in-place passes. The gradients of weights, memory and keys are one product each over all
+steps.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Gradients = tuple[Tensor | None, ...]
 
 
 class LSTMLayer(NamedTuple):
-    """The weights of a layer, with gates in PyTorch's order: input, forget, candidate, output."""
+    """Weights of an LSTM layer; gates are in PyTorch's order: input, forget, candidate, output."""
 
-    weight: Tensor  # [4 * d_model, d_below], of what is below: the attentional state, or the layer
+    weight: Tensor  # [4 * d_model, d_below]; the input is the attentional state or the layer below
     recurrent: Tensor  # [4 * d_model, d_model]
-    bias: Tensor | None  # [4 * d_model]; None of the first, whose bias is in the token's gates
+    bias: Tensor | None  # [4 * d_model]; None in the first layer, whose bias is in the token gates
 
 
 class LSTMSteps(NamedTuple):
-    r"""What the steps of a decoder start from.
+    r"""Inputs of the steps of a decoder.
 
     With :math:`\tilde h_0` the `feed`, step t is
 
@@ -42,22 +42,22 @@ class LSTMSteps(NamedTuple):
               \tilde h_t = m_t \odot \tanh(C [M^\top w_t; s_t])
     """
 
-    token_gates: Tensor  # [tgt, batch, 4 * d_model]: the tokens' part of the first layer's gates, with its bias
+    token_gates: Tensor  # [tgt, batch, 4 * d_model]: token part of the first layer's gates, with its bias
     memory: Tensor  # [batch, src, d_model]
     keys: Tensor  # [batch, src, d_model]
-    mask: Tensor  # boolean [batch, src]; True takes part
+    mask: Tensor  # boolean [batch, src]; True: attend
     feed: Tensor  # [batch, d_model]
     combine: Tensor  # [d_model, 2 * d_model]
-    between: Tensor | None  # [tgt, layers - 1, batch, d_model], dropout's mask of what is between layers
-    out: Tensor | None  # [tgt, batch, d_model], and of attentional states
+    between: Tensor | None  # [tgt, layers - 1, batch, d_model]: dropout mask between layers
+    out: Tensor | None  # [tgt, batch, d_model]: dropout mask of attentional states
     layers: Sequence[LSTMLayer]
-    hidden: Sequence[Tensor]  # [batch, d_model] a layer
-    cell: Sequence[Tensor]  # [batch, d_model] a layer
-    alpha: float  # of the attention's map
+    hidden: Sequence[Tensor]  # [batch, d_model] per layer
+    cell: Sequence[Tensor]  # [batch, d_model] per layer
+    alpha: float  # alpha of the attention
 
 
 def plain_steps(steps: LSTMSteps) -> tuple[Tensor, Tensor]:
-    """Return attentional states [batch, tgt, d_model] and weights [batch, tgt, src], by PyTorch's own operations."""
+    """Return attentional states [batch, tgt, d_model] and weights [batch, tgt, src], by PyTorch's operations."""
     hidden, cell, feed = list(steps.hidden), list(steps.cell), steps.feed
     states, weights = [], []
     for t, gates in enumerate(steps.token_gates.unbind(0)):
@@ -79,22 +79,22 @@ def plain_steps(steps: LSTMSteps) -> tuple[Tensor, Tensor]:
 
 
 def fused_steps(steps: LSTMSteps) -> tuple[Tensor, Tensor]:
-    """Return what :func:`plain_steps` returns.
+    """Compute :func:`plain_steps` as one operation.
 
-    Products with weights have the dtype of autocast, or else of the weights; all else is computed in float32 or
-    float64, and under autocast the results are, too.
+    Matrix products use the dtype of autocast or of the weights. Everything else is computed in float32 or float64;
+    under autocast the results also have that dtype.
     """
     states, weights = _Steps.apply(steps.alpha, len(steps.layers), *_tensors(steps))
     return states, weights
 
 
 def _tensors(steps: LSTMSteps) -> list[Tensor | None]:
-    """Return what a Function takes, in the order of :func:`_steps_of`."""
+    """Return the inputs of the Function, in the order of :func:`_steps_of`."""
     return [*steps[:8], *(x for layer in steps.layers for x in layer), *steps.hidden, *steps.cell]
 
 
 def _steps_of(alpha: float, count: int, tensors: Sequence[Any]) -> LSTMSteps:
-    """Return the steps of :func:`_tensors`."""
+    """Return the steps from the values of :func:`_tensors`."""
     layers = [LSTMLayer(*tensors[8 + 3 * i : 11 + 3 * i]) for i in range(count)]
     token_gates, memory, keys, mask, feed, combine, between, out, *rest = [*tensors[:8], *tensors[8 + 3 * count :]]
     cells = rest[:count], rest[count:]
@@ -104,17 +104,17 @@ def _steps_of(alpha: float, count: int, tensors: Sequence[Any]) -> LSTMSteps:
 class _SavedForBackward(NamedTuple):
     """What forward leaves to backward, of all steps."""
 
-    inputs: list[Tensor]  # a layer: [tgt, batch, d_below + d_model], what is below beside the state before
-    gates: list[Tensor]  # a layer: [tgt, batch, 4 * d_model], after their functions
-    cells: list[Tensor]  # a layer: [tgt + 1, batch, d_model], the first of before
-    tanh_cells: list[Tensor]  # a layer: [tgt, batch, d_model]
+    inputs: list[Tensor]  # per layer: [tgt, batch, d_below + d_model], input and previous state
+    gates: list[Tensor]  # per layer: [tgt, batch, 4 * d_model], after the activations
+    cells: list[Tensor]  # per layer: [tgt + 1, batch, d_model]; the first is the initial cell
+    tanh_cells: list[Tensor]  # per layer: [tgt, batch, d_model]
     probs: Tensor  # [tgt, batch, src]
     mixed: Tensor  # [tgt, batch, 2 * d_model]: context and state
     feeds: Tensor  # [tgt, batch, d_model], before dropout
 
     @classmethod
     def allocate(cls, steps: LSTMSteps, dtype: torch.dtype) -> _SavedForBackward:
-        """Return tensors to be written; inputs of products with weights have that dtype."""
+        """Allocate the tensors; inputs of matrix products have the given dtype."""
         feed, src = upcast(steps.feed), steps.keys.shape[1]
         (tgt, batch), d_model = steps.token_gates.shape[:2], feed.shape[-1]
         empty = feed.new_empty
@@ -159,17 +159,17 @@ class _Steps(Function):
 
 
 def _batch_first(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a copy [batch, tgt, ...] of what has steps first: backward reads the original."""
+    """Return a copy [batch, tgt, ...] of a tensor [tgt, batch, ...]; backward reads the original."""
     return x.transpose(0, 1).to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
 def _weights(steps: LSTMSteps, dtype: torch.dtype) -> list[Tensor]:
-    """Return each layer's weights [4 * d_model, d_below + d_model]: of what is below, and of its state."""
+    """Return the joined input and recurrent weights per layer [4 * d_model, d_below + d_model]."""
     return [torch.cat([layer.weight, layer.recurrent], 1).to(dtype) for layer in steps.layers]
 
 
 def _forward(steps: LSTMSteps, dtype: torch.dtype) -> tuple[_SavedForBackward, Tensor]:
-    """Return what backward needs, and attentional states [tgt, batch, d_model]; products with weights in `dtype`."""
+    """Return the data for backward and the attentional states [tgt, batch, d_model]; multiply in `dtype`."""
     record, weights, combine = _SavedForBackward.allocate(steps, dtype), _weights(steps, dtype), steps.combine.to(dtype)
     memory, keys, feed = upcast(steps.memory), upcast(steps.keys), upcast(steps.feed)
     d_model, top = feed.shape[-1], len(weights) - 1
@@ -201,14 +201,14 @@ def _forward(steps: LSTMSteps, dtype: torch.dtype) -> tuple[_SavedForBackward, T
 def _backward(
     steps: LSTMSteps, record: _SavedForBackward, dtype: torch.dtype, grad: Tensor | None, grad_weights: Tensor | None
 ) -> Gradients:
-    """Return gradients in the order of :func:`_tensors`; products with weights in `dtype`."""
+    """Return gradients in the order of :func:`_tensors`; multiply in `dtype`."""
     exact, zeros = record.feeds.dtype, torch.zeros_like(record.feeds[0])
     tgt, _, d_model = record.feeds.shape
     memory, keys = upcast(steps.memory), upcast(steps.keys)
     weights, combine = _weights(steps, dtype), steps.combine.to(dtype)
     backend = choose_direct("maps", steps.alpha, record.probs)
-    assert backend is not None  # no one follows the operations
-    # The gradients of all steps, of which those of weights, memory and keys are products.
+    assert backend is not None  # no tracer is active
+    # Collect the gradients of all steps first: those of weights, memory and keys are products of them.
     gates_grad = [torch.empty_like(x) for x in record.gates]
     mixed_grad = torch.empty_like(record.feeds, dtype=dtype)  # before tanh
     context_grad, scores_grad = torch.empty_like(record.feeds), torch.empty_like(record.probs)
@@ -234,11 +234,11 @@ def _backward(
     states, mixed = record.mixed[:, :, d_model:], record.mixed.flatten(0, 1).to(dtype)
     gradients = (
         gates_grad[0],
-        torch.bmm(record.probs.permute(1, 2, 0), context_grad.transpose(0, 1)),  # of the memory
-        torch.bmm(scores_grad.permute(1, 2, 0), states.transpose(0, 1)),  # of the keys
+        torch.bmm(record.probs.permute(1, 2, 0), context_grad.transpose(0, 1)),  # gradient of the memory
+        torch.bmm(scores_grad.permute(1, 2, 0), states.transpose(0, 1)),  # gradient of the keys
         None,
         feed_grad,
-        mixed_grad.flatten(0, 1).t() @ mixed,  # of what mixes context and state
+        mixed_grad.flatten(0, 1).t() @ mixed,  # gradient of `combine`
         None,
         None,
         *_layer_gradients(steps, record, gates_grad),

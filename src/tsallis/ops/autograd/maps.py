@@ -1,6 +1,6 @@
-"""The maps under autograd: gradients of every order, forward mode, vmap, and operators for tracers.
+"""Define maps such as entmax with gradients of every order, forward mode, vmap and operators.
 
-A map is a :class:`MapRule`, of which :func:`apply_map` makes something that PyTorch differentiates.
+A :class:`MapRule` describes a map; :func:`apply_map` applies it so that PyTorch can differentiate it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Gradients = tuple[Tensor | None, ...]
 
 @dataclass(frozen=True)
 class MapRule:
-    """A map of rows [rows, d]: how it is computed, differentiated and exported.
+    """Rules that compute, differentiate and export a map of rows [rows, d].
 
     Parameters are numbers, or tensors whose first dimension is the rows. A map without alpha ignores it.
 
@@ -66,9 +66,9 @@ def map_rule(
     parameters: str = "",
     graph: Callable[..., Tensor] | None = None,
 ) -> MapRule:
-    """Return the rule of a map, and register `tsallis::name` for tracers.
+    """Create the rule of a map, and register the operator `tsallis::name` for tracers.
 
-    `parameters` declares those that follow scores and alpha, as in a schema: `"float budget, Tensor cap"`.
+    `parameters` declares the parameters after scores and alpha, for example `"float budget, Tensor cap"`.
     """
 
     def compute(scores: Tensor, number: float, alphas: Tensor | None, *rest: Any) -> Tensor:
@@ -97,7 +97,7 @@ def map_rule(
 
 
 class Map(Operation):
-    """A map of scores: rows [rows, d]; by a backend's own functions, contiguous scores of any shape along `dim`."""
+    """Apply a map to rows [rows, d]; a backend also takes contiguous scores of any shape along `dim`."""
 
     @staticmethod
     def forward(
@@ -113,12 +113,12 @@ class Map(Operation):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         _, alpha, ctx.dim, ctx.backend, ctx.rule = inputs[:5]
         ctx.packed = eager.take_index(output)  # a saved tensor comes back without its attributes
-        if type(alpha) is float and len(inputs) == 5:  # of small tensors every call counts
+        if type(alpha) is float and len(inputs) == 5:  # each extra call is measurable on small tensors
             ctx.alpha = alpha
             ctx.save_for_backward(output)
             ctx.save_for_forward(output)
             return
-        # The alpha that came in: one made contiguous would have no history, and second derivatives not all terms.
+        # Save the original alpha: a contiguous copy has no history, and second derivatives would miss terms.
         ctx.alpha = None
         save(ctx, output, alpha, *inputs[5:])
 
@@ -160,7 +160,7 @@ class Map(Operation):
 
 
 def apply_map(rule: MapRule, scores: Tensor, alpha: Alpha, *parameters: Any) -> Tensor:
-    """Return a map's probabilities of rows [rows, d], differentiable; by its operator or graph for tracers."""
+    """Apply a map to rows [rows, d], differentiably; use its operator or its graph under tracers."""
     if exporting_to_onnx():
         return rule.graph(scores, alpha, *parameters)
     if compiling() or functionalized():
@@ -171,10 +171,10 @@ def apply_map(rule: MapRule, scores: Tensor, alpha: Alpha, *parameters: Any) -> 
 def entmax(
     scores: Tensor, alpha: Alpha, dim: int = -1, backend: Backend | None = None, rule: MapRule | None = None
 ) -> Tensor:
-    """Return probabilities of scores [..., d], `alpha` a float or [..., 1]; by a backend along `dim` of any shape.
+    """Return probabilities of scores [..., d] with alpha as a float or a tensor [..., 1].
 
-    The rule is that of entmax with any positive alpha, or `ATTENTION_WEIGHTS`.
-    Where a tracer is at work, no dimensions are merged to rows: two of one length would be a guard that it can't prove.
+    The default rule accepts any positive alpha; `ATTENTION_WEIGHTS` requires at least 1. Under a tracer, dimensions are
+    not merged to rows: that would add guards on equal lengths, which the tracer can't prove.
     """
     rule = ENTMAX if rule is None else rule
     if backend is None:
@@ -214,13 +214,13 @@ def _push_entmax(probs: Tensor, tangents: Sequence[Tensor | None], alpha: Alpha)
 
 
 ENTMAX = map_rule("entmax", _solve_entmax, _pull_entmax, _push_entmax, graph=graph.entmax)
-# A recorder could not look at alphas: the operator raises for those below 1.
+# Tracers can't read alphas: the operator raises if one is below 1 when it runs.
 _solve_weights = functools.partial(_solve_entmax, positive=False)
 ATTENTION_WEIGHTS = map_rule("attention_weights", _solve_weights, _pull_entmax, _push_entmax, graph=graph.entmax)
 
 
 def budgeted_entmax(scores: Tensor, alpha: Alpha, budget: float) -> Tensor:
-    """Return marginals of rows [rows, d], which sum to the budget, each at most 1."""
+    """Return marginals of rows [rows, d], at most 1 each, which sum to the budget."""
     return apply_map(BUDGETED_ENTMAX, scores, alpha, budget)
 
 
@@ -230,7 +230,7 @@ def _solve_budgeted(scores: Tensor, alpha: Alpha, budget: float) -> Tensor:
 
 
 def _unsaturated(probs: Tensor) -> Tensor:
-    """Mark entries that move with their scores: one at 1 stays there whatever its score does."""
+    """Return which entries change with their scores: those at 1 do not."""
     return (probs != 0) & (probs != 1)
 
 

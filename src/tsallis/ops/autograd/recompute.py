@@ -1,4 +1,4 @@
-"""Gradients of an operation with a backward pass of its own where they are to be differentiated again."""
+"""Recompute gradients by PyTorch's operations, so that they can be differentiated again."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 def recompute_saved_gradients(
     plain: Callable[..., tuple[Tensor, ...]], ctx: Any, grads: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
-    """Return differentiable gradients of all tensors that a Function saved, by PyTorch's own operations.
+    """Return differentiable gradients of all tensors that a Function saved.
 
     Args:
-        plain: what the Function computes from those tensors, made of PyTorch's operations.
-        ctx: of the Function; its `autocast` is what :func:`tsallis.ops.dtypes.autocast_dtype` returned in forward.
-        grads: of the results.
+        plain: Function that computes the results from the saved tensors by PyTorch's operations.
+        ctx: Context of the Function; `ctx.autocast` is :func:`tsallis.ops.dtypes.autocast_dtype` of the forward pass.
+        grads: Gradients of the results.
     """
-    # Inputs that were computed from each other must not be reached through each other.
+    # Use views: an input that was computed from another must not pass its gradient to it.
     tensors = [None if x is None else x.view_as(x) for x in ctx.saved_tensors]
     device = next(x for x in tensors if x is not None).device.type
     with torch.enable_grad(), torch.autocast(device, dtype=ctx.autocast, enabled=ctx.autocast is not None):
@@ -40,10 +40,10 @@ def recompute_saved_gradients(
 def recompute_input_gradients(
     ctx: Any, compute: Callable[..., Tensor], inputs: Sequence[Any], grad: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """Return those gradients of `compute(*inputs)` that a backward pass needs, differentiable in inputs and `grad`.
+    """Return the gradients of `compute(*inputs)` that backward needs, differentiable in inputs and `grad`.
 
-    An input that was saved carries its history, and one may be computed from another. The gradients are those of views
-    of the inputs, each of which is independent of the others: what one passes on to another is the caller's to add.
+    Saved inputs keep their history, and one may be computed from another. The gradients are therefore those of views of
+    the inputs, which are independent of each other.
     """
     needs = ctx.needs_input_grad[: len(inputs)]
     again = torch.is_grad_enabled()
