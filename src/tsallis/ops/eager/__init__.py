@@ -1,6 +1,6 @@
-"""PyTorch's operations as a backend: any device and any positive alpha, in float32 and float64.
+"""Backend of PyTorch operations, for any device and any positive alpha, in float32 and float64.
 
-They compute every call that the other backends leave, and all derivatives of second and higher order.
+It computes every call that other backends do not support, and all derivatives of second and higher order.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ __all__ = [
 
 
 def status() -> Status:
-    """Return that PyTorch's operations can be used."""
+    """Return that this backend can always be used."""
     return Status(True, "PyTorch's operations")
 
 
 def on_device(kind: str) -> bool:
-    """Return that PyTorch's operations compute on every device."""
+    """Return True: this backend supports every device."""
     return True

@@ -1,4 +1,4 @@
-"""alpha-ReLU and its loss in plain PyTorch."""
+"""Compute alpha-ReLU and its loss with PyTorch operations."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from tsallis.ops.transforms import as_input, varies
 
 
 class ReluStats(NamedTuple):
-    """The threshold: values are cheap to compute again."""
+    """Threshold of the loss; backward computes the values again."""
 
     tau: float
 
 
 def alpha_relu(scores: Tensor, eps: float, tau: float | Tensor) -> Tensor:
-    """Return `[eps z - tau]_+^{1/eps}` of every score; NaN stays."""
+    """Return `[eps z - tau]_+^{1/eps}` of every score; NaN stays NaN."""
     return _relu_power(_relu_margin(scores, eps, tau), eps)
 
 
 def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float, tau: float) -> tuple[Tensor, ReluStats]:
-    """Return losses [rows] against classes [rows] (negative: none) with a constant threshold, and statistics."""
+    """Return losses [rows] of class targets [rows] with a constant threshold, and statistics."""
     return loss(upcast(scores), target, alpha - 1, tau), ReluStats(tau)
 
 
 def alpha_relu_loss_gradient(
     scores: Tensor, target: Tensor, alpha: float, stats: ReluStats, grad: Tensor, out: Tensor | None = None
 ) -> Tensor:
-    """Return the gradient of the scores, (r - e_y) times the gradient [rows] of each loss, itself differentiable."""
+    """Return the gradient of the scores, (r - e_y) times the gradients of the losses [rows], differentiably."""
     has_loss = target >= 0
-    # Ignored rows become 0 before and not after: what they hold would reach the gradients of this gradient.
+    # Set ignored rows to 0 first: their values would otherwise spread to second derivatives.
     values = alpha_relu(torch.where(has_loss.unsqueeze(-1), upcast(scores), 0), alpha - 1, ReluStats(*stats).tau)
     gold = target.clamp(min=0).unsqueeze(-1)
     values = values.scatter_add(-1, gold, torch.full_like(gold, -1, dtype=values.dtype))
@@ -55,11 +55,11 @@ def _relu_margin(scores: Tensor, eps: float, tau: float | Tensor) -> Tensor:
 def _relu_power(u: Tensor, eps: float) -> Tensor:
     inverse = 1 / eps
     power: float | Tensor = inverse
-    if varies(eps):  # and no comparison of it becomes a condition of the graph
+    if varies(eps):  # avoid a comparison, which would become a guard of the graph
         power = as_input(inverse, u)
     elif eps == 0.5:
         return u.relu().square()
     elif eps == 1.0:
         return u.relu()
-    outside = u <= 0  # a NaN stays inside, and NaN
+    outside = u <= 0  # NaN counts as inside and stays NaN
     return torch.where(outside, 0, torch.where(outside, 1, u) ** power)

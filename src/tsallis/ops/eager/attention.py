@@ -1,7 +1,7 @@
-"""Attention in tiles by PyTorch's operations: never more weights at a time than fit into a cache, forward and backward.
+"""Compute attention in tiles with PyTorch operations, so that the weights of a tile fit into a cache.
 
-A tile is some queries of some heads against all the keys they may see. Backward computes its scores and weights again
-and goes on to the next tile. What is held beside the inputs and their gradients grows with the length, not its square.
+A tile is some queries of some heads against all keys that they may attend to. Backward computes the scores and weights
+of each tile again. Memory therefore grows linearly with the sequence length.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from tsallis.ops.alphas import Alpha
 from tsallis.ops.arguments import AttentionArgs, AttentionGradients
 from tsallis.ops.eager import maps
 
-TILE = 1 << 20  # weights at a time
-LEAST_ROWS = 128  # of a head in a tile, for the sake of the matrix products
-CAUSAL_ROWS = 128  # and at most so many where the keys behind them are skipped
+TILE = 1 << 20  # maximum number of weights per tile
+LEAST_ROWS = 128  # minimum number of queries per head and tile, for fast matrix products
+CAUSAL_ROWS = 128  # maximum number for causal attention, which skips later keys
 
 
 class SavedForBackward(NamedTuple):
-    """Nothing beside the arguments: backward computes scores and weights again."""
+    """Empty: backward needs only the arguments."""
 
 
 class Tile(NamedTuple):
-    """Queries [i0, i1) of the heads that read key heads [h0, h1) in batch elements [b0, b1): they see `keys` keys."""
+    """Queries [i0, i1) of key heads [h0, h1) in batch elements [b0, b1), which attend to `keys` keys."""
 
     b0: int
     b1: int
@@ -38,7 +38,7 @@ class Tile(NamedTuple):
 
 
 def resolve(args: AttentionArgs) -> AttentionArgs:
-    """Return an operator's arguments with lengths on the CPU, checked where a tracer could not look at them."""
+    """Return an operator's arguments with lengths on the CPU; check what a tracer could not read."""
     keys, lengths = args.key.shape[2], args.lengths
     if lengths is None:
         return args
@@ -50,7 +50,7 @@ def resolve(args: AttentionArgs) -> AttentionArgs:
 
 
 def attention(args: AttentionArgs, needs_grad: bool) -> tuple[Tensor, Tensor, SavedForBackward]:
-    """Return the output [batch, heads, queries, value size], and how many keys each query attends to."""
+    """Return the output [batch, heads, queries, value size] and the number of keys per query."""
     query, _, value = args[:3]
     work = _TiledAttention(args)
     out = query.new_zeros(*query.shape[:-1], value.shape[-1])
@@ -65,7 +65,7 @@ def attention(args: AttentionArgs, needs_grad: bool) -> tuple[Tensor, Tensor, Sa
 def attention_gradient(
     args: AttentionArgs, saved: SavedForBackward, grad: Tensor, needs: tuple[bool, ...]
 ) -> AttentionGradients:
-    """Return gradients of query, key and value, and those of alphas, mask and slopes if they are needed."""
+    """Return the gradients of query, key and value, and those of alphas, mask and slopes if needed."""
     query, key, value, alphas, mask, slopes, *_ = args
     need_alphas, need_mask, need_slopes = needs[3:]
     work = _TiledAttention(args)
@@ -99,7 +99,7 @@ def attention_gradient(
 
 
 def drop_factors(args: AttentionArgs) -> Tensor:
-    """Return what dropout multiplies all weights with [batch, heads, queries, keys], as tile by tile."""
+    """Return dropout's factors of all weights [batch, heads, queries, keys], equal to those of the tiles."""
     query, key, *_ = args
     factors, group = query.new_zeros(*query.shape[:-1], key.shape[2]), args.group
     every = (tile for shared in cut(args) for tile in shared)
@@ -111,29 +111,29 @@ def drop_factors(args: AttentionArgs) -> Tensor:
 
 
 def length_mask(lengths: Tensor, keys: int, device: torch.device) -> Tensor:
-    """Return True for the keys that take part [batch, 1, keys]."""
+    """Return which keys are valid [batch, 1, keys]."""
     return torch.arange(keys, device=device) < lengths.to(device).view(-1, 1, 1)
 
 
 def future_mask(queries: int, keys: int, device: torch.device, offset: int = 0) -> Tensor:
-    """Return True where a key comes after the query [queries, keys], which stands at key i + offset."""
+    """Return which keys come after each query [queries, keys]; query i has position i + offset."""
     return torch.ones(queries, keys, dtype=torch.bool, device=device).triu_(1 + offset)
 
 
 def distances(queries: int, keys: int, offset: int, like: Tensor) -> Tensor:
-    """Return how far each key is from each query [queries, keys], in a tensor of another one's kind."""
+    """Return the distance of each key from each query [queries, keys], in the dtype and device of `like`."""
     position = torch.arange(offset, offset + queries, device=like.device).unsqueeze(1)
     return (position - torch.arange(keys, device=like.device)).abs().to(like.dtype)
 
 
 def cut(args: AttentionArgs) -> Iterator[list[Tile]]:
-    """Cut a call into all its tiles; those of a list share their keys and values."""
+    """Divide a call into tiles; the tiles of a list share keys and values."""
     batch, heads, keys, _ = args.key.shape
     queries = args.query.shape[2]
     lengths = None if args.lengths is None else args.lengths.tolist()
     scores_per_row = max(args.group * keys, 1)
-    # A product of matrices for each thread: one matrix is not divided as well.
-    # Dropout draws by the tile: its backward must cut as its forward did, in another process too.
+    # Give each thread whole matrices: PyTorch divides a single product less well.
+    # Dropout is drawn per tile, so backward must use the tiles of forward, even in another process.
     threads = args.threads or (1 if args.dropout else torch.get_num_threads())
     least_heads = min(heads, threads)
     rows = min(queries, max(LEAST_ROWS, TILE // (scores_per_row * least_heads)))
@@ -144,7 +144,7 @@ def cut(args: AttentionArgs) -> Iterator[list[Tile]]:
     for b0 in range(0, batch, elements):
         b1 = min(b0 + elements, batch)
         extent = keys if lengths is None else max(lengths[b0:b1])
-        if extent == 0:  # zeros, and zero gradients
+        if extent == 0:  # outputs and gradients are zero
             continue
         for h0 in range(0, heads, tile_heads):
             h1 = min(h0 + tile_heads, heads)
@@ -154,7 +154,7 @@ def cut(args: AttentionArgs) -> Iterator[list[Tile]]:
 
 
 def _drop(weights: Tensor, args: AttentionArgs, number: int, out: Tensor) -> Tensor:
-    """Set a share of a tile's weights to zero and scale the others up; `out` may be the weights."""
+    """Apply dropout to a tile's weights; `out` may be the weights."""
     keep_prob = 1 - args.dropout
     if keep_prob == 0:
         return out.zero_()
@@ -165,7 +165,7 @@ def _drop(weights: Tensor, args: AttentionArgs, number: int, out: Tensor) -> Ten
 
 
 class _TiledAttention:
-    """The pieces of both passes: a tile's queries, scores, weights, and where its results go."""
+    """Steps that forward and backward share: read, score and write tiles."""
 
     def __init__(self, args: AttentionArgs) -> None:
         self.args, self.group = args, args.group
@@ -176,7 +176,7 @@ class _TiledAttention:
         self.buffers: dict[str, Tensor] = {}
 
     def tiles(self) -> Iterator[tuple[int, Tile, Tensor, Tensor, Tensor]]:
-        """Yield number, tile, its keys and values [heads, keys, size], and memory for its scores."""
+        """Yield the number, the tile, its keys and values [heads, keys, size], and a buffer for its scores."""
         number = 0
         for shared in cut(self.args):
             b0, b1, h0, h1 = shared[0][:4]
@@ -190,7 +190,7 @@ class _TiledAttention:
                 number += 1
 
     def _pad(self, x: Tensor, b0: int) -> Tensor:
-        """Return keys or values with zeros behind each batch element's own: infinity times 0 would be NaN."""
+        """Set keys or values after each batch element's length to zero: infinity times 0 would be NaN."""
         lengths, b1 = self.lengths, b0 + len(x)
         if lengths is None or self.args.lengths is None or min(lengths[b0:b1]) >= x.shape[2]:
             return x
@@ -204,32 +204,32 @@ class _TiledAttention:
         return self.buffers[name][:size].view(shape)
 
     def second_buffer(self, like: Tensor) -> Tensor:
-        """Return more memory of a tile's size."""
+        """Return a second buffer of a tile's size."""
         n, rows, keys = like.shape
         return self._buffer("second", (n, rows, keys))
 
     def _span(self, x: Tensor, tile: Tile) -> Tensor:
-        """Return a tile's part of what there is for each query [batch, heads, queries, ...]."""
+        """Return a tile's slice of a tensor with one entry per query [batch, heads, queries, ...]."""
         group = self.group
         return x[tile.b0 : tile.b1, tile.h0 * group : tile.h1 * group, tile.i0 : tile.i1]
 
     def rows(self, x: Tensor, tile: Tile) -> Tensor:
-        """Return a tile's part as [heads, group * rows, size]: queries that share a key head are rows of one matrix."""
+        """Return a tile's slice as [heads, group * rows, size], one matrix per key head."""
         part = self._span(x, tile)
         return part.reshape((tile.b1 - tile.b0) * (tile.h1 - tile.h0), -1, x.shape[-1])
 
     def write(self, x: Tensor, tile: Tile, values: Tensor) -> None:
-        """Write a tile's results for each query into those of all."""
+        """Write a tile's results for its queries into the full tensor."""
         part = self._span(x, tile)
         part.copy_(values.reshape(part.shape))
 
     def add(self, x: Tensor, tile: Tile, values: Tensor) -> None:
-        """Add gradients of a tile's keys or values [heads, keys, size] to those of all."""
+        """Add gradients of a tile's keys or values [heads, keys, size] to the full tensor."""
         part = x[tile.b0 : tile.b1, tile.h0 : tile.h1, : tile.keys]
         part += values.view(part.shape)
 
     def scores(self, q: Tensor, k: Tensor, tile: Tile, out: Tensor) -> Tensor:
-        """Compute a tile's scores [heads, group * rows, keys], -inf where a query doesn't see a key."""
+        """Compute a tile's scores [heads, group * rows, keys]; -inf for masked keys."""
         scores = torch.baddbmm(out, q, k.transpose(1, 2), beta=0, alpha=self.args.scale, out=out)
         batch, heads = tile.b1 - tile.b0, (tile.h1 - tile.h0) * self.group
         view = scores.view(batch, heads, tile.i1 - tile.i0, tile.keys)
@@ -260,7 +260,7 @@ class _TiledAttention:
         return mask
 
     def add_mask(self, total: Tensor, tile: Tile, values: Tensor) -> None:
-        """Add gradients of a tile's scores to those of the mask that was added to them."""
+        """Add gradients of a tile's scores to those of the additive mask."""
         part = self._mask(total, tile)
         shape = (tile.b1 - tile.b0, (tile.h1 - tile.h0) * self.group, tile.i1 - tile.i0, tile.keys)
         part += values.view(shape).sum_to_size(part.shape)
@@ -274,7 +274,7 @@ class _TiledAttention:
         return distances(tile.i1 - tile.i0, tile.keys, tile.i0 + self.args.offset, like)
 
     def _of_heads(self, x: Tensor, tile: Tile) -> Tensor:
-        """Return a tile's part of numbers [batch, heads]."""
+        """Return a tile's slice of a tensor [batch, heads]."""
         return x[tile.b0 : tile.b1, tile.h0 * self.group : tile.h1 * self.group]
 
     def _alphas(self, tile: Tile) -> Alpha:
@@ -284,7 +284,7 @@ class _TiledAttention:
         return part.unsqueeze(-1).expand(-1, -1, tile.i1 - tile.i0).reshape(-1, 1).contiguous()
 
     def solve(self, scores: Tensor, tile: Tile) -> Tensor:
-        """Turn scores into weights, in place."""
+        """Replace scores by weights, in place."""
         flat = scores.view(-1, scores.shape[-1])
         flat.copy_(maps.solve(flat, self._alphas(tile))[0])
         return scores
@@ -296,7 +296,7 @@ class _TiledAttention:
         return ds.view(weights.shape), alpha_grad
 
     def drop(self, weights: Tensor, number: int, copy: bool = False) -> Tensor:
-        """Apply a tile's dropout, the same in both passes; in place, or to a copy."""
+        """Apply a tile's dropout, the same in both passes, in place or to a copy."""
         if not self.args.dropout:
             return weights
         factors = self._buffer("dropped", tuple(weights.shape)) if copy else weights  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The bookkeeping of a beam search in Python: the reference of `csrc/beams.h`, and what there is without kernels."""
+"""Manage the beams of a beam search in Python, as a reference for `csrc/beams.h` and its fallback."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from torch import Tensor
 
 from tsallis.ops.arguments import BeamLimits, BeamOptions, BeamOutcome, BestSymbols
 
-Candidate = tuple[float, int, int]  # its log-probability's negative, its parent's number in the beam, its token
+Candidate = tuple[float, int, int]  # negative log-probability, index of the parent in the beam, token
 
 
 class Beams:
-    """The prefixes of all sources: those at hand, which are the rows of the next step, and those of earlier steps.
+    """Prefixes of all sources: the rows of the next step, and the record of earlier steps.
 
     Args:
-        limits: of each source.
-        options: of all.
-        token: the first of all prefixes.
+        limits: Limits per source.
+        options: Options for all sources.
+        token: First token of every prefix.
     """
 
     def __init__(self, limits: Sequence[BeamLimits], options: BeamOptions, token: int) -> None:
         self.size = options.size
-        self.nan_source: int | None = None  # whose probabilities are NaN
+        self.nan_source: int | None = None  # source with a NaN probability
         self._beams = [_Beam(own, options) for own in limits]
         self._active = list(enumerate(self._beams))
-        self._tokens, self._parents = [token] * len(limits), [-1] * len(limits)  # of the rows at hand
-        self._parent_rows: list[int] = list(range(len(limits)))  # among those of the step before
-        self._length = 0  # of the prefixes at hand
+        self._tokens, self._parents = [token] * len(limits), [-1] * len(limits)  # of the current rows
+        self._parent_rows: list[int] = list(range(len(limits)))  # row in the previous step
+        self._length = 0  # length of the current prefixes
         self._outcome = BeamOutcome([], [], [], [], [beam.ends for beam in self._beams], [], [], [])
 
     def tokens(self) -> Tensor:
@@ -38,11 +38,11 @@ class Beams:
         return torch.tensor(self._tokens, device="cpu")
 
     def parents(self) -> Tensor:
-        """Return the rows of the step before that the prefixes continue [rows]."""
+        """Return the row of the previous step that each prefix continues [rows]."""
         return torch.tensor(self._parent_rows, device="cpu")
 
     def forced(self) -> Tensor | None:
-        """Return the symbol that must follow each prefix [rows], -1 where any may; None where any may everywhere."""
+        """Return the required next symbol of each prefix [rows], -1 for any; None if no row has one."""
         length = self._length
         prefixes = [beam.limits.prefix for _, beam in self._active for _ in beam.log_probs]
         if all(length >= len(prefix) for prefix in prefixes):
@@ -51,10 +51,10 @@ class Beams:
         return torch.tensor(only, device="cpu")
 
     def follow(self, best: BestSymbols, num_attended: Tensor) -> bool:
-        """Choose the next prefixes by the results of a step; where a probability is NaN, note its source alone.
+        """Choose the next prefixes from the results of a step; if a probability is NaN, only note its source.
 
         Returns:
-            Whether the search goes on.
+            Whether the search continues.
         """
         owners = [source for source, beam in self._active for _ in beam.log_probs]
         nan = [source for source, mass in zip(owners, best.mass.tolist(), strict=True) if mass != mass]
@@ -91,31 +91,31 @@ class Beams:
         outcome.num_attended.extend(num_attended.tolist())
 
     def outcome(self) -> BeamOutcome:
-        """Return what the search has found so far."""
+        """Return the result of the search so far."""
         bounds, gave_up = [beam.bound for beam in self._beams], [beam.gave_up for beam in self._beams]
         unclear = [beam.unclear for beam in self._beams]
         return self._outcome._replace(bounds=bounds, gave_up=gave_up, unclear=unclear)
 
 
 class _Beam:
-    """The search of one source, in numbers."""
+    """State of one source's beam."""
 
     def __init__(self, limits: BeamLimits, options: BeamOptions) -> None:
         self.limits, self.options = limits, options
-        self.log_probs = [0.0]  # of the prefixes, best first
+        self.log_probs = [0.0]  # log-probabilities of the prefixes, best first
         self.ends: list[tuple[float, int]] = []
-        self.costs: list[float] = []  # the negative scores of the best outputs, in order
+        self.costs: list[float] = []  # negative scores of the best outputs, sorted
         self.bound = -math.inf
         self.gave_up = False
         self.unclear = False
 
     def give_up(self, log_prob: float) -> None:
-        """Note that a prefix is not followed."""
+        """Record that a prefix was dropped."""
         self.bound = max(self.bound, log_prob)
         self.gave_up = True
 
     def finish(self, log_probs: list[float], candidates: list[Candidate], length: int, row: int) -> None:
-        """Note the outputs that the prefixes of a length are, from their ends' log-probabilities."""
+        """Record the outputs that end after the current prefixes."""
         if length < self.limits.free_from:
             return
         penalty = self.options.length_penalty
@@ -129,7 +129,7 @@ class _Beam:
                     self.ends.append((total, row + i))
 
     def _compete(self, totals: list[float], candidates: list[Candidate]) -> list[float]:
-        """Give up endings that are not among the best continuations of the step, endings included."""
+        """Drop endings that are not among the best continuations of the step."""
         costs, ends = [cost for cost, _, _ in candidates], sorted(-total for total in totals)
         remaining = []
         for total in totals:
@@ -141,11 +141,11 @@ class _Beam:
         return remaining
 
     def _at_limit(self, length: int) -> bool:
-        """Tell whether a prefix one token longer could not even end."""
+        """Return whether a prefix with one more token could no longer end."""
         return length + 2 > self.limits.steps
 
     def _add_cost(self, cost: float) -> bool:
-        """Tell whether a score is among the best; one that equals the last of them is, too."""
+        """Return whether a score is among the best, ties included, and add it."""
         costs, room = self.costs, max(self.options.n_best, self.options.num_recorded)
         if len(costs) == room and cost >= costs[-1]:
             return cost == costs[-1]
@@ -154,10 +154,10 @@ class _Beam:
         return True
 
     def continuations(self, best: list[list[float]], symbols: list[list[int]]) -> list[Candidate]:
-        """Return the best continuations of all prefixes in order, at least one more than fit."""
+        """Return the best continuations of all prefixes, sorted, at least one more than the beam holds."""
         candidates: list[Candidate] = []
         size = self.options.size
-        most = math.inf  # a cost that as many candidates don't exceed as are looked at
+        most = math.inf  # enough candidates cost at most this much
         for parent, before in enumerate(self.log_probs):
             costs = [-(before + log_prob) for log_prob in best[parent]]
             number = bisect_right(costs, most)
@@ -171,7 +171,7 @@ class _Beam:
         return sorted(candidates)
 
     def choose(self, candidates: list[Candidate], length: int) -> list[Candidate]:
-        """Make the best continuations the beam, give up the others, and return the beam."""
+        """Set the beam to the best continuations, drop the others, and return the beam."""
         selection = [] if self._at_limit(length) else candidates[: self.options.size]
         if len(candidates) > len(selection):
             self.give_up(-candidates[len(selection)][0])
@@ -181,7 +181,7 @@ class _Beam:
         return selection
 
     def _shrink(self, selection: list[Candidate]) -> list[Candidate]:
-        """Let candidates go that can change neither the best outputs nor the certificate of a normalised model."""
+        """Drop candidates that can't change the best outputs or the certificate of a normalized model."""
         if len(self.costs) < self.options.n_best:
             return selection
         worst, longest = -self.costs[self.options.n_best - 1], self.limits.steps**self.options.length_penalty

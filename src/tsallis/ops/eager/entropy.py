@@ -1,4 +1,4 @@
-"""Tsallis entropy in plain PyTorch, and the series by which it and its relatives have no singularity at alpha = 1."""
+"""Compute Tsallis entropy and its derivatives, with series that avoid the singularity at alpha = 1."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 
 from tsallis.ops.alphas import Alpha
 
-SERIES_BELOW = 0.5  # |eps log p| below which second-order terms are summed as a series, of so many terms:
+SERIES_BELOW = 0.5  # sum second-order terms as a series if |eps log p| is below; number of terms:
 SERIES_TERMS = {torch.float64: 15, torch.float32: 9}
-# Of x = eps log p, by dtype: a larger one comes of probabilities below any normal number.
+# Largest x = eps log p by dtype: larger values belong to subnormal probabilities.
 LARGEST = {torch.float64: 708.0, torch.float32: 87.0}
 
 
@@ -34,13 +34,13 @@ def entropy_alpha_gradient(probs: Tensor, alpha: Alpha) -> Tensor:
 
 
 def _logarithms(probs: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor]:
-    """Return log p, 0 where p is, and x = eps log p."""
+    """Return log p, 0 if p is 0, and x = eps log p."""
     log_p = torch.where(probs != 0, probs, 1).log()
     return log_p, ((alpha - 1) * log_p).clamp(max=LARGEST.get(probs.dtype, 87.0))
 
 
 def expm1_over_slope(x: Tensor) -> Tensor:
-    """Return `((x - 1) e^x + 1) / x^2`, the derivative of `(e^x - 1) / x`: 1/2 at 0, differentiable there."""
+    """Return `((x - 1) e^x + 1) / x^2`, the derivative of `(e^x - 1) / x`; 1/2 at 0, where it is differentiable."""
     near_zero = x.abs() < SERIES_BELOW
     far = torch.where(near_zero, 1, x)
     return torch.where(
@@ -59,7 +59,7 @@ def series(x: Tensor, coefficient: Callable[[int], float]) -> Tensor:
 
 
 def _scaled_expm1_over(probs: Tensor, log_p: Tensor, x: Tensor) -> Tensor:
-    """Return `p (e^x - 1) / x`, p where x is 0, differentiable there; p e^x is p^alpha, however large e^x is."""
+    """Return `p (e^x - 1) / x`, differentiable at x = 0; uses p e^x = p^alpha, so that e^x can't overflow."""
     near_zero = x.abs() < SERIES_BELOW
     far = torch.where(near_zero, 1, x)
     sums = series(torch.where(near_zero, x, 0), lambda n: 1 / math.factorial(n + 1))
@@ -67,7 +67,7 @@ def _scaled_expm1_over(probs: Tensor, log_p: Tensor, x: Tensor) -> Tensor:
 
 
 def _scaled_slope(probs: Tensor, log_p: Tensor, x: Tensor) -> Tensor:
-    """Return p times the derivative of `(e^x - 1) / x`: p / 2 where x is 0, differentiable there."""
+    """Return p times the derivative of `(e^x - 1) / x`: p / 2 at x = 0, where it is differentiable."""
     near_zero = x.abs() < SERIES_BELOW
     far = torch.where(near_zero, 1, x)
     power = _scaled_exp(probs, log_p, far)

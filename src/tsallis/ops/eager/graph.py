@@ -1,4 +1,4 @@
-"""Maps and losses as graphs of PyTorch's operations, the same for all numbers: for exporters to other formats."""
+"""Compute maps and losses by a fixed graph of PyTorch operations, for exporters to other formats."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from tsallis.ops.alphas import Alpha
 from tsallis.ops.eager.entropy import entropy
 from tsallis.ops.eager.thresholds import nonzero_eps
 
-STEPS = 40  # of the bisection: the bracket is then narrower than the rounding of float32
-WIDEST = 20.0  # of the bracket: enough for exp(20) classes
+STEPS = 40  # bisection steps until the bracket is narrower than float32's rounding
+WIDEST = 20.0  # width of the bracket, enough for exp(20) classes
 DOUBLE_STEPS = 64  # the same for float64
-LEAST_EPS = 1e-7  # of a budget's bisection: a power of 1 / eps of a number next to 1 has few digits
-NEWTON_STEPS = 12  # above alpha 2: from its largest value, the smallest probability falls to its own in fewer
+LEAST_EPS = 1e-7  # smallest eps for budgets: powers of 1 / eps of numbers near 1 lose digits
+NEWTON_STEPS = 12  # above alpha 2; the smallest probability needs fewer steps to converge
 
 
 def entmax(scores: Tensor, alpha: Alpha) -> Tensor:
-    r"""Return probabilities of rows [rows, d], `alpha` a number or [rows, 1].
+    r"""Return probabilities of rows [rows, d], with alpha as a number or a tensor [rows, 1].
 
-    With the maximum at 0, :math:`p_k = [1 + \epsilon (z_k - c)]_+^{1/\epsilon}` falls in `c` from at least 1 in total
-    at `c = 0` to at most 1. With :math:`c = (1 - e^{-\epsilon y})/\epsilon` the largest is :math:`e^{-y}`, whatever
-    alpha is; `y` is found by bisection. Above alpha 2, see :mod:`tsallis.ops.eager.steep`.
+    With the maximum at 0, the sum of :math:`p_k = [1 + \epsilon (z_k - c)]_+^{1/\epsilon}` decreases in `c` and is at
+    least 1 at `c = 0`. With :math:`c = (1 - e^{-\epsilon y})/\epsilon` the largest probability is :math:`e^{-y}` for
+    every alpha. `y` is found by bisection. For alpha above 2, see :mod:`tsallis.ops.eager.steep`.
     """
     top = scores.amax(-1, keepdim=True)
     empty = top == -torch.inf
@@ -47,7 +47,7 @@ def entmax(scores: Tensor, alpha: Alpha) -> Tensor:
 
 
 def _bisect(low: Tensor, high: Tensor, steps: int, below: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """Halve brackets [rows, 1] so many times; `below` tells where a number is below the one that is looked for."""
+    """Halve brackets [rows, 1] `steps` times; `below` returns where a number is below the solution."""
     for _ in range(steps):
         middle = (low + high) / 2
         raise_low = below(middle)
@@ -64,7 +64,7 @@ def _power(z: Tensor, y: Tensor, eps: float | Tensor) -> Tensor:
 
 
 def _expm1(x: Tensor) -> Tensor:
-    """Return `torch.expm1` by operations that the tracing ONNX exporter has, too."""
+    """Compute `torch.expm1` by operations that the tracing ONNX exporter supports."""
     return torch.tanh(x / 2) * (torch.exp(x) + 1)
 
 
@@ -74,10 +74,10 @@ def _normalise(probs: Tensor) -> Tensor:
 
 
 def _steep(scores: Tensor, top: Tensor, eps: float | Tensor) -> Tensor:
-    """Return probabilities for alpha above 2: the least score of the support by bisection, then its probability."""
+    """Return probabilities for alpha above 2: bisect for the support's smallest score, then find its probability."""
     _, high = _bisect(top - 1 / eps, top, STEPS, lambda c: _steep_power(scores - c, eps).sum(-1, keepdim=True) > 1)
     least = torch.where(scores >= high, scores, torch.inf).amin(-1, keepdim=True)
-    # Numbers near 0 are closer to each other than the ends of the bracket: one score may lie between them.
+    # Floats near 0 are denser than the bracket is wide: one score may lie inside the bracket.
     between = torch.where(scores < high, scores, -torch.inf).amax(-1, keepdim=True)
     inside = _steep_power(scores - between, eps).sum(-1, keepdim=True) < 1
     least = torch.where(inside, between, least)
@@ -100,17 +100,17 @@ def _steep_power(u: Tensor, eps: float | Tensor) -> Tensor:
 
 
 def budgeted_entmax(scores: Tensor, alpha: Alpha, budget: float) -> Tensor:
-    """Return marginals of rows [rows, d], which sum to the budget, each at most 1; `alpha` a number or [rows, 1].
+    """Return marginals of rows [rows, d], at most 1 each, which sum to the budget.
 
-    In float64: no division by the total takes errors away. The k-th largest score, k = ceil(budget), has a bracket of
-    the threshold on its two sides.
+    The computation is in float64, because no division by the sum removes errors. The bracket of the threshold is on
+    both sides of the k-th largest score, k = ceil(budget).
     """
     nan_rows = scores.isnan().any(-1, keepdim=True)
     if budget == 0:
         return torch.zeros_like(scores).masked_fill(nan_rows, torch.nan)
     z = scores.double()
     pivot = z.topk(min(math.ceil(budget), z.shape[-1]), -1).values[..., -1:]
-    filled = pivot == -torch.inf  # no more scores take part than the budget fills
+    filled = pivot == -torch.inf  # the budget is at least the number of finite scores
     pivot = pivot.masked_fill(filled, 0)
     eps = alpha.to(z.dtype) - 1 if isinstance(alpha, Tensor) else alpha - 1
     if not isinstance(eps, Tensor):
@@ -137,7 +137,7 @@ def _capped_power(u: Tensor, eps: float | Tensor) -> Tensor:
 
 
 def _steep_budget(z: Tensor, pivot: Tensor, eps: float | Tensor, budget: float) -> Tensor:
-    """Return marginals for alpha above 2: the least score of the support, then its probability, each by bisection."""
+    """Return marginals for alpha above 2: bisect for the support's smallest score, then for its probability."""
 
     def mass(least: Tensor) -> Tensor:
         return _steep_power(z - least, eps).clamp(max=1).sum(-1, keepdim=True)
@@ -158,7 +158,7 @@ def _steep_budget(z: Tensor, pivot: Tensor, eps: float | Tensor, budget: float) 
 
 
 def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha) -> Tensor:
-    """Return the Fenchel-Young loss [rows] against classes [rows]; a negative class has loss 0."""
+    """Return the Fenchel-Young loss [rows] of class targets [rows]; negative targets have loss 0."""
     probs = entmax(scores, alpha)
     top = scores.amax(-1, keepdim=True)
     empty = top == -torch.inf

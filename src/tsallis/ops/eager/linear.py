@@ -1,4 +1,4 @@
-"""Supports of the losses as sparse rows, and sums over them, in plain PyTorch."""
+"""Return supports of the losses as sparse rows, and sum over them, with PyTorch operations."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tsallis.ops.sparse_rows import CsrRows
 
 
 def support_sizes(scores: Tensor, alpha: Alpha, stats: LossStats | ReluStats, target: Tensor) -> Tensor:
-    """Return how many entries each row's support has [rows]; none where there is no target."""
+    """Return the support size of each row [rows]; 0 for ignored targets."""
     return torch.where(target < 0, 0, (_values(scores, alpha, stats) != 0).sum(-1))
 
 
 def support(
     scores: Tensor, alpha: Alpha, stats: LossStats | ReluStats, offsets: Tensor, size: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return classes (int32) and probabilities of each row's support, row r's from offsets[r] to offsets[r + 1]."""
+    """Return classes (int32) and probabilities of the supports; row r is at offsets[r] to offsets[r + 1]."""
     values = _values(scores, alpha, stats)
     row, column = ((values != 0) & (offsets.diff() > 0).unsqueeze(-1)).nonzero(as_tuple=True)
     return column.to(torch.int32), values[row, column]
@@ -30,7 +30,7 @@ def support(
 def alpha_relu_support(
     scores: Tensor, alpha: float, stats: ReluStats, offsets: Tensor, size: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return :func:`support` for the values of alpha-ReLU."""
+    """Return classes (int32) and alpha-ReLU values of the supports, like :func:`support`."""
     return support(scores, alpha, stats, offsets, size)
 
 
@@ -52,7 +52,7 @@ def spmm(
     onto: Tensor | None = None,
     factor: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return `out[r] = scale[r] (sum_k value[k] table[column[k]] - table[minus[r]])`; and the values' sums."""
+    """Return `out[r] = scale[r] (sum_k value[k] table[column[k]] - table[minus[r]])`, and sums of the values."""
     wide = table.to(lists.value.dtype)
     out = _sparse(lists, len(table)) @ wide
     total = lists.value.new_zeros(len(out)).index_add_(0, _row_numbers(lists), lists.value) if need_total else None
@@ -68,7 +68,7 @@ def spmm(
 
 
 def transpose(lists: CsrRows, classes: int, weight: Tensor, target: Tensor) -> CsrRows:
-    """Return the rows' lists by class, each value times its row's weight, with -weight where the target [rows] is."""
+    """Return the lists sorted by class: values times the row's weight, and -weight for the target [rows]."""
     rows = torch.arange(len(target), device=target.device)
     has_loss = target >= 0
     row = torch.cat([_row_numbers(lists), rows[has_loss]])

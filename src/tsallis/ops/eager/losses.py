@@ -1,4 +1,4 @@
-"""The losses of the maps in plain PyTorch."""
+"""Compute the entmax loss with PyTorch operations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tsallis.ops.eager.thresholds import threshold
 
 
 class LossStats(NamedTuple):
-    """Probabilities [rows, d], or those of the candidates [rows, width] and where these lie (see `CompactIndex`)."""
+    """Probabilities [rows, d], or those of candidates [rows, width] with their `CompactIndex`."""
 
     probs: Tensor
     position: Tensor | None
@@ -32,7 +32,7 @@ class LossStats(NamedTuple):
 def entmax_loss(
     scores: Tensor, target: Tensor, alpha: Alpha, need_alpha: bool, save_support: bool = False
 ) -> tuple[Tensor, LossStats, Tensor | None]:
-    """Return losses [rows] against classes [rows] (negative: none), statistics, and dL/d alpha [rows, 1]."""
+    """Return losses [rows] of class targets [rows], statistics, and dL/d alpha [rows, 1]; ignore negative targets."""
     loss, probs, packed = solve_loss(upcast(scores), target, alpha)
     stats = LossStats(probs, None, None, 0) if packed is None else LossStats(probs, *packed)
     if not need_alpha:
@@ -43,19 +43,19 @@ def entmax_loss(
 def entmax_loss_gradient(
     scores: Tensor, target: Tensor, alpha: Alpha, stats: LossStats, grad: Tensor, out: Tensor | None = None
 ) -> Tensor:
-    """Return the gradient of the scores, (p - e_y) times the gradient [rows] of each loss."""
+    """Return the gradient of the scores, (p - e_y) times the gradients of the losses [rows]."""
     stats = LossStats(*stats)
     has_loss = _has_loss(scores, target).unsqueeze(-1)
     weight = torch.where(has_loss, grad.unsqueeze(-1), 0)
     dz = LossStats(stats.probs * weight, *stats[1:]).rows(upcast(scores))
-    nan_rows = stats.probs[:, :1].isnan()  # all of such a row is NaN
+    nan_rows = stats.probs[:, :1].isnan()  # these rows are all NaN
     if nan_rows.any():
         dz.masked_fill_(nan_rows & has_loss, torch.nan).masked_fill_(nan_rows & ~has_loss, 0)
     return dz.scatter_add_(-1, target.clamp(min=0).unsqueeze(-1), -weight).to(scores.dtype)
 
 
 def _has_loss(scores: Tensor, target: Tensor) -> Tensor:
-    """Mark rows that have a loss: with a target, and with something that takes part; most are not read for it."""
+    """Return which rows have a loss: those with a target and a finite score."""
     has_loss = target >= 0
     impossible = (scores.gather(-1, target.clamp(min=0).unsqueeze(-1)) == -torch.inf).squeeze(-1)
     if impossible.any():
@@ -66,7 +66,7 @@ def _has_loss(scores: Tensor, target: Tensor) -> Tensor:
 def pullback(
     scores: Tensor, target: Tensor, alpha: Alpha, probs: Tensor, grad: Tensor, need_alpha: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return gradients of the scores [rows, d] and of alpha [rows, 1], differentiable where `probs` is."""
+    """Return gradients of the scores [rows, d] and of alpha [rows, 1], differentiable if `probs` is."""
     has_loss = ((target >= 0) & (scores.detach().amax(-1) != -torch.inf)).unsqueeze(-1)
     gold = torch.zeros_like(probs).scatter(-1, target.clamp(min=0).unsqueeze(-1), 1.0)
     weight = grad.unsqueeze(-1)
@@ -77,10 +77,10 @@ def pullback(
 
 
 def solve_loss(scores: Tensor, target: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor, CompactIndex | None]:
-    """Compute the Fenchel-Young loss of each row against a class [rows] (negative: none), and the probabilities.
+    """Compute the Fenchel-Young loss of class targets [rows], and the probabilities; ignore negative targets.
 
-    Where the rows were compacted the probabilities are the table [rows, width] that `CompactIndex` places; a row with a
-    NaN is all NaN in it.
+    If the rows were compacted, the probabilities are a table [rows, width] for `CompactIndex`. Rows with a NaN are all
+    NaN.
     """
     if scores.dtype == torch.float32 and steep(alpha):
         loss, probs, packed = solve_loss(scores.double(), target, alpha)
@@ -95,7 +95,7 @@ def solve_loss(scores: Tensor, target: Tensor, alpha: Alpha) -> tuple[Tensor, Te
         ones = (alpha == 1).squeeze(-1) if isinstance(alpha, Tensor) and packed is None else None
         if ones is not None and ones.any():  # exactly softmax
             probs[ones], c[ones] = solve(scores[ones], 1.0)[0], values[ones].logsumexp(-1, keepdim=True)
-    # L = sum p (z - z_y) + sum p (c - z) / alpha, both terms taken from the row's maximum: offsets cancel exactly.
+    # L = sum p (z - z_y) + sum p (c - z) / alpha, relative to the row's maximum, so that offsets cancel exactly.
     mean = (probs * values.clamp_(min=torch.finfo(values.dtype).min)).sum(-1, keepdim=True)  # 0 * -inf would be NaN
     gold = scores.gather(-1, target.clamp(min=0).unsqueeze(-1))
     loss = ((c - mean) / alpha + mean).clamp(min=0) + (top - gold)

@@ -1,4 +1,4 @@
-"""The cell of an LSTM: differentiable, and forward and backward in passes that write where the results are to stand."""
+"""Compute LSTM cells: differentiably, or forward and backward in place."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def cell_forward(gates: Tensor, cell: Tensor, new_cell: Tensor, tanh_cell: Tenso
     """Apply a step's gates to a cell; return the hidden state.
 
     Args:
-        gates: [..., 4 * size] before their functions, in PyTorch's order; after the call the values of these.
-        cell: [..., size] before the step.
-        new_cell: [..., size], written: the cell after it.
-        tanh_cell: [..., size], written: its tanh.
-        hidden: [..., size], written: the hidden state.
+        gates: Gates before the activations [..., 4 * size], in PyTorch's order; overwritten by their activations.
+        cell: Cell before the step [..., size].
+        new_cell: Buffer for the cell after the step [..., size].
+        tanh_cell: Buffer for the tanh of the new cell [..., size].
+        hidden: Buffer for the hidden state [..., size].
     """
     size = cell.shape[-1]
     gates[..., : 2 * size].sigmoid_()
@@ -37,15 +37,15 @@ def cell_forward(gates: Tensor, cell: Tensor, new_cell: Tensor, tanh_cell: Tenso
 def cell_backward(
     gates: Tensor, cell: Tensor, tanh_cell: Tensor, hidden_grad: Tensor, cell_grad: Tensor, gates_grad: Tensor
 ) -> Tensor:
-    """Return the gradient [..., size] of the cell before a step.
+    """Return the gradient of the cell before a step [..., size].
 
     Args:
-        gates: [..., 4 * size], the values of their functions.
-        cell: [..., size] before the step.
-        tanh_cell: [..., size] of the cell after it.
-        hidden_grad: [..., size], the gradient of the hidden state.
-        cell_grad: [..., size], that of the cell after the step, apart from what comes by the hidden state.
-        gates_grad: [..., 4 * size], written: that of the gates before their functions.
+        gates: Gates after the activations [..., 4 * size].
+        cell: Cell before the step [..., size].
+        tanh_cell: Tanh of the cell after the step [..., size].
+        hidden_grad: Gradient of the hidden state [..., size].
+        cell_grad: Gradient of the cell after the step [..., size], without the part of the hidden state.
+        gates_grad: Buffer for the gradient of the gates before the activations [..., 4 * size].
     """
     size = cell.shape[-1]
     into, forget, candidate, out = gates.chunk(4, -1)

@@ -1,10 +1,10 @@
-"""The maps in plain PyTorch: any device, any positive alpha, fast by algorithm.
+"""Compute maps such as entmax with PyTorch operations, on any device and for any positive alpha.
 
-Functions below :func:`entmax` and its gradient take rows: `scores` is [rows, d] in float32 or float64, `alpha` a float
-or a [rows, 1] tensor. Scores that take no part are -inf.
+Functions below :func:`entmax` and its gradient take rows: `scores` is [rows, d] in float32 or float64, and `alpha` is a
+float or a [rows, 1] tensor. Masked scores are -inf.
 
-Most of a long row can't be in the support. The threshold of any subset of a row is at most the row's own, so the
-threshold of a few hundred lane maxima bounds it from below: what lies under the bound is never looked at again.
+Most entries of a long row can't be in the support. The threshold of a subset of a row is at most that of the row. The
+threshold of a few hundred maxima is therefore a lower bound, and all scores below it are skipped.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tsallis.ops.eager.steep import alpha_direction, apply_jacobian, solve_steep
 from tsallis.ops.eager.thresholds import TINY_EPS, threshold
 from tsallis.ops.transforms import traced, without_numbers
 
-LONG = 256  # shorter rows are solved whole: compaction would cost more than it saves
+LONG = 256  # shorter rows are not compacted: it would cost more than it saves
 DENSE_SHARE = 4  # rows are compacted when at most one entry in this many is a candidate
-NEARLY_DENSE = 1.1  # below this alpha nearly every score has a probability
+NEARLY_DENSE = 1.1  # below this alpha, nearly every probability is non-zero
 
 
 class CompactIndex(NamedTuple):
-    """The positions of the candidates of compacted rows: the rest of each row has probability zero."""
+    """Positions of the candidates of compacted rows; all other probabilities are zero."""
 
     position: Tensor  # [n] flat positions in [rows, d]
     slot: Tensor  # [n] flat positions in the table [rows, width]
@@ -46,7 +46,7 @@ class CompactIndex(NamedTuple):
 
 
 def compact(active: Tensor) -> CompactIndex | None:
-    """Return the positions of the True entries of rows [rows, d]; None where there are too many for it to pay."""
+    """Return the positions of the True entries of rows [rows, d], or None if there are too many."""
     rows, d = active.shape
     count = active.view(torch.int8).sum(-1, dtype=torch.int32).long()
     width = max(int(count.amax()), 1)
@@ -62,8 +62,7 @@ def compact(active: Tensor) -> CompactIndex | None:
 def entmax(scores: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
     """Return probabilities along a dimension of scores of any shape.
 
-    Where the candidates of compacted rows lie goes with them as their attribute `packed`: a gradient that has it back
-    need not look through the rows again.
+    The result's attribute `packed` holds the positions of candidates, so that the gradient need not search for them.
     """
     rows, packed = solve(to_rows(scores, dim), alpha)
     probs = from_rows(rows, scores, dim)
@@ -85,9 +84,9 @@ def entmax_gradient(
 
 
 def take_index(probs: Tensor) -> CompactIndex | None:
-    """Return where the candidates of probabilities of :func:`entmax` lie, and take that off the tensor.
+    """Remove the attribute `packed` from the result of :func:`entmax`, and return it.
 
-    A tensor that a caller has must be a plain one: it is saved, and loaded where other objects are refused.
+    Callers must get a plain tensor: safe loading rejects tensors with other objects.
     """
     packed: CompactIndex | None = getattr(probs, "packed", None)
     if packed is not None:
@@ -96,18 +95,18 @@ def take_index(probs: Tensor) -> CompactIndex | None:
 
 
 def to_rows(x: Tensor, dim: int) -> Tensor:
-    """Return a tensor as rows [rows, d] along `dim`, in the dtype of the computation."""
+    """Return a tensor as rows [rows, d] along `dim`, in its compute dtype."""
     moved = x.movedim(dim, -1)
     return upcast(moved.reshape(-1, moved.shape[-1]))
 
 
 def from_rows(rows: Tensor, like: Tensor, dim: int) -> Tensor:
-    """Return rows in the shape and dtype of the tensor that :func:`to_rows` took."""
+    """Return rows in the shape and dtype of `like`, reversing :func:`to_rows`."""
     return rows.reshape(like.movedim(dim, -1).shape).movedim(-1, dim).to(like.dtype)
 
 
 def solve(scores: Tensor, alpha: Alpha) -> tuple[Tensor, CompactIndex | None]:
-    """Return probabilities [rows, d], and where the candidates lie if the rows were compacted."""
+    """Return probabilities [rows, d], and the index of candidates if the rows were compacted."""
     if isinstance(alpha, float) and alpha == 1.0:
         return torch.softmax(scores, -1).masked_fill_(scores.amax(-1, keepdim=True) == -torch.inf, 0), None
     if scores.dtype == torch.float32 and steep(alpha):
@@ -119,7 +118,7 @@ def solve(scores: Tensor, alpha: Alpha) -> tuple[Tensor, CompactIndex | None]:
         return _exactly_softmax_at_one(probs, scores, alpha), None
     probs = packed.scatter(probs, scores)
     nan_rows = ~(top < torch.inf)
-    if nan_rows.any():  # a NaN is all over its row, and over that row's gradients
+    if nan_rows.any():  # a NaN makes its row and that row's gradients NaN
         return probs.masked_fill_(nan_rows, torch.nan), None
     return probs, packed
 
@@ -129,9 +128,9 @@ def pullback(
 ) -> tuple[Tensor, Tensor | None]:
     r"""Return gradients of the scores and of alpha [rows, 1]: `s (g - delta)` and `-sum p psi (g - delta)`.
 
-    `s = p^{2-alpha}` on the support, `delta = (s.g) / sum s`. Made of differentiable operations: its own derivatives
-    of every order are right. `inside` marks the entries that move with their scores, if that is not all of the support;
-    a NaN is among them, to reach the gradients.
+    `s = p^{2-alpha}` on the support, `delta = (s.g) / sum s`. The operations are differentiable to every order.
+    `inside` marks the entries that change with their scores, if they are not the whole support; NaN entries are
+    included.
     """
     inside = probs != 0 if inside is None else inside
     if maybe_steep(alpha):
@@ -150,7 +149,7 @@ def pullback(
 
 
 def pullback_in_place(probs: Tensor, grad: Tensor, alpha: Alpha) -> Tensor:
-    """Return the gradient of the scores alone, for the common alphas, in fewer passes than `pullback`."""
+    """Return only the gradient of the scores, for common alphas, in fewer passes than `pullback`."""
     if isinstance(alpha, float) and alpha == 1.0:
         weighted = probs * grad
         return weighted.addcmul_(probs, weighted.sum(-1, keepdim=True), value=-1)
@@ -207,17 +206,18 @@ def alpha_curvature(probs: Tensor, inside: Tensor, alpha: Alpha) -> Tensor:
 
 
 def budgeted_entmax(scores: Tensor, alpha: Alpha, budget: float) -> Tensor:
-    r"""Return `min(1, exp_alpha(z - c))` with `c` such that rows sum to `budget`; all 1 where fewer scores take part.
+    r"""Return `min(1, exp_alpha(z - c))` with `c` such that rows sum to `budget`.
 
-    The mass is not convex in the threshold. The k-th largest score, k = ceil(budget), brackets it: at
-    `1 + eps (z_k - c) = 1` at least k entries are full, at `0` fewer than k are positive.
+    Rows with fewer finite scores than the budget are 1 at these. The sum is not convex in `c`, so `c` is bracketed by
+    the k-th largest score, k = ceil(budget): at `1 + eps (z_k - c) = 1` at least k entries are 1, at `0` fewer than k
+    are positive.
     """
     if budget == 0:
         return torch.zeros_like(scores).masked_fill_(scores.isnan().any(-1, keepdim=True), torch.nan)
-    exact = scores.double()  # bisection on a steep function: float32 scores deserve float64 thresholds
+    exact = scores.double()  # the function is steep, so float32 scores need float64 thresholds
     count = min(math.ceil(budget), scores.shape[-1])
     pivot = exact.topk(count, -1).values[..., -1:]
-    filled = pivot == -torch.inf  # no more scores take part than the budget fills
+    filled = pivot == -torch.inf  # the budget is at least the number of finite scores
     if isinstance(alpha, float):
         probs = (_solve_budget if alpha <= 2 else solve_steep_budget)(exact, alpha, budget, pivot)
     else:
@@ -234,7 +234,7 @@ def _solve_budget(scores: Tensor, alpha: Alpha, budget: float, pivot: Tensor) ->
     values = scores - torch.where(pivot == -torch.inf, 0, pivot)
     eps = torch.as_tensor(alpha, dtype=scores.dtype, device=scores.device).sub(1)
     eps = torch.where(eps == 0, eps, eps.clamp(min=TINY_EPS))
-    # exp_alpha(u) <= exp(u): at log(d / (budget - k + 1)) the d - k + 1 entries below the k-th can't make up the rest.
+    # exp_alpha(u) <= exp(u): at log(d / (budget - k + 1)), the entries below the k-th can't fill the budget.
     far = math.log(d) - math.log(budget - count + 1) if budget < d else 1.0
     low = torch.zeros_like(pivot)
     high = (1 / eps.clamp(min=TINY_EPS)).clamp(max=far).expand_as(low)
@@ -246,16 +246,15 @@ def _solve_budget(scores: Tensor, alpha: Alpha, budget: float, pivot: Tensor) ->
 
 
 def _exp_alpha(u: Tensor, eps: Tensor) -> Tensor:
-    """Return `[1 + eps u]_+^{1/eps}`, and `e^u` where eps is 0."""
+    """Return `[1 + eps u]_+^{1/eps}`, or `e^u` if eps is 0."""
     logarithm = (u * eps).clamp_(min=-1).log1p_().div_(eps.clamp(min=TINY_EPS))
     return torch.where(eps == 0, u, logarithm).exp_()
 
 
 def candidates(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor, CompactIndex | None, Tensor | None, Tensor]:
-    """Return scores less their row's maximum: of whole rows, or of the entries that may be in the support.
+    """Return scores minus their row's maximum, for whole rows or for candidates of the support.
 
-    With them the maxima, where the entries lie, a lower bound of the threshold to start from, and the scores
-    themselves of these entries.
+    Also return the maxima, the positions of the candidates, a lower bound of the threshold, and the candidates' scores.
     """
     rows, d = scores.shape
     if d < LONG or rows == 0 or (alpha if isinstance(alpha, float) else float(alpha.amin())) < NEARLY_DENSE:
@@ -268,7 +267,7 @@ def candidates(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor, CompactInd
     top = maxima.amax(-1, keepdim=True)
     start = threshold(maxima - torch.where(top == -torch.inf, 0, top), alpha)[1]
     bound = start - 1 / (alpha - 1)
-    # Rounding: of the bound itself, and of its sum with a maximum that may be large.
+    # Allow for the rounding of the bound and of its sum with a large maximum.
     slack = 1e-5 + 4 * torch.finfo(scores.dtype).eps * top.abs()
     keep = scores > top + bound - slack
     packed = compact(keep)
@@ -283,17 +282,17 @@ def _whole(scores: Tensor, top: Tensor, start: Tensor | None) -> tuple[Tensor, T
 
 
 def steep(alpha: Alpha) -> bool:
-    """Above 2 the map is so steep near zero probabilities that the rounding of float32 differences shows."""
+    """Return whether alpha is above 2, where float32 differences are too inexact near zero probabilities."""
     return alpha > 2 if isinstance(alpha, float) else bool((alpha > 2).any())
 
 
 def maybe_steep(alpha: Alpha) -> bool:
-    """Tell whether an alpha may be above 2: of a tensor that can't be looked at, or only by waiting, it may."""
+    """Return whether an alpha may be above 2; True for tensors that can't be read without waiting."""
     return _unseen(alpha) or steep(alpha)
 
 
 def upcast_steep(x: Tensor, alpha: Alpha) -> Tensor:
-    """Return a tensor in float64 if an alpha is known to be above 2: rounding grows with such powers."""
+    """Return a tensor in float64 if an alpha is known to be above 2, because such powers magnify rounding."""
     return x if _unseen(alpha) else x.double()
 
 

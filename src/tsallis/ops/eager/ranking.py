@@ -1,4 +1,4 @@
-"""The best symbols of rows of scores, in plain PyTorch."""
+"""Find the most probable symbols of rows of scores with PyTorch operations."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tsallis.ops.arguments import BestSymbols
 from tsallis.ops.eager.log_probs import alpha_relu_log_probs, indistinct, log_probs
 from tsallis.ops.eager.maps import entmax
 
-SORT_LIMIT = 4096  # of more symbols only the largest are looked for: ties among vocabularies of words do not matter
+SORT_LIMIT = 4096  # larger vocabularies are not sorted: the order of ties does not matter there
 
 
 def best_symbols(
     scores: Tensor, alpha: float, tau: float | None, count: int, end: int, only: Tensor | None = None
 ) -> BestSymbols:
-    """Return the best of each row of scores [rows, symbols] by entmax, or by alpha-ReLU with a threshold."""
+    """Return the most probable symbols of each row of scores [rows, symbols]."""
     wide, unclear = scores.double(), indistinct(scores)
     if tau is None:
         return best_of_log_probs(log_probs(wide, entmax(wide, alpha), alpha), count, end, only, unclear)
@@ -30,9 +30,9 @@ def best_symbols(
 def best_of_log_probs(
     log_probs: Tensor, count: int, end: int, only: Tensor | None = None, unclear: Tensor | None = None
 ) -> BestSymbols:
-    """Return the best of each row of log-probabilities [rows, symbols] in float64, whose sum is taken for 1.
+    """Return the most probable symbols of rows of normalized log-probabilities [rows, symbols] in float64.
 
-    `unclear` [rows] tells which rows come from scores that can't be told apart, see `BestSymbols`.
+    `unclear` [rows] marks rows whose scores were too large to be distinguished, see `BestSymbols`.
     """
     support = (log_probs > -torch.inf).sum(-1)
     mass = torch.ones_like(log_probs[:, 0])
@@ -49,7 +49,7 @@ def best_of_log_probs(
 
 
 def _top(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the largest values of each row and their columns; of equal ones the first, in every run."""
+    """Return the largest values of each row and their columns; ties are always in the order of columns."""
     width = values.shape[-1]
     if width > SORT_LIMIT:
         best, order = values.topk(min(count, width))

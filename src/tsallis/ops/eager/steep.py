@@ -1,13 +1,12 @@
-"""Thresholds and derivatives for alphas above 2, of which no difference of nearly equal numbers is a part.
+"""Compute thresholds and derivatives for alphas above 2 without cancellation.
 
-With `eps = alpha - 1` the power of the smallest probability, `q^eps`, is far below the rounding of the threshold: at
-alpha 10 a probability of 0.01 is 1e-18 above it. So the unknown is `q` itself, with the score `z_s` that has it:
+With `eps = alpha - 1`, the power of the smallest probability, `q^eps`, is far below the rounding of the threshold: at
+alpha 10, a probability of 0.01 is only 1e-18 above it. The unknown is therefore `q` itself, at the score `z_s`:
 
     p_i = (q^eps + eps (z_i - z_s))^{1/eps}   for z_i >= z_s, else 0.
 
-Both terms are positive, and the differences are those of the scores as they came in, whatever their offset. In the
-Jacobian `diag(s) - s s^T / sum s` it is `s = p^{2-alpha}` that leaves the range of numbers where p is small: a row's
-largest one stands for itself only as a share.
+Both terms are positive, and the differences are those of the original scores. In the Jacobian `diag(s) - s s^T / sum
+s`, `s = p^{2-alpha}` overflows for small p. Only ratios to the largest `s` of a row are therefore used.
 """
 
 from __future__ import annotations
@@ -18,15 +17,18 @@ from torch import Tensor
 from tsallis.ops.alphas import Alpha
 from tsallis.ops.eager.entropy import expm1_over_slope
 
-STEPS = 100  # of Newton's at most; some five are enough
-HALVINGS = 60  # of the bracket of a capped mass, from 1 down to the rounding of float64
-LARGEST = {torch.float64: 600.0, torch.float32: 80.0}  # logarithm of a slope, with room for what it is multiplied by
+STEPS = 100  # maximum number of Newton steps; about five are enough
+HALVINGS = 60  # bisection steps from 1 down to float64's rounding
+LARGEST = {
+    torch.float64: 600.0,
+    torch.float32: 80.0,
+}  # largest logarithm of a slope, so that products of it don't overflow
 
 
 def solve_steep(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor]:
     """Return probabilities of rows [rows, d] with any offset, and the threshold c [rows, 1] of `scores - max(scores)`.
 
-    `alpha` is above 2. Rows of -inf give zeros, rows with a NaN or with infinity NaN.
+    `alpha` is above 2. Rows of -inf return zeros; rows with a NaN or infinity return NaN.
     """
     eps = _eps(alpha, scores)
     top = scores.amax(-1, keepdim=True)
@@ -34,7 +36,7 @@ def solve_steep(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor]:
     least, mass = _least_of_support(_best(finite, top, eps), eps, 1.0)
     x, above, ties = _split(finite, least, eps)
     num_ties = ties.sum(-1, keepdim=True).to(x.dtype)
-    # The mass is convex in q and at least `mass + num_ties q`: Newton's steps from above fall to the root.
+    # The sum is convex in q and at least `mass + num_ties q`, so Newton steps from above converge.
     q = ((1 - mass) / num_ties).minimum(1 / (above.sum(-1, keepdim=True) + num_ties))
     tolerance, tiny = 4 * torch.finfo(x.dtype).eps, torch.finfo(x.dtype).tiny
     for _ in range(STEPS):
@@ -56,14 +58,14 @@ def solve_steep(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor]:
 def solve_steep_budget(scores: Tensor, alpha: Alpha, budget: float, pivot: Tensor) -> Tensor:
     """Return `min(1, p)` that sum to a budget above 0, `p` as in :func:`solve_steep`.
 
-    `pivot` [rows, 1] is the score which, with those above it, fills the budget. Rows where it is -inf are not solved.
+    `pivot` [rows, 1] is the k-th largest score, k = ceil(budget). Rows with a pivot of -inf are not solved.
     """
     eps = _eps(alpha, scores)
     finite = scores.clamp(min=torch.finfo(scores.dtype).min)
     least, _ = _least_of_support(_best(finite, pivot, eps), eps, budget)
     x, above, ties = _split(finite, least, eps)
     low, high = torch.zeros_like(least), torch.ones_like(least)
-    for _ in range(HALVINGS):  # the cap bends the mass: it is not convex in q
+    for _ in range(HALVINGS):  # with the cap, the sum is not convex in q
         middle = (low + high) / 2
         more = _probabilities(x, above, ties, middle, eps).clamp_(max=1).sum(-1, keepdim=True) > budget
         low, high = torch.where(more, low, middle), torch.where(more, middle, high)
@@ -75,16 +77,16 @@ def _eps(alpha: Alpha, like: Tensor) -> Alpha:
 
 
 def _best(scores: Tensor, pivot: Tensor, eps: Alpha) -> Tensor:
-    """Return the largest scores of rows in order: what lies 1 / eps below the pivot is not in the support."""
+    """Return the largest scores of rows, sorted; scores 1 / eps below the pivot are not in the support."""
     near = ((scores - pivot) * eps > -1) & (pivot > -torch.inf)
     return scores.topk(max(int(near.sum(-1).amax()), 1) if len(scores) else 1, -1).values
 
 
 def _least_of_support(best: Tensor, eps: Alpha, budget: float) -> tuple[Tensor, Tensor]:
-    """Return the least score of each row's support [rows, 1], and the mass of the row with the threshold at it.
+    """Return the smallest score of each row's support [rows, 1], and the row's sum with the threshold there.
 
-    `best` holds the largest scores of each row in order: one is in the support if with the threshold at it the row has
-    less mass than the budget, and the mass grows along the order.
+    `best` holds the largest scores of each row, sorted. A score is in the support if the sum with the threshold at that
+    score is below the budget. The sums grow along `best`.
     """
     first = torch.zeros_like(best[:, :1], dtype=torch.long)
     last = torch.full_like(first, best.shape[-1])
@@ -100,20 +102,20 @@ def _least_of_support(best: Tensor, eps: Alpha, budget: float) -> tuple[Tensor, 
 
 
 def _split(scores: Tensor, least: Tensor, eps: Alpha) -> tuple[Tensor, Tensor, Tensor]:
-    """Return `eps (z - z_s)` of what lies above the least score of the support, and where, and what equals it."""
+    """Return `eps (z - z_s)`, and masks of the scores above `z_s` and equal to it."""
     above, ties = scores > least, scores == least
     return torch.where(above, (scores - least) * eps, 1), above, ties
 
 
 def _probabilities(x: Tensor, above: Tensor, ties: Tensor, q: Tensor, eps: Alpha) -> Tensor:
-    # The power of a small q may be no number above 0: entries of which it is all that there is are q as it is.
+    # The power of a small q may underflow to 0, so entries at z_s are set to q itself.
     return torch.where(above, (x + q**eps) ** (1 / eps), torch.where(ties, q, 0))
 
 
 def apply_jacobian(probs: Tensor, vector: Tensor, alpha: Alpha, inside: Tensor) -> Tensor:
-    r"""Return `s (v - (s.v) / sum s)` with `s = p^{2-alpha}` where `inside`, else 0: for any alpha, differentiable.
+    r"""Return `s (v - (s.v) / sum s)` with `s = p^{2-alpha}` where `inside`, else 0, for any alpha, differentiably.
 
-    The entry with the largest s gets what the others lose: its own difference would be 0 but for the last digits.
+    The entry with the largest s is minus the sum of the others: its own difference would cancel.
     """
     log_s = torch.where(inside, (2 - alpha) * torch.where(inside, probs, 1).log(), -torch.inf)
     top, first = log_s.detach().max(-1, keepdim=True)
@@ -127,10 +129,10 @@ def apply_jacobian(probs: Tensor, vector: Tensor, alpha: Alpha, inside: Tensor) 
 
 
 def alpha_direction(probs: Tensor, alpha: Alpha, inside: Tensor) -> Tensor:
-    r"""Return a direction of the scores along which probabilities move as with alpha: `dp / d alpha` is J times it.
+    r"""Return a vector v of scores such that `dp / d alpha` is the Jacobian J times v.
 
-    `-k` with `k = log^2 p ((x - 1) e^x + 1) / x^2`, `x = eps log p`; above alpha 2 `1 / eps^2` more, as J maps what is
-    the same everywhere to 0: where p is small, k is all but that number.
+    `v = -k` with `k = log^2 p ((x - 1) e^x + 1) / x^2` and `x = eps log p`. Above alpha 2, `1 / eps^2` is added,
+    because k is close to it for small p and J maps constants to 0.
     """
     eps = alpha - 1
     log_p = torch.where(inside, probs, 1).log()

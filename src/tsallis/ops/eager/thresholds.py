@@ -1,7 +1,7 @@
-"""Thresholds in plain PyTorch: probabilities of rows whose largest score is 0, by Newton steps or by sorting.
+"""Find thresholds of rows whose largest score is 0, by Newton steps or by sorting, with PyTorch operations.
 
-A row is written as `p = exp_alpha(v - c)` with `v = scores - max(scores)` and `exp_alpha(u) = [1 + eps u]_+^{1/eps}`,
-`eps = alpha - 1`, so that alpha = 1 is no special case of the threshold `c`.
+Probabilities are `p = exp_alpha(v - c)` with `v = scores - max(scores)`, `exp_alpha(u) = [1 + eps u]_+^{1/eps}` and
+`eps = alpha - 1`. In this form the threshold `c` needs no special case at alpha = 1.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from torch import Tensor
 from tsallis.ops.alphas import Alpha
 from tsallis.ops.eager.steep import solve_steep
 
-SMALL = 8192  # fewer entries than this: sorting takes fewer operations than Newton steps, and operations are what costs
+SMALL = 8192  # smaller inputs are sorted, which takes fewer operations than Newton steps
 NEWTON_LIMIT = 60
-TINY_EPS = 1e-10  # stands for an alpha - 1 that is nearer to 0: log1p(TINY_EPS u) / TINY_EPS is u up to rounding
+TINY_EPS = 1e-10  # replaces smaller alpha - 1: log1p(TINY_EPS u) / TINY_EPS is u up to rounding
 
 
 def threshold(
     values: Tensor, alpha: Alpha, start: Tensor | None = None, scores: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return probabilities of scores whose maximum is 0, and the threshold c [rows, 1]. Rows of -inf give zeros.
+    """Return probabilities of scores whose maximum is 0, and the threshold c [rows, 1]. Rows of -inf return zeros.
 
-    `start` is a lower bound of c, if one is known; `scores` are the values before their maximum was taken from them,
-    for alphas above 2, where the rounding of that difference would show.
+    `start` is an optional lower bound of c. `scores` are the values before the maximum was subtracted; alphas above 2
+    need them, because the rounding of the difference would matter.
     """
     start = torch.zeros_like(values[:, :1]) if start is None else start
     if isinstance(alpha, float):
@@ -44,18 +44,18 @@ def threshold(
 
 
 def _tolerance(values: Tensor, quadratic: bool) -> float:
-    """Return how far a row's sum may be from 1 before the last Newton step, which squares it where all is smooth."""
+    """Return the tolerance of a row's sum before the last Newton step, which squares the error if quadratic."""
     eps = torch.finfo(values.dtype).eps
     return math.sqrt(eps) / 4 if quadratic else 8 * eps
 
 
 def _normalise(probs: Tensor, mass: Tensor) -> Tensor:
-    return probs.div_(mass.clamp_(min=0.5))  # a row that takes no part has mass 0 and stays 0
+    return probs.div_(mass.clamp_(min=0.5))  # rows of -inf have sum 0 and stay 0
 
 
 def _solve_two(x: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
     if x.numel() < SMALL:
-        # The thresholds of the largest k, k = 1, 2, ...: they rise up to the row's own and fall from there.
+        # The threshold of the row is the largest of those of its k largest scores, k = 1, 2, ...
         best = x.clamp(min=-1).sort(-1, descending=True).values
         tau = best.cumsum(-1).sub_(1).div_(_counting(best)).amax(-1, keepdim=True)
         u = (x - tau).clamp_(min=0)
@@ -66,7 +66,7 @@ def _solve_two(x: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
         u = (x - tau).clamp_(min=0)
         size = (u > 0).to(x.dtype).sum(-1, keepdim=True).clamp_(min=1)
         excess = u.sum(-1, keepdim=True) - 1
-        # The threshold of the current set, exactly; entries only leave it, so it ends.
+        # Exact threshold of the current set. Entries only leave the set, so the loop ends.
         tau = tau + excess.clamp(min=-0.5) / size
         if not bool((excess > tolerance).any()):
             break
@@ -84,7 +84,7 @@ def _solve_three_halves(values: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
         u = (x - tau).clamp_(min=0)
         total = u.sum(-1, keepdim=True)
         norm = u.square_().sum(-1, keepdim=True).sqrt_()
-        # Newton on the 2-norm of u, which is convex and nearly linear in tau.
+        # Newton step on the 2-norm of u, which is convex and nearly linear in tau.
         tau = tau + norm * (norm - 1) / total.clamp(min=torch.finfo(x.dtype).tiny)
         if not bool((((norm - 1).abs() > tolerance) & (total > 0)).any()):
             break
@@ -102,7 +102,7 @@ def _solve_three_halves_sorted(x: Tensor) -> tuple[Tensor, Tensor]:
     tau = taus.gather(-1, size - 1)
     u = (x - tau).clamp_(min=0)
     norm = u.square().sum(-1, keepdim=True).sqrt_()
-    # A spread is a difference of sums: one Newton step takes its rounding back.
+    # A spread is a difference of sums; one Newton step removes its rounding error.
     tau = tau + norm * (norm - 1) / u.sum(-1, keepdim=True).clamp_(min=torch.finfo(x.dtype).tiny)
     p = (x - tau).clamp_(min=0).square_()
     return _normalise(p, p.sum(-1, keepdim=True)), 2 * (1 + tau)
@@ -124,10 +124,10 @@ def _solve_convex(values: Tensor, alpha: Alpha, start: Tensor) -> tuple[Tensor, 
         mass = p.sum(-1, keepdim=True)
         weight = p.div_(u.add_(1).clamp_(min=tiny)).sum(-1, keepdim=True)
         log_mass = mass.clamp(min=tiny).log()
-        # norm-Newton: F (1 - F^-eps) / (eps G), which is log F at alpha = 1. For an alpha below 1, F^eps is concave in
-        # c and rises to 1 at the threshold: no step overshoots, either.
+        # Newton step on the norm: F (1 - F^-eps) / (eps G), which is log F at alpha = 1. For alpha below 1, F^eps is
+        # concave in c and rises to 1 at the threshold, so steps don't overshoot either.
         step = mass * torch.expm1(-eps * log_mass) / (eps * weight.clamp(min=tiny))
-        c = c - torch.where(mass > 0, step, 0)  # of a row in which nothing takes part it may be 0 / 0
+        c = c - torch.where(mass > 0, step, 0)  # it may be 0 / 0 in rows of -inf
         if not bool(((log_mass.abs() > tolerance) & (mass > 0)).any()):
             break
     p = ((values - c) * eps).clamp_(min=-1).log1p_().div_(eps).exp_()
@@ -135,7 +135,7 @@ def _solve_convex(values: Tensor, alpha: Alpha, start: Tensor) -> tuple[Tensor, 
 
 
 def nonzero_eps(alpha: Alpha) -> Alpha:
-    """Return `alpha - 1`, not nearer to 0 than `TINY_EPS`."""
+    """Return `alpha - 1`, at least `TINY_EPS` away from 0."""
     eps = alpha - 1
     if isinstance(eps, float):
         return eps if abs(eps) > TINY_EPS else TINY_EPS
