@@ -1,11 +1,11 @@
-"""The compiled kernels for CPUs: loaded with ctypes, called with raw pointers, not linked against torch.
+"""Backend of compiled CPU kernels, loaded with ctypes and called with pointers.
 
-One binary serves every torch version. It runs on torch's own OpenMP threads (a second runtime in the process would make
-both wait for each other) and picks the instruction set when it is loaded. Where it is missing, or was built from other
-sources than those beside it, `status()` says so and everything runs on the `eager` backend.
+The library is not linked against torch, so one binary works with every torch version. It uses torch's OpenMP threads,
+because two runtimes in a process would wait for each other. It chooses the instruction set when it is loaded. If the
+library is missing or was built from other sources, `status()` explains it and the `eager` backend computes everything.
 
-The functions here take tensors that the callers have checked: contiguous, on the CPU, float64, float32, bfloat16 or
-float16. Half precision is computed in float32 and stored in its own dtype.
+Callers check the tensors: contiguous, on the CPU, in float64, float32, bfloat16 or float16. Half precision is computed
+in float32 and stored in its own dtype.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from tsallis.ops.eager.ranking import best_symbols as best_symbols_in_float64
 from tsallis.ops.protocol import Capabilities
 from tsallis.ops.sparse_rows import CsrRows
 
-DROP_ROW = 4096  # numbers that a thread drops at a time
-SUPPORT_LIST_CLASSES = 1024  # classes from which on a loss keeps small supports
+DROP_ROW = 4096  # numbers per thread and block of dropout
+SUPPORT_LIST_CLASSES = 1024  # smallest number of classes for which a loss saves small supports
 CAPABILITIES = Capabilities(
     operations=(
         "maps",
@@ -54,13 +54,13 @@ STORAGE = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16:
 
 
 class Status(NamedTuple):
-    """The state of the compiled kernels: usable or not, the reason, and which build is loaded."""
+    """Whether the compiled kernels can be used, the reason, and which build is loaded."""
 
     available: bool
     reason: str
     instructions: str = ""
     path: str = ""
-    left_out: bool = False  # whoever installed the package wanted it so
+    left_out: bool = False  # whether the package was installed without the kernel on purpose
 
 
 @functools.cache
@@ -94,7 +94,7 @@ def _load() -> tuple[Any, Status]:
 
 
 def _absence(note: Path) -> Status:
-    """Return why there is no library: what was noted when the package was built, if anything was."""
+    """Return why the library is missing, from the note that the build left, if any."""
     try:
         reason = note.read_text(encoding="utf-8").strip()
     except OSError:
@@ -104,7 +104,7 @@ def _absence(note: Path) -> Status:
 
 @functools.cache
 def warn_of_absence() -> None:
-    """Warn, once in a process, that PyTorch's operations compute what the kernels would; not if that was wanted."""
+    """Warn once that PyTorch's operations replace the kernels, unless that was chosen at installation."""
     state = status()
     if not state.available and not state.left_out:
         warnings.warn(
@@ -115,7 +115,7 @@ def warn_of_absence() -> None:
 
 
 def _share_threads(library: Any) -> str:
-    """Hand the kernels the OpenMP runtime that torch has put into the process; tells whose threads they run on."""
+    """Pass torch's OpenMP runtime to the kernels; return a description of the threads they use."""
     try:
         process = ctypes.CDLL(None)
         parallel, number = (ctypes.cast(f, c_void_p) for f in (process.GOMP_parallel, process.omp_get_thread_num))
@@ -126,12 +126,12 @@ def _share_threads(library: Any) -> str:
 
 
 def status() -> Status:
-    """Tell whether the compiled kernels are in use here, and why."""
+    """Return whether the compiled kernels are in use, and why."""
     return _load()[1]
 
 
 def usable() -> bool:
-    """Tell whether the compiled kernels can be used; a process is warned once where they are missing."""
+    """Return whether the compiled kernels can be used; warn once if they are missing."""
     available = status().available
     if not available:
         warn_of_absence()
@@ -139,7 +139,7 @@ def usable() -> bool:
 
 
 def use_instructions(name: str) -> bool:
-    """Run on another instruction set that this machine has, for tests: `portable`, `avx2` or `avx512`."""
+    """Select an instruction set for tests: `portable`, `avx2` or `avx512`."""
     return bool(_load()[0].tsallis_use_isa(name.encode()))
 
 
@@ -149,7 +149,7 @@ def instructions() -> str:
 
 
 def _layout(x: Tensor, alpha: Alpha, dim: int = -1) -> Layout:
-    """Return rows along the last dimension, or along `dim` from 0; alphas [rows, 1] in the dtype of the computation."""
+    """Describe rows along the last dimension or along `dim`, with alphas [rows, 1] in the compute dtype."""
     d = x.shape[dim]
     inner = 1 if dim == -1 else math.prod(x.shape[dim + 1 :])
     number, pointer = (alpha, None) if isinstance(alpha, float) else (0.0, alpha.data_ptr())
@@ -157,12 +157,12 @@ def _layout(x: Tensor, alpha: Alpha, dim: int = -1) -> Layout:
 
 
 def run(name: str, *fields: Any, **keywords: Any) -> None:
-    """Call a kernel with the fields of its structure, on as many threads as torch uses."""
+    """Call a kernel with the fields of its structure, on torch's number of threads."""
     getattr(_load()[0], f"tsallis_{name}")(CALLS[name](*fields, **keywords), torch.get_num_threads())
 
 
 def entmax(scores: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
-    """Return probabilities along the last dimension, or along `dim` from 0; alpha a float or [rows, 1], from 1 to 2."""
+    """Return probabilities along `dim`; alpha is a float or a tensor [rows, 1], from 1 to 2."""
     probs = torch.empty_like(scores)
     run("map", _layout(scores, alpha, dim), scores.data_ptr(), probs.data_ptr())
     return probs
@@ -189,10 +189,10 @@ def entmax_gradient(
 def entmax_loss(
     scores: Tensor, target: Tensor, alpha: Alpha, need_alpha: bool, save_support: bool = False
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return losses [rows] against classes [rows] (negative: none), statistics [rows, STATS], and dL/d alpha [rows, 1].
+    """Return losses [rows] of class targets [rows], statistics [rows, STATS], and dL/d alpha [rows, 1].
 
-    With `save_support` the statistics may be wider and hold small supports, which :func:`entmax_loss_gradient` reads in
-    place of the scores.
+    Negative targets are ignored. With `save_support` the statistics may be wider and hold small supports, which
+    :func:`entmax_loss_gradient` reads instead of the scores.
     """
     wide = compute_dtype(scores.dtype)
     rows = len(scores)
@@ -213,7 +213,7 @@ def entmax_loss(
 
 
 def _support_width(scores: Tensor) -> int:
-    """Return the numbers that a row's support takes if a 64th of its classes are in it: a 32nd of the scores'."""
+    """Return the numbers that a support of 1/64 of the classes takes: 1/32 of a row of scores."""
     room = 16 + scores.shape[-1] // 64 // 16 * 16 if scores.shape[-1] >= SUPPORT_LIST_CLASSES else 0
     return 1 + room + room * 4 // compute_dtype(scores.dtype).itemsize if room else 0
 
@@ -221,14 +221,14 @@ def _support_width(scores: Tensor) -> int:
 def entmax_loss_gradient(
     scores: Tensor, target: Tensor, alpha: Alpha, stats: Tensor, grad: Tensor, out: Tensor | None = None
 ) -> Tensor:
-    """Return the gradient of the scores, (p - e_y) times the gradient [rows] of each loss; `out` may be the scores."""
+    """Return the gradient of the scores, (p - e_y) times those of the losses [rows]; `out` may be the scores."""
     return _loss_gradient(scores, target, alpha, stats, grad, out, relu=False)
 
 
 def alpha_relu_loss_gradient(
     scores: Tensor, target: Tensor, alpha: Alpha, stats: Tensor, grad: Tensor, out: Tensor | None = None
 ) -> Tensor:
-    """Return the gradient of the scores of :func:`alpha_relu_loss`, whose probabilities may exceed 1."""
+    """Return the gradient of the scores of :func:`alpha_relu_loss`, whose values may sum to more than 1."""
     return _loss_gradient(scores, target, alpha, stats, grad, out, relu=True)
 
 
@@ -251,7 +251,7 @@ def _loss_gradient(
 
 
 def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float, tau: float) -> tuple[Tensor, Tensor]:
-    """Return losses [rows] of alpha-ReLU with a constant threshold, and statistics [rows, STATS] as those of entmax."""
+    """Return alpha-ReLU losses [rows] with a constant threshold, and statistics [rows, STATS]."""
     wide = compute_dtype(scores.dtype)
     loss = torch.empty(len(scores), dtype=wide, device="cpu")
     stats = torch.empty(len(scores), STATS, dtype=wide, device="cpu")
@@ -268,21 +268,21 @@ def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float, tau: float) ->
 
 
 def support_sizes(scores: Tensor, alpha: Alpha, stats: Tensor, target: Tensor) -> Tensor:
-    """Return the size of each row's support [rows]; none where there is no target, which statistics then say too."""
+    """Return the support size of each row [rows]; 0 for ignored targets."""
     return stats[:, STATS - 1].masked_fill_(target < 0, 0).long()
 
 
 def support(
     scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor, size: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return classes (int32) and probabilities of each row's support, row r's from offsets[r] to offsets[r + 1]."""
+    """Return classes (int32) and probabilities of the supports; row r is at offsets[r] to offsets[r + 1]."""
     return _support(scores, alpha, stats, offsets, size, relu=False)
 
 
 def alpha_relu_support(
     scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor, size: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return :func:`support` for the values of :func:`alpha_relu_loss`."""
+    """Return classes (int32) and values of the supports of :func:`alpha_relu_loss`."""
     return _support(scores, alpha, stats, offsets, size, relu=True)
 
 
@@ -306,9 +306,9 @@ def _support(
 
 
 def transpose(lists: CsrRows, classes: int, weight: Tensor, target: Tensor) -> CsrRows:
-    """Return the rows' lists by class, each value times its row's weight, with -weight where the target [rows] is.
+    """Return the lists sorted by class: values times the row's weight, and -weight for the target [rows].
 
-    Rows with a negative target are left out.
+    Rows with a negative target are skipped.
     """
     count = int((target >= 0).sum())
     offsets = torch.empty(classes + 1, dtype=torch.long, device="cpu")
@@ -340,7 +340,7 @@ def spmm(
     onto: Tensor | None = None,
     factor: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return `out[r] = scale[r] (sum_k value[k] table[column[k]] - table[minus[r]])`; and the values' sums."""
+    """Return `out[r] = scale[r] (sum_k value[k] table[column[k]] - table[minus[r]])`, and sums of the values."""
     rows, m = len(lists.offsets) - 1, table.shape[1]
     out = torch.empty(rows, m, dtype=table.dtype, device="cpu")
     total = torch.empty(rows, dtype=lists.value.dtype, device="cpu") if need_total else None
@@ -364,9 +364,9 @@ def spmm(
 
 
 def drop(x: Tensor, keep_prob: float, seed: int, out: Tensor, d: int = DROP_ROW) -> Tensor:
-    """Apply dropout of float32 or float64 by a seed below 2**64: the same whenever it is asked for; `out` may be `x`.
+    """Apply the dropout of a seed below 2**64 to float32 or float64, the same at every call; `out` may be `x`.
 
-    What is dropped depends on the row and the column where numbers lie in rows of `d`.
+    The random numbers depend on row and column if the numbers are arranged in rows of `d`.
     """
     run("drop", STORAGE[x.dtype], x.numel(), d, seed, keep_prob, x.data_ptr(), out.data_ptr())
     return out
@@ -375,7 +375,7 @@ def drop(x: Tensor, keep_prob: float, seed: int, out: Tensor, d: int = DROP_ROW)
 def best_symbols(
     scores: Tensor, alpha: float, tau: float | None, count: int, end: int, only: Tensor | None = None
 ) -> BestSymbols:
-    """Return the best of each row of scores [rows, symbols] by entmax, or by alpha-ReLU with a threshold."""
+    """Return the most probable symbols of each row of scores [rows, symbols]."""
     if scores.dtype == torch.float64:
         return best_symbols_in_float64(scores, alpha, tau, count, end, only)
     call = rank_fields(scores.shape[1], alpha, tau, scores.dtype)
@@ -389,37 +389,37 @@ def best_symbols(
 
 
 def call_decoder(call: Decoder) -> None:
-    """Make one step of a Transformer's decoder."""
+    """Run one step of a Transformer decoder."""
     _load()[0].tsallis_decoder(call, torch.get_num_threads())
 
 
 def call_encoder(call: Encoder) -> None:
-    """Encode sources by a Transformer."""
+    """Encode sources with a Transformer."""
     _load()[0].tsallis_encoder(call, torch.get_num_threads())
 
 
 def call_project(call: Project) -> None:
-    """Compute the keys and values of sources for a Transformer's decoder."""
+    """Compute the keys and values of sources for a Transformer decoder."""
     _load()[0].tsallis_project(call, torch.get_num_threads())
 
 
 def call_begin(call: Beam, token: int) -> None:
-    """Give the sources of a beam search their first prefix, a token."""
+    """Start a beam search: the first prefix of each source is a token."""
     _load()[0].tsallis_begin(call, token)
 
 
 def call_beam(call: Beam) -> None:
-    """Choose the next prefixes of a beam search by the results of a step."""
+    """Choose the next prefixes of a beam search from the results of a step."""
     _load()[0].tsallis_beam(call, 1)
 
 
 def call_search(call: Search) -> None:
-    """Make steps of a beam search by a Transformer's decoder, as many as there is room for."""
+    """Run steps of a beam search with a Transformer decoder, until memory or the search ends."""
     _load()[0].tsallis_search(call, torch.get_num_threads())
 
 
 def allocate_best(rows: int, count: int) -> BestSymbols:
-    """Allocate the best `count` symbols of so many rows."""
+    """Allocate memory for the best `count` symbols of each row."""
     return BestSymbols(
         torch.empty(rows, count, dtype=torch.float64, device="cpu"),
         torch.empty(rows, count, dtype=torch.int64, device="cpu"),
@@ -430,13 +430,13 @@ def allocate_best(rows: int, count: int) -> BestSymbols:
 
 
 def rank_fields(symbols: int, alpha: float, tau: float | None, dtype: torch.dtype = torch.float32) -> Rank:
-    """Return a structure that asks for the best of rows of so many symbols by a map, of scores of a dtype."""
+    """Return a structure that requests the most probable symbols of rows of scores."""
     fields = {"relu": tau is not None, "alpha": alpha, "tau": tau or 0.0, "distinct": largest_distinct(dtype)}
     return Rank(d=symbols, stride=symbols, **fields)
 
 
 def point_to(call: Rank, best: BestSymbols, end: int, only: Tensor | None) -> None:
-    """Let a structure name the results, and what they are to be."""
+    """Set the pointers and options of the results in a structure."""
     call.rows, call.count = best.log_probs.shape
     call.end = end
     call.only = None if only is None else only.data_ptr()

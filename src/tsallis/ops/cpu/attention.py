@@ -1,4 +1,4 @@
-"""Attention by the compiled kernels: [batch, heads, rows, size] in float32 or float64, of any strides."""
+"""Compute attention with the compiled kernels, on tensors [batch, heads, rows, size] of any strides."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from tsallis.ops.arguments import AttentionArgs, AttentionGradients
 from tsallis.ops.cpu.structs import Heads
 from tsallis.ops.eager.attention import resolve as resolve
 
-ROWS, LEAST_ROWS = 64, 8  # of a tile
-LEAST_SLOPED_ROWS = 32  # where windows make tiles small, and more of them would touch more pages of saved lists
-TILE = 1 << 17  # scores of a tile, where it has more than the least rows
-MOST_LISTED = 128  # entries that a query's list may have on average, for backward to read it
+ROWS, LEAST_ROWS = 64, 8  # largest and smallest number of queries per tile
+LEAST_SLOPED_ROWS = 32  # minimum with slopes, whose windows make tiles small; more tiles would touch more pages
+TILE = 1 << 17  # maximum number of scores per tile, if it has more than the minimum of rows
+MOST_LISTED = 128  # backward reads saved lists up to this average length per query
 
 
 class SavedForBackward(NamedTuple):
-    """Statistics of each query, and the lists of its tiles' supports where they are short."""
+    """Statistics per query, and lists of supports if they are short."""
 
-    support: Tensor  # [batch, heads, queries]: how many keys a query attends to
+    support: Tensor  # [batch, heads, queries]: number of keys with non-zero weight
     stats: Tensor  # [batch, heads, queries, STATS]
-    columns: Tensor | None  # [batch, heads, queries, capacity]; None: there will be no backward
+    columns: Tensor | None  # [batch, heads, queries, capacity]; None: no gradient is needed
     weight: Tensor | None
 
 
 def allocate(args: AttentionArgs, output: Tensor, support: Tensor, needs_grad: bool) -> SavedForBackward:
-    """Allocate what backward needs of a pass with these results."""
+    """Allocate the data that backward needs for these results."""
     queries, keys = args.query.shape[:-1], args.key.shape[2]
     stats = args.query.new_empty(*queries, cpu.STATS)
     if not needs_grad:
@@ -40,7 +40,7 @@ def allocate(args: AttentionArgs, output: Tensor, support: Tensor, needs_grad: b
 
 
 def attention(args: AttentionArgs, needs_grad: bool) -> tuple[Tensor, Tensor, SavedForBackward]:
-    """Return the output, how many keys each query attends to, and what backward needs, if there will be one."""
+    """Return the output, the number of keys per query, and the data for backward if `needs_grad`."""
     args = _contiguous_rows(args)
     output = _empty_like(args.query, args.value.shape[-1])
     support = torch.empty(args.query.shape[:-1], dtype=torch.int32, device="cpu")
@@ -52,7 +52,7 @@ def attention(args: AttentionArgs, needs_grad: bool) -> tuple[Tensor, Tensor, Sa
 def attention_gradient(
     args: AttentionArgs, saved: SavedForBackward, grad: Tensor, needs: tuple[bool, ...]
 ) -> AttentionGradients:
-    """Return gradients of query, key and value, and those of alphas, mask and slopes if they are needed."""
+    """Return the gradients of query, key and value, and those of alphas, mask and slopes if needed."""
     args, grad = _contiguous_rows(args), _contiguous_row(grad)
     query, key, value, alphas, mask, slopes, *_ = args
     need_alphas, need_mask, need_slopes = needs[3:]
@@ -63,7 +63,7 @@ def attention_gradient(
     da = torch.empty_like(saved.support, dtype=query.dtype) if need_alphas else None
     ds = torch.empty_like(saved.support, dtype=query.dtype) if need_slopes else None
     dm = None
-    if mask is not None:  # one that is the same for all queries is small: each part has its own
+    if mask is not None:  # a mask shared by all queries is small: each part gets its own gradient
         rows = (*query.shape[:2], 1) if _one_row(args) else mask.shape[:3]
         dm = query.new_zeros(splits if _one_row(args) else 1, *rows, mask.shape[3])
     _run(
@@ -92,7 +92,7 @@ def attention_gradient(
 
 
 def drop_factors(args: AttentionArgs) -> Tensor:
-    """Return what dropout multiplies all weights with [batch, heads, queries, keys]."""
+    """Return dropout's factors of all weights [batch, heads, queries, keys]."""
     keys = args.key.shape[2]
     ones = args.query.new_ones(*args.query.shape[:-1], keys)
     return cpu.drop(ones, 1 - args.dropout, args.seed_value, ones, keys)
@@ -106,26 +106,28 @@ def _tile_rows(args: AttentionArgs) -> int:
 
 
 def _one_row(args: AttentionArgs) -> bool:
-    """Tell whether all queries share one row of the mask."""
+    """Return whether all queries share one row of the mask."""
     return args.mask is not None and args.mask.shape[2] == 1 < args.query.shape[2]
 
 
 def _splits(args: AttentionArgs, mask: Tensor | None) -> int:
-    """Return into how many parts the tiles of a head are divided.
+    """Return the number of parts into which the tiles of a head are divided.
 
-    A part of a head of keys is a thread's work, and its gradients of keys and values are its own. So are all heads and
-    elements that have the same mask, if that has a gradient.
+    A thread computes one part of a key head and has its own gradients of keys and values. If the mask needs a gradient,
+    a thread computes all heads and batch elements that share a mask.
     """
     query, key, value, *_ = args
     work, most = [len(key), key.shape[1]], -(-query.shape[2] // _tile_rows(args))
     if mask is not None and not _one_row(args):
         work = [1 if shared == 1 else n for n, shared in zip(work, mask.shape, strict=False)]
-        most = min(most, max(4, 2 * mask.numel() // (key.numel() + value.numel())))  # not too much memory for them
+        most = min(
+            most, max(4, 2 * mask.numel() // (key.numel() + value.numel()))
+        )  # limits the memory of the gradients
     return max(1, min(most, -(-2 * torch.get_num_threads() // math.prod(work))))
 
 
 def _run(name: str, args: AttentionArgs, saved: SavedForBackward, splits: int = 1, **more: Any) -> None:
-    """Call a kernel; fields that are not named are zeros and null pointers."""
+    """Call a kernel; other fields are zeros and null pointers."""
     query, key, value, alphas, mask, slopes, lengths, _, key_norms, *_ = args
     batch, heads, queries, size = query.shape
     key_heads, keys = key.shape[1:3]
@@ -169,7 +171,7 @@ def _run(name: str, args: AttentionArgs, saved: SavedForBackward, splits: int = 
 
 
 def _contiguous_rows(args: AttentionArgs) -> AttentionArgs:
-    """Return these arguments with queries, keys and values whose last dimension has stride 1."""
+    """Return the arguments with queries, keys and values whose last dimension has stride 1."""
     query, key, value, *rest = args
     return AttentionArgs(_contiguous_row(query), _contiguous_row(key), _contiguous_row(value), *rest)  # type: ignore[arg-type]
 
@@ -180,7 +182,7 @@ def _contiguous_row(x: Tensor) -> Tensor:
 
 
 def _empty_like(x: Tensor, size: int, batch: int | None = None) -> Tensor:
-    """Return memory with heads and rows in the order that `x` has them."""
+    """Allocate a tensor whose heads and rows are in the memory order of `x`."""
     own, heads, rows, _ = x.shape
     batch = own if batch is None else batch
     if x.stride(1) < x.stride(2):
@@ -189,7 +191,7 @@ def _empty_like(x: Tensor, size: int, batch: int | None = None) -> Tensor:
 
 
 def _strides(x: Tensor | None, dims: int) -> tuple[int, ...]:
-    """Return the strides, 0 along dimensions of size 1, so that their one entry is broadcast."""
+    """Return the strides; 0 along dimensions of size 1, so that they are broadcast."""
     return (0,) * dims if x is None else tuple(0 if n == 1 else s for n, s in zip(x.shape, x.stride(), strict=True))
 
 

@@ -1,4 +1,4 @@
-"""The bookkeeping of a beam search in compiled code: a call a step, or one for the steps of a whole search."""
+"""Manage the beams of a search in compiled code, with one call per step or per search."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from tsallis.ops.arguments import BeamLimits, BeamOptions, BeamOutcome, BestSymb
 from tsallis.ops.cpu import call_beam, call_begin, point_to
 from tsallis.ops.cpu.structs import BEAM_SOURCE, HISTORY_COLUMNS, HISTORY_VALUES, NUMBER, PREFIX_COLUMNS, Beam
 
-STEPS_AT_ONCE = 16  # of full beams: memory for so many is allocated together
+STEPS_AT_ONCE = 16  # memory for this many steps of full beams is allocated together
 
 
 class Beams:
-    """The prefixes of all sources, see :class:`tsallis.ops.eager.beams.Beams`, in memory that kernels read and write.
+    """Prefixes of all sources in the kernels' memory, like :class:`tsallis.ops.eager.beams.Beams`.
 
     Args:
-        limits: of each source.
-        options: of all.
-        token: the first of all prefixes.
+        limits: Limits per source.
+        options: Options for all sources.
+        token: First token of every prefix.
     """
 
     def __init__(self, limits: Sequence[BeamLimits], options: BeamOptions, token: int) -> None:
         sources, longest = len(limits), max(len(own.prefix) for own in limits)
         self.size, self.steps = options.size, max(own.steps for own in limits)
-        self.capacity = sources * options.size  # of current prefixes
+        self.capacity = sources * options.size  # maximum number of current prefixes
         self._source_row = len(BEAM_SOURCE) + longest
         self._sources = array("q")
         for own in limits:
             self._sources.extend((own.steps, own.free_from, 0, 0, 0, 0, *own.prefix))
             self._sources.extend([-1] * (longest - len(own.prefix)))
         self._score_row = 1 + max(options.n_best, options.num_recorded)
-        # Columns of prefixes, log-probabilities and scores. Most of a large beam is never written.
+        # Columns of prefixes, log-probabilities and scores. Most memory of a large beam is never written.
         columns = len(PREFIX_COLUMNS) + 1
         self._memory = torch.empty(columns * self.capacity + sources * self._score_row, dtype=torch.int64, device="cpu")
         prefixes = self._memory.data_ptr()
-        self._history: list[tuple[Tensor, int]] = []  # rows of earlier steps, by columns, and their room
-        self._used: list[int] = []  # how many there were of each of these when the next was allocated
-        self._first = 0  # the number of the first row of the step before
+        self._history: list[tuple[Tensor, int]] = []  # columns of earlier steps, and their number of rows
+        self._used: list[int] = []  # number of used rows in each of them when the next was allocated
+        self._first = 0  # number of the previous step's first row
         self.call = Beam(
             sources=sources,
             **options._asdict(),
@@ -58,10 +58,10 @@ class Beams:
 
     def tokens(self) -> Tensor:
         """Return the last token of each prefix [rows]."""
-        return self._prefix_column("token").clone()  # a model may hold it
+        return self._prefix_column("token").clone()  # the model may keep it
 
     def parents(self) -> Tensor:
-        """Return the rows of the step before that the prefixes continue [rows]."""
+        """Return the row of the previous step that each prefix continues [rows]."""
         return self._prefix_column("parent") - self._first
 
     def _prefix_column(self, column: str) -> Tensor:
@@ -69,7 +69,7 @@ class Beams:
         return self._memory[first : first + self.call.rows]
 
     def forced(self) -> Tensor | None:
-        """Return the symbol that must follow each prefix [rows], -1 where any may; None where any may everywhere."""
+        """Return the required next symbol of each prefix [rows], -1 for any; None if no row has one."""
         column = len(BEAM_SOURCE) + self.call.length
         if column >= self._source_row:
             return None
@@ -77,7 +77,7 @@ class Beams:
         return symbols[self._prefix_column("owner")]
 
     def follow(self, best: BestSymbols, num_attended: Tensor) -> bool:
-        """Choose the next prefixes by the results of a step, and tell whether the search goes on."""
+        """Choose the next prefixes from the results of a step; return whether the search continues."""
         if self.call.used + self.call.rows > self.call.room:
             self.add_room()
         self._first = self.call.base + self.call.used
@@ -90,11 +90,11 @@ class Beams:
 
     @property
     def nan_source(self) -> int | None:
-        """The source whose probabilities are NaN, if there is one."""
+        """Return the source with a NaN probability, or None."""
         return None if self.call.nan_source < 0 else int(self.call.nan_source)
 
     def add_room(self, most: int | None = None) -> int:
-        """Allocate memory for the rows of the next steps, of `most` rows if these hold one step; return its room."""
+        """Allocate memory for the rows of the next steps, at most `most` rows if a step fits; return its size."""
         call = self.call
         rows = int(call.rows)
         room = min(rows * self.size, self.capacity) * STEPS_AT_ONCE
@@ -107,7 +107,7 @@ class Beams:
         return room
 
     def outcome(self) -> BeamOutcome:
-        """Return what the search has found so far."""
+        """Return the result of the search so far."""
         call = self.call
         rows: list[list[Any]] = [[] for _ in (*HISTORY_COLUMNS, *HISTORY_VALUES)]
         for (history, room), used in zip(self._history, (*self._used[1:], call.used), strict=True):
@@ -128,5 +128,5 @@ class Beams:
 
 
 def _read(address: int, count: int, kind: str) -> list[Any]:
-    """Return numbers in memory, of a kind that `array` knows: a tensor's operations take longer than so few of them."""
+    """Read numbers from memory with `array`, which is faster than a tensor for few numbers."""
     return array(kind, ctypes.string_at(address, count * NUMBER)).tolist()

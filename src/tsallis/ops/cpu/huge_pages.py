@@ -1,7 +1,7 @@
-"""Memory of huge pages, for weights that every step of a search reads.
+"""Allocate memory in huge pages for weights that every step of a search reads.
 
-Thousands of pages of 4 KiB are more than a processor remembers the places of: looking them up takes up to a tenth of a
-product's time. Linux has pages of 2 MiB for those who ask.
+A processor can't cache the addresses of thousands of pages of 4 KiB. Looking them up takes up to a tenth of a product's
+time. Linux provides pages of 2 MiB on request.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import torch
 from torch import Tensor
 
 PAGE = 1 << 21
-LINE = 16  # numbers of a cache line
+LINE = 16  # numbers per cache line
 
 
 def gather(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return copies of float32 tensors that stand one behind the other, each from the start of a cache line."""
+    """Copy float32 tensors into consecutive memory, each at the start of a cache line."""
     sizes = [-(-x.numel() // LINE) * LINE for x in tensors]
     parts = allocate(sum(sizes)).split(sizes)
     return [part[: x.numel()].view(x.shape).copy_(x) for part, x in zip(parts, tensors, strict=True)]
 
 
 def allocate(numbers: int) -> Tensor:
-    """Return a float32 tensor [numbers], on huge pages if it fills one and the system has them."""
+    """Allocate a float32 tensor [numbers], on huge pages if it fills one and the system supports them."""
     if 4 * numbers < PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(numbers, dtype=torch.float32, device="cpu")
     memory = mmap.mmap(-1, 4 * numbers, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # of a system without them
+    with contextlib.suppress(OSError):  # the system does not support them
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""The argument structures of the compiled kernels, as in `api.h`."""
+"""Define the argument structures of the compiled kernels, equal to those in `api.h`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ctypes import c_double, c_int32, c_int64, c_uint64, c_void_p
 
 
 class Layout(ctypes.Structure):
-    """Rows of numbers, and their alphas."""
+    """Layout of rows and their alphas."""
 
     _fields_ = (
         ("storage", c_int32),
@@ -64,15 +64,15 @@ class _Drop(ctypes.Structure):
 
 
 class Heads(ctypes.Structure):
-    """A tensor [batch, heads, rows, size] whose last dimension has stride 1."""
+    """Tensor [batch, heads, rows, size] whose last dimension has stride 1."""
 
     _fields_ = (("memory", c_void_p), ("batch", c_int64), ("head", c_int64), ("row", c_int64))
 
 
 class Attention(ctypes.Structure):
-    """Attention, forward and backward; filled by the names of its fields."""
+    """Arguments of attention, forward and backward."""
 
-    __slots__ = ()  # a name that is no field is an error
+    __slots__ = ()  # unknown field names raise an error
     _fields_ = (
         ("storage", c_int32),
         ("causal", c_int32),
@@ -102,7 +102,7 @@ class Attention(ctypes.Structure):
 
 
 class Rank(ctypes.Structure):
-    """The numbers of rows of scores that a search needs; filled by the names of its fields."""
+    """Arguments that find the most probable symbols of rows of scores."""
 
     __slots__ = ()
     _fields_ = (
@@ -115,7 +115,7 @@ class Rank(ctypes.Structure):
 
 
 class Decoder(ctypes.Structure):
-    """One step of a Transformer's decoder; filled by the names of its fields."""
+    """Arguments of a step of a Transformer decoder."""
 
     __slots__ = ()
     _fields_ = (
@@ -132,7 +132,7 @@ class Decoder(ctypes.Structure):
 
 
 class Encoder(ctypes.Structure):
-    """A Transformer's encoder; filled by the names of its fields."""
+    """Arguments of a Transformer encoder."""
 
     __slots__ = ()
     _fields_ = (
@@ -145,7 +145,7 @@ class Encoder(ctypes.Structure):
 
 
 class Project(ctypes.Structure):
-    """The keys and values of sources for a Transformer's decoder; filled by the names of its fields."""
+    """Arguments that compute the keys and values of sources for a Transformer decoder."""
 
     __slots__ = ()
     _fields_ = (
@@ -155,7 +155,7 @@ class Project(ctypes.Structure):
 
 
 class Beam(ctypes.Structure):
-    """The bookkeeping of a beam search; filled by the names of its fields."""
+    """Arguments that manage the beams of a search."""
 
     __slots__ = ()
     _fields_ = (
@@ -178,7 +178,7 @@ class Beam(ctypes.Structure):
 
 
 class Search(ctypes.Structure):
-    """A beam search by a Transformer's decoder; filled by the names of its fields."""
+    """Arguments of a beam search with a Transformer decoder."""
 
     __slots__ = ()
     _fields_ = (
@@ -210,18 +210,18 @@ CALLS: dict[str, type[ctypes.Structure]] = {
     "attention_gradient": Attention,
 }
 
-PANEL_COLUMNS = 32  # of packed weights
-# The columns of a beam search's memory: of sources, of current prefixes, of rows of earlier steps, and these in double.
-BEAM_SOURCE = ("steps", "free_from", "rows", "costs", "gave_up", "unclear")  # and then the symbols that must come
+PANEL_COLUMNS = 32  # columns per panel of packed weights
+# Columns of a beam search's memory: for sources, current prefixes, rows of earlier steps, and doubles of these rows.
+BEAM_SOURCE = ("steps", "free_from", "rows", "costs", "gave_up", "unclear")  # followed by the required symbols
 PREFIX_COLUMNS = ("token", "parent", "owner")
 HISTORY_COLUMNS = (*PREFIX_COLUMNS, "support", "attended")
 HISTORY_VALUES = ("log_prob", "end")
-NUMBER = 8  # bytes of a number in any of them
-FIRST_ADDRESS = 3  # columns of a row's decoder state before the addresses of what it has read
-STATS = 5  # numbers a row that a loss keeps: maximum, threshold (coarse and fine), 1 / mass, support size
+NUMBER = 8  # bytes per number in all of them
+FIRST_ADDRESS = 3  # number of columns in a decoder state before the addresses of tokens
+STATS = 5  # numbers per row that a loss saves: maximum, threshold (coarse and fine), 1 / sum, support size
 
 
 def sizes() -> dict[str, int]:
-    """Return what a library must agree on, by the names it has for them: bytes of structures, and STATS."""
+    """Return the constants that a library must match, by name: sizes of structures, and STATS."""
     structures: dict[str, type[ctypes.Structure]] = {"layout": Layout, "heads": Heads, **CALLS}
     return {**{name: ctypes.sizeof(structure) for name, structure in structures.items()}, "stats": STATS}

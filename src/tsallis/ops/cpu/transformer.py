@@ -1,8 +1,7 @@
-"""A Transformer in compiled code: one call encodes, and one call a step goes from tokens to what a search reads.
+"""Run a Transformer in compiled code: one call encodes, and one call per step decodes.
 
-Weights are packed once. A decoder row's state is a list of addresses: of its source's keys and values, and of those of
-every token that it has read. What a step writes stays where it is, so that rows are reordered, repeated and dropped by
-index.
+Weights are packed once. The state of a decoder row is a list of addresses of keys and values: those of its source and
+of every token that it has read. Keys and values are never moved, so rows are reordered, repeated and dropped by index.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from tsallis.ops.cpu.beams import Beams
 from tsallis.ops.cpu.huge_pages import gather
 from tsallis.ops.cpu.structs import FIRST_ADDRESS, NUMBER, PANEL_COLUMNS, Decoder, Encoder, Project, Search
 
-CACHE_NUMBERS = 1 << 23  # of the keys and values of a search that are allocated together, unless a step has more
-BEST_NUMBERS = 1 << 22  # the most best symbols of a step, and the most steps, of a search that is one call
+CACHE_NUMBERS = 1 << 23  # size of the blocks of keys and values, unless a step needs more
+BEST_NUMBERS = 1 << 22  # limit on symbols and steps of a search in one call
 MOST_STEPS = 1 << 12
-VECTOR = 16  # numbers in the widest vector: the size of a head must be a multiple of it
+VECTOR = 16  # numbers per vector; head sizes must be multiples of it
 
 
 def computes(weights: StackWeights) -> bool:
-    """Tell whether the kernels know a stack of layers of these sizes and alphas."""
+    """Return whether the kernels support layers of these sizes and alphas."""
     attentions = [part for layer in weights.layers for part in (layer.own, layer.cross) if part is not None]
     alphas = torch.cat([part.alphas for part in attentions])
     sizes = weights.embedding.shape[1] % (weights.heads * VECTOR) == 0
@@ -35,7 +34,7 @@ def computes(weights: StackWeights) -> bool:
 
 
 class _Stack:
-    """The packed weights of a stack of layers, and the fields that every call has."""
+    """Packed weights of a stack of layers, and the fields of every call."""
 
     def __init__(self, weights: StackWeights, output: tuple[Tensor, Tensor] | None) -> None:
         self.embedding = weights.embedding.detach().contiguous()
@@ -44,7 +43,7 @@ class _Stack:
         rest = [*(weights.norm or (None, None)), *((None, None) if output is None else _pack(output, -math.inf))]
         copies = iter(gather([x.detach() for x in [*layers, *rest] if x is not None]))
         layers, rest = ([None if x is None else next(copies) for x in part] for part in (layers, rest))
-        self._memory = [*layers, self.embedding, *rest]  # what the pointers name
+        self._memory = [*layers, self.embedding, *rest]  # keeps the memory of the pointers alive
         pointers = [0 if x is None else x.data_ptr() for x in self._memory]
         self._pointers = torch.tensor(pointers, dtype=torch.int64, device="cpu")
         self._fields = {
@@ -59,7 +58,7 @@ class _Stack:
         }
 
     def check_tokens(self, token: Tensor) -> None:
-        """Refuse tokens that the embedding does not hold: the kernels would read other memory."""
+        """Raise if a token is not in the embedding: the kernels would read other memory."""
         if token.numel():
             least, most = (int(x) for x in token.aminmax())
             if least < 0 or most >= len(self.embedding):
@@ -68,10 +67,10 @@ class _Stack:
 
 
 class CompiledEncoder(_Stack):
-    """An encoder's packed weights.
+    """Compiled encoder with packed weights.
 
     Args:
-        weights: that :func:`computes` knows; later changes to them are not seen.
+        weights: Weights that :func:`computes` accepts; they are copied.
     """
 
     def __init__(self, weights: StackWeights) -> None:
@@ -79,12 +78,12 @@ class CompiledEncoder(_Stack):
         self._template = Encoder(**self._fields, symbols=len(self.embedding))
 
     def encode(self, token: Tensor, lengths: Tensor, positions: Tensor) -> Tensor:
-        """Return the states of sources [batch, width, d], zeros behind the last symbol of each.
+        """Return the states of sources [batch, width, d], with zeros after the last symbol of each.
 
         Args:
-            token: [batch, width]
-            lengths: [batch], at most the width.
-            positions: [width or more, d]
+            token: Tokens [batch, width].
+            lengths: Number of symbols per source [batch].
+            positions: Position embeddings [width or more, d].
         """
         token, lengths = token.contiguous(), lengths.to(torch.int64).contiguous()
         states = torch.empty(*token.shape, self.d, dtype=torch.float32, device="cpu")
@@ -99,11 +98,11 @@ class CompiledEncoder(_Stack):
 
 
 class CompiledDecoder(_Stack):
-    """A decoder's packed weights, with those of the output layer.
+    """Compiled decoder with packed weights, including the output layer.
 
     Args:
-        weights: that :func:`computes` knows; later changes to them are not seen.
-        output: with an alpha of at most 2.
+        weights: Weights that :func:`computes` accepts; they are copied.
+        output: Output layer with an alpha of at most 2.
     """
 
     def __init__(self, weights: StackWeights, output: OutputWeights) -> None:
@@ -116,11 +115,11 @@ class CompiledDecoder(_Stack):
         self._template = Decoder(**self._fields, rank=rank_fields(self.symbols, output.alpha, output.tau))
 
     def project(self, states: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a row's state for each source [sources, FIRST_ADDRESS], and the memory that it names.
+        """Return a decoder state per source [sources, FIRST_ADDRESS], and the memory that it points to.
 
         Args:
-            states: [sources, width, d]
-            lengths: [sources]: how many symbols each has.
+            states: Encoder states [sources, width, d].
+            lengths: Number of symbols per source [sources].
         """
         states, lengths = states.contiguous(), lengths.to(torch.int64).contiguous()
         sources, width, _ = states.shape
@@ -146,15 +145,15 @@ class CompiledDecoder(_Stack):
         scores: bool = False,
         attention: int = 0,
     ) -> DecoderResult:
-        """Read a token [rows] and return what is asked for.
+        """Read one token per row, and return the requested results.
 
         Args:
-            state: [rows, columns]
-            token: [rows], checked by :meth:`check_tokens` or the symbols of a step before
-            positions: [at least one more than the symbols that rows have read, d]
-            count, end, only: of the best symbols; 0: none.
-            scores: whether all of them are returned.
-            attention: source positions whose weights are returned; 0: none.
+            state: Decoder states [rows, columns].
+            token: Tokens [rows], checked by :meth:`check_tokens` or returned by an earlier step.
+            positions: Position embeddings [more than the number of symbols read, d].
+            count, end, only: Options of the best symbols; count 0: none.
+            scores: Whether to return all scores.
+            attention: Number of source positions whose weights are returned; 0: none.
         """
         rows, columns = state.shape
         state, token = state.contiguous(), token.contiguous()
@@ -176,7 +175,7 @@ class CompiledDecoder(_Stack):
         return DecoderResult(following, cache, best, attended, weights, all_scores)
 
     def runs(self, beams: Any) -> bool:
-        """Tell whether :meth:`search` makes the steps of beams: it has memory for all prefixes and steps at once."""
+        """Return whether :meth:`search` supports these beams: it allocates memory for all steps at once."""
         if not isinstance(beams, Beams) or beams.steps > MOST_STEPS:
             return False
         return beams.capacity * min(beams.size + 1, self.symbols) <= BEST_NUMBERS
@@ -184,26 +183,26 @@ class CompiledDecoder(_Stack):
     def search(
         self, beams: Beams, state: Tensor, positions: Tensor, end: int, attention: int = 0
     ) -> tuple[list[Tensor], int | None]:
-        """Make all steps of a beam search, or those up to an error.
+        """Run all steps of a beam search, or those before an error.
 
         Args:
-            beams: at their beginning, one prefix a row.
-            state: [rows, columns]
-            positions: [at least one more than the symbols that rows have read and will read, d]
-            end: the symbol that ends an output.
-            attention: source positions whose weights are returned; 0: none.
+            beams: New beams with one prefix per row.
+            state: Decoder states [rows, columns].
+            positions: Position embeddings [more than the number of symbols read at the end, d].
+            end: End symbol.
+            attention: Number of source positions whose weights are returned; 0: none.
 
         Returns:
-            Weights of attention [rows, positions], part after part of all rows of the search; and the symbol of a
-            prefix that is none of the model's, or None.
+            Attention weights [rows, positions] in parts, which together cover all rows of the search; and a symbol of a
+            prefix that is not in the vocabulary, or None.
         """
         columns, most = state.shape[1], beams.capacity
         state = state.contiguous()
         call = Search(decoder=self._template, beam=beams.call, unknown_symbol=-1)
-        beams.call = call.beam  # the same memory from now on
+        beams.call = call.beam  # both use the same memory from here
         decoder, rank = call.decoder, call.decoder.rank
         rank.count, rank.end = min(beams.size + 1, self.symbols), end
-        # The numbers of a row of: states, those after a step, best log-probabilities, their symbols, and five more.
+        # Numbers per row: states, states after a step, best log-probabilities, their symbols, and five more.
         row = (*[columns + beams.steps] * 2, rank.count, rank.count, *[1] * 5)
         memory = torch.empty(most * sum(row), dtype=torch.int64, device="cpu")
         starts = [memory.data_ptr() + most * NUMBER * sum(row[:i]) for i in range(len(row))]
