@@ -1,4 +1,4 @@
-"""Tensors in, tensors out: the maps and losses of sparse probability, differentiable to every order."""
+"""Functions for sparse probabilities and their losses, differentiable to every order."""
 
 from tsallis.functional.alpha_relu import alpha_relu, alpha_relu_loss, estimate_tau, estimate_tau_from_scores
 from tsallis.functional.attention import entmax_attention

@@ -1,4 +1,4 @@
-"""alpha-ReLU: an output layer as sparse as entmax that needs no normalisation (Tezekbayev et al. 2022)."""
+"""Define alpha-ReLU, which is as sparse as entmax without normalization (Tezekbayev et al. 2022)."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from tsallis.ops.transforms import traced
 
 
 def alpha_relu(scores: Tensor, alpha: float = 1.5, tau: float | Tensor = 0.0) -> Tensor:
-    r"""Apply the entmax formula with a constant threshold: entry by entry, without normalisation.
+    r"""Apply alpha-ReLU: the entmax formula with a constant threshold, without normalization.
 
     .. math:: r_i = [(\alpha - 1) z_i - \tau]_+^{1/(\alpha-1)}
 
-    which maximises :math:`r^\top (z - \tfrac{\tau}{\alpha-1}) + H_\alpha(r)` over all :math:`r \ge 0`
-    (Tezekbayev et al. 2022, eq. 2). With the mean threshold of entmax as `tau` (see :func:`estimate_tau`) the values
-    sum to about 1.
+    It maximizes :math:`r^\top (z - \tfrac{\tau}{\alpha-1}) + H_\alpha(r)` over all :math:`r \ge 0`
+    (Tezekbayev et al. 2022, eq. 2). If `tau` is the mean threshold of entmax (see :func:`estimate_tau`), the values sum
+    to about 1.
 
     Args:
-        scores: any shape, any floating dtype; -inf gives 0. Half precision is computed in float32.
+        scores: any shape, any floating dtype; -inf returns 0. Half precision is computed in float32.
         alpha: a number above 1.
         tau: the threshold: a number, or a tensor broadcastable to `scores` (it gets a gradient).
 
@@ -71,7 +71,7 @@ def alpha_relu_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
 ) -> Tensor:
-    r"""Return the loss that belongs to :func:`alpha_relu`: convex, never negative, with gradient `r - e_y`.
+    r"""Return the loss of :func:`alpha_relu`, which is convex and non-negative with gradient `r - e_y`.
 
     .. math:: \ell(z, y) = (r - e_y)^\top \big(z - \tfrac{\tau}{\alpha-1}\big)
               + \frac{1 - \sum_i r_i^\alpha}{\alpha(\alpha-1)}, \qquad \nabla_z \ell = r - e_y
@@ -79,15 +79,16 @@ def alpha_relu_loss(
     (Tezekbayev et al. 2022, eq. 3 and lemma 1).
 
     Args:
-        scores: [..., classes]; a score of -inf takes that class out.
+        scores: [..., classes]; a class with a score of -inf is excluded.
         target: classes [...].
         alpha: a number above 1.
         tau: the threshold: a number or a scalar tensor (it gets a gradient).
-        ignore_index: targets of this value have loss 0 and no gradient.
-        reduction: "mean" over the targets that count, "sum" or "none".
+        ignore_index: targets with this value have loss 0 and no gradient.
+        reduction: "mean" over the targets that are not ignored, "sum" or "none".
 
     Returns:
-        A number, or with reduction "none" losses [...], in the dtype of `scores`. A mean over no target is NaN.
+        A number, or with reduction "none" losses [...], in the dtype of `scores`. The mean is NaN if all
+        targets are ignored.
 
     Raises:
         ValueError: wrong shapes, a class out of range, an unknown reduction, a bad alpha.
@@ -111,7 +112,7 @@ def alpha_relu_loss(
         raise ValueError(f"tau must be one number, got a tensor of shape {tuple(tau.shape)}")
     z = rows.scores.reshape(-1, scores.shape[-1])  # [rows, classes]
     if isinstance(tau, Tensor) or not fused:
-        # An ignored row may hold anything, and what is infinite or no number would reach gradients: 0 times it is NaN.
+        # Ignored rows may be infinite or NaN, and 0 times these is NaN in the gradients.
         loss = eager.loss(torch.where((classes >= 0).unsqueeze(-1), z, 0), classes, eps, tau)
     else:
         loss = autograd.alpha_relu_loss(z, classes, 1 + eps, tau, rows.backend)
@@ -120,16 +121,16 @@ def alpha_relu_loss(
 
 
 def estimate_tau(d_model: int, d_vocab: int) -> float:
-    r"""Return the threshold for alpha-ReLU (alpha 1.5) of an output layer that has seen no data.
+    r"""Return a threshold of alpha-ReLU (alpha 1.5) for a newly initialized output layer.
 
-    For scores :math:`N(0, \sigma^2)` with :math:`\sigma^2 = 2 d_{model} / (d_{model} + d_{vocab})` (a Xavier-uniform
-    output layer after a layer normalisation) it is the mean threshold of 1.5-entmax,
+    It is the mean threshold of 1.5-entmax for scores :math:`N(0, \sigma^2)` with
+    :math:`\sigma^2 = 2 d_{model} / (d_{model} + d_{vocab})`, as after layer normalization and a Xavier-uniform layer:
 
     .. math:: \tau = \tfrac{\sigma}{2} \, \Phi^{-1}(1 - p^*),
 
     with :math:`p^*` from the truncated moments of the normal distribution (Tezekbayev et al. 2022, eq. 4 and app. B.2;
-    table 3 has values). An output layer that is initialised otherwise, as one that shares its matrix with an embedding,
-    needs :func:`estimate_tau_from_scores`.
+    table 3 lists values). Use :func:`estimate_tau_from_scores` for other initializations, such as a matrix shared with
+    the embedding.
 
     Args:
         d_model: size of the hidden state.
@@ -139,7 +140,7 @@ def estimate_tau(d_model: int, d_vocab: int) -> float:
         The threshold.
 
     Raises:
-        ValueError: sizes for which there is no such threshold.
+        ValueError: The formula has no solution for these sizes.
 
     Example:
         >>> round(estimate_tau(512, 40_000), 4)
@@ -155,7 +156,7 @@ def estimate_tau(d_model: int, d_vocab: int) -> float:
         return normal.inv_cdf(1 - p)
 
     def excess(p: float) -> float:
-        # Positive while the mean threshold of the top share p lies above the quantile that cuts the share off.
+        # Positive while the mean threshold of the top share p is above the quantile of p.
         q, q_eps = quantile(p), quantile(eps)
         width = p - eps
         mean = (normal.pdf(q) - normal.pdf(q_eps)) / width
@@ -178,16 +179,16 @@ def estimate_tau(d_model: int, d_vocab: int) -> float:
 
 
 def estimate_tau_from_scores(scores: Tensor, alpha: float = 1.5) -> float:
-    r"""Return the threshold for alpha-ReLU from data: the mean entmax threshold of rows of scores.
+    r"""Return a threshold of alpha-ReLU from data: the mean entmax threshold of rows of scores.
 
     .. math:: \frac{1}{n} \sum_{i=1}^n \tau_i, \qquad
               \mathrm{entmax}_\alpha(z_i) = [(\alpha - 1) z_i - \tau_i]_+^{1/(\alpha-1)}
 
-    Scores of the first batch through the untrained network make the values of :func:`alpha_relu` sum to about 1
+    With the scores of the first batch of an untrained network, the values of :func:`alpha_relu` then sum to about 1
     (Tezekbayev et al. 2022, sec. 3.1).
 
     Args:
-        scores: [..., classes]; rows in which nothing takes part are left out.
+        scores: [..., classes]; rows without a finite score are skipped.
         alpha: a number above 1.
 
     Returns:

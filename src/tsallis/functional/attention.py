@@ -1,4 +1,4 @@
-"""Attention with sparse weights, without ever holding all of them."""
+"""Compute attention with sparse weights, without storing all of them."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ _AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class AttentionOutput(NamedTuple):
-    """The output of attention, all weights if requested, and a tensor that its sparsity can be read from."""
+    """Output of attention, all weights or None, and the sizes of the supports."""
 
     output: Tensor
     weights: Tensor | None
-    support: Tensor  # [batch, heads, queries]: how many keys each query attends to; or all weights, if they were held
+    support: Tensor  # [batch, heads, queries]: number of keys per query; or all weights
 
 
 def entmax_attention(
@@ -66,41 +66,41 @@ def entmax_attention(
     query_offset: int = 0,
     key_norms: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, ...]:
-    r"""Compute attention whose weights are exactly zero for most keys, with an alpha for each head that can be learned.
+    r"""Compute attention with weights that can be exactly zero, and with a learnable alpha per head.
 
     .. math:: O_i = \sum_j p_{ij} V_j, \qquad
               p_i = \mathrm{entmax}_{\alpha_h}\big(\mathrm{scale} \cdot Q_i K^\top + \mathrm{mask}_i - m_h |i - j|\big)
 
-    with :math:`\alpha_h` of head :math:`h` (Correia et al. 2019, eq. 8) and slopes :math:`m_h` if there are any (Press
-    et al. 2022). At `alpha = 1` it equals `torch.nn.functional.scaled_dot_product_attention`. Memory grows with the
-    number of queries and keys, not with their product, except for the weights and gradients of second order.
+    with :math:`\alpha_h` of head :math:`h` (Correia et al. 2019, eq. 8) and optional slopes :math:`m_h` (Press et al.
+    2022). At `alpha = 1` it equals `torch.nn.functional.scaled_dot_product_attention`. Memory grows linearly with the
+    length, unless weights are returned or second derivatives are computed.
 
     Args:
         query: [..., heads, queries, size], any floating dtype; half precision is computed in float32.
         key: [..., key heads, keys, size].
         value: [..., key heads, keys, value size].
         alpha: at least 1: a number, or a tensor [heads] or [..., heads]; it gets a gradient.
-        attn_mask: broadcastable to [..., heads, queries, keys]: boolean (True takes part), or numbers that are added to
-            the scores and get a gradient.
-        key_lengths: for each batch element [...], how many of its first keys take part; the others may hold anything,
-            but keys and values that a mask or the causal order hides must be finite. Lengths on a GPU are clamped.
-        is_causal: query i attends to the keys 0 to i + `query_offset` only; a mask, if there is one, holds too.
+        attn_mask: broadcastable to [..., heads, queries, keys]: boolean (False hides a key), or numbers that are
+            added to the scores and get a gradient.
+        key_lengths: number of valid keys per batch element [...]; later keys may hold anything. Keys and values that
+            `attn_mask` or `is_causal` hides must be finite. Lengths on a GPU are clamped.
+        is_causal: query i attends only to the keys 0 to i + `query_offset`; it can be combined with a mask.
         scale: the factor of the scores; the default is 1 / sqrt(size).
-        dropout_p: share of the weights that is set to zero, the others scaled up; unlike a module's, always active.
-        enable_gqa: fewer key heads than heads, each shared by as many neighbouring heads.
+        dropout_p: probability of setting a weight to zero; the others are scaled up. It is always active.
+        enable_gqa: allow fewer key heads than heads; neighbouring heads share a key head.
         return_weights: return the weights too, before dropout.
-        return_support: return how many keys each query attends to; the weights are not held for it.
-        slopes: a tensor [heads] or [..., heads], which gets a gradient: a score loses so much for every position
-            between query and key. Where alpha is above 1 the compiled kernels skip keys too far to have a weight.
-        query_offset: the position of the first query among the keys, for the slopes and the causal order: in decoding
-            the number of earlier keys.
-        key_norms: a tensor [..., key heads] of numbers that no key's norm exceeds, where they are known: then a few
-            queries of many keys, too, read no key outside their windows.
+        return_support: return the number of keys that each query attends to; this does not store the weights.
+        slopes: a tensor [heads] or [..., heads], which gets a gradient: amount subtracted from a score per position
+            between query and key. With alpha above 1 the compiled kernels skip keys that are too far to get a weight.
+        query_offset: position of the first query among the keys, for `slopes` and `is_causal`; in decoding the number
+            of earlier keys.
+        key_norms: optional upper bounds of the norms of keys [..., key heads]. With them and `slopes`, a few queries of
+            many keys read only the keys in their windows.
 
     Returns:
         Output [..., heads, queries, value size]; with `return_weights` also the weights [..., heads, queries, keys],
-        and with `return_support` also the sizes of the supports [..., heads, queries], integers. A query without a key
-        to attend to gives zeros.
+        and with `return_support` also the sizes of the supports [..., heads, queries], integers. A query without a
+        valid key returns zeros.
 
     Raises:
         ValueError: shapes that don't fit together, an alpha below 1 or not finite, a length or a dropout out of range.
@@ -141,7 +141,7 @@ def entmax_attention(
 
 
 def count_support(record: Tensor) -> Tensor:
-    """Return the number of keys that each query attends to [batch, heads, queries], from itself or from weights."""
+    """Return the number of keys per query [batch, heads, queries], also from all weights."""
     return (record > 0).sum(-1) if record.dim() == 4 else record
 
 
@@ -162,7 +162,7 @@ def attend(
     query_offset: int = 0,
     key_norms: Tensor | None = None,
 ) -> AttentionOutput:
-    """Compute :func:`entmax_attention`; return with it a tensor that its sparsity can be read from."""
+    """Compute :func:`entmax_attention` with the sizes of the supports."""
     query, key, value = _one_dtype(query, key, value)
     _check(query, key, value, enable_gqa)
     dropout_p, query_offset = _numbers(dropout_p, query_offset)
@@ -174,7 +174,7 @@ def attend(
         check_wrapped_alpha(alpha)
     backend = choose_attention(q, k, v, limits)
     can, dense = capabilities(backend), need_weights or transforms_active() or forward_mode()
-    dense = dense or not (q.shape[-1] and v.shape[-1])  # scores of 0 have weights, too
+    dense = dense or not (q.shape[-1] and v.shape[-1])  # kernels need at least one number per query and value
     if dense or q.dtype not in can.attention_dtypes:
         q, k, v = (upcast(x) for x in (q, k, v))
     scale = 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else finite_number("scale", scale)
@@ -198,7 +198,7 @@ def attend(
         threads=0 if traced() else torch.get_num_threads(),
     )
     if math.prod(q.shape[:-1]) and keys:
-        with _no_autocast(query.device.type):  # in the precision that was chosen here
+        with _no_autocast(query.device.type):  # the dtypes are chosen already
             output, weights, support = attention.compute(args, backend, dense)
     else:
         output, weights, support = _empty(args)
@@ -207,20 +207,20 @@ def attend(
 
 
 def _seed(dense: bool) -> Tensor | None:
-    """Draw the seed of a dropout, in a tracer's graph too: what it computes twice draws the same, and no two calls do.
+    """Draw a seed for dropout that is new for each call, also in recorded graphs.
 
-    Where all weights are held under a tracer, PyTorch's own dropout serves.
+    Return None if a tracer is active and all weights are stored: PyTorch's dropout is used then.
     """
     return None if traced() and dense else torch.randint(1 << 62, (), device="cpu")
 
 
 def _no_autocast(device: str) -> contextlib.AbstractContextManager[None]:
-    # Of a small attention every step counts: one that changes nothing is left out.
+    # Each extra step is measurable on small tensors, so skip the context manager if autocast is off.
     return torch.autocast(device, enabled=False) if autocast_enabled(device) else contextlib.nullcontext()
 
 
 def _empty(args: AttentionArgs) -> tuple[Tensor, Tensor, Tensor]:
-    """Return zeros where there is nothing to compute; the gradients of all inputs are zeros."""
+    """Return zeros for empty inputs, with zero gradients of all inputs."""
     inputs = [x for x in args.differentiable if isinstance(x, Tensor) and x.is_floating_point()]
     nothing = sum(x.reshape(-1)[:0].sum() for x in inputs)
     query, key, value = args[:3]
@@ -229,7 +229,7 @@ def _empty(args: AttentionArgs) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _one_dtype(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-    """Return tensors of several dtypes in autocast's, as `scaled_dot_product_attention` has them under autocast."""
+    """Convert tensors of several dtypes to autocast's, as `scaled_dot_product_attention` does."""
     inputs = (query, key, value)
     if not all(isinstance(x, Tensor) for x in inputs) or query.dtype is key.dtype is value.dtype:
         return inputs
@@ -288,7 +288,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
 def _lengths(
     lengths: Tensor | Sequence[int] | None, batch: Sequence[int], keys: int, device: torch.device, asynchronous: bool
 ) -> Tensor | None:
-    """Return checked lengths [batch]; unchecked where no one can look at them, or has to wait for a GPU to do so."""
+    """Return lengths [batch], checked unless they can't be read or reading would wait for a GPU."""
     if lengths is None:
         return None
     tensor = lengths if isinstance(lengths, Tensor) else _integers(lengths)
@@ -305,7 +305,7 @@ def _lengths(
 
 
 def _integers(numbers: Sequence[int]) -> Tensor:
-    """Return a list as a tensor on the CPU, whatever the default device is; an empty one is of integers, too."""
+    """Return a list as an integer tensor on the CPU, regardless of the default device."""
     tensor = torch.as_tensor(numbers, device="cpu")
     return tensor if tensor.numel() else tensor.long()
 
@@ -334,7 +334,7 @@ def _mask(mask: Tensor | None, q: Tensor, full: Sequence[int]) -> Tensor | None:
 
 
 def _alphas(alpha: Alpha, q: Tensor, outer: Sequence[int]) -> Alpha:
-    """Return a checked number, or alphas [1 or batch, heads] in the dtype of the computation, not checked yet."""
+    """Return a checked number, or alphas [1 or batch, heads] in the compute dtype, unchecked."""
     if not isinstance(alpha, Tensor):
         alpha = alpha_number(alpha)
         if not varies(alpha):
@@ -346,7 +346,7 @@ def _alphas(alpha: Alpha, q: Tensor, outer: Sequence[int]) -> Alpha:
 
 
 def _per_head(name: str, x: Tensor, q: Tensor, outer: Sequence[int], hint: str = "") -> Tensor:
-    """Return numbers of heads as [1 or batch, heads] in the dtype of the computation."""
+    """Return numbers per head as [1 or batch, heads] in the compute dtype."""
     batch, heads = q.shape[:2]
     check_real(x, name)
     shape = tuple(x.shape)
@@ -362,7 +362,7 @@ def _per_head(name: str, x: Tensor, q: Tensor, outer: Sequence[int], hint: str =
 
 
 def _norms(norms: Tensor, k: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return bounds of the norms of keys [batch, key heads] in the dtype of the computation."""
+    """Return bounds of the norms of keys [batch, key heads] in the compute dtype."""
     check_floating(norms, "key_norms")
     if tuple(norms.shape) != tuple(shape):
         raise ValueError(f"key_norms must have shape {tuple(shape)}, got {tuple(norms.shape)}")

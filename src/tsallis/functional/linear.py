@@ -1,4 +1,4 @@
-"""The output layer and its loss in one: nothing of the size tokens x classes is ever kept."""
+"""Compute an output layer with its loss, without storing the scores of all tokens and classes."""
 
 from __future__ import annotations
 
@@ -30,16 +30,15 @@ def linear_entmax_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
 ) -> Tensor:
-    r"""Return the :func:`entmax_loss` of a linear layer's scores, in the memory of a few hundred tokens' scores.
+    r"""Return the :func:`entmax_loss` of a linear layer, with memory for a few hundred tokens.
 
     .. math:: L_\alpha(W h + b; y), \qquad \nabla_h = W^\top (p - e_y), \qquad \nabla_W = (p - e_y)\, h^\top, \qquad
               p = \mathrm{entmax}_\alpha(W h + b)
 
     (Peters et al. 2019, eq. 11 and 12.) Equal to `entmax_loss(torch.nn.functional.linear(hidden, weight, bias), target,
-    alpha)` in value and gradients. The scores are computed for a chunk of tokens at a time and only each token's
-    support is kept, a short list: the products of the backward pass are sums over it. Tokens with long lists, as near
-    `alpha = 1`, have their scores computed a second time instead. Second derivatives and the transformations of
-    `torch.func` need all scores at once.
+    alpha)` in value and gradients. The scores are computed for one chunk of tokens at a time. Only the support of each
+    token is kept, a short list, and the backward pass sums over it. If the lists are long, as near `alpha = 1`, the
+    scores are computed twice instead. Second derivatives and the transforms of `torch.func` need all scores at once.
 
     Args:
         hidden: [..., d], any floating dtype.
@@ -47,11 +46,12 @@ def linear_entmax_loss(
         target: classes [...].
         alpha: at least 1: a number, or a tensor broadcastable to [..., 1]; it gets a gradient.
         bias: [classes].
-        ignore_index: targets of this value have loss 0 and no gradient.
-        reduction: "mean" over the targets that count, "sum", or "none" for a loss of shape [...].
+        ignore_index: targets with this value have loss 0 and no gradient.
+        reduction: "mean" over the targets that are not ignored, "sum", or "none" for a loss of shape [...].
 
     Returns:
-        A number, or with reduction "none" losses [...], in the dtype of `hidden`. A mean over no target is NaN.
+        A number, or with reduction "none" losses [...], in the dtype of `hidden`. The mean is NaN if all
+        targets are ignored.
 
     Raises:
         ValueError: wrong shapes, a class out of range, an unknown reduction, a bad alpha.
@@ -83,12 +83,12 @@ def linear_alpha_relu_loss(
     ignore_index: int = -100,
     reduction: str = "mean",
 ) -> Tensor:
-    r"""Return the :func:`alpha_relu_loss` of a linear layer's scores, in the memory of a few hundred tokens' scores.
+    r"""Return the :func:`alpha_relu_loss` of a linear layer, with memory for a few hundred tokens.
 
     .. math:: \ell(W h + b, y), \qquad \nabla_h = W^\top (r - e_y), \quad \nabla_W = (r - e_y)\, h^\top, \qquad
               r = [(\alpha - 1)(W h + b) - \tau]_+^{1/(\alpha-1)}
 
-    (Tezekbayev et al. 2022, eq. 3), computed as :func:`linear_entmax_loss` computes its own.
+    (Tezekbayev et al. 2022, eq. 3), computed in chunks like :func:`linear_entmax_loss`.
 
     Args:
         hidden: [..., d], any floating dtype.
@@ -97,11 +97,12 @@ def linear_alpha_relu_loss(
         alpha: a number above 1.
         tau: the threshold, a number; see :func:`estimate_tau`.
         bias: [classes].
-        ignore_index: targets of this value have loss 0 and no gradient.
-        reduction: "mean" over the targets that count, "sum", or "none" for a loss of shape [...].
+        ignore_index: targets with this value have loss 0 and no gradient.
+        reduction: "mean" over the targets that are not ignored, "sum", or "none" for a loss of shape [...].
 
     Returns:
-        A number, or with reduction "none" losses [...], in the dtype of `hidden`. A mean over no target is NaN.
+        A number, or with reduction "none" losses [...], in the dtype of `hidden`. The mean is NaN if all
+        targets are ignored.
 
     Raises:
         ValueError: wrong shapes, a class out of range, an unknown reduction, a bad alpha.
@@ -122,7 +123,7 @@ def linear_alpha_relu_loss(
 def _check_arguments(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, reduction: str
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return arguments that fit together, in the dtype autocast would give a linear layer."""
+    """Check the arguments, and convert them to the dtype of a linear layer under autocast."""
     check_floating(hidden, "hidden")
     check_dense(weight, "weight")
     if bias is not None:
@@ -158,12 +159,12 @@ def _reduce(
     rows = hidden.reshape(-1, hidden.shape[-1])
     check_dense(target, "target")
     classes = class_rows((*leading, len(weight)), weight.device, target, ignore_index)
-    # The product leaves out ignored rows: 0 times NaN would reach the gradient of the weight.
+    # Set ignored rows to 0: 0 times NaN would reach the gradient of the weight.
     rows = torch.where((classes >= 0).unsqueeze(-1), rows, 0)
     layer = Layer(rows, weight, bias, classes, alpha, tau)
     if rows.shape[0] == 0:
         inputs = [x for x in (weight, bias, alpha) if isinstance(x, Tensor)]
-        loss = (rows.sum(-1) + sum(x.sum() * 0 for x in inputs)).float()  # of no number, with gradients of zero
+        loss = (rows.sum(-1) + sum(x.sum() * 0 for x in inputs)).float()  # empty, with zero gradients
     elif reduction == "none":
         loss = linear_loss(layer)
     else:

@@ -1,4 +1,4 @@
-"""Losses that belong to the maps: convex in the scores, never negative, zero once the target wins by a margin."""
+"""Define the Fenchel-Young losses of entmax: convex, non-negative, and zero beyond a margin."""
 
 from __future__ import annotations
 
@@ -40,23 +40,24 @@ def entmax_loss(
     .. math:: L_\alpha(z; y) = (p - y)^\top z + H_\alpha(p) - H_\alpha(y),
               \qquad p = \mathrm{entmax}_\alpha(z), \qquad \nabla_z L = p - y
 
-    (Peters et al. 2019, eq. 11 and 12). For a class target it is exactly zero as soon as the target's score leads every
-    other by :math:`1/(\alpha - 1)`. It is computed from score differences, so that no offset blurs it or turns it
-    negative, and it needs no probability of the target, which may be zero.
+    (Peters et al. 2019, eq. 11 and 12). For a class target it is exactly zero if the target's score exceeds every
+    other by at least :math:`1/(\alpha - 1)`. It is computed from score differences, so offsets of the scores don't
+    change it. It stays finite if the target's probability is zero.
 
     Args:
-        scores: [..., classes], any floating dtype; a score of -inf takes that class out.
+        scores: [..., classes], any floating dtype; a class with a score of -inf is excluded.
         target: classes [...] (integers), or probabilities [..., classes]. For probabilities :math:`H_\alpha(y)` is
             subtracted: at `alpha = 1` the loss is then the Kullback-Leibler divergence.
         alpha: positive: a number, or a tensor broadcastable to `scores` with last size 1; it gets a gradient.
-        weight: [classes] weight of each class. As in `torch.nn.functional.cross_entropy`, a mean over classes
-            divides by the summed weights of the targets. A probability target is scaled by it before it is compared.
-        ignore_index: class targets of this value have loss 0 and no gradient.
-        reduction: "mean" over the targets that count, "sum", or "none" for a loss of shape [...].
-        label_smoothing: share of the target spread evenly over the classes that take part, from 0 to 1.
+        weight: weights of the classes [classes]. As in `torch.nn.functional.cross_entropy`, the mean divides by the
+            summed weights of the targets, and probability targets are multiplied by the weights first.
+        ignore_index: class targets with this value have loss 0 and no gradient.
+        reduction: "mean" over the targets that are not ignored, "sum", or "none" for a loss of shape [...].
+        label_smoothing: share of the target that is spread evenly over the classes with finite scores, from 0 to 1.
 
     Returns:
-        A number, or with reduction "none" losses [...], in the dtype of `scores`. A mean over no target is NaN.
+        A number, or with reduction "none" losses [...], in the dtype of `scores`. The mean is NaN if all
+        targets are ignored.
 
     Raises:
         ValueError: wrong shapes, a class out of range, an unknown reduction, a smoothing outside [0, 1], a bad alpha.
@@ -88,18 +89,18 @@ def entmax_loss(
 
 
 def reduce(loss: Tensor, total: Tensor | int, reduction: str) -> Tensor:
-    """Sum, mean by what counts, or nothing; a mean over nothing is NaN, as in PyTorch."""
+    """Reduce the losses; a mean over no target is NaN, as in PyTorch."""
     if reduction == "none":
         return loss
     if reduction == "sum" or not isinstance(total, Tensor):
         return loss.sum() if reduction == "sum" else loss.sum() / total
-    # Divided by zero, the losses would hand an infinite slope to gradients that are zero.
+    # Dividing by zero would multiply zero gradients by infinity.
     nothing = total == 0
     return torch.where(nothing, torch.nan, loss.sum() / torch.where(nothing, 1, total))
 
 
 def check_reduction(name: str) -> str:
-    """Return a known reduction; any other one is a ValueError that names them."""
+    """Return a valid reduction, or raise a ValueError that lists them."""
     if name not in REDUCTIONS:
         raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {name!r}")
     return name
@@ -127,12 +128,12 @@ def _check_target(scores: Tensor, target: Tensor, alpha: Alpha, weight: Tensor |
 
 
 def class_rows(shape: Sequence[int], device: torch.device, target: Tensor, ignore_index: int) -> Tensor:
-    """Return classes [rows] for scores of a shape, -1 where the target does not count."""
+    """Return classes [rows] for scores of a shape; -1 for ignored targets."""
     check_integers(target, "class targets")
     ignore_index = integer("ignore_index", ignore_index)
     *leading, classes = shape
     if list(target.shape) != leading:
-        # As in cross_entropy, whose classes are dimension 1.
+        # cross_entropy has its classes in dimension 1.
         classes_second = list(target.shape) == [*shape[:1], *shape[2:]]
         hint = "; classes come last here: scores.movedim(1, -1)" if classes_second else ""
         raise ValueError(
@@ -148,7 +149,7 @@ def class_rows(shape: Sequence[int], device: torch.device, target: Tensor, ignor
                 f"target must hold classes from 0 to {classes - 1} or ignore_index {ignore_index}, "
                 f"got {int(target[out_of_range][0])}"
             )
-    # A negative class that could not be checked here fails in the kernel, as one that is too large.
+    # An unchecked negative class is replaced by a class that is too large, so that the kernel raises.
     return torch.where(has_loss, torch.where(target < 0, classes, target), -1)
 
 
@@ -161,14 +162,14 @@ def _hard(
     share = has_loss.to(each.dtype) if weight is None else torch.where(has_loss, weight[index], 0)
     loss = each if weight is None else each * share
     if smoothing > 0:
-        # The loss of class c is the target's plus z_y - z_c: the mean over classes needs no other loss.
+        # The loss of class c is that of the target plus z_y - z_c, so the mean over classes needs one loss.
         active = scores > -torch.inf
         lead = torch.where(active, scores.gather(-1, index.unsqueeze(-1)) - torch.where(active, scores, 0), 0)
         if weight is None:
             spread = each + lead.sum(-1) / active.sum(-1).clamp(min=1)
         else:
             spread = (torch.where(active, each.unsqueeze(-1) + lead, 0) * weight).sum(-1) / active.sum(-1).clamp(min=1)
-        spread = torch.where(each == torch.inf, each, spread)  # of a target whose score is -inf
+        spread = torch.where(each == torch.inf, each, spread)  # the target's score is -inf
         loss = (1 - smoothing) * loss + smoothing * torch.where(has_loss, spread, 0)
     return loss, share.sum()
 
@@ -185,12 +186,12 @@ def _soft(
     if weight is not None:
         y = y * weight
     mass = y.sum(-1, keepdim=True)
-    empty = ~active.any(-1) & ~scores.isnan().any(-1)  # nothing takes part: no loss, and no difference of infinities
+    empty = ~active.any(-1) & ~scores.isnan().any(-1)  # the loss is 0 if all scores are -inf
     scores = scores.masked_fill(empty.unsqueeze(-1), 0)
     best = scores.detach().argmax(-1)
     gaps = torch.where(y > 0, scores.gather(-1, best.unsqueeze(-1)) - scores, 0)  # 0 * inf would be NaN
     loss = autograd.entmax_loss(scores, best, alpha) * mass.squeeze(-1) + (y * gaps).sum(-1)
     share = y / torch.where(mass > 0, mass, 1)
     loss = loss - mass.squeeze(-1) * entropy(share, alpha).squeeze(-1)
-    # A difference of numbers that may be equal: what rounding leaves below 0 becomes 0, and keeps its gradients.
+    # Rounding can leave a difference of equal numbers below 0: set it to 0, and keep its gradients.
     return torch.where(loss < 0, loss - loss.detach(), loss).masked_fill(empty, 0)

@@ -1,4 +1,4 @@
-"""Maps from scores to sparse probabilities: alpha-entmax and its relatives."""
+"""Define functions from scores to sparse probabilities: alpha-entmax and its relatives."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from tsallis.ops.transforms import as_input, positive_alphas, varies
 
 
 def entmax(scores: Tensor, alpha: Alpha = 1.5, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:
-    r"""Return probabilities that are softmax at `alpha = 1`, sparsemax at 2, and sparse for every alpha above 1.
+    r"""Return alpha-entmax probabilities: softmax at `alpha = 1`, sparsemax at 2, sparse above 1.
 
-    Below 1 every entry is positive, and improbable ones are more probable than by softmax.
-
-    Solves, for every row of scores :math:`z` along `dim`,
+    Equivalent to `torch.softmax` at `alpha = 1`. For alpha below 1 every probability is positive, and small ones are
+    larger than with softmax. The probabilities of each row of scores :math:`z` along `dim` are
 
     .. math:: \arg\max_{p \in \triangle} \; p^\top z + H_\alpha(p), \qquad
               H_\alpha(p) = \frac{1 - \sum_i p_i^\alpha}{\alpha(\alpha - 1)},
 
-    whose solution is :math:`p_i = [(\alpha - 1) z_i - \tau]_+^{1/(\alpha-1)}` (Peters et al. 2019, eq. 10 and 13).
-    Differentiable to every order in the scores and in alpha (Correia et al. 2019, prop. 1), at `alpha = 1` too.
+    with the solution :math:`p_i = [(\alpha - 1) z_i - \tau]_+^{1/(\alpha-1)}` (Peters et al. 2019, eq. 10 and 13).
+    They are differentiable to every order in the scores and in alpha (Correia et al. 2019, prop. 1), also at
+    `alpha = 1`.
 
     Args:
-        scores: any shape, any floating dtype. -inf takes no part. Half precision is computed in float32.
+        scores: any shape, any floating dtype. Entries of -inf get probability 0. Half precision is computed in float32.
         alpha: positive: a number, or a tensor broadcastable to `scores` with size 1 along `dim`. Unlike the second
             argument of `torch.softmax`, this is not the dimension: write `entmax(scores, dim=1)`.
         dim: the dimension whose entries sum to 1.
-        mask: boolean, broadcastable to `scores`; True takes part.
+        mask: boolean, broadcastable to `scores`; False excludes an entry.
 
     Returns:
-        Probabilities of the shape and dtype of `scores`. A row in which nothing takes part is all zeros; a row with a
-        NaN is all NaN.
+        Probabilities of the shape and dtype of `scores`. A row without a valid entry is zeros; a row with a NaN
+        is NaN.
 
     Raises:
         ValueError: an alpha that is not positive and finite, or of a wrong shape.
@@ -59,11 +59,11 @@ def entmax(scores: Tensor, alpha: Alpha = 1.5, dim: int = -1, *, mask: Tensor | 
         >>> entmax(torch.zeros(2, 3, 4), per_head).shape
         torch.Size([2, 3, 4])
     """
-    # A tracer can't prove the guards of a merge of two dimensions of the same unknown length.
+    # A tracer can't prove the guards of merging two dimensions of the same unknown length.
     jit_tracing = torch._C._get_tracing_state()
     merge = not (jit_tracing or torch.compiler.is_compiling())
     rows = as_rows(scores, alpha, dim, mask, "maps", positive=True, merge=merge)
-    if not jit_tracing and scores.numel() == 0:  # torch.jit.trace warns of a size that decides
+    if not jit_tracing and scores.numel() == 0:  # torch.jit.trace warns if a size decides a branch
         return _empty(scores, rows.alpha).to(rows.dtype)
     return rows.restore(autograd.entmax(rows.scores, rows.alpha, rows.dim, rows.backend))
 
@@ -71,7 +71,7 @@ def entmax(scores: Tensor, alpha: Alpha = 1.5, dim: int = -1, *, mask: Tensor | 
 def log_entmax(scores: Tensor, alpha: Alpha = 1.5) -> Tensor:
     """Return the logarithms of :func:`entmax` along the last dimension in float64; -inf outside the support.
 
-    They are finite where a probability is above zero and too small for a number.
+    They are finite even if a probability underflows to zero.
     """
     wide = scores.double()
     alpha = alpha.to(wide) if isinstance(alpha, Tensor) else float(alpha)
@@ -80,24 +80,26 @@ def log_entmax(scores: Tensor, alpha: Alpha = 1.5) -> Tensor:
 
 
 def _empty(scores: Tensor, alpha: Alpha) -> Tensor:
-    """Return a copy of a tensor without entries, in the graph of its inputs: their gradients are zeros."""
+    """Return a copy of an empty tensor that is connected to its inputs, with zero gradients."""
     return scores + (alpha.sum() * 0).to(scores.dtype) if isinstance(alpha, Tensor) else scores.clone()
 
 
 def sparsemax(scores: Tensor, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:
-    r"""Return the Euclidean projection of the scores onto the simplex: :func:`entmax` with `alpha = 2`.
+    r"""Return sparsemax probabilities: the Euclidean projection of the scores onto the simplex.
+
+    Equivalent to :func:`entmax` with `alpha = 2`.
 
     .. math:: \arg\min_{p \in \triangle} \; \lVert p - z \rVert^2, \qquad p_i = [z_i - \tau]_+
 
     (Martins and Astudillo 2016; Peters et al. 2019, eq. 5.)
 
     Args:
-        scores: any shape, any floating dtype; -inf takes no part. Half precision is computed in float32.
+        scores: any shape, any floating dtype; Entries of -inf get probability 0. Half precision is computed in float32.
         dim: the dimension whose entries sum to 1.
-        mask: boolean, broadcastable to `scores`; True takes part.
+        mask: boolean, broadcastable to `scores`; False excludes an entry.
 
     Returns:
-        Probabilities of the shape and dtype of `scores`, zeros in a row in which nothing takes part.
+        Probabilities of the shape and dtype of `scores`, rows without a valid entry are zeros.
 
     Raises:
         ValueError: a mask that can't be broadcast to the scores.
@@ -111,19 +113,21 @@ def sparsemax(scores: Tensor, dim: int = -1, *, mask: Tensor | None = None) -> T
 
 
 def entmax15(scores: Tensor, dim: int = -1, *, mask: Tensor | None = None) -> Tensor:
-    r"""Return 1.5-entmax: :func:`entmax` with `alpha = 1.5`, smooth like softmax and sparse like sparsemax.
+    r"""Return 1.5-entmax probabilities, smooth like softmax and sparse like sparsemax.
+
+    Equivalent to :func:`entmax` with `alpha = 1.5`.
 
     .. math:: \arg\max_{p \in \triangle} \; p^\top z + H_{1.5}(p), \qquad p_i = [z_i / 2 - \tau]_+^2
 
-    (Peters et al. 2019, alg. 2 solves it by sorting; this needs no sort.)
+    (Peters et al. 2019, alg. 2 sorts the scores; this function needs no sort.)
 
     Args:
-        scores: any shape, any floating dtype; -inf takes no part. Half precision is computed in float32.
+        scores: any shape, any floating dtype; Entries of -inf get probability 0. Half precision is computed in float32.
         dim: the dimension whose entries sum to 1.
-        mask: boolean, broadcastable to `scores`; True takes part.
+        mask: boolean, broadcastable to `scores`; False excludes an entry.
 
     Returns:
-        Probabilities of the shape and dtype of `scores`, zeros in a row in which nothing takes part.
+        Probabilities of the shape and dtype of `scores`, rows without a valid entry are zeros.
 
     Raises:
         ValueError: a mask that can't be broadcast to the scores.
@@ -142,12 +146,12 @@ def normmax(scores: Tensor, alpha: float = 2.0, dim: int = -1) -> Tensor:
 
     .. math:: \arg\max_{p \in \triangle} \; p^\top z - \lVert p \rVert_\alpha
 
-    The solution is :math:`p_i \propto [z_i - \tau]_+^{1/(\alpha-1)}` (Blondel et al. 2020, sec. 4), reached through
-    :func:`entmax`: with :math:`\beta = 2 - 1/\alpha`, :math:`p` is the escort of
-    :math:`\beta`-entmax :math:`(\tfrac{\alpha}{\alpha-1} z)` of exponent :math:`1/\alpha`.
+    The solution is :math:`p_i \propto [z_i - \tau]_+^{1/(\alpha-1)}` (Blondel et al. 2020, sec. 4), computed by
+    :func:`entmax` and :func:`escort`: with :math:`\beta = 2 - 1/\alpha`, :math:`p` is the escort distribution of
+    :math:`\beta`-entmax :math:`(\tfrac{\alpha}{\alpha-1} z)` with exponent :math:`1/\alpha`.
 
     Args:
-        scores: any shape, any floating dtype; -inf takes no part.
+        scores: any shape, any floating dtype; Entries of -inf get probability 0.
         alpha: the norm, above 1.
         dim: the dimension whose entries sum to 1.
 
@@ -170,23 +174,23 @@ def normmax(scores: Tensor, alpha: float = 2.0, dim: int = -1) -> Tensor:
     wide = upcast(scores)
     if scores.numel() and scores.dim():
         top = wide.detach().amax(dim, keepdim=True)
-        wide = wide - torch.where(top == -torch.inf, 0, top)  # before the factor, which would round an offset
+        wide = wide - torch.where(top == -torch.inf, 0, top)  # subtract before scaling, which would round the offset
     wide = wide * (alpha / (alpha - 1))
     return escort(entmax(wide, 2 - 1 / alpha, dim), 1 / alpha, dim).to(result_dtype(scores))
 
 
 def budgeted_entmax(scores: Tensor, alpha: Alpha = 1.5, budget: float = 2, dim: int = -1) -> Tensor:
-    r"""Return the marginals of choosing `budget` entries: each at most 1, together `budget`, sparse at both ends.
+    r"""Return the marginal probabilities of choosing `budget` entries: each at most 1, with sum `budget`.
 
     .. math:: \arg\max_{0 \le p \le 1,\; \sum_i p_i = k} \; p^\top z + H_\alpha(p)
 
-    with :math:`k` the budget: :func:`entmax` (Peters et al. 2019, eq. 10) with another sum than 1. Entries at 1 are
-    chosen for certain, entries at 0 never. Differentiable like :func:`entmax`.
+    with the budget :math:`k`. It generalizes :func:`entmax` (Peters et al. 2019, eq. 10) to other sums than 1. Entries
+    at 1 are certain to be chosen, entries at 0 are never chosen. It is differentiable like :func:`entmax`.
 
     Args:
-        scores: any shape, any floating dtype; -inf takes no part.
+        scores: any shape, any floating dtype; Entries of -inf get probability 0.
         alpha: at least 1: a number, or a tensor broadcastable to `scores` with size 1 along `dim`.
-        budget: at least 0, which chooses nothing. Where fewer entries than it take part, all of those are 1.
+        budget: sum of the marginals, at least 0. If fewer entries are finite, all of these get 1.
         dim: the dimension whose entries sum to the budget.
 
     Returns:
@@ -210,13 +214,13 @@ def budgeted_entmax(scores: Tensor, alpha: Alpha = 1.5, budget: float = 2, dim: 
 
 
 def tsallis_entropy(probs: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
-    r"""Return the Tsallis entropy of probabilities: Shannon's at `alpha = 1`, half the Gini index at 2.
+    r"""Return the Tsallis entropy of probabilities: Shannon entropy at `alpha = 1`, half the Gini index at 2.
 
     .. math:: H_\alpha(p) = \frac{1 - \sum_i p_i^\alpha}{\alpha (\alpha - 1)}
               = -\frac{1}{\alpha} \sum_i p_i \frac{p_i^{\alpha-1} - 1}{\alpha - 1}
 
-    computed in the second form, which has no singularity at `alpha = 1` (Peters et al. 2019, eq. 9). The gradient in
-    `probs` is taken on the support; zeros get none.
+    computed by the second form, which has no singularity at `alpha = 1` (Peters et al. 2019, eq. 9). Zeros in `probs`
+    get no gradient.
 
     Args:
         probs: probabilities along `dim`.
@@ -243,12 +247,12 @@ def tsallis_entropy(probs: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
 
 
 def escort(probs: Tensor, beta: float, dim: int = -1) -> Tensor:
-    r"""Return the escort distribution: probabilities raised to a power and normalised, zeros staying zero.
+    r"""Return the escort distribution: probabilities raised to a power and normalized; zeros stay zero.
 
     .. math:: \tilde p_i = p_i^\beta \Big/ \sum_j p_j^\beta \quad \text{on the support}
 
-    `beta = 1` is the distribution itself, `beta = 0` the uniform one on its support, and `beta = 2 - alpha` the one
-    in the Jacobian of :func:`entmax` (Martins et al. 2020, eq. 5 and 18).
+    `beta = 1` returns the distribution itself, `beta = 0` the uniform distribution on its support. `beta = 2 - alpha`
+    is the one in the Jacobian of :func:`entmax` (Martins et al. 2020, eq. 5 and 18).
 
     Args:
         probs: probabilities along `dim`; a row of zeros stays zero.
@@ -270,15 +274,15 @@ def escort(probs: Tensor, beta: float, dim: int = -1) -> Tensor:
     check_dim(dim)
     beta = finite_number("beta", beta)
     wide = upcast(probs)
-    outside = wide == 0  # and not `> 0`: a NaN must stay one
+    outside = wide == 0  # not `> 0`: a NaN must stay NaN
     dim = dim if wide.dim() else 0
-    # Relative to the largest power: a power of a tiny probability alone could leave the range of the numbers.
+    # Divide by the largest power first: a power of a tiny probability could underflow or overflow.
     scale, whole = torch.where(outside, 1, wide.detach()), wide.numel() and wide.dim()
     if beta >= 0:
         scale = wide.detach().amax(dim, keepdim=True) if whole else scale
         ratio = torch.where(outside, 1, wide / torch.where(scale == 0, 1, scale))
         power = torch.where(outside, 0, ratio ** (as_input(beta, wide) if varies(beta) else beta))
-    else:  # by logarithms: the ratio to the smallest probability could leave it, too
+    else:  # use logarithms: the ratio to the smallest probability could overflow
         scale = scale.amin(dim, keepdim=True) if whole else scale
         power = torch.where(outside, 0, torch.exp(beta * (torch.where(outside, 1, wide).log() - scale.log())))
     total = power.sum(dim, keepdim=True) if wide.dim() else power

@@ -1,4 +1,4 @@
-"""From tensors of any shape, dtype and mask to the rows [rows, d] the kernels work on, and back."""
+"""Convert tensors of any shape, dtype and mask to rows [rows, d] for kernels, and back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tsallis.ops.transforms import (
     without_numbers,
 )
 
-_NUMBERS = (Real, torch.SymFloat, torch.SymInt)  # numpy's are among the real ones, and a tracer's are not
+_NUMBERS = (Real, torch.SymFloat, torch.SymInt)  # includes numpy's numbers and a tracer's
 _INTEGERS = (Integral, torch.SymInt)
 
 _STRIDED = torch.strided
@@ -34,18 +34,18 @@ _WIDE = (torch.float32, torch.float64)
 
 
 class Rows(NamedTuple):
-    """Scores as a backend takes them, and the way back to the caller's layout."""
+    """Scores in the layout of a backend, and how to restore the caller's layout."""
 
-    scores: Tensor  # contiguous, in a dtype of the backend's; without a backend [rows, d] in float32 or float64
+    scores: Tensor  # contiguous, in a dtype of the backend; without a backend [rows, d] in float32 or float64
     alpha: Alpha  # a number, or [rows, 1]; with scores [..., d] that are not merged to rows, [..., 1]
-    dim: int  # of the rows in `scores`: -1, or one from 0
+    dim: int  # dimension of the rows in `scores`: -1 or at least 0
     backend: Backend | None
-    shape: torch.Size | None  # of the caller's tensor with its dimension moved last, where `scores` has another
+    shape: torch.Size | None  # caller's shape with its dimension last, if `scores` has another shape
     moved: int  # the caller's dimension, if it was moved last; else -1
-    dtype: torch.dtype  # of the result
+    dtype: torch.dtype  # dtype of the result
 
     def restore(self, result: Tensor) -> Tensor:
-        """Return a result of the shape of `scores` in the caller's shape and dtype."""
+        """Return a result in the caller's shape and dtype."""
         if self.shape is not None:
             result = result.reshape(self.shape)
         if self.moved != -1:
@@ -62,7 +62,7 @@ def as_rows(
     positive: bool = False,
     merge: bool = True,
 ) -> Rows:
-    """Return checked rows of `scores` along `dim`, and their alphas; entries that `mask` leaves out are -inf.
+    """Check the arguments and return rows of `scores` along `dim` with their alphas; masked entries are -inf.
 
     Alphas must be at least 1; with `positive` they must be positive. With `operation` the rows have the backend that
     computes this operation, unless a tracer or a transform is active. The backend takes the scores with as few steps as
@@ -124,9 +124,9 @@ def _plain_rows(scores: Tensor, alpha: Alpha, axis: int, dtype: torch.dtype, mer
     moved = scores.resolve_neg()
     if axis == last:
         axis = -1
-    else:  # by numbers from 0: the tracing ONNX exporter writes negative ones into its file
+    else:  # non-negative dimensions: the tracing ONNX exporter would write negative ones to the file
         moved = moved.movedim(axis, last)
-    if not merge and last:  # under vmap a single row is one of a batch
+    if not merge and last:  # under vmap a single row is part of a batch
         alpha = alpha.reshape(*moved.shape[:-1], 1) if isinstance(alpha, Tensor) else alpha
         return Rows(upcast(moved), alpha, -1, None, None, axis, dtype)
     rows = moved.reshape(-1, moved.shape[-1]) if moved.numel() else moved.reshape(0, max(moved.shape[-1], 1))
@@ -147,7 +147,7 @@ def masked(scores: Tensor, mask: Tensor) -> Tensor:
 
 
 def check_dim(dim: Any) -> None:
-    """Raise a TypeError unless a dimension is an integer; whether the tensor has it, PyTorch says."""
+    """Raise a TypeError unless a dimension is an integer; PyTorch checks its range."""
     if isinstance(dim, bool) or not hasattr(dim, "__index__"):
         raise TypeError(f"dim must be an integer, got {dim!r}")
 
@@ -166,7 +166,7 @@ def check_dense(x: Tensor, name: str) -> None:
 
 
 def check_floating(scores: Tensor, name: str = "scores") -> None:
-    """Raise a TypeError unless scores are a dense tensor of floating-point numbers, which can be recorded."""
+    """Raise a TypeError unless scores are a dense floating-point tensor."""
     check_recordable()
     check_dense(scores, name)
     if not scores.is_floating_point():
@@ -181,7 +181,7 @@ def check_integers(x: Tensor, name: str) -> None:
 
 
 def integer(name: str, value: Any) -> int:
-    """Return an argument that is an integer, or a tensor that holds one, as an `int`; in compiled graphs it may vary.
+    """Return an integer argument, or a tensor that holds one, as an `int`, dynamic in compiled graphs.
 
     Raises:
         TypeError: The argument is anything else, such as 2.0 or True.
@@ -190,7 +190,7 @@ def integer(name: str, value: Any) -> int:
         return value
     if isinstance(value, Tensor) and _readable(value):
         value = value.item()
-    if isinstance(value, Tensor) and jit_tracing() and value.dim() == 0:  # sizes are tensors under this tracer
+    if isinstance(value, Tensor) and jit_tracing() and value.dim() == 0:  # torch.jit.trace represents sizes as tensors
         check_integers(value, name)
         return cast(int, value)
     if isinstance(value, bool) or not isinstance(value, _INTEGERS):
@@ -206,22 +206,22 @@ def check_real(x: Tensor, name: str) -> None:
 
 
 def result_dtype(scores: Tensor) -> torch.dtype:
-    """Return the caller's dtype, or float32 for half precision under autocast, as softmax and cross_entropy have it."""
+    """Return the caller's dtype, or float32 for half precision under autocast, as softmax does."""
     if scores.dtype in (torch.float16, torch.bfloat16) and autocast_enabled(scores.device.type):
         return torch.float32
     return scores.dtype
 
 
 def autocast_enabled(device: str) -> bool:
-    """Tell whether autocast is on for a type of devices; the device "meta" has none."""
+    """Return whether autocast is on for a type of device; the device "meta" has none."""
     return device != "meta" and torch.is_autocast_enabled(device)
 
 
 def number(name: str, value: Any) -> float:
-    """Return an argument that is a number, or a tensor that holds one, as a float.
+    """Return a number, or a tensor that holds one, as a float.
 
     Raises:
-        TypeError: anything else, such as text, a truth value or a tensor that needs a gradient.
+        TypeError: The argument is anything else, such as text, a bool or a tensor that needs a gradient.
     """
     if type(value) is float:
         return value
@@ -242,9 +242,9 @@ def number(name: str, value: Any) -> float:
 
 
 def finite_number(name: str, value: Any) -> float:
-    """Return an argument that is a finite number as a float."""
+    """Return a finite number as a float."""
     result = number(name, value)
-    if not -math.inf < result < math.inf:  # a compiler can't follow math.isfinite of a number that varies
+    if not -math.inf < result < math.inf:  # torch.compile can't trace math.isfinite of a dynamic number
         raise ValueError(f"{name} must be finite, got {result}")
     return result
 
@@ -255,7 +255,7 @@ def _readable(x: Tensor) -> bool:
 
 
 def alpha_number(alpha: float, positive: bool = False) -> float:
-    """Return an alpha that is a number, checked."""
+    """Return a checked number as alpha."""
     alpha = number("alpha", alpha)
     check_alpha(alpha, positive)
     return alpha
@@ -264,10 +264,10 @@ def alpha_number(alpha: float, positive: bool = False) -> float:
 def alpha_along(
     alpha: Alpha, scores: Tensor, shape: Sequence[int], dim: int, ndim: int, positive: bool = False
 ) -> Alpha:
-    """Return alpha as a checked float, or as a tensor [rows, 1], for scores of `shape` with `dim` moved last.
+    """Return alpha as a checked float or as a tensor [rows, 1], for scores of `shape` with `dim` moved last.
 
-    `ndim` is the number of dimensions of the scores. The numbers of a tensor are checked where a backend is chosen.
-    A number that is an input of a compiled graph becomes a tensor.
+    `ndim` is the number of dimensions of the scores. The values of a tensor are checked when a backend is chosen. A
+    number that is an input of a compiled graph becomes a tensor.
     """
     if not isinstance(alpha, Tensor):
         alpha = alpha_number(alpha, positive)
@@ -285,7 +285,7 @@ def alpha_along(
         return alpha.reshape(1, 1)
     if alpha.dim() < ndim:
         alpha = alpha.reshape((1,) * (ndim - alpha.dim()) + alpha.shape)
-    if dim % ndim != ndim - 1:  # of small tensors every operation counts
+    if dim % ndim != ndim - 1:  # each extra operation is measurable on small tensors
         alpha = alpha.movedim(dim % ndim, ndim - 1)
     if alpha.shape[-1] != 1:
         raise ValueError(
@@ -302,11 +302,11 @@ def alpha_along(
 
 
 def _layout_of(alpha: Tensor, shape: Sequence[int], dim: int) -> str:
-    """Say which shape an alpha [n] must have that fits another dimension than its own; `dim` was moved last."""
+    """Describe the shape that an alpha [n] needs to match another dimension; `dim` was moved last."""
     sizes = [*shape[:dim], 0, *shape[dim:-1]]
     fitting = [i for i, n in enumerate(sizes) if n == alpha.numel()]
     if alpha.dim() != 1 or not fitting:
         return ""
-    first = next((i for i in fitting if i), 0)  # the first dimension is a batch's where another one fits too
+    first = next((i for i in fitting if i), 0)  # prefer other dimensions to the first, which is often the batch
     ones = ", ".join(["1"] * (len(sizes) - 1 - first))
     return f"; for one alpha a slice of dimension {first} take alpha.view(-1, {ones})"
