@@ -1,4 +1,4 @@
-"""Modules: the maps and losses, attention, Transformer layers, and the output layer."""
+"""Modules for sparse probabilities: maps, losses, attention, Transformer layers and output layers."""
 
 from tsallis.nn.alpha import PerHeadAlpha
 from tsallis.nn.continuous_attention.layers import (

@@ -1,4 +1,4 @@
-"""Alphas that are learned."""
+"""Define learned alphas."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from tsallis.functional.rows import alpha_number
 
 
 class PerHeadAlpha(nn.Module):
-    r"""An alpha for each head that is learned and stays between two bounds.
+    r"""Learned alpha per attention head, kept between two bounds.
 
     .. math:: \alpha_h = \mathrm{low} + (\mathrm{high} - \mathrm{low}) \, \sigma(a_h)
 
     (Correia et al. 2019, sec. 4, with bounds 1 and 2: from softmax to sparsemax). The parameter :math:`a` is called
-    `bias`: optimisers that leave biases without weight decay leave it, too. A state dict without it, such as one of
-    PyTorch's attention, can be loaded; the parameter then stays as it is. In a model that is
-    cast to half precision, where a step of an optimizer would be lost to rounding, it is in float32.
+    `bias`, so that optimizers which exclude biases from weight decay exclude it too. A state dict without it, such as
+    that of a PyTorch attention, can be loaded; the parameter then keeps its value. It stays in float32 if the model is
+    cast to half precision, because rounding would remove an optimizer's small steps.
 
     Args:
-        num_heads: the number of heads.
-        low: the lower bound, at least 1.
-        high: the upper bound.
-        initial: the alpha that all heads start with; None draws :math:`a` from a normal distribution.
-        device: of the parameter.
-        dtype: of the parameter.
+        num_heads: number of heads.
+        low: lower bound, at least 1.
+        high: upper bound.
+        initial: initial alpha of all heads; None draws :math:`a` from a normal distribution.
+        device: device of the parameter.
+        dtype: dtype of the parameter.
 
     Raises:
-        ValueError: bounds below 1 or in the wrong order, an initial alpha that does not lie between them.
+        ValueError: bounds below 1 or in the wrong order, an initial alpha that is not between them.
 
     Example:
         >>> PerHeadAlpha(3, initial=1.5)().detach()
@@ -60,7 +60,7 @@ class PerHeadAlpha(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialise the parameter again."""
+        """Reset the parameter to its initial values."""
         if self.initial is None:
             nn.init.normal_(self.bias)
         else:
@@ -70,7 +70,7 @@ class PerHeadAlpha(nn.Module):
     def forward(self) -> Tensor:
         """Return the alphas [heads]."""
         share = self.bias.sigmoid()
-        # Never beyond a bound, however it rounds.
+        # `lerp` never exceeds a bound by rounding.
         return torch.lerp(torch.full_like(share, self.low), torch.full_like(share, self.high), share)
 
     def extra_repr(self) -> str:

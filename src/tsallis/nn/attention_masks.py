@@ -1,4 +1,4 @@
-"""Masks of attention: from PyTorch's kinds to those of the kernels, and how many keys they leave."""
+"""Convert PyTorch's attention masks to those of the kernels, and count visible keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tsallis.ops.transforms import traced
 
 
 def convert_mask(mask: Tensor | None, batch: int, heads: int) -> Tensor | None:
-    """Convert PyTorch's mask, True where a key is hidden, to ours."""
+    """Convert PyTorch's mask, where True hides a key, to ours, where True shows it."""
     if mask is None:
         return None
     check_dense(mask, "attn_mask")
@@ -31,7 +31,7 @@ def convert_mask(mask: Tensor | None, batch: int, heads: int) -> Tensor | None:
 
 
 def split_padding(padding: Tensor | None, batch: int, keys: int, plain: bool) -> tuple[Tensor | None, Tensor | None]:
-    """Convert padding to a mask [batch, 1, 1, keys]; to lengths where it is at the end, so that it is skipped."""
+    """Convert padding to a mask [batch, 1, 1, keys], or to lengths if it is at the end."""
     if padding is None:
         return None, None
     check_dense(padding, "key_padding_mask")
@@ -40,7 +40,7 @@ def split_padding(padding: Tensor | None, batch: int, keys: int, plain: bool) ->
         raise ValueError(f"key_padding_mask must have shape {(batch, keys)}, got {tuple(padding.shape)}")
     if padding.dtype != torch.bool and not padding.is_floating_point():
         raise TypeError(f"key_padding_mask must be boolean or floating point, got {padding.dtype}")
-    readable = plain and not traced() and not padding.is_cuda  # reading a GPU's would wait for all its work
+    readable = plain and not traced() and not padding.is_cuda  # reading from a GPU would wait for it
     if padding.dtype != torch.bool:
         active = padding == 0
         if not readable or not torch.equal(active, padding != -torch.inf):
@@ -55,7 +55,7 @@ def split_padding(padding: Tensor | None, batch: int, keys: int, plain: bool) ->
 
 
 def split_lengths(lengths: Tensor, q: Tensor, keys: int, plain: bool) -> tuple[Tensor | None, Tensor | None]:
-    """Convert key lengths to an additive mask [batch, 1, 1, keys], or return them where skipping keys is faster."""
+    """Convert key lengths to an additive mask [batch, 1, 1, keys], or return them if skipping keys is faster."""
     batch, heads, queries, _ = q.shape
     check_dense(lengths, "key_lengths")
     if lengths.shape != (batch,) or lengths.is_floating_point() or lengths.dtype == torch.bool:
@@ -77,8 +77,7 @@ def split_lengths(lengths: Tensor, q: Tensor, keys: int, plain: bool) -> tuple[T
 
 
 def active_queries(lengths: Tensor | None, padding: Tensor | None, queries: int, device: torch.device) -> Tensor | None:
-    """Return which queries of self-attention are no padding [batch or 1, 1, queries]: its keys' lengths or padding say
-    so; None where all are."""
+    """Return which queries of self-attention are valid [batch or 1, 1, queries], or None if all are."""
     if lengths is not None:
         return length_mask(lengths, queries, device)
     if padding is None:
@@ -88,7 +87,7 @@ def active_queries(lengths: Tensor | None, padding: Tensor | None, queries: int,
 
 
 def combine_masks(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    """Combine two masks, each boolean (True takes part) or additive."""
+    """Combine two masks, each boolean (True: visible) or additive."""
     if one is None or other is None:
         return other if one is None else one
     if one.dtype == torch.bool and other.dtype == torch.bool:
@@ -100,14 +99,16 @@ def combine_masks(one: Tensor | None, other: Tensor | None) -> Tensor | None:
 
 
 class VisibleKeys(NamedTuple):
-    """The keys that each query may attend to, as the kernels take it."""
+    """Keys that each query may attend to, in the form that kernels read."""
 
-    mask: Tensor | None  # broadcastable to [batch, heads, queries, keys]: True takes part, or added to the scores
-    lengths: Tensor | None  # [batch]: the first keys that are no padding
+    mask: (
+        Tensor | None
+    )  # broadcastable to [batch, heads, queries, keys]: boolean (True: visible) or added to the scores
+    lengths: Tensor | None  # [batch]: number of valid keys
     causal: bool
     queries: int
     keys: int
-    offset: int = 0  # the position of the first query among the keys
+    offset: int = 0  # position of the first query among the keys
 
     def count_keys(self, device: torch.device) -> Tensor:
         """Count the keys that each query may attend to, broadcastable to [batch, heads, queries]."""
@@ -129,12 +130,12 @@ class VisibleKeys(NamedTuple):
 
 
 def sum_support(support: Tensor, visible: Tensor, active: Tensor | None) -> Tensor:
-    """Sum over a batch and its queries: keys attended to, keys that could be, and queries that see any [3, heads].
+    """Sum attended keys, visible keys and queries with a visible key over a batch [3, heads].
 
     Args:
-        support: [batch, heads, queries]: keys with a weight above zero.
-        visible: broadcastable to it: keys that could be attended to.
-        active: broadcastable to it: the queries that count; None: all.
+        support: number of keys with non-zero weight [batch, heads, queries].
+        visible: number of visible keys, broadcastable to `support`.
+        active: whether a query counts, broadcastable to `support`; None: all.
     """
     support = support.double()
     visible = visible.to(support).expand_as(support)

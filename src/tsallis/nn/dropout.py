@@ -1,4 +1,4 @@
-"""Dropout that on a CPU costs next to nothing."""
+"""Define fast dropout for CPUs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from tsallis.ops.autograd.dropout import SeededDropout, seeded_backend, seeded_m
 
 
 class Dropout(nn.Dropout):
-    """PyTorch's dropout; on a CPU the compiled kernels decide by a seed, so that no mask is drawn slowly, or kept.
+    """Dropout like PyTorch's, but fast and without a saved mask on a CPU.
+
+    The compiled kernels compute it from a seed.
 
     Args:
-        p: share of the numbers that become zero; the others grow to make up for it.
+        p: probability of setting a number to zero; the others are scaled up.
 
     Example:
         >>> Dropout(0.5)(torch.ones(1000)).unique()
@@ -32,7 +34,7 @@ class Dropout(nn.Dropout):
 
 
 def dropout_mask(shape: Sequence[int], p: float, like: Tensor) -> Tensor:
-    """Draw a mask to multiply with: zeros for a share `p` below 1, else 1 / (1 - p); of `like`'s dtype and device."""
+    """Draw dropout factors, 0 with probability `p` below 1, else 1 / (1 - p), in the dtype and device of `like`."""
     if (backend := seeded_backend(like)) is not None:
         return seeded_mask(backend, like.new_ones(shape), 1 - p, _seed())
     return torch.rand(tuple(shape), dtype=like.dtype, device=like.device).ge_(p).div_(1 - p)

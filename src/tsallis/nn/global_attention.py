@@ -1,4 +1,4 @@
-"""Attention of a state over a memory, with weights that can be exactly zero."""
+"""Define attention of a state over a memory, with weights that can be exactly zero."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SCORERS = ("bilinear", "additive")
 
 
 class ScoredAttention(nn.Module):
-    """Attention by a bilinear or an additive score; what becomes of the scores is a subclass's `attend`.
+    """Base class of attention with a bilinear or additive score; subclasses define `attend`.
 
     Args:
         d_query: size of the state.
@@ -21,7 +21,7 @@ class ScoredAttention(nn.Module):
         scorer: "bilinear" or "additive".
 
     Raises:
-        ValueError: a scorer that is unknown.
+        ValueError: an unknown scorer.
     """
 
     def __init__(self, d_query: int, d_memory: int, scorer: str = "bilinear") -> None:
@@ -41,7 +41,7 @@ class ScoredAttention(nn.Module):
         raise NotImplementedError
 
     def keys(self, memory: Tensor) -> Tensor:
-        """Compute `W h_j` of a whole sentence [batch, src, d_query]: the same at every step."""
+        """Compute `W h_j` of a whole sentence [batch, src, d_query], which every step can use."""
         keys: Tensor = self.bilinear(memory) if self.scorer == "bilinear" else self.by_memory(memory)
         return keys
 
@@ -54,12 +54,12 @@ class ScoredAttention(nn.Module):
         return scores
 
     def forward(self, query: Tensor, memory: Tensor, mask: Tensor, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return context and weights; the weights of continuous attention are masses.
+        """Return context and weights; continuous attention returns probability masses as weights.
 
         Args:
             query: [batch, d_query], or [batch, tgt, d_query] for many steps at once.
             memory: [batch, src, d_memory].
-            mask: boolean [batch, src]; True takes part.
+            mask: boolean [batch, src]; False hides a position.
             keys: the result of :meth:`keys` for the memory; computed by default.
 
         Returns:
@@ -73,26 +73,26 @@ class ScoredAttention(nn.Module):
 
 
 class GlobalAttention(ScoredAttention):
-    r"""Attention of one state over a memory by a bilinear or an additive score, with any of our maps.
+    r"""Attention of a state over a memory, with softmax, sparsemax or entmax weights.
 
     .. math:: w = \mathrm{entmax}_\alpha\big(s^\top W h_1, \dots, s^\top W h_n\big), \qquad c = \sum_j w_j h_j
 
-    (Peters et al. 2019, eq. 1, with entmax in place of softmax; the "general" score of Luong et al. 2015.) The additive
-    score is
+    (Peters et al. 2019, eq. 1, with entmax for softmax; the "general" score of Luong et al. 2015.) The additive score
+    is
 
     .. math:: v^\top \tanh(W h_j + U s + b)
 
-    (Bahdanau et al. 2015), whose vector :math:`v` is as long as the state.
+    (Bahdanau et al. 2015), with a vector :math:`v` of the size of the state.
 
     Args:
         d_query: size of the state :math:`s`.
         d_memory: size of the memory :math:`h_j`.
         transform: "softmax", "sparsemax" or "entmax".
-        alpha: for "entmax".
+        alpha: alpha of "entmax".
         scorer: "bilinear" or "additive".
 
     Raises:
-        ValueError: a transform that is unknown or doesn't sum to 1, an alpha below 1, a scorer that is unknown.
+        ValueError: an unknown transform or one whose values don't sum to 1, an alpha below 1, an unknown scorer.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Keys and values of earlier steps, for decoding."""
+"""Store keys and values of earlier steps, for decoding."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from torch import Tensor
 
 
 class Cache(Protocol):
-    """The interface of a cache that attention uses; :class:`KeyValueCache` implements it."""
+    """Interface of a cache for attention; :class:`KeyValueCache` implements it."""
 
     @property
     def position(self) -> int | Tensor:
-        """The position of the next step; [batch] where rows differ."""
+        """Return the position of the next step, or positions [batch] if they differ."""
         ...
 
     @property
     def key_norms(self) -> Tensor | None:
-        """The largest norm of each head's keys [batch, heads]; None where nobody knows it."""
+        """Return the largest norm of each head's keys [batch, heads], or None if unknown."""
         ...
 
     def read(self) -> tuple[Tensor, Tensor]:
@@ -26,15 +26,15 @@ class Cache(Protocol):
         ...
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add steps and return all."""
+        """Add steps and return all keys and values."""
         ...
 
 
 class KeyValueCache:
-    """Projected keys and values of the steps so far, for decoding with :class:`tsallis.nn.MultiheadAttention`.
+    """Cache of keys and values for decoding with :class:`tsallis.nn.MultiheadAttention`.
 
-    It grows in place, by doubling. Attention that is called without a key reads the cache: so a memory is projected
-    once.
+    Its memory doubles when it is full. Attention that is called without a key reads only the cache, so that a memory is
+    projected once.
 
     Example:
         >>> from tsallis.nn import MultiheadAttention
@@ -50,8 +50,8 @@ class KeyValueCache:
         self._keys: Tensor | None = None
         self._values: Tensor | None = None
         self._length = 0
-        self._norms: Tensor | None = None  # of the first keys
-        self._measured = 0  # how many these are
+        self._norms: Tensor | None = None  # largest norms of the first keys
+        self._measured = 0  # number of keys in `_norms`
 
     def __len__(self) -> int:
         """Return the number of steps."""
@@ -59,12 +59,12 @@ class KeyValueCache:
 
     @property
     def position(self) -> int:
-        """The position of the next step."""
+        """Return the position of the next step."""
         return self._length
 
     @property
     def key_norms(self) -> Tensor | None:
-        """The largest norm of each head's keys [batch, heads]; None of an empty cache."""
+        """Return the largest norm of each head's keys [batch, heads], or None if the cache is empty."""
         if self._keys is not None and self._measured < self._length:
             new = self._keys.detach()[:, :, self._measured : self._length]
             dtype = torch.promote_types(new.dtype, torch.float32)
@@ -77,7 +77,7 @@ class KeyValueCache:
         """Return keys and values [batch, heads, length, size].
 
         Raises:
-            ValueError: an empty cache.
+            ValueError: The cache is empty.
         """
         if self._keys is None or self._values is None:
             raise ValueError("the cache is empty: the first call needs a key and a value")
@@ -94,7 +94,7 @@ class KeyValueCache:
             Keys and values [batch, heads, length, size].
 
         Raises:
-            ValueError: shapes that don't fit each other or the cache.
+            ValueError: The shapes don't match each other or the cache.
         """
         if keys.dim() != 4 or keys.shape[:3] != values.shape[:3]:
             raise ValueError(
@@ -110,7 +110,7 @@ class KeyValueCache:
         return self.read()
 
     def reorder(self, index: Tensor) -> None:
-        """Select the batch elements `index`, as a beam search chooses them."""
+        """Select the batch elements `index`, for example those of a beam search."""
         if self._keys is not None and self._values is not None:
             self._keys, self._values = self._keys.index_select(0, index), self._values.index_select(0, index)
             self._norms = None if self._norms is None else self._norms.index_select(0, index)
@@ -119,9 +119,11 @@ class KeyValueCache:
         if memory is None:
             return new
         length, total = self._length, self._length + new.shape[2]
-        if torch.is_grad_enabled():  # what went before may be needed as it was
+        if torch.is_grad_enabled():  # backward may need the old tensor unchanged
             return torch.cat([memory[:, :, :length], new], 2)
-        must_copy = memory.is_inference() and not torch.is_inference_mode_enabled()  # PyTorch refuses to write into it
+        must_copy = (
+            memory.is_inference() and not torch.is_inference_mode_enabled()
+        )  # PyTorch does not allow writing to it
         if memory.shape[2] < total or must_copy:
             larger = memory.new_empty(*memory.shape[:2], max(total, 2 * length), memory.shape[3])
             larger[:, :, :length] = memory[:, :, :length]

@@ -1,4 +1,4 @@
-"""Attention scores that grow with the number of keys."""
+"""Scale attention scores with the number of keys."""
 
 from __future__ import annotations
 
@@ -14,26 +14,25 @@ LengthScaleKind = Literal["input", "head", "ssmax"]
 
 
 class LengthScale(nn.Module):
-    r"""A factor of the scores of each query, learned, that grows with the number of keys it may see.
+    r"""Learned factor of the scores of each query, which grows with the number of visible keys.
 
     .. math:: s_i = 1 + \beta_i (\log (n_i + 1))^{\gamma_i}, \qquad
               \beta_i = \mathrm{softplus}(w_\beta \cdot x_i), \qquad \gamma_i = 2 \tanh(w_\gamma \cdot x_i)
 
-    with the input :math:`x_i` of query i, which may see :math:`n_i` keys (adaptive-scalable entmax, Vasylenko et al.
-    2026; the logarithm is never 0, as in their code). The more keys there are, the further apart scores have to be for
-    the weights of a map to stay as sharp. The kind "head" has one :math:`\beta` and one :math:`\gamma` a head, whatever
-    the input; "ssmax" is :math:`s_i = \beta \log n_i` with a :math:`\beta` of each head that starts at 1 (scalable
-    softmax, Nakanishi 2025).
+    with the input :math:`x_i` of query i, which may attend to :math:`n_i` keys (adaptive-scalable entmax, Vasylenko et
+    al. 2026, with the logarithm of their code). With more keys, scores must differ more for equally sharp weights. The
+    kind "head" has one :math:`\beta` and one :math:`\gamma` per head, for every input. The kind "ssmax" is
+    :math:`s_i = \beta \log n_i` with one :math:`\beta` per head, initially 1 (scalable softmax, Nakanishi 2025).
 
     Args:
-        embed_dim: the size of the inputs.
-        num_heads: the number of heads.
+        embed_dim: size of the inputs.
+        num_heads: number of heads.
         kind: "input", "head" or "ssmax".
-        device: of the parameters.
-        dtype: of the parameters.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
 
     Raises:
-        ValueError: another kind.
+        ValueError: an unknown kind.
 
     Example:
         >>> scale = LengthScale(8, 2, "ssmax")
@@ -42,7 +41,7 @@ class LengthScale(nn.Module):
         (torch.Size([1, 2, 3, 1]), [0.0, 0.6931471824645996, 4.605170249938965])
     """
 
-    LARGEST_POWER = 2.0  # of the logarithm
+    LARGEST_POWER = 2.0  # largest exponent of the logarithm
 
     def __init__(
         self,
@@ -65,7 +64,7 @@ class LengthScale(nn.Module):
     gamma: Tensor | None
 
     def reset_parameters(self) -> None:
-        """Initialise the parameters again."""
+        """Reset the parameters to their initial values."""
         if self.gamma is None:
             nn.init.ones_(self.beta)
         elif self.kind == "head":
@@ -79,8 +78,8 @@ class LengthScale(nn.Module):
         """Return the factors of queries [batch, heads, queries, 1].
 
         Args:
-            x: their inputs [batch, queries, embed_dim].
-            visible: how many keys each may see, broadcastable to [batch, heads, queries].
+            x: inputs of the queries [batch, queries, embed_dim].
+            visible: number of visible keys, broadcastable to [batch, heads, queries].
         """
         count, dtype = visible.clamp(min=1).to(compute_dtype(self.beta.dtype)), self.beta.dtype
         if self.gamma is None:

@@ -1,4 +1,4 @@
-"""The maps and losses as modules, for `nn.Sequential` and for learned alphas."""
+"""Define the maps and losses as modules, for `nn.Sequential` and for learned alphas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tsallis.ops.alphas import Alpha
 
 
 def _hold(module: nn.Module, name: str, value: Alpha) -> None:
-    """Set an attribute: a number or a parameter as it is, another tensor as a buffer that moves with the module."""
+    """Set an attribute to a number or a parameter, or register another tensor as a buffer."""
     if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
         module.register_buffer(name, value)
     else:
@@ -24,7 +24,7 @@ def _format(name: str, value: Alpha) -> str:
 
 
 class _Alpha(nn.Module):
-    """Holds alpha."""
+    """Base class of modules with an alpha."""
 
     alpha: Alpha
 
@@ -37,7 +37,7 @@ class _Alpha(nn.Module):
 
 
 class Entmax(_Alpha):
-    r""":func:`tsallis.entmax` as a module, with an alpha that may be learned.
+    r""":func:`tsallis.entmax` as a module, with a fixed or learned alpha.
 
     .. math:: p = \mathrm{entmax}_\alpha(z)
 
@@ -67,7 +67,7 @@ class Entmax(_Alpha):
         self.dim = dim
 
     def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the probabilities of scores; a mask is as in :func:`tsallis.entmax`."""
+        """Return the probabilities of scores; the mask is that of :func:`tsallis.entmax`."""
         return functional.entmax(scores, self.alpha, self.dim, mask=mask)
 
     def extra_repr(self) -> str:
@@ -95,7 +95,7 @@ class Sparsemax(nn.Module):
         self.dim = dim
 
     def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the probabilities of scores; a mask is as in :func:`tsallis.sparsemax`."""
+        """Return the probabilities of scores; the mask is that of :func:`tsallis.sparsemax`."""
         return functional.sparsemax(scores, self.dim, mask=mask)
 
     def extra_repr(self) -> str:
@@ -111,10 +111,10 @@ class EntmaxLoss(_Alpha):
 
     Args:
         alpha: as in :class:`Entmax`; a tensor with last size 1.
-        weight: [classes] weight of each class.
-        ignore_index: class targets of this value have loss 0 and no gradient.
-        reduction: "mean" over the targets that count, "sum" or "none".
-        label_smoothing: share of the target spread evenly over the classes that take part.
+        weight: weights of the classes [classes].
+        ignore_index: class targets with this value have loss 0 and no gradient.
+        reduction: "mean" over the targets that are not ignored, "sum" or "none".
+        label_smoothing: share of the target that is spread evenly over the classes with finite scores.
 
     Raises:
         ValueError: an alpha that is not positive and finite, an unknown reduction.
@@ -143,7 +143,7 @@ class EntmaxLoss(_Alpha):
         self.label_smoothing = label_smoothing
 
     def forward(self, scores: Tensor, target: Tensor) -> Tensor:
-        """Return the loss of scores [..., classes] for targets, classes [...] or probabilities [..., classes]."""
+        """Return the loss of scores [..., classes] for classes [...] or probabilities [..., classes]."""
         return functional.entmax_loss(
             scores,
             target,
@@ -156,7 +156,7 @@ class EntmaxLoss(_Alpha):
 
 
 class AlphaReLULoss(nn.Module):
-    r""":func:`tsallis.alpha_relu_loss` as a module, with a threshold that may be learned.
+    r""":func:`tsallis.alpha_relu_loss` as a module, with a fixed or learned threshold.
 
     .. math:: \ell(z, y) = (r - e_y)^\top \big(z - \tfrac{\tau}{\alpha-1}\big)
               + \frac{1 - \sum_i r_i^\alpha}{\alpha(\alpha-1)}, \qquad r = [(\alpha - 1) z - \tau]_+^{1/(\alpha-1)}
@@ -167,8 +167,8 @@ class AlphaReLULoss(nn.Module):
         alpha: a number above 1.
         tau: the threshold, see :func:`tsallis.estimate_tau`: a number, an `nn.Parameter`, or another tensor, which
             becomes a buffer.
-        ignore_index: targets of this value have loss 0 and no gradient.
-        reduction: "mean" over the targets that count, "sum" or "none".
+        ignore_index: targets with this value have loss 0 and no gradient.
+        reduction: "mean" over the targets that are not ignored, "sum" or "none".
 
     Raises:
         ValueError: an alpha that is not above 1 or not finite, an unknown reduction.

@@ -1,4 +1,4 @@
-"""Multi-head attention with an alpha for each head, fixed or learned."""
+"""Define multi-head attention with a fixed or learned alpha per head."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ Alpha = float | Tensor | Literal["learned"]
 
 
 class AttentionStats(NamedTuple):
-    """The sparsity of a forward pass, head by head.
+    """Sparsity of a forward pass per head.
 
     Args:
-        density: [heads]: the share of keys with a weight above zero, of those that could be attended to.
-        support: [heads]: the mean number of keys with a weight above zero.
-        alpha: [heads]
+        density: Share of the visible keys with non-zero weight [heads].
+        support: Mean number of keys with non-zero weight [heads].
+        alpha: Alpha [heads].
 
     Example:
         >>> attention = MultiheadAttention(8, 2, batch_first=True, alpha=1.0)
@@ -53,9 +53,9 @@ class AttentionStats(NamedTuple):
 
 
 class _PassRecord(NamedTuple):
-    """The record of a forward pass, for the statistics."""
+    """Data of a forward pass for statistics."""
 
-    support: Tensor  # [batch, heads, queries]: how many keys each query attends to; or all weights
+    support: Tensor  # [batch, heads, queries]: number of keys per query; or all weights
     visible: VisibleKeys
     alpha: float | Tensor  # of all heads, or [heads]
     query_lengths: Tensor | None  # [batch]: how many of the queries are no padding, in self-attention; or
@@ -67,26 +67,26 @@ class MultiheadAttention(ConstantBuffers):
 
     .. math:: \mathrm{head}_h = \mathrm{entmax}_{\alpha_h}\big(Q_h K_h^\top / \sqrt{d}\big) V_h
 
-    (Correia et al. 2019, eq. 8). Arguments, parameter names, shapes and masks are PyTorch's, so that its state dicts
-    load and it can replace PyTorch's module; boolean masks are True where a key may *not* be attended to, as there. A
-    query without a key to attend to gives the output's bias where PyTorch gives NaN. Weights are held only with
-    `need_weights`; they are those before dropout.
+    (Correia et al. 2019, eq. 8). It replaces PyTorch's module: arguments, parameter names, shapes and masks are the
+    same, and state dicts can be loaded. As in PyTorch, True in a boolean mask hides a key. A query without a visible
+    key returns the output's bias, where PyTorch returns NaN. Weights are stored only with `need_weights`, before
+    dropout.
 
     Args:
         embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn: as in `torch.nn.MultiheadAttention`.
-        kdim, vdim, batch_first, device, dtype: as there, too.
+        kdim, vdim, batch_first, device, dtype: as in `torch.nn.MultiheadAttention`.
         alpha: at least 1: a number, "learned" (a :class:`PerHeadAlpha`), a fixed tensor or a parameter [heads], or a
             module whose `forward()` returns a tensor [heads], or [1] for all heads.
-        positions: how a query and a key tell their distance, where both are of one sequence: "none"; "rope" turns them
-            by angles (Su et al. 2021); with "alibi" scores fall with the distance, by a slope of each head (Press et
-            al. 2022), and with "nape" those of every second half of the heads (Vasylenko et al. 2026).
-        num_kv_heads: heads of keys and values, each of which as many neighbouring heads share (Ainslie et al. 2023);
-            None: as many as heads.
-        length_scale: factors of the scores that grow with the number of keys: a kind of :class:`LengthScale`, or such a
-            module; with "nape" of the heads without a slope only.
+        positions: position information for self-attention: "none"; "rope" rotates queries and keys (Su et al. 2021);
+            "alibi" subtracts the distance times a slope per head from the scores (Press et al. 2022); "nape" does so
+            in half of the heads (Vasylenko et al. 2026).
+        num_kv_heads: number of key and value heads, which neighbouring heads share (Ainslie et al. 2023); None: as many
+            as heads.
+        length_scale: kind of :class:`LengthScale`, or such a module, which scales the scores with the number of keys;
+            with "nape" only in the heads without a slope.
 
     Raises:
-        ValueError: sizes that do not fit, a bad alpha.
+        ValueError: sizes that don't match, a bad alpha.
 
     Example:
         >>> attention = MultiheadAttention(8, 2, batch_first=True, alpha="learned")
@@ -98,7 +98,7 @@ class MultiheadAttention(ConstantBuffers):
         torch.Size([2])
     """
 
-    _qkv_same_embed_dim = False  # PyTorch's layers ask: no softmax of their own shall replace this attention
+    _qkv_same_embed_dim = False  # keeps PyTorch's layers from replacing this attention by their softmax
     alpha: float | Tensor | nn.Module
     in_proj_weight: Tensor | None
     q_proj_weight: Tensor
@@ -143,7 +143,7 @@ class MultiheadAttention(ConstantBuffers):
         self.kdim, self.vdim = kdim or embed_dim, vdim or embed_dim
         self.dropout = check_real("dropout", dropout, 0, 1)
         self.batch_first, self.add_zero_attn = batch_first, add_zero_attn
-        self._sizes = (embed_dim, kv_dim, kv_dim)  # of what queries, keys and values are projected to
+        self._sizes = (embed_dim, kv_dim, kv_dim)  # sizes of the projected queries, keys and values
         inputs = {"q_proj_weight": embed_dim, "k_proj_weight": self.kdim, "v_proj_weight": self.vdim}
         packed = self.kdim == self.vdim == embed_dim
         weight = nn.Parameter(torch.empty(sum(self._sizes), embed_dim, **factory_kwargs)) if packed else None
@@ -164,13 +164,13 @@ class MultiheadAttention(ConstantBuffers):
         self._reset_parameters()
 
     def set_alpha(self, alpha: Alpha | nn.Module) -> None:
-        """Give the heads another alpha; one that was learned is dropped.
+        """Set another alpha; a learned alpha is discarded.
 
         Args:
-            alpha: as at the start.
+            alpha: as in the constructor.
 
         Raises:
-            ValueError: a bad alpha; the one of before then stays.
+            ValueError: a bad alpha; the old one is kept.
 
         Example:
             >>> attention = MultiheadAttention(8, 2, alpha="learned")
@@ -178,14 +178,14 @@ class MultiheadAttention(ConstantBuffers):
             >>> attention.alphas(), [name for name, _ in attention.named_parameters() if "alpha" in name]
             (tensor([2., 2.]), [])
         """
-        weight = next(self.parameters())  # a quantised `out_proj` has none
+        weight = next(self.parameters())  # a quantized `out_proj` has no parameters
         self._assign_alpha(alpha, weight.device, weight.dtype)
 
     def _assign_alpha(self, alpha: Alpha | nn.Module, device: Any, dtype: torch.dtype | None) -> None:
         if isinstance(alpha, str):
             if alpha != "learned":
                 raise ValueError(f"alpha must be a number, 'learned', a tensor or a module, got {alpha!r}")
-            half = dtype is not None and dtype.itemsize < 4  # in which steps of an optimizer are lost to rounding
+            half = dtype is not None and dtype.itemsize < 4  # rounding would remove an optimizer's small steps
             alpha = PerHeadAlpha(self.num_heads, device=device, dtype=torch.float32 if half else dtype)
         elif isinstance(alpha, Tensor):
             if alpha.shape != (self.num_heads,):
@@ -261,25 +261,27 @@ class MultiheadAttention(ConstantBuffers):
         cache: Cache | None = None,
         key_lengths: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output, and with `need_weights` the weights.
+        """Compute attention; return the output, and the weights or None.
 
         Args:
             query, key, value: [length, batch, size], [batch, length, size] with `batch_first`, or [length, size].
             key_padding_mask: [batch, keys] or [keys]: True (or -inf) where a key is padding.
-            need_weights: return the weights, too; they are held then.
-            attn_mask: [queries, keys] or [batch * heads, queries, keys], or also [batch, heads, queries, keys] with a 1
-                where all share it: True where a key may not be attended to, or numbers that are added to the scores.
-            average_attn_weights: weights [batch, queries, keys], the mean of the heads, not [batch, heads, ...].
-            is_causal: a query attends to no later key, without a mask. A cache's last key is that of the last query.
-            cache: the keys and values of earlier steps; new ones are added to it, and without `key` none are.
-            key_lengths: [batch], in place of a `key_padding_mask`: how many of the first keys are no padding. The
-                others must be finite: they are skipped or masked, whichever is faster.
+            need_weights: also return the weights, which stores them.
+            attn_mask: [queries, keys] or [batch * heads, queries, keys], or [batch, heads, queries, keys] with
+                size 1 to broadcast: True hides a key; numbers are added to the scores.
+            average_attn_weights: return the mean over the heads [batch, queries, keys], not [batch, heads, queries,
+                keys].
+            is_causal: hide later keys; needs no mask. The last key of a cache has the position of the last query.
+            cache: keys and values of earlier steps; those of `key` and `value` are added. Without `key`, only the cache
+                is read.
+            key_lengths: number of valid keys [batch], instead of a `key_padding_mask`. The other keys must be finite;
+                they are skipped or masked, whichever is faster.
 
         Returns:
             Output of the shape of `query`, with the size `embed_dim`, and the weights or None.
 
         Raises:
-            ValueError: shapes that don't fit, arguments that exclude each other.
+            ValueError: shapes that don't match, arguments that exclude each other.
             TypeError: a mask that is neither boolean nor floating point.
         """
         self._check_inputs(query, key, value, cache, key_lengths, key_padding_mask)
@@ -316,7 +318,7 @@ class MultiheadAttention(ConstantBuffers):
         query_lengths: Tensor | None,
         query_padding: Tensor | None,
     ) -> None:
-        """Keep what :meth:`stats` reports of this pass; under a tracer, forget the pass before it."""
+        """Record this pass for :meth:`stats`; under a tracer, discard the last record."""
         if not traced():
             if isinstance(alpha, Tensor):
                 alpha = alpha.detach().clone()  # an optimiser's step changes parameters
@@ -328,7 +330,7 @@ class MultiheadAttention(ConstantBuffers):
     def _as_output(
         self, query: Tensor, context: Tensor, weights: Tensor | None, average: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Project contexts [batch, heads, queries, size]; return them and the weights in the layout of the query."""
+        """Project contexts [batch, heads, queries, size]; return output and weights in the query's layout."""
         weights = weights.mean(1) if weights is not None and average else weights
         out = self.out_proj(context.transpose(1, 2).flatten(2))  # [batch, queries, size]
         if query.dim() == 2:
@@ -354,14 +356,13 @@ class MultiheadAttention(ConstantBuffers):
 
     @property
     def _plain(self) -> bool:
-        """Tell whether all keys are those of the sequence; keys added behind them are seen by every query, and no
-        length and no causal order then tells who sees what."""
+        """Return whether no extra keys are added, which every query sees regardless of length and order."""
         return self.bias_k is None and not self.add_zero_attn
 
     def _queries_keys_values(
         self, query: Tensor, key: Tensor | None, value: Tensor | None, cache: Cache | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Project the inputs to heads, turn them by their positions, and add the keys and values of a cache."""
+        """Project the inputs to heads, rotate them by their positions, and add those of a cache."""
         q, k, v = self._project(query, key, value)
         if self.rotary is not None:
             if k is None:
@@ -385,7 +386,7 @@ class MultiheadAttention(ConstantBuffers):
     ) -> VisibleKeys:
         """Convert PyTorch's masks, padding and causal order to those of the kernels."""
         queries, keys, plain = q.shape[2], k.shape[2], self._plain
-        past = keys - queries if cached else 0  # negative: queries of another sequence
+        past = keys - queries if cached else 0  # negative if queries and keys are different sequences
         if key_lengths is not None:
             padding, lengths = split_lengths(key_lengths, q, keys, plain)
         else:
@@ -397,12 +398,12 @@ class MultiheadAttention(ConstantBuffers):
         return VisibleKeys(mask, lengths, causal, queries, keys, max(past, 0))
 
     def stats(self) -> AttentionStats:
-        """Measure the sparsity of the last forward pass; no weights are computed for it.
+        """Return the sparsity of the last forward pass, without computing weights.
 
-        In self-attention, queries that are padding do not count.
+        In self-attention, padding queries are skipped.
 
         Raises:
-            RuntimeError: before the first one.
+            RuntimeError: There was no forward pass yet.
         """
         last = self._last_pass()
         support = count_support(last.support)
@@ -414,14 +415,14 @@ class MultiheadAttention(ConstantBuffers):
 
     @property
     def recorded(self) -> bool:
-        """Tell whether there was a forward pass to report on."""
+        """Return whether a forward pass is recorded."""
         return self._last is not None
 
     def support(self) -> Tensor:
-        """Count the keys with a weight above zero in the last forward pass [batch, heads, queries].
+        """Return the number of keys with non-zero weight in the last pass [batch, heads, queries].
 
         Raises:
-            RuntimeError: before the first one, or if it was compiled.
+            RuntimeError: There was no forward pass yet, or it was compiled.
         """
         return count_support(self._last_pass().support)
 
@@ -444,7 +445,7 @@ class MultiheadAttention(ConstantBuffers):
     def _project(
         self, query: Tensor, key: Tensor | None, value: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Project the inputs to heads [batch, heads, length, head size]; of keys and values there may be fewer."""
+        """Project the inputs to heads [batch, heads or key heads, length, head size]."""
         if self.in_proj_weight is not None and key is query and value is query:
             q, k, v = F.linear(query, self.in_proj_weight, self.in_proj_bias).split(self._sizes, -1)
             return self._heads(q), self._heads(k), self._heads(v)
@@ -456,7 +457,7 @@ class MultiheadAttention(ConstantBuffers):
 
     def _heads(self, x: Tensor) -> Tensor:
         x = self._batch_first(x)
-        # Not `unflatten`, through which the tracing ONNX exporter loses track of a dynamic batch.
+        # Not `unflatten`: with it the tracing ONNX exporter loses the dynamic batch size.
         return x.reshape(x.shape[0], x.shape[1], -1, self.head_dim).transpose(1, 2)
 
     def _batch_first(self, x: Tensor) -> Tensor:
@@ -465,7 +466,7 @@ class MultiheadAttention(ConstantBuffers):
         return x if self.batch_first else x.transpose(0, 1)
 
     def _scale(self, q: Tensor, query: Tensor, visible: VisibleKeys) -> Tensor:
-        """Scale queries [batch, heads, queries, head size] by how many keys they may see."""
+        """Scale queries [batch, heads, queries, head size] by their number of visible keys."""
         if self.length_scale is None:
             return q
         factor: Tensor = self.length_scale(self._batch_first(query), visible.count_keys(q.device))
@@ -498,14 +499,14 @@ class MultiheadAttention(ConstantBuffers):
 
 
 def attention_stats(module: nn.Module) -> dict[str, AttentionStats]:
-    """Return the sparsity of the last pass of every :class:`MultiheadAttention` inside a module, by its name.
+    """Return the sparsity of the last pass of every :class:`MultiheadAttention` in a module, by name.
 
     Args:
-        module: whose attentions report.
+        module: module that contains attentions.
 
     Returns:
-        Statistics by name; attentions without a pass, or whose last one was compiled, are left out, and a warning says
-        so where these are all.
+        Statistics by name, without attentions that have not run or whose last pass was compiled. If none is left, a
+        warning is given.
 
     Raises:
         ValueError: a module without a :class:`MultiheadAttention`.

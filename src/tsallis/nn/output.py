@@ -1,4 +1,4 @@
-"""The output layer: a projection, a map and the loss that belongs to the map, so that they can't disagree."""
+"""Define an output layer: a projection, a map and the loss of that map."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tsallis.ops.constants import ConstantBuffers
 from tsallis.ops.eager.log_probs import alpha_relu_log_probs
 from tsallis.ops.transforms import traced
 
-MANY_SCORES = 1 << 21  # from here the output layer and its loss are computed together
+MANY_SCORES = 1 << 21  # from this number of scores on, layer and loss are computed together
 TRANSFORMS = ("softmax", "sparsemax", "entmax", "alpha_relu")
-MAP_ALPHAS = {"softmax": 1.0, "sparsemax": 2.0}  # of the maps that have an alpha of their own
+MAP_ALPHAS = {"softmax": 1.0, "sparsemax": 2.0}  # maps with a fixed alpha
 
 
 def transform_alpha(transform: str, alpha: float) -> float:
-    """Return the alpha a transform stands for; `alpha` counts for "entmax" and "alpha_relu" alone."""
+    """Return the alpha of a transform; only "entmax" and "alpha_relu" use `alpha`."""
     if transform not in TRANSFORMS:
         raise ValueError(f"transform must be one of {', '.join(TRANSFORMS)}, got {transform!r}")
     alpha = alpha_number(MAP_ALPHAS.get(transform, alpha))
@@ -35,7 +35,7 @@ def transform_alpha(transform: str, alpha: float) -> float:
 
 
 class OutputLayer(ConstantBuffers):
-    r"""An output layer: from hidden states to probabilities of symbols, and to the loss that trains them.
+    r"""Output layer that computes probabilities of symbols from hidden states, and their loss.
 
     .. math:: z = W h + b, \qquad p = \mathrm{entmax}_\alpha(z) \;\text{ or }\;
               r = [(\alpha-1) z - \tau]_+^{1/(\alpha-1)}
@@ -46,9 +46,9 @@ class OutputLayer(ConstantBuffers):
         d_model: size of the hidden states.
         d_vocab: number of symbols.
         transform: "softmax", "sparsemax", "entmax" or "alpha_relu".
-        alpha: for "entmax" and "alpha_relu".
-        tau: the threshold for "alpha_relu", see :func:`tsallis.estimate_tau`.
-        bias: whether there is one.
+        alpha: alpha of "entmax" and "alpha_relu".
+        tau: threshold of "alpha_relu", see :func:`tsallis.estimate_tau`.
+        bias: whether the projection has a bias.
         forbidden: symbols that never get a probability (padding, start): their scores are -inf.
 
     Raises:
@@ -92,26 +92,26 @@ class OutputLayer(ConstantBuffers):
 
     @property
     def weight(self) -> Tensor:
-        """The projection's matrix [d_vocab, d_model]."""
+        """Return the weight of the projection [d_vocab, d_model]."""
         weight = self.projection.weight
-        return weight().dequantize() if callable(weight) else weight  # a quantised layer's is a method
+        return weight().dequantize() if callable(weight) else weight  # in quantized layers it is a method
 
     @property
     def d_model(self) -> int:
-        """The size of the hidden states."""
+        """Return the size of the hidden states."""
         return self.projection.in_features
 
     @property
     def bias(self) -> Tensor | None:
-        """The projection's bias [d_vocab], if there is one."""
+        """Return the bias of the projection [d_vocab], or None."""
         bias = self.projection.bias
         return bias() if callable(bias) else bias
 
     def tie(self, weight: nn.Parameter) -> None:
-        """Project with a matrix [d_vocab, d_model] that another module has, too, such as the target embedding.
+        """Share the weight [d_vocab, d_model] of another module, such as the target embedding.
 
         Raises:
-            ValueError: a matrix of another shape.
+            ValueError: The weight has another shape.
         """
         if weight.shape != self.weight.shape:
             raise ValueError(
@@ -122,12 +122,12 @@ class OutputLayer(ConstantBuffers):
 
     @property
     def normalized(self) -> bool:
-        """True if the probabilities sum to 1, as for all but alpha-ReLU."""
+        """Return whether the probabilities sum to 1; False only for alpha-ReLU."""
         return self.transform != "alpha_relu"
 
     @property
     def margin(self) -> float:
-        r"""The lead of a score at which its probability is 1 and its loss 0: :math:`1/(\alpha-1)`, or infinite."""
+        r"""Return the margin :math:`1/(\alpha-1)` beyond which the loss is 0; infinite for softmax."""
         return float("inf") if self.alpha == 1 else 1 / (self.alpha - 1)
 
     def scores(self, hidden: Tensor) -> Tensor:
@@ -137,41 +137,41 @@ class OutputLayer(ConstantBuffers):
             return scores
         if torch.is_grad_enabled() or traced():
             return scores.masked_fill(self.never, -torch.inf)
-        return scores.index_fill_(-1, self._forbidden, -torch.inf)  # the others are not copied
+        return scores.index_fill_(-1, self._forbidden, -torch.inf)  # in place, without a copy
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Project hidden states [..., d_model] to scores [..., d_vocab]."""
         return self.scores(hidden)
 
     def probs(self, scores: Tensor) -> Tensor:
-        """Return probabilities [..., d_vocab]; for alpha-ReLU the values, which need not sum to 1."""
+        """Return probabilities [..., d_vocab]; those of alpha-ReLU need not sum to 1."""
         if self.transform == "alpha_relu":
             return functional.alpha_relu(scores, self.alpha, self.tau)
         return functional.entmax(scores, self.alpha)
 
     def log_probs(self, scores: Tensor) -> Tensor:
-        """Return the logarithms of the probabilities in float64; -inf where the probability is zero, and only there.
+        """Return log-probabilities in float64; -inf exactly where a probability is zero.
 
-        They come from the scores: a probability of :meth:`probs` may be too small for a number of its dtype.
+        They are computed from the scores, because a probability of :meth:`probs` may underflow.
         """
         if self.transform == "alpha_relu":
             return alpha_relu_log_probs(scores.double(), self.alpha, self.tau)
         return log_entmax(scores, self.alpha)
 
     def thresholds(self, scores: Tensor, probs: Tensor) -> Tensor | None:
-        r"""Return the threshold of the map at each step, in float64.
+        r"""Return the threshold of the map per step, in float64.
 
         .. math:: \tau(z) = (\alpha-1) \max z - (\max p)^{\alpha-1}
 
         of :math:`p_i = [(\alpha-1) z_i - \tau(z)]_+^{1/(\alpha-1)}` (Peters et al. 2019, eq. 13; Tezekbayev et al.
-        2022, sec. 2 and fig. 7); alpha-ReLU has the layer's own, the same at every step.
+        2022, sec. 2 and fig. 7); alpha-ReLU returns its constant threshold.
 
         Args:
-            scores: [..., d_vocab]
-            probs: their probabilities, [..., d_vocab].
+            scores: Scores [..., d_vocab].
+            probs: Probabilities of the scores [..., d_vocab].
 
         Returns:
-            Thresholds [...]; None for softmax, which has none.
+            Thresholds [...], or None for softmax.
 
         Example:
             >>> layer, scores = OutputLayer(2, 3, "sparsemax"), torch.tensor([[1.0, 0.5, -2.0]])
@@ -183,13 +183,13 @@ class OutputLayer(ConstantBuffers):
         return None if self.alpha == 1 else thresholds_of_probs(scores, probs, self.alpha)
 
     def best_symbols(self, scores: Tensor, count: int, end: int, only: Tensor | None = None) -> BestSymbols:
-        """Return the most probable symbols of rows of scores, their log-probabilities, and that of the end.
+        """Return the most probable symbols of rows of scores, with log-probabilities, and that of the end symbol.
 
         Args:
-            scores: [rows, d_vocab]
-            count: how many symbols of each row, without the end.
-            end: the symbol that ends an output.
-            only: [rows]: the symbol that alone is of interest, negative for all; None: all are in every row.
+            scores: Scores [rows, d_vocab].
+            count: Number of symbols per row, without the end symbol.
+            end: End symbol.
+            only: Only symbol to return for each row [rows], negative for all; None: all symbols in every row.
         """
         tau = self.tau if self.transform == "alpha_relu" else None
         backend = choose("search", self.alpha, scores)
@@ -205,14 +205,15 @@ class OutputLayer(ConstantBuffers):
     ) -> Tensor:
         """Compute the loss of the map.
 
-        Where the scores would be many they are never all held, see :func:`tsallis.linear_entmax_loss`.
+        Many scores are computed in chunks, see :func:`tsallis.linear_entmax_loss`.
 
         Args:
-            hidden: [..., d_model]
+            hidden: hidden states [..., d_model].
             target: symbols [...].
-            ignore_index: targets of this value have loss 0 and no gradient.
-            reduction: "mean" over the targets that count, "sum" or "none".
-            label_smoothing: share of the target spread evenly over all symbols that are not forbidden, from 0 to 1.
+            ignore_index: targets with this value have loss 0 and no gradient.
+            reduction: "mean" over the targets that are not ignored, "sum" or "none".
+            label_smoothing: share of the target that is spread evenly over the symbols that are not forbidden, from 0
+                to 1.
 
         Returns:
             A number, or with reduction "none" losses [...].
@@ -223,7 +224,9 @@ class OutputLayer(ConstantBuffers):
         if not 0 <= label_smoothing <= 1:
             raise ValueError(f"label_smoothing must be between 0 and 1, got {label_smoothing}")
         ignore_index = integer("ignore_index", ignore_index)
-        if target.shape == hidden.shape[:-1]:  # 0 times NaN of an ignored row would reach the gradient of the weight
+        if (
+            target.shape == hidden.shape[:-1]
+        ):  # set ignored rows to 0: 0 times NaN would reach the gradient of the weight
             hidden = torch.where((target != ignore_index).unsqueeze(-1), hidden, 0)
         plain = self._loss(hidden, target, ignore_index, reduction)
         if label_smoothing == 0:
@@ -231,9 +234,9 @@ class OutputLayer(ConstantBuffers):
         return plain + label_smoothing * self._lead(hidden, target, ignore_index, reduction)
 
     def _lead(self, hidden: Tensor, target: Tensor, ignore_index: int, reduction: str) -> Tensor:
-        """Compute by how much the target's score exceeds the mean score.
+        """Compute the difference between the target's score and the mean score.
 
-        The loss is linear in the target but for the target's entropy: to spread a share of it adds that share of this.
+        Label smoothing adds its share of this difference: apart from the entropy, the loss is linear in the target.
         """
         active = target != ignore_index
         may = ~self.never
@@ -261,7 +264,7 @@ class OutputLayer(ConstantBuffers):
     def loss_of_scores(
         self, scores: Tensor, target: Tensor, ignore_index: int = -100, reduction: str = "mean"
     ) -> Tensor:
-        """Compute the loss from scores that are already computed."""
+        """Compute the loss from scores."""
         options = {"ignore_index": ignore_index, "reduction": reduction}
         if self.transform == "alpha_relu":
             return functional.alpha_relu_loss(scores, target, self.alpha, self.tau, **options)  # type: ignore[arg-type]

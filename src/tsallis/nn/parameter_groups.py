@@ -1,4 +1,4 @@
-"""Groups of parameters for an optimizer: alphas follow a learning rate of their own."""
+"""Group parameters for an optimizer, with a separate learning rate for alphas."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from tsallis.nn.alpha import PerHeadAlpha
 def parameter_groups(
     module: nn.Module, lr: float, *, alpha_lr_scale: float, weight_decay: float = 0.0
 ) -> list[dict[str, Any]]:
-    """Return a module's trainable parameters in three groups for an optimizer: matrices, vectors and learned alphas.
+    """Return three parameter groups for an optimizer: matrices, vectors and learned alphas.
 
     Matrices alone decay. Alphas are few and their gradients small: how many times the weights' rate they need depends
     on the length of the training (:doc:`/how-to/own-models`).
 
     Args:
-        module: with a :class:`PerHeadAlpha` somewhere inside, or none.
-        lr: the learning rate of all but the alphas.
-        alpha_lr_scale: the alphas' learning rate, as a multiple of `lr`.
-        weight_decay: of matrices.
+        module: module, with or without learned alphas.
+        lr: learning rate of all parameters except alphas.
+        alpha_lr_scale: learning rate of the alphas as a multiple of `lr`.
+        weight_decay: weight decay of matrices.
 
     Returns:
-        Groups as `torch.optim` takes them; without an empty one.
+        Groups for `torch.optim`, without empty ones.
 
     Raises:
-        ValueError: a scale that is negative or not finite.
+        ValueError: The scale is negative or not finite.
 
     Example:
         >>> from tsallis.nn import MultiheadAttention

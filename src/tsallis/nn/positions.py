@@ -1,4 +1,4 @@
-"""Position encodings of a Transformer."""
+"""Define position encodings of Transformers."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ AttentionPositions = Literal["none", "rope", "alibi", "nape"]
 
 
 def check_positions(positions: str, more: tuple[str, ...] = ()) -> None:
-    """Raise a ValueError unless attention knows these positions, or they are among `more`."""
+    """Raise a ValueError unless attention supports these positions or `more` contains them."""
     known = (*get_args(AttentionPositions), *more)
     if positions not in known:
         raise ValueError(f"positions must be one of {', '.join(known)}, got {positions!r}")
 
 
 def head_slopes(positions: str, num_heads: int) -> Tensor | None:
-    r"""Return how much scores of each head fall per position of distance [heads], on the CPU; None without slopes.
+    r"""Return the slope of each head [heads] on the CPU, or None without slopes.
 
-    With "alibi" head h of H has :math:`2^{-8h/H}` (Press et al. 2022); with "nape" the first half of the heads has
-    none, and the others 1, 1/2, 1/3, ... (Vasylenko et al. 2026).
+    A slope is the amount subtracted from a score per position of distance. With "alibi" head h of H has
+    :math:`2^{-8h/H}` (Press et al. 2022). With "nape" the first half of the heads has 0 and the others 1, 1/2, 1/3, ...
+    (Vasylenko et al. 2026).
 
     Example:
         >>> head_slopes("nape", 4)
@@ -39,14 +40,14 @@ def head_slopes(positions: str, num_heads: int) -> Tensor | None:
 
 
 class SinusoidalPositions(nn.Module):
-    r"""Sinusoidal position encodings of any length: computed when they are first needed, then cached.
+    r"""Sinusoidal position encodings of any length, computed on demand and cached.
 
     .. math:: \mathrm{PE}(t, 2i) = \sin(t / 10000^{2i/d}), \qquad \mathrm{PE}(t, 2i+1) = \cos(t / 10000^{2i/d})
 
     (Vaswani et al. 2017, sec. 3.5.)
 
     Args:
-        d_model: size; even.
+        d_model: size of the encodings, even.
 
     Example:
         >>> SinusoidalPositions(4)(torch.zeros(1), 0, 2)
@@ -60,7 +61,7 @@ class SinusoidalPositions(nn.Module):
         self._table: Tensor | None = None
 
     def forward(self, like: Tensor, first: int | Tensor, count: int) -> Tensor:
-        """Return the encodings [count, d_model] from `first` on, or [batch, 1, d_model] of a `first` [batch]."""
+        """Return the encodings [count, d_model] from position `first`, or [batch, 1, d_model] for `first` [batch]."""
         if isinstance(first, Tensor):
             last = int(first.max()) + 1 if len(first) else 1
             return self._table_for(last, like)[first].unsqueeze(1)
@@ -71,7 +72,7 @@ class SinusoidalPositions(nn.Module):
     def _table_for(self, count: int, like: Tensor) -> Tensor:
         table = self._table
         if table is None or len(table) < count or table.dtype != like.dtype or table.device != like.device:
-            with torch.inference_mode(False):  # serves any mode afterwards
+            with torch.inference_mode(False):  # usable in any mode later
                 self._table = table = self._compute(0, max(64, 2 * count), like)
         return table
 
@@ -83,18 +84,18 @@ class SinusoidalPositions(nn.Module):
 
 
 class RotaryPositions(nn.Module):
-    r"""Rotary position encodings: pairs of a head's numbers turn by angles that grow with the position.
+    r"""Rotary position encodings, which rotate pairs of numbers by angles that grow with the position.
 
     .. math:: (x_{2i}, x_{2i+1}) \mapsto (x_{2i} \cos\theta - x_{2i+1} \sin\theta,\;
               x_{2i} \sin\theta + x_{2i+1} \cos\theta), \qquad \theta = t / 10000^{2i/d}
 
-    (Su et al. 2021, eq. 34), so that a query's score of a key depends on the distance of their positions t.
+    (Su et al. 2021, eq. 34), so that a score depends on the distance between the positions t of query and key.
 
     Args:
-        size: of a head; even.
+        size: size of a head, even.
 
     Raises:
-        ValueError: an odd size.
+        ValueError: The size is odd.
 
     Example:
         >>> x = torch.tensor([1.0, 0.0]).view(1, 1, 1, 2)
@@ -109,7 +110,7 @@ class RotaryPositions(nn.Module):
         self._angles = SinusoidalPositions(size)
 
     def forward(self, x: Tensor, first: int | Tensor) -> Tensor:
-        """Turn [batch, heads, length, size] at the positions from `first` on; of a `first` [batch] the length is 1."""
+        """Rotate a tensor [batch, heads, length, size] whose first position is `first`; [batch] requires length 1."""
         table = self._angles(x, first, x.shape[2])  # [length, size] or [batch, 1, size]
         if isinstance(first, Tensor):
             table = table.unsqueeze(1)

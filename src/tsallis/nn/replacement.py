@@ -1,4 +1,4 @@
-"""Sparse attention in place of PyTorch's own, in any module, and PyTorch's back."""
+"""Replace PyTorch's attention in any module by sparse attention, and undo it."""
 
 from __future__ import annotations
 
@@ -33,31 +33,31 @@ def sparsify_module(
     names: str | Iterable[str] | None = None,
     initial: float | None = None,
 ) -> Module | MultiheadAttention:
-    r"""Give every attention of PyTorch inside a module sparse weights, those of `torch.nn.Transformer` among them.
+    r"""Replace every PyTorch attention in a module, such as `torch.nn.Transformer`, by sparse attention.
 
     .. math:: p_i = \mathrm{entmax}_{\alpha_h}\big(Q_i K^\top / \sqrt{d}\big)
 
-    in place of softmax (Correia et al. 2019, eq. 8): each `torch.nn.MultiheadAttention` becomes a
-    :class:`MultiheadAttention` with the same parameters, which an optimizer goes on training. Layers stay as they are
-    around it, but for the fast path of PyTorch's encoder, which computes softmax by itself and is left out. At alpha 1
-    the outputs are those of before, except where PyTorch gives NaN because a query has no key, and at padding, where
-    the fast path gives zeros. Hooks, and attributes and parts that were added to an attention, go with it.
-    :func:`densify_module` undoes it. An attention that is sparse already gets the new alpha.
+    replaces softmax (Correia et al. 2019, eq. 8). Each `torch.nn.MultiheadAttention` becomes a
+    :class:`MultiheadAttention` with the same parameters, so an existing optimizer keeps working. The layers around it
+    stay the same, but PyTorch's fast path for encoders is switched off, because it computes softmax. At alpha 1 the
+    outputs are the same, except for queries without a key, where PyTorch returns NaN, and for padding, where the fast
+    path returns zeros. Hooks and added attributes move to the new attention. An attention that is sparse already gets
+    the new alpha. :func:`densify_module` undoes the replacement.
 
     Args:
-        module: changed in place, unless it is an attention itself.
-        alpha: at least 1: a number, or "learned" for an alpha of each head.
-        names: patterns of attentions' names, such as "encoder.*"; None: all.
-        initial: the alpha that learned ones start with, such as 1.1, which is near the softmax of a trained module;
-            None draws each at random, as `alpha="learned"` does everywhere (:class:`PerHeadAlpha`).
+        module: module to change in place, or an attention to replace.
+        alpha: at least 1: a number, or "learned" for a learned alpha per head.
+        names: patterns of the names of attentions, such as "encoder.*"; None: all.
+        initial: initial learned alpha, such as 1.1, which is near softmax; None draws it at random for each head
+            (:class:`PerHeadAlpha`).
 
     Returns:
-        The module; for an attention itself the one that takes its place.
+        The module, or its replacement if the module is an attention.
 
     Raises:
         ValueError: no attention to replace, a bad alpha.
-        TypeError: a subclass of PyTorch's attention, or one whose `forward` was replaced: their own code would be lost;
-            one whose parameters are computed, by pruning or a parametrization; an attribute that has no place here.
+        TypeError: a subclass of PyTorch's attention or one with a replaced `forward`, whose code would be lost;
+            parameters that are computed by pruning or a parametrization; an added attribute that can't be moved.
 
     Example:
         >>> import torch
@@ -85,21 +85,21 @@ def sparsify_module(
 
 
 def densify_module(module: Module, *, names: str | Iterable[str] | None = None) -> Module | nn.MultiheadAttention:
-    r"""Give every sparse attention inside a module softmax back: undo :func:`sparsify_module`.
+    r"""Replace every sparse attention in a module by PyTorch's: undo :func:`sparsify_module`.
 
     Each :class:`MultiheadAttention` becomes a `torch.nn.MultiheadAttention` with the same parameters; learned alphas
-    are dropped. Those in layers of this package stay, because these layers ask more of them than PyTorch's can do.
+    are discarded. Attentions in layers of this package are kept, because these layers need their extra features.
 
     Args:
-        module: changed in place, unless it is an attention itself.
-        names: patterns of attentions' names, such as "encoder.*"; None: all.
+        module: module to change in place, or an attention to replace.
+        names: patterns of the names of attentions, such as "encoder.*"; None: all.
 
     Returns:
-        The module; for an attention itself the one that takes its place.
+        The module, or its replacement if the module is an attention.
 
     Raises:
         ValueError: no attention to replace.
-        TypeError: one with positions, a length scale or shared heads of keys, which PyTorch's does not have.
+        TypeError: an attention with positions, a length scale or shared key heads, which PyTorch does not support.
 
     Example:
         >>> import torch
@@ -134,16 +134,16 @@ def _among(patterns: list[str] | None) -> str:
 
 
 def _swap(module: nn.Module, replacements: dict[nn.Module, nn.Module]) -> nn.Module:
-    """Put modules in the place of others wherever these are, and return what then stands for the outermost one."""
+    """Replace modules everywhere in a module, and return the new outermost module."""
     for new in replacements.values():
         hooks: Iterable[Any] = new._load_state_dict_pre_hooks.values()
         for hook in hooks:
-            if getattr(hook, "with_module", False):  # it knows its module
+            if getattr(hook, "with_module", False):  # the hook refers to its module
                 hook.module = weakref.ref(new)
     if module in replacements:
         return replacements[module]
     for parent in list(module.modules()):
-        for name, child in parent._modules.items():  # with those that are there twice
+        for name, child in parent._modules.items():  # including modules that are used twice
             if child in replacements:
                 setattr(parent, name, replacements[child])
     for encoder in module.modules():
@@ -153,7 +153,7 @@ def _swap(module: nn.Module, replacements: dict[nn.Module, nn.Module]) -> nn.Mod
 
 
 def _set_nested(encoder: Any) -> None:
-    """Let an encoder of PyTorch make nested tensors of padded ones only where all its attentions are PyTorch's."""
+    """Allow a PyTorch encoder to use nested tensors only if all its attentions are PyTorch's."""
     sparse = any(isinstance(x, MultiheadAttention) for x in encoder.modules())
     if sparse and getattr(encoder, "use_nested_tensor", False):
         encoder.use_nested_tensor, encoder.nested_when_dense = False, True
@@ -162,7 +162,7 @@ def _set_nested(encoder: Any) -> None:
 
 
 def _attentions(module: nn.Module, patterns: list[str] | None) -> Iterator[tuple[str, Attention]]:
-    """Yield the attentions that a pattern names, and their names; those that can't be replaced are errors."""
+    """Yield names and attentions that match a pattern; raise if one can't be replaced."""
     for name, part in module.named_modules():
         if not isinstance(part, Attention) or not _matches(name, patterns):
             continue
@@ -181,7 +181,7 @@ def _attentions(module: nn.Module, patterns: list[str] | None) -> Iterator[tuple
 
 
 def _alpha(alpha: float | str, initial: float | None, attention: Attention) -> float | PerHeadAlpha:
-    """Return what an attention gets: a number, or an alpha of its own for each head."""
+    """Return the alpha of a new attention: a number or a module with an alpha per head."""
     if not isinstance(alpha, str):
         return alpha_number(alpha)
     device = attention.out_proj.weight.device
@@ -222,7 +222,7 @@ def _arguments(old: Attention) -> dict[str, Any]:
 
 
 def _with_parts(new: NewAttention, old: Attention, path: str) -> NewAttention:
-    """Give a new attention the parameters, the hooks and the additions of an old one, which stands at `path`."""
+    """Move parameters, hooks and added attributes from an old attention to a new one."""
     path = path or "module"
     for name in (*PARAMETERS, "out_proj"):
         part = getattr(old, name)
@@ -234,13 +234,13 @@ def _with_parts(new: NewAttention, old: Attention, path: str) -> NewAttention:
     if "forward" in vars(old):
         raise TypeError(f"{path}.forward was replaced, and that code would be lost: take it off first")
     _add_extras(new, old, path)
-    for name in HOOKS:  # the dictionaries themselves: whoever registered a hook can still remove it
+    for name in HOOKS:  # the same dictionaries, so that handles of hooks still work
         setattr(new, name, getattr(old, name))
     return new.train(old.training)
 
 
 def _add_extras(new: NewAttention, old: Attention, path: str) -> None:
-    """Add the attributes, parameters, buffers and modules that someone added to an attention after it was made."""
+    """Add the attributes, parameters, buffers and modules that were added to the old attention."""
     own = _names(type(old)(**_arguments(old)))
     existing = _names(new)
     for kind in ("_parameters", "_buffers", "_modules", "__dict__"):

@@ -1,4 +1,4 @@
-"""Transformer layers as PyTorch has them, with sparse attention."""
+"""Define PyTorch's Transformer layers with sparse attention."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _activation(activation: Activation) -> Callable[[Tensor], Tensor]:
 
 
 class _Layer(nn.Module):
-    """The common base of both layers: norms and dropouts, numbered from 1, and the feed-forward network after them."""
+    """Base class of both layers, with numbered norms and dropouts and a feed-forward network."""
 
     norm_first: bool
     norm1: nn.LayerNorm
@@ -49,7 +49,7 @@ class _Layer(nn.Module):
         bias: bool,
         factory_kwargs: dict[str, Any],
     ) -> None:
-        """Build all but the attentions, under PyTorch's names and in its order."""
+        """Create all parts except the attentions, with PyTorch's names and order."""
         self.linear1 = nn.Linear(d_model, hidden, bias=bias, **factory_kwargs)
         self.dropout = Dropout(dropout)
         self.linear2 = nn.Linear(hidden, d_model, bias=bias, **factory_kwargs)
@@ -68,23 +68,23 @@ class _Layer(nn.Module):
 
 
 class TransformerEncoderLayer(_Layer):
-    r"""`torch.nn.TransformerEncoderLayer` with sparse self-attention, its alphas fixed or learned.
+    r"""`torch.nn.TransformerEncoderLayer` with sparse self-attention and fixed or learned alphas.
 
     .. math:: y = x + \mathrm{MultiHead}_\alpha(x), \qquad \mathrm{out} = y + \mathrm{FFN}(y)
 
-    with dropout and layer norms where PyTorch has them (Correia et al. 2019, sec. 3 learn the alphas). Arguments,
-    parameter names and masks are PyTorch's, and its state dicts load. In a `torch.nn.TransformerEncoder` take
-    `enable_nested_tensor=False`: padding is skipped anyway.
+    with PyTorch's dropout and layer norms (Correia et al. 2019, sec. 3 learn the alphas). Arguments, parameter names
+    and masks are those of PyTorch, and its state dicts can be loaded. In a `torch.nn.TransformerEncoder` use
+    `enable_nested_tensor=False`; padding is skipped anyway.
 
     Args:
         d_model, nhead, dim_feedforward, dropout, activation: as in `torch.nn.TransformerEncoderLayer`.
-        layer_norm_eps, batch_first, norm_first, bias, device, dtype: as there, too.
+        layer_norm_eps, batch_first, norm_first, bias, device, dtype: as in PyTorch.
         alpha: as in :class:`MultiheadAttention`.
-        attention_dropout: dropout of attention weights; None: as `dropout`.
-        positions, length_scale, num_kv_heads: of the self-attention, as in :class:`MultiheadAttention`.
+        attention_dropout: dropout of attention weights; default: `dropout`.
+        positions, length_scale, num_kv_heads: options of the self-attention, as in :class:`MultiheadAttention`.
 
     Raises:
-        ValueError: sizes that do not fit, a bad alpha, an unknown activation.
+        ValueError: sizes that don't match, a bad alpha, an unknown activation.
 
     Example:
         >>> import torch
@@ -161,19 +161,19 @@ class TransformerDecoderLayer(_Layer):
     .. math:: y = x + \mathrm{MultiHead}_\alpha(x), \qquad u = y + \mathrm{MultiHead}_{\alpha'}(y, \mathrm{memory}),
               \qquad \mathrm{out} = u + \mathrm{FFN}(u)
 
-    with dropout and layer norms where PyTorch has them (Correia et al. 2019, sec. 3 learn the alphas). Arguments,
-    parameter names and masks are PyTorch's, and its state dicts load.
+    with PyTorch's dropout and layer norms (Correia et al. 2019, sec. 3 learn the alphas). Arguments, parameter names
+    and masks are those of PyTorch, and its state dicts can be loaded.
 
     Args:
         d_model, nhead, dim_feedforward, dropout, activation: as in `torch.nn.TransformerDecoderLayer`.
-        layer_norm_eps, batch_first, norm_first, bias, device, dtype: as there, too.
-        alpha: of the self-attention, as in :class:`MultiheadAttention`.
-        cross_attention_alpha: of the attention to the memory; the default is the same. "learned" learns one of its own.
-        attention_dropout: dropout of attention weights; None: as `dropout`.
-        positions, length_scale, num_kv_heads: of the self-attention, as in :class:`MultiheadAttention`.
+        layer_norm_eps, batch_first, norm_first, bias, device, dtype: as in PyTorch.
+        alpha: alpha of the self-attention, as in :class:`MultiheadAttention`.
+        cross_attention_alpha: alpha of the attention to the memory; default: `alpha`. "learned" has its own parameters.
+        attention_dropout: dropout of attention weights; default: `dropout`.
+        positions, length_scale, num_kv_heads: options of the self-attention, as in :class:`MultiheadAttention`.
 
     Raises:
-        ValueError: sizes that do not fit, a bad alpha, an unknown activation.
+        ValueError: sizes that don't match, a bad alpha, an unknown activation.
 
     Example:
         >>> import torch
@@ -230,9 +230,9 @@ class TransformerDecoderLayer(_Layer):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Return the layer's output, of the shape of `tgt`; masks and lengths as in :class:`MultiheadAttention`.
 
-        With `caches`, of the self-attention and of the memory, `tgt` is the steps after those in the first, and the
-        memory is projected at the first call alone. With `need_weights` the result is a pair: the output and the
-        weights of the memory, the mean of the heads.
+        `caches` are those of the self-attention and of the memory. With them, `tgt` contains only the new steps, and
+        the memory is projected only in the first call. With `need_weights`, the result is a pair: the output, and the
+        mean over the heads of the weights of the memory.
         """
         own, other = caches if caches is not None else (None, None)
         projected = other is not None and len(other) > 0
@@ -275,7 +275,7 @@ class TransformerDecoderLayer(_Layer):
     def compose(
         self, x: Tensor, attend: Callable[[Tensor], Tensor], attend_memory: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """Apply norms, dropouts, sums and the feed-forward network around two attentions."""
+        """Apply the layer's norms, dropouts, sums and feed-forward network around two attentions."""
         if self.norm_first:
             x = x + self.dropout1(attend(self.norm1(x)))
             x = x + self.dropout2(attend_memory(self.norm2(x)))
