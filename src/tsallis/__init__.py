@@ -1,8 +1,8 @@
-"""Sparse probability in PyTorch: alpha-entmax maps, their losses, and what is built on them.
+"""Drop-in replacements for softmax whose outputs contain exact zeros, with losses and attention.
 
-`import tsallis` is enough for every name in `__all__`, the modules `compat`, `continuous`, `distributions` and `nn`
-among them. The other parts are imported by their own names, as in `import tsallis.search`: `data`, `models`, `report`,
-`search` and `training`, most of which need the extra `toolkit`.
+`import tsallis` provides every name in `__all__`, including the modules `compat`, `continuous`, `distributions` and
+`nn`. Import the other parts by name, for example `import tsallis.search`: `analysis`, `huggingface`, `models`, `report`
+and `search`. `tsallis.toolkit` contains the commands, and needs the extra `toolkit`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name, and torch with it, at its first use: the command's --help needs none of it."""
+    """Load public names, and torch, at the first use, so that `tsallis --help` starts quickly."""
     if name not in __all__:
         raise AttributeError(f"module 'tsallis' has no attribute {name!r}")
     import importlib

@@ -1,4 +1,4 @@
-"""Sparse distributions for `torch.distributions`: the support is part of what they know."""
+"""Define sparse distributions for `torch.distributions`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["EntmaxCategorical", "Support", "kl_divergence"]
 
 
 class Support(constraints.Constraint):
-    """The classes that have a probability above zero, row by row.
+    """Constraint of the classes with non-zero probability, per row.
 
-    `check(value)` tells, as for every constraint of `torch.distributions`, which values lie in it.
+    `check(value)` returns which values satisfy it, as for every constraint of `torch.distributions`.
 
     Args:
-        mask: boolean [..., classes].
+        mask: Whether a class has non-zero probability [..., classes].
 
     Example:
         >>> import tsallis
@@ -42,7 +42,7 @@ class Support(constraints.Constraint):
 
     @property
     def size(self) -> Tensor:
-        """The number of classes [...]."""
+        """Return the number of classes in the support [...]."""
         return self.mask.sum(-1)
 
     def check(self, value: Tensor) -> Tensor:
@@ -56,19 +56,18 @@ class Support(constraints.Constraint):
 
 
 class EntmaxCategorical(Categorical):
-    r"""A categorical distribution with the probabilities of alpha-entmax, zeros included.
+    r"""Categorical distribution with alpha-entmax probabilities, which may be exactly zero.
 
     .. math:: P(k) = [(\alpha - 1) z_k - \tau]_+^{1/(\alpha-1)}
 
-    (Peters et al. 2019, eq. 13). What a sparse distribution knows and a dense one does not is at hand: its `support`,
-    the `threshold` under which scores get no probability, and its non-zeros packed, as `indices` and `values`.
-    Train it by :meth:`loss`: the log-probability of an outcome may be -inf. It is a `Categorical`, and may mix the
-    components of a `torch.distributions.MixtureSameFamily`: one outside the support has no part in the density.
+    (Peters et al. 2019, eq. 13). It also has the `support`, the `threshold` below which classes get probability 0, and
+    the non-zero probabilities as `indices` and `values`. Train it with :meth:`loss`, because log-probabilities may be
+    -inf. As a `Categorical`, it can select the components of a `torch.distributions.MixtureSameFamily`.
 
     Args:
-        scores: [..., classes], any floating dtype; -inf takes a class out.
+        scores: [..., classes], any floating dtype; -inf excludes a class.
         alpha: positive: a number, or a tensor broadcastable to the batch shape [...].
-        validate_args: check scores and values, as everywhere in `torch.distributions`.
+        validate_args: whether to check scores and values, as in `torch.distributions`.
 
     Raises:
         ValueError: scores with NaN or without a class, an alpha that is not positive and finite.
@@ -90,7 +89,7 @@ class EntmaxCategorical(Categorical):
         _check_scores(scores)
         self.scores = scores
         self.alpha = _checked_alpha(alpha, scores.shape[:-1])
-        # Not Categorical's, which would compute probabilities and forget the scores.
+        # Skip Categorical.__init__, which would compute probabilities and drop the scores.
         Distribution.__init__(self, scores.shape[:-1], validate_args=validate_args)
 
     @property
@@ -99,38 +98,38 @@ class EntmaxCategorical(Categorical):
 
     @lazy_property
     def probs(self) -> Tensor:
-        """[..., classes]"""
+        """Return the probabilities [..., classes]."""
         return functional.entmax(self.scores, self._row_alpha)
 
     @lazy_property
     def logits(self) -> Tensor:
-        """Log-probabilities [..., classes], -inf outside the support."""
+        """Return log-probabilities [..., classes]; -inf outside the support."""
         return self._log_probs.to(self.scores.dtype)
 
     @lazy_property
     def _log_probs(self) -> Tensor:
-        """The same in float64, from the scores: a probability can be too small for a number, its logarithm is not."""
+        """Return log-probabilities in float64, computed from the scores because probabilities may underflow."""
         return log_entmax(self.scores, self._row_alpha)
 
     @property
     def support(self) -> Support:
-        """The classes with a probability above zero, one that is too small for a number among them."""
+        """Return the classes with non-zero probability, including those that underflow."""
         return Support(self._log_probs.detach() > -torch.inf)
 
     @property
     def support_size(self) -> Tensor:
-        """The number of classes in the support [...]."""
+        """Return the number of classes in the support [...]."""
         return self.support.size
 
     @property
     def threshold(self) -> Tensor:
-        r""":math:`\tau` [...]: a class has a probability if and only if :math:`(\alpha - 1) z_k > \tau`."""
+        r"""Return :math:`\tau` [...]; a class has non-zero probability if :math:`(\alpha - 1) z_k > \tau`."""
         eps = self.alpha - 1
         return eps * self.scores.amax(-1) - self.probs.amax(-1) ** eps
 
     @lazy_property
     def indices(self) -> Tensor:
-        """The classes in the support, most probable first [..., width]; rows with fewer are filled up with -1."""
+        """Return the classes in the support, most probable first [..., width], padded with -1."""
         if transforms_active():
             raise RuntimeError("indices and values have a width that depends on the scores: take probs in torch.func")
         width = max(int(self.support_size.amax()), 1) if self.scores.numel() else 1
@@ -139,7 +138,7 @@ class EntmaxCategorical(Categorical):
 
     @property
     def values(self) -> Tensor:
-        """The probabilities of `indices` [..., width]; 0 where there is none."""
+        """Return the probabilities of `indices` [..., width], padded with 0."""
         return self.probs.gather(-1, self.indices.clamp(min=0)).masked_fill(self.indices < 0, 0)
 
     @property
@@ -148,7 +147,7 @@ class EntmaxCategorical(Categorical):
 
     @property
     def param_shape(self) -> torch.Size:
-        """The shape of the scores."""
+        """Return the shape of the scores."""
         return self.scores.shape
 
     @property
@@ -157,19 +156,19 @@ class EntmaxCategorical(Categorical):
 
     @property
     def mean(self) -> Tensor:
-        """NaN: classes have no mean."""
+        """Return NaN: classes have no mean."""
         return self.scores.new_full(self._extended_shape(), torch.nan)
 
     @property
     def variance(self) -> Tensor:
-        """NaN: classes have no variance."""
+        """Return NaN: classes have no variance."""
         return self.scores.new_full(self._extended_shape(), torch.nan)
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return log-probabilities; -inf, with gradient zero, outside the support.
+        """Return log-probabilities; outside the support -inf with zero gradients.
 
         Raises:
-            ValueError: a value that is no class.
+            ValueError: A value is not a class.
         """
         if self._validate_args:
             self._check_classes(value)
@@ -187,21 +186,21 @@ class EntmaxCategorical(Categorical):
             raise ValueError(f"value must hold classes from 0 to {self.num_classes - 1}, got {wrong:g}")
 
     def loss(self, value: Tensor) -> Tensor:
-        """Return the loss that belongs to the map, see :func:`tsallis.entmax_loss`: finite outside the support too."""
+        """Return the :func:`tsallis.entmax_loss` of values, which is finite outside the support too."""
         index, scores = _align(value.long(), self.scores)
         alpha = self.alpha.unsqueeze(-1).expand(*scores.shape[:-1], 1) if isinstance(self.alpha, Tensor) else self.alpha
         return functional.entmax_loss(scores, index.squeeze(-1), alpha, reduction="none")
 
     @torch.no_grad()
     def sample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
-        """Draw classes [*sample_shape, ...], from the support alone.
+        """Draw classes [*sample_shape, ...] from the support.
 
         Args:
             sample_shape: Shape of the draws of each row.
-            generator: Source of the random numbers; None: PyTorch's default one.
+            generator: Random number generator; None: PyTorch's default.
 
         Raises:
-            ValueError: a row without support: every class taken out, or scores that are NaN or infinite.
+            ValueError: A row has no support: all its classes are excluded, or scores are NaN or infinite.
         """
         if transforms_active():
             return self._sample_transformed(sample_shape, generator)
@@ -218,30 +217,30 @@ class EntmaxCategorical(Categorical):
         slot = torch.searchsorted(cumulative, draws * cumulative[:, -1:], right=True)  # [rows, count]
         slot = slot.minimum(
             (cumulative < cumulative[:, -1:]).sum(-1, keepdim=True)
-        )  # a product may round up to the sum
+        )  # the product may round up to the sum
         return self.indices.reshape(-1, width).gather(-1, slot).T.reshape(shape)
 
     def _sample_transformed(self, sample_shape: Any, generator: torch.Generator | None) -> Tensor:
-        """Draw inside torch.func, where no shape may depend on the scores and no row can be checked."""
+        """Draw inside torch.func, where shapes can't depend on the scores and rows can't be checked."""
         shape = self._extended_shape(sample_shape)
         cumulative = self.probs.double().cumsum(-1)
         draws = torch.rand(shape, dtype=torch.float64, device=self.scores.device, generator=generator)
         drawn = (cumulative <= (draws * cumulative[..., -1]).unsqueeze(-1)).sum(-1)
         places = torch.arange(self.num_classes, device=self.scores.device)
         last = torch.where(self.probs > 0, places, 0).amax(-1)
-        return torch.minimum(drawn, last)  # the product may round up to the whole sum
+        return torch.minimum(drawn, last)  # the product may round up to the sum
 
     def entropy(self) -> Tensor:
-        """Return Shannon's entropy in nats [...]."""
+        """Return the Shannon entropy in nats [...]."""
         log_p = self._log_probs
         return -(log_p.exp() * log_p.masked_fill(log_p == -torch.inf, 0)).sum(-1).to(self.scores.dtype)
 
     def tsallis_entropy(self) -> Tensor:
-        """Return the entropy that the map maximises, see :func:`tsallis.tsallis_entropy` [...]."""
+        """Return the Tsallis entropy [...], which entmax maximizes, see :func:`tsallis.tsallis_entropy`."""
         return functional.tsallis_entropy(self.probs, self._row_alpha)
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
-        """Return all classes, as rows may differ in their support: those outside have log-probability -inf."""
+        """Return all classes, because rows have different supports; those outside have log-probability -inf."""
         classes = torch.arange(self.num_classes, device=self.scores.device)
         classes = classes.view((-1,) + (1,) * len(self.batch_shape))
         return classes.expand((-1, *self.batch_shape)) if expand else classes
@@ -282,7 +281,7 @@ def _checked_alpha(alpha: Alpha, shape: torch.Size) -> Alpha:
 
 
 def _align(value: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return values [..., 1] and rows [..., classes] of one batch shape."""
+    """Expand values [..., 1] and rows [..., classes] to one batch shape."""
     shape = torch.broadcast_shapes(value.shape, rows.shape[:-1])
     return savable(value).expand(shape).unsqueeze(-1), rows.expand(*shape, rows.shape[-1])
 
@@ -291,7 +290,7 @@ def _align(value: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 @register_kl(EntmaxCategorical, Categorical)  # type: ignore[untyped-decorator]
 @register_kl(Categorical, EntmaxCategorical)  # type: ignore[untyped-decorator]
 def _kl(p: EntmaxCategorical | Categorical, q: EntmaxCategorical | Categorical) -> Tensor:
-    """Return the divergence: infinite where p has a probability and q has none."""
+    """Return the divergence; infinite if q is zero where p is not."""
     log_p, log_q = _logarithms(p), _logarithms(q)
     inside = log_p > -torch.inf
     difference = torch.where(inside, log_p, 0) - torch.where(inside, log_q, 0)
@@ -304,5 +303,5 @@ def _logarithms(d: EntmaxCategorical | Categorical) -> Tensor:
     if isinstance(d, EntmaxCategorical):
         return d._log_probs
     logits = d.logits.double()
-    # Of a Categorical made from probabilities the logit of a zero is that of a small number.
+    # In a Categorical made from probabilities, zeros have the logit of a small number.
     return logits.masked_fill((d.probs == 0) & (d.logits.exp() > 0), -torch.inf)

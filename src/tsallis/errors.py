@@ -1,4 +1,4 @@
-"""The errors a user can cause: each says what was wrong and what would be right, in one line."""
+"""Define errors that users can cause; each message is one line with the value and what is valid."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LONGEST_MESSAGE = 2000  # characters, what stands before it included
+LONGEST_MESSAGE = 2000  # characters, including the location
 LONGEST_VALUE = 60  # characters of a value in a message
 LONGEST_LINE = 40  # characters of a line of input in a message
 NO_MEMORY = ("can't allocate memory", "out of memory", "bad_alloc", "not enough memory", "storage size calculation")
 
 
 class InputError(ValueError):
-    """A file, a setting or an argument that cannot be used as it is.
+    """Raised for a file, a setting or an argument that cannot be used.
 
-    The message is one line and complete: where it is (file and line, or the path of a setting), what was found,
-    and what was expected. The commands print it without a traceback and leave with exit status 2.
+    The message is one line: the location (file and line, or the path of a setting), what was expected, and what was
+    found. The commands print it without a traceback and exit with status 2.
 
     >>> raise InputError("verbs.tsv:3: expected lemma<TAB>form<TAB>tags, found 1 column")
     Traceback (most recent call last):
@@ -32,13 +32,13 @@ class InputError(ValueError):
 
 
 class OptionError(InputError):
-    """An option that cannot be used as it is. Each interface spells the names of options in its own way.
+    """Raised for an option that cannot be used; each interface can spell the option's name its way.
 
     The text of the error has the names of Python and of the JSON API. Commands print `spelled(flag)`.
 
     Args:
         message: Returns the message, given a function that spells the name of an option.
-        where: What the message begins with, such as the folder of a run.
+        where: Start of the message, such as the folder of a run.
 
     >>> error = OptionError(lambda spell: f"{spell('beam_size')} must be at least 1, got 0", "runs/verbs")
     >>> print(error)
@@ -54,7 +54,7 @@ class OptionError(InputError):
 
     @property
     def reason(self) -> str:
-        """The message without the place that it begins with."""
+        """Return the message without its location."""
         return self.message(str)
 
     def spelled(self, spell: Callable[[str], str]) -> str:
@@ -63,16 +63,16 @@ class OptionError(InputError):
 
 
 class IgnoredInputWarning(UserWarning):
-    """A part of a file was ignored, such as blank lines. The commands print it as a note on standard error."""
+    """Warning that a part of a file was ignored, such as blank lines; commands print it as a note."""
 
 
 def one_line(message: str) -> str:
-    r"""Return a message as one line of at most 2,000 characters that a terminal shows as it is.
+    r"""Return a message as one line of at most 2,000 characters, without control characters.
 
     >>> print(one_line("no\nkey '\x1b[2J'"))
     no key '\x1b[2J'
     """
-    # Nothing of what is cut away anyway is looked at.
+    # Skip the text that is cut off anyway.
     text = "".join(map(_visible, " ".join(message[: 8 * LONGEST_MESSAGE].split("\n"))))
     return truncate(text, LONGEST_MESSAGE)
 
@@ -82,7 +82,7 @@ def _visible(character: str) -> str:
 
 
 def without_controls(text: str) -> str:
-    r"""Return an output with its control characters and lone surrogates escaped; joiners and the like stay.
+    r"""Escape control characters and lone surrogates in an output, but keep joiners and similar characters.
 
     >>> print(without_controls("na\u200dme\x1b[2J"))
     na‍me\x1b[2J
@@ -93,7 +93,7 @@ def without_controls(text: str) -> str:
 
 
 def truncate(text: str, longest: int) -> str:
-    """Return a text as it is, or the beginning of one that is longer, with three dots for the rest.
+    """Return a text of at most `longest` characters; replace the end of a longer one by three dots.
 
     >>> truncate("a lovely film", 8)
     'a lov...'
@@ -102,7 +102,7 @@ def truncate(text: str, longest: int) -> str:
 
 
 def shorten(line: str) -> str:
-    """Return a line of input as a message repeats it: quoted, and its beginning alone if it is long.
+    """Quote a line of input for a message, and cut it if it is long.
 
     >>> shorten("a lovely film"), shorten("a" * 50)
     ("'a lovely film'", "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa...'")
@@ -111,7 +111,7 @@ def shorten(line: str) -> str:
 
 
 def describe(value: Any) -> str:
-    """Return the beginning of a value's representation, at a cost that does not grow with the value.
+    """Return the start of a value's representation; the cost does not grow with the value.
 
     >>> describe("none"), describe(1 << 5000), describe([[[0]] * 1000] * 1000)
     ("'none'", 'an integer of 5001 bits', '[[[...], [...], [...], [...], ...], [[...], [...], [...],...')
@@ -146,10 +146,10 @@ def check_whole(name: str, value: Any, least: int, most: int | None = None) -> i
     Args:
         name: Name of the option or argument.
         value: An `int`, or an object that Python accepts as an index.
-        least, most: The range, ends included. None: no upper end.
+        least, most: Smallest and largest valid value; None: no upper limit.
 
     Raises:
-        TypeError: The value is no integer, such as True or 2.0.
+        TypeError: The value is not an integer, for example True or 2.0.
         ValueError: The integer is outside the range.
 
     >>> check_whole("beam_size", 0, 1)
@@ -179,7 +179,7 @@ def whole_fault(value: Any, least: int, most: int | None = None) -> str:
 
 
 def _as_index(value: Any) -> int | None:
-    """Return a value as an integer, or None if it is none."""
+    """Return a value as an integer, or None if it is not one."""
     try:
         return None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -192,11 +192,11 @@ def check_real(name: str, value: Any, least: float = 0, most: float = math.inf, 
     Args:
         name: Name of the option or argument.
         value: A number.
-        least, most: The range.
-        inside: Whether the ends of the range are excluded.
+        least, most: Limits of the valid range.
+        inside: Whether the limits themselves are invalid.
 
     Raises:
-        TypeError: The value is no number, such as True or a text.
+        TypeError: The value is not a number, for example True or a text.
         ValueError: The number is outside the range or not finite.
 
     >>> check_real("mass", 1, 0, 1, inside=True)
@@ -231,10 +231,10 @@ def real_fault(value: Any, least: float = 0, most: float = math.inf, *, inside: 
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    """Check that a value is one of some texts.
+    """Raise unless a value is one of the choices.
 
     Raises:
-        ValueError: The value is another text, or no text.
+        ValueError: The value is not one of the choices.
 
     >>> check_choice("end_rule", True, ("every", "competing"))
     Traceback (most recent call last):
@@ -254,7 +254,7 @@ def choice_fault(value: Any, choices: Sequence[str]) -> str:
 
 @contextmanager
 def memory_for(what: str) -> Iterator[None]:
-    """Make a failed allocation an :class:`InputError` that says what does not fit.
+    """Convert a failed allocation to an :class:`InputError` that names what does not fit.
 
     >>> with memory_for("the model"):
     ...     raise MemoryError
