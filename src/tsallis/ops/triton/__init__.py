@@ -1,8 +1,8 @@
-"""The kernels for GPUs, written in Triton: the same functions as `tsallis.ops.cpu` has, for tensors on a GPU.
+"""Backend of GPU kernels written in Triton.
 
-Importing this folder imports Triton: only what has met a GPU does. The functions take tensors that the callers have
-checked: contiguous, on one GPU, float32, bfloat16 or float16, alphas from 1 to 2. Half precision is computed in float32
-and stored in its own dtype. Without a GPU they run on Triton's interpreter, if it was asked for.
+It is imported only when a tensor is on a GPU, because importing it imports Triton. Callers check the tensors:
+contiguous, on one GPU, in float32, bfloat16 or float16, with alphas from 1 to 2. Half precision is computed in float32
+and stored in its own dtype. Without a GPU the kernels can run on Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CAPABILITIES = Capabilities(
     dtypes=STORAGE,
     asynchronous=True,
     attention_dtypes=STORAGE,
-    largest_head=largest_head(least_shared_memory()),  # one for all GPUs here
+    largest_head=largest_head(least_shared_memory()),  # the smallest limit of all GPUs here
     largest_batch=65535,
 )
 
@@ -64,20 +64,20 @@ __all__ = [
 
 @functools.cache
 def status() -> Status:
-    """Tell whether Triton's kernels can compute here, and why or why not."""
+    """Return whether Triton's kernels can be used, and why or why not."""
     return Status(*available())
 
 
 def usable() -> bool:
-    """Tell whether Triton's kernels can compute here."""
+    """Return whether Triton's kernels can be used."""
     return status().available
 
 
 def on_device(kind: str) -> bool:
-    """Tell whether a type of devices is a GPU, or the CPU where there is none and the interpreter stands for it.
+    """Return whether a type of device is a GPU, or the CPU if the interpreter replaces a GPU.
 
     Raises:
-        RuntimeError: a tensor on the CPU of a machine that has a GPU.
+        RuntimeError: The tensor is on the CPU of a machine with a GPU.
     """
     if kind == "cpu" and torch.cuda.is_available():
         raise RuntimeError("backend 'triton' computes tensors on a GPU, got one on the CPU")
@@ -85,5 +85,5 @@ def on_device(kind: str) -> bool:
 
 
 def support_sizes(scores: Tensor, alpha: Alpha, stats: Tensor, target: Tensor) -> Tensor:
-    """Return the size of each row's support [rows]; none where there is no target, which statistics then say too."""
+    """Return the support size of each row [rows]; 0 for ignored targets."""
     return stats[:, -1].masked_fill_(target < 0, 0).long()

@@ -1,9 +1,9 @@
-"""An output layer with alpha-ReLU's loss in one pass: no score is ever written.
+"""Compute an output layer with the alpha-ReLU loss in one pass, without writing scores.
 
-alpha-ReLU's threshold is known before any score is. So the product of hidden states and weight is computed tile by
-tile, and of each tile only the few values above zero leave the multiprocessor: they are appended to one list, wherever
-there is room next. Sorted by token and class afterwards, the list and everything made of it are the same in every run.
-A layer whose list would be too long is noticed by all programs that have not begun, which then do nothing.
+The threshold of alpha-ReLU is known in advance. The product of hidden states and weight is therefore computed in tiles,
+and only the few values above zero of each tile are appended to a list in memory. The list is sorted by token and class
+afterwards, so that all results are reproducible. If the list becomes too long, the programs that have not started do
+nothing.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 from tsallis.ops.sparse_rows import CsrRows
 from tsallis.ops.triton.language import THREE_HALVES, TWO, interpreted, kernel, mode, precision, run, tl
 
-LEAST = 1 << 10  # entries there is room for at least
-ENTRIES = 128  # of a list at a time
+LEAST = 1 << 10  # minimum capacity of the list
+ENTRIES = 128  # list entries that are read at once
 
 
 class Tiling(NamedTuple):
@@ -53,8 +53,8 @@ def _append_positive(
     hidden: tl.tensor,  # [tokens, size]
     weight: tl.tensor,  # [classes, size]
     bias: tl.tensor,  # [classes]
-    target: tl.tensor,  # [tokens], negative: none
-    state: tl.tensor,  # [2]: how many values are above zero, and whether a score is NaN or infinite
+    target: tl.tensor,  # [tokens]; negative targets are ignored
+    state: tl.tensor,  # [2]: number of values above zero, and whether a score is NaN or infinite
     key: tl.tensor,  # [capacity]: token * classes + class
     value: tl.tensor,  # [capacity]
     gold: tl.tensor,  # [tokens]: the target's score
@@ -76,7 +76,7 @@ def _append_positive(
 ) -> None:
     if tl.load(state, volatile=True) > capacity:
         return
-    # Token blocks of a group follow one another: they read the same rows of the weight while it is in the cache.
+    # Token blocks of a group run consecutively, so that they read rows of the weight from the cache.
     number = tl.program_id(0)
     token_blocks, class_blocks = tl.cdiv(tokens, BLOCK_T), tl.cdiv(classes, BLOCK_C)
     first = number // (GROUP * class_blocks) * GROUP
@@ -89,7 +89,7 @@ def _append_positive(
     lanes = tl.arange(0, BLOCK_C)
     columns = start_class + lanes
     dims = tl.arange(0, BLOCK_K)
-    # Rows and columns beyond the end read the first one, and are masked in the end.
+    # Rows and columns beyond the end read the first one, and are masked later.
     hidden += tl.where(rows < tokens, rows, 0).to(tl.int64)[:, None] * size + dims[None, :]
     weight += tl.where(columns < classes, columns, 0).to(tl.int64)[None, :] * size + dims[:, None]
     scores = tl.zeros((BLOCK_T, BLOCK_C), tl.float32)
@@ -122,7 +122,7 @@ def _append_positive(
     largest = tl.max(top)
     if largest == float("inf"):
         tl.store(state + 1, 1)
-    # The largest of each row, then the next: hardly any tile has many.
+    # Take the largest of each row, then the next: few tiles have many.
     running = largest > 0.0
     while running:
         positive = (top > 0.0).to(tl.int32)
@@ -144,7 +144,7 @@ def _losses(
     target: tl.tensor,
     loss: tl.tensor,  # [tokens]
     eps: tl.tensor,
-    rest: tl.tensor,  # what all losses have in common
+    rest: tl.tensor,  # constant term of all losses
     MODE: tl.constexpr,
     ENTRIES: tl.constexpr,
 ) -> None:
@@ -169,10 +169,10 @@ def _losses(
 def alpha_relu_one_pass(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, alpha: float, tau: float, share: float
 ) -> tuple[Tensor, CsrRows] | None:
-    """Return losses [tokens], and the values above zero as lists; None where they are more than a share of all scores.
+    """Return losses [tokens] and the values above zero as lists, or None if there are too many of them.
 
-    Also None where a score is NaN or infinite. Everything consecutive in memory, of one dtype that is not float64;
-    waits for the GPU once.
+    Return None also if a score is NaN or infinite. All tensors are contiguous, of one dtype except float64. The
+    function waits for the GPU once.
     """
     tokens, size = hidden.shape
     classes = len(weight)

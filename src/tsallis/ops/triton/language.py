@@ -1,7 +1,8 @@
-"""Triton, or what stands for it where it is missing, and the arithmetic that all kernels share.
+"""Import Triton, or replace it if it is missing, and define arithmetic for all kernels.
 
-A threshold is written relative to the row's largest score: `p = exp_alpha(score - top - threshold)` with
-`exp_alpha(x) = [1 + eps x]_+^{1/eps}` and `eps = alpha - 1`. At alpha = 1 it is logsumexp, and no special case.
+Thresholds are relative to the row's largest score: `p = exp_alpha(score - top - threshold)` with
+`exp_alpha(x) = [1 + eps x]_+^{1/eps}` and `eps = alpha - 1`. At alpha = 1 the threshold is logsumexp, without a special
+case.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ else:
     try:
         import triton
         import triton.language as tl
-    except Exception as error:  # a broken installation must not break the import either
+    except Exception as error:  # a broken installation must not break the import
         triton = tl = None
         _MISSING = f"Triton can't be imported: {error}"
 
-__all__ = [  # `tl` among them: no other file imports Triton
+__all__ = [  # includes `tl`: no other file imports Triton
     "ANY_ALPHA",
     "THREE_HALVES",
     "TINY_EPS",
@@ -52,24 +53,24 @@ __all__ = [  # `tl` among them: no other file imports Triton
     "tl",
 ]
 
-TINY_EPS = 1e-10  # stands for alpha - 1 = 0: log1p(TINY_EPS x) / TINY_EPS is x up to rounding
+TINY_EPS = 1e-10  # replaces alpha - 1 = 0: log1p(TINY_EPS x) / TINY_EPS is x up to rounding
 
 
 def constant(value: Any) -> Any:
-    """Return a global that kernels may read."""
+    """Mark a global constant that kernels may read."""
     return value if tl is None else tl.constexpr(value)
 
 
 def plain(number: Any) -> int:
-    """Return such a global as a number of Python's."""
+    """Return the Python number of a global constant."""
     return int(getattr(number, "value", number))
 
 
-ANY_ALPHA, THREE_HALVES, TWO = constant(0), constant(1), constant(2)  # modes: the last two need no powers
+ANY_ALPHA, THREE_HALVES, TWO = constant(0), constant(1), constant(2)  # modes of alpha; the last two need no powers
 
 
 def kernel(*changing: str) -> Callable[[Callable[..., Any]], Any]:
-    """Return a decorator that has Triton compile a function, once for all values of the `changing` arguments."""
+    """Return a decorator that compiles a kernel once for all values of the `changing` arguments."""
 
     def decorate(function: Callable[..., Any]) -> Any:
         if triton is None:
@@ -81,7 +82,7 @@ def kernel(*changing: str) -> Callable[[Callable[..., Any]], Any]:
 
 
 def available() -> tuple[bool, str]:
-    """Tell whether these kernels can compute here, and why or why not."""
+    """Return whether Triton's kernels can be used, and why or why not."""
     if triton is None:
         return False, _MISSING
     if interpreted():
@@ -92,7 +93,7 @@ def available() -> tuple[bool, str]:
 
 
 def interpreted() -> bool:
-    """Tell whether Triton's interpreter runs the kernels, as was set when they were imported."""
+    """Return whether Triton's interpreter runs the kernels, as set at import."""
     return not isinstance(log1p, triton.JITFunction)
 
 
@@ -104,12 +105,12 @@ def run(kernel: Any, grid: tuple[int, ...], where: Tensor, **arguments: Any) -> 
 
 @functools.cache
 def processors(device: torch.device) -> int:
-    """Return the number of multiprocessors of a GPU; for another device 2, which stand for them in the interpreter."""
+    """Return the number of multiprocessors of a GPU, or 2 for the interpreter."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 def mode(alpha: Alpha) -> int:
-    """Tell which powers there are; one look at the numbers."""
+    """Return the mode of an alpha; a tensor is read once."""
     least, most = extremes(alpha) if isinstance(alpha, Tensor) else (alpha, alpha)
     if not most <= 2:
         raise NotImplementedError(f"the Triton kernels compute alphas from 1 to 2, got {most:g}")
@@ -118,15 +119,15 @@ def mode(alpha: Alpha) -> int:
 
 
 def precision(dtype: torch.dtype) -> str:
-    """Return the precision of float32 products, as PyTorch's setting has it. Three of tf32 are as good as one exact."""
+    """Return the precision of float32 products according to PyTorch's setting; tf32x3 is as good as exact."""
     if dtype != torch.float32:
-        return "tf32"  # not looked at
+        return "tf32"  # unused for other dtypes
     return "tf32x3" if exact_products() else "tf32"
 
 
 @kernel()
 def log1p(y: tl.tensor) -> Any:
-    """Return `log(1 + y)`, exact for small y too: the rounding of 1 + y cancels in the quotient."""
+    """Return `log(1 + y)`, also exact for small y: the rounding of 1 + y cancels in the quotient."""
     u = 1.0 + y
     d = u - 1.0
     return tl.where(d == 0.0, y, tl.log(u) * (y / tl.where(d == 0.0, 1.0, d)))
@@ -152,7 +153,7 @@ def entmax_weights(x: tl.tensor, eps: tl.tensor, MODE: tl.constexpr) -> Any:
 
 @kernel()
 def newton_step(threshold: tl.tensor, mass: tl.tensor, slope: tl.tensor, eps: tl.tensor, MODE: tl.constexpr) -> Any:
-    """Take a step of Newton on the norm: from either side to a threshold that is at most the row's."""
+    """Take a Newton step on the norm; the result is at most the row's threshold."""
     positive = mass > 0.0
     F = tl.where(positive, mass, 1.0)
     G = tl.where(positive, slope, 1.0)

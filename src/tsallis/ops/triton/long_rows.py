@@ -1,7 +1,7 @@
-"""The maps of long rows and their gradients: scores are read once and probabilities written once, as far as it goes.
+"""Compute entmax and its gradient for long rows, reading and writing them once if possible.
 
-The sweep writes zeros on its way, and the support's probabilities are written over them. Backward does alike: a row is
-read once, and its support is collected.
+The sweep writes zeros, and the probabilities of the support overwrite some of them. Backward also reads a row once and
+collects its support.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def long_map(
     parts: tl.tensor,
     part_room: tl.tensor,
     room: tl.tensor,
-    MERGE: tl.constexpr,  # whether other programs scanned the row's parts before
+    MERGE: tl.constexpr,  # whether other programs have scanned the row's parts
     LANES: tl.constexpr,
     WIDTH: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -180,7 +180,7 @@ def part_scan(
     ALPHAS: tl.constexpr,
     TINY: tl.constexpr,
 ) -> None:
-    """List what may be in the support of a part of a row: what is excluded in a part is in the row too."""
+    """List the candidates of a part of a row; a score excluded in a part is excluded in the row."""
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     slot = row * tl.num_programs(0) + part
     top, low, size = scan_row(
@@ -256,7 +256,7 @@ def gradient_sums(
     LANES: tl.constexpr,
     MODE: tl.constexpr,
 ) -> Any:
-    """Return the sums of `p^(2 - alpha)` and of its products with the gradient, over tiles."""
+    """Return the sums of `p^(2 - alpha)` and of its products with the gradient over tiles."""
     lanes = tl.arange(0, LANES)
     S = tl.zeros((LANES,), tl.float32)
     N = tl.zeros((LANES,), tl.float32)

@@ -1,8 +1,8 @@
-"""The losses on GPUs: forward reads the scores once and keeps four numbers a row, backward makes its gradient of them.
+"""Compute losses on GPUs: forward reads the scores once and saves four numbers per row for backward.
 
-No probabilities are written. A row's numbers are its largest score, its threshold relative to that, what its weights
-are multiplied with, and how many classes have any: `p = scale [1 + eps (score - top - c)]_+^{1/eps}`. A row without a
-loss has scale 0. alpha-ReLU's threshold is a constant: its rows are written in the same way, with `top = 0`.
+No probabilities are written. The numbers of a row are its largest score, the threshold relative to it, a scale of the
+weights, and the support size: `p = scale [1 + eps (score - top - c)]_+^{1/eps}`. Rows without a loss have scale 0. Rows
+of alpha-ReLU, whose threshold is constant, have `top = 0`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tsallis.ops.triton.maps import Short, alphas, pad_size, scan_arguments
 from tsallis.ops.triton.scan import initial_threshold, merge_parts, scan_row, solve
 from tsallis.ops.triton.short_rows import NEWTON_LIMIT, block_eps, row_eps, short_solve
 
-STATS = 4  # numbers a row that a loss keeps: largest score, threshold, factor of the weights, support size
-TILE = 2048  # scores that a program of an elementwise kernel has
+STATS = 4  # numbers per row that a loss saves: largest score, threshold, scale, support size
+TILE = 2048  # scores per program of elementwise kernels
 
 _kernel = kernel("rows", "parts")
 
@@ -38,11 +38,11 @@ def _finish_loss(
     slope_sum: tl.tensor,
     size: tl.tensor,
 ) -> Any:
-    """Return loss, derivative in alpha, factor and support size from sums over a row's weights."""
+    """Return loss, derivative in alpha, scale and support size from sums over a row's weights."""
     safe_mass = tl.where(F == 0.0, 1.0, F)
     mean = mean / safe_mass
     alpha = 1.0 + eps
-    # sum p (z - z_y) + sum p (c - z) / alpha, both terms from the largest score: offsets cancel exactly.
+    # sum p (z - z_y) + sum p (c - z) / alpha, relative to the largest score, so that offsets cancel exactly.
     loss = tl.maximum((c - mean) / alpha + mean, 0.0) + (top - gold)
     slope = (mean - c) / (alpha * alpha) - slope_sum / safe_mass / alpha
     invalid = F != F
@@ -269,7 +269,7 @@ def _loss_gradient(
     scale = tl.where(has_loss, scale, 0.0)[:, None]
     x = tl.load(scores + at, mask=inside, other=float("-inf")).to(tl.float32) - top - c
     gold = tl.where((column[None, :] == y[:, None]) & has_loss[:, None], 1.0, 0.0)
-    if MODE == ANY_ALPHA:  # most tiles have no support, and need no powers
+    if MODE == ANY_ALPHA:  # most tiles have no support and need no powers
         p = tl.zeros((ROWS, WIDTH), tl.float32)
         if tl.max(tl.where((eps * x <= -1.0) & (scale == scale), 0, 1)) > 0:
             p, _w = entmax_weights(x, eps, MODE)
@@ -367,7 +367,7 @@ def _support(
 
 
 def tiling(rows: int, d: int, powers: int, processors: int) -> Short | maps.Long:
-    """Return the tiling of a loss's rows: a row that is swept isn't written, so that sweeps pay early."""
+    """Return the tiling of a loss's rows; sweeps don't write rows, so they pay off for shorter rows."""
     return maps.short(d) if d <= (1024 if powers == plain(ANY_ALPHA) else 4096) else maps.long(rows, d, processors)
 
 
@@ -380,7 +380,7 @@ def block(d: int) -> tuple[int, int]:
 def entmax_loss(
     scores: Tensor, target: Tensor, alpha: Alpha, need_alpha: bool, save_support: bool = False
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return losses [rows] against classes [rows] (negative: none), statistics [rows, STATS], and dL/d alpha."""
+    """Return losses [rows] of class targets [rows], statistics [rows, STATS], and dL/d alpha."""
     rows, d = scores.shape
     loss = scores.new_empty(rows, dtype=torch.float32)
     stats = scores.new_empty(rows, STATS, dtype=torch.float32)
@@ -409,7 +409,7 @@ def entmax_loss(
 def entmax_loss_gradient(
     scores: Tensor, target: Tensor, alpha: Alpha, stats: Tensor, grad: Tensor, out: Tensor | None = None
 ) -> Tensor:
-    """Return the gradient of the scores, (p - e_y) times the gradient [rows] of each loss; `out` may be the scores."""
+    """Return the gradient of the scores, (p - e_y) times those of the losses [rows]; `out` may be the scores."""
     scores_grad = torch.empty_like(scores) if out is None else out
     rows, d = scores.shape
     some, width = block(d)
@@ -433,11 +433,11 @@ def entmax_loss_gradient(
     return scores_grad
 
 
-alpha_relu_loss_gradient = entmax_loss_gradient  # from the statistics of either
+alpha_relu_loss_gradient = entmax_loss_gradient  # both losses have the same statistics
 
 
 def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float, tau: float) -> tuple[Tensor, Tensor]:
-    """Return losses [rows] of alpha-ReLU with a constant threshold, and statistics [rows, STATS] as those of entmax."""
+    """Return alpha-ReLU losses [rows] with a constant threshold, and statistics [rows, STATS]."""
     rows, d = scores.shape
     loss = scores.new_empty(rows, dtype=torch.float32)
     stats = scores.new_empty(rows, STATS, dtype=torch.float32)
@@ -468,9 +468,9 @@ def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float, tau: float) ->
 def support(
     scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor, size: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return classes (int32) and probabilities of each row's support, row r's from offsets[r] to offsets[r + 1].
+    """Return classes (int32) and probabilities of the supports; row r is at offsets[r] to offsets[r + 1].
 
-    Who knows the last offset gives it as `size`, and nothing waits for the GPU.
+    `size` is the last offset; without it the function waits for the GPU.
     """
     size = int(offsets[-1]) if size is None else size
     index = scores.new_zeros(size, dtype=torch.int32)

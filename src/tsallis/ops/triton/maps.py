@@ -1,4 +1,4 @@
-"""The maps and their gradients, launched: how rows are cut for the kernels of `short_rows` and `long_rows`."""
+"""Launch the kernels of entmax and its gradient, with tilings for short and long rows."""
 
 from __future__ import annotations
 
@@ -12,50 +12,50 @@ from tsallis.ops.triton import long_rows
 from tsallis.ops.triton.language import ANY_ALPHA, TINY_EPS, mode, plain, processors, run
 from tsallis.ops.triton.short_rows import NEWTON_LIMIT, short_gradient, short_map
 
-MOST_PARTS = 64  # programs that share a row
+MOST_PARTS = 64  # maximum number of programs that share a row
 
 
 class Short(NamedTuple):
-    """Rows that stay on the chip: how many a program has, and their size as a power of two."""
+    """Tiling of rows that fit into registers."""
 
     rows: int
     width: int
-    lanes: int  # subsets whose largest scores bound the threshold; `width`: none
+    lanes: int  # subsets whose maxima bound the threshold; `width`: no bound
     warps: int
 
 
 class Long(NamedTuple):
-    """Rows that are swept in tiles."""
+    """Tiling of rows that are read in tiles."""
 
-    lanes: int  # scores a tile
-    width: int  # of what is read of a list at once
-    depth: int  # scores that each lane has room for
-    room: int  # of a list
+    lanes: int  # scores per tile
+    width: int  # list entries that are read at once
+    depth: int  # slots per lane
+    room: int  # maximum length of a list
     warps: int
     stages: int
-    programs: int  # at the most: each has its own lists
-    parts: int  # programs that share a row; 1: none do
+    programs: int  # maximum number of programs; each has its own lists
+    parts: int  # programs per row
 
 
 def tiling(rows: int, d: int, powers: int, processors: int) -> Short | Long:
-    """Return the tiling of a map's rows. Powers are slow: where there are any, fewer scores should need one."""
+    """Return the tiling of rows of entmax. Powers are slow, so fewer scores should need one."""
     return short(d) if d <= (1024 if powers == plain(ANY_ALPHA) else 8192) else long(rows, d, processors)
 
 
 def gradient_tiling(rows: int, d: int, processors: int) -> Short | Long:
-    """Return the tiling of the rows of a map's gradient."""
+    """Return the tiling of rows of the gradient of entmax."""
     return short(d) if d <= 8192 else long(rows, d, processors)
 
 
 def short(d: int) -> Short:
-    """Choose some thirty scores a thread, and a warp for each row where that is enough."""
+    """Choose about thirty scores per thread, and one warp per row if that is enough."""
     width = pad_size(d)
     rows = max(1, min(64, 1024 // width))
     return Short(rows, width, width // 4 if width >= 256 else width, max(1, rows * width // 1024))
 
 
 def long(rows: int, d: int, processors: int) -> Long:
-    """Eight scores a thread: the sweep needs few registers, and many programs to hide the latency of its steps."""
+    """Choose eight scores per thread: a sweep needs few registers, and many programs to hide latency."""
     lanes = 256 if d < 8192 else 512 if d < 65536 else 1024
     warps = lanes // 256
     tiles = -(-d // lanes)
@@ -71,7 +71,7 @@ def pad_size(d: int) -> int:
 
 
 def powers_of(alpha: Alpha) -> int:
-    """Return the mode of a number; of a tensor always the general one: its numbers stay on the GPU."""
+    """Return the mode of a number; for a tensor the general mode, because its numbers stay on the GPU."""
     return plain(ANY_ALPHA) if isinstance(alpha, Tensor) else mode(alpha)
 
 
@@ -113,9 +113,9 @@ def candidate_buffers(programs: int, room: int, where: Tensor) -> dict[str, Tens
 def scan_arguments(
     scores: Tensor, tiling: Long, alpha_arguments: dict[str, Any], probs: Tensor | None
 ) -> tuple[dict[str, Any], int]:
-    """Return the arguments and number of programs of long-row kernels; rows of several parts are scanned here.
+    """Return the arguments and number of programs of long-row kernels; scan rows that have several parts.
 
-    Where there are probabilities they are set to zero on the way.
+    If `probs` is given, it is set to zero.
     """
     rows, d = scores.shape
     programs = min(rows, tiling.programs)
@@ -134,7 +134,7 @@ def scan_arguments(
     tiles = -(-d // tiling.lanes)
     stride = -(-tiles // tiling.parts)
     count = -(-tiles // stride)
-    # A multiple of 16 whatever the number of parts: kernels are compiled once more for another alignment.
+    # Always a multiple of 16: kernels are compiled again for another alignment.
     room = max(-(-tiling.room // count // 16) * 16, tiling.width)
     numbers = (scores.new_empty(rows, count, dtype=torch.float32) for _ in range(2))
     parts = dict(zip(("tops", "lows"), numbers, strict=True))
@@ -241,7 +241,7 @@ def entmax_gradient(
 
 
 def _gradient_by_parts(shared: dict[str, Any], tiles: Long, rows: int, alpha_grad: Tensor | None) -> Tensor | None:
-    """Two launches: the sums of all parts, then what they make of each."""
+    """Launch two kernels: one sums over all parts, one computes the gradients of each."""
     probs, d = shared["probs"], shared["d"]
     every = -(-d // tiles.lanes)
     stride = -(-every // tiles.parts)

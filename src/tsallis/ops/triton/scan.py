@@ -1,9 +1,9 @@
-"""The sweep over a long row: its candidates are collected in a list, and Newton's steps read that list alone.
+"""Collect the candidates of a long row in a list, so that Newton steps read only the list.
 
-One sweep computes, lane by lane, the largest score: these are a subset of the row, whose threshold bounds the row's own
-from below. Scores above the cutoff of the newest bound are candidates, usually a few hundred: each lane has DEPTH slots
-for them, [DEPTH, LANES], which are compacted into one list of at most `room` scores and their columns. A row with more
-candidates than that is read whole in each step.
+A sweep computes the largest score per lane. The threshold of these maxima is a lower bound of the row's threshold.
+Scores above the cutoff of the newest bound are candidates, usually a few hundred. Each lane has DEPTH slots for them
+[DEPTH, LANES], which are compacted into a list of at most `room` scores with their columns. If a row has more
+candidates, each step reads the whole row.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 from tsallis.ops.triton.language import constant, entmax_weights, kernel, newton_step, tl
 from tsallis.ops.triton.short_rows import STEPS, approximate_weights, needs_step
 
-GROWTH = constant(4)  # how many times as long a stretch of the sweep is as all before it
-ROUNDING = constant(1e-5)  # margin below a bound, and its share of large scores:
+GROWTH = constant(4)  # length of a part of the sweep relative to all before it
+ROUNDING = constant(1e-5)  # margin below a bound, and relative margin of large scores:
 ROUNDING_RELATIVE = constant(5e-7)
 
 _kernel = kernel("rows", "tiles", "tiles_per_part", "parts")
@@ -34,7 +34,7 @@ def raise_lower_bound(largest: tl.tensor, low: tl.tensor, eps: tl.tensor, MODE: 
 
 @_kernel
 def cutoff(low: tl.tensor, eps: tl.tensor) -> Any:
-    """Return the score up to which weights are 0 at every threshold from `low` on."""
+    """Return the score up to which weights are 0 for every threshold of at least `low`."""
     return low - tl.abs(low) * ROUNDING_RELATIVE - ROUNDING - 1.0 / eps
 
 
@@ -57,7 +57,7 @@ def collect_candidates(
 ) -> Any:
     """Store the scores of tiles `first` to `last` that exceed `cut` in their lanes' slots; return the lanes' maxima.
 
-    `count` goes on counting where a lane has no slot left.
+    `count` keeps counting when a lane has no free slot.
     """
     lanes = tl.arange(0, LANES)
     for tile in tl.range(first, last, num_stages=STAGES):
@@ -135,10 +135,10 @@ def scan_row(
     ZEROS: tl.constexpr,
     MODE: tl.constexpr,
 ) -> Any:
-    """List what may be in the support of the tiles from `first` to `last`.
+    """List the candidates of the tiles from `first` to `last`.
 
-    Return the largest score (NaN where there is a NaN or an infinite score), a lower bound of the threshold, and the
-    list's size: more than `room` if it is incomplete.
+    Return the largest score (NaN if a score is NaN or infinite), a lower bound of the threshold, and the size of the
+    list, which is above `room` if the list is incomplete.
     """
     lanes = tl.arange(0, LANES)
     column = first * LANES + lanes
@@ -192,7 +192,7 @@ def merge_parts(
     room: tl.tensor,
     LANES: tl.constexpr,
 ) -> Any:
-    """Merge the lists of a row's parts against the best bound of any of them; return what `scan_row` does."""
+    """Merge the lists of a row's parts with the best of their bounds; return the results of `scan_row`."""
     lanes = tl.arange(0, LANES)
     top = float("-inf")
     low = float("-inf")
@@ -266,6 +266,6 @@ def solve(
 
 @_kernel
 def initial_threshold(top: tl.tensor, low: tl.tensor) -> Any:
-    """Return the offset subtracted from a row's scores, and its threshold's bound relative to that."""
+    """Return the offset subtracted from a row's scores, and the bound of its threshold relative to that."""
     top = tl.where(top == float("-inf"), 0.0, top)
     return top, tl.where(low > top, low - top, 0.0)

@@ -1,4 +1,4 @@
-"""Rows on GPUs: what all kernels share, and the maps of short rows, which stay in registers during Newton's steps."""
+"""Compute entmax of short rows, which stay in registers during Newton steps, and share helpers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tsallis.ops.triton.language import (
 )
 
 NEWTON_LIMIT = 40
-STEPS = constant(3)  # Newton steps on the lanes' maxima each time a bound is renewed
+STEPS = constant(3)  # Newton steps on the lanes' maxima per new bound
 MASS_TOLERANCE = constant(1e-6)  # |sum of the weights - 1| after the last step
 STEP_TOLERANCE = constant(3e-7)  # a threshold that moves by less than this has converged
 APPROX_TOLERANCE = constant(1e-2)  # the same while powers are approximate
@@ -27,7 +27,7 @@ _kernel = kernel("rows", "tiles", "tiles_per_part")
 
 @_kernel
 def row_eps(alpha: tl.tensor, eps_scalar: tl.tensor, row: tl.tensor, ALPHAS: tl.constexpr, TINY: tl.constexpr) -> Any:
-    """Return alpha - 1 of a row: one number for all, or from `alpha` [rows]."""
+    """Return alpha - 1 of a row, from one number or from `alpha` [rows]."""
     eps = eps_scalar
     if ALPHAS:
         eps = tl.maximum(tl.load(alpha + row).to(tl.float32) - 1.0, TINY)
@@ -36,13 +36,13 @@ def row_eps(alpha: tl.tensor, eps_scalar: tl.tensor, row: tl.tensor, ALPHAS: tl.
 
 @_kernel
 def mass_tolerance(eps: tl.tensor) -> Any:
-    """Return how far from 1 a row's sum may be before the last step, which squares the error of smooth weights."""
+    """Return the tolerance of a row's sum before the last step, which squares the error of smooth weights."""
     return tl.where(eps <= 0.5, 7e-5 / tl.sqrt(eps), MASS_TOLERANCE)
 
 
 @_kernel
 def needs_step(F: tl.tensor, before: tl.tensor, after: tl.tensor, eps: tl.tensor) -> Any:
-    """Tell whether a row needs another step; a row with a NaN doesn't."""
+    """Return whether a row needs another step; a row with a NaN doesn't."""
     return (
         (F > 0.0)
         & (tl.abs(F - 1.0) > mass_tolerance(eps))
@@ -52,7 +52,7 @@ def needs_step(F: tl.tensor, before: tl.tensor, after: tl.tensor, eps: tl.tensor
 
 @_kernel
 def approximate_weights(x: tl.tensor, eps: tl.tensor, MODE: tl.constexpr) -> Any:
-    """Return `entmax_weights` with powers of about six digits: enough for bounds and for first steps."""
+    """Return `entmax_weights` with powers of about six digits, enough for bounds and first steps."""
     if MODE == ANY_ALPHA:
         u = 1.0 + eps * x
         off = u <= 0.0
@@ -92,7 +92,7 @@ def short_solve(
     MODE: tl.constexpr,
     LIMIT: tl.constexpr,
 ) -> Any:
-    """Return the thresholds of rows [ROWS, WIDTH] whose largest score is 0. A NaN stays: sums show it later."""
+    """Return the thresholds of rows [ROWS, WIDTH] whose largest score is 0. NaN is kept; sums reveal it later."""
     c = tl.zeros((ROWS,), tl.float32)
     if LANES < WIDTH:
         lane_maxima = tl.max(tl.reshape(x, [ROWS, WIDTH // LANES, LANES]), 1)  # [ROWS, LANES]
@@ -162,7 +162,7 @@ def probability_slope(p: tl.tensor, eps: tl.tensor, MODE: tl.constexpr) -> Any:
     off = p == 0.0
     t = tl.where(off, 0.0, eps * tl.log(tl.where(off, 1.0, p)))
     if MODE == TWO:
-        w = tl.where(off, 0.0, p / p)  # a NaN stays
+        w = tl.where(off, 0.0, p / p)  # keeps NaN
     elif MODE == THREE_HALVES:
         w = tl.sqrt(p)
     else:

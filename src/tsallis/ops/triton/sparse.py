@@ -1,8 +1,8 @@
-"""Sparse rows on GPUs: their products with a table, and the same entries by column.
+"""Multiply sparse rows by a table on GPUs, and transpose them.
 
-A program adds up the table's rows for one list, a few entries at a time. A list much longer than the others, as that of
-a frequent word by class, is cut into pieces that other programs add up first. Every sum is made in one order: results
-are the same in every run. Nothing here waits for the GPU.
+A program sums the table's rows for one list, a few entries at a time. Long lists, such as that of a frequent word, are
+cut into pieces that other programs sum first. The order of sums is fixed, so results are reproducible. No function
+waits for the GPU.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch import Tensor
 from tsallis.ops.sparse_rows import CsrRows
 from tsallis.ops.triton.language import kernel, run, tl
 
-PIECE = 256  # a list with more entries is cut
-PIECES = 1024  # about so many at the most: pieces are longer where there are more entries
-COLUMNS = 512  # of the table at a time
-ENTRIES = 8  # of a list at a time
+PIECE = 256  # longer lists are cut into pieces
+PIECES = 1024  # approximate maximum number of pieces: with more entries, pieces are longer
+COLUMNS = 512  # table columns per step
+ENTRIES = 8  # list entries per step
 
 
 @kernel()
@@ -32,7 +32,7 @@ def _weighted_rows(
     ENTRIES: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> Any:
-    """Return `sum_k value[k] table[column[k]]` over `count` entries, and the sum of the values themselves."""
+    """Return `sum_k value[k] table[column[k]]` over `count` entries, and the sum of the values."""
     lanes = tl.arange(0, ENTRIES)
     total = tl.zeros((ENTRIES, COLUMNS), tl.float32)
     values = tl.zeros((ENTRIES,), tl.float32)
@@ -95,7 +95,7 @@ def _gather_rows(
     MINUS: tl.constexpr,
     TOTAL: tl.constexpr,
     ONTO: tl.constexpr,  # whether `factor` times the present content is added
-    CUT: tl.constexpr,  # whether any list may be in pieces
+    CUT: tl.constexpr,  # whether lists may be cut into pieces
     ENTRIES: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
@@ -108,7 +108,7 @@ def _gather_rows(
     if CUT:
         whole = tl.where(count > piece, 0, count)
     row_sum, values = _weighted_rows(column + begin, value + begin, whole, table, size, columns, ENTRIES, COLUMNS)
-    if CUT:  # noqa: SIM102 - decided by the compiler, the other by each program
+    if CUT:  # noqa: SIM102 - the compiler decides this one, each program the next
         if count > piece:
             number = tl.load(first + row)
             lanes = tl.arange(0, ENTRIES)
@@ -148,11 +148,10 @@ def spmm(
     onto: Tensor | None = None,
     factor: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return `out[r] = scale[r] (sum_k value[k] table[column[k]] - table[minus[r]])`; and the values' sums.
+    """Return `out[r] = scale[r] (sum_k value[k] table[column[k]] - table[minus[r]])`, and sums of the values.
 
-    A negative `minus` names no row. With `onto` [rows, size] that takes the place of `factor` (one number in a tensor)
-    times what is there, plus `out`. Sums are float32, `table` and `out` of one dtype; values beyond the last offset
-    are not looked at.
+    A negative `minus` subtracts nothing. `onto` [rows, size] becomes `factor` (a tensor with one number) times `onto`
+    plus the result. Sums are float32; `table` and the result have one dtype. Values after the last offset are unused.
     """
     rows, size = len(lists.offsets) - 1, table.shape[1]
     out = table.new_empty(rows, size) if onto is None else onto
@@ -201,9 +200,9 @@ def _power_of_two(n: int) -> int:
 
 
 def _pieces(offsets: Tensor, piece: int, most: int) -> tuple[Tensor, Tensor]:
-    """Whose each of `most` pieces is, and each row's first piece: only lists longer than a piece have any.
+    """Return the row of each of `most` pieces, and the first piece of each row.
 
-    They have less than twice as many as their entries would fill.
+    Only lists longer than a piece have pieces, less than twice as many as their entries would fill.
     """
     lengths = offsets.diff()
     count = torch.where(lengths > piece, (lengths + (piece - 1)).div(piece, rounding_mode="floor"), 0)
@@ -213,9 +212,9 @@ def _pieces(offsets: Tensor, piece: int, most: int) -> tuple[Tensor, Tensor]:
 
 
 def transpose(lists: CsrRows, classes: int, weight: Tensor, target: Tensor) -> CsrRows:
-    """Return the rows' lists by class, values times their row's weight [rows], -weight where the target [rows] is.
+    """Return the lists sorted by class: values times the row's weight [rows], and -weight for the target [rows].
 
-    Rows with a negative target have no such entry; what stands for it comes after the last class's list.
+    Entries of rows with a negative target come after the last class's list.
     """
     rows = torch.arange(len(target), device=target.device, dtype=torch.int32)
     row = torch.cat([rows.repeat_interleave(lists.offsets.diff(), output_size=len(lists.column)), rows])

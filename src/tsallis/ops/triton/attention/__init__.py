@@ -1,4 +1,4 @@
-"""Attention on GPUs; the functions of :class:`tsallis.ops.protocol.AttentionKernels` are those of `calls`."""
+"""Compute attention on GPUs; `calls` implements :class:`tsallis.ops.protocol.AttentionKernels`."""
 
 from __future__ import annotations
 

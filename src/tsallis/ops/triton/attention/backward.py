@@ -1,7 +1,7 @@
-"""Backward: the weights again from their thresholds, by blocks of queries and by blocks of keys.
+"""Compute gradients of attention, with weights recomputed from thresholds, per block of queries and of keys.
 
-After the sparse forward only blocks that held support are visited (HAS_LISTS); after the short one every block that the
-causal order and the lengths leave, which needs no lists.
+After the sparse forward pass, only blocks with support are visited (HAS_LISTS). After the short one, every block that
+the causal order and the lengths allow is visited.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def backward_query(
     stats_stride = tl.num_programs(2).to(tl.int64) * heads * queries
     top, threshold = load_thresholds(stats, at, stats_stride, rows, queries)
 
-    # The mean is known only at the end. Its value at alpha = 1 is close enough for the sums not to cancel.
+    # The mean is known only at the end. Shift by its value at alpha = 1, so that the sums don't cancel.
     shift = tl.sum(do.to(tl.float32) * out.to(tl.float32), 1)
     sum_w_dp_k = tl.zeros((BLOCK_Q, PADDED), tl.float32)  # sum of w (dp - shift) k
     sum_w_k = tl.zeros((BLOCK_Q, PADDED), tl.float32)  # sum of w k
@@ -160,7 +160,7 @@ def transpose(
     key_blocks: tl.tensor,
     LANES: tl.constexpr,
 ) -> None:
-    """List for each block of keys the blocks of queries that need it [batch * heads, key blocks, blocks]."""
+    """List the blocks of queries that need each block of keys [batch * heads, key blocks, blocks]."""
     j = tl.program_id(0)
     head_index = tl.program_id(2).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     bits += head_index * blocks * key_blocks + j
@@ -266,7 +266,7 @@ def backward_key(
             at = head_index * queries + rows
             top, threshold = load_thresholds(stats, at, stats_stride, rows, queries)
             mean = tl.load(delta + at, mask=rows < queries, other=0.0)[None, :]
-            # All transposed [BLOCK_K, BLOCK_Q]: the products below need the weights in registers so.
+            # All tiles are transposed [BLOCK_K, BLOCK_Q], as the products below need them.
             _, _, w, dropped, dp = recompute_tile(
                 k, q, v, do, rows[None, :], columns, queries, key_end, top[None, :], threshold[None, :], eps, scale,
                 head_index, bias, random, MODE, MASK, CAUSAL, SLOPES, DROPOUT, PRECISION, UPCAST,
@@ -395,7 +395,7 @@ def draw_factors(
     seed_high: tl.tensor,
     LANES: tl.constexpr,
 ) -> None:
-    """Store dropout's factors for all weights [batch * heads, queries, keys], LANES a program whatever their rows."""
+    """Store dropout's factors of all weights [batch * heads, queries, keys], LANES per program."""
     at = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
     row = at // keys
     head_index = row // queries

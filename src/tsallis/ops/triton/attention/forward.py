@@ -76,7 +76,7 @@ def forward(
 ) -> None:
     blocks, heads = tl.num_programs(0), tl.num_programs(1)
     block, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    if CAUSAL:  # the longest first
+    if CAUSAL:  # start with the longest rows
         block = blocks - 1 - block
     head_index, key, value, key_end, eps = locate_head(
         key, value, alpha, lengths, key_strides, value_strides, alpha_strides, group, keys, LENGTHS, TINY
@@ -110,13 +110,13 @@ def forward(
     count = 0
     next_update = 1
     for number in range(0, end - start_block):
-        j = end - 1 - number  # a causal row's nearest keys first
+        j = end - 1 - number  # causal rows start with the nearest keys
         k = load(key, j * BLOCK_K, key_strides[2], key_end, BLOCK_K, SIZE, PADDED)
         columns = (j * BLOCK_K + lanes)[None, :]
         s = score(q, k, rows[:, None], columns, queries, key_end, scale, bias, MASK, CAUSAL, SLOPES, PRECISION, UPCAST)
         largest = tl.maximum(largest, s, propagate_nan=tl.PropagateNan.ALL)
         tl.store(block_list + count, j)
-        count += tl.max(tl.where(s <= bound[:, None], 0, 1))  # NaN counts
+        count += tl.max(tl.where(s <= bound[:, None], 0, 1))  # NaN counts as support
         if (number + 1 == next_update) | (number + 1 == end - start_block):
             next_update *= 2
             low = raise_lower_bound(largest, low, eps, eps, MODE)
@@ -144,7 +144,7 @@ def forward(
             p, w = entmax_weights(x - threshold[:, None], eps, MODE)
             F += tl.sum(p, 1)
             G += tl.sum(w, 1)
-            # Written after a reduction by all threads: none of them still has to read what is overwritten.
+            # Safe to overwrite: the reduction above waited until all threads had read the entry.
             has_support = tl.max(tl.where(x <= (threshold - margin)[:, None], 0, 1))
             tl.store(block_list + remaining, j, mask=has_support > 0)
             remaining += has_support
@@ -154,7 +154,7 @@ def forward(
         sweeps += 1
         unfinished = (error > tolerance_before_step) & (sweeps < LIMIT)
 
-    # The output, divided by what the weights sum to.
+    # The output, divided by the sum of the weights.
     out = tl.zeros((BLOCK_Q, VALUE_PADDED), tl.float32)
     F = tl.zeros((BLOCK_Q,), tl.float32)
     G = tl.zeros((BLOCK_Q,), tl.float32)

@@ -1,6 +1,6 @@
-"""Forward for rows of few keys: one sweep, for all scores of a block of queries stay in registers.
+"""Compute attention for rows of few keys in one sweep, with all scores of a block of queries in registers.
 
-The threshold is then solved for without computing them again. The statistics of a row are those of the sparse forward.
+The statistics of a row are those of the sparse forward pass.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def forward_short(
     end = last_key(key_end, start, offset, BLOCK_Q, CAUSAL)
     zero = block * 0  # makes numbers of the unrolled loops tensors
 
-    tiles = ()  # only sums of tuples: the compiler knows no unpacking
+    tiles = ()  # the compiler supports sums of tuples, but not unpacking
     largest = tl.full((BLOCK_Q, BLOCK_K), float("-inf"), tl.float32)
     for part in tl.static_range(PARTS):
         first = zero + part * BLOCK_K
@@ -114,7 +114,7 @@ def forward_short(
         sweeps += 1
         unfinished = (error > tolerance_before_step) & (sweeps < LIMIT)
 
-    # The output, divided by what the weights sum to.
+    # The output, divided by the sum of the weights.
     out = tl.zeros((BLOCK_Q, VALUE_PADDED), tl.float32)
     F = tl.zeros((BLOCK_Q,), tl.float32)
     G = tl.zeros((BLOCK_Q,), tl.float32)

@@ -1,4 +1,4 @@
-"""The launch parameters of the attention kernels: block sizes, and the arguments that all of them share."""
+"""Choose block sizes for the attention kernels, and build the arguments that they share."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tsallis.ops.triton.language import ANY_ALPHA, TINY_EPS, interpreted, mode, 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-4, torch.float16: 1e-4}  # |sum of the weights - 1|
 DROP_BITS = 24  # random bits that decide whether a weight is dropped
 SHORT_KEYS = 1024  # the longest rows of scores that fit into registers
-DECODE_ROWS = 64  # queries that read the same keys in one program
+DECODE_ROWS = 64  # queries per program that read the same keys
 
 
 class Limits(NamedTuple):
-    """The most Newton steps, and how many scores and splits a program of the decoding kernels reads at once."""
+    """Maximum number of Newton steps, and numbers of scores and splits that a decoding program reads at once."""
 
     newton: int = 40
     scores: int = 4096
@@ -30,7 +30,7 @@ LIMITS = Limits()
 
 
 class Tiling(NamedTuple):
-    """Queries and keys of a block, and how a program computes it."""
+    """Queries and keys per block, and options of a program."""
 
     queries: int
     keys: int
@@ -39,9 +39,9 @@ class Tiling(NamedTuple):
 
 
 class Tilings(NamedTuple):
-    """The tilings of the sparse forward kernel and of the backward kernels by queries and by keys.
+    """Tilings of the sparse forward kernel and of the backward kernels by queries and by keys.
 
-    All have as many keys; backward may split a block of queries, for it has more to hold in registers.
+    All have the same number of keys. Backward may split a block of queries, because it needs more registers.
     """
 
     forward: Tiling
@@ -51,8 +51,8 @@ class Tilings(NamedTuple):
 
 H200, A100, ADA, TURING = 232_448, 166_912, 101_376, 65_536  # bytes of shared memory that a program may have
 
-# The largest head, the least shared memory, and tilings of which all kernels compile with no more than that: the first
-# line that holds counts. On an H200 few registers are spilled or none; wide float32 heads spill more.
+# Largest head, minimum of shared memory, and tilings whose kernels fit into it; the first matching line is used. On an
+# H200 few or no registers are spilled, except with wide float32 heads.
 FLOAT32 = (
     (64, TURING, Tilings(Tiling(64, 32, 8, 2), Tiling(32, 32, 8, 1), Tiling(32, 32, 4, 1))),
     (128, A100, Tilings(Tiling(64, 32, 8, 2), Tiling(32, 32, 8, 1), Tiling(32, 32, 8, 1))),
@@ -71,10 +71,10 @@ HALF = (
 
 
 def tilings(size: int, value_size: int, dtype: torch.dtype, memory: int = H200) -> Tilings:
-    """Return the tilings for heads of these sizes on a GPU with so much shared memory.
+    """Return the tilings for heads of these sizes on a GPU with `memory` bytes of shared memory.
 
     Raises:
-        NotImplementedError: there are none, see `largest_head`.
+        NotImplementedError: No tiling fits, see `largest_head`.
     """
     widest = max(pad_head_size(size), pad_head_size(value_size))
     for head, least, result in FLOAT32 if dtype == torch.float32 else HALF:
@@ -87,12 +87,12 @@ def tilings(size: int, value_size: int, dtype: torch.dtype, memory: int = H200) 
 
 
 def largest_head(memory: int) -> int:
-    """Return the size of heads up to which there are tilings in every dtype; 0 if there are none."""
+    """Return the largest size of heads with tilings in every dtype; 0 if there are none."""
     return min(max((head for head, least, _ in table if memory >= least), default=0) for table in (FLOAT32, HALF))
 
 
 class ShortTiling(NamedTuple):
-    """The queries of a block, the blocks of keys that hold all keys, and how a program computes it."""
+    """Queries per block, number of key blocks, and options of a program."""
 
     queries: int
     keys: int
@@ -101,7 +101,7 @@ class ShortTiling(NamedTuple):
 
 
 def short_tiling(size: int, value_size: int, dtype: torch.dtype, keys: int, memory: int = H200) -> ShortTiling | None:
-    """Return the tiling of the kernel that holds all scores of a block of queries; None if there are too many."""
+    """Return the tiling of the kernel that keeps all scores in registers, or None if there are too many."""
     widest = max(pad_head_size(size), pad_head_size(value_size))
     if keys > SHORT_KEYS or widest > 128:
         return None
@@ -114,14 +114,14 @@ def short_tiling(size: int, value_size: int, dtype: torch.dtype, keys: int, memo
 
 
 def decode_tiling(size: int, value_size: int, dtype: torch.dtype, rows: int, memory: int = H200) -> Tiling | None:
-    """Return the tiling of the kernels that split the keys; `rows` queries read the same ones. None: nothing fits."""
+    """Return the tiling of the kernels that split the keys, or None; `rows` queries read the same keys."""
     rows = max(16, 1 << (rows - 1).bit_length())
     widest, products = max(pad_head_size(size), pad_head_size(value_size)), 2 if dtype == torch.float32 else 1
     wide = widest * products > 256
-    # Fewer stages or keys than on an H200 where there is less memory.
+    # Use fewer stages or keys than on an H200 if there is less memory.
     for stages in range(2 if wide else 3, 0, -1):
         for keys in (32,) if wide else (64, 32):
-            # What scores take of tensor cores, which multiply float32 in two parts, and without them, in float32.
+            # Memory of scores with tensor cores, which split float32 in two, and without them, in float32.
             row = widest * dtype.itemsize
             scores = rows * row * products + (stages - 1) * keys * row + (rows * keys + 1024) * 4
             if max(scores, (rows + keys) * widest * 4) <= memory:
@@ -131,7 +131,7 @@ def decode_tiling(size: int, value_size: int, dtype: torch.dtype, rows: int, mem
 
 @functools.cache
 def shared_memory(device: torch.device) -> int:
-    """Return the bytes of shared memory that a program may have on a GPU; those of an H200 for another device."""
+    """Return the shared memory per program of a GPU in bytes; for other devices that of an H200."""
     if device.type != "cuda":
         return H200
     properties = torch.cuda.get_device_properties(device)
@@ -139,7 +139,7 @@ def shared_memory(device: torch.device) -> int:
 
 
 def least_shared_memory() -> int:
-    """Return the shared memory of the GPU here that has least; that of an H200 where there is none."""
+    """Return the smallest shared memory of the GPUs here; without a GPU that of an H200."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return min((shared_memory(torch.device("cuda", index)) for index in range(count)), default=H200)
 
@@ -150,7 +150,7 @@ def pad_head_size(size: int) -> int:
 
 
 class Launch:
-    """The arguments and tilings that all kernels of one call share."""
+    """Arguments and tilings that all kernels of a call share."""
 
     def __init__(self, args: AttentionArgs) -> None:
         query, key, value, _, mask, slopes, lengths, *_ = args
@@ -177,7 +177,7 @@ class Launch:
             "key": self.key,
             "value": self.value,
             "alpha": alphas,
-            # A kernel that reads no mask or lengths takes a tensor in their place.
+            # Kernels without a mask or lengths need another tensor in their place.
             "mask": alphas if mask is None else mask.view(torch.uint8) if mask.dtype == torch.bool else mask,
             "slopes": alphas if slopes is None else slopes,
             "lengths": alphas if lengths is None else _lengths(lengths, query.device),
@@ -218,12 +218,12 @@ class Launch:
         return self.query.new_empty(shape, dtype=torch.int32)
 
     def by_query(self, kernel: Any, tiling: Tiling, **more: Any) -> None:
-        """Launch a program for each block of queries."""
+        """Launch one program per block of queries."""
         blocks = -(-self.queries // tiling.queries)
         self._launch(kernel, (blocks, self.heads, self.batch), tiling, more)
 
     def by_key(self, kernel: Any, tiling: Tiling, **more: Any) -> None:
-        """Launch a program for each block of keys."""
+        """Launch one program per block of keys."""
         blocks = -(-self.keys // tiling.keys)
         self._launch(kernel, (blocks, self.key_heads, self.batch), tiling, more)
 
@@ -236,7 +236,7 @@ class Launch:
         self.run(kernel, grid, **sizes, **more, num_warps=tiling.warps, num_stages=tiling.stages)
 
     def run(self, kernel: Any, grid: tuple[int, ...], **more: Any) -> None:
-        """Launch a kernel with what it takes of all this."""
+        """Launch a kernel with the arguments that it declares."""
         arguments = {**self.arguments, **more}
         options = {name: arguments[name] for name in ("num_warps", "num_stages") if name in arguments}
         run(kernel, grid, self.query, **{name: arguments[name] for name in kernel.arg_names}, **options)
@@ -250,7 +250,7 @@ def _alphas(args: AttentionArgs) -> Tensor:
 
 
 def _lengths(lengths: Tensor, device: torch.device) -> Tensor:
-    """Return lengths on the device, in as few bytes as they need if they have to be copied there."""
+    """Return lengths on the device; if they must be copied, use as few bytes as possible."""
     return lengths.contiguous() if lengths.is_cuda else lengths.int().to(device, non_blocking=True).contiguous()
 
 
@@ -261,15 +261,15 @@ def contiguous_rows(x: Tensor) -> Tensor:
 
 
 def broadcast_strides(mask: Tensor) -> tuple[int, ...]:
-    """Return strides with which one entry is every entry of a dimension of size 1."""
+    """Return strides that broadcast dimensions of size 1."""
     return tuple(0 if n == 1 else stride for n, stride in zip(mask.shape, mask.stride(), strict=True))
 
 
 def random_numbers(args: AttentionArgs) -> dict[str, Any]:
-    """Return dropout as numbers of 32 bits, whatever the seed: they have the same type in every call.
+    """Return dropout as 32-bit numbers, so that their type is the same in every call.
 
     Raises:
-        RuntimeError: there is dropout while a CUDA graph is captured, which would hold these numbers for good.
+        RuntimeError: A CUDA graph is being captured, which would repeat the same dropout.
     """
     if args.dropout > 0 and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(

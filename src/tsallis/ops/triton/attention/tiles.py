@@ -1,4 +1,4 @@
-"""Parts that the attention kernels share: loads and stores, scores of a tile, and backward's view of one."""
+"""Define functions that the attention kernels share: loads, stores, scores and recomputed tiles."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from tsallis.ops.triton.language import constant, entmax_weights, kernel, newton
 
 NO_MASK, BOOLEAN, ADDITIVE = constant(0), constant(1), constant(2)
 UNDERFLOW = constant(104.0)  # exp(-x) is 0 in float32
-MARGIN = constant(1.001)  # for the rounding of what a window is computed from
-FARTHEST = constant(1e9)  # key of a window
-STEPS = constant(4)  # Newton steps on the maxima each time the bound is raised
+MARGIN = constant(1.001)  # allows for rounding in the computation of a window
+FARTHEST = constant(1e9)  # largest position of a window
+STEPS = constant(4)  # Newton steps on the maxima per new bound
 ROUNDING = constant(1e-5)  # subtracted from the bound, and relative to a large one:
 ROUNDING_RELATIVE = constant(5e-7)
 
-# Numbers that change from call to call: a kernel compiled for one value of them is good for all.
+# Arguments that change from call to call: a kernel is compiled once for all their values.
 attention_kernel = kernel(
     "heads",
     "queries",
@@ -34,7 +34,7 @@ attention_kernel = kernel(
 @attention_kernel
 def dot(a: tl.tensor, b: tl.tensor, PRECISION: tl.constexpr, UPCAST: tl.constexpr) -> Any:
     """Multiply matrices, with sums in float32."""
-    if UPCAST:  # the interpreter multiplies halves wrongly
+    if UPCAST:  # the interpreter multiplies half precision wrongly
         a = a.to(tl.float32)
         b = b.to(tl.float32)
     return tl.dot(a, b, input_precision=PRECISION)
@@ -50,7 +50,7 @@ def load(
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,
 ) -> Any:
-    """Return rows from `start` on as [ROWS, PADDED]; zeros from `limit` on and beyond SIZE."""
+    """Load rows from `start` as [ROWS, PADDED], with zeros from `limit` and beyond SIZE."""
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, PADDED)
     valid = (start + rows < limit)[:, None]
@@ -70,7 +70,7 @@ def store(
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,
 ) -> None:
-    """Store [ROWS, PADDED] as contiguous rows from `start` on, up to `limit` and SIZE."""
+    """Store [ROWS, PADDED] as contiguous rows from `start` up to `limit` and SIZE."""
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, PADDED)
     valid = (start + rows < limit)[:, None]
@@ -107,7 +107,7 @@ def head_bias(
 
 @attention_kernel
 def distance(rows: tl.tensor, columns: tl.tensor, offset: tl.tensor) -> Any:
-    """Return how many positions lie between queries and keys."""
+    """Return the distances between queries and keys."""
     return tl.abs(rows + offset - columns).to(tl.float32)
 
 
@@ -119,7 +119,7 @@ def load_eps(alpha: tl.tensor, batch: tl.tensor, head: tl.tensor, strides: tl.tu
 
 @attention_kernel
 def load_key_end(lengths: tl.tensor, batch: tl.tensor, keys: tl.tensor, LENGTHS: tl.constexpr) -> Any:
-    """Return how many of a batch element's first keys take part; a length out of range counts as the nearest one."""
+    """Return the number of valid keys of a batch element, clamped to the valid range."""
     key_end = keys
     if LENGTHS:
         key_end = tl.minimum(tl.maximum(tl.load(lengths + batch), 0), keys).to(tl.int32)
@@ -140,7 +140,7 @@ def locate_head(
     LENGTHS: tl.constexpr,
     TINY: tl.constexpr,
 ) -> Any:
-    """Return the number of a program's head, its keys and values, how many keys take part, and `alpha - 1`."""
+    """Return a program's head, its keys and values, the number of valid keys, and `alpha - 1`."""
     head, batch = tl.program_id(1), tl.program_id(2)
     head_index = batch.to(tl.int64) * tl.num_programs(1) + head
     key_end = load_key_end(lengths, batch, keys, LENGTHS)
@@ -154,7 +154,7 @@ def locate_head(
 def last_key(
     key_end: tl.tensor, start: tl.tensor, offset: tl.tensor, BLOCK_Q: tl.constexpr, CAUSAL: tl.constexpr
 ) -> Any:
-    """Return the end of the keys that a block of queries sees."""
+    """Return the end of the keys that a block of queries may attend to."""
     end = key_end
     if CAUSAL:
         end = tl.minimum(end, start + offset + BLOCK_Q)
@@ -177,10 +177,10 @@ def window(
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,
 ) -> Any:
-    """Return the first and the last key that a block of queries may have a weight for; all if no bound is of use.
+    """Return the first and last key that may get a weight from a block of queries.
 
-    No score exceeds |q| |k| less what the slope takes, and a weight is zero if its score lies 1/eps below the row's
-    largest, which is at least that of the nearest key.
+    A score is at most |q| |k| minus the slope times the distance. A weight is zero if its score is 1/eps below the
+    row's largest score, which is at least that of the nearest key.
     """
     position = rows + offset
     near = tl.maximum(tl.minimum(position, key_end - 1), 0)
@@ -214,7 +214,7 @@ def open_block_list(
     SPLIT: tl.constexpr,
     HAS_LISTS: tl.constexpr,
 ) -> Any:
-    """Return the list of the key blocks that a block of queries needs, and how many; without lists all up to `end`."""
+    """Return the list of key blocks that a block of queries needs, and its length; without lists all up to `end`."""
     if HAS_LISTS:
         forward_block = head_index * tl.cdiv(queries, BLOCK_Q * SPLIT) + block // SPLIT
         block_list += forward_block * tl.cdiv(keys, BLOCK_K)
@@ -235,7 +235,7 @@ def load_thresholds(
 
 @attention_kernel
 def dropout_factor(rows: tl.tensor, columns: tl.tensor, head_index: tl.tensor, random: tl.tuple) -> Any:
-    """Return dropout's factors of weights, drawn from the seed and the position alone, so that they can be redrawn."""
+    """Return dropout's factors of weights, which depend only on seed and position and can be recomputed."""
     drop_below, factor, seed_low, seed_high = random
     zero = rows * 0 + columns * 0
     stream = head_index.to(tl.int32) + zero
@@ -259,9 +259,9 @@ def score(
     PRECISION: tl.constexpr,
     UPCAST: tl.constexpr,
 ) -> Any:
-    """Score `a` [M, PADDED] against `b` [N, PADDED]: -inf where a query (of `rows`) doesn't see a key (of `columns`).
+    """Return the scores of `a` [M, PADDED] and `b` [N, PADDED], -inf for masked pairs of `rows` and `columns`.
 
-    Queries come first and rows are [M, 1], columns [1, N]; or keys come first, and all is transposed.
+    If `a` are queries, rows are [M, 1] and columns [1, N]. If `a` are keys, everything is transposed.
     """
     scores = dot(a, tl.trans(b), PRECISION, UPCAST) * scale
     visible = (rows < queries) & (columns < key_end)
@@ -303,10 +303,10 @@ def recompute_tile(
     PRECISION: tl.constexpr,
     UPCAST: tl.constexpr,
 ) -> Any:
-    """Return scores less their thresholds, weights, `p^(2 - alpha)`, weights after dropout, and the weights' gradients.
+    """Return scores minus thresholds, weights, `p^(2 - alpha)`, weights after dropout, and gradients of weights.
 
-    `a` are queries, `b` keys, `c` gradients of the output, `d` values; or `a` keys, `b` queries, `c` values, `d`
-    gradients, and all is transposed.
+    `a` are queries, `b` keys, `c` gradients of the output and `d` values. Or `a` are keys, `b` queries, `c` values and
+    `d` gradients; then everything is transposed.
     """
     s = score(a, b, rows, columns, queries, key_end, scale, bias, MASK, CAUSAL, SLOPES, PRECISION, UPCAST)
     x = s - top - threshold
@@ -322,7 +322,7 @@ def recompute_tile(
 
 @attention_kernel
 def find_non_finite(largest: tl.tensor) -> Any:
-    """Tell which rows have a NaN or an infinite score among these maxima."""
+    """Return which rows have a NaN or an infinite score among their maxima."""
     return tl.max(tl.where(largest < float("inf"), 0, 1), 1) > 0
 
 
@@ -330,9 +330,9 @@ def find_non_finite(largest: tl.tensor) -> Any:
 def raise_lower_bound(
     largest: tl.tensor, low: tl.tensor, eps: tl.tensor, eps_tile: tl.tensor, MODE: tl.constexpr
 ) -> Any:
-    """Take Newton steps from `low` towards the threshold of a subset of each row, which is at most the row's own.
+    """Take Newton steps from `low` towards the threshold of a subset of each row, a lower bound of the row's.
 
-    It is not relative to the largest score: -inf where there is none, NaN where a score is NaN or infinite.
+    The bound is not relative to the largest score. It is -inf without a score, and NaN if a score is NaN or infinite.
     """
     low = tl.maximum(low, tl.max(largest, 1))
     base = tl.where(low == float("-inf"), 0.0, low)
@@ -346,7 +346,7 @@ def raise_lower_bound(
 
 @attention_kernel
 def start_thresholds(largest: tl.tensor, low: tl.tensor) -> Any:
-    """Return the largest scores of rows, thresholds relative to them to start from, and which rows are not finite."""
+    """Return the largest scores of rows, initial thresholds relative to them, and which rows are not finite."""
     top = tl.max(largest, 1)
     not_finite = find_non_finite(largest)
     top = tl.where(not_finite | (top == float("-inf")), 0.0, top)
@@ -356,5 +356,5 @@ def start_thresholds(largest: tl.tensor, low: tl.tensor) -> Any:
 
 @attention_kernel
 def newton_tolerance(eps: tl.tensor, tolerance: tl.tensor) -> Any:
-    """Return the error of a sum that the next step, which squares it, brings within the tolerance in a smooth row."""
+    """Return the tolerance of a sum before the next step, which squares the error in smooth rows."""
     return tl.where(eps <= 0.5, 0.1 * tl.sqrt(0.5 * tolerance / eps), tolerance)
