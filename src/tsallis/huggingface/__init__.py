@@ -1,4 +1,4 @@
-"""Sparse attention, losses, sampling and search in Hugging Face Transformers models; needs the extra `hf`."""
+"""Use sparse attention, losses, sampling and search in Hugging Face Transformers; needs the extra `hf`."""
 
 from tsallis.huggingface.alphas import FixedAlpha, LearnedAlpha, alpha_parameters, alphas, parameter_groups
 from tsallis.huggingface.attention import register
@@ -11,7 +11,7 @@ from tsallis.huggingface.losses import lm_loss, trainer_loss
 from tsallis.huggingface.obstacles import find_obstacles
 from tsallis.huggingface.sparsify import densify, set_alpha, sparsify
 
-register()  # now: a model that is unpickled in another process needs it, and imports this package
+register()  # register at import, so that a model can be unpickled in another process
 
 __all__ = [
     "AnnealAlpha",

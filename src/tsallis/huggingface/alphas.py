@@ -1,4 +1,4 @@
-"""The alphas of a sparsified model: modules inside its attentions, fixed or learned."""
+"""Define the alphas of a sparsified model: fixed or learned modules inside its attentions."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tsallis.functional.rows import alpha_number
 from tsallis.nn.alpha import PerHeadAlpha
 from tsallis.ops.transforms import exporting_to_onnx, traced, without_numbers
 
-ALPHA = "tsallis_alpha"  # the name, in an attention module, of the module that gives its alphas
-COMPILED = "_orig_mod"  # the name, in a module that `torch.compile` returns, of the one that it compiles
+ALPHA = "tsallis_alpha"  # name of the module with the alphas inside an attention
+COMPILED = "_orig_mod"  # name of the original module inside one that `torch.compile` returns
 
 
 class AttentionAlpha(nn.Module):
-    """What gives an attention its alphas, in float32 whatever the model's dtype."""
+    """Base class of modules with the alphas of an attention, always in float32."""
 
     meter: Any = None  # counts supports while densities are measured
-    receive: Callable[[Tensor], None] | None = None  # is called with all weights while a model is recorded
+    receive: Callable[[Tensor], None] | None = None  # called with all weights while a model is recorded
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         def keep_dtype(x: Tensor) -> Tensor:
@@ -34,14 +34,14 @@ class AttentionAlpha(nn.Module):
 
 
 class FixedAlpha(AttentionAlpha):
-    """One alpha for all heads of an attention, or one for each, which no optimizer changes.
+    """Fixed alpha for all heads of an attention, or one per head.
 
-    It is saved with the model, in the buffer `value`. A state dict without it, such as that of the model without sparse
-    attention, can be loaded; the buffer then stays as it is.
+    It is saved with the model in the buffer `value`. A state dict without it, such as that of the original model, can
+    be loaded; the buffer then keeps its value.
 
     Args:
-        value: the alpha, or as many as the attention has heads, at least 1.
-        device: of the buffer.
+        value: Alpha, or one alpha per head, at least 1.
+        device: Device of the buffer.
 
     Raises:
         ValueError: an alpha below 1 or not finite, an empty sequence.
@@ -54,7 +54,7 @@ class FixedAlpha(AttentionAlpha):
     """
 
     value: Tensor
-    # A state of the buffer, and the number that it had; none once there is another buffer.
+    # Buffer, its version and its number, to avoid reading it again.
     _number: tuple[Tensor, int, float] | None = None
 
     def __init__(self, value: float | Sequence[float] | Tensor, device: Any = None) -> None:
@@ -63,17 +63,17 @@ class FixedAlpha(AttentionAlpha):
         self.read()
 
     def forward(self, query: Tensor | None = None) -> float | Tensor:
-        """Return the alpha, or alphas [heads]; what the queries are makes no difference.
+        """Return the alpha, or alphas [heads]; the queries are ignored.
 
-        What is compiled gets a tensor [] instead of a number: another alpha then needs no other code. An ONNX file
-        gets the number, for which there are fewer operations.
+        Compiled code gets a tensor [] instead of a number, so that another alpha needs no new compilation. An ONNX
+        export gets the number, which needs fewer operations.
         """
         if exporting_to_onnx() and self._number is not None and self._number[0]._version == self._number[1]:
-            return self._number[2]  # there the buffer is a stand-in without numbers
+            return self._number[2]  # the buffer is a fake tensor during an export
         return self.value if traced() else self.read()
 
     def read(self) -> float | Tensor:
-        """Return the one alpha as a number, if it has one; a GPU's is read only if it has changed."""
+        """Return the alpha as a number if there is only one; read it from a GPU only after a change."""
         value, state = self.value, self._number
         if value.dim() or without_numbers(value) or value.is_inference():
             return value
@@ -88,7 +88,7 @@ class FixedAlpha(AttentionAlpha):
 
     @torch.no_grad()
     def set(self, alpha: float) -> None:
-        """Change the alpha of all heads."""
+        """Set the alpha of all heads."""
         self.value.fill_(alpha_number(alpha))
         self.read()
 
@@ -102,11 +102,11 @@ class FixedAlpha(AttentionAlpha):
 
 
 def fixed_numbers(alpha: Any) -> float | list[float]:
-    """Return a fixed alpha as a number, or one for each head as a list.
+    """Return a fixed alpha as a number, or one alpha per head as a list.
 
     Raises:
         ValueError: an alpha below 1 or not finite, an empty sequence.
-        TypeError: what is neither a number nor a sequence of them.
+        TypeError: The value is neither a number nor a sequence of numbers.
     """
     alpha = alpha.tolist() if hasattr(alpha, "tolist") else alpha
     if not isinstance(alpha, Sequence):
@@ -117,10 +117,10 @@ def fixed_numbers(alpha: Any) -> float | list[float]:
 
 
 class LearnedAlpha(AttentionAlpha, PerHeadAlpha):
-    """An alpha for each head as in :class:`tsallis.nn.PerHeadAlpha`, in float32 whatever the model's dtype.
+    """Learned alpha per head, see :class:`tsallis.nn.PerHeadAlpha`, always in float32.
 
-    In bfloat16 a step of an optimizer would be lost to rounding. A model that is cast leaves these parameters as they
-    are, and moves them to its device alone.
+    In bfloat16, rounding would remove an optimizer's small steps. Casting the model does not cast these parameters, but
+    moving it to another device moves them.
 
     Args:
         num_heads, low, high, initial, device, dtype: as in :class:`tsallis.nn.PerHeadAlpha`.
@@ -132,22 +132,22 @@ class LearnedAlpha(AttentionAlpha, PerHeadAlpha):
     """
 
     def forward(self, query: Tensor | None = None) -> Tensor:
-        """Return the alphas [heads]; what the queries are makes no difference."""
+        """Return the alphas [heads]; the queries are ignored."""
         return PerHeadAlpha.forward(self)
 
 
 def alpha_modules(model: nn.Module) -> Iterator[tuple[str, FixedAlpha | LearnedAlpha]]:
-    """Yield the name of every sparse attention of a model, and the module that gives its alphas."""
+    """Yield the name of every sparse attention of a model, and the module with its alphas."""
     for name, module in model.named_modules():
         alpha: Any = getattr(module, ALPHA, None)
-        if hasattr(alpha, "modules_to_save"):  # of PEFT, which keeps a copy and trains that
+        if hasattr(alpha, "modules_to_save"):  # PEFT trains a copy of the module
             alpha = alpha.modules_to_save[alpha.active_adapter]
         if alpha is not None:
             yield name, alpha
 
 
 def unwrap(model: Any) -> Any:
-    """Return the Transformers model inside PEFT's, `torch.compile`'s and the wrappers of several devices."""
+    """Return the Transformers model inside wrappers of PEFT, `torch.compile` and data parallelism."""
     while True:
         if hasattr(model, "get_base_model"):
             model = model.get_base_model()
@@ -163,10 +163,10 @@ def alphas(model: nn.Module) -> dict[str, Tensor]:
     """Return the alphas of every sparse attention of a model.
 
     Args:
-        model: sparsified by :func:`sparsify`.
+        model: Model that :func:`sparsify` has changed.
 
     Returns:
-        For every attention's name its alphas: [heads], or [] if one number is that of all heads.
+        Alphas by the name of the attention: [heads], or [] if all heads share one number.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -182,13 +182,13 @@ def alphas(model: nn.Module) -> dict[str, Tensor]:
 
 
 def alpha_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters that alphas are learned by, for a group of their own in an optimizer.
+    """Return the parameters of learned alphas, for a separate group of an optimizer.
 
     Args:
-        model: sparsified by :func:`sparsify`.
+        model: Model that :func:`sparsify` has changed.
 
     Returns:
-        One [heads] for each attention with learned alphas.
+        One parameter [heads] per attention with learned alphas.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -204,19 +204,19 @@ def alpha_parameters(model: nn.Module) -> list[nn.Parameter]:
 def parameter_groups(
     model: nn.Module, lr: float, *, alpha_lr_scale: float = 20.0, weight_decay: float = 0.0
 ) -> list[dict[str, Any]]:
-    """Return a model's trainable parameters in three groups for an optimizer: matrices, vectors and alphas.
+    """Return three parameter groups for an optimizer: matrices, vectors and learned alphas.
 
-    Matrices alone decay; alphas follow a higher rate than pretrained weights. A warning tells of learned alphas that
-    are not trained, as PEFT leaves them if its configuration does not name them.
+    Only matrices have weight decay. Alphas need a higher learning rate than pretrained weights. A warning is given if
+    learned alphas are frozen, for example by PEFT, whose configuration must name them.
 
     Args:
-        model: sparsified by :func:`sparsify`.
-        lr: the learning rate of all but the alphas.
-        alpha_lr_scale: the alphas' learning rate, as a multiple of `lr`.
-        weight_decay: of all but the alphas; biases and norms, which have one dimension, have none.
+        model: Model that :func:`sparsify` has changed.
+        lr: Learning rate of all parameters except alphas.
+        alpha_lr_scale: Learning rate of the alphas as a multiple of `lr`.
+        weight_decay: Weight decay of matrices.
 
     Returns:
-        Groups as `torch.optim` takes them; without an empty one.
+        Groups for `torch.optim`, without empty ones.
 
     Example:
         >>> from transformers import BertConfig, BertModel

@@ -1,4 +1,4 @@
-"""The attention function that Transformers calls in sparsified models, and its registration."""
+"""Define and register the attention function that Transformers calls in sparsified models."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tsallis.huggingface.alphas import ALPHA
 from tsallis.ops.transforms import traced
 
 NAME = "tsallis"
-FULL_MASKS = "tsallis_full_masks"  # the name in models that rely on being handed every mask, as eager attention is
-# What changes the scores in a way that entmax_attention cannot follow, by Transformers' names for it.
+FULL_MASKS = "tsallis_full_masks"  # implementation name for models that need every mask, like eager attention
+# Options of Transformers that change the scores in ways that entmax_attention does not support.
 UNSUPPORTED = {
     "softcap": "a soft cap of the scores",
     "s_aux": "attention sinks",
@@ -29,7 +29,7 @@ UNSUPPORTED = {
 
 
 def register() -> None:
-    """Make the attention known to Transformers, and its masks with it: without them padding would be attended to."""
+    """Register the attention with Transformers, and its masks, which hide padding."""
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     AttentionInterface.register(FULL_MASKS, full_mask_forward)
@@ -37,13 +37,13 @@ def register() -> None:
 
 
 def full_mask_forward(*inputs: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-    """Compute an attention whose mask says everything, as eager attention does: without one every key takes part.
+    """Compute attention with an explicit mask, like eager attention; without a mask all keys are visible.
 
     Args:
         inputs, kwargs: as in :func:`attention_forward`; `is_causal` makes no difference.
 
     Returns:
-        What :func:`attention_forward` does.
+        The results of :func:`attention_forward`.
     """
     return attention_forward(*inputs, **{**kwargs, "is_causal": False})
 
@@ -60,26 +60,26 @@ def attention_forward(
     position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute an attention of a model with the alphas of its module; softmax where the module has none.
+    """Compute attention with the alphas of a module, or with softmax if it has none.
 
     Args:
-        module: the attention that calls; what it holds under `tsallis_alpha` gives its alphas.
+        module: Calling attention module; its attribute `tsallis_alpha` returns the alphas.
         query: [batch, heads, queries, size].
         key, value: [batch, key heads, keys, size], not repeated for grouped queries.
-        attention_mask: [batch, 1 or heads, queries, keys], boolean (True takes part) or added to the scores, where the
-            lowest numbers of its dtype hide a key as -inf does. None means causal where the module is, by the upper
-            left corner, unless there is one query alone.
-        dropout: the share of weights that is dropped, 0 outside training.
-        scaling: the factor of the scores.
-        is_causal: overrides the module's own.
-        position_bias: [1 or batch, heads, queries, keys], added to the scores (T5).
-        kwargs: what else the model hands over; `output_attentions` asks for the weights.
+        attention_mask: [batch, 1 or heads, queries, keys], boolean (True: visible) or added to the scores; the lowest
+            number of its dtype hides a key like -inf. None means causal if the module is causal and there is more than
+            one query.
+        dropout: Dropout of weights, 0 outside training.
+        scaling: Factor of the scores.
+        is_causal: Overrides `module.is_causal`.
+        position_bias: Bias added to the scores [1 or batch, heads, queries, keys] (T5).
+        kwargs: Other arguments of the model; `output_attentions` requests the weights.
 
     Returns:
-        Output [batch, queries, heads, size], and the weights [batch, heads, queries, keys] if they are asked for.
+        Output [batch, queries, heads, size], and the weights [batch, heads, queries, keys] or None.
 
     Raises:
-        NotImplementedError: the model does something to the scores that entmax attention cannot.
+        NotImplementedError: The model changes the scores in an unsupported way.
     """
     for name, what in UNSUPPORTED.items():
         if kwargs.get(name) is not None:
@@ -94,7 +94,7 @@ def attention_forward(
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     causal = bool(query.shape[2] > 1 and attention_mask is None and causal)
     mask = _add_bias(_hide_lowest(attention_mask), position_bias)
-    if not query.dtype == key.dtype == value.dtype:  # norms of queries and keys answer in float32 under autocast
+    if not query.dtype == key.dtype == value.dtype:  # norms of queries and keys return float32 under autocast
         query, key = query.to(value.dtype), key.to(value.dtype)
     result = attend(
         query,
@@ -116,23 +116,23 @@ def attention_forward(
 
 
 def _hide_lowest(mask: Tensor | None) -> Tensor | None:
-    """Return a mask with -inf where its numbers are near the lowest of its dtype, as Transformers' masks hide keys."""
+    """Replace the lowest numbers of a mask, by which Transformers hides keys, by -inf."""
     if mask is None or not mask.is_floating_point():
         return mask
     return mask.masked_fill(mask < torch.finfo(mask.dtype).min / 2, -torch.inf)
 
 
 def _add_bias(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    """Return what is added to the scores, or the boolean mask where there is no bias."""
+    """Return the sum of mask and bias, or the boolean mask without a bias."""
     if mask is None or bias is None:
         return bias if mask is None else mask
     return torch.where(mask, bias, -torch.inf) if mask.dtype == torch.bool else mask + bias
 
 
 def _weights_requested() -> bool:
-    """Tell whether the forward pass under way collects weights.
+    """Return whether the current forward pass collects weights.
 
-    Some models, such as GPT-2, take `output_attentions` out of what their attention receives.
+    Some models, such as GPT-2, do not pass `output_attentions` to their attention.
     """
-    outputs = output_capturing._active_collector.get()  # private: there is no public way to ask
+    outputs = output_capturing._active_collector.get()  # private, because no public function exists
     return outputs is not None and any(name.endswith("attentions") for name in outputs)

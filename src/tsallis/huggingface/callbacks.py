@@ -1,4 +1,4 @@
-"""Callbacks for Transformers' Trainer: alphas that grow while a model is fine-tuned, a log of alphas and densities."""
+"""Define callbacks for Transformers' Trainer that anneal alphas and log alphas and densities."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tsallis.huggingface.sparsify import set_alpha
 
 
 class AnnealAlpha(TrainerCallback):
-    r"""A callback that leads all fixed alphas from softmax to a sparse map while a model is fine-tuned.
+    r"""Callback that raises all fixed alphas from softmax to a target during fine-tuning.
 
     .. math:: \alpha_t = \mathrm{start} + (\mathrm{target} - \mathrm{start}) \, \min(1, t / (\mathrm{share} \cdot T))
 
-    at step :math:`t` of :math:`T`. A training that is resumed goes on where it was; a checkpoint has the alpha of its
-    step, and so has the best model if Trainer loads it at the end.
+    at step :math:`t` of :math:`T`. A resumed training continues from its step. A checkpoint has the alpha of its step,
+    and so has the best model if Trainer loads it at the end.
 
     Args:
-        target: the alpha at the end.
-        start: the alpha at the first step.
-        share: the share of all steps after which the target is reached.
+        target: Alpha at the end.
+        start: Alpha at the first step.
+        share: Share of all steps after which the target is reached.
 
     Raises:
         ValueError: an alpha below 1, a share that is not above 0 and at most 1.
@@ -43,33 +43,32 @@ class AnnealAlpha(TrainerCallback):
         self.share = share
 
     def alpha(self, step: int, steps: int) -> float:
-        """Return the alpha of a step, of so many."""
+        """Return the alpha of a step out of `steps`."""
         if step >= self.share * steps:
             return self.target
         return self.start + (self.target - self.start) * step / (self.share * steps)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Set the alpha of the step that begins."""
+        """Set the alpha of the next step."""
         set_alpha(kwargs["model"], self.alpha(state.global_step, state.max_steps))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Set the alpha of the last step, unless the best model was loaded with its own."""
+        """Set the alpha of the last step, unless the best model was loaded."""
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
             return
         set_alpha(kwargs["model"], self.alpha(state.global_step, state.max_steps))
 
 
 class AttentionLog(TrainerCallback):
-    """A callback that logs every attention's alpha and density, wherever the Trainer logs its loss.
+    """Callback that logs alpha and density of every attention whenever the Trainer logs its loss.
 
-    The entries are `alpha/NAME` and `density/NAME`, means of the heads, and `alpha` and `density`, means of all.
-    Densities are those of the training batches of the step before the entry; a compiled model runs this step
-    uncompiled. Which step that will be follows from `logging_strategy`, `logging_steps` and `logging_first_step`. Where
-    it is not known, as at the end of an epoch of a data set without a length, or where another callback asks for an
-    entry, there are alphas alone.
+    The entries are `alpha/NAME` and `density/NAME`, means over the heads, and `alpha` and `density`, means over all
+    attentions. Densities are measured on the training batches of the step before the entry; a compiled model runs this
+    step uncompiled. The step follows from `logging_strategy`, `logging_steps` and `logging_first_step`. If it can't be
+    predicted, only alphas are logged: at the end of an epoch of unknown length, or if another callback requests a log.
 
     Args:
-        trainer: the Trainer that the callback is added to.
+        trainer: Trainer to which the callback is added.
 
     Example:
         >>> from transformers import Trainer
@@ -81,20 +80,20 @@ class AttentionLog(TrainerCallback):
         self.trainer = trainer
         self._meter: DensityMeter | None = None
         self._densities: dict[str, Tensor] = {}
-        self._last_step = 0  # that was logged
+        self._last_step = 0  # last logged step
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Forget the training before."""
+        """Reset the state of an earlier training."""
         self._last_step = 0
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin to count at a step that will be logged."""
+        """Start to measure at a step that will be logged."""
         self._densities = {}
         if _will_log(args, state, kwargs.get("train_dataloader")):
             self._meter = DensityMeter(kwargs["model"]).__enter__()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """End counting, and log if the Trainer does."""
+        """Stop measuring, and log if the Trainer does."""
         meter, self._meter = self._meter, None
         if meter is not None:
             meter.__exit__(None, None, None)
@@ -106,7 +105,7 @@ class AttentionLog(TrainerCallback):
         self._log(state, control, kwargs["model"])
 
     def _log(self, state: Any, control: Any, model: nn.Module) -> None:
-        if not control.should_log or state.global_step == self._last_step:  # as Trainer, once for each step
+        if not control.should_log or state.global_step == self._last_step:  # once per step, like Trainer
             return
         self._last_step = state.global_step
         entries: dict[str, float] = {}
@@ -115,11 +114,11 @@ class AttentionLog(TrainerCallback):
             if means:
                 entries |= means | {title: sum(means.values()) / len(means)}
         self.trainer.log(entries)
-        control.should_log = True  # logging answers the wish for the Trainer's own entry, which is still to come
+        control.should_log = True  # logging has reset the flag of the Trainer's entry, which comes later
 
 
 def _will_log(args: Any, state: Any, loader: Any) -> bool:
-    """Tell whether the Trainer will log its loss after the step that begins."""
+    """Return whether the Trainer will log its loss after the next step."""
     step = state.global_step + 1
     if step == 1 and args.logging_first_step:
         return True
@@ -129,6 +128,6 @@ def _will_log(args: Any, state: Any, loader: Any) -> bool:
         return False
     try:
         steps = max(-(-len(loader) // args.gradient_accumulation_steps), 1)
-    except TypeError:  # a data set without a length
+    except TypeError:  # the data set has no length
         steps = state.max_steps
     return bool(step % steps == 0 or step == state.max_steps)

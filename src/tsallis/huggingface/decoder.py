@@ -1,4 +1,4 @@
-"""Search with certificates in Transformers models: the decoder protocol, followed by a model that generates."""
+"""Search Transformers models with certificates: implement the decoder protocol for them."""
 
 from __future__ import annotations
 
@@ -26,46 +26,45 @@ from tsallis.ops.eager.log_probs import indistinct
 from tsallis.ops.eager.ranking import best_of_log_probs
 from tsallis.symbols import BOS, EOS, PAD
 
-# The implementations of attention that return weights.
+# Attention implementations that return weights.
 WITH_WEIGHTS = ("eager", NAME, FULL_MASKS)
-# What search numbers itself: padding, start and end. A token's symbol is its id and these.
+# Symbols of the search: padding, start and end. The symbol of a token is its id plus this number.
 RESERVED = 3
 IGNORE_INDEX = -100
 Pairs = tuple[tuple[Tensor, Tensor], ...]  # keys and values [rows, heads, length, size] of every layer
 
 
 class TransformersDecoder(nn.Module):
-    r"""A Transformers model that generates, as all searches of :mod:`tsallis.search` take it.
+    r"""Decoder of a Transformers model for all searches of :mod:`tsallis.search`.
 
     .. math:: p(y_t \mid y_{<t}, x) = \mathrm{entmax}_\alpha(z_t)
 
-    with the model's logits z. `generate` finds good outputs and proves nothing; a search of this decoder returns a
-    certificate, and with alpha above 1 often the whole distribution (Peters et al. 2019, sec. 4.1). The alpha is the
-    one whose loss trained the model (:func:`trainer_loss`, :func:`lm_loss`); 1 is softmax, as of pretrained models.
+    with the model's logits z. `generate` proves nothing about its outputs. A search with this decoder returns a
+    certificate, and with alpha above 1 often the whole distribution (Peters et al. 2019, sec. 4.1). Use the alpha of
+    the loss that trained the model (:func:`trainer_loss`, :func:`lm_loss`); 1 is softmax, for pretrained models.
 
-    Searches number symbols themselves: :meth:`sources` makes their input of a batch, :meth:`ids` turns the tokens of a
-    hypothesis into the tokenizer's, :meth:`symbols` does the reverse, for `prefixes`, and :meth:`targets` makes what
-    :func:`tsallis.search.score` takes.
+    Searches have their own numbers for symbols. :meth:`sources` converts a batch, :meth:`ids` converts the tokens of a
+    hypothesis to the tokenizer's ids, :meth:`symbols` does the reverse for `prefixes`, and :meth:`targets` converts
+    labels for :func:`tsallis.search.score`.
 
-    The distribution is the model's own: what it computes of a source alone, without a cache. The decoder reads from
-    `generation_config` the start, a forced first token, the ends and the tokens that are never generated
-    (`suppress_tokens`, `bad_words_ids` of one token). It ignores all other settings, such as temperature, cuts,
-    penalties and lengths. What is forced belongs to the start and has no part in a probability.
+    The distribution is the one that the model computes for a single source without a cache. `generation_config`
+    provides the start, a forced first token, the ends and the tokens that are never generated (`suppress_tokens`,
+    `bad_words_ids` of one token). All other settings are ignored, such as temperature, top-k, penalties and lengths. A
+    forced token counts as part of the start.
 
-    Keys and values are held where the model's cache is plain (:class:`transformers.DynamicCache`, without sliding
-    windows). Any other model reads each prefix again from its first token at every step, which is slower. Prompts of
-    different lengths are read apart by models that cannot skip padding, such as RoBERTa and Mamba.
+    Keys and values are cached if the model uses a :class:`transformers.DynamicCache` without sliding windows. Other
+    models read each prefix from its first token at every step, which is slower. Models that can't skip padding, such as
+    RoBERTa and Mamba, read prompts of different lengths separately.
 
     Args:
-        model: a causal language model or an encoder-decoder whose input is `input_ids`; one of PEFT around it.
-        alpha: of the distribution, at least 1.
-        start: ids that the decoder of an encoder-decoder reads first, such as a language's; None: by the model.
-        end: the id, or several, that an output ends with; None: by the model.
-        suppress: ids that are never generated; None: by the model.
-        attention: whether steps have weights: the mean over the heads of the last layer, of an encoder-decoder those of
-            its attention to the source, of a causal model what goes to the prompt. Hypotheses then count the positions
-            attended, and hold the weights where a search is told to keep them. For models that are sparsified
-            (:func:`sparsify`), or loaded with `attn_implementation="eager"`.
+        model: Causal language model or encoder-decoder with `input_ids`, also inside PEFT.
+        alpha: Alpha of the distribution, at least 1.
+        start: Ids that the decoder of an encoder-decoder reads first, such as a language id; None: the model's setting.
+        end: Id or ids that end an output; None: the model's setting.
+        suppress: Ids that are never generated; None: the model's setting.
+        attention: Whether to return attention to the source or the prompt: the mean over the heads of the last layer.
+            Hypotheses then count attended positions, and have weights with `keep_attention`. The model must be
+            sparsified (:func:`sparsify`) or loaded with `attn_implementation="eager"`.
 
     Raises:
         ValueError: an alpha below 1; a model that does not generate from `input_ids` token by token, or has no start
@@ -129,17 +128,17 @@ class TransformersDecoder(nn.Module):
                 )
 
     def _check(self, what: str, ids: Sequence[int]) -> None:
-        """Refuse ids that the vocabulary lacks."""
+        """Raise if ids are not in the vocabulary."""
         if wrong := [number for number in ids if not 0 <= number < self._size]:
             name = type(unwrap(self.model)).__name__
             raise ValueError(f"{what} holds {wrong[0]}, {name} knows the ids from 0 to {self._size - 1}")
 
     def sources(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        """Return ids [batch, src], padded behind, and their counts [batch], from what a tokenizer returns.
+        """Convert the output of a tokenizer to symbols [batch, src], padded at the end, and their counts [batch].
 
         Args:
-            batch: `input_ids` [batch, src], and `attention_mask` of ones and zeros where some are padding, on
-                whichever side.
+            batch: `input_ids` [batch, src], and an `attention_mask` of ones and zeros if there is padding, on either
+                side.
 
         Raises:
             TypeError: ids that are not integers.
@@ -173,11 +172,11 @@ class TransformersDecoder(nn.Module):
         return ids.masked_fill(~mask, 0).long().gather(1, order), lengths
 
     def ids(self, tokens: Sequence[int]) -> list[int]:
-        """Return the tokenizer's ids of a hypothesis' tokens, without start and end."""
+        """Return the tokenizer's ids of the tokens of a hypothesis, without start and end."""
         return [token - RESERVED for token in tokens]
 
     def symbols(self, ids: Sequence[int]) -> list[int]:
-        """Return the symbols of ids, as `prefixes` has them.
+        """Return the symbols of ids, for `prefixes`.
 
         Raises:
             ValueError: an end among them, an id that the vocabulary lacks.
@@ -188,10 +187,10 @@ class TransformersDecoder(nn.Module):
         return [number + RESERVED for number in ids]
 
     def targets(self, labels: Sequence[Sequence[int]] | Tensor) -> tuple[Tensor, Tensor]:
-        """Return what is read and what is to be predicted, both [batch, tgt], of outputs that are to be scored.
+        """Return decoder inputs and targets [batch, tgt] of outputs to score.
 
         Args:
-            labels: ids of each output, with its end or without, padded with -100 or not at all.
+            labels: Ids of each output, with or without its end, optionally padded with -100.
         """
         device = labels.device if isinstance(labels, Tensor) else None
         rows = [
@@ -206,10 +205,10 @@ class TransformersDecoder(nn.Module):
         return tgt_in.to(device), tgt_out.to(device)
 
     def encode(self, src: Tensor, src_lengths: Tensor) -> list[tuple[list[int], _Memory]]:
-        """Encode ids [batch, src] with their counts [batch]: memories, and the rows of the batch that each one holds.
+        """Encode symbols [batch, src] with their counts [batch]; return memories and their rows of the batch.
 
         Raises:
-            ValueError: a source that is longer than the model reads.
+            ValueError: A source is longer than the model's limit.
         """
         lengths = src_lengths.tolist()
         longest, most = max(lengths, default=0), self._reading.num_source_positions
@@ -221,23 +220,23 @@ class TransformersDecoder(nn.Module):
         return [(rows, self._encode(src[rows], src_lengths[rows], src.shape[1])) for rows in groups]
 
     def _encode(self, src: Tensor, src_lengths: Tensor, width: int) -> _Memory:
-        """Encode sources that are read together; a prompt is read by :meth:`start`."""
+        """Encode sources that are read together; :meth:`start` reads prompts."""
         src = src[:, : max(src_lengths.tolist(), default=0)]
         mask = source_mask(src_lengths, src)
         if self.is_encoder_decoder:
             encoder = unwrap(self.model).get_encoder()
             outputs = encoder(input_ids=src, attention_mask=mask.long(), return_dict=True)
             return _Memory(src, mask, width, outputs)
-        # Prompts of different lengths must end together.
+        # Align prompts of different lengths at their ends.
         order = mask.long().argsort(dim=-1, stable=True)
         return _Memory(src.gather(1, order), mask.gather(1, order), width)
 
     def start(self, memory: list[tuple[list[int], _Memory]]) -> _State:
-        """Return the state before the first token: the start, or the prompt, is read."""
+        """Return the state after the start or the prompt."""
         read: dict[int, tuple[_Block, int]] = {}
         for numbers, part in memory:
             rows = torch.arange(len(part.mask), device=part.mask.device)
-            start = rows.new_tensor(self.start_ids).expand(len(rows), -1)  # [batch, 0] of a causal model
+            start = rows.new_tensor(self.start_ids).expand(len(rows), -1)  # [batch, 0] for a causal model
             block, step = self._run(part, rows, start, None)
             read.update({number: (replace(block, step=step), row) for row, number in enumerate(numbers)})
         return _State([read[number] for number in range(len(read))])
@@ -254,7 +253,7 @@ class TransformersDecoder(nn.Module):
         for members in groups.values():
             index = torch.tensor(members, device=token.device)
             block = _gather([state.rows[i] for i in members], token.device)
-            if block.step is not None:  # the start is read already
+            if block.step is not None:  # the start has been read
                 step, block = block.step, replace(block, step=None)
             else:
                 ids = torch.cat([block.ids, (token[index] - RESERVED).clamp(min=0).unsqueeze(1)], 1)
@@ -270,11 +269,12 @@ class TransformersDecoder(nn.Module):
     def _run(
         self, memory: _Memory, sources: Tensor, ids: Tensor, pairs: Pairs | None
     ) -> tuple[_Block, tuple[Tensor, Tensor]]:
-        """Read ids [rows, length] behind the sources, the last alone where pairs hold the others; return logits [rows,
-        d_vocab] of the next, and weights of attention [rows, src or 0], too.
+        """Read ids [rows, length] after the sources, or only the last one if `pairs` caches the others.
+
+        Return the logits of the next token [rows, d_vocab] and attention weights [rows, src or 0].
 
         Raises:
-            ValueError: more ids than the model has positions, weights that the model does not return.
+            ValueError: There are more ids than positions, or the model returns no weights.
         """
         length = ids.shape[1]
         if not self.is_encoder_decoder:
@@ -294,16 +294,16 @@ class TransformersDecoder(nn.Module):
             logits = logits.index_fill(-1, logits.new_tensor(self.suppress, dtype=torch.long), -torch.inf)
         own, cross = _plain_pairs(outputs.get("past_key_values"))
         if self.is_encoder_decoder:
-            if ids.shape[1] == len(self.start_ids):  # the rows are the sources
+            if ids.shape[1] == len(self.start_ids):  # rows and sources are the same
                 memory.cross = cross
             own = None if memory.cross is None else own
         return _Block(memory, sources, ids, own), (logits, self._weights(outputs, memory, sources, ids))
 
     def _weights(self, outputs: Any, memory: _Memory, sources: Tensor, ids: Tensor) -> Tensor:
-        """Return weights [rows, src] on the source, padded behind, of the last token read; [rows, 0] where not asked.
+        """Return the last token's attention weights to the source [rows, src], or [rows, 0] if not requested.
 
         Raises:
-            ValueError: a model that returns none.
+            ValueError: The model returns no weights.
         """
         if not self.attention:
             return outputs.logits.new_zeros(len(ids), 0)
@@ -314,13 +314,13 @@ class TransformersDecoder(nn.Module):
             raise ValueError(f"the last layer of {type(unwrap(self.model)).__name__} returns no weights of attention")
         weights: Tensor = layers[-1][:, :, -1, :width].mean(1)  # [rows, heads, queries, keys] -> [rows, src]
         if not self.is_encoder_decoder:
-            counts = memory.mask.sum(-1)[sources]  # of prompts, which are padded in front
+            counts = memory.mask.sum(-1)[sources]  # prompts are padded at the start
             shift = (torch.arange(width, device=counts.device) - counts.unsqueeze(1)) % max(width, 1)
             weights = weights.gather(1, shift)
         return nn.functional.pad(weights, (0, memory.width - width))
 
     def _inputs(self, memory: _Memory, sources: Tensor, ids: Tensor, pairs: Pairs | None) -> dict[str, Any]:
-        """Return what the model is called with."""
+        """Return the arguments of the model."""
         mask = memory.mask[sources]
         if self.is_encoder_decoder:
             inputs: dict[str, Any] = {
@@ -328,7 +328,7 @@ class TransformersDecoder(nn.Module):
                 "attention_mask": mask.long(),
                 "decoder_input_ids": ids if pairs is None else ids[:, -1:],
             }
-            if self._reading.reads_whole:  # FSMT masks what follows a token only if it has the ids, too
+            if self._reading.reads_whole:  # FSMT needs the ids to mask later tokens
                 inputs["input_ids"] = memory.ids[sources]
             if pairs is not None:
                 inputs["past_key_values"] = EncoderDecoderCache(_cache(pairs), _cache(memory.cross_of(sources)))
@@ -346,11 +346,11 @@ class TransformersDecoder(nn.Module):
 
 
 class TransformersOutput:
-    """The output of a :class:`TransformersDecoder`: scores become log-probabilities of symbols.
+    """Output of a :class:`TransformersDecoder`, which converts logits to log-probabilities of symbols.
 
     Args:
-        alpha: of the distribution.
-        ends: the ids that end an output; their probabilities are added up.
+        alpha: Alpha of the distribution.
+        ends: Ids that end an output; their probabilities are summed.
     """
 
     normalized = True
@@ -361,7 +361,8 @@ class TransformersOutput:
     def scores(self, logits: Tensor) -> Tensor:
         """Return scores [rows, d_vocab + 3] of symbols from logits [rows, d_vocab].
 
-        What search numbers itself can't come. One end alone is search's end; of several each has a score of its own.
+        Symbols of the search itself are impossible, except its end if the model has one end. Several ends keep their
+        scores.
 
         Example:
             >>> TransformersOutput(2.0, ends=[1]).scores(torch.tensor([[0.5, 1.5, -3.0]]))
@@ -374,7 +375,7 @@ class TransformersOutput:
         return scores
 
     def log_probs(self, scores: Tensor) -> Tensor:
-        """Return log-probabilities [rows, d_vocab + 3] in float64, -inf where impossible, from scores like these."""
+        """Return log-probabilities [rows, d_vocab + 3] of such scores in float64; -inf if impossible."""
         each = log_entmax(scores, self.alpha)
         if len(self.ends) > 1:
             ends = torch.tensor(self.ends, device=each.device) + RESERVED
@@ -393,17 +394,17 @@ class TransformersOutput:
 
 @dataclass
 class _Memory:
-    """Sources that are read together; prompts are padded in front."""
+    """Sources that are read together; prompts are padded at the start."""
 
     ids: Tensor  # [batch, src]
     mask: Tensor  # boolean [batch, src]
-    width: int  # of all sources of the batch, those read apart included
-    outputs: Any = None  # what the encoder returns
-    cross: Pairs | None = None  # keys and values of the encoder's states, which the start computes
+    width: int  # width of the batch, including sources that are read separately
+    outputs: Any = None  # output of the encoder
+    cross: Pairs | None = None  # keys and values of the encoder's states, computed by the start
     _last: tuple[list[int], Pairs] | None = field(default=None, repr=False)
 
     def outputs_of(self, sources: Tensor) -> Any:
-        """Return the encoder's outputs of rows, in the class in which the model expects them."""
+        """Return the encoder's outputs of rows, in the class that the model expects."""
         outputs = copy.copy(self.outputs)
         for name, value in self.outputs.items():
             if isinstance(value, Tensor) and len(value) == len(self.mask):
@@ -411,7 +412,7 @@ class _Memory:
         return outputs
 
     def cross_of(self, sources: Tensor) -> Pairs:
-        """Return keys and values of rows; those of the last step again, where the rows' sources are the same."""
+        """Return keys and values of rows; reuse those of the last step if the sources are the same."""
         assert self.cross is not None
         numbers = sources.tolist()
         if self._last is None or self._last[0] != numbers:
@@ -425,13 +426,13 @@ class _Block:
 
     memory: _Memory
     sources: Tensor  # [rows]
-    ids: Tensor  # [rows, length], the start included, a prompt not
-    pairs: Pairs | None  # None: the model's cache is not plain, prefixes are read again
-    step: tuple[Tensor, Tensor] | None = None  # logits and weights after the start, until a search asks for them
+    ids: Tensor  # [rows, length], including the start, without a prompt
+    pairs: Pairs | None  # None: no cache, prefixes are read again
+    step: tuple[Tensor, Tensor] | None = None  # logits and weights after the start, until they are used
 
 
 class _State:
-    """Rows of blocks. Nothing is copied before the next step, and prefixes of several lengths may be rows of one."""
+    """Rows of blocks, which are copied at the next step and may have different lengths."""
 
     def __init__(self, rows: list[tuple[_Block, int]]) -> None:
         self.rows = rows
@@ -445,7 +446,7 @@ class _State:
 
 
 def _gather(rows: list[tuple[_Block, int]], device: torch.device) -> _Block:
-    """Copy rows of blocks of one memory and length to one block."""
+    """Copy rows of blocks with the same memory and length to one block."""
     blocks = list({id(block): block for block, _ in rows}.values())
     first, offset = {}, 0
     for block in blocks:
@@ -473,7 +474,7 @@ def _gather(rows: list[tuple[_Block, int]], device: torch.device) -> _Block:
 
 
 def _reorder(parts: Sequence[Tensor], index: Tensor) -> Tensor:
-    """Concatenate rows [rows, any width], narrow ones filled with zeros, and put them in an order."""
+    """Concatenate rows [rows, any width], padded with zeros, in a given order."""
     if len(parts) == 1:
         return parts[0]
     width = max(part.shape[1] for part in parts)
@@ -488,7 +489,7 @@ def _cache(pairs: Pairs) -> DynamicCache:
 
 
 def _plain_pairs(cache: Any) -> tuple[Pairs | None, Pairs | None]:
-    """Return keys and values of a cache's layers, and of a decoder's attention to its encoder; None where not plain."""
+    """Return keys and values of a cache, and of the attention to the encoder; None if unsupported."""
     if isinstance(cache, EncoderDecoderCache):
         own, cross = _layers(cache.self_attention_cache), _layers(cache.cross_attention_cache)
         return (own, cross) if own is not None and cross is not None else (None, None)
@@ -505,7 +506,7 @@ def _layers(cache: Any) -> Pairs | None:
 
 
 def _setting(model: Any, name: str) -> Any:
-    """Return what a model generates with, or else what its configuration says."""
+    """Return a setting of a model's generation config, or of its config."""
     return first_setting(name, getattr(model, "generation_config", None), model.config)
 
 
@@ -523,6 +524,6 @@ def _start(model: Any) -> list[int]:
 
 
 def _suppressed(model: Any, ends: Sequence[int]) -> list[int]:
-    # `generate` never forbids an end by a bad word.
+    # `generate` never excludes an end by `bad_words_ids`.
     words = [word[0] for word in _setting(model, "bad_words_ids") or [] if len(word) == 1]
     return _ids(_setting(model, "suppress_tokens")) + [word for word in words if word not in ends]

@@ -1,4 +1,4 @@
-"""What the decoder of an encoder-decoder reads when its labels are known."""
+"""Compute the decoder inputs of an encoder-decoder from labels."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from torch import Tensor
 
 
 def decoder_inputs(model: Any, labels: Tensor) -> Tensor:
-    """Return the labels that a decoder reads to predict the next one [batch, length], after a start of its own.
+    """Return the decoder inputs [batch, length]: the start and the labels without the last one.
 
     Args:
-        model: an encoder-decoder of Transformers.
-        labels: [batch, length]; what is -100 becomes padding.
+        model: Encoder-decoder of Transformers.
+        labels: Labels [batch, length]; -100 becomes padding.
 
     Raises:
-        ValueError: a model that does not tell what its decoder starts with.
+        ValueError: The model has no start token for its decoder.
     """
     prepare = getattr(model, "prepare_decoder_input_ids_from_labels", None)
     if prepare is not None:
@@ -31,6 +31,6 @@ def decoder_inputs(model: Any, labels: Tensor) -> Tensor:
 
 
 def first_setting(name: str, *configs: Any) -> Any:
-    """Return a setting of the first configuration that has it, None where none has."""
+    """Return a setting from the first configuration that has it, or None."""
     values = (getattr(config, name, None) for config in configs)
     return next((value for value in values if value is not None), None)

@@ -1,4 +1,4 @@
-"""How sparse the attentions of a model are: the keys that heads attend to, counted while the model runs."""
+"""Measure how sparse the attentions of a model are while it runs."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from tsallis.nn.attention_masks import VisibleKeys, sum_support
 
 
 class DensityMeter:
-    """The densities of a sparsified model over the forward passes inside a `with` block; no weights are held for them.
+    """Measure the densities of a sparsified model over the forward passes inside a `with` block.
 
-    In self-attention, queries that are padding do not count. What is compiled runs uncompiled inside the block. A
-    warning tells if no sparse attention ran in it.
+    No weights are stored. In self-attention, padding queries are skipped. Compiled models run uncompiled inside the
+    block. A warning is given if no sparse attention ran.
 
     Args:
-        model: sparsified by :func:`sparsify`.
+        model: Model that :func:`sparsify` has changed.
 
     Raises:
-        ValueError: a model without sparse attention.
+        ValueError: The model has no sparse attention.
 
     Example:
         >>> import torch
@@ -48,7 +48,7 @@ class DensityMeter:
         self._stance: Any = None
 
     def __enter__(self) -> DensityMeter:
-        if "torch._dynamo" in sys.modules:  # without it nothing is compiled, and it takes long to import
+        if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled, and importing it is slow
             self._stance = torch.compiler.set_stance("force_eager")
         for name, module in self._modules.items():
             module.meter = self._counts[name]
@@ -70,12 +70,12 @@ class DensityMeter:
             )
 
     def densities(self) -> dict[str, Tensor]:
-        """Return of every attention that ran the share of visible keys with a weight above zero [heads]."""
+        """Return the share of visible keys with non-zero weight [heads], for every attention that ran."""
         return {name: counts.density() for name, counts in self._counts.items() if counts.passes}
 
 
 class _Counts:
-    """Sums over forward passes, for each head."""
+    """Sums over forward passes per head."""
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
@@ -83,13 +83,13 @@ class _Counts:
         self._sums = torch.zeros(3, 1, dtype=torch.float64)  # attended keys, visible keys, queries
 
     def add(self, record: Tensor, mask: Tensor | None, causal: bool, queries: int, keys: int) -> None:
-        """Count a pass; `record` holds the supports [batch, heads, queries], or all weights."""
+        """Add a pass; `record` has the numbers of keys [batch, heads, queries], or all weights."""
         support = count_support(record)
         visible = VisibleKeys(mask, None, causal, queries, keys).count_keys(support.device)
         active = None
         if self.kind == "self" and mask is not None and queries == keys and queries > 1:
             allowed = mask if mask.dtype == torch.bool else mask > -torch.inf
-            active = allowed.any(-2).expand(-1, -1, queries)  # a key that no query sees is padding, as a query too
+            active = allowed.any(-2).expand(-1, -1, queries)  # a key that no query sees is padding, also as a query
         sums = sum_support(support, visible, active)
         self._sums = self._sums.to(sums.device) + sums
         self.passes += 1

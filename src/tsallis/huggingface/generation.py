@@ -1,4 +1,4 @@
-"""Sampling from a sparse distribution in `generate`."""
+"""Sample from a sparse distribution in `generate`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from transformers import LogitsProcessor, LogitsProcessorList, TemperatureLogits
 from tsallis.functional.maps import log_entmax
 from tsallis.functional.rows import alpha_number
 
-# Processors that `generate` runs after those of its caller, with the settings that leave them out. A temperature is no
-# cut: it is undone.
+# Processors that `generate` runs after those of its caller, with the settings that disable them. The temperature is
+# undone instead.
 NEUTRAL = {
     "TopHLogitsWarper": "top_h=None",
     "TopKLogitsWarper": "top_k=0",
@@ -27,25 +27,24 @@ NEUTRAL = {
 
 
 class EntmaxLogitsProcessor(LogitsProcessor):
-    r"""Sampling by entmax instead of softmax: what is improbable has the probability zero, with no cut by hand.
+    r"""Logits processor that samples with entmax instead of softmax, so that improbable tokens have probability zero.
 
     .. math:: p = \mathrm{entmax}_\alpha(z / T)
 
-    The scores become :math:`\log p`, so that the softmax of `generate` gives :math:`p` itself. The size of the support
-    follows the model's certainty: one token where it is sure, many where it is not. Top-k and top-p are not needed.
+    The scores become :math:`\log p`, so that the softmax of `generate` returns :math:`p`. The number of possible tokens
+    depends on the model's certainty. Top-k and top-p are not needed.
 
-    Call `generate` with `do_sample=True, top_k=0, top_p=1.0`. `generate` applies top-k, top-p, min-p and other cuts of
-    its own after this processor, and many models come with such settings. They would change :math:`p`, so a call with
-    them raises an error that names the setting and the value to pass. A temperature of `generate` or of the model is
-    undone with a warning; the one that counts is the argument below. Penalties and forbidden tokens act before:
-    :math:`z` are the scores after them.
+    Call `generate` with `do_sample=True, top_k=0, top_p=1.0`. `generate` applies top-k, top-p,
+    min-p and similar settings after this processor, and many models set them. They would change :math:`p`, so a call
+    with them raises an error that names the setting and the value to pass. A temperature of `generate` or of the model
+    is undone with a warning; use the argument below. :math:`z` are the scores after penalties and forbidden tokens.
 
-    `support_sizes` are those of the last call of `generate`; one whose prompts are exactly what the call before
-    returned counts as the same call.
+    `support_sizes` are those of the last call of `generate`. A call whose prompts are the output of the call before
+    counts as the same call.
 
     Args:
-        alpha: at least 1: sparser the larger it is; 1 is softmax.
-        temperature: the scores are divided by it; below 1 fewer tokens stay.
+        alpha: Alpha, at least 1; larger values are sparser, 1 is softmax.
+        temperature: Divides the scores; below 1 fewer tokens are possible.
 
     Raises:
         ValueError: an alpha below 1, a temperature that is not above 0.
@@ -61,19 +60,19 @@ class EntmaxLogitsProcessor(LogitsProcessor):
         if not temperature > 0:
             raise ValueError(f"temperature must be above 0, got {temperature}")
         self.alpha, self.temperature = alpha_number(alpha), float(temperature)
-        self._ids: Tensor | None = None  # of the last step
+        self._ids: Tensor | None = None  # ids of the last step
         self._sizes: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return log-probabilities [batch, classes], -inf outside the support; `generate` calls this at every step.
+        """Return log-probabilities [batch, classes], -inf outside the support; `generate` calls it at every step.
 
         Raises:
-            ValueError: `generate` would change the probabilities afterwards.
+            ValueError: A setting of `generate` would change the probabilities.
         """
         frame, later = inspect.currentframe(), 1.0
         if frame is not None and frame.f_back is not None:
             later = self._check_followers(frame.f_back.f_locals.get("self"), scores.shape[-1])
-        if not self._continues(input_ids):  # another call of `generate`
+        if not self._continues(input_ids):  # a new call of `generate`
             self._sizes.clear()
         self._ids = input_ids
         log_probs = log_entmax(scores.float() / self.temperature, self.alpha)
@@ -81,10 +80,10 @@ class EntmaxLogitsProcessor(LogitsProcessor):
         return (log_probs * later).to(scores.dtype)
 
     def _check_followers(self, processors: Any, classes: int) -> float:
-        """Return the temperature that the caller, a list of processors, applies after this one.
+        """Return the temperature that the calling list of processors applies after this one.
 
         Raises:
-            ValueError: the list changes the probabilities in another way.
+            ValueError: The list changes the probabilities in another way.
         """
         later = 1.0
         if not isinstance(processors, LogitsProcessorList) or self not in processors:
@@ -105,7 +104,7 @@ class EntmaxLogitsProcessor(LogitsProcessor):
         return later
 
     def _continues(self, input_ids: Tensor) -> bool:
-        """Tell whether every sentence is one of the last step and a token more; a beam search changes their order."""
+        """Return whether every sentence extends one of the last step by a token, in any order."""
         last, rest = self._ids, input_ids[:, :-1]
         if last is None or last.shape != rest.shape or last.device != rest.device:
             return False
@@ -113,5 +112,5 @@ class EntmaxLogitsProcessor(LogitsProcessor):
 
     @property
     def support_sizes(self) -> Tensor:
-        """The number of tokens that had a probability at each step of the last call of `generate` [batch, steps]."""
+        """Return the number of possible tokens per step of the last call of `generate` [batch, steps]."""
         return torch.stack(self._sizes, -1) if self._sizes else torch.empty(0, 0, dtype=torch.long)

@@ -1,4 +1,4 @@
-"""Which attention function a Transformers model calls: ours, and again the one it called before."""
+"""Set the attention function that a Transformers model calls, and restore it."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from tsallis.huggingface.attention import FULL_MASKS, NAME
 
-# The attribute of a model that remembers each of its configurations, and the function that its attentions called.
+# Attribute of a model that stores each of its configurations with the original attention function.
 DENSE = "_tsallis_dense_attention"
-# What a model called before that was made from the configuration of a sparsified one.
+# Functions to restore in a model that was made from the configuration of a sparsified one.
 DEFAULTS = {NAME: "sdpa", FULL_MASKS: "eager"}
 
 
 def implementation_name(model: nn.Module) -> str:
-    """Return the name of the implementation whose masks fit a model.
+    """Return the name of the implementation with the right masks for a model.
 
-    `sdpa_mask` leaves a causal mask out where attentions that say `is_causal` need none. That holds in models that
-    support PyTorch's scaled dot-product attention. Others (NLLB-MoE, PEGASUS-X) may have decoders that do not say it,
-    or attentions of their own that the same mask is handed to (Informer, BigBird-Pegasus), and some that do support it
-    treat it specially by its name (Gemma 4, which drops queries): these get the masks of eager attention.
+    `sdpa_mask` omits causal masks, because attentions with `is_causal` need none. That is right for models that support
+    PyTorch's scaled dot-product attention. Some decoders don't set `is_causal` (NLLB-MoE, PEGASUS-X), some pass the
+    mask to attentions of their own (Informer, BigBird-Pegasus), and some treat the name "sdpa" specially (Gemma 4).
+    These models get the masks of eager attention.
     """
     parts = model_parts(model)
     return NAME if all(x._supports_sdpa and not _mentions_sdpa(type(x).__module__) for x in parts) else FULL_MASKS
@@ -35,37 +35,37 @@ def implementation_name(model: nn.Module) -> str:
 
 @functools.cache
 def _mentions_sdpa(module_name: str) -> bool:
-    """Tell whether a model's Python module treats the name "sdpa" differently from others."""
+    """Return whether a model's Python module treats the name "sdpa" specially."""
     try:
         source = inspect.getsource(sys.modules[module_name])
-    except (KeyError, OSError, TypeError):  # a notebook's
+    except (KeyError, OSError, TypeError):  # defined in a notebook
         return False
     return re.search(r"""_attn_implementation\s*==\s*["']sdpa["']""", source) is not None
 
 
 def model_parts(model: nn.Module) -> list[Any]:
-    """Return the Transformers models inside a model, itself first."""
+    """Return the model itself and the Transformers models inside it."""
     return [module for module in model.modules() if isinstance(module, PreTrainedModel)]
 
 
 def calls_ours(attention: nn.Module, model: Any) -> bool:
-    """Tell whether an attention of a model calls our function."""
+    """Return whether an attention of a model calls our function."""
     config: Any = getattr(attention, "config", model.config)
     return getattr(config, "_attn_implementation", None) in DEFAULTS
 
 
 def switch_attention(model: Any, owner: nn.Module, attentions: Mapping[str, nn.Module]) -> None:
-    """Let attentions of a model call our function, and remember what the model called before.
+    """Make attentions of a model call our function, and store the original one.
 
-    The model gets a copy of its configuration, which other models may share; a failure leaves it as it was.
+    The model gets a copy of its configuration, which other models may share. A failure changes nothing.
 
     Args:
         model: a Transformers model.
-        owner: the model, or what is wrapped around it.
-        attentions: those of the model that are to call our function, by their names.
+        owner: The model or its wrapper.
+        attentions: Attentions that will call our function, by name.
 
     Raises:
-        ValueError: an attention whose function Transformers does not let be replaced.
+        ValueError: Transformers does not allow replacing an attention's function.
     """
     if hasattr(model, DENSE) and all(calls_ours(attention, model) for attention in attentions.values()):
         return
@@ -87,15 +87,15 @@ def switch_attention(model: Any, owner: nn.Module, attentions: Mapping[str, nn.M
 
 
 def restore_attention(model: nn.Module) -> None:
-    """Let a model, and each part that was sparsified by itself, call the function that it called before."""
+    """Restore the original function of a model, and of each part that was sparsified separately."""
     for part in model_parts(model):
         for config, name in vars(part).pop(DENSE, ()):
-            # Not by set_attn_implementation, which checks what was there before, and knows no parts that are not built.
+            # Not set_attn_implementation: it checks the old value, and ignores parts that are not built.
             config._attn_implementation_internal = name
 
 
 def configurations(model: nn.Module) -> list[Any]:
-    """Return the configurations of a model and its parts, with those inside them, each once."""
+    """Return the configurations of a model and its parts, including nested ones, each once."""
     configs: dict[int, Any] = {}
     queue: list[Any] = [part.config for part in model_parts(model)]
     while queue:
@@ -108,7 +108,7 @@ def configurations(model: nn.Module) -> list[Any]:
 
 
 def _dense_implementation(model: nn.Module, config: Any) -> str | None:
-    """Return the name of the function that a configuration names, or named before it named ours."""
+    """Return the function name in a configuration, or the original one if it is ours."""
     name: str | None = config._attn_implementation
     if name not in DEFAULTS:
         return name
@@ -117,7 +117,7 @@ def _dense_implementation(model: nn.Module, config: Any) -> str | None:
 
 
 def _copy_configurations(owner: nn.Module, configs: Iterable[Any]) -> dict[int, tuple[Any, Any]]:
-    """Copy configurations, and all others that modules hold; return each with its copy, by its id."""
+    """Copy configurations, including those of modules; return the copies by the original's id."""
     of_modules = [x for module in owner.modules() for x in vars(module).values() if isinstance(x, PreTrainedConfig)]
     memo: dict[int, Any] = {}
     return {id(config): (config, copy.deepcopy(config, memo)) for config in (*configs, *of_modules)}

@@ -1,4 +1,4 @@
-"""Sparsified models from the folders, or the names, that they were saved under."""
+"""Load sparsified models from the folders or names under which they were saved."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from tsallis.huggingface.alphas import ALPHA, FixedAlpha, alpha_modules
 from tsallis.huggingface.settings import SETTINGS, Setting, base_name, modules_of_settings
 from tsallis.huggingface.sparsify import install_alphas
 
-# The options of `from_pretrained` that say where a model lies.
+# Options of `from_pretrained` that locate a model.
 LOCATION = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token", "trust_remote_code")
-# Options of `from_pretrained` that configurations know by the same names, but that a model is loaded by.
+# Options of `from_pretrained` that are not options of the configuration, in spite of their names.
 NOT_OF_CONFIG = ("attn_implementation", "dtype", "torch_dtype")
 
 
 def from_pretrained(model_class: Any, path: Any, **options: Any) -> Any:
-    """Load a sparsified model that `save_pretrained` saved, alphas included.
+    """Load a sparsified model that was saved by `save_pretrained`, with its alphas.
 
-    The model class's own `from_pretrained` loads it with softmax, and reports its alphas as unexpected.
+    The model's own `from_pretrained` would load it with softmax, and report its alphas as unexpected.
 
     Args:
-        model_class: a class of Transformers, such as `BertModel` or `AutoModelForCausalLM`.
-        path: a folder or a name, as its `from_pretrained` takes them.
-        options: what that takes besides.
+        model_class: Class of Transformers, such as `BertModel` or `AutoModelForCausalLM`.
+        path: Folder or name, as in `from_pretrained`.
+        options: Other options of `from_pretrained`.
 
     Returns:
-        The model; with `output_loading_info=True` also what could not be loaded.
+        The model; with `output_loading_info=True` also the loading report.
 
     Raises:
-        ValueError: a model that was not sparsified when it was saved, or whose alphas are not there.
+        ValueError: The model was not sparsified when it was saved, or its alphas are missing.
 
     Example:
         >>> import tempfile
@@ -59,7 +59,7 @@ def from_pretrained(model_class: Any, path: Any, **options: Any) -> Any:
         )
     wants_info = options.pop("output_loading_info", False)
     cls = model_class
-    if not (isinstance(cls, type) and issubclass(cls, PreTrainedModel)):  # one of the Auto classes
+    if not (isinstance(cls, type) and issubclass(cls, PreTrainedModel)):  # an Auto class
         with torch.device("meta"):
             cls = type(model_class.from_config(config))
 
@@ -67,7 +67,7 @@ def from_pretrained(model_class: Any, path: Any, **options: Any) -> Any:
         cls.__init__(self, *args, **kwargs)
         install_alphas(self, modules_of_settings(self, settings))
 
-    # A model that has its alphas before weights are loaded: those are then loaded like all others, wherever they lie.
+    # Add alphas before weights are loaded, so that they are loaded like all other parameters.
     names = {"__init__": build, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
     sparse: Any = type(cls.__name__, (cls,), names)
     model, info = sparse.from_pretrained(path, config=config, output_loading_info=True, **options)
@@ -75,14 +75,14 @@ def from_pretrained(model_class: Any, path: Any, **options: Any) -> Any:
     _check_alphas(model, path, settings, info["missing_keys"], info["unexpected_keys"])
     for _, alpha in alpha_modules(model):
         if isinstance(alpha, FixedAlpha):
-            alpha.read()  # now, as an export cannot
+            alpha.read()  # read it now, because an export can't
     return (model, info) if wants_info else model
 
 
 def _check_alphas(
     model: Any, path: Any, settings: Mapping[str, Setting], missing: Iterable[str], unexpected: Iterable[str]
 ) -> None:
-    """Raise a ValueError unless the alphas that a configuration names are those that were saved."""
+    """Raise a ValueError unless the saved alphas match those that the configuration names."""
     absent_names = sorted(name for name in missing if f"{ALPHA}." in name)
     if absent_names:
         raise ValueError(f"{path} has no weights for {', '.join(absent_names)}")

@@ -1,4 +1,4 @@
-"""Entmax losses for Transformers' Trainer, and for language models whose logits are never held."""
+"""Define entmax losses for Transformers' Trainer, and for language models without storing logits."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from tsallis.huggingface.alphas import COMPILED
 from tsallis.huggingface.decoder_inputs import decoder_inputs
 from tsallis.ops.tracing import untraced
 
-# Settings by which models change their logits after the projection, and the value that does nothing.
+# Settings that change logits after the projection, and their neutral values.
 SCALINGS = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0, "mup_width_multiplier": None}
-# Transformers' names of the losses that shift labels; None, as of GPT2LMHeadModel, is the first.
+# Transformers' names of losses that shift labels; None, as in GPT2LMHeadModel, means the first.
 CAUSAL = ("ForCausalLM", "ForConditionalGeneration", None)
 DECODER_INPUTS = ("decoder_input_ids", "decoder_inputs_embeds")
 
 
 def trainer_loss(alpha: float = 1.5, *, shift: bool = False, label_smoothing: float = 0.0) -> Callable[..., Tensor]:
-    r"""Return an entmax loss that `Trainer` takes as its `compute_loss_func`.
+    r"""Return an entmax loss for the argument `compute_loss_func` of `Trainer`.
 
     .. math:: L(z, y) = \max_p \big(p^\top z + H_\alpha(p)\big) - z_y
 
-    (Peters et al. 2019, eq. 10), the mean over all labels but those that are -100. The model then predicts with
-    :func:`tsallis.entmax` of the same alpha.
+    (Peters et al. 2019, eq. 10), the mean over all labels except -100. Predict with :func:`tsallis.entmax` and the same
+    alpha afterwards.
 
     Args:
-        alpha: at least 1; 1 is cross-entropy.
-        shift: compare the logits of a position with the label of the next one, as causal language models need it.
-        label_smoothing: as in :func:`tsallis.entmax_loss`.
+        alpha: Alpha, at least 1; 1 is cross-entropy.
+        shift: Compare the logits of a position with the next label, as causal language models require.
+        label_smoothing: See :func:`tsallis.entmax_loss`.
 
     Returns:
-        A function of the model's outputs, the labels, and the number of labels in all micro-batches of a step.
+        Function of the model's outputs, the labels, and the number of labels in all micro-batches of a step.
 
     Example:
         >>> import torch
@@ -65,30 +65,28 @@ def lm_loss(
     shift: bool | None = None,
     num_items_in_batch: Tensor | int | None = None,
 ) -> Tensor:
-    """Compute the entmax loss of a language model; its logits are never held.
+    """Compute the entmax loss of a language model without storing its logits.
 
-    The model's head projects the first position alone, and :func:`tsallis.linear_entmax_loss` does what the projection
-    and the loss would, with all that the model does before the projection. With large vocabularies logits are most of
-    the memory of a training. At alpha 1 it is the loss that the model itself returns.
+    :func:`tsallis.linear_entmax_loss` replaces the projection and the loss of the model. With large vocabularies,
+    logits take most of the memory of a training. At alpha 1 the result equals the loss that the model returns.
 
     Args:
-        model: a Transformers model with a language modelling head, such as `LlamaForCausalLM`, `BertForMaskedLM` or
+        model: Transformers model with a language modelling head, such as `LlamaForCausalLM`, `BertForMaskedLM` or
             `T5ForConditionalGeneration`.
-        inputs: what it is called with, and `labels` [batch, length]: -100 where there is none. What the decoder of an
-            encoder-decoder reads is made from the labels, if it is not among the inputs.
-        alpha: at least 1; 1 is cross-entropy.
-        shift: compare a position with the label of the next one; None: as the model does, for causal models yes, for
-            masked ones and encoder-decoders no.
-        num_items_in_batch: what the sum is divided by; None: the number of labels.
+        inputs: Inputs of the model, with `labels` [batch, length]; -100 is ignored. Missing decoder inputs of an
+            encoder-decoder are computed from the labels.
+        alpha: Alpha, at least 1; 1 is cross-entropy.
+        shift: Whether to compare a position with the next label; None: as the model does, True for causal models.
+        num_items_in_batch: Divisor of the sum; None: the number of labels.
 
     Returns:
-        The loss [].
+        Loss [], a scalar tensor.
 
     Raises:
         ValueError: inputs without labels, a model without a linear head, one that changes its logits after the
             projection, one whose head does not get as many positions as there are labels, or one of which it is not
             known whether it shifts labels.
-        TypeError: what is no Transformers model.
+        TypeError: The model is not a Transformers model.
 
     Example:
         >>> import torch
@@ -120,10 +118,10 @@ def lm_loss(
 
 
 def _language_model(model: Any) -> tuple[Any, nn.Linear]:
-    """Return the Transformers model inside of PEFT or torch.compile, and its head."""
+    """Return the Transformers model inside PEFT or torch.compile, and its head."""
     lm = model.get_base_model() if hasattr(model, "get_base_model") else model  # of PEFT
     lm = getattr(lm, COMPILED, lm)
-    if not isinstance(lm, PreTrainedModel):  # such as DistributedDataParallel, which must be called itself
+    if not isinstance(lm, PreTrainedModel):  # for example DistributedDataParallel, which must be called itself
         raise TypeError(f"model must be a Transformers model, got {type(lm).__name__}")
     head = lm.get_output_embeddings()
     if not isinstance(head, nn.Linear):
@@ -132,10 +130,10 @@ def _language_model(model: Any) -> tuple[Any, nn.Linear]:
 
 
 def _shifts(lm: Any) -> bool:
-    """Tell whether a model compares a position with the label of the next one.
+    """Return whether a model compares a position with the next label.
 
     Raises:
-        ValueError: that is not known.
+        ValueError: It is unknown.
     """
     if lm.config.is_encoder_decoder or lm.loss_type == "ForMaskedLM":
         return False
@@ -146,15 +144,15 @@ def _shifts(lm: Any) -> bool:
     raise ValueError(f"{type(lm).__name__} does not tell whether it shifts labels: give shift=True or shift=False")
 
 
-@untraced  # hooks that come and go are not noticed by compiled code
+@untraced  # compiled code does not notice temporary hooks
 def _run_to_head(lm: Any, head: nn.Linear, inputs: dict[str, Any]) -> Tensor:
-    """Run a model and return what its head would project [batch, length, size].
+    """Run a model and return the input of its head [batch, length, size].
 
-    The head gets the first position alone and hands on made-up logits: if these come out of the model as they are, then
-    nothing happens to logits after the projection.
+    The head returns made-up logits of the first position. If the model returns them unchanged, it does nothing after
+    the projection.
 
     Raises:
-        ValueError: something does, or the head is not called once.
+        ValueError: The model changes the logits, or does not call the head exactly once.
     """
     states: list[Tensor] = []
     probes: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""The attention modules of a Transformers model, and the choice of some of them."""
+"""Find the attention modules of a Transformers model, and select some of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads")
 
 
 def attention_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield every attention that asks Transformers' interface which function computes it, with its name."""
+    """Yield every attention that uses Transformers' `AttentionInterface`, with its name."""
     for name, module in model.named_modules():
         code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
         if code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names:
@@ -28,10 +28,10 @@ def attention_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def other_attentions(model: nn.Module) -> Iterator[str]:
-    """Yield the names of modules that are attentions by their classes' names, but don't ask Transformers' interface.
+    """Yield the names of attentions that do not use Transformers' `AttentionInterface`.
 
-    Of modules inside one another the innermost is named: LongT5's local attention, not the part of a layer around it.
-    Those that `nn.sparsify_module` made sparse are left out.
+    Attentions are recognized by their class names; for nested modules the innermost is named. Attentions that
+    `nn.sparsify_module` has replaced are skipped.
     """
     own = [name for name, _ in attention_modules(model)]
     own += [name for name, x in model.named_modules() if isinstance(x, MultiheadAttention)]
@@ -44,7 +44,7 @@ def other_attentions(model: nn.Module) -> Iterator[str]:
 
 
 def warn_of_others(model: nn.Module, layers: Layer | Iterable[Layer] | None, kind: Kind | None) -> None:
-    """Warn of attentions that a user means, too, but whose function cannot be replaced."""
+    """Warn about selected attentions whose function can't be replaced."""
     requests = [layers] if isinstance(layers, int | str) else layers
     names = [
         name
@@ -62,16 +62,16 @@ def warn_of_others(model: nn.Module, layers: Layer | Iterable[Layer] | None, kin
 def choose_attentions(
     model: nn.Module, layers: Layer | Iterable[Layer] | None = None, kind: Kind | None = None
 ) -> dict[str, nn.Module]:
-    """Choose attentions of a model by layer and kind.
+    """Select attentions of a model by layer and kind.
 
     Args:
-        model: a Transformers model.
-        layers: numbers of layers from 0, or patterns of attentions' names such as "*.decoder.*"; None: all. An empty
+        model: Transformers model.
+        layers: Numbers of layers from 0, or patterns of attentions' names such as "*.decoder.*"; None: all. An empty
             list is an error.
         kind: "self", or "cross" for attention to an encoder's output; None: both.
 
     Returns:
-        Attentions by their names.
+        Attentions by name.
 
     Raises:
         ValueError: a layer or pattern that no attention has, no layers, an unknown kind, no attention at all.
@@ -105,21 +105,21 @@ def _matches(name: str, layer: Layer) -> bool:
 
 
 def layer_number(name: str) -> int | None:
-    """Return the number of an attention's layer, from 0: the first in its name, as T5 counts parts of layers, too."""
+    """Return the layer number of an attention: the first number in its name, because T5 also counts parts."""
     number = re.search(r"(?:^|\.)(\d+)(?:\.|$)", name)
     return None if number is None else int(number[1])
 
 
 def attention_kind(name: str) -> Kind:
-    """Return the kind of an attention by its name."""
+    """Return the kind of an attention from its name."""
     return "cross" if CROSS.search(".".join(name.split(".")[-2:])) else "self"
 
 
 def count_heads(module: nn.Module) -> int:
-    """Return the number of an attention's query heads.
+    """Return the number of query heads of an attention.
 
     Raises:
-        ValueError: the module does not tell.
+        ValueError: The module has no known attribute for it.
     """
     for owner in (module, getattr(module, "config", None)):
         for name in HEAD_COUNTS:
@@ -130,7 +130,7 @@ def count_heads(module: nn.Module) -> int:
 
 
 def score_obstacle(module: nn.Module) -> str:
-    """Tell what an attention does to its scores that entmax attention cannot; "" where there is nothing."""
+    """Return the unsupported change of scores in an attention, or ""."""
     config = getattr(module, "config", None)
     cap = getattr(module, "attn_logit_softcapping", None) or getattr(config, "attn_logit_softcapping", None)
     if cap is not None:
@@ -141,7 +141,7 @@ def score_obstacle(module: nn.Module) -> str:
 
 
 def check_scores(name: str, module: nn.Module) -> None:
-    """Raise a ValueError where an attention does to its scores what entmax attention cannot."""
+    """Raise a ValueError if an attention changes its scores in an unsupported way."""
     obstacle = score_obstacle(module)
     if obstacle:
         raise ValueError(f"{name} {obstacle}")

@@ -1,4 +1,4 @@
-"""What keeps attentions of a model from becoming sparse."""
+"""Find out why attentions of a model can't become sparse."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tsallis.huggingface.modules import attention_modules, other_attentions, sco
 
 
 def find_obstacles(model: nn.Module) -> dict[str, str]:
-    """Find what keeps each attention of a model from becoming sparse; the model stays as it is.
+    """Return why each attention of a model can't become sparse, without changing the model.
 
-    :func:`sparsify` leaves attentions that are computed in a way of their own as they are, and raises an error for the
-    others that something keeps from it. Sinks and choices of keys that show only while a model runs are not found.
+    :func:`sparsify` skips attentions that compute their function themselves, and raises for other obstacles. Attention
+    sinks and key selections that appear only at run time are not found.
 
     Args:
         model: a Transformers model.
 
     Returns:
-        For every attention's name a reason, "" where it can become sparse.
+        Reasons by the name of the attention; "" if it can become sparse.
 
     Raises:
-        TypeError: what is no Transformers model.
+        TypeError: The model is not a Transformers model.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -54,7 +54,7 @@ def _own_way(attention: nn.Module) -> str:
 
 
 def _function_obstacle(base: Any, attention: nn.Module) -> str:
-    """Tell why Transformers would not let an attention's function be replaced; "" where it would."""
+    """Return why Transformers does not allow replacing an attention's function, or ""."""
     config = getattr(attention, "config", base.config)
     if calls_ours(attention, base):
         return ""

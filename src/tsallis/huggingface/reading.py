@@ -1,4 +1,4 @@
-"""How a model must read prefixes, so that neither a batch nor a cache changes its probabilities."""
+"""Decide how a model reads prefixes, so that batches and caches don't change its probabilities."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tsallis.huggingface.text_batches import count_positions
 
-# Model types whose last logits are not the distribution of the token after a prefix.
+# Model types whose last logits are not the distribution of the next token.
 UNSUPPORTED = {
     "cpmant": "reads a prompt of its own before every prefix",
     "flaubert": "predicts the token at a mask after the prefix",
@@ -21,18 +21,18 @@ UNSUPPORTED = {
     "xlm": "predicts the token at a mask after the prefix",
     "xlnet": "predicts the token at a mask after the prefix",
 }
-# Model types whose passes with a cache differ from those without.
+# Model types whose results with a cache differ from those without.
 UNCACHED = {"fsmt", "prophetnet"}
-# Model types whose decoder masks the id of padding in a pass without a cache.
+# Model types whose decoder masks the padding id without a cache.
 MASKS_PADDING = {"t5gemma"}
 
 
 def find_obstacle(model: Any, base: Any) -> str:
-    """Return why a model has no distribution of the next token that searches can read; "" if it has one.
+    """Return why searches can't read a model's distribution of the next token, or "".
 
     Args:
-        model: as the user gave it.
-        base: the Transformers model inside.
+        model: Model that the user passed.
+        base: Transformers model inside it.
     """
     if not getattr(base, "can_generate", bool)() or base.main_input_name != "input_ids":
         return "does not generate from input_ids"
@@ -40,13 +40,13 @@ def find_obstacle(model: Any, base: Any) -> str:
         return f"is not supported: it {reason}"
     if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
         return "is not supported with an adapter that learns a prompt"
-    if base.config.return_dict is False:  # the inner calls of some models then fail whatever the outer one says
+    if base.config.return_dict is False:  # inner calls of some models then fail
         return "returns tuples: set config.return_dict to True"
     config = base.config.get_text_config()
     bidirectional = (
         getattr(config, "use_bidirectional_attention", None) in (True, "all")
         or getattr(config, "is_causal", None) is False
-        # GPT-NeoX is causal whatever its configuration says: its modules do not ask.
+        # GPT-NeoX is always causal: its modules ignore the configuration.
         or (
             getattr(config, "is_decoder", None) is False
             and any(getattr(x, "is_decoder", None) is False for x in base.modules())
@@ -61,10 +61,10 @@ def find_obstacle(model: Any, base: Any) -> str:
 
 
 class Reading:
-    """What must not be cached, padded or read by a model.
+    """Rules about what a model can cache, pad and read.
 
     Args:
-        model: a Transformers model that generates.
+        model: Transformers model that generates.
     """
 
     def __init__(self, model: Any) -> None:
@@ -74,25 +74,25 @@ class Reading:
         self.options: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
         self.accepts_mask = "attention_mask" in accepted
         self._accepted = set(accepted)
-        # RoBERTa, M2M100 and their kin compute positions from ids, and those of padding do not count.
+        # RoBERTa, M2M100 and similar models compute positions from ids, skipping padding.
         tables = [module for name, module in model.named_modules() if "position" in name.rpartition(".")[2]]
         self._padding_id = next((x.padding_idx for x in tables if getattr(x, "padding_idx", None) is not None), None)
         if model.config.model_type in MASKS_PADDING:
             self._padding_id = config.pad_token_id
-        # LongRoPE: from one token more than this on, the rotation of all tokens is another one.
+        # LongRoPE: beyond this length, the rotation of all tokens changes.
         rope = getattr(config, "rope_parameters", None) or {}
         is_long = rope.get("rope_type") == "longrope"
         name = "original_max_position_embeddings"
         self._rope_switch: int | None = rope.get(name) or getattr(config, name, None) if is_long else None
-        # The experts of Switch Transformers drop what is above their capacity within a pass.
+        # The experts of Switch Transformers drop tokens above their capacity.
         self._capacity = getattr(config, "expert_capacity", None)
         layers = getattr(config, "num_hidden_layers", None)
-        # Transformers counts the layers of the encoder when it makes the cache of a decoder alone.
+        # Transformers uses the number of encoder layers when it creates a decoder's cache.
         miscounted = not is_encoder_decoder and getattr(config, "decoder_layers", layers) != layers
-        # States other than keys and values are not held.
+        # States other than keys and values are not cached.
         stateful = bool(getattr(model, "_is_stateful", False))
         self.reads_whole = model.config.model_type in UNCACHED or miscounted or stateful
-        # Recurrent states read padding, and without position_ids the padding moves the positions.
+        # Recurrent states read padding, and without position_ids padding shifts the positions.
         self.skips_padding = is_encoder_decoder or (
             {"position_ids", "attention_mask"} <= set(accepted)
             and not stateful
@@ -102,12 +102,12 @@ class Reading:
         names = ("max_decoder_position_embeddings", "max_target_positions")
         self.num_positions: int | None = count_positions(model) or _first(config, *names)
         self.num_source_positions = _first(config, "max_encoder_position_embeddings") or count_positions(model)
-        # Beyond this length BigBird attends to blocks at random, which depend on the padded length.
+        # Beyond this length BigBird attends to random blocks, which depend on the padded length.
         if is_encoder_decoder and getattr(config, "attention_type", None) == "block_sparse":
             self.num_source_positions = (5 + 2 * config.num_random_blocks) * config.block_size
 
     def is_unread(self, key: str, value: Any) -> bool:
-        """Return whether a model would read an input that is not among those of a source."""
+        """Return whether a model would read an input that sources don't include."""
         if key == "token_type_ids":  # tokenizers return zeros for models that do not need them
             return bool(torch.as_tensor(value).any())
         known = ("input_ids", "attention_mask", "labels", "use_cache", "return_dict")
@@ -115,11 +115,11 @@ class Reading:
         return own and isinstance(value, Tensor)
 
     def caches(self, ids: Tensor, length: int) -> bool:
-        """Return whether a pass over ids with a cache equals the pass without one.
+        """Return whether reading ids with a cache gives the same result as without.
 
         Args:
-            ids: [rows, length], prompts included.
-            length: number of ids per row, without padding.
+            ids: Ids [rows, length], including prompts.
+            length: Number of ids per row, without padding.
         """
         return not (
             self.reads_whole
@@ -134,7 +134,7 @@ def _first(config: Any, *names: str) -> int | None:
 
 
 def count_ids(embeddings: Any, default: int) -> int:
-    """Return the number of ids of an embedding or of an output layer."""
+    """Return the number of ids of an embedding or an output layer."""
     for name in ("out_features", "num_embeddings"):
         if isinstance(number := getattr(embeddings, name, None), int):
             return number

@@ -1,4 +1,4 @@
-"""Records of sparsified Transformers models for `tsallis.analysis` and reports; needs the extra `toolkit`, too."""
+"""Record sparsified Transformers models for `tsallis.analysis` and reports."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def summarize_texts(
     sentences: int = SENTENCES,
     examples: int = EXAMPLES,
 ) -> RunSummary:
-    """Compute what the heads of a sparsified model do on texts, for the page of a report.
+    """Summarize the heads of a sparsified model on texts, for a report page.
 
     Args:
-        model: sparsified by :func:`sparsify`.
-        tokenizer: of the model.
-        texts: to read, or pairs of them.
-        targets: of an encoder-decoder, what it is to answer to each text; of other models None.
-        name: of the model, in the report; by default that of its class.
-        corpus: the name of the texts.
+        model: Model that :func:`sparsify` has changed.
+        tokenizer: Tokenizer of the model.
+        texts: Texts or pairs of texts to read.
+        targets: Target texts of an encoder-decoder; None for other models.
+        name: Name of the model in the report; default: its class name.
+        corpus: Name of the texts.
         sentences: Number of texts that the page shows with all weights.
         examples: Number of texts that show the role of a head.
 
@@ -48,9 +48,9 @@ def summarize_texts(
         The summary, for `tsallis.report.page.build_page`.
 
     Raises:
-        InputError: no texts, targets that are not as many, an encoder-decoder without targets, a model that reads no
+        InputError: There are no texts, the number of targets differs, targets are missing, or the model reads no
             texts.
-        ValueError: a model without sparse attention.
+        ValueError: The model has no sparse attention.
 
     Example:
         >>> from tsallis.report.page import build_page
@@ -67,15 +67,15 @@ def summarize_texts(
 
 
 class TransformersReader:
-    """The adapter of a sparsified Transformers model, for :func:`tsallis.analysis.record`.
+    """Adapter of a sparsified Transformers model for :func:`tsallis.analysis.record`.
 
-    Batches are what the model is called with: `input_ids`, an `attention_mask` with padding behind, `decoder_input_ids`
-    where there is a decoder besides, and `index`, the numbers of the sentences, if they are not 0, 1, 2 and so on.
-    Keys outside a sliding window count as visible.
+    Batches are the inputs of the model: `input_ids`, an `attention_mask` with padding at the end, `decoder_input_ids`
+    of an encoder-decoder, and optionally `index`, the numbers of the sentences (default: 0, 1, 2, ...). Keys outside a
+    sliding window count as visible.
 
     Args:
-        model: sparsified by :func:`sparsify`.
-        tokenizer: of the model; its method `convert_ids_to_tokens` spells the pieces.
+        model: Model that :func:`sparsify` has changed.
+        tokenizer: Tokenizer of the model, with the method `convert_ids_to_tokens`.
 
     Raises:
         ValueError: a model without sparse attention.
@@ -109,7 +109,7 @@ class TransformersReader:
         """Return the pieces of each sentence.
 
         Raises:
-            ValueError: a batch of no texts, padding before a sentence.
+            ValueError: The batch has no texts, or padding before a sentence.
         """
         if "input_ids" not in batch:
             raise ValueError(f"a batch must have input_ids, got {', '.join(batch)}: records are of texts")
@@ -132,7 +132,7 @@ class TransformersReader:
 
     @torch.no_grad()
     def run(self, batch: Mapping[str, Any], receive: Callable[[int, Tensor], None]) -> None:
-        """Run a batch and hand over the weights of each attention as they are computed."""
+        """Run a batch, and yield the weights of each attention as they are computed."""
         device = next(self.model.parameters()).device
         inputs = {name: x.to(device) for name, x in batch.items() if name != "index"}
         training = self.model.training

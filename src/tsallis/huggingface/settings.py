@@ -1,4 +1,4 @@
-"""What a model's configuration says of its sparse attentions: which they are, and of which kind their alphas."""
+"""Store in a model's configuration which attentions are sparse, and the kind of their alphas."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import nn
 from tsallis.huggingface.alphas import COMPILED, FixedAlpha, LearnedAlpha, alpha_modules, unwrap
 from tsallis.huggingface.modules import choose_attentions, count_heads
 
-SETTINGS = "tsallis"  # the name of the attribute of a configuration
-# The kinds of fixed alphas, whose numbers are saved with the weights; of learned ones there are two bounds.
+SETTINGS = "tsallis"  # name of the attribute of a configuration
+# Kinds of fixed alphas, whose numbers are saved with the weights. Learned ones have two bounds.
 FIXED, FIXED_PER_HEAD = "fixed", "fixed per head"
 Setting = str | list[float]
 
 
 def write_settings(model: Any) -> None:
-    """Write into a model's configuration what its modules are."""
+    """Write the sparse attentions of a model into its configuration."""
     model = unwrap(model)
     model.config.tsallis = {base_name(model, name): _setting(alpha) for name, alpha in alpha_modules(model)}
 
@@ -32,10 +32,10 @@ def _setting(alpha: FixedAlpha | LearnedAlpha) -> Setting:
 def modules_of_settings(
     model: Any, settings: Mapping[str, Setting]
 ) -> dict[str, tuple[nn.Module, FixedAlpha | LearnedAlpha]]:
-    """Return the attentions that settings name, each with alphas that are to be loaded.
+    """Return the attentions that the settings name, each with alphas to load.
 
     Raises:
-        ValueError: settings of which none is of an attention of the model, or which are of no known kind.
+        ValueError: The settings name no attention of the model, or an unknown kind.
     """
     settings = {base_name(model, name): setting for name, setting in settings.items()}
     attentions = {name: x for name, x in choose_attentions(model).items() if base_name(model, name) in settings}
@@ -54,5 +54,5 @@ def _alpha_module(name: str, attention: nn.Module, setting: Setting) -> FixedAlp
 
 
 def base_name(model: Any, name: str) -> str:
-    """Return the name that a module has in the model without its head, which other heads may be put on."""
+    """Return a module's name in the model without its head, so that another head can be used."""
     return name.replace(f"{COMPILED}.", "").removeprefix(f"{model.base_model_prefix}.")

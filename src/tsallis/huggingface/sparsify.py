@@ -1,4 +1,4 @@
-"""Sparse attention in a Transformers model, and softmax again; saved with the model."""
+"""Replace the attention of a Transformers model by sparse attention, and undo it."""
 
 from __future__ import annotations
 
@@ -30,33 +30,32 @@ def sparsify(
     low: float = 1.0,
     high: float = 2.0,
 ) -> Model:
-    r"""Give the attentions of a Transformers model sparse weights, with alphas that are fixed or learned.
+    r"""Replace the attention of a Transformers model by sparse attention with fixed or learned alphas.
 
     .. math:: p_i = \mathrm{entmax}_{\alpha_h}\big(\mathrm{scale} \cdot Q_i K^\top + \mathrm{mask}_i\big)
 
-    in place of softmax (Correia et al. 2019, eq. 8). At alpha 1 the outputs are the model's own. Masks, caches and
-    `generate` stay as they are. `save_pretrained` saves the alphas, which lie inside the attentions under
-    `tsallis_alpha`, and :func:`from_pretrained` loads them. A second call changes only the attentions that it chooses;
-    `sparsify(model, alphas(model))` fixes what was learned. A warning names attentions that cannot be changed, as
-    :func:`find_obstacles` does.
+    replaces softmax (Correia et al. 2019, eq. 8). At alpha 1 the outputs don't change. Masks, caches and `generate`
+    keep working. `save_pretrained` saves the alphas, which are attributes `tsallis_alpha` of the attentions, and
+    :func:`from_pretrained` loads them. A second call changes only the attentions that it selects; `sparsify(model,
+    alphas(model))` fixes learned alphas. A warning names attentions that can't be changed; see :func:`find_obstacles`.
 
     Args:
-        model: a Transformers model whose attentions use its `AttentionInterface`, or what PEFT or `torch.compile` made
-            of one; it is changed in place, and gets a configuration of its own.
-        alpha: at least 1: a number, one for each head in a list or tensor, "learned" for an alpha of each head that is
-            trained with the model, or a mapping from some of the `layers` to any of them.
-        layers: numbers, which encoder and decoder both count from 0, or patterns such as "*.decoder.*"; None: all.
+        model: Transformers model whose attentions use `AttentionInterface`, also inside PEFT or `torch.compile`. It is
+            changed in place, and gets its own configuration.
+        alpha: Alpha of at least 1: a number, a list or tensor with one alpha per head, "learned" for a learned alpha
+            per head, or a mapping from `layers` to any of them.
+        layers: Layer numbers from 0 (separately in encoder and decoder), or patterns such as "*.decoder.*"; None: all.
         kind: "self", or "cross" for attention to an encoder's output; None: both.
-        initial: the alpha that learned ones start with, between `low` and `high`; 1.1 is near the softmax of a
-            pretrained model. None draws each at random, see :class:`tsallis.nn.PerHeadAlpha`.
-        low, high: the bounds of learned alphas.
+        initial: Initial learned alpha, between `low` and `high`; 1.1 is near softmax. None draws it at random, see
+            :class:`tsallis.nn.PerHeadAlpha`.
+        low, high: Bounds of learned alphas.
 
     Returns:
         The model.
 
     Raises:
         ValueError: an attention that cannot be replaced, a part of a sparsified model, a missing layer, a bad alpha.
-        TypeError: what is no Transformers model.
+        TypeError: The model is not a Transformers model.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -83,7 +82,7 @@ def sparsify(
 
 
 def _alphas_of_layers(alpha: Alpha | Mapping[Layer, Alpha], layers: Layers) -> list[tuple[Alpha, Layers]]:
-    """Return alphas, each with the layers that get it."""
+    """Return alphas with the layers that use them."""
     if not isinstance(alpha, Mapping):
         return [(alpha, layers)]
     if layers is not None or not alpha:
@@ -92,22 +91,22 @@ def _alphas_of_layers(alpha: Alpha | Mapping[Layer, Alpha], layers: Layers) -> l
 
 
 def _check_whole(base: nn.Module, call: str) -> None:
-    """Raise if a model is inside another one that was sparsified."""
+    """Raise if a model is part of a sparsified model."""
     if any(alpha_modules(base)) and not any(hasattr(part, DENSE) for part in model_parts(base)):
         raise ValueError(f"{type(base).__name__} is a part of a sparsified model: call {call}")
 
 
 def densify(model: Model) -> Model:
-    """Give a sparsified model softmax attention again; its alphas are gone, its other weights stay.
+    """Restore the softmax attention of a sparsified model, and remove its alphas.
 
     Args:
-        model: sparsified by :func:`sparsify`, itself or parts of it; it is changed in place.
+        model: Model that :func:`sparsify` has changed, also in parts; it is changed in place.
 
     Returns:
         The model.
 
     Raises:
-        ValueError: a model that is not sparsified, or a part of one that is.
+        ValueError: The model is not sparsified, or is part of a sparsified one.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -130,14 +129,14 @@ def densify(model: Model) -> Model:
 
 
 def set_alpha(model: nn.Module, alpha: float) -> None:
-    """Change all fixed alphas of a sparsified model, those of single heads, too; learned ones stay as they are.
+    """Set all fixed alphas of a sparsified model, including those per head; learned ones don't change.
 
     Args:
-        model: sparsified by :func:`sparsify`.
-        alpha: at least 1.
+        model: Model that :func:`sparsify` has changed.
+        alpha: Alpha of at least 1.
 
     Raises:
-        ValueError: a bad alpha, a model without a fixed one.
+        ValueError: The alpha is invalid, or the model has no fixed alpha.
 
     Example:
         >>> from transformers import BertConfig, BertModel
@@ -156,15 +155,15 @@ def set_alpha(model: nn.Module, alpha: float) -> None:
 
 
 def install_alphas(model: nn.Module, modules: Mapping[str, tuple[nn.Module, FixedAlpha | LearnedAlpha]]) -> None:
-    """Put alphas into attentions, let these call our function, and let the configuration say so.
+    """Add alphas to attentions, set their function, and update the configuration.
 
     Args:
-        model: a Transformers model, or a wrapper of one.
-        modules: attentions by their names, each with what gives its alphas.
+        model: Transformers model or a wrapper of one.
+        modules: Attentions by name, each with its alphas.
 
     Raises:
-        ValueError: an attention that does to its scores what entmax attention cannot, or whose function cannot be
-            replaced; the model is then as it was.
+        ValueError: An attention changes its scores in an unsupported way, or its function can't be replaced. The model
+            is then unchanged.
     """
     base = unwrap(model)
     for name, (attention, _) in modules.items():
@@ -172,7 +171,7 @@ def install_alphas(model: nn.Module, modules: Mapping[str, tuple[nn.Module, Fixe
     switch_attention(base, model, {name: attention for name, (attention, _) in modules.items()})
     for attention, alpha_module in modules.values():
         setattr(attention, ALPHA, alpha_module)
-    # Transformers then loads alphas in float32 from a checkpoint of half precision, too.
+    # Load alphas in float32 also from a checkpoint in half precision.
     base._keep_in_fp32_modules_strict = set(base._keep_in_fp32_modules_strict or ()) | {ALPHA}
     write_settings(base)
 

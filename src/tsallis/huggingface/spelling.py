@@ -1,4 +1,4 @@
-"""The pieces of a tokenizer, spelled for readers: `▁` begins a word, and bytes are characters."""
+"""Convert a tokenizer's pieces to readable text: `▁` starts a word, and bytes become characters."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tsallis.analysis.spelling import BYTE_SPACE, CONTINUATION, spell_bytes, spe
 
 
 class Spelling:
-    """The spelling of a tokenizer's pieces.
+    """Spelling of a tokenizer's pieces.
 
     Args:
-        tokenizer: its method `convert_ids_to_tokens` gives the pieces, and `get_vocab` all that there are.
+        tokenizer: Tokenizer with the methods `convert_ids_to_tokens` and `get_vocab`.
     """
 
     def __init__(self, tokenizer: Any) -> None:

@@ -1,4 +1,4 @@
-"""Texts as batches that a Transformers model is called with."""
+"""Convert texts to batches for a Transformers model."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from tsallis.errors import InputError
 from tsallis.huggingface.alphas import unwrap
 from tsallis.huggingface.decoder_inputs import decoder_inputs
 
-BATCH = 32  # texts that are read together
-ENDLESS = 10**9  # tokenizers that know no length say a larger one
+BATCH = 32  # number of texts per batch
+ENDLESS = 10**9  # tokenizers without a limit report a larger number
 
 
 def text_batches(
     model: Any, tokenizer: Any, texts: Sequence[Any], targets: Sequence[str] | None
 ) -> Iterator[dict[str, Any]]:
-    """Yield what a model is called with, and the numbers of the texts; padding lies behind.
+    """Yield the inputs of a model, padded at the end, with the numbers of their texts.
 
-    Texts and targets are cut at the length that the tokenizer or the model knows.
+    Texts and targets are cut at the maximum length of the tokenizer or the model.
 
     Args:
-        model: reads texts.
-        tokenizer: of the model; it need not have a token for padding.
-        texts: or pairs of them.
-        targets: what the decoder of an encoder-decoder is to answer; None for other models.
+        model: Model that reads texts.
+        tokenizer: Tokenizer of the model; it needs no padding token.
+        texts: Texts or pairs of texts.
+        targets: Target texts of an encoder-decoder; None for other models.
 
     Raises:
-        InputError: a model that reads no texts.
+        InputError: The model reads no texts.
     """
     base = unwrap(model)
     if base.main_input_name != "input_ids":
         raise InputError(f"{type(base).__name__} reads {base.main_input_name}, no texts: record its batches instead")
     most = _longest(base, tokenizer)
     truncation = {} if most is None else {"truncation": True, "max_length": most}
-    # Tokenizers say more than some models read.
+    # Tokenizers return inputs that some models don't accept.
     accepts = inspect.signature(base.forward).parameters
     names = [name for name in ("input_ids", "attention_mask", "token_type_ids") if name in accepts]
     padding = {name: 0 for name in names} | {"input_ids": getattr(tokenizer, "pad_token_id", None) or 0}
@@ -60,25 +60,25 @@ def _decoder_batch(model: Any, tokenizer: Any, targets: list[str], truncation: d
 
 
 def pad_rows(rows: Sequence[Sequence[int]], number: int) -> Tensor:
-    """Return rows of several lengths as one tensor, padded behind."""
+    """Return rows of different lengths as one tensor, padded at the end."""
     if not rows:
         return torch.zeros(0, 0, dtype=torch.long)
     return nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=number).long()
 
 
 def _longest(model: Any, tokenizer: Any) -> int | None:
-    """Return the number of tokens that a model can read, None if neither it nor its tokenizer tells."""
+    """Return the maximum number of tokens of a model, or None if unknown."""
     lengths = [length for length in (getattr(tokenizer, "model_max_length", ENDLESS),) if length < ENDLESS]
     positions = count_positions(model)
     return min(lengths if positions is None else [*lengths, positions], default=None)
 
 
 def count_positions(model: Any) -> int | None:
-    """Return the number of positions that a model has, None where it does not tell."""
+    """Return the number of positions of a model, or None if unknown."""
     positions: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if positions is None:
         return None
-    # RoBERTa and its like count positions from the one behind that of padding.
+    # RoBERTa and similar models count positions from the one after padding.
     tables = [x for name, x in model.named_modules() if name.endswith("position_embeddings")]
     offsets = [x.padding_idx + 1 for x in tables if getattr(x, "padding_idx", None) is not None]
     return positions - max(offsets, default=0)
