@@ -1,7 +1,7 @@
-"""Search with certificates: beam, exhaustive, exact; scores, draws, generation, completion, least risk, ensembles.
+"""Search with certificates: beam, exhaustive and exact search, scores, samples, completion and ensembles.
 
-All public names but those of `tsallis.search.options` need torch. They are loaded at the first use of one of them: the
-help of the commands needs the options alone.
+Names are loaded at the first use, because all except those of `tsallis.search.options` need torch, and the help of the
+commands needs only the options.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Load the public names at the first use of one of them."""
+    """Load all public names at the first use of one of them."""
     if name not in __all__:
         raise AttributeError(f"module 'tsallis.search' has no attribute {name!r}")
     import importlib

@@ -1,4 +1,4 @@
-"""Beam search for every model: the beam holds no impossible hypothesis, may shrink, and bounds what it dropped."""
+"""Run beam search, which skips impossible prefixes and bounds the dropped ones."""
 
 from __future__ import annotations
 
@@ -39,38 +39,39 @@ def beam_search(
 ) -> list[Result]:
     r"""Find the most probable outputs of every source, with a certificate of what is proved about them.
 
-    A beam holds the `beam_size` most probable unfinished prefixes of each source; every output it finishes is kept,
-    unless endings compete, as they do in other toolkits.
-    `bound` is the best log-probability of any prefix that had to be dropped. As a prefix is never less probable than
-    what it grows into, an output at least as probable as `bound` is the exact argmax; and where no prefix was dropped,
-    the list is the whole distribution (Peters et al. 2019, sec. 4.1).
+    A beam holds the `beam_size` most probable unfinished prefixes of each source. Every finished output is kept, unless
+    endings compete as in other toolkits. `bound` is the largest log-probability of a dropped prefix. A prefix is at
+    least as probable as its continuations, so an output at least as probable as `bound` is the exact argmax. If no
+    prefix was dropped, the list is the whole distribution (Peters et al. 2019, sec. 4.1).
 
-    Until a prefix is dropped, the search continues until none is left, which proves completeness. Afterwards prefixes
-    that can't beat the `n_best` (or `beam_size`) best outputs leave the beam. Those of values that are not normalised
-    (alpha-ReLU) leave it too, although some might still grow above these outputs.
+    While no prefix has been dropped, the search continues until none is left, which proves completeness. Afterwards,
+    prefixes that can't beat the `n_best` (or `beam_size`) best outputs leave the beam. This also applies to values that
+    are not normalized (alpha-ReLU), although their continuations might exceed these outputs.
 
     Args:
-        model: anything with the decoder protocol of :mod:`tsallis.models.protocol`.
-        src, src_lengths: symbols [batch, src] and their counts [batch].
-        beam_size: prefixes kept a source.
-        n_best: outputs returned a source; None: all that were finished.
-        prefixes: the tokens that all outputs of a source begin with.
-        min_length: of an output, without its end.
-        max_length: of an output, without its end; None: twice the source's length and 20 after its prefix.
-        length_penalty: outputs are ranked by their log-probabilities over this power of their lengths, the end counted
-            (Wu et al. 2016, eq. 14, in its simplest form); 0: by their probabilities, 1: by the mean of a symbol's.
-        end_rule: "every": all outputs that the beam's prefixes finish count. "competing": an output must end by one of
-            the `beam_size` most probable continuations of its step, endings included; the certificate counts all others
-            as dropped prefixes. With a beam of 1 that is greedy search.
-        keep_attention: whether hypotheses carry their attention weights.
+        model: Model with the decoder protocol, see :mod:`tsallis.models.protocol`.
+        src, src_lengths: Symbols of the sources [batch, src] and their counts [batch].
+        beam_size: Number of prefixes kept per source.
+        n_best: Number of outputs returned per source; None: all that were finished.
+        prefixes: Tokens that all outputs of a source start with.
+        min_length: Minimum length of an output, without its end.
+        max_length: Maximum length of an output, without its end; None: twice the source's length plus 20 after its
+            prefix.
+        length_penalty: Exponent a; outputs are ranked by log-probability / length**a, counting the end (Wu et al. 2016,
+            eq. 14, simplified). 0 ranks by probability, 1 by the mean log-probability of a symbol.
+        end_rule: "every" keeps all finished outputs. "competing" keeps only outputs whose end is among the `beam_size`
+            most probable continuations of its step, ends included; the certificate counts the others as dropped
+            prefixes. With a beam of 1 that is greedy search.
+        keep_attention: Whether hypotheses contain their attention weights.
         text: Spells the tokens of an output, for vocabularies in which several sequences may spell one text. Results
             are then about texts: see :func:`tsallis.search.texts.merge_texts`.
 
     Returns:
-        One :class:`Result` a source, whose certificate speaks of the outputs that begin so and are as long.
+        One :class:`Result` per source. Its certificate is about the outputs that these options allow.
 
     Raises:
-        ValueError: sizes below 1, another end rule, limits that no output keeps; a model whose probabilities are NaN.
+        ValueError: A size is below 1, the end rule is unknown, no output satisfies the limits, or probabilities are
+            NaN.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
@@ -92,7 +93,7 @@ def beam_search(
     options = BeamOptions(
         size=beam_size,
         n_best=max(beam_size, n_best or 1) if text is not None else n_best or beam_size,
-        # One more than is returned: it bounds a list cut short. Of texts every segmentation counts.
+        # Record one more than is returned, to bound a list that is cut. Texts need every segmentation.
         num_recorded=0 if n_best is None or text is not None else n_best + 1,
         length_penalty=float(length_penalty),
         competing_ends=end_rule == "competing",
@@ -115,10 +116,10 @@ def beam_search(
 
 
 def _search(model: Decoder, state: Any, beams: Any, keep_attention: bool, device: torch.device) -> Tensor | None:
-    """Make steps until no beam has a prefix; return weights of attention [rows of all steps, src], if they are kept.
+    """Run steps until no beam has a prefix; return attention weights [rows of all steps, src] or None.
 
     Raises:
-        ValueError: probabilities that are NaN. A search that took them for zeros would prove what is not so.
+        ValueError: Probabilities are NaN. Treating them as zeros would make the proof wrong.
     """
     weights = model.run_beams(state, beams, EOS, keep_attention) if hasattr(model, "run_beams") else None
     if weights is None:
@@ -126,7 +127,7 @@ def _search(model: Decoder, state: Any, beams: Any, keep_attention: bool, device
         while searching:
             only = beams.forced()
             only = only if only is None else only.to(device)
-            # One symbol more than fits: the bound on what is dropped.
+            # One symbol more than the beam holds bounds the dropped prefixes.
             step = _advance(model, state, beams.tokens().to(device), beams.size + 1, only, keep_attention)
             if keep_attention and step.attention is not None:
                 weights.append(step.attention)
@@ -138,17 +139,17 @@ def _search(model: Decoder, state: Any, beams: Any, keep_attention: bool, device
 
 
 def _advance(model: Decoder, state: Any, token: Tensor, count: int, only: Tensor | None, keep: bool) -> BestStep:
-    """Make one step as far as a beam reads it: the `count` best symbols of each row, of some rows `only` one [rows].
+    """Run one step, and return the `count` most probable symbols of each row.
 
     Args:
-        model: one that has a method `step_best` makes the step by it, any other by `step`.
-        state, token: of the rows.
-        count: symbols a row.
-        only: [rows]: the symbol that must come, negative where any may; None: any may everywhere.
-        keep: whether weights of attention are asked for.
+        model: Model; its method `step_best` is used if it exists, else `step`.
+        state, token: Decoder state and last tokens of the rows.
+        count: Number of symbols per row.
+        only: Required symbol per row [rows], negative for any; None: any symbol in every row.
+        keep: Whether attention weights are needed.
 
     Raises:
-        ValueError: a symbol that must come and is none of the model's.
+        ValueError: A required symbol is not in the vocabulary.
     """
     if hasattr(model, "step_best"):
         result: BestStep = model.step_best(state, token, count, EOS, only, keep)
@@ -157,13 +158,13 @@ def _advance(model: Decoder, state: Any, token: Tensor, count: int, only: Tensor
 
 
 def _on_cpu(step: BestStep) -> tuple[BestSymbols, Tensor]:
-    """Return what the bookkeeping reads of a step."""
+    """Return the results of a step on the CPU."""
     on_cpu = step.best.log_probs.device.type == "cpu"
     return (step.best, step.num_attended) if on_cpu else copy_to_cpu(step.best, step.num_attended)
 
 
 def copy_to_cpu(best: BestSymbols, num_attended: Tensor) -> tuple[BestSymbols, Tensor]:
-    """Copy the results of a step from another device in one piece, which is waited for once."""
+    """Copy the results of a step from another device in one transfer."""
     count = best.log_probs.shape[1]
     columns = [best.log_probs, best.symbols, *(x.unsqueeze(1) for x in (best.ends, best.support, best.mass))]
     numbers = torch.cat([x.double() for x in (*columns, num_attended.unsqueeze(1))], 1).cpu()
@@ -173,7 +174,7 @@ def copy_to_cpu(best: BestSymbols, num_attended: Tensor) -> tuple[BestSymbols, T
 
 
 def _best_ends(ends: list[tuple[float, int]], n_best: int | None, length_penalty: float) -> list[tuple[float, int]]:
-    """Return the outputs that are returned or bound the list: one more, and those that equal the last of them."""
+    """Return the `n_best` outputs, plus one more and ties to bound the list."""
     if n_best is None or length_penalty or len(ends) <= n_best + 1:
         return ends
     least = heapq.nlargest(n_best + 1, (log_prob for log_prob, _ in ends))[-1]
@@ -181,7 +182,7 @@ def _best_ends(ends: list[tuple[float, int]], n_best: int | None, length_penalty
 
 
 def _hypothesis(outcome: BeamOutcome, end: tuple[float, int], attention: Tensor | None, src_length: int) -> Hypothesis:
-    """Read an output back from its last row."""
+    """Reconstruct an output from its last row."""
     log_prob, row = end
     rows = []
     while row >= 0:

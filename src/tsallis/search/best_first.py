@@ -1,4 +1,4 @@
-"""The whole set of outputs a model holds possible, most probable first."""
+"""Find all possible outputs of a model, most probable first."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from tsallis.search.options import EXPANSIONS
 from tsallis.search.step import Expansion, Limits, Prefix, Search, checked_log_probs, eval_mode, make_limits
 from tsallis.search.texts import Text, missing_probability
 
-CHUNK = 16  # prefixes of a source expanded together; whatever the batch, so that results don't depend on it
-WINDOW = 16  # sources searched together: each may have to hold the states of `budget` prefixes
+CHUNK = 16  # prefixes expanded together per source; constant, so that results don't depend on the batch
+WINDOW = 16  # sources searched together: each may store the states of `budget` prefixes
 
 
 @dataclass(frozen=True)
 class Goal:
-    """When the search of a source is over.
+    """Conditions that end the search of a source.
 
     Args:
-        normalized: whether a longer hypothesis is never more probable.
-        budget: prefixes that may be expanded.
-        deadline: of the monotonic clock; None: no time is too long.
-        mass: the probability that is enough, of all outputs together that no open prefix can beat; None: none is.
-        n_best: outputs that are wanted; None: all.
-        text: Spells outputs, of which texts are wanted; None: sequences are.
+        normalized: Whether continuations are at most as probable as their prefix.
+        budget: Maximum number of prefixes to expand.
+        deadline: Time of the monotonic clock at which the search ends; None: no limit.
+        mass: Total probability of outputs, which no open prefix can beat, that ends the search; None: no limit.
+        n_best: Number of outputs to prove; None: all.
+        text: Spells outputs if the search is for texts; None: it is for sequences.
     """
 
     normalized: bool
@@ -46,56 +46,56 @@ class Goal:
 
 
 class _QueueEntry(NamedTuple):
-    """A prefix in a queue, and its row in a decoder state. Queues compare the first two fields alone."""
+    """Prefix in a queue with its row in a decoder state; queues compare only the first two fields."""
 
     cost: float
-    number: int  # of equal prefixes the one found first comes first
+    number: int  # breaks ties in the order of discovery
     prefix: Prefix
-    state: Any  # after all but the prefix's last token
+    state: Any  # state before the prefix's last token is read
     row: int
 
 
 @dataclass(kw_only=True)
 class _Queue(Search):
-    """The search of one source."""
+    """State of the search of one source."""
 
     source: int
     goal: Goal
-    budget: int  # expansions left
+    budget: int  # remaining expansions
     heap: list[_QueueEntry]
-    known: set[tuple[int, ...]]  # the outputs that were finished before
-    mass: float  # of what is finished
-    sums: dict[str, float] = field(default_factory=dict)  # the probabilities of the texts that are finished
-    reason: Stop = "length"  # why prefixes with a chance were given up last
+    known: set[tuple[int, ...]]  # outputs that are known from another search
+    mass: float  # total probability of finished outputs
+    sums: dict[str, float] = field(default_factory=dict)  # probabilities of finished texts
+    reason: Stop = "length"  # why promising prefixes were dropped last
 
     def result(self, normalized: bool, n_best: int | None, text: Text | None = None) -> Result:
         spent = self.goal.budget - self.budget
         if self.heap:
             self.give_up(-self.heap[0].cost)
         result = super().result(normalized, n_best, text)
-        # Where texts can't be proved, the search has done what it is for once the sequences are.
+        # If texts can't be proved, proving the sequences is enough.
         judged = result if text is None or self.proves_texts else super().result(normalized, n_best)
         proven = len(judged.proven) if n_best else 0
         is_complete = judged.certificate.kind == "complete" or (n_best is not None and proven == n_best)
-        # Where nothing can be proved, a search without open prefixes has ended by itself.
+        # If nothing can be proved, a search without open prefixes has finished.
         ended = is_complete or (self.unclear and not self.heap)
         return replace(result, stopped_by=None if ended else self.reason, expanded=spent)
 
     @property
     def proves_texts(self) -> bool:
-        """Whether the search goes on until texts are proved: see `merge_texts` for those that can be."""
+        """Return whether the search must prove texts, see `merge_texts`."""
         limited = self.limits.free_from > 0 or self.limits.length_penalty > 0
         return self.goal.text is not None and self.goal.normalized and not limited
 
     def threshold(self) -> float:
-        """Return the score that an output must exceed to be wanted."""
-        # Improbable sequences count in a text's probability, too.
+        """Return the score that an output must exceed to be useful."""
+        # Improbable sequences also add to a text's probability.
         if not self.goal.n_best or not self.goal.normalized or self.proves_texts:
             return -math.inf
         return self.nth_score(self.goal.n_best)
 
     def stop(self) -> Stop | None:
-        """Return why nothing more is expanded, whatever is left in the queue."""
+        """Return why the search must stop even if the queue is not empty, or None."""
         if not self.budget:
             return "budget"
         if self.has_mass():
@@ -103,7 +103,7 @@ class _Queue(Search):
         return "time" if self.goal.deadline is not None and time.monotonic() >= self.goal.deadline else None
 
     def has_mass(self) -> bool:
-        """Tell whether the outputs that no open prefix can beat have the probability that is enough."""
+        """Return whether the outputs that no open prefix can beat reach the required total probability."""
         if self.goal.mass is None or self.mass < self.goal.mass:
             return False
         if self.goal.text is not None:
@@ -114,7 +114,7 @@ class _Queue(Search):
         return math.fsum(ahead) >= self.goal.mass
 
     def has_texts(self) -> bool:
-        """Return whether the texts that are wanted are proved: each leads the next one by all that is missing."""
+        """Return whether the best texts are proved: each leads the next one by the missing probability."""
         if self.goal.n_best is None or not self.sums or not self.proves_texts:
             return False
         missing = missing_probability(self.mass)
@@ -123,11 +123,11 @@ class _Queue(Search):
         return len(leads) >= self.goal.n_best and all(leads[: self.goal.n_best])
 
     def cut(self, log_prob: float) -> None:
-        """Note that a prefix is as long as there may be: scores are compared among the outputs that are no longer."""
+        """Record that a prefix reached the length limit."""
         self.give_up(-math.inf if self.limits.length_penalty else log_prob)
 
     def pop(self) -> list[_QueueEntry]:
-        """Remove and return the best prefixes, as many as are expanded at once; none if this search is over."""
+        """Remove and return the best prefixes to expand together; none if this search is over."""
         threshold = self.threshold()
         if not self.heap or self.limits.score_bound(-self.heap[0].cost) <= threshold:
             return []
@@ -147,7 +147,7 @@ class _Queue(Search):
     def finish(self, hypothesis: Hypothesis) -> None:
         if hypothesis.tokens not in self.known:
             self.finished.append(hypothesis)
-            self.mass += hypothesis.prob if self.goal.normalized else 0  # other values may be too large to add up
+            self.mass += hypothesis.prob if self.goal.normalized else 0  # other values may overflow
             self.count(hypothesis)
 
     def count(self, hypothesis: Hypothesis) -> None:
@@ -158,7 +158,7 @@ class _Queue(Search):
     def push(self, item: _QueueEntry) -> None:
         heapq.heappush(self.heap, item)
         if len(self.heap) > 2 * (self.budget + CHUNK):
-            # Those behind more others than can be expanded never will be.
+            # Prefixes beyond the remaining budget are never expanded.
             self.heap.sort()
             self.give_up_for_budget(-self.heap[self.budget].cost)
             del self.heap[self.budget :]
@@ -186,38 +186,38 @@ def exhaustive(
     keep_attention: bool = False,
     text: Text | None = None,
 ) -> list[Result]:
-    """Find every output with a probability, best first, by expanding the most probable prefixes again and again.
+    """Find every possible output, best first, by repeatedly expanding the most probable prefixes.
 
-    It ends when no prefix is left (the result is `complete`, its probabilities sum to 1), when the `n_best` best are
-    proved, or when a source has had its `budget`, its `time_limit` or enough `mass`: then `bound` says how probable a
-    missing output could be, :attr:`Result.proven` holds the outputs whose rank is certain all the same, and
-    :attr:`Result.stopped_by` says why it ended.
+    The search ends when no prefix is left: the result is `complete`, and its probabilities sum to 1. It also ends when
+    the `n_best` best outputs are proved, or when a source has reached its `budget`, `time_limit` or `mass`. Then
+    `bound` limits the probability of a missing output, :attr:`Result.proven` contains the outputs whose rank is
+    certain, and :attr:`Result.stopped_by` is the reason.
 
-    Memory grows with the states of the prefixes that are open, at most `budget` of each of 16 sources.
+    Memory grows with the states of open prefixes, at most `budget` for each of 16 sources.
 
     Args:
-        model: anything with the decoder protocol of :mod:`tsallis.models.protocol`.
-        src, src_lengths: symbols [batch, src] and their counts [batch].
-        budget: prefixes expanded a source, at most.
+        model: Model with the decoder protocol, see :mod:`tsallis.models.protocol`.
+        src, src_lengths: Symbols of the sources [batch, src] and their counts [batch].
+        budget: Maximum number of prefixes to expand per source.
         time_limit: Seconds per source, checked between expansions; sources are then searched one after the other.
-        mass: the probability that is enough, of all outputs together that nothing left can beat; above 0 and below 1.
-        n_best: outputs returned a source; None: all.
-        known: results of another search for the same outputs: theirs count as if they were found here, with `n_best` no
-            prefix is followed that can't beat the best of them, and no bound is above theirs.
+        mass: Stop once the outputs that no open prefix can beat have this total probability, between 0 and 1.
+        n_best: Number of outputs returned per source; None: all.
+        known: Results of another search for the same outputs. They count as found here; with `n_best`, prefixes that
+            can't beat the best of them are skipped, and no bound exceeds theirs.
         prefixes, min_length, max_length, length_penalty, keep_attention, text: see :func:`beam_search`.
 
     Returns:
-        One :class:`Result` a source, whose certificate speaks of the outputs that begin so and are as long.
+        One :class:`Result` per source. Its certificate is about the outputs that these options allow.
 
     Raises:
-        ValueError: a budget, time, mass, length or number of outputs that can't be; a mass, where outputs don't sum to
-            1; a model whose probabilities are NaN.
+        ValueError: An option is out of range, `mass` is used with outputs that don't sum to 1, or probabilities are
+            NaN.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
         >>> model = RNNSeq2Seq(20, 6, d_model=8, output="sparsemax", forbidden=(0, 1, 3))
         >>> with torch.no_grad():
-        ...     model.output.bias[2] = 0.5  # the end is likely
+        ...     model.output.bias[2] = 0.5  # makes the end likely
         >>> src, lengths = torch.randint(4, 20, (1, 5)), torch.tensor([5])
         >>> (result,) = exhaustive(model, src, lengths, n_best=3)
         >>> len(result.proven), result.certificate.proves_best
@@ -270,7 +270,7 @@ def _open_queue(
 
 
 def _search(model: Decoder, queues: list[_Queue], keep: bool, device: torch.device) -> None:
-    """Expand the best prefixes of all sources together until every source is done."""
+    """Expand the best prefixes of all sources together until every source is finished."""
     numbers = itertools.count(1)
     while True:
         chunks = [(queue, queue.pop()) for queue in queues]
@@ -283,7 +283,7 @@ def _search(model: Decoder, queues: list[_Queue], keep: bool, device: torch.devi
         sources = [queue.source for queue, chunk in chunks for _ in chunk]
         step = model.step(state, tokens)
         log_probs, state = checked_log_probs(model, step.scores, sources), step.state
-        unclear = (unclear_rows(step) & (log_probs > -torch.inf).any(-1)).tolist()  # of rows where anything is possible
+        unclear = (unclear_rows(step) & (log_probs > -torch.inf).any(-1)).tolist()  # only rows with a possible symbol
         expansion = Expansion(step.attention, log_probs, keep)
         limits = [queue.limits for queue, chunk in chunks for _ in chunk]
         totals, ends = expansion.totals([item.prefix for item in rows], limits)
@@ -307,10 +307,10 @@ def _push(
     state: Any,
     numbers: itertools.count[int],
 ) -> None:
-    """Queue the prefixes of one token more, with totals [prefixes, d_vocab] from row `first` of the expansion on."""
+    """Add prefixes with one more token to the queue; totals [prefixes, d_vocab] start at row `first`."""
     for parent, prefix in enumerate(prefixes):
         if prefix.length + 2 > queue.limits.steps and totals[parent].max() > -math.inf:
-            queue.cut(float(totals[parent].max()))  # one token longer it could not even end
+            queue.cut(float(totals[parent].max()))  # with one more token it could no longer end
             totals[parent] = -torch.inf
     flat, width = totals.flatten(), totals.shape[-1]
     chance = queue.limits.score_bound(flat) > queue.threshold()
@@ -318,7 +318,7 @@ def _push(
     if hopeless > -math.inf:
         queue.give_up(hopeless)
     index = chance.nonzero().squeeze(-1)
-    if len(index) > queue.budget:  # more than can ever be expanded
+    if len(index) > queue.budget:  # more than the remaining budget
         index = index[flat[index].sort(descending=True, stable=True).indices]
         queue.give_up_for_budget(float(flat[index[queue.budget]]))
         index = index[: queue.budget]
@@ -335,7 +335,7 @@ def _push(
 
 
 def _by_state(chunk: list[_QueueEntry]) -> list[_QueueEntry]:
-    """Sort prefixes so that those of one state stand next to each other."""
+    """Sort prefixes by their state."""
     groups: dict[int, list[_QueueEntry]] = {}
     for item in chunk:
         groups.setdefault(id(item.state), []).append(item)
@@ -343,6 +343,6 @@ def _by_state(chunk: list[_QueueEntry]) -> list[_QueueEntry]:
 
 
 def _states(rows: list[_QueueEntry], device: torch.device) -> Any:
-    """Gather rows that lie in several states into one state."""
+    """Gather rows of several states into one state."""
     groups = [list(group) for _, group in itertools.groupby(rows, key=lambda item: id(item.state))]
     return join([group[0].state.select(torch.tensor([i.row for i in group], device=device)) for group in groups])

@@ -1,4 +1,4 @@
-"""Results of a search: hypotheses, and a certificate of what is proved about them."""
+"""Define the results of a search: hypotheses, and a certificate of what is proved about them."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from torch import Tensor
 Kind = Literal["complete", "optimal", "bounded", "none"]
 Stop = Literal["budget", "time", "mass", "length"]
 Scope = Literal["all", "limited"]
-ROUNDING = 1e-9  # of log-probabilities summed in float64 over as many steps as there may be
+ROUNDING = 1e-9  # rounding error of log-probabilities that are summed in float64
 LARGEST_LOG = math.log(sys.float_info.max)
 LARGE_SCORES = "scores are so large that their dtype holds whole numbers only and cannot tell close ones apart"
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A finished output.
+    """Finished output of a search.
 
     Args:
-        tokens: symbols without start and end.
-        log_prob: natural logarithm of the probability, the end included.
-        support: the number of symbols with a probability, one count a step, the end's step included.
-        num_attended: the number of source positions with a weight, one count a step.
-        attention: weights [steps, src length], with `keep_attention`.
-        segmentations: For a text, the sequences found that spell it, the most probable first: `log_prob` is the
-            logarithm of the sum of their probabilities, everything else belongs to the first. Empty for a sequence.
+        tokens: Symbols without start and end.
+        log_prob: Natural logarithm of the probability, including the end.
+        support: Number of possible symbols per step, including the step of the end.
+        num_attended: Number of source positions with non-zero weight per step.
+        attention: Weights [steps, src length], with `keep_attention`.
+        segmentations: For a text, the sequences found that spell it, the most probable first. `log_prob` is the
+            logarithm of the sum of their probabilities; the other fields belong to the first. Empty for a sequence.
 
     Example:
         >>> hypothesis = Hypothesis(tokens=(7, 8), log_prob=math.log(0.9), support=(2, 1, 1), num_attended=(1, 1, 1))
@@ -46,43 +46,42 @@ class Hypothesis:
 
     @property
     def prob(self) -> float:
-        """The probability; of a model without a normaliser at most the largest float."""
+        """Return the probability; unnormalized values are at most the largest float."""
         return math.exp(min(self.log_prob, LARGEST_LOG))
 
     def score(self, length_penalty: float = 0.0) -> float:
-        r"""Return :math:`\log p(y \mid x) / n^a`, with n the symbols and the end, and a the length penalty."""
+        r"""Return :math:`\log p(y \mid x) / n^a`, with n symbols, end included, and length penalty a."""
         return self.log_prob / (len(self.tokens) + 1) ** length_penalty
 
 
 @dataclass(frozen=True)
 class Certificate:
-    r"""The proof that a search gives about its result.
+    r"""Statement of what a search has proved about its result.
 
-    - `complete`: no output with a probability is missing: the hypotheses are the whole distribution.
-    - `optimal`: outputs may be missing, and none of them is more probable than the best hypothesis.
-    - `bounded`: no output is more probable than `exp(bound)`, which exceeds the best hypothesis.
-    - `none`: nothing is proved, because nothing was finished, the model's values are no probabilities, or `reason`.
+    - `complete`: no possible output is missing; the hypotheses are the whole distribution.
+    - `optimal`: outputs may be missing, but none is more probable than the best hypothesis.
+    - `bounded`: no missing output is more probable than `exp(bound)`, which exceeds the best hypothesis.
+    - `none`: nothing is proved, because no output was found, the values are not probabilities, or for `reason`.
 
-    For normalised models no output that is missing is more probable than `exp(bound)`, whatever the kind: with D the
-    prefixes that were dropped,
+    For normalized models, no missing output is more probable than `exp(bound)`, for every kind. With the dropped
+    prefixes D,
 
     .. math:: \mathrm{bound} = \max_{y \in D} \log p(y \mid x) \ge \max_{y \in D} \max_{y'} \log p(y y' \mid x)
 
-    All of this is said of the outputs that were searched for: with a prefix or a least length, of those that begin so
-    or are as long. With a length penalty "optimal" and "bounded" speak of scores in place of probabilities, of the
-    outputs within the greatest length; the bound is then the best score that any of those could have:
+    The certificate is about the outputs that the options allow, for example those with a prefix or a minimum length.
+    With a length penalty, "optimal" and "bounded" are about scores instead of probabilities, of outputs within the
+    maximum length. The bound is then the best score that a missing output could have:
 
     .. math:: \mathrm{bound} = \max_{y \in D} \log p(y \mid x) / n_{\max}^a
 
     Args:
         kind: "complete", "optimal", "bounded" or "none".
-        bound: the log-probability of the best prefix (or output) that was dropped, or with a length penalty the best
-            score that any of them could have; -inf if none was.
-        reason: Why nothing is proved although outputs were finished, if the numbers of the model do not allow a proof:
-            the largest score of a step is so large that its dtype holds whole numbers only (from 2^23 in float32, 2^52
-            in float64, 2^10 in float16 and 2^7 in bfloat16). Scores that differ by less than 1, a factor of e between
-            their probabilities, can then be the same number. The bound of such a certificate is that of the numbers
-            as they were rounded.
+        bound: Largest log-probability of a dropped prefix or output, or with a length penalty the best score that one
+            could have; -inf if none was dropped.
+        reason: Why nothing is proved although outputs were found, if the model's numbers don't allow a proof: the
+            largest score of a step is so large that its dtype has whole numbers only (from 2^23 in float32, 2^52 in
+            float64, 2^10 in float16 and 2^7 in bfloat16). Scores that differ by less than 1 may then be equal, which is
+            a factor of e in probability. The bound is that of the rounded numbers.
 
     Example:
         >>> Certificate("optimal", bound=-2.3).proves_best, Certificate("bounded", bound=-0.2).proves_best
@@ -95,26 +94,26 @@ class Certificate:
 
     @property
     def proves_best(self) -> bool:
-        """True where the best hypothesis is proved to be the most probable output of all."""
+        """Return whether the best hypothesis is proved to be the most probable output."""
         return self.kind in ("complete", "optimal")
 
 
 @dataclass(frozen=True)
 class Result:
-    """The hypotheses of one source, best first, and their certificate.
+    """Hypotheses of one source, best first, and their certificate.
 
     Args:
-        hypotheses: the best first.
-        certificate: the proof about them.
-        length_penalty: the exponent of the length in the scores that rank them; 0: they are ranked by probability.
-        stopped_by: why a search ended that has not proved what it was asked for: "budget", "time", "mass" or "length";
-            None: it has, or it was no exhaustive one.
-        expanded: the prefixes that an exhaustive search expanded.
-        scope: what the certificate speaks of: "all": of every output with a symbol; "limited": of those that begin with
-            a prefix or have at least a length of two symbols or more.
-        normalized: whether the probabilities of all outputs sum to at most 1.
-        missing: For texts, an upper bound on the probability of all sequences that were not found: so much, at most, is
-            missing from the probability of any text.
+        hypotheses: Outputs, best first.
+        certificate: What is proved about the outputs.
+        length_penalty: Exponent of the length in the scores that rank outputs; 0: they are ranked by probability.
+        stopped_by: Why an exhaustive search ended without the requested proof: "budget", "time", "mass" or "length";
+            None: it has the proof, or the search was not exhaustive.
+        expanded: Number of prefixes that an exhaustive search expanded.
+        scope: Outputs that the certificate is about: "all", or "limited" to those with a prefix or a minimum length of
+            at least two symbols.
+        normalized: Whether the probabilities of all outputs sum to at most 1.
+        missing: For texts, an upper bound on the probability of all sequences that were not found, and so on the
+            missing probability of any text.
 
     Example:
         >>> drew = Hypothesis((7, 8), -0.105, (2, 1, 1), (1, 1, 1))
@@ -137,24 +136,24 @@ class Result:
 
     @property
     def best(self) -> Hypothesis | None:
-        """The most probable hypothesis; None where every path is a dead end or longer than allowed."""
+        """Return the most probable hypothesis, or None if no output was found."""
         return self.hypotheses[0] if self.hypotheses else None
 
     @property
     def mass(self) -> float:
-        """The probability of all hypotheses together: 1 if the result is complete and the model normalised."""
+        """Return the total probability of the hypotheses: 1 if the result is complete and the model normalized."""
         return total_mass((h.prob for h in self.hypotheses), self.normalized)
 
     @property
     def proven(self) -> tuple[Hypothesis, ...]:
-        """The hypotheses whose rank is certain: no output that is missing would stand before one of these."""
+        """Return the hypotheses whose rank is certain, because no missing output could precede them."""
         if self.certificate.kind == "none":
             return ()
         least = self.certificate.bound - ROUNDING
         return tuple(h for h in self.hypotheses if h.score(self.length_penalty) >= least)
 
     def truncated(self, n_best: int | None) -> Result:
-        """Return the `n_best` best hypotheses (None: all) and their certificate: a list cut short is not complete."""
+        """Return a result with the `n_best` best hypotheses (None: all); a list that is cut is not complete."""
         if n_best is None or len(self.hypotheses) <= n_best:
             return self
         dropped = self.hypotheses[n_best]
@@ -168,14 +167,14 @@ class Result:
 
 
 def total_mass(probs: Iterable[float], normalized: bool) -> float:
-    """Return the sum of probabilities: that of a normalised model is at most 1, whatever the rounding of each.
+    """Return the sum of probabilities, at most 1 for a normalized model in spite of rounding.
 
     >>> total_mass([0.7, 0.3 + 1e-16, 1e-17], normalized=True)
     1.0
     """
     try:
         total = math.fsum(probs)
-    except OverflowError:  # values that are no probabilities
+    except OverflowError:  # the values are not probabilities
         total = sys.float_info.max
     return min(total, 1.0) if normalized else total
 
@@ -189,16 +188,16 @@ def certify(
     scope: Scope = "all",
     unclear: bool = False,
 ) -> Result:
-    """Sort what was finished and state what is proved.
+    """Sort the hypotheses, and return them with their certificate.
 
     Args:
-        hypotheses: everything finished.
-        bound: log-probability of the best prefix dropped, cut or left open, or the best score it could lead to.
-        gave_up: whether there was any such prefix.
-        normalized: whether a longer hypothesis is never more probable.
-        length_penalty: of the scores that rank hypotheses.
-        scope: of the search, see :class:`Result`.
-        unclear: whether scores of a step were too large to be told apart: then nothing is proved.
+        hypotheses: All finished outputs.
+        bound: Largest log-probability of a dropped, cut or open prefix, or the best score that it could reach.
+        gave_up: Whether there was such a prefix.
+        normalized: Whether continuations are at most as probable as their prefix.
+        length_penalty: Exponent of the length in scores.
+        scope: Scope of the search, see :class:`Result`.
+        unclear: Whether scores were too large to be distinguished: then nothing is proved.
     """
     ranked = tuple(sorted(hypotheses, key=lambda h: (-h.score(length_penalty), h.tokens)))
     if unclear or (gave_up and not (ranked and normalized)):
@@ -206,7 +205,7 @@ def certify(
     elif not gave_up:
         kind = "complete"
     else:
-        # Sums of the same logarithms differ by their rounding: a tie with a prefix is no doubt about the best.
+        # Sums of the same logarithms differ by rounding, so a tie with a prefix still proves the best.
         kind = "optimal" if ranked[0].score(length_penalty) >= bound - ROUNDING else "bounded"
     certificate = Certificate(kind, bound, LARGE_SCORES if unclear else None)
     return Result(ranked, certificate, length_penalty, scope=scope, normalized=normalized)

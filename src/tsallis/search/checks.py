@@ -1,4 +1,4 @@
-"""Checks of what searches are given: their options, sources, targets and beginnings."""
+"""Check the arguments of searches: options, sources, targets and prefixes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tsallis.nn import OutputLayer
 from tsallis.search.options import OPTIONS, PENALTY
 from tsallis.symbols import BOS, EOS, IGNORE_INDEX, PAD
 
-LARGEST_SIZE = 2**53  # of a beam, a list or a length; kernels count in 64 bits
+LARGEST_SIZE = 2**53  # largest beam, list or length; kernels count in 64 bits
 LARGEST_SEED = 2**64 - 1
 
 
 def check_at_least_one(**sizes: Any) -> None:
-    """Check that sizes are integers of at least 1; None stands for a default.
+    """Raise unless sizes are integers of at least 1 or None.
 
     Raises:
-        TypeError: anything but integers.
-        ValueError: one below 1, or above 2 to the power of 53.
+        TypeError: An argument is not an integer.
+        ValueError: A size is below 1 or above 2**53.
     """
     for name, value in sizes.items():
         if value is not None and check_whole(name, value, 1) > LARGEST_SIZE:
@@ -30,11 +30,11 @@ def check_at_least_one(**sizes: Any) -> None:
 
 
 def check_limits(min_length: Any, max_length: Any, length_penalty: Any) -> None:
-    """Check the lengths of outputs, and the exponent of their length.
+    """Raise unless lengths and length penalty are valid.
 
     Raises:
-        TypeError: anything but numbers.
-        ValueError: numbers out of range, or lengths that exclude each other.
+        TypeError: An argument is not a number.
+        ValueError: A number is out of range, or the lengths contradict each other.
     """
     check_at_least_one(max_length=max_length)
     check_at_least_one(min_length=check_whole("min_length", min_length, 0) or None)
@@ -44,11 +44,11 @@ def check_limits(min_length: Any, max_length: Any, length_penalty: Any) -> None:
 
 
 def check_goal(mass: Any, normalized: bool, **others: Any) -> None:
-    """Check `mass`, `time_limit` and other limits against the ranges of the options.
+    """Raise unless `mass`, `time_limit` and other limits are in range.
 
     Raises:
-        TypeError: anything but numbers.
-        ValueError: numbers out of range, or a mass where outputs don't sum to 1.
+        TypeError: An argument is not a number.
+        ValueError: A number is out of range, or `mass` is used with outputs that don't sum to 1.
     """
     for name, value in {"mass": mass, **others}.items():
         info = OPTIONS[name]
@@ -59,11 +59,11 @@ def check_goal(mass: Any, normalized: bool, **others: Any) -> None:
 
 
 def check_seeds(seeds: Any, sources: int) -> list[int]:
-    """Return one seed for each source.
+    """Return one seed per source.
 
     Raises:
-        TypeError: anything but a sequence of integers.
-        ValueError: another number of seeds, or one that is negative or needs more than 64 bits.
+        TypeError: The argument is not a sequence of integers.
+        ValueError: The number of seeds is wrong, or a seed is negative or needs more than 64 bits.
     """
     if not isinstance(seeds, Iterable) or isinstance(seeds, str):
         raise TypeError(f"seeds must be a sequence with one integer for each source, got {describe(seeds)}")
@@ -76,11 +76,11 @@ def check_seeds(seeds: Any, sources: int) -> list[int]:
 
 
 def check_prefix(tokens: Any, name: str) -> tuple[int, ...]:
-    """Return the symbols of a beginning.
+    """Return the symbols of a prefix.
 
     Raises:
-        TypeError: anything but a sequence of integers.
-        ValueError: padding, start, end or a negative number.
+        TypeError: The argument is not a sequence of integers.
+        ValueError: A symbol is padding, start, end or negative.
     """
     if not isinstance(tokens, Iterable) or isinstance(tokens, str):
         raise TypeError(f"{name} must be a sequence of symbols, got {describe(tokens)}")
@@ -96,8 +96,8 @@ def check_sources(model: Any, src: Any, src_lengths: Any) -> list[int]:
     """Return the lengths of a batch of sources.
 
     Raises:
-        TypeError: anything but tensors, lengths that are not integers.
-        ValueError: other shapes, lengths beyond the width, symbols that one of our models doesn't know.
+        TypeError: An argument is not a tensor, or the lengths are not integers.
+        ValueError: Shapes don't match, a length exceeds the width, or a symbol is not in the vocabulary.
     """
     for name, value in (("src", src), ("src_lengths", src_lengths)):
         if not isinstance(value, Tensor):
@@ -121,8 +121,8 @@ def check_targets(model: Any, src: Tensor, tgt_in: Any, tgt_out: Any) -> tuple[T
     """Return the targets of a batch of sources as int64.
 
     Raises:
-        TypeError: anything but tensors of integers.
-        ValueError: other shapes, or symbols that the model doesn't know.
+        TypeError: An argument is not a tensor of integers.
+        ValueError: Shapes don't match, or a symbol is not in the vocabulary.
     """
     for name, value in (("tgt_in", tgt_in), ("tgt_out", tgt_out)):
         if not isinstance(value, Tensor):
@@ -132,7 +132,7 @@ def check_targets(model: Any, src: Tensor, tgt_in: Any, tgt_out: Any) -> tuple[T
             f"tgt_in and tgt_out must both be [{len(src)}, tgt], got {list(tgt_in.shape)} and {list(tgt_out.shape)}"
         )
     for member in getattr(model, "models", (model,)):
-        # Other outputs, such as those of a classifier, have symbols without a row of the matrix.
+        # Other outputs, such as those of a classifier, may have symbols without a row in the matrix.
         size = len(member.output.weight) if type(member.output) is OutputLayer else None
         _check_symbols("tgt_in", tgt_in, size)
         _check_symbols("tgt_out", tgt_out.masked_fill(tgt_out == IGNORE_INDEX, 0), size)

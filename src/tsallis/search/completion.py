@@ -1,4 +1,4 @@
-"""The symbols that may follow what is typed, with their probabilities: as many as the model holds possible."""
+"""Find the symbols that may follow a typed text, with their probabilities."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tsallis.symbols import EOS
 
 @dataclass(frozen=True)
 class Choice:
-    """One of the continuations.
+    """Possible continuation of a typed text.
 
     Args:
         tokens: the symbol that is chosen, after those that spell what is typed, and those that then follow for certain;
@@ -70,17 +70,17 @@ class Completions:
 
     @property
     def possible(self) -> bool:
-        """Whether any output begins so."""
+        """Return whether any output starts with the typed text."""
         return bool(self.choices)
 
 
 class _Node(NamedTuple):
-    """A beginning; nodes are ordered by their first two fields alone."""
+    """Prefix; nodes are ordered by their first two fields only."""
 
     cost: float  # the negative log-probability, given what is typed and certain
     number: int
     tokens: tuple[int, ...]  # since the last certain one
-    state: Any  # before the last token is read
+    state: Any  # state before the last token is read
     last: int
 
     @property
@@ -89,7 +89,7 @@ class _Node(NamedTuple):
 
     @property
     def spelled(self) -> tuple[int, ...]:
-        """The tokens without the end."""
+        """Return the tokens without the end."""
         return self.tokens[: len(self.tokens) - self.ends]
 
 
@@ -113,7 +113,7 @@ def complete(
     on behind it. Choices have their probabilities given what is typed; choices with the same text are one.
 
     Args:
-        model: anything with the decoder protocol.
+        model: Model with the decoder protocol, see :mod:`tsallis.models.protocol`.
         src, src_lengths: symbols [1, src] and their count [1].
         typed: the beginning of the output's text.
         spellings: of the model's vocabulary.
@@ -164,7 +164,7 @@ def complete(
         for node in nodes:
             groups.setdefault((text([*certain, *node.spelled]), node.ends), []).append(node)
         ranked = sorted(groups.values(), key=_total, reverse=True)[:n_best]
-        # What is certain after one of several spellings need not follow the others.
+        # Tokens that are certain after one of several spellings need not follow the others.
         alone = iter(steps.follow([group[0] for group in ranked if len(group) == 1], longest))
     choices: dict[tuple[str, bool], Choice] = {}
     for group in ranked:
@@ -184,7 +184,7 @@ def _total(nodes: Sequence[_Node]) -> float:
 
 
 class _Steps:
-    """The steps of a model from the beginnings of one source."""
+    """Run steps of a model for prefixes of one source."""
 
     def __init__(self, model: Decoder, device: torch.device) -> None:
         self.model = model
@@ -192,7 +192,7 @@ class _Steps:
         self.numbers = itertools.count(1)
 
     def read(self, state: Any, last: Sequence[int]) -> tuple[Tensor, Any]:
-        """Return log-probabilities [rows, d_vocab] after the last tokens, and the state; the old one stays as it is."""
+        """Return log-probabilities [rows, d_vocab] after the last tokens, and the new state."""
         rows = torch.arange(len(last), device=self.device)
         tokens = torch.tensor(last, device=self.device)
         log_probs, _, state = advance(self.model, state.select(rows), tokens, [0] * len(last))
@@ -216,7 +216,7 @@ class _Steps:
         return certain
 
     def follow(self, nodes: Sequence[_Node], longest: int) -> tuple[Choice, ...]:
-        """Return choices with what is certain after each."""
+        """Return choices with the tokens that are certain after each."""
         tokens = [list(node.tokens) for node in nodes]
         active = [i for i, node in enumerate(nodes) if not node.ends]
         state = join([nodes[i].state for i in active]) if active else None

@@ -1,4 +1,4 @@
-"""The most probable outputs with a proof: a beam search, and where it leaves a doubt an exhaustive one."""
+"""Find the most probable outputs with a proof, by beam search and then exhaustive search if needed."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ def exact_search(
     text: Text | None = None,
     **limits: Any,
 ) -> list[Result]:
-    r"""Find the `n_best` most probable outputs of every source, and prove that they are, whatever the output's map.
+    r"""Find the `n_best` most probable outputs of every source with a proof, also for softmax.
 
-    A beam search comes first. Where its certificate proves less, the most probable prefixes that could still beat what
-    is finished are expanded (Stahlberg and Byrne 2019, in the order of Peters et al. 2019, sec. 4.1), until a
-    normalised model has none left that is more probable than the answer
+    A beam search runs first. If its certificate does not prove the outputs, the most probable prefixes that could beat
+    them are expanded (Stahlberg and Byrne 2019, in the order of Peters et al. 2019, sec. 4.1), until no prefix of a
+    normalized model is more probable than the answer
 
     .. math:: \hat y = \arg\max_y \, p(y \mid x)
 
-    A search that ends early returns its best outputs, their bound, and the reason in :attr:`Result.stopped_by`.
+    If the search ends early, it returns its best outputs, their bound, and the reason in :attr:`Result.stopped_by`.
 
     Args:
-        model: anything with the decoder protocol of :mod:`tsallis.models.protocol`.
-        src, src_lengths: symbols [batch, src] and their counts [batch].
-        n_best: outputs that are to be proved, and returned.
-        beam_size: of the beam search, at least `n_best`.
-        budget, mass: limits of the second search, see :func:`exhaustive`.
-        time_limit: Seconds per source. The beam search counts towards it, but is not interrupted.
+        model: Model with the decoder protocol, see :mod:`tsallis.models.protocol`.
+        src, src_lengths: Symbols of the sources [batch, src] and their counts [batch].
+        n_best: Number of outputs to prove and return.
+        beam_size: Beam size of the beam search, at least `n_best`.
+        budget, mass: Limits of the second search, see :func:`exhaustive`.
+        time_limit: Seconds per source. It includes the beam search, which is not interrupted.
         prefixes, text: see :func:`beam_search`.
         limits: `min_length`, `max_length` and `length_penalty`, see :func:`beam_search`.
 
@@ -58,7 +58,7 @@ def exact_search(
         One :class:`Result` per source.
 
     Raises:
-        ValueError: as :func:`beam_search` and :func:`exhaustive`.
+        ValueError: See :func:`beam_search` and :func:`exhaustive`.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
@@ -72,7 +72,7 @@ def exact_search(
     make_limits(check_sources(model, src, src_lengths), prefixes, **limits)
     beam_size, options = max(beam_size, n_best), {"text": text, **limits}
     results: list[Result] = []
-    width = len(src) if time_limit is None else 1  # each source has a clock of its own
+    width = len(src) if time_limit is None else 1  # each source has its own clock
     for first in range(0, len(src), max(width, 1)):
         began, rows = time.monotonic(), slice(first, first + width)
         sources, starts = (src[rows], src_lengths[rows]), None if prefixes is None else prefixes[rows]
@@ -91,7 +91,7 @@ def _prove(
     n_best: int,
     **options: Any,
 ) -> list[Result]:
-    """Replace the results that prove less than `n_best` outputs by those of an exhaustive search."""
+    """Replace results that don't prove `n_best` outputs by those of an exhaustive search."""
     doubtful = [i for i, x in enumerate(results) if x.certificate.kind != "complete" and len(x.proven) < n_best]
     if doubtful:
         index = torch.tensor(doubtful, device=src.device)

@@ -1,4 +1,4 @@
-"""Texts drawn from a model token by token, those among them that are cut at a length."""
+"""Sample texts from a model token by token, including texts that are cut."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tsallis.search.temperature import with_temperature
 
 @dataclass(frozen=True)
 class GeneratedText:
-    """A text that was drawn behind a prompt.
+    """Text that was sampled after a prompt.
 
     Args:
-        tokens: without the prompt and the end.
-        log_prob: of the draws, the end's among them.
-        support: the tokens that were possible at each draw.
-        ended: whether the end was drawn; else the text was cut at its greatest length, or nothing was possible.
+        tokens: Tokens without the prompt and the end.
+        log_prob: Log-probability of the draws, including the end.
+        support: Number of possible tokens per draw.
+        ended: Whether the end was drawn; otherwise the text was cut at the maximum length, or nothing was possible.
 
     Example:
         >>> GeneratedText((7, 8), -1.5, (3, 1, 2), True).tokens
@@ -40,7 +40,7 @@ class GeneratedText:
 
     @property
     def prob(self) -> float:
-        """The probability; of a model without a normaliser at most the largest float."""
+        """Return the probability; unnormalized values are at most the largest float."""
         return math.exp(min(self.log_prob, LARGEST_LOG))
 
 
@@ -55,24 +55,25 @@ def generate(
     seeds: Sequence[int] | None = None,
     temperature: float = 1.0,
 ) -> list[list[GeneratedText]]:
-    """Draw `num_samples` texts behind every prompt, each token from its whole support: nothing is truncated.
+    """Sample `num_samples` texts after every prompt, each token from its whole support.
 
-    Unlike :func:`tsallis.search.sample` it returns texts that are cut, too: their frequencies are those of beginnings.
+    Unlike :func:`tsallis.search.sample` it also returns texts that are cut at the maximum length.
 
     Args:
-        model: anything with the decoder protocol whose sources may be prompts.
-        prompts: [batch, src] symbols.
-        prompt_lengths: [batch] their counts.
+        model: Model with the decoder protocol whose sources may be prompts.
+        prompts: Symbols of the prompts [batch, src].
+        prompt_lengths: Number of symbols per prompt [batch].
         num_samples: Number of texts per prompt.
-        max_length: Number of symbols of a text, at most, without its prompt and its end.
-        seeds: of each prompt's random numbers; None: others at every call.
+        max_length: Maximum number of symbols per text, without its prompt and its end.
+        seeds: One random seed per prompt; None: random.
         temperature: Divisor of the scores before the map, see :func:`tsallis.search.sample`.
 
     Returns:
         `num_samples` texts per prompt, in the order of the draws.
 
     Raises:
-        ValueError: sizes below 1, not one seed per prompt, probabilities that are NaN, a bad temperature.
+        ValueError: A size is below 1, the number of seeds is wrong, probabilities are NaN, or the temperature is
+            invalid.
 
     Example:
         >>> from tsallis.models import LanguageModel

@@ -1,4 +1,4 @@
-"""The output of least risk: the one that is best on average, over all that the model holds probable."""
+"""Choose the output with the best expected score over the probable outputs (minimum Bayes risk)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Utility = Callable[[str, str], float]
 
 @dataclass(frozen=True)
 class RiskChoice:
-    """The text of least risk among some.
+    """Text with the largest expected utility.
 
     Args:
-        index: of the text.
-        expected_utility: the mean of its utility over the texts, each counting as much as its weight.
-        proved: whether no weight that is missing could make another of the texts the better one.
+        index: Index of the text.
+        expected_utility: Mean utility over the texts, weighted.
+        proved: Whether the missing weight can't make another text better.
 
     Example:
         >>> RiskChoice(0, expected_utility=0.8, proved=True).index
@@ -35,24 +35,24 @@ def minimum_risk(
 
     .. math:: \hat y = \arg\max_{c \in C} \sum_{r \in C} p(r \mid x) \, u(c, r)
 
-    (Kumar and Byrne 2004, eq. 1; Eikema and Aziz 2020 with samples.) The sum is over all outputs where the texts are a
-    complete list. Where outputs of the probability `missing` are not among them, the choice is proved if it leads by
-    as much: a utility is between 0 and 1.
+    (Kumar and Byrne 2004, eq. 1; Eikema and Aziz 2020 with samples.) If the texts are a complete list, the sum is over
+    all outputs. If outputs with the total probability `missing` are absent, the choice is proved if it leads by that
+    much, because utilities are between 0 and 1.
 
-    References count in the order of their weights, and a candidate leaves once the rest can't make it the best: the
-    choice is the same.
+    References are processed in the order of their weights, and candidates that can't win any more are dropped. This
+    does not change the choice.
 
     Args:
-        texts: candidates and references; the same text may stand there several times, as in samples.
-        weights: of each text, at least 0.
-        utility: of a text where another one is right, from 0 to 1.
-        missing: the weight of references that are not there.
+        texts: Candidates and references; a text may occur several times, as in samples.
+        weights: Weights of the texts, at least 0.
+        utility: Function from a candidate and a reference to a score from 0 to 1.
+        missing: Weight of absent references.
 
     Returns:
-        The choice, of equal ones the heaviest or first; None without any weight.
+        The choice (ties: the largest weight, then the first), or None if all weights are 0.
 
     Raises:
-        ValueError: not one weight a text, a weight that is negative or not finite.
+        ValueError: The number of weights is wrong, or a weight is negative or not finite.
 
     Example:
         >>> right = lambda text, reference: sum(a == b for a, b in zip(text, reference)) / 4
@@ -70,13 +70,13 @@ def minimum_risk(
     if total == 0:
         return None
     references = sorted(sums, key=lambda text: (-sums[text], index[text]))
-    gains = dict.fromkeys(references, 0.0)  # of candidates, over the references so far
+    gains = dict.fromkeys(references, 0.0)  # sum of utilities per candidate over the references so far
     rest = total
     for reference in references:
         rest = max(rest - sums[reference], 0.0)
         for text in gains:
             gains[text] += sums[reference] * utility(text, reference)
-        # Also of those that can't win any more the best must stay, for the proof, as far as what is missing goes.
+        # Keep candidates that could win with the missing weight: the proof needs them.
         least = max(gains.values()) - rest - missing - 1e-12 * total
         gains = {text: gain for text, gain in gains.items() if gain >= least}
     best = max(gains, key=gains.__getitem__)

@@ -1,4 +1,4 @@
-"""Outputs drawn at random, as often as the model holds them probable."""
+"""Sample outputs from a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tsallis.search.step import Expansion, Limits, Prefix, advance, eval_mode, m
 from tsallis.search.temperature import with_temperature
 from tsallis.symbols import EOS
 
-ROUNDED = 1e-6  # what probabilities may lack to 1 by rounding
+ROUNDED = 1e-6  # rounding error of a sum of probabilities
 
 
 @torch.no_grad()
@@ -31,27 +31,29 @@ def sample(
     seeds: Sequence[int] | None = None,
     temperature: float = 1.0,
 ) -> list[list[Hypothesis | None]]:
-    r"""Draw `num_samples` outputs for every source, token by token; an impossible token is never drawn.
+    r"""Sample `num_samples` outputs for every source, token by token; impossible tokens are never drawn.
 
-    Values that don't sum to 1 (alpha-ReLU) are drawn in proportion at every step. A temperature T divides the scores
-    before the map, :math:`p = \mathrm{entmax}_\alpha(z / T)`: below 1 the probable tokens become more probable and the
-    support shrinks, above 1 it grows. Log-probabilities and supports of the hypotheses are those at this temperature.
+    Values that don't sum to 1 (alpha-ReLU) are normalized at every step. A temperature T divides the scores,
+    :math:`p = \mathrm{entmax}_\alpha(z / T)`. Below 1, probable tokens become more probable and the support shrinks;
+    above 1, it grows. Log-probabilities and supports of the hypotheses are those at this temperature.
 
     Args:
-        model: anything with the decoder protocol.
-        src, src_lengths: symbols [batch, src] and their counts [batch].
+        model: Model with the decoder protocol, see :mod:`tsallis.models.protocol`.
+        src, src_lengths: Symbols of the sources [batch, src] and their counts [batch].
         num_samples: Number of draws per source.
-        prefixes: the tokens that all outputs of a source begin with; what follows is drawn.
-        max_length: of an output, without its end; None: twice the source's length and 20 after its prefix.
-        seeds: one for each source, whose draws then depend on no other source, nor on the device; None: random.
+        prefixes: Tokens that all outputs of a source start with.
+        max_length: Maximum length of an output, without its end; None: twice the source's length plus 20 after its
+            prefix.
+        seeds: One seed per source, so that draws don't depend on other sources or the device; None: random.
         temperature: Divisor of the scores, above 0.
 
     Returns:
-        `num_samples` outputs per source, in the order of the draws. An output is None where a draw met a dead end or
-        the length limit, or the prefix is impossible: the frequencies of all others stay those of the model.
+        `num_samples` outputs per source, in the order of the draws. An output is None if a draw reached a dead end or
+        the length limit, or if the prefix is impossible, so that the frequencies of the others are those of the model.
 
     Raises:
-        ValueError: a size below 1, not one seed or prefix per source, NaN probabilities, a temperature out of range.
+        ValueError: A size is below 1, the number of seeds or prefixes is wrong, probabilities are NaN, or the
+            temperature is out of range.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
@@ -98,7 +100,7 @@ def draw_outputs(
 
 @dataclass
 class Draw:
-    """One output as far as it is drawn."""
+    """Draws of one output so far."""
 
     limits: Limits
     src_length: int
@@ -106,12 +108,12 @@ class Draw:
     output: Hypothesis | None = None
 
     def restrict(self, log_probs: Tensor) -> bool:
-        """Rule out, in place, what may not follow the prefix; return whether the next symbol is given, not drawn."""
+        """Exclude impossible symbols in place; return whether the next symbol is part of the prefix."""
         self.limits.restrict(log_probs, self.prefix.length)
         return self.prefix.length < len(self.limits.prefix)
 
     def append(self, expansion: Expansion, row: int, token: int, log_prob: float) -> bool:
-        """Append the symbol drawn in a row of a step; return whether another one follows."""
+        """Append the symbol drawn in a row; return whether another one follows."""
         total = self.prefix.log_prob + log_prob
         if log_prob == -torch.inf or (token != EOS and self.prefix.length + 2 > self.limits.steps):
             return False
@@ -123,15 +125,15 @@ class Draw:
 
 
 def _draw_step(draws: list[Draw], log_probs: Tensor, normalized: bool, uniform: Tensor) -> list[tuple[int, float]]:
-    """Return the symbol that each output continues with, and its log-probability; symbols of its prefix are given."""
+    """Return the next symbol of each output, and its log-probability; prefixes determine their symbols."""
     dead = dead_share(log_probs, normalized)
     dead[torch.tensor([draw.restrict(log_probs[i]) for i, draw in enumerate(draws)])] = 0
-    tokens, steps = draw_tokens(log_probs.cpu(), uniform, dead)  # a GPU sums in an order of its own
+    tokens, steps = draw_tokens(log_probs.cpu(), uniform, dead)  # on the CPU, because a GPU sums in another order
     return list(zip(tokens.tolist(), steps.tolist(), strict=True))
 
 
 def line_seed(seed: int, line: int) -> int:
-    """Return the seed of a line's draws, of its number and of one seed for all lines."""
+    """Return the seed of a line from its number and a common seed."""
     digest = hashlib.sha256(f"{seed} {line}".encode()).digest()
     return int.from_bytes(digest[:7], "big")
 
@@ -142,38 +144,38 @@ def draw_uniform(n: int, generators: Sequence[torch.Generator]) -> Tensor:
 
 
 def make_generators(sources: int, seeds: Sequence[int] | None) -> list[torch.Generator]:
-    """Return a source of random numbers for each source, on the CPU."""
+    """Return one random number generator per source, on the CPU."""
     if seeds is None:
         seeds = torch.randint(2**62, (sources,), device="cpu").tolist()
     return [torch.Generator().manual_seed(seed) for seed in check_seeds(seeds, sources)]
 
 
 def dead_share(log_probs: Tensor, normalized: bool) -> Tensor:
-    """Return the probability [rows] that nothing can follow: what the rows of a normalised model lack to 1.
+    """Return the probability [rows] that nothing can follow, 1 minus the sum of a normalized model's row.
 
-    It is positive where a member of an ensemble is at a dead end. The result is on the CPU.
+    It is positive if a member of an ensemble is at a dead end. The result is on the CPU.
     """
     missing = 1 - log_probs.exp().sum(-1).cpu()
     return torch.where(missing > ROUNDED, missing, 0) if normalized else torch.zeros_like(missing)
 
 
 def draw_tokens(log_probs: Tensor, uniform: Tensor, dead: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw a token a row from log-probabilities [rows, d_vocab] with numbers [rows] from 0 to 1, 1 excluded.
+    """Draw one token per row from log-probabilities with uniform random numbers in [0, 1).
 
     Args:
-        log_probs: [rows, d_vocab]
-        uniform: [rows]
-        dead: the probability [rows] that nothing follows.
+        log_probs: Log-probabilities [rows, d_vocab].
+        uniform: Random numbers [rows].
+        dead: Probability that nothing follows [rows].
 
     Returns:
-        The tokens [rows] and their log-probabilities [rows], -inf where nothing follows.
+        The tokens [rows] and their log-probabilities [rows], -inf if nothing follows.
     """
-    weights = (log_probs - log_probs.amax(-1, keepdim=True)).exp().nan_to_num(0)  # a row of -inf has no weight
+    weights = (log_probs - log_probs.amax(-1, keepdim=True)).exp().nan_to_num(0)  # rows of -inf get weight 0
     sums = weights.cumsum(-1)  # [rows, d_vocab]
-    # The first sum above the number is that of a token with a weight: one without has the sum before it.
+    # The first sum above the number belongs to a token with non-zero weight.
     share = uniform / (1 - dead).clamp(min=ROUNDED)
     token = torch.searchsorted(sums, (share * sums[:, -1]).unsqueeze(-1), right=True)
     last = log_probs.shape[-1] - 1 - (weights.flip(-1) > 0).int().argmax(-1, keepdim=True)
-    token = token.minimum(last).squeeze(-1)  # the product may round up to the whole sum
+    token = token.minimum(last).squeeze(-1)  # the product may round up to the sum
     log_prob = log_probs.gather(-1, token.unsqueeze(-1)).squeeze(-1)
     return token, log_prob.masked_fill((dead > 0) & (uniform >= 1 - dead), -torch.inf)

@@ -1,4 +1,4 @@
-"""Log-probabilities of given outputs, whole and token by token, and why an output is impossible."""
+"""Compute log-probabilities of given outputs, per output or per token."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from tsallis.symbols import IGNORE_INDEX
 def score(model: Decoder, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> Tensor:
     """Compute the log-probabilities of given outputs.
 
-    The steps are those of search: the score of a search's output is the log-probability that the search reported.
+    The score of an output of a search equals the log-probability that the search returned.
 
     Args:
-        model: anything with the decoder protocol.
-        src: [batch, src] symbols.
-        src_lengths: [batch] their counts.
-        tgt_in: [batch, tgt] tokens, the start first.
-        tgt_out: [batch, tgt] tokens, the end last, padded with -100.
+        model: Model with the decoder protocol, see :mod:`tsallis.models.protocol`.
+        src: Symbols of the sources [batch, src].
+        src_lengths: Number of symbols per source [batch].
+        tgt_in: Tokens that the decoder reads [batch, tgt], starting with the start symbol.
+        tgt_out: Tokens to predict [batch, tgt], ending with the end symbol, padded with -100.
 
     Returns:
-        [batch] in float64, -inf where the model holds the output impossible.
+        Log-probabilities [batch] in float64, -inf for impossible outputs.
 
     Raises:
-        ValueError: targets of different shapes; a model whose probabilities are NaN.
+        ValueError: The targets have different shapes, or probabilities are NaN.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
@@ -58,15 +58,15 @@ def score(model: Decoder, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_
 
 @dataclass(frozen=True)
 class Exclusion:
-    """The first token of an output that a model holds impossible.
+    """First impossible token of an output.
 
     Args:
-        step: its place in the output, from 0.
-        token: its number.
-        gap: by how much its score is below the threshold, above which a symbol has a probability; infinite for a symbol
-            that the model never gives; None where there is no one threshold, as of an ensemble.
-        support: the number of tokens that are possible in its place.
-        alternatives: the most probable of them with their probabilities, the best first.
+        step: Position in the output, from 0.
+        token: Number of the token.
+        gap: Distance of its score below the threshold of possible symbols; infinite for a symbol that is never
+            generated; None if there is no single threshold, as in an ensemble.
+        support: Number of possible tokens at this position.
+        alternatives: Most probable of them with their probabilities, best first.
 
     Example:
         >>> Exclusion(step=1, token=7, gap=0.3, support=1, alternatives=((5, 1.0),)).alternatives[0]
@@ -82,13 +82,13 @@ class Exclusion:
 
 @dataclass(frozen=True)
 class TokenScores:
-    """An output token by token, its end included, as far as it is possible.
+    """Log-probabilities of an output per token, including its end, up to an impossible token.
 
     Args:
-        tokens: up to the first that is impossible.
-        log_probs: of each, given those before it; -inf of one that is impossible.
-        support: the number of tokens that are possible, one count a step.
-        exclusion: the token that is impossible; None where the whole output is possible.
+        tokens: Tokens up to the first impossible one.
+        log_probs: Log-probability of each token given the tokens before it; -inf for an impossible one.
+        support: Number of possible tokens per step.
+        exclusion: Impossible token; None if the whole output is possible.
 
     Example:
         >>> TokenScores((7, 2), (-0.5, -0.25), (3, 2), None).log_prob
@@ -102,29 +102,29 @@ class TokenScores:
 
     @property
     def log_prob(self) -> float:
-        """The log-probability of the output, -inf where it is impossible."""
-        return sum(self.log_probs)  # in the order of `score`
+        """Return the log-probability of the output, -inf if it is impossible."""
+        return sum(self.log_probs)  # same order as in `score`
 
 
 @torch.no_grad()
 def score_tokens(
     model: Decoder, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor, alternatives: int = 10
 ) -> list[TokenScores]:
-    """Compute the log-probability of every token of given outputs, and say which token makes one impossible.
+    """Compute the log-probability of every token of given outputs, and the first impossible token.
 
     Args:
-        model: anything with the decoder protocol.
-        src: [batch, src] symbols.
-        src_lengths: [batch] their counts.
-        tgt_in: [batch, tgt] tokens, the start first.
-        tgt_out: [batch, tgt] tokens, the end last, padded with -100.
-        alternatives: the most tokens that are named in place of an impossible one.
+        model: Model with the decoder protocol, see :mod:`tsallis.models.protocol`.
+        src: Symbols of the sources [batch, src].
+        src_lengths: Number of symbols per source [batch].
+        tgt_in: Tokens that the decoder reads [batch, tgt], starting with the start symbol.
+        tgt_out: Tokens to predict [batch, tgt], ending with the end symbol, padded with -100.
+        alternatives: Maximum number of alternatives to an impossible token.
 
     Returns:
-        One :class:`TokenScores` an output; its log-probability is that of :func:`score`.
+        One :class:`TokenScores` per output, whose log-probability equals that of :func:`score`.
 
     Raises:
-        ValueError: targets of different shapes; a model whose probabilities are NaN.
+        ValueError: The targets have different shapes, or probabilities are NaN.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
@@ -166,17 +166,17 @@ def score_tokens(
 
 
 def _gap(model: Any, scores: Tensor, token: int) -> float | None:
-    """Return by how much a token's score is below the threshold of a step's scores [d_vocab].
+    """Return the distance of a token's score below the threshold of a step's scores [d_vocab].
 
-    In units of scores the threshold is :math:`\\tau / (\\alpha - 1)`.
+    In units of scores, the threshold is :math:`\\tau / (\\alpha - 1)`.
     """
     output = model.output
     if not hasattr(output, "thresholds"):
         return None
-    if output.normalized:  # the map depends on differences alone, and a threshold of large scores has few digits
+    if output.normalized:  # only differences matter, and a threshold of large scores has few digits
         scores = scores.double() - scores.amax()
     threshold = output.thresholds(scores, output.log_probs(scores).exp())
     if scores[token] == -torch.inf or threshold is None:
         return math.inf
-    # Zero where a score is the threshold, but for rounding.
+    # Zero if a score equals the threshold up to rounding.
     return max(float(threshold) / (output.alpha - 1) - float(scores[token]), 0.0)

@@ -1,4 +1,4 @@
-"""The probability of a text: the sum over the sequences of tokens that spell it."""
+"""Compute the probability of a text: the sum over the token sequences that spell it."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from tsallis.search.step import Expansion, Prefix, advance, eval_mode
 from tsallis.search.texts import ROUNDING, TextProbability, join_segmentations
 from tsallis.symbols import EOS
 
-SPELLED = 2_000  # prefixes that are followed to find the segmentations of a text
-ROWS = 64  # prefixes of a text that are followed together
-WINDOW = 16  # texts that are scored together
-# Prefixes are put off whose probability is a smaller part of that of the best one that has spelled as much. If they
-# matter, they are followed later, each time down to a smaller part.
+SPELLED = 2_000  # maximum number of prefixes to follow for the segmentations of a text
+ROWS = 64  # prefixes of a text per step
+WINDOW = 16  # texts per batch
+# Prefixes below this share of the best prefix's probability at the same position are postponed. If they matter, they
+# are followed later, with the next smaller share.
 PARTS = tuple(math.log(part) for part in (1e-6, 1e-9, 1e-12, 1e-15))
 
 
 class _Item(NamedTuple):
-    """A prefix of a spelling, and its row in a decoder state."""
+    """Prefix of a spelling with its row in a decoder state."""
 
     prefix: Prefix
     place: Place
-    state: Any  # after all but the prefix's last token
+    state: Any  # state before the prefix's last token is read
     row: int
 
 
 class Beginning(NamedTuple):
-    """A sequence that spells the beginning of an output.
+    """Sequence of tokens that spells a text at the start of an output.
 
     Args:
-        prefix: Its tokens and log-probability.
-        state: Before its last token is read.
-        row: Its row of the state.
-        exact: Whether it spells no more than the beginning.
+        prefix: Tokens and log-probability.
+        state: State before the last token is read.
+        row: Row in the state.
+        exact: Whether it spells no more than the text.
     """
 
     prefix: Prefix
@@ -54,19 +54,19 @@ class Beginning(NamedTuple):
 
 @dataclass
 class _Lattice:
-    """The prefixes that spell the beginnings of one text, in the order of their lengths in the text."""
+    """Prefixes that spell parts of one text, in the order of their lengths in the text."""
 
     source: int
     src_length: int
     text: bytes
     spellings: Spellings
-    complete: bool  # whether the spellings are all there are
+    complete: bool  # whether all spellings were found
     budget: int
-    beginnings: list[Beginning] | None = None  # of outputs that begin with the text; None: they end behind it
-    waiting: dict[int, list[_Item]] = field(default_factory=dict)  # by position
-    best: dict[int, float] = field(default_factory=dict)  # the greatest log-probability at each position
+    beginnings: list[Beginning] | None = None  # for outputs that start with the text; None: outputs end after it
+    waiting: dict[int, list[_Item]] = field(default_factory=dict)  # prefixes by position
+    best: dict[int, float] = field(default_factory=dict)  # largest log-probability at each position
     found: list[Hypothesis] = field(default_factory=list)
-    dropped: list[_Item] = field(default_factory=list)  # that were not followed, or not yet
+    dropped: list[_Item] = field(default_factory=list)  # prefixes that were not followed, or not yet
     passes: int = 1
 
     def push(self, item: _Item) -> None:
@@ -78,14 +78,14 @@ class _Lattice:
         self.waiting.setdefault(position, []).append(item)
 
     def pop(self) -> list[_Item]:
-        """Remove and return the best prefixes of the least position; drop those beyond the budget."""
+        """Remove and return the best prefixes at the first position; drop those beyond the budget."""
         kept: list[_Item] = []
         while not kept and (self.waiting or self._resume()):
             kept = self._pop(min(self.waiting))
         return kept
 
     def _resume(self) -> bool:
-        """Take up the prefixes that were dropped, if they matter and the budget is not spent."""
+        """Restore dropped prefixes if they matter and the budget allows it."""
         found = [*(h.log_prob for h in self.found), *(beginning.prefix.log_prob for beginning in self.beginnings or ())]
         matters = self.dropped_probability() > ROUNDING * _sum_probs(found)
         if not matters or self.budget <= 0 or self.passes == len(PARTS):
@@ -101,7 +101,7 @@ class _Lattice:
         width = max(1, self.budget // (len(self.text) - position + 1)) if self.budget > 0 else 1
         least = self.best[position] + PARTS[self.passes - 1]
         kept = [item for item in items[:width] if item.prefix.log_prob >= least]
-        if self.budget <= -len(self.text):  # symbols that spell nothing may follow each other for ever
+        if self.budget <= -len(self.text):  # symbols that spell nothing could repeat forever
             kept = []
         self.dropped += items[len(kept) :]
         if kept[ROWS:]:
@@ -110,7 +110,7 @@ class _Lattice:
         return kept[:ROWS]
 
     def follow(self, item: _Item) -> Iterator[tuple[int, Place]]:
-        """Yield the symbols that may follow a prefix, and the places behind them."""
+        """Yield the symbols that may follow a prefix, and the places after them."""
         return self.spellings.following(self.text, item.place)
 
     def is_spelled(self, item: _Item) -> bool:
@@ -120,7 +120,7 @@ class _Lattice:
         return _sum_probs([item.prefix.log_prob for item in self.dropped])
 
     def missing(self, normalized: bool) -> float:
-        """Return the probability of the sequences that were not followed, at most."""
+        """Return an upper bound on the probability of sequences that were not followed."""
         if not normalized:
             return math.inf if self.dropped or not self.complete else 0.0
         return self.dropped_probability() if self.complete else 1.0
@@ -144,27 +144,26 @@ def score_texts(
     *,
     budget: int = SPELLED,
 ) -> list[TextProbability]:
-    r"""Compute the probability of given texts: the sum over all sequences of tokens that spell them.
+    r"""Compute the probability of given texts: the sum over all token sequences that spell them.
 
     .. math:: p(t \mid x) = \sum_{y: \mathrm{text}(y) = t} p(y \mid x)
 
-    Prefixes are followed in the order of how much of the text they have spelled. A sparse model excludes most of them,
-    so all can be followed. Beyond the budget only the most probable ones are, and `missing` says how much the others
-    could add at most.
+    Prefixes are followed in the order of their length in the text. A sparse model excludes most of them, so all can be
+    followed. Beyond the budget, only the most probable ones are, and `missing` bounds the probability of the others.
 
     Args:
-        model: anything with the decoder protocol.
-        src: [batch, src] symbols.
-        src_lengths: [batch] their counts.
-        texts: One per source.
-        spellings: Of the model's vocabulary.
-        budget: Prefixes that are followed per text.
+        model: Model with the decoder protocol, see :mod:`tsallis.models.protocol`.
+        src: Symbols of the sources [batch, src].
+        src_lengths: Number of symbols per source [batch].
+        texts: One text per source.
+        spellings: Spellings of the model's vocabulary.
+        budget: Maximum number of prefixes to follow per text.
 
     Returns:
         One :class:`TextProbability` per text.
 
     Raises:
-        ValueError: not one text per source; a budget below 1; a model whose probabilities are NaN.
+        ValueError: The number of texts is wrong, the budget is below 1, or probabilities are NaN.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
@@ -206,12 +205,12 @@ def spell_beginning(
     *,
     place: Place = START,
 ) -> tuple[list[Beginning], float]:
-    """Return the sequences with which outputs of one source begin that begin with a text.
+    """Return the token sequences that spell a text at the start of outputs of one source.
 
-    They spell the text or, with their last token alone, more than the text. Behind a prompt the place has begun.
+    A sequence spells the text, or more than the text with its last token. After a prompt, the place has started.
 
     Returns:
-        The sequences, and the probability of those that were not followed, at most.
+        The sequences, and an upper bound on the probability of those that were not followed.
     """
     state = model.start(model.encode(src, src_lengths))
     lattice = _Lattice(0, int(src_lengths[0]), text.encode(), spellings, spellings.are_all_of(text), SPELLED, [])

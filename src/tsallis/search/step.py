@@ -1,4 +1,4 @@
-"""The common base of all searches: prefixes linked to their parents, and one checked step of a model."""
+"""Define what all searches share: linked prefixes, limits, and a checked step of a model."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from tsallis.symbols import BOS, EOS
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prefix:
-    """An unfinished hypothesis: its last token, and the prefix before it. Prefixes share their beginnings."""
+    """Unfinished hypothesis: its last token, and the prefix before it."""
 
     parent: Prefix | None = None
     token: int = BOS
     log_prob: float = 0.0
-    length: int = 0  # tokens
-    support: int = 0  # of the last step
+    length: int = 0  # number of tokens
+    support: int = 0  # support size of the last step
     num_attended: int = 0
     attention: Tensor | None = None  # [src]
 
     def chain(self) -> list[Prefix]:
-        """Return the prefixes of one token, of two, and so on to this one."""
+        """Return the prefixes of length one, two and so on, up to this one."""
         chain: list[Prefix] = []
         node = self
         while node.parent is not None:
@@ -44,13 +44,13 @@ class Prefix:
 
 @dataclass(frozen=True)
 class Limits:
-    """Which outputs of a source are searched for, and how they are ranked.
+    """Limits on the outputs of a source, and how they are ranked.
 
     Args:
-        steps: of the longest output, its end included.
-        min_length: of the shortest output, without its end.
-        prefix: the tokens that every output begins with.
-        length_penalty: the exponent of the steps that a log-probability is divided by.
+        steps: Maximum length, including the end.
+        min_length: Minimum length, without the end.
+        prefix: Tokens that every output starts with.
+        length_penalty: Exponent of the length that divides a log-probability.
     """
 
     steps: int
@@ -60,21 +60,22 @@ class Limits:
 
     @property
     def free_from(self) -> int:
-        """The length of the prefixes that may be followed by anything."""
+        """Return the length from which a prefix may be followed by any symbol."""
         return max(len(self.prefix), self.min_length)
 
     @property
     def scope(self) -> Scope:
-        """What a certificate of the search speaks of, see :class:`Result`."""
+        """Return the scope of a certificate, see :class:`Result`."""
         return "limited" if self.prefix or self.min_length > 1 else "all"
 
     def score_bound(self, log_prob: Any) -> Any:
-        """Return the best score of any output that begins with a prefix of this log-probability, as a normalised model
-        holds it: as long as there may be, and no less probable."""
+        """Return the best score of an output that starts with a prefix of this log-probability.
+
+        For a normalized model, that is an output of maximum length that is as probable as the prefix."""
         return log_prob / self.steps**self.length_penalty
 
     def restrict(self, totals: Tensor, length: int) -> None:
-        """Make what may not follow a prefix of a length impossible, but for the end: totals [d_vocab], in place."""
+        """Exclude symbols, except the end, that may not follow a prefix: totals [d_vocab], in place."""
         if length < len(self.prefix):
             token = self.prefix[length]
             if token >= len(totals):
@@ -85,23 +86,23 @@ class Limits:
 
 @dataclass(kw_only=True)
 class Search:
-    """The state of the search of one source: its finished outputs, and the bound on those given up."""
+    """State of the search of one source: its finished outputs, and the bound on dropped prefixes."""
 
     src_length: int
     limits: Limits
     finished: list[Hypothesis] = field(default_factory=list)
     bound: float = -math.inf
-    known_bound: float = math.inf  # that of another search, as a score
+    known_bound: float = math.inf  # bound of another search, as a score
     gave_up: bool = False
-    unclear: bool = False  # whether scores of a step were too large to be told apart
+    unclear: bool = False  # whether scores were too large to be distinguished
 
     def give_up(self, log_prob: float) -> None:
-        """Note that a prefix is not followed."""
+        """Record that a prefix is dropped."""
         self.bound = max(self.bound, log_prob)
         self.gave_up = True
 
     def nth_score(self, n: int) -> float:
-        """Return the score of the n-th best output so far, -inf where there are fewer."""
+        """Return the score of the n-th best output so far, or -inf."""
         if len(self.finished) < n:
             return -math.inf
         return heapq.nlargest(n, (h.score(self.limits.length_penalty) for h in self.finished))[-1]
@@ -115,7 +116,7 @@ class Search:
 
 
 class Expansion:
-    """All that may follow the prefixes of a step: log-probabilities, and the attention of their rows."""
+    """Results of a step: log-probabilities and attention of the rows."""
 
     def __init__(self, attention: Tensor, log_probs: Tensor, keep: bool) -> None:
         self.log_probs = log_probs  # [rows, d_vocab]
@@ -124,9 +125,9 @@ class Expansion:
         self.attention = attention if keep else None
 
     def totals(self, prefixes: Sequence[Prefix], limits: Sequence[Limits]) -> tuple[Tensor, list[float]]:
-        """Return log-probabilities [rows, d_vocab] of prefixes and one more token, and of their ends, -inf there.
+        """Return log-probabilities of prefixes with one more token [rows, d_vocab], and those of their ends.
 
-        What a row's limits rule out is impossible, too.
+        The limits of a row exclude symbols. Ends are -inf in the first result.
         """
         before = torch.tensor([p.log_prob for p in prefixes], dtype=torch.float64, device=self.log_probs.device)
         totals = before.unsqueeze(-1) + self.log_probs
@@ -155,10 +156,10 @@ class Expansion:
 
 
 def advance(model: Decoder, state: Any, token: Tensor, sources: Sequence[int]) -> tuple[Tensor, Tensor, Any]:
-    """Make one step: log-probabilities [rows, d_vocab] in float64, attention [rows, src] and the state after it.
+    """Run one step; return log-probabilities [rows, d_vocab] in float64, attention [rows, src] and the new state.
 
     Raises:
-        ValueError: probabilities that are NaN.
+        ValueError: Probabilities are NaN.
     """
     step = model.step(state, token)
     return checked_log_probs(model, step.scores, sources), step.attention, step.state
@@ -168,7 +169,7 @@ def checked_log_probs(model: Decoder, scores: Tensor, sources: Sequence[int]) ->
     """Return the log-probabilities of a step's scores [rows, d_vocab] in float64.
 
     Raises:
-        ValueError: probabilities that are NaN. A search that took them for zeros would prove what is not so.
+        ValueError: Probabilities are NaN. Treating them as zeros would make the proof wrong.
     """
     log_probs = model.output.log_probs(scores)
     has_nan = log_probs.isnan().any(-1)
@@ -178,7 +179,7 @@ def checked_log_probs(model: Decoder, scores: Tensor, sources: Sequence[int]) ->
 
 
 def refuse_nan(source: int) -> None:
-    """Refuse a source's probabilities."""
+    """Raise because the probabilities of a source are NaN."""
     raise ValueError(f"the model's probabilities are NaN for source {source} of the batch (counted from 0)")
 
 
@@ -189,12 +190,11 @@ def make_limits(
     max_length: int | None = None,
     length_penalty: float = 0.0,
 ) -> list[Limits]:
-    """Return the limits of each source; the default of `max_length` is twice a source's length and 20 after its prefix.
+    """Return the limits of each source; by default outputs have twice the source's length plus 20.
 
     Raises:
-        TypeError: anything but numbers and symbols.
-        ValueError: numbers that can't be, or of which none is between them; not one prefix a source, and one that ends
-            or is too long.
+        TypeError: An argument is not a number or symbols.
+        ValueError: A number is out of range, the limits contradict each other, or prefixes are invalid.
     """
     check_limits(min_length, max_length, length_penalty)
     if prefixes is None:
@@ -215,7 +215,7 @@ def make_limits(
 
 
 def _parts(model: Any) -> list[Any]:
-    """Return a model's modules, some perhaps twice: those of one are read from its dictionary, which is quick."""
+    """Return a model's modules, some perhaps twice; read from dictionaries for speed."""
     if not isinstance(model, nn.Module):
         return list(model.modules()) if hasattr(model, "modules") else []
     modules = [model]
@@ -226,7 +226,7 @@ def _parts(model: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def eval_mode(model: Any) -> Iterator[None]:
-    """Turn off the model's dropout while the context lasts, and leave every part of it as it was."""
+    """Switch all parts of a model to eval mode inside the context, and restore their modes."""
     training = [m for m in _parts(model) if m.training]
     if training:
         model.eval()

@@ -1,4 +1,4 @@
-"""A temperature for draws: a model whose scores are divided before its map makes probabilities of them."""
+"""Apply a temperature to a model's scores, for sampling."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from tsallis.search.ensemble import Ensemble
 
 
 def with_temperature(model: Any, temperature: float) -> Any:
-    r"""Return a model whose scores are divided by a temperature before the map; at 1 it is the model itself.
+    r"""Return a model whose scores are divided by a temperature; at 1 it is the model itself.
 
     .. math:: p = \mathrm{entmax}_\alpha(z / T)
 
-    A symbol i has a probability above zero where, summed over the symbols of greater scores,
+    A symbol i has non-zero probability if, summed over the symbols with larger scores,
 
     .. math:: \sum_{z_j > z_i} (z_j - z_i)^{1/(\alpha-1)} < (T / (\alpha-1))^{1/(\alpha-1)}
 
-    So the support of a lower temperature lies within that of a higher one: it shrinks to the greatest scores as T
-    falls, and grows to all symbols that the model may give as T rises, with equal probabilities in the limits. For
-    softmax (:math:`\alpha = 1`) it is always the same. Of an ensemble the scores of each model are divided.
+    The support of a lower temperature is therefore a subset of that of a higher one. It shrinks to the largest scores
+    as T decreases, and grows to all symbols as T increases, with equal probabilities in the limits. For softmax
+    (:math:`\alpha = 1`) it does not change. In an ensemble, the scores of each model are divided.
 
     Args:
-        model: with the decoder protocol.
-        temperature: above 0.
+        model: Model with the decoder protocol.
+        temperature: Temperature, above 0.
 
     Raises:
-        ValueError: a temperature that is not above 0 and finite, or an output whose values don't sum to 1.
+        ValueError: The temperature is not above 0 and finite, or the outputs don't sum to 1.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
@@ -45,20 +45,20 @@ def with_temperature(model: Any, temperature: float) -> Any:
         return model
     if isinstance(model, Ensemble):
         return Ensemble([with_temperature(member, temperature) for member in model.models])
-    if not model.output.normalized:  # a fixed threshold: the support would move the other way
+    if not model.output.normalized:  # alpha-ReLU has a fixed threshold: the support would change the other way
         raise ValueError("temperature is for outputs that sum to 1: the threshold of an alpha-ReLU is fixed")
     return _TemperedModel(model, temperature)
 
 
 def divide_scores(scores: Tensor, temperature: float) -> Tensor:
-    """Divide scores [..., d_vocab] by a temperature, in float64 and from the greatest down, so that none overflows."""
+    """Divide scores [..., d_vocab] by a temperature, in float64 relative to the largest, without overflow."""
     scores = scores.double()
     top = scores.amax(-1, keepdim=True)
     return (scores - torch.where(top.isfinite(), top, 0)) / temperature
 
 
 class _TemperedOutput:
-    """The output layer of a model at a temperature."""
+    """Output layer of a model at a temperature."""
 
     normalized = True
 
@@ -71,7 +71,7 @@ class _TemperedOutput:
 
 
 class _TemperedModel:
-    """A model at a temperature, with the steps of the model itself."""
+    """Model at a temperature, with the steps of the original model."""
 
     def __init__(self, model: Any, temperature: float) -> None:
         self.model, self.output = model, _TemperedOutput(model.output, temperature)

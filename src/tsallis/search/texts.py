@@ -1,4 +1,4 @@
-"""Results about texts, where several sequences of tokens may spell one text."""
+"""Convert results about token sequences to results about texts."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from dataclasses import dataclass, replace
 from tsallis.search.certificate import Certificate, Hypothesis, Result
 
 Text = Callable[[Sequence[int]], str]
-ROUNDING = 1e-6  # of a sum of probabilities that a model computes in float32
+ROUNDING = 1e-6  # rounding error of a sum of probabilities in float32
 
 
 def merge_texts(result: Result, text: Text, normalized: bool, limited: bool = False) -> Result:
     r"""Return a result about texts: one hypothesis per text, with the sum of its segmentations' probabilities.
 
-    Let m be the probability of all sequences that were not found, at most. No text is more probable than its listed
-    probability plus m, and no text that is not listed is more probable than m. So the best text is optimal if it leads
-    the second one, and zero, by m:
+    Let m bound the probability of all sequences that were not found. A listed text has at most its listed probability
+    plus m, and a text that is not listed has at most m. The best text is therefore optimal if it leads the second one,
+    and zero, by m:
 
     .. math:: p(t_1) \ge \max(p(t_2), 0) + m, \qquad m = 1 - \sum_y p(y)
 
-    A certificate about texts may be weaker than the one about sequences, for their probabilities add up. It is "none"
-    under a length penalty and for values that are not normalised, unless the list is complete.
+    A certificate about texts may be weaker than the one about sequences, because probabilities of sequences add up. It
+    is "none" with a length penalty and for values that are not normalized, unless the list is complete.
 
     Args:
-        result: Of a search, not cut to its best hypotheses.
+        result: Result of a search with all its hypotheses.
         text: Spells a sequence of tokens.
         normalized: Whether the probabilities of all sequences sum to at most 1.
-        limited: Whether the search excluded sequences, by a prefix or a least length. They may spell listed texts.
+        limited: Whether a prefix or minimum length excluded sequences, which may spell listed texts.
 
     Returns:
         The texts, best first.
@@ -53,23 +53,23 @@ def merge_texts(result: Result, text: Text, normalized: bool, limited: bool = Fa
         return merged
     missing = missing_probability(merged.mass) if normalized else math.inf
     if not normalized or penalty or not texts or result.certificate.kind == "none":
-        # A score is the logarithm of a probability over a positive number, so it is at most 0.
+        # A score is a log-probability divided by a positive number, so it is at most 0.
         bound = result.certificate.bound if not normalized else 0.0 if penalty else math.log(missing)
         return replace(merged, certificate=Certificate("none", bound, result.certificate.reason), missing=missing)
     return replace(merged, certificate=_certify_texts(texts, [missing] * len(texts), missing), missing=missing)
 
 
 def _certify_texts(texts: Sequence[Hypothesis], missing: Sequence[float], unlisted: float) -> Certificate:
-    """Return what is proved about texts, best first.
+    """Return the certificate of texts, best first.
 
     Args:
-        texts: That are listed.
-        missing: What may be missing from the probability of each, at most.
-        unlisted: The greatest probability that another text may have.
+        texts: Listed texts.
+        missing: Upper bounds on the missing probability of each text.
+        unlisted: Upper bound on the probability of any other text.
     """
     probs = [text.prob for text in texts]
     most = [prob + rest for prob, rest in zip(probs, missing, strict=True)]
-    # Where a text may be more probable than the one before it, no rank is certain from there on.
+    # If a text may be more probable than the one before it, no later rank is certain.
     bound = max([unlisted, *(after for before, after in zip(probs, most[1:], strict=False) if after > before)])
     if probs[0] >= bound:
         return Certificate("optimal", math.log(bound))
@@ -77,11 +77,11 @@ def _certify_texts(texts: Sequence[Hypothesis], missing: Sequence[float], unlist
 
 
 def complete_texts(result: Result, found: Sequence[TextProbability]) -> Result:
-    """Return a result about texts with all segmentations of its best ones.
+    """Add the segmentations of the best texts to a result about texts.
 
     Args:
-        result: About texts.
-        found: The segmentations of the first texts, by :func:`score_texts`.
+        result: Result about texts.
+        found: Segmentations of the first texts, from :func:`score_texts`.
     """
     missing, texts = [], []
     for number, text in enumerate(result.hypotheses):
@@ -97,18 +97,18 @@ def complete_texts(result: Result, found: Sequence[TextProbability]) -> Result:
     texts, missing = [texts[i] for i in order], [missing[i] for i in order]
     certificate = result.certificate
     if certificate.kind in ("optimal", "bounded"):
-        # The bound holds for all other texts; so does what is missing.
+        # The bound and the missing probability are valid for all other texts.
         certificate = _certify_texts(texts, missing, math.exp(certificate.bound))
     return replace(result, hypotheses=tuple(texts), certificate=certificate)
 
 
 @dataclass(frozen=True)
 class TextProbability:
-    """The segmentations of a text, as far as they were followed.
+    """Segmentations of a text that were found.
 
     Args:
-        segmentations: The sequences that spell the text and are possible, the most probable first.
-        missing: The probability of those that were not followed, at most; 0 if all were.
+        segmentations: Possible sequences that spell the text, the most probable first.
+        missing: Upper bound on the probability of those that were not followed; 0 if all were.
 
     Example:
         >>> both = [Hypothesis((number,), math.log(prob), (2, 1), (1, 1)) for number, prob in ((5, 0.5), (6, 0.25))]
@@ -121,21 +121,21 @@ class TextProbability:
 
     @property
     def log_prob(self) -> float:
-        """The logarithm of the text's probability; a lower bound unless it is exact."""
+        """Return the log-probability of the text, a lower bound unless it is exact."""
         return join_segmentations(self.segmentations).log_prob if self.segmentations else -math.inf
 
     @property
     def exact(self) -> bool:
-        """Whether the logarithm is that of the text, but for its rounding."""
+        """Return whether the log-probability is exact up to rounding."""
         return self.missing <= ROUNDING * math.exp(min(self.log_prob, 0.0))
 
     @property
     def possible(self) -> bool | None:
-        """Whether any sequence spells the text; None if none was found and not all were followed."""
+        """Return whether the text is possible; None if no sequence was found and not all were followed."""
         return True if self.segmentations else None if self.missing else False
 
     def including(self, sequence: Hypothesis) -> TextProbability:
-        """Return the probability with a sequence that is known to be possible, found or not."""
+        """Return the probability including a sequence that is known to be possible."""
         if any(known.tokens == sequence.tokens for known in self.segmentations):
             return self
         ranked = join_segmentations((*self.segmentations, sequence)).segmentations
@@ -143,12 +143,12 @@ class TextProbability:
 
 
 def missing_probability(mass: float) -> float:
-    """Return what is missing from a mass of at most 1, with a margin for its rounding."""
+    """Return the missing probability, 1 minus a sum, with a margin for rounding."""
     return max(0.0, 1 - mass) + ROUNDING
 
 
 def join_segmentations(sequences: Iterable[Hypothesis]) -> Hypothesis:
-    """Return the text of sequences that spell it: the most probable one, with the probability of all."""
+    """Join sequences that spell a text: the most probable one, with the total probability."""
     ranked = tuple(sorted(sequences, key=lambda h: (-h.log_prob, h.tokens)))
     best = ranked[0]
     total = best.log_prob
