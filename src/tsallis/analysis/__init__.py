@@ -1,7 +1,7 @@
-"""Analysis: what the heads and the outputs of a trained model do, as plain records.
+"""Analyse the heads and outputs of trained models; results are plain records.
 
-A model is recorded sentence by sentence (:func:`record`), and any number of statistics read a recording in one pass
-(:func:`collect`). Layers and heads are numbered from 0 in records, and from 1 where they are named for people.
+:func:`record` records a model sentence by sentence, and :func:`collect` computes several statistics of a recording in
+one pass. Layers and heads are numbered from 0 in records, and from 1 in names for people.
 """
 
 from tsallis.analysis.attention_summary import summarize_attention

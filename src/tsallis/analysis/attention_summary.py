@@ -1,4 +1,4 @@
-"""Summaries of attention: what a report shows of the heads of any model that can be recorded."""
+"""Summarize the attention of any model for a report."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tsallis.analysis.words import PieceCounts
 from tsallis.errors import InputError
 from tsallis.search.checks import check_at_least_one
 
-SENTENCES = 30  # that a summary holds with all weights
+SENTENCES = 30  # number of sentences that a summary contains with all weights
 
 
 def summarize_attention(
@@ -40,24 +40,24 @@ def summarize_attention(
     examples: int = EXAMPLES,
     counts: PieceCounts | None = None,
 ) -> RunSummary:
-    """Compute what the heads of a model do: a report on a model that is no run, without outputs and training.
+    """Summarize the heads of any model for a report, without outputs and training.
 
     Args:
-        model: for its name and the number of its parameters.
-        reader: its adapter.
-        batches: of the kind that the adapter runs, whose sentences are numbered from 0, each once, in any order.
-        name: of the model, in the report.
-        corpus: the name of the sentences.
-        sentences: Number of sentences that the summary holds with all weights.
+        model: Model, for its name and number of parameters.
+        reader: Adapter of the model.
+        batches: Batches for the adapter, whose sentences are numbered from 0, each once, in any order.
+        name: Name of the model in the report.
+        corpus: Name of the sentences.
+        sentences: Number of sentences that the summary contains with all weights.
         examples: Number of sentences that show the role of a head.
-        counts: of pieces, as of :func:`~tsallis.analysis.head_roles`.
+        counts: Counts of pieces, see :func:`~tsallis.analysis.head_roles`.
 
     Returns:
-        What a report shows, for `tsallis.report.page.build_page`.
+        Summary for `tsallis.report.page.build_page`.
 
     Raises:
-        InputError: no sentences.
-        ValueError: a number that two sentences have, or none; `sentences` or `examples` below 1.
+        InputError: There are no sentences.
+        ValueError: A sentence number is missing or repeated, or `sentences` or `examples` is below 1.
 
     Example:
         >>> from types import SimpleNamespace
@@ -97,11 +97,11 @@ def summarize_reader(
     examples: int = EXAMPLES,
     counts: PieceCounts | None = None,
 ) -> RunSummary:
-    """Compute what the heads of a model do, as :func:`summarize_attention`, where the model itself is not at hand.
+    """Summarize the heads of a model like :func:`summarize_attention`, without the model itself.
 
     Args:
-        reader, batches, name, corpus, sentences, examples, counts: as of :func:`summarize_attention`.
-        model: its class, and the number of its parameters if it is known.
+        reader, batches, name, corpus, sentences, examples, counts: see :func:`summarize_attention`.
+        model: Class of the model, and its number of parameters if known.
     """
     check_at_least_one(sentences=sentences, examples=examples)
     attention_pass = AttentionPass(reader, batches, examples, counts)
@@ -143,14 +143,14 @@ def summarize_reader(
 
 
 def _batches_of(reader: AttentionReader, batches: Sequence[Any], rows: set[int]) -> Iterator[Any]:
-    """Yield the batches that hold some of these sentences."""
+    """Yield the batches that contain some of these sentences."""
     for batch in batches:
         if any(text.index in rows for text in reader.texts(batch)):
             yield batch
 
 
 def head_examples(roles: HeadRoles, contrasts: Sequence[DensityContrast]) -> dict[int, set[HeadKey]]:
-    """Return by row the heads that it is an example of."""
+    """Return the heads for which each row is an example."""
     heads: dict[int, set[HeadKey]] = {}
     for head in roles.heads:
         for example in head.examples:
@@ -164,7 +164,7 @@ def head_examples(roles: HeadRoles, contrasts: Sequence[DensityContrast]) -> dic
 def summarize_heads(
     roles: HeadRoles, densities: Densities, report_weights: ReportWeights, importance: HeadImportance | None = None
 ) -> tuple[HeadSummary, ...]:
-    """Return all that is known of each head, with the weights on the sentences that show its role."""
+    """Return the summary of each head, with the weights on the sentences that show its role."""
     cards = describe_heads(roles.heads, densities.heads)
     increases = {(h.kind, h.layer, h.head): h.increase for h in importance.heads} if importance else {}
     heads = []

@@ -1,4 +1,4 @@
-"""Cards of heads: one line that says what a head does, and the sentences that show it."""
+"""Create cards of heads: one line about the role of a head, and the sentences that show it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tsallis.analysis.statistics import collect
 from tsallis.analysis.tables import Record
 from tsallis.analysis.words import INTERROGATIVES, PieceCounts
 
-SPARSE, DENSE = 0.25, 0.95  # densities up to and from which a head without a role is called so
+SPARSE, DENSE = 0.25, 0.95  # density thresholds for heads without a role
 
 
 @dataclass(frozen=True)
 class HeadCard(Record):
-    """The role, density and examples of one head; layers and heads count from 0, in the title from 1.
+    """Role, density and examples of one head; layers and heads count from 0, in the title from 1.
 
     Args:
         title: one line that says all of it.

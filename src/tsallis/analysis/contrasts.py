@@ -1,4 +1,4 @@
-"""Contrasts of attention: sparse and dense sentences of one head, and words about which two models differ."""
+"""Find sentences on which a head is sparse or dense, and words on which two models differ."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tsallis.errors import InputError
 from tsallis.search.checks import check_at_least_one
 
 EXAMPLES = 10
-SHORTEST = 6  # keys of a sentence whose density says something
+SHORTEST = 6  # minimum number of keys for a meaningful density
 NAMED_KEYS = 5  # of a word, those with the largest weights
 
 
@@ -92,7 +92,7 @@ class Contrasts(Statistic[tuple[DensityContrast, ...]]):
 
     def _extend(self, key: tuple[int, int, int], more: tuple[Example, Example]) -> None:
         low, high = self._ends.get(key, more)
-        # Of equal ones the first of the corpus, whatever the order they come in.
+        # Break ties by the order of the corpus.
         self._ends[key] = (
             min(low, more[0], key=lambda example: (example.score, example.text.index)),
             max(high, more[1], key=lambda example: (example.score, -example.text.index)),
@@ -123,7 +123,7 @@ def density_contrasts(
         shortest: keys that a sentence has at least.
 
     Returns:
-        At most `count` pairs, one a head, the largest differences of density first.
+        At most `count` pairs, one per head, the largest differences of density first.
 
     Raises:
         InputError: a recording without sentences.

@@ -1,4 +1,4 @@
-"""Density of attention: which share of the keys has a weight above zero."""
+"""Compute the density of attention: the share of keys with non-zero weight."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Densities(Record):
 
     Args:
         sentences: their number.
-        heads: one record a head.
+        heads: One record per head.
 
     Example:
         >>> histogram = Histogram.of([0.25, 0.5], bins=2)
@@ -151,7 +151,7 @@ def density(recording: Recording) -> Densities:
         recording: of a model.
 
     Returns:
-        One record a head.
+        One record per head.
 
     Raises:
         InputError: a recording without sentences.

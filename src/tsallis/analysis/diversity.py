@@ -1,4 +1,4 @@
-"""Diversity of heads: how much the heads of a layer disagree about where to look."""
+"""Compute the diversity of heads: how much the heads of a layer differ."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Diversities(Record):
 
     Args:
         sentences: their number.
-        layers: one record a layer.
+        layers: One record per layer.
     """
 
     sentences: int
@@ -116,7 +116,7 @@ def diversity(recording: Recording) -> Diversities:
         recording: of a model.
 
     Returns:
-        One record a layer.
+        One record per layer.
 
     Raises:
         InputError: a recording without sentences.

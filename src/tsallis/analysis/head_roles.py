@@ -1,4 +1,4 @@
-"""Roles of heads: what each of them attends to, and how much of its weight goes there."""
+"""Compute the roles of heads: which keys each head attends to, and with how much weight."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Role(NamedTuple):
     phrase: str
 
 
-# The only place that says when a head has a role.
+# The only definition of roles and their thresholds.
 ROLES = {
     "previous": Role(0.7, "attends to the previous token"),
     "self": Role(0.7, "attends to the token itself"),
@@ -105,7 +105,7 @@ class HeadRoles(Record):
 
     Args:
         sentences: their number.
-        heads: one record a head.
+        heads: One record per head.
 
     Example:
         >>> head = HeadRole("encoder", 0, 0, 1.5, "next", None, {"next": 0.9}, {"next": 0.2}, {"next": 7}, ())
@@ -118,7 +118,7 @@ class HeadRoles(Record):
 
 
 class _Total:
-    """The sums of what was counted for each head, and the sentences that show it best."""
+    """Sums of the scores per head, and the sentences that show them best."""
 
     def __init__(self, heads: int, examples: int) -> None:
         self.sums, self.uniform, self.count, self.size = np.zeros(heads), 0.0, 0, examples
@@ -256,8 +256,8 @@ def head_roles(
 
     .. math:: \mathrm{score}_h = \frac{1}{|Q|} \sum_{i \in Q} \sum_{j \in T_i} p^h_{ij}
 
-    the mean weight that queries :math:`Q` give to target keys :math:`T_i`. A query counts if it can attend to a
-    target and to another key: one that has no choice tells nothing.
+    the mean weight that queries :math:`Q` give to target keys :math:`T_i`. A query counts if it can attend to a target
+    and to another key; otherwise it has no choice.
 
     - `previous`, `self`, `next`: the key at -1, 0 and +1, the confidence of positional heads (Correia et al. 2019, sec.
       5.2 and fig. 7).
@@ -270,7 +270,7 @@ def head_roles(
     - `punctuation`, `start`, `end`: such keys; `rare`: the keys that are rarest in `counts` among those of the
       sentence, its start and end left out (Voita et al. 2019, sec. 5).
 
-    A score says little without the one that equal weights have: `uniform` holds these.
+    Compare a score with that of equal weights, in `uniform`.
 
     Args:
         recording: of a model.
@@ -280,7 +280,7 @@ def head_roles(
         examples: how many sentences that show its role a head has.
 
     Returns:
-        One record a head.
+        One record per head.
 
     Raises:
         ValueError: `examples` below 1.

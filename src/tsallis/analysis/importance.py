@@ -1,4 +1,4 @@
-"""Importance of heads: what a model loses without one of them."""
+"""Measure the importance of heads: the loss of a model without one of them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class HeadImportance(Record):
     Args:
         loss: mean a symbol with all heads, by the model's own output layer.
         symbols: the number of target symbols.
-        heads: one record a head, the largest increase first.
+        heads: One record per head, the largest increase first.
     """
 
     loss: float
@@ -67,7 +67,7 @@ def mask_head(attention: MultiheadAttention, head: int) -> Iterator[None]:
         A context manager.
 
     Raises:
-        ValueError: a head that is not there.
+        ValueError: An unknown head.
 
     Example:
         >>> attention = MultiheadAttention(4, 2, batch_first=True)

@@ -50,7 +50,7 @@ class OutputStatistics(Record):
         num_attended: source positions with a weight above zero: the mean over steps, layers and heads; None without
             attention.
         support: symbols with a value above zero: the mean over steps.
-        support_counts: steps at which so many symbols, from 0 on, have a value above zero.
+        support_counts: number of steps with 0, 1, 2, ... possible symbols.
         total: the sum of the values, over steps.
         norm: the Euclidean norm of the scores, over steps.
         threshold: of the map, over steps; None for softmax.

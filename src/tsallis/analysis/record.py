@@ -180,7 +180,7 @@ def _compress(layer: AttentionLayer, texts: Sequence[Text], weights: Tensor) -> 
 
 @contextlib.contextmanager
 def capture_weights(attentions: Sequence[nn.Module], receive: Receive) -> Iterator[None]:
-    """Hand the weights of every pass through attention modules to `receive(number, weights)` while the context lasts.
+    """Call `receive(number, weights)` for every pass through attention modules inside the context.
 
     The results that the modules return to their callers stay the same.
 
@@ -316,7 +316,7 @@ class TransformerReader(_Reader):
         self.layers = tuple(layers)
 
     def run(self, batch: Batch, receive: Receive) -> Any:
-        """Run a batch, hand over the weights of each attention as they are computed, return the decoder's pass."""
+        """Run a batch, pass on the weights of each attention as they are computed, and return the decoder's pass."""
         with capture_weights(self.attentions, receive):
             return self._forward(batch)
 
@@ -325,14 +325,14 @@ class LanguageReader(TransformerReader):
     """The adapter of a :class:`~tsallis.models.LanguageModel`: a prompt and what follows it are one text."""
 
     def texts(self, batch: Batch) -> list[Text]:
-        """Return the pieces of each text, those of its prompt among them."""
+        """Return the pieces of each text, including its prompt."""
         return [
             Text(text.index, (), (*text.target[:1], *text.source, *text.target[1:])) for text in super().texts(batch)
         ]
 
 
 def _alpha_of(attention: Any) -> float:
-    """Return the alpha of a recurrent model's attention: of continuous attention that of its density's family."""
+    """Return the alpha of a recurrent model's attention, or of its density for continuous attention."""
     if isinstance(attention, GlobalAttention):
         return float(attention.alpha)
     kind = attention.attention.kind
@@ -347,7 +347,7 @@ class RNNReader(_Reader):
         self.layers = (AttentionLayer("cross", 0, (_alpha_of(model.attention),)),)
 
     def run(self, batch: Batch, receive: Receive) -> Any:
-        """Run a batch, hand over the weights of its steps, return the decoder's pass."""
+        """Run a batch, pass on the weights of its steps, and return the decoder's pass."""
         decoded = self._forward(batch)
         receive(0, decoded.attention.unsqueeze(1))  # [batch, 1, tgt, src]
         return decoded

@@ -1,4 +1,4 @@
-"""The numbers that evaluations and validations report: their titles and formats, and which may decide what is best."""
+"""Define titles and formats of the scores of evaluations and validations, and which can select the best model."""
 
 from __future__ import annotations
 

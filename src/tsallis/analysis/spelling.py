@@ -18,7 +18,7 @@ SPECIAL = re.compile(r"\[[A-Z]+\]|<[^<>]+>")  # as BERT and most others write th
 def spell_tokens(sentences: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
     """Return tokens as pieces whose words begin with `▁`, by the marks of the tokenizer that some of them have.
 
-    These are `Ġ` of byte-level tokenizers, `▁` of sentencepiece, or `##` of WordPiece before what goes on with a word.
+    These are `Ġ` of byte-level tokenizers, `▁` of sentencepiece, or `##` of WordPiece before a continuation of a word.
     Tokens without any stay as they are.
 
     Args:

@@ -83,21 +83,21 @@ class CorpusSummary(Record):
 
 @dataclass(frozen=True, eq=False)
 class RunSummary(Record):
-    """All that a report shows of the heads and outputs of one run, or of the heads of a model that is no run."""
+    """Content of a report on the heads and outputs of a run, or on the heads of any model."""
 
     name: str  # of its folder
-    task: str  # its name, such as "translation"; empty for a model that is no run
+    task: str  # its name, such as "translation"; empty for other models
     model: str  # its class; empty where there are weights alone
     arguments: dict[str, Any]  # of that class
     parameters: int | None  # how many; None where there are weights alone
     step: int | None  # updates before the checkpoint; None where it is not known
     metrics: dict[str, float]  # of the checkpoint
-    corpus: CorpusSummary  # what was analysed
+    corpus: CorpusSummary  # the analysed sentences
     layers: tuple[AttentionLayer, ...]  # every attention module
     heads: tuple[HeadSummary, ...]  # in the order of the layers
     diversity: tuple[LayerDiversity, ...]  # in the order of the layers
     outputs: OutputStatistics | None  # with teacher forcing; None where only attention was analysed
-    empty: EmptyRate | None  # of the sentences that were searched; None where none were
+    empty: EmptyRate | None  # statistics of the searched sentences, or None
     training_pairs: int | None  # whose pieces were counted for the score of rare ones; None where they were not at hand
     contrasts: tuple[ContrastSummary, ...]  # the largest differences of density first
     values: ValueHistory | None  # None where the log has no validation

@@ -94,7 +94,7 @@ class Histogram(Record):
         return cls(tuple(edges.tolist()), tuple(counts.tolist()))
 
     def coarser(self, bins: int) -> Histogram:
-        """Return the histogram with neighbouring bins added up, so that there are at most so many.
+        """Return the histogram with neighbouring bins merged to at most the given number.
 
         Example:
             >>> Histogram((0.0, 1.0, 2.0, 3.0), (4, 5, 6)).coarser(2)

@@ -73,7 +73,7 @@ class BeamTree(Record):
     bound: float | None
 
     def children(self, node: int) -> list[Edge]:
-        """Return the edges that go on from a node, the most probable first."""
+        """Return the edges that start at a node, the most probable first."""
         return sorted((edge for edge in self.edges if edge.parent == node), key=lambda edge: -edge.log_prob)
 
     def chain(self, edge: Edge) -> tuple[list[Edge], list[Edge]]:
@@ -162,7 +162,7 @@ def beam_tree(model: Decoder, src: Tensor, result: Result, tgt_vocab: Symbols) -
 def _grow(
     level: _Level, outputs: Sequence[tuple[int, ...]], log_probs: Tensor, edges: list[Edge], vocab: Symbols
 ) -> tuple[_Level, list[tuple[int, ...]]]:
-    """Add the edges from prefixes to those of one symbol more, and return these with the outputs that go on."""
+    """Add the edges from prefixes to those with one more symbol, and return these with their outputs."""
     longer = _Level([], [], [], [])
     length = len(level.prefixes[0])
     rows = {prefix: row for row, prefix in enumerate(level.prefixes)}

@@ -19,7 +19,7 @@ Pieces = list[tuple[str, ...]]  # of each sentence
 class LayerWeights(NamedTuple):
     """The weights of one layer on all sentences."""
 
-    name: str  # of the tensor that holds them, in errors, such as "attention[1]"
+    name: str  # name of the tensor in errors, such as "attention[1]"
     number: int
     sentences: list[Tensor]  # [heads, queries, keys] of each, without padding
 
@@ -94,7 +94,7 @@ def split_layers(
 def _cut(weights: Tensor, queries: int, keys: int, tolerance: float) -> Tensor:
     """Return the weights [heads, queries, keys] of a sentence without its padding, whose values may be anything.
 
-    Padding lies behind the tokens, or in front of those of one side or both, where more rows then sum to 1.
+    Padding is after the tokens or before them, on the side where more rows then sum to 1.
     """
 
     def num_rows(part: Tensor) -> int:

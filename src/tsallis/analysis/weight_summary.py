@@ -49,8 +49,8 @@ def summarize_weights(
         attention: for each layer a tensor [sentences, heads, queries, keys], or None for a layer that is left out.
             Tensors may be larger than the longest sentence: the rest is padding, whose values are ignored. It lies
             behind the tokens, or in front of them where the weights sum to 1 only there.
-        tokens: the strings of one sentence, or a sequence of strings for each. A word begins with `▁` or `Ġ`, or what
-            goes on with it with `##`; where no token has such a mark, each is a word.
+        tokens: the strings of one sentence, or a sequence of strings for each. A word starts with `▁` or `Ġ`, or its
+            continuations start with `##`; without such marks each token is a word.
         encoder_attention, decoder_attention: of the encoder to itself, and of the decoder to itself.
         cross_attention: of the decoder's queries to the encoder's keys.
         encoder_tokens, decoder_tokens: what both read, the decoder's start first. In attention to the encoder the page
@@ -68,7 +68,7 @@ def summarize_weights(
         The summary, for `tsallis.report.page.build_page`. Alphas are NaN, and the page leaves them out.
 
     Raises:
-        TypeError: tokens that are no strings, weights that are no floating-point tensors.
+        TypeError: tokens that are not strings, weights that are not floating-point tensors.
         ValueError: attention without its tokens, or of no layer; a shape that does not fit the tokens; weights that are
             negative, not finite, on a later key in spite of `causal`, or do not sum to 1.
 
@@ -125,7 +125,7 @@ def _read_sides(kinds: Collection[str], source: Tokens | None, target: Tokens | 
 
 
 class _WeightsReader:
-    """The adapter of weights that are there already: a batch is the number of a sentence."""
+    """Adapter of given weights; a batch is the number of a sentence."""
 
     def __init__(self, parts: Mapping[str, Sequence[LayerWeights]], texts: Mapping[str, Pieces], causal: bool) -> None:
         self._texts = texts
@@ -142,6 +142,6 @@ class _WeightsReader:
         return [Text(batch, source, target)]
 
     def run(self, batch: int, receive: Callable[[int, Tensor], None]) -> None:
-        """Hand over the weights of each layer."""
+        """Yield the weights of each layer."""
         for number, sentences in enumerate(self._weights):
             receive(number, sentences[batch][None])

@@ -1,4 +1,4 @@
-"""Models with sparse attention and sparse outputs; plain arguments, no configuration objects."""
+"""Define models with sparse attention and sparse outputs."""
 
 from tsallis.models.batch import Batch
 from tsallis.models.classifier import BiLSTMClassifier

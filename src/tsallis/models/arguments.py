@@ -1,4 +1,4 @@
-"""The arguments that a model was made with, from which a saved run makes it again."""
+"""Record the arguments of a model, from which a saved run creates it again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def constructor_arguments(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of an `__init__` from its `locals()`, asked before it has other variables.
+    """Return the arguments of an `__init__` from its `locals()`; call it first.
 
     >>> class Model:
     ...     def __init__(self, d_model, layers=2):
@@ -20,7 +20,7 @@ def constructor_arguments(variables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def untrained_copy(model: Any) -> Any:
-    """Return a new model with the same arguments, and the attributes that `model.shared` names."""
+    """Return a new model with the same arguments, sharing the attributes in `model.shared`."""
     copy = type(model)(**model.arguments)
     for name in getattr(model, "shared", ()):
         setattr(copy, name, getattr(model, name))

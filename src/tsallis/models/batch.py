@@ -1,4 +1,4 @@
-"""A batch of padded sequences, as models and searches take it."""
+"""Define a batch of padded sequences for models and searches."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """The number of target symbols that count, ends included."""
+        """Return the number of target symbols with a loss, including ends."""
         return int((self.tgt_out != IGNORE_INDEX).sum())
 
     @property
     def src_tokens(self) -> int:
-        """The number of source symbols, without padding."""
+        """Return the number of source symbols, without padding."""
         return int(self.src_lengths.sum())
 
 
 def has_loss(tgt_out: Tensor) -> Tensor:
-    """Return where target symbols have a loss; an unknown symbol has none, because its loss would be infinite."""
+    """Return which target symbols have a loss; unknown symbols have none, because it would be infinite."""
     return (tgt_out != IGNORE_INDEX) & (tgt_out != UNK)

@@ -1,4 +1,4 @@
-"""Checks of arguments that several models share."""
+"""Check arguments that several models share."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ ATTENDING = ("discrete", "continuous", "combined")
 
 
 def check_counts(src_lengths: Tensor, width: int, shortest: int = 1) -> None:
-    """Refuse counts of symbols that don't fit rows of a width; there is at least one row.
+    """Raise if counts of symbols don't match the width of the rows.
 
     Raises:
-        ValueError: counts below the shortest or above the width of `src`.
+        ValueError: A count is below the minimum or above the width of `src`.
     """
     counts = src_lengths.tolist()
     if not shortest <= min(counts) <= max(counts) <= width:
@@ -23,14 +23,14 @@ def check_counts(src_lengths: Tensor, width: int, shortest: int = 1) -> None:
 
 
 def check_last_pass(recorded: Sequence[int] | None, decoded: DecoderOutput) -> None:
-    """Refuse to speak of a pass by the record of another one.
+    """Raise if the recorded pass is not the one that made `decoded`.
 
     Args:
-        recorded: rows and steps of the model's last pass; None: it was compiled, or there was none.
-        decoded: the result of the pass that is asked for.
+        recorded: Rows and steps of the model's last pass; None: it was compiled, or there was none.
+        decoded: Result of the requested pass.
 
     Raises:
-        RuntimeError: there is no record, or one of another shape.
+        RuntimeError: There is no record, or its shape differs.
     """
     if recorded is None:
         raise RuntimeError("attended positions are recorded by passes that are not compiled, and there was none")
@@ -43,10 +43,10 @@ def check_last_pass(recorded: Sequence[int] | None, decoded: DecoderOutput) -> N
 
 
 def check_attending(layers: int, dropout: float, attention: str, density: str | float | None) -> None:
-    """Refuse arguments of a model whose attention is discrete, continuous or both.
+    """Raise if arguments of a model with discrete or continuous attention are invalid.
 
     Raises:
-        ValueError: sizes that are too small, an attention that is unknown, a density where there is none.
+        ValueError: A size is too small, the attention is unknown, or a density is given for discrete attention.
     """
     if layers < 1:
         raise ValueError(f"layers must be at least 1, got {layers}")

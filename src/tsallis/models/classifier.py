@@ -1,4 +1,4 @@
-"""The document classifier of Martins et al. 2020: an LSTM in both directions under discrete or continuous attention."""
+"""Define the document classifier of Martins et al. 2020: a BiLSTM with discrete or continuous attention."""
 
 from __future__ import annotations
 
@@ -24,18 +24,15 @@ INITIAL = 0.1  # parameters start uniform in [-0.1, 0.1]
 
 @dataclass(frozen=True)
 class AttentionMap:
-    """The attention of a classifier to a batch of documents; a document of any length is the interval [0, 1]."""
+    """Attention of a classifier to a batch of documents; each document is the interval [0, 1]."""
 
-    mask: Tensor  # [batch, src], True where there is a word
-    weights: Tensor | None  # [batch, src]: of discrete attention, where there is one
-    density: Elliptical | None  # of batch shape [batch], where there is one
+    mask: Tensor  # [batch, src], True for words
+    weights: Tensor | None  # [batch, src]: weights of discrete attention, or None
+    density: Elliptical | None  # density with batch shape [batch], or None
 
     @cached_property
     def masses(self) -> Tensor:
-        """[batch, src]: the discrete weights, or the density's masses in the words' cells.
-
-        Computed when they are first asked for.
-        """
+        """Return the discrete weights, or the density's masses in the cells of the words [batch, src]."""
         if self.density is not None:
             return cell_masses(self.density, cell_edges(self.mask).to(self.density.mean))
         assert self.weights is not None
@@ -43,10 +40,10 @@ class AttentionMap:
 
 
 class BidirectionalLayer(nn.Module):
-    """One layer of an LSTM or a GRU that reads rows of several lengths in both directions.
+    """Bidirectional LSTM or GRU layer for rows of different lengths.
 
-    A packed sequence costs several times as much to train on a CPU: here a row is turned round by its length instead,
-    and what stands behind it is read after it, if at all.
+    Rows are reversed within their lengths instead of packed, because packed sequences train several times slower on a
+    CPU.
 
     Args:
         d_input: size of the input.
@@ -62,13 +59,13 @@ class BidirectionalLayer(nn.Module):
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Encode [batch, src, d_input], counts [batch] to states [batch, src, d_model], the last ones [batch, d_model].
 
-        States behind a row's end mean nothing.
+        States after the end of a row are undefined.
         """
         position = torch.arange(x.shape[1], device=x.device)
         last = lengths.unsqueeze(1) - 1  # [batch, 1]
         reverse = torch.where(
             position <= last, last - position, position
-        )  # [batch, src]; turning twice changes nothing
+        )  # [batch, src]; reversing twice is the identity
         ahead, _ = run_layers(self.forwards, x)
         back, _ = run_layers(self.backwards, _gather_rows(x, reverse))
         back = _gather_rows(back, reverse)
@@ -82,7 +79,7 @@ def _gather_rows(x: Tensor, index: Tensor) -> Tensor:
 
 
 class BiLSTMClassifier(nn.Module):
-    r"""Classes of documents, by an LSTM or a GRU in both directions and attention to its states.
+    r"""Classify documents by a bidirectional LSTM or GRU with attention to its states.
 
     Discrete attention scores each state by :math:`v^\top \tanh(W h_l + U s)`, with s the last states of both
     directions. Continuous attention has the mean and spread that a convolution and max-pooling over the states give;
@@ -100,7 +97,7 @@ class BiLSTMClassifier(nn.Module):
             same alpha goes with it.
         num_basis: Gaussian basis functions of the value function, half of them of width .1 and half of .5.
         matching: "scale" as in the paper, or "covariance", see :class:`tsallis.nn.ContinuousAttention1d`.
-        density: in place of the one that goes with `transform`: "laplace", "triangular" or another alpha.
+        density: density instead of the one of `transform`: "laplace", "triangular" or another alpha.
         ridge: the penalty of the ridge regression.
         d_embedding: size of the embeddings; by default `d_model`.
         output: the map of the output, "softmax", "sparsemax" or "entmax".
@@ -108,7 +105,7 @@ class BiLSTMClassifier(nn.Module):
         cell: "lstm" or "gru".
 
     Raises:
-        ValueError: sizes that are odd or too small, an attention, a map or a cell that is unknown.
+        ValueError: a size is odd or too small, or the attention, map or cell is unknown.
 
     Example:
         >>> model = BiLSTMClassifier(20, 2, d_model=8, attention="combined", transform="sparsemax", num_basis=8)
@@ -151,7 +148,7 @@ class BiLSTMClassifier(nn.Module):
             self.keys = nn.Linear(d_model, d_model)
             self.query = nn.Linear(d_model, d_model, bias=False)
             self.score = nn.Linear(d_model, 1, bias=False)
-        self._start()  # before what starts in a way of its own
+        self._start()  # before modules with their own initialization
         self.continuous = None
         if attention != "discrete":
             self.continuous = ContinuousAttention1d(
@@ -193,7 +190,7 @@ class BiLSTMClassifier(nn.Module):
         reduction: str = "mean",
         label_smoothing: float = 0.0,
     ) -> Tensor:
-        """Return the loss of the output's map for classes [batch], of which -100 doesn't count."""
+        """Return the output layer's loss of classes [batch]; -100 is ignored."""
         hidden = self._hidden(src, src_lengths)
         return self.output.loss(hidden, labels, reduction=reduction, label_smoothing=label_smoothing)
 
@@ -232,7 +229,7 @@ class BiLSTMClassifier(nn.Module):
         return self.drop(self._attend(states, last, lengths)[0])
 
     def _states(self, src: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return states [batch, src, d_model], zero behind a document's end, and the last ones [batch, d_model]."""
+        """Return states [batch, src, d_model], zero after a document's end, and the last ones [batch, d_model]."""
         x, last = self.embedding(src), None
         for layer in self.layers:
             x, last = layer(self.drop(x), lengths)

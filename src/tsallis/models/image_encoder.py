@@ -1,4 +1,4 @@
-"""Images as grids of states."""
+"""Encode images as grids of states."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from torch import Tensor, nn
 
 from tsallis.nn.positions import SinusoidalPositions
 
-GROUPS = 8  # of channels that are normalised together
+GROUPS = 8  # number of groups of channels that are normalized together
 KINDS = ("cnn", "features")
 
 
 class ImageGrid(nn.Module):
-    """A grid of states of each image: of a picture by convolutions, of given features by a linear layer.
+    """Encode pictures by convolutions, or given features by a linear layer, as grids of states.
 
     Args:
         d_model: size of a state; a multiple of 4 with `positions`.
-        kind: "cnn" for pictures, "features" for what another network made of them.
+        kind: "cnn" for pictures, "features" for the output of another network.
         d_image: channels of a picture, or size of the features.
         stages: convolutions of "cnn"; each halves height and width, and the last has `d_model` filters, the ones before
             it half as many each.
-        positions: add waves that say in which row and which column a state stands.
+        positions: add encodings of each state's row and column.
 
     Raises:
-        ValueError: an unknown kind, sizes that are too small or no multiple of 4.
+        ValueError: an unknown kind, or sizes that are too small or not a multiple of 4.
 
     Example:
         >>> pictures = torch.randint(256, (2, 24, 32, 3), dtype=torch.uint8)

@@ -1,6 +1,6 @@
-"""A classifier as a decoder: its answer is one symbol, the label, and then the end.
+"""Wrap a classifier as a decoder, whose output is one symbol, the label, and the end.
 
-So a class is trained, searched, scored and listed by what trains and searches sequences, with the same certificates.
+Classifiers are therefore trained and searched like sequence models, with the same certificates.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from tsallis.symbols import BOS, EOS, FIRST
 
 @dataclass(frozen=True)
 class LabelState:
-    """Rows that are to be classified."""
+    """Rows to classify."""
 
     hidden: Tensor  # [batch, d_model]
-    masses: Tensor  # [batch, src]: the attention's mass in each place
+    masses: Tensor  # [batch, src]: attention mass per position
 
     def select(self, index: Tensor) -> LabelState:
         return LabelState(self.hidden[index], self.masses[index])
 
 
 class LabelOutput(nn.Module):
-    """The output layer of a classifier as that of a decoder; after the label the end is certain, and costs nothing.
+    """Output layer of a classifier for a decoder; after the label, the end has probability 1.
 
     Args:
-        layer: from hidden states to classes.
+        layer: Output layer from hidden states to classes.
 
-    Hidden states have one number more than the layer's: above zero where the label stands already.
+    Hidden states have one extra number, which is above zero if the label was already produced.
 
     Example:
         >>> output = LabelOutput(OutputLayer(3, 2, "sparsemax"))
@@ -55,31 +55,31 @@ class LabelOutput(nn.Module):
 
     @property
     def transform(self) -> str:
-        """The layer's map."""
+        """Return the transform of the layer."""
         return self.layer.transform
 
     @property
     def alpha(self) -> float:
-        """The alpha of the wrapped output layer."""
+        """Return the alpha of the wrapped output layer."""
         return self.layer.alpha
 
     @property
     def weight(self) -> Tensor:
-        """[classes, d_model]"""
+        """Return the weight [classes, d_model]."""
         return self.layer.weight
 
     @property
     def d_model(self) -> int:
-        """Size of the hidden states, with their one number more."""
+        """Return the size of the hidden states, including the extra number."""
         return self.layer.d_model + 1
 
     @property
     def normalized(self) -> bool:
-        """True where the probabilities sum to 1."""
+        """Return whether the probabilities sum to 1."""
         return self.layer.normalized
 
     def scores(self, hidden: Tensor) -> Tensor:
-        """Map hidden states [..., d_model + 1] to scores [..., classes + 4], -inf for what can't come."""
+        """Return scores [..., classes + 4] of hidden states [..., d_model + 1], -inf for impossible symbols."""
         labels = pad(self.layer.scores(hidden[..., :-1]), (FIRST, 0), value=-torch.inf)
         end = torch.full_like(labels[..., :1, :] if labels.dim() > 1 else labels, -torch.inf)
         end[..., EOS] = 0
@@ -93,7 +93,7 @@ class LabelOutput(nn.Module):
         return self.layer.probs(scores)
 
     def log_probs(self, scores: Tensor) -> Tensor:
-        """Return the logarithms of the probabilities in float64; -inf where the probability is zero."""
+        """Return log-probabilities in float64; -inf if a probability is zero."""
         return self.layer.log_probs(scores)
 
     def loss(
@@ -104,7 +104,7 @@ class LabelOutput(nn.Module):
         reduction: str = "mean",
         label_smoothing: float = 0.0,
     ) -> Tensor:
-        """Return the loss of the labels among the symbols [...]; all others have none."""
+        """Return the loss of the labels among the symbols [...]; other symbols are ignored."""
         no_label = (hidden[..., -1] > 0) | (target < FIRST)
         target = torch.where(no_label, ignore_index, target - FIRST)
         return self.layer.loss(hidden[..., :-1], target, ignore_index, reduction, label_smoothing)
@@ -112,13 +112,13 @@ class LabelOutput(nn.Module):
     def loss_of_scores(
         self, scores: Tensor, target: Tensor, ignore_index: int = -100, reduction: str = "mean"
     ) -> Tensor:
-        """Return the loss of the labels among the symbols [...] from scores; all others have none."""
+        """Return the loss of the labels among the symbols [...] from scores; other symbols are ignored."""
         target = torch.where(target < FIRST, ignore_index, target)
         return self.layer.loss_of_scores(scores, target, ignore_index, reduction)
 
 
 def ends_are_certain(model: object) -> bool:
-    """Tell whether a model, or each of an ensemble, gives one label and then the end, of which there is nothing to say.
+    """Return whether a model, or each of an ensemble, outputs one label and then the end.
 
     >>> ends_are_certain(LabelDecoder(20, 6, d_model=8))
     True
@@ -129,7 +129,7 @@ def ends_are_certain(model: object) -> bool:
 
 @dataclass(frozen=True)
 class CellAttention:
-    """The attention to each of a batch of images, cells of the grid row by row."""
+    """Attention to a batch of images, with the cells of the grid in row order."""
 
     grid: GridAttention
 
@@ -140,15 +140,15 @@ class CellAttention:
 
     @property
     def mask(self) -> Tensor:
-        """[batch, cells], all True."""
+        """Return a mask [batch, cells] of True."""
         return torch.ones_like(self.grid.weights.flatten(1), dtype=torch.bool)
 
 
 class PictureReader(nn.Module):
-    """A :class:`VisualAnswerer` that reads rows of numbers: an image's, and then the symbols of the question.
+    """Wrap a :class:`VisualAnswerer` to read rows with an image's number and the symbols of a question.
 
     Args:
-        answerer: what is asked.
+        answerer: Model that answers.
 
     Example:
         >>> answerer = VisualAnswerer(20, 3, d_model=8, heads=2, layers=1)
@@ -168,15 +168,15 @@ class PictureReader(nn.Module):
 
     @property
     def output(self) -> OutputLayer:
-        """The output layer of the answerer."""
+        """Return the output layer of the answerer."""
         return self.answerer.output
 
     def read(self, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, CellAttention]:
         """Return the output layer's input [batch, d_fused], and the attention, which has no gradients.
 
         Raises:
-            RuntimeError: if no images were shown.
-            ValueError: a row without a question.
+            RuntimeError: No images were set.
+            ValueError: A row has no question.
         """
         if self.image_store is None:
             raise RuntimeError("images are numbers here: the reader's `image_store` must say which ones they are")
@@ -188,17 +188,17 @@ class PictureReader(nn.Module):
 
 
 class LabelDecoder(nn.Module):
-    """A classifier whose answer is a sequence: the label, and the end.
+    """Classifier whose output is a sequence: the label and the end.
 
     Args:
         src_vocab: number of source symbols; 0 is padding.
         tgt_vocab: number of target symbols: the labels, and four before them.
         kind: "documents", a :class:`BiLSTMClassifier`; or "questions", a :class:`VisualAnswerer`, which needs a
             `image_store`, see :class:`PictureReader`.
-        more: of the classifier or answerer.
+        more: Arguments of the classifier or answerer.
 
     Raises:
-        ValueError: fewer than one label, an unknown kind, or what the classifier refuses.
+        ValueError: there is no label, the kind is unknown, or the classifier rejects an argument.
 
     Example:
         >>> model = LabelDecoder(20, 6, d_model=8)
@@ -208,7 +208,7 @@ class LabelDecoder(nn.Module):
         (torch.Size([2, 2, 6]), torch.Size([2, 2, 5]))
     """
 
-    shared = ("image_store",)  # attributes that a copy of the model gets as they are
+    shared = ("image_store",)  # attributes that a copy of the model shares
 
     def __init__(self, src_vocab: int, tgt_vocab: int, kind: str = "documents", **more: Any) -> None:
         super().__init__()
@@ -223,11 +223,11 @@ class LabelDecoder(nn.Module):
             self.classifier = BiLSTMClassifier(src_vocab, tgt_vocab - FIRST, **more)
         else:
             self.classifier = PictureReader(VisualAnswerer(src_vocab, tgt_vocab - FIRST, **more))
-        self._attention: Any = None  # of the last pass
+        self._attention: Any = None  # attention of the last pass
 
     @property
     def image_store(self) -> Callable[[Tensor], Tensor] | None:
-        """The images that sources name by number, of a model for questions."""
+        """Return the function from numbers to images, for a model of questions."""
         images: Callable[[Tensor], Tensor] | None = getattr(self.classifier, "image_store", None)
         return images
 
@@ -237,7 +237,7 @@ class LabelDecoder(nn.Module):
 
     @property
     def symbol_rows(self) -> dict[str, SymbolRows]:
-        """The parameters with a row for each symbol or label."""
+        """Return the parameters with one row per symbol or label."""
         inner = "" if self.arguments["kind"] == "documents" else "answerer."
         labels = {
             f"classifier.{inner}output.projection.{name}": SymbolRows("tgt", FIRST) for name in ("weight", "bias")
@@ -246,7 +246,7 @@ class LabelDecoder(nn.Module):
 
     @property
     def output(self) -> LabelOutput:
-        """The classifier's output layer, which stays a part of it."""
+        """Return the classifier's output layer."""
         return LabelOutput(self.classifier.output)
 
     def encode(self, src: Tensor, src_lengths: Tensor) -> Memory:
@@ -258,7 +258,7 @@ class LabelDecoder(nn.Module):
         return LabelState(memory.summary[0], memory.states.squeeze(-1))
 
     def step(self, state: LabelState, token: Tensor) -> Step:
-        """Return the scores of what follows `token` [batch]: the labels after the start, the end after a label."""
+        """Return the scores after `token` [batch]: labels after the start, the end after a label."""
         hidden = torch.cat([state.hidden, (token != BOS).unsqueeze(-1).to(state.hidden)], -1)
         return Step(self.output.scores(hidden), state.masses, state)
 
@@ -275,10 +275,10 @@ class LabelDecoder(nn.Module):
         """Count places with a weight, or with mass of the density [batch, tgt], in the pass that made `decoded`.
 
         Raises:
-            RuntimeError: if the last pass was another one, or was compiled.
+            RuntimeError: The last pass was another one, or was compiled.
         """
         shape = decoded.hidden.shape[:2]
-        masses = None if self._attention is None else self._attention.masses  # of a row, the same at each step
+        masses = None if self._attention is None else self._attention.masses  # the same at each step of a row
         check_last_pass(None if masses is None else (len(masses), shape[1]), decoded)
         assert masses is not None
         return (masses > 0).sum(-1, keepdim=True).expand(shape).float()

@@ -1,4 +1,4 @@
-"""A decoder-only Transformer: each token is predicted from those before it, under sparse attention."""
+"""Define a decoder-only Transformer with sparse attention."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tsallis.symbols import BOS, PAD, UNK
 
 
 class LanguageLayer(nn.Module):
-    r"""A layer of a language model: causal self-attention and a gated network, each behind a norm.
+    r"""Layer of a language model: causal self-attention and a gated network, each after a norm.
 
     .. math:: y = x + \mathrm{MultiHead}_\alpha(\mathrm{norm}(x)), \qquad
               \mathrm{out} = y + W_3 (\mathrm{silu}(W_1 \hat y) \odot W_2 \hat y), \quad \hat y = \mathrm{norm}(y)
@@ -34,8 +34,8 @@ class LanguageLayer(nn.Module):
 
     Args:
         d_model, heads, d_ff: sizes.
-        dropout: of what attention and network add.
-        attention: the arguments of the attention.
+        dropout: dropout of the outputs of attention and network.
+        attention: arguments of the attention.
     """
 
     def __init__(self, d_model: int, heads: int, d_ff: int, dropout: float, attention: dict[str, Any]) -> None:
@@ -55,9 +55,9 @@ class LanguageLayer(nn.Module):
         mask: Tensor | None = None,
         texts: RowTexts | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output [batch, length, d_model], and the mean of the heads' weights if they are asked for.
+        """Return the output [batch, length, d_model], and the mean of the heads' weights or None.
 
-        Rows of several texts come with a mask, or with `texts`, each of which attention reads alone.
+        For rows with several texts, pass a mask or `texts`, so that attention reads each text separately.
         """
         own = self.norm1(x)
         if texts is not None:
@@ -71,7 +71,7 @@ class LanguageLayer(nn.Module):
 
 @dataclass(frozen=True)
 class Prompt:
-    """Texts to be continued.
+    """Texts to continue.
 
     Args:
         tokens: [batch, src]
@@ -88,14 +88,14 @@ class Prompt:
 
 @dataclass(frozen=True)
 class LanguageState:
-    """Rows of texts that are being continued."""
+    """Decoder state of rows of texts."""
 
     kv: KVBuffers
-    steps: int  # tokens read, by the row that has read most
-    read: Tensor | None  # [rows], where not all have read as many
+    steps: int  # maximum number of tokens read by a row
+    read: Tensor | None  # [rows] tokens read per row, if they differ
     prompts: Tensor  # [rows]: tokens of each prompt
-    width: int  # of the prompts
-    last: Tensor | None  # [rows]: the prompts' last tokens, which the first step reads in place of the start
+    width: int  # width of the prompts
+    last: Tensor | None  # [rows]: last tokens of the prompts, which the first step reads instead of the start
 
     def select(self, index: Tensor) -> LanguageState:
         """Select rows by index: reorder, repeat or drop them."""
@@ -107,7 +107,7 @@ class LanguageState:
 
     @staticmethod
     def join(states: Sequence[LanguageState]) -> LanguageState:
-        """Concatenate the rows of several states: all before their first step, or all after it."""
+        """Concatenate the rows of several states, all before or all after their first step."""
         kv, steps, read = join_buffers([(state.kv, state.steps, state.read) for state in states])
         last = [state.last for state in states if state.last is not None]
         if last and len(last) < len(states):
@@ -117,22 +117,22 @@ class LanguageState:
 
 
 class LanguageModel(SharingModel):
-    r"""A decoder-only Transformer with any map in its attention and in its output.
+    r"""Decoder-only Transformer with softmax, sparsemax or entmax in attention and output.
 
-    It fulfils the protocol of decoders: a source is a prompt, which may be empty, an output what follows it. A text
-    begins with the start symbol; positions are those of the self-attentions, so that no length is too long. Several
-    texts may stand in one row: none sees anything before its own start.
+    It implements the decoder protocol: a source is a prompt, which may be empty, and an output continues it. A text
+    starts with the start symbol. Self-attention encodes positions, so lengths are unlimited. A row may contain several
+    texts, which don't attend to each other.
 
     Args:
         vocab: number of symbols; 0 is padding.
         d_model: size of embeddings and states; a multiple of `heads`.
         heads: of each attention.
-        kv_heads: heads of keys and values, which divide `heads`; None: as many.
-        layers: how many there are.
-        d_ff: hidden units of the gated network behind each attention.
-        dropout: on embeddings and on what attention and network add.
+        kv_heads: number of key and value heads, which divides `heads`; None: the same number.
+        layers: number of layers.
+        d_ff: hidden units of the gated network after each attention.
+        dropout: dropout of embeddings and of the outputs of attention and network.
         attention_dropout: on attention weights.
-        alpha: of the attention: a number, or "learned" for one of each head.
+        alpha: alpha of the attention: a number, or "learned" for one per head.
         positions, length_scale: see :class:`tsallis.nn.MultiheadAttention`.
         output: "softmax", "sparsemax", "entmax" or "alpha_relu".
         output_alpha: for output "entmax" and "alpha_relu".
@@ -141,7 +141,7 @@ class LanguageModel(SharingModel):
         forbidden: symbols that are never predicted (by default padding, start and unknown).
 
     Raises:
-        ValueError: sizes that don't fit, names that are none of these.
+        ValueError: sizes that don't match, or unknown names.
 
     Example:
         >>> model = LanguageModel(20, d_model=8, heads=2, layers=1, d_ff=16, alpha="learned")
@@ -196,8 +196,8 @@ class LanguageModel(SharingModel):
             self.embedding.weight[PAD] = 0
         if share:
             self.output.tie(self.embedding.weight)  # type: ignore[arg-type]
-        self._texts: RowTexts | None = None  # of the last pass, if attention read them alone
-        self._positions: Tensor | None = None  # [batch, tgt]: of the last pass, among all that it read
+        self._texts: RowTexts | None = None  # texts of the last pass, if attention read them separately
+        self._positions: Tensor | None = None  # [batch, tgt]: positions of the last pass among all tokens that it read
 
     def read(self, tokens: Tensor) -> Tensor:
         """Return the states [batch, length, d_model] from which each next token is predicted."""
@@ -207,8 +207,8 @@ class LanguageModel(SharingModel):
     def _read(
         self, tokens: Tensor, caches: Sequence[Cache] | None = None, need_weights: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Read tokens [batch, length] behind those in caches; return states, and weights of the last layer."""
-        self._texts = self._positions = None  # of the pass before this one
+        """Read tokens [batch, length] after those in caches; return states, and weights of the last layer."""
+        self._texts = self._positions = None  # discard those of the pass before
         x, weights = self.dropout(self.embedding(tokens)), None
         mask = texts = None
         if caches is None:
@@ -222,17 +222,17 @@ class LanguageModel(SharingModel):
         return self.norm(x), weights
 
     def encode(self, src: Tensor, src_lengths: Tensor) -> Prompt:
-        """Return prompts [batch, src] with their counts [batch]; what lies beyond a count changes nothing.
+        """Return prompts [batch, src] with their counts [batch]; tokens beyond a count are ignored.
 
         Raises:
-            ValueError: counts below 0 or above the width of `src`.
+            ValueError: A count is below 0 or above the width of `src`.
         """
         if len(src):
             check_counts(src_lengths, src.shape[1], shortest=0)
         return Prompt(src, src_lengths.to(src.device))
 
     def start(self, memory: Prompt) -> LanguageState:
-        """Return the state before the first token that follows: all of a prompt but its last token is read."""
+        """Return the state before the first new token, after reading all of a prompt except its last token."""
         tokens, lengths = memory.tokens, memory.lengths
         text = F.pad(tokens, (1, 0), value=BOS)  # [batch, src + 1]
         last = text.gather(1, lengths.unsqueeze(1)).squeeze(1)
@@ -242,7 +242,7 @@ class LanguageModel(SharingModel):
         return LanguageState(kv, steps, read, lengths, tokens.shape[1], last)
 
     def _keys_and_values(self, tokens: Tensor) -> tuple[Tensor, ...]:
-        """Return keys and values of tokens [batch, length], of each layer in turn."""
+        """Return keys and values of tokens [batch, length], layer by layer."""
         if tokens.shape[1] == 0:
             first = self._attentions()[0]
             shape = len(tokens), first.num_kv_heads, 0, first.head_dim
@@ -252,9 +252,9 @@ class LanguageModel(SharingModel):
         return tuple(x for cache in caches for x in cache.read())
 
     def step(self, state: LanguageState, token: Tensor) -> Step:
-        """Return the scores of what follows `token` [batch]; the first is the start, in place of a prompt's end.
+        """Return the scores of the symbols after `token` [batch]; the first token is the start symbol.
 
-        Attention is the mean of the heads of the last layer, to the prompt.
+        Attention is the mean over the heads of the last layer, restricted to the prompt.
         """
         token = token if state.last is None else state.last
         cache = StepCache(state.kv, state.steps, state.read)
@@ -267,13 +267,13 @@ class LanguageModel(SharingModel):
         return Step(self.output.scores(hidden.squeeze(1)), attention, after)
 
     def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = False) -> DecoderOutput:
-        """Read prompts [batch, src] with their counts [batch], and what follows [batch, tgt], which begins with BOS.
+        """Read prompts [batch, src] with their counts [batch], and continuations [batch, tgt] that start with BOS.
 
-        Without prompts (a `src` of width 0) rows of `tgt_in` may hold several texts, each behind its own BOS, and begin
-        in the middle of one.
+        Without prompts (`src` of width 0), rows of `tgt_in` may contain several texts, each with its own BOS, and may
+        start inside a text.
 
         Returns:
-            States and, if asked for, the attention of what follows to the prompt.
+            States, and the attention of the continuation to the prompt or None.
         """
         lengths, (batch, width), steps = src_lengths.to(src.device), src.shape, tgt_in.shape[1]
         if not width:
@@ -293,9 +293,9 @@ class LanguageModel(SharingModel):
         return DecoderOutput(states, attention.masked_fill(padding, 0))
 
     def num_attended(self, decoded: DecoderOutput) -> Tensor:
-        """Count positions of the text with a weight above zero at each step [batch, tgt]: the mean of layers and heads.
+        """Return the mean number of attended positions per step [batch, tgt], over layers and heads.
 
-        It is what the pass that made `decoded` recorded: to be asked before the next one.
+        Call it before the next pass, because it reads the record of the pass that made `decoded`.
 
         Raises:
             RuntimeError: if the last pass was another one, or was compiled.
@@ -310,14 +310,14 @@ class LanguageModel(SharingModel):
         return mean if positions is None else mean.gather(1, positions)
 
     def alphas(self) -> dict[str, Tensor]:
-        """Return the alphas [layers, heads] of the one kind of attention, "decoder"."""
+        """Return the alphas [layers, heads] of the only kind of attention, "decoder"."""
         return {"decoder": torch.stack([attention.alphas().detach() for attention in self._attentions()])}
 
     def attention_stats(self) -> dict[str, list[AttentionStats]]:
-        """Return the sparsity of each layer's heads in the last pass, of the one kind of attention, "decoder".
+        """Return the sparsity of the heads per layer in the last pass, of the only kind, "decoder".
 
         Raises:
-            RuntimeError: before the first pass, or if it was compiled.
+            RuntimeError: There was no pass yet, or it was compiled.
         """
         return {"decoder": [attention.stats() for attention in self._attentions()]}
 

@@ -1,4 +1,4 @@
-"""The recurrent sequence-to-sequence model of Peters et al. 2019, with any map in its attention and in its output."""
+"""Define the recurrent sequence-to-sequence model of Peters et al. 2019."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ INITIAL = 0.1  # parameters start uniform in [-0.1, 0.1], as in OpenNMT's LSTM m
 
 @dataclass(frozen=True)
 class RNNState:
-    """Rows of a decoder state with all they look at."""
+    """Rows of a decoder state with their sources."""
 
     memory: Memory
     keys: Tensor  # [batch, src, d_model]
-    hidden: tuple[Tensor, ...]  # one [batch, d_model] a layer
-    cell: tuple[Tensor, ...]  # the same; empty of a GRU
-    feed: Tensor  # [batch, d_model]: the attentional state of the step before
+    hidden: tuple[Tensor, ...]  # [batch, d_model] per layer
+    cell: tuple[Tensor, ...]  # [batch, d_model] per layer; empty for a GRU
+    feed: Tensor  # [batch, d_model]: attentional state of the previous step
 
     def select(self, index: Tensor) -> RNNState:
         return RNNState(
@@ -57,16 +57,16 @@ class RNNState:
 
 
 class RNNSeq2Seq(SharingModel):
-    r"""A bidirectional LSTM or GRU encoder and a decoder of the same kind with input feeding and global attention.
+    r"""Bidirectional LSTM or GRU encoder, and a decoder with input feeding and global attention.
 
     Each decoder step reads the embedding of the last token beside the last attentional state
     :math:`\tilde h = \tanh(W [c; s])`, attends to the encoder's states with the map `attention`, and predicts with the
     map `output` (Peters et al. 2019, sec. 4: two layers, 300 units, dropout 0.3 for inflection).
 
-    The model's part `attention` may be exchanged for any module with the methods of
-    :class:`tsallis.nn.GlobalAttention`: `keys(memory)` returns what is computed once a sentence, as rows
-    [batch, ...], and `forward(query, memory, mask, keys)` a context [batch, d_model] and weights [batch, src]; for
-    queries [batch, tgt, d_model] (without input feeding) with one more dimension. `arguments` do not record it.
+    The attribute `attention` can be replaced by any module with the methods of :class:`tsallis.nn.GlobalAttention`.
+    `keys(memory)` returns tensors [batch, ...] that are computed once per sentence. `forward(query, memory, mask,
+    keys)` returns a context [batch, d_model] and weights [batch, src], or with one more dimension for queries [batch,
+    tgt, d_model]. `arguments` do not record it.
 
     Args:
         src_vocab: number of source symbols; 0 is padding.
@@ -85,8 +85,8 @@ class RNNSeq2Seq(SharingModel):
         share: "target" makes one matrix of the target embedding and the output's projection; "none" keeps them apart.
         density: makes the attention continuous, see :class:`tsallis.nn.ContinuousGlobalAttention`: "gaussian",
             "truncated_parabola", "laplace", "triangular" or an alpha; its moments are those of the discrete weights.
-        combine: whether the continuous context is added to the discrete one, as in the paper, or stands alone.
-        num_basis: of the continuous attention's basis; a multiple of 3, for widths .03, .1 and .3.
+        combine: whether the continuous context is added to the discrete one, as in the paper.
+        num_basis: number of basis functions of the continuous attention, a multiple of 3, with widths .03, .1 and .3.
         matching: of its moments, "covariance" or "scale".
         cell: "lstm" or "gru".
         scorer: of the attention, "bilinear" or "additive", see :class:`tsallis.nn.GlobalAttention`.
@@ -201,7 +201,7 @@ class RNNSeq2Seq(SharingModel):
         return RNNState(memory, keys, hidden, cell, feed)
 
     def step(self, state: RNNState, token: Tensor) -> Step:
-        """Return the scores of what follows `token` [batch], which itself follows all that the state has read."""
+        """Return the scores of the symbols after `token` [batch], which follows the tokens read by the state."""
         by_token, layers = self._decoder_weights()
         gates = self._token_gates(token, by_token, layers[0])
         between, out = self._dropout_mask(self.layers - 1, *state.feed.shape), self._dropout_mask(*state.feed.shape)

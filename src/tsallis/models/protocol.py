@@ -1,7 +1,7 @@
 """The protocol all models follow, so that search, scoring and ensembles are written once.
 
-A model encodes a batch of sources into a memory, starts a decoder state from it, and steps: the state and one token a
-row give scores of the next token. States are rows: they are selected, repeated and dropped by index.
+A model encodes a batch of sources into a memory and starts a decoder state from it. A step maps the state and one token
+per row to scores of the next token. States are rows: they are selected, repeated and dropped by index.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Step(NamedTuple):
     """One step of decoding.
 
     Args:
-        scores: [batch, d_vocab], -inf for symbols that can't come.
+        scores: [batch, d_vocab], -inf for impossible symbols.
         attention: weights [batch, src].
         state: after the step, for the next one.
     """
@@ -79,9 +79,9 @@ class Step(NamedTuple):
 
 
 class DerivedStep(Step):
-    """A step whose scores were computed from those of other models.
+    """Step whose scores were computed from those of other models.
 
-    `unclear` [batch] is True where one of those had scores too large to be told apart, see
+    `unclear` [batch] is True if the scores of one model were too large to be distinguished, see
     :class:`tsallis.search.Certificate`.
     """
 
@@ -94,7 +94,7 @@ class BestStep(NamedTuple):
     Args:
         best: the best symbols of each row.
         num_attended: [batch]: the source positions with a weight.
-        attention: weights [batch, src]; None, where they were not asked for.
+        attention: weights [batch, src], or None if not requested.
         state: after the step, for the next one.
     """
 

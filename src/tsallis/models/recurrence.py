@@ -25,7 +25,7 @@ def check_cell(cell: str) -> None:
 class CellWeights(NamedTuple):
     """A layer's parameters, made ready once for all steps; an LSTM has four gates, a GRU three."""
 
-    weight: Tensor | None  # [d_below, gates * d_model]; None where what is below comes as gates already
+    weight: Tensor | None  # [d_below, gates * d_model]; None if the input consists of gates already
     recurrent: Tensor  # [d_model, gates * d_model]
     bias: Tensor  # [gates * d_model]
     recurrent_bias: Tensor | None = None  # [3 * d_model] of a GRU: one gate is applied to the state's part alone

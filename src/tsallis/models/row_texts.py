@@ -1,4 +1,4 @@
-"""Several texts in one row of tokens, none of which may see another."""
+"""Handle rows of tokens with several texts that don't attend to each other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RowTexts:
     shape: tuple[int, int]
 
     def split(self, x: Tensor) -> Tensor:
-        """Return rows [batch, length, size] as texts [texts, longest, size]; what is behind their ends is finite."""
+        """Return rows [batch, length, size] as texts [texts, longest, size], padded with finite numbers."""
         return x.flatten(0, 1)[self.index]
 
     def join(self, x: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ def split_rows(tokens: Tensor, d_model: int) -> RowTexts | None:
 
 
 def other_texts(tokens: Tensor) -> Tensor | None:
-    """Return which tokens belong to another text than a token [batch, 1, length, length]; None where rows hold one.
+    """Return which tokens belong to different texts [batch, 1, length, length]; None if rows have one text.
 
     A start symbol begins a text.
 

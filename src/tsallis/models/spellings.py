@@ -24,8 +24,8 @@ class Spellings:
     """The texts that the symbols of a vocabulary spell.
 
     Args:
-        vocabulary: Object with a length and a method `spellings(numbers)`. The method returns two dictionaries: the
-            bytes that each symbol adds to an empty text, and those that it adds behind other symbols.
+        vocabulary: Object with a length and a method `spellings(numbers)`. The method returns two dictionaries with the
+            bytes that each symbol adds: to an empty text, and after other symbols.
 
     Example:
         >>> class Pieces(list):
@@ -63,7 +63,7 @@ class Spellings:
         """Yield the symbols that may follow in a spelling of the text, each with the place behind it.
 
         Args:
-            text: What is spelled, in UTF-8.
+            text: Spelled text in UTF-8.
             place: That the symbols before have reached.
         """
         numbers = self._numbers[place.begun]

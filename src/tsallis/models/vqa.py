@@ -54,7 +54,7 @@ class GridAttention:
     def masses(self) -> Tensor:
         """[batch, rows, columns]: the discrete weights, or the density's masses in the grid's cells.
 
-        Computed when they are first asked for, see :func:`tsallis.continuous.grid_masses`.
+        They are computed at the first use, see :func:`tsallis.continuous.grid_masses`.
         """
         if self.density is None:
             return self.weights
@@ -125,9 +125,9 @@ class VisualAnswerer(nn.Module):
         num_basis: Gaussian basis functions of the continuous image; a square number.
         basis: "image", or "image-paper" with functions as narrow as the paper's.
         matching: "covariance" as in the paper, or "scale", see :class:`tsallis.nn.ContinuousAttention2d`.
-        density: in place of the one that goes with `transform`: "gaussian", "truncated_paraboloid", an alpha, or
-            "learned", which is one more parameter. The paper's continuous sparsemax is a density of alpha 2 with the
-            moments of softmax weights.
+        density: density instead of the one of `transform`: "gaussian", "truncated_paraboloid", an alpha, or "learned",
+            which adds a parameter. The paper's continuous sparsemax is a density of alpha 2 with the moments of softmax
+            weights.
         ridge: the penalty of the ridge regression.
         output: the map of the output, "softmax", "sparsemax" or "entmax".
         output_alpha: for output "entmax".
@@ -280,9 +280,7 @@ class VisualAnswerer(nn.Module):
         if len(images) != len(src):
             raise ValueError(f"there must be an image for each question, got {len(images)} for {len(src)}")
         lengths = src_lengths.to(src.device)
-        words, _ = run_layers(
-            self.reader, self.embedding(src)
-        )  # what stands behind a row's end changes nothing before it
+        words, _ = run_layers(self.reader, self.embedding(src))  # symbols after a row's end don't affect earlier states
         for layer in self.question_layers:
             words = layer(words, src_key_lengths=lengths)
         grid = self.grid(images)  # [batch, rows, columns, d_model]

@@ -40,7 +40,7 @@ class CompiledState(NamedTuple):
     rows: Tensor  # [rows, columns]
     steps: int  # tokens read, by the row that has read most
     width: int  # source positions of attention weights
-    memory: tuple[Tensor, ...]  # what the addresses name
+    memory: tuple[Tensor, ...]  # keeps the memory of the addresses alive
 
     def select(self, index: Tensor) -> CompiledState:
         return self._with(self.rows.index_select(0, index), self.steps, self.memory)
@@ -93,7 +93,7 @@ class CompiledState(NamedTuple):
         return result, self._with(result.state, self.steps + 1, (*self.memory, result.cache))
 
 
-# What modules are set to besides their parts and tensors.
+# Settings of modules other than parts and tensors.
 SETTINGS: dict[type[nn.Module], tuple[str, ...]] = {
     MultiheadAttention: ("alpha", "add_zero_attn", "positions", "length_scale", "num_kv_heads"),
     nn.LayerNorm: ("eps",),
@@ -130,7 +130,7 @@ class _ModelSnapshot:
 
 
 class _Positions:
-    """The first encodings of positions of a model, as many as have been asked for."""
+    """Position encodings of a model, as many as were requested."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -144,7 +144,7 @@ class _Positions:
 
 
 class _PackedWeights(NamedTuple):
-    """A model's packed weights, and what it was like when they were packed."""
+    """Packed weights of a model, and its state when they were packed."""
 
     snapshot: _ModelSnapshot
     kernels: Any
@@ -248,7 +248,7 @@ def _decoder_weights(model: Any) -> StackWeights | None:
 
 
 def _stack_weights(model: Any, embedding: Any, layers: Sequence[LayerWeights | None], norm: Any) -> StackWeights | None:
-    """Return the weights of an encoder or a decoder; None where a part is of another kind than the kernels know."""
+    """Return the weights of an encoder or a decoder, or None if a part is not supported by the kernels."""
     stack = model.encoder if embedding is model.src_embedding else model.decoder
     every_norm = [part for part in stack.modules() if isinstance(part, nn.LayerNorm)]
     known = [layer for layer in layers if layer is not None]

@@ -36,7 +36,7 @@ class Sources:
 class KVBuffers:
     """Keys and values of the tokens that rows have read, with room for more.
 
-    States share it: what is written stays, and a place is written by the first state that takes it. Any other one
+    States share the memory: entries are never changed, and the first state that needs a place writes it. Any other one
     copies.
     """
 
@@ -63,7 +63,7 @@ class KVBuffers:
         return torch.full((len(buffer),), steps, device=buffer.device)
 
     def select(self, index: Tensor, steps: int) -> KVBuffers:
-        # Whole buffers are copied in one piece; what is not yet used costs less than strides would.
+        # Copy whole buffers: unused entries cost less than strided copies.
         spare = self.buffers[0].shape[2] > _room(steps)
         return KVBuffers(tuple((x[:, :, :steps] if spare else x).index_select(0, index) for x in self.buffers), steps)
 
@@ -177,7 +177,7 @@ def _merge_sources(states: Sequence[TransformerState]) -> tuple[Sources, Tensor]
 
 
 class StepCache:
-    """The key-value cache of one step, to which each layer adds the keys and values of one token a row."""
+    """Key-value cache of one step, to which each layer adds the keys and values of one token per row."""
 
     def __init__(self, kv: KVBuffers, steps: int, read: Tensor | None) -> None:
         self.steps, self.count = steps, read

@@ -80,15 +80,15 @@ class TransformerSeq2Seq(SharingModel):
         attention: "softmax", "sparsemax", "entmax" or "learned", for every kind.
         attention_alpha: for attention "entmax".
         encoder_attention, decoder_attention, cross_attention: in place of `attention` for one kind.
-        tie_alphas: which learned alphas are one: "none" has one a head, "layer" one for the heads of an attention,
-            "kind" one for all layers of a kind, "global" one for all.
+        tie_alphas: how learned alphas are shared: "none" has one per head, "layer" one per attention, "kind" one per
+            kind of attention, "global" one for all.
         output: "softmax", "sparsemax", "entmax" or "alpha_relu".
         output_alpha: for output "entmax" and "alpha_relu".
         tau: the threshold for output "alpha_relu", see :func:`tsallis.estimate_tau_from_scores`.
         share: "target" makes one matrix of the target embedding and the output's projection, "all" of the source
             embedding, too.
         forbidden: target symbols that are never predicted (by default padding, start and unknown).
-        encoder_layers, decoder_layers: in place of `layers` for one of them.
+        encoder_layers, decoder_layers: overrides `layers` for one of them.
         checkpoint_activations: hold only the input of each layer, and compute the layer again in the backward pass.
         positions: "sinusoids" are added to embeddings; "rope", "alibi", "nape" and "none" are of the self-attentions,
             see :class:`tsallis.nn.MultiheadAttention`.
@@ -232,7 +232,7 @@ class TransformerSeq2Seq(SharingModel):
         return self.encoder.end(x)
 
     def start(self, memory: Memory) -> TransformerState | CompiledState:
-        """Return the state before the first token: one row a source, and what all layers read of the sources."""
+        """Return the state before the first token, with one row per source and the keys and values of the sources."""
         compiled = start_compiled(self, memory) if type(self) is TransformerSeq2Seq else None
         return self._start_plain(memory) if compiled is None else compiled
 
@@ -245,7 +245,7 @@ class TransformerSeq2Seq(SharingModel):
         return TransformerState(sources, rows, KVBuffers(nothing, 0), 0)
 
     def step(self, state: TransformerState | CompiledState, token: Tensor) -> Step:
-        """Return the scores of what follows `token` [batch], which itself follows all that the state has read.
+        """Return the scores of the symbols after `token` [batch], which follows the tokens read by the state.
 
         Attention is the mean of the heads of the last layer.
         """
@@ -321,7 +321,7 @@ class TransformerSeq2Seq(SharingModel):
         return layer(x, *rest, **options)
 
     def _embed(self, table: nn.Embedding, symbols: Tensor, first: int | Tensor) -> Tensor:
-        """Embed symbols [batch, length] that stand at the positions from `first` on, to [batch, length, d_model]."""
+        """Embed symbols [batch, length] with positions from `first`; return [batch, length, d_model]."""
         x = table(symbols) * math.sqrt(self.d_model)
         if self.positions is not None:
             x = x + self.positions(x, first, symbols.shape[1])
@@ -370,7 +370,7 @@ class TransformerSeq2Seq(SharingModel):
 def _step_through(
     layer: Any, x: Tensor, cache: StepCache, sources: Sources, packing: RowPacking, number: int, need_weights: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return a layer's output of one token a row, and its weights [sources, width, src] if they are asked for."""
+    """Return a layer's output for one token per row, and its weights [sources, width, src] or None."""
     weights: list[Tensor | None] = []
 
     def attend(own: Tensor) -> Tensor:
