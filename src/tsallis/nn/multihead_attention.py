@@ -58,8 +58,8 @@ class _PassRecord(NamedTuple):
     support: Tensor  # [batch, heads, queries]: number of keys per query; or all weights
     visible: VisibleKeys
     alpha: float | Tensor  # of all heads, or [heads]
-    query_lengths: Tensor | None  # [batch]: how many of the queries are no padding, in self-attention; or
-    query_padding: Tensor | None  # [batch, queries] or [queries]: which are
+    query_lengths: Tensor | None  # [batch]: number of valid queries in self-attention; or
+    query_padding: Tensor | None  # [batch, queries] or [queries]: which queries are padding
 
 
 class MultiheadAttention(ConstantBuffers):
@@ -321,7 +321,7 @@ class MultiheadAttention(ConstantBuffers):
         """Record this pass for :meth:`stats`; under a tracer, discard the last record."""
         if not traced():
             if isinstance(alpha, Tensor):
-                alpha = alpha.detach().clone()  # an optimiser's step changes parameters
+                alpha = alpha.detach().clone()  # an optimizer changes parameters in place
             mask = None if visible.mask is None else visible.mask.detach()
             self._last = _PassRecord(support, visible._replace(mask=mask), alpha, query_lengths, query_padding)
         elif self._last is not None:

@@ -25,7 +25,7 @@ from tsallis.toolkit.old_names import with_new_names
 
 
 def _check_name(name: str) -> str:
-    """Refuse what no file can be called."""
+    """Raise if a text can't be a file name."""
     if "\0" in name or len(name) > 4096:
         raise ValueError("a file name has at most 4096 characters, none of them null")
     if any("\ud800" <= character <= "\udfff" for character in name):
@@ -66,7 +66,9 @@ class EmbeddingsConfig(Section):
     """The file of word vectors that embeddings begin with; a name alone is that of the file."""
 
     file: FileName  # text, or .safetensors
-    words: FileName | None = None  # of a matrix: the word of each row, one a line; default: rows are symbols in order
+    words: FileName | None = (
+        None  # file with the word of each row of a matrix, one per line; default: rows are symbols in order
+    )
     tensor: str | None = Field(None, max_length=1000)  # of a file with several matrices
     freeze: bool = False
 
@@ -298,7 +300,7 @@ def read_content(path: Path | str, overrides: Sequence[str] = ()) -> tuple[dict[
 
 
 def _data_hint(path: Path | str, text: str) -> str:
-    """Return what a message adds where a file of data may stand in the place of a configuration."""
+    """Return a hint for a message if a data file may have been given as configuration."""
     if not Path(path).is_file() or (Path(path).suffix in (".yaml", ".yml") and "\t" not in text.partition("\n")[0]):
         return ""
     return f"; if it holds data, write a YAML file with data.train: {Path(path).name} and give that file"
@@ -310,7 +312,7 @@ def refuse_idle(config: Config, overrides: Sequence[str] = ()) -> None:
     That of a file may stay where an override changes the other setting.
 
     Raises:
-        InputError: with the setting, and what would give it an effect.
+        InputError: The setting has no effect; the message says what would give it one.
     """
     keys = [override.partition("=")[0] for override in overrides]
 
@@ -378,7 +380,7 @@ def _apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> list[
     """Apply overrides to the content of a file, and return them.
 
     Raises:
-        InputError: what is no override, or sets what another one has set.
+        InputError: The text is not an override, or sets a value twice.
     """
     applied: list[Override] = []
     for whole in overrides:
@@ -417,7 +419,7 @@ def _set(content: dict[str, Any], key: str, value: Any, name: str = "") -> None:
 
 
 def _explain(mistakes: Mapping[str, str], name: str, overrides: Sequence[Override]) -> str:
-    """Return every mistake with its path, behind the file or the override that it stands in."""
+    """Return every error with its path and its file or override."""
     texts: dict[str, list[str]] = {}
     for key, mistake in mistakes.items():
         own = next((o for o in overrides if f"{key}.".startswith(f"{o.key}.")), None)

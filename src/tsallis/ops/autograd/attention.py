@@ -59,7 +59,7 @@ def compute(args: AttentionArgs, backend: str, dense: bool) -> tuple[Tensor, Ten
     inputs = (query, key, value, alphas, mask, slopes)
     needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
     if graph:
-        needs_grad = needs_grad or jit_tracing()  # its check traces again, with other inputs that need gradients
+        needs_grad = needs_grad or jit_tracing()  # torch.jit.trace checks itself with inputs that need gradients
         graph = compiling()
     if needs_grad and not graph and any(isinstance(x, Tensor) and x.is_inference() for x in args[:TENSORS]):
         args = AttentionArgs._make(savable(x) if isinstance(x, Tensor) else x for x in args)

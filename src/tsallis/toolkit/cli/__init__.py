@@ -94,7 +94,7 @@ for command in (
 
 
 def main(command: Callable[[], object] = app) -> None:
-    """Run a command; a mistake in its input is one line on standard error and exit status 2."""
+    """Run a command; bad input prints one line on standard error and exits with status 2."""
     if sys.stderr is None:
         # Otherwise the next file that is opened would become standard error.
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
@@ -127,7 +127,7 @@ def _collect_notes() -> Iterator[dict[str, None]]:
 
 
 def _status(command: Callable[[], object]) -> object:
-    """Run a command, say what went wrong, and return its exit status."""
+    """Run a command, print its error if there is one, and return the exit status."""
     status: object = 0
     try:
         if sys.stdout is None:
@@ -150,7 +150,7 @@ def _status(command: Callable[[], object]) -> object:
 
 
 def _run(command: Callable[[], object]) -> object:
-    """Return the exit status of a command; wrong arguments are an `InputError`."""
+    """Return the exit status of a command; raise `InputError` for wrong arguments."""
     try:
         return app(prog_name="tsallis", standalone_mode=False) if command is app else command()
     except typer.Abort:
@@ -169,7 +169,7 @@ def _run(command: Callable[[], object]) -> object:
 
 
 def _explain_usage(error: Any) -> str:
-    """Return the message of a wrong argument; that of a number says what was found, and which numbers are right."""
+    """Return the message of a wrong argument; for a number, name its value and the valid range."""
     text: str = error.format_message().removesuffix(".").replace("Value error, ", "")
     descriptor: Any = getattr(getattr(error, "param", None), "type_descriptor", None)
     kind = _number_kind(getattr(descriptor, "annotation", None))
@@ -195,7 +195,7 @@ def _explain(error: Exception) -> str:
 
 
 def _discard_output() -> None:
-    """Write what is left of the output; where that fails, let it go nowhere, or Python would complain at exit."""
+    """Flush standard output, or discard it if that fails, so that Python prints no error at exit."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()

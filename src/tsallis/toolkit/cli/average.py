@@ -18,7 +18,7 @@ def average(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Average the parameters of the last validated checkpoints, of which training.keep are kept."""
+    """Average the parameters of the last checkpoints; training.keep sets how many are stored."""
     from tsallis.toolkit.training.checkpoint import Checkpoints
     from tsallis.toolkit.training.file_names import CHECKPOINTS, MODEL
     from tsallis.toolkit.training.run_folder import locked

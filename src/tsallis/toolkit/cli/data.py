@@ -26,7 +26,7 @@ def data_list(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the data sets that can be fetched."""
+    """List the data sets that can be downloaded."""
     from tsallis.toolkit.datasets.registry import SOURCES
 
     matches = [

@@ -61,7 +61,7 @@ def demo(
     ] = None,
     device: Device = "auto",
 ) -> None:
-    """Train on the embedded English verbs, and show every answer that the model holds possible, with the proof."""
+    """Train two small models on English verbs, and show every possible answer with its proof."""
     output: Any = OptionalOutput(sys.stdout, "the demo goes on, and writes its page")
     with contextlib.redirect_stdout(output):
         _show(run_dir, updates, device)

@@ -105,7 +105,7 @@ def evaluate(
         lines = task.split(loaded, config.data, split or "test", **options)
     search = search.with_defaults(config.search.options)
     report, results = evaluate_outputs(task, loaded, lines, search)
-    # Files first: they are written where standard output is closed, too. All content is there before the first write.
+    # Compute everything, write files, then print: files are complete even if standard output is closed.
     files: dict[Path, str] = {}
     if out is not None:
         files[out] = _records(loaded, lines, results)

@@ -38,7 +38,7 @@ class Block(NamedTuple):
 
     first: int  # the number of the first line, from 0
     lines: Lines
-    beginnings: list[str]  # of each row's output, where lines have a column for it
+    beginnings: list[str]  # text that each row's output starts with, if lines have such a column
 
 
 def read_all(run: Run, task: Task, file: Path | None, gold: bool, **options: Any) -> Lines:
@@ -74,7 +74,7 @@ class UnknownSymbols:
                     self.first_lines.setdefault(symbol, block.first + number + 1)
 
     def warn(self, name: str) -> None:
-        """Print how many there were in the input `name`, and the first few of them."""
+        """Print how many unknown symbols the input `name` has, and the first few of them."""
         if not self.total:
             return
         named = [f"{shorten(s)} on line {line}" for s, line in list(self.first_lines.items())[:MOST_NAMED]]
@@ -140,7 +140,7 @@ def line_blocks(
 
 
 def _good_lines(lines: list[str], first: int, read: Callable[[list[str], int], Block]) -> Iterator[Block]:
-    """Yield lines as a block; where one of them is bad, only those before it, and raise its error."""
+    """Yield lines as one block; if a line is bad, yield those before it and raise its error."""
     try:
         block = read(lines, first)
     except InputError:
@@ -156,7 +156,7 @@ def _good_lines(lines: list[str], first: int, read: Callable[[list[str], int], B
 
 
 def _split(block: list[str], columns: int, message: str, first: int, optional: bool) -> Iterator[tuple[str, str]]:
-    """Yield each line without its last column, and that."""
+    """Split the last column from each line."""
     for number, line in enumerate(block, start=first + 1):
         if not line.strip():
             yield "", ""
@@ -194,7 +194,7 @@ class LineReader:
         self.ended = False
 
     def readline(self, size: int = sys.maxsize, /) -> bytes:
-        """Return the next line, or so many bytes of it; nothing at the end."""
+        """Return the next line, or its first `size` bytes; nothing at the end."""
         while b"\n" not in self.buffer and len(self.buffer) < size and self._fill():
             pass
         end = min(self.buffer.find(b"\n") + 1 or len(self.buffer), size)
@@ -224,7 +224,7 @@ class LineReader:
 
 @contextlib.contextmanager
 def _open_lines(expected: str, file: Path | None) -> Iterator[tuple[Iterator[str], str, Callable[[], bool]]]:
-    """Open a file, or standard input: its lines, the name that messages give it, and whether another line is there."""
+    """Open a file or standard input; yield its lines, its name, and whether a line is available (a function)."""
     from tsallis.toolkit.data.io import decode_lines, decompress, input_errors, open_file
 
     if file is not None and not is_stdin(file):

@@ -13,16 +13,16 @@ from tsallis.errors import InputError, without_controls
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-WHERE_ANY = ("unknown_symbols",)  # rows that are left out where the number is 0
+WHERE_ANY = ("unknown_symbols",)  # rows that are omitted if the number is 0
 
 
 def print_fields(*fields: str) -> None:
-    """Print a line of results, its fields separated by tabs: a terminal obeys nothing of what the data holds."""
+    """Print tab-separated fields without control characters, which a terminal would obey."""
     print("\t".join(map(without_controls, fields)))
 
 
 def check_writable(*paths: Path | None) -> None:
-    """Refuse files that can't be written, or two outputs of one name, before hours of work."""
+    """Raise if a file can't be written, or if two outputs have the same name."""
     seen = set()
     for path in paths:
         if path is None:
@@ -40,7 +40,7 @@ def check_writable(*paths: Path | None) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that can't be written to, or made, before hours of work."""
+    """Raise if a folder can't be created or written to."""
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir():
         raise InputError(f"{nearest}: expected a folder, found a file")

@@ -114,7 +114,7 @@ def summarize_all(
     options: Options,
     count_training: bool = True,
 ) -> tuple[list[RunSummary], list[ComparisonSummary]]:
-    """Summarize runs that answer with sequences on the first one's data, or on a text, behind a progress bar.
+    """Summarize sequence models on the first run's data or on a text, with a progress bar.
 
     `values` are options of the task. `count_training` is for the score for rare tokens.
     """

@@ -39,12 +39,16 @@ def serve(
     examples: Annotated[
         Path | None, typer.Option(help="File with example inputs for the page, one per line (-: standard input).")
     ] = None,
-    body: Annotated[int, typer.Option(min=100, max=1 << 30, help="Bytes of a request, at most.")] = 1 << 16,
-    symbols: Annotated[int, typer.Option(min=1, max=100_000, help="Symbols of a source.")] = 256,
-    batch: Annotated[int, typer.Option(min=1, max=MOST, help="Sources of a request, and of one search.")] = 32,
-    outputs: Annotated[int, typer.Option(min=1, max=MOST, help="Outputs, beam and draws, at most.")] = 100,
-    time: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds of work on a request, at most.")] = 10.0,
-    patience: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds that a request waits, at most.")] = 30.0,
+    body: Annotated[int, typer.Option(min=100, max=1 << 30, help="Maximum size of a request, in bytes.")] = 1 << 16,
+    symbols: Annotated[int, typer.Option(min=1, max=100_000, help="Maximum symbols per source.")] = 256,
+    batch: Annotated[int, typer.Option(min=1, max=MOST, help="Maximum sources per request, and per search.")] = 32,
+    outputs: Annotated[
+        int, typer.Option(min=1, max=MOST, help="Maximum number of outputs, beam size and draws.")
+    ] = 100,
+    time: Annotated[float, typer.Option(min=0.1, max=3600, help="Maximum time for a request, in seconds.")] = 10.0,
+    patience: Annotated[
+        float, typer.Option(min=0.1, max=3600, help="Maximum waiting time of a request, in seconds.")
+    ] = 30.0,
     checkpoint: Which = "best",
     device: Device = "auto",
 ) -> None:
@@ -72,13 +76,13 @@ def serve(
         try:
             print_fields(f"{', '.join(run.name for run in served)}: {url_of(opened)} (Ctrl-C ends)")
             sys.stdout.flush()
-        except BrokenPipeError as error:  # no end of its own: nobody has read the address
+        except BrokenPipeError as error:  # nobody can read the address, so the command must not go on quietly
             raise InputError("standard output is closed: nobody would learn the server's address") from error
         Server(app).answer(opened)
 
 
 def _load(folders: list[Path], checkpoint: str, device: str, limits: Limits, examples: Path | None) -> list[ServedRun]:
-    """Load runs, by the shortest ends of their paths that tell them apart, with the examples that they can read."""
+    """Load runs, each with a short unique name and the examples that it can read."""
     from tsallis.toolkit.serve.answers import ServedRun
 
     lines = read_text_lines(examples) if examples else []
@@ -100,7 +104,7 @@ def _load(folders: list[Path], checkpoint: str, device: str, limits: Limits, exa
 
 
 def _is_readable(run: Run, task: Task, line: str) -> bool:
-    """Tell whether a line is a source of a run's."""
+    """Return whether a run can read a line as a source."""
     try:
         return bool(task.read([line], "examples", run, False).numbers)
     except InputError:

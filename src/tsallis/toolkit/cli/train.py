@@ -143,7 +143,7 @@ def run_training(loaded: Config, folder: Path, world: World) -> None:
 def _prepare_locked(
     loaded: Config, folder: Path, world: World, stack: contextlib.ExitStack
 ) -> tuple[TrainingStart, Lock | None]:
-    """Prepare a run; on the first process, lock its folder until the stack is closed."""
+    """Prepare a run; the first process locks its folder until the stack is closed."""
     from tsallis.toolkit.training.file_names import CONFIG
     from tsallis.toolkit.training.run_folder import locked
 

@@ -25,7 +25,7 @@ def cache_folder(folder: str | None) -> Path:
 
 
 def key_of(made_from: dict[str, Any]) -> str:
-    """Return the name of what is made from some files in some way."""
+    """Return a cache name for files and the way they are processed."""
     return hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:32]
 
 

@@ -69,7 +69,7 @@ class Corpus:
 
 
 class LengthBatches(Sequence[Batch]):
-    """The batches of a corpus by ascending length, made as they are asked for; a slice is made no sooner."""
+    """Batches of a corpus by ascending length, created on demand, also for slices."""
 
     def __init__(self, corpus: Corpus, size: int, rows: int | None = None) -> None:
         order = torch.argsort(corpus.lengths()[:rows].sum(1), stable=True)
@@ -96,9 +96,9 @@ class LengthBatches(Sequence[Batch]):
 class SampledCorpus(Corpus):
     """A corpus that is segmented anew in every epoch (subword regularisation, Kudo 2018).
 
-    A batch is a pure function of seed, epoch and rows. Each row has a limit that 99 % of its segmentations keep, by a
-    sample of the corpus; where one is longer, the best segmentation stands in for it. Batches planned by the limits
-    never outgrow their plan.
+    A batch is a pure function of seed, epoch and rows. Each row has a limit that 99 % of its segmentations satisfy, by
+    a sample of the corpus; the best segmentation replaces longer ones. Batches planned by the limits never outgrow
+    their plan.
 
     Args:
         src: the best segmentations of the sources.
@@ -144,7 +144,7 @@ class SampledCorpus(Corpus):
         return self.best.batches(size, rows)
 
     def digest(self) -> str:
-        """Return a hash of everything that batches are made from."""
+        """Return a hash of everything that determines the batches."""
         models = f"{self.src_subwords.fingerprint()} {self.tgt_subwords.fingerprint()}"
         texts = f"{self.src_text.digest} {self.tgt_text.digest}"
         sampling = f"{self.alpha!r} {self.seed} {self.max_length}"

@@ -113,7 +113,7 @@ def open_corpus(folder: Path | str) -> Corpus:
     """Map what :func:`encode_pairs` wrote.
 
     Raises:
-        InputError: a folder that is no whole corpus, or files of another size than they were written with.
+        InputError: The folder is not a complete corpus, or file sizes have changed.
     """
     folder = Path(folder)
     content = read_json(folder / CORPUS)
@@ -134,7 +134,7 @@ def open_corpus(folder: Path | str) -> Corpus:
 def cached_subwords(cache_folder: Path | str, paths: Sequence[Path | str], size: int, **options: Any) -> Subwords:
     """Return subwords of some texts together: of the cache where the same files gave some before, or learned now.
 
-    Several processes may ask at once: one of them learns, the others wait for it.
+    Several processes may call it at once: one of them learns, the others wait.
 
     Args:
         cache_folder: The folder of the cache.
@@ -170,7 +170,7 @@ def cached_corpus(
     """Return parallel text as numbers: of the cache where the same files were encoded so, or encoded now.
 
     The files' content, the subwords, `max_length` and whether there is an `alpha` name an entry. A damaged one is made
-    anew. Several processes may ask at once: one of them encodes, the others wait for it.
+    anew. Several processes may call it at once: one of them encodes, the others wait.
 
     Args:
         cache_folder: The folder of the entries.
@@ -228,7 +228,7 @@ def _move(new: Path, entry: Path, keep_text: bool) -> None:
     try:
         new.rename(entry)
     except OSError:
-        # Where there are no locks another process may have been quicker: what it made is the same.
+        # Without locks, another process may have written the same content first.
         if not _whole(entry, keep_text):
             entry.rename(new.with_name("old"))  # a damaged one makes room; a process that has it mapped keeps it
             new.rename(entry)
@@ -236,7 +236,7 @@ def _move(new: Path, entry: Path, keep_text: bool) -> None:
 
 @contextlib.contextmanager
 def _writable(cache: Path) -> Iterator[None]:
-    """Make the folder, and what goes wrong as it is written an :class:`~tsallis.errors.InputError`."""
+    """Create the folder; convert errors of writing to :class:`~tsallis.errors.InputError`."""
     try:
         cache.mkdir(parents=True, exist_ok=True)
         yield

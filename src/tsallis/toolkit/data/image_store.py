@@ -1,4 +1,4 @@
-"""Images by number, so that a row of numbers can begin with one: the image's, and then those of other symbols."""
+"""Store images by number, so that a row of symbols can start with the number of an image."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class ImageStore:
         return self._opened[key]
 
     def add(self, images: Iterable[tuple[Pictures, str]]) -> list[int]:
-        """Return the number of each image, by its file and name; one that has none yet gets the next.
+        """Return the number of each image by file and name; new images get the next number.
 
         Raises:
-            InputError: an image of another size than those in the store.
+            InputError: The image has another size than those in the store.
         """
         return [self._number(pictures, name) for pictures, name in images]
 

@@ -33,7 +33,7 @@ Load = Callable[[], bytes]
 
 
 class BadPicture(InputError):
-    """A file that is no image, or a damaged one."""
+    """Raised for a file that is damaged or not an image."""
 
 
 class Pictures(Protocol):
@@ -136,12 +136,12 @@ class ArrayPictures:
                 last = len(self) - 1
                 raise InputError(f"{self.source}: images are numbered from 0 to {last}, there is no {describe(name)}")
             rows.append(row)
-        images = self.array[rows]  # a copy, also of what is mapped
+        images = self.array[rows]  # a copy, also of mapped files
         return torch.from_numpy(images if images.dtype == np.uint8 else images.astype(np.float32, copy=False))
 
 
 class Photos:
-    """JPEG and PNG files, read when they are first asked for, and kept at the size they are brought to.
+    """JPEG and PNG files, read at the first use and stored in the requested size.
 
     Args:
         files: what each path gives when it is read.
@@ -149,7 +149,7 @@ class Photos:
         size: height and width; by default the first one's, which all must have.
 
     Raises:
-        InputError: no images, or a first one that can't be read.
+        InputError: There are no images, or the first one can't be read.
     """
 
     def __init__(self, files: dict[str, Load], source: str, size: tuple[int, int] | None = None) -> None:
@@ -200,7 +200,7 @@ def decode_picture(content: bytes, source: str, size: tuple[int, int] | None = N
     """Return the pixels [height, width, 3] of a JPEG or PNG file, brought to a size if one is given.
 
     Raises:
-        BadPicture: not such a file, or a damaged one; `source` is what it is called.
+        BadPicture: The file is damaged or has another format; `source` is its name.
         InputError: without Pillow.
     """
     try:

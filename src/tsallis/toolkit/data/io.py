@@ -1,4 +1,4 @@
-"""Files: written in one step, read whole or line by line; an error names the file and what is wrong with it."""
+"""Read and write files, with errors that name the file and the problem."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MARKS = {  # byte order marks of encodings that are not read; UTF-32 first: its 
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }
-OPEN_ALREADY = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")  # names of what the process was started with
+OPEN_ALREADY = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")  # names of inherited streams
 
 
 class TooLarge(InputError):
@@ -59,7 +59,7 @@ def write_atomic(path: Path | str, data: bytes | str) -> None:
     system) and is flushed to the disk before it takes the target's name. The folder must be there.
 
     Raises:
-        OSError: whatever the system says; what was at `path` is then still there, and nothing beside it.
+        OSError: The system's error; an existing file at `path` is then unchanged.
 
     >>> import tempfile, pathlib
     >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -101,7 +101,7 @@ def write_output(path: Path | str, data: bytes | str) -> None:
 
 @contextmanager
 def created_folder(folder: Path) -> Iterator[None]:
-    """Create a folder with its parents; if the block raises an InputError, remove those that are still empty."""
+    """Create a folder with its parents; if the block raises an InputError, remove empty ones."""
     missing = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -136,7 +136,7 @@ def write_all(handle: int, blob: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush the names in a folder to the disk, where the system can: what comes after happens after it."""
+    """Flush the names in a folder to disk, if the system supports it."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except PermissionError:  # as of all folders on Windows
@@ -205,10 +205,10 @@ def find_packed(path: Path | str, endings: Sequence[str] = PACKED_ENDINGS) -> Pa
 
 
 def check_file(path: Path | str) -> None:
-    """Refuse what has no end or would be waited for, such as a fifo or a device.
+    """Raise for paths that would block or never end, such as a fifo or a device.
 
     Raises:
-        InputError: nothing at `path`, or something other than a file or a link to one.
+        InputError: There is nothing at `path`, or it is not a file.
     """
     try:
         mode = os.stat(path).st_mode  # a pipe without a writer would block once it is opened
@@ -226,7 +226,7 @@ def open_file(path: Path | str) -> IO[bytes]:
     """Open a file for reading; a pipe or device in its place, which might block or never end, is refused.
 
     Raises:
-        InputError: what can't be read, or is no file.
+        InputError: The path can't be read or is not a file.
     """
     try:
         if str(path).startswith(OPEN_ALREADY):
@@ -239,7 +239,7 @@ def open_file(path: Path | str) -> IO[bytes]:
 
 @contextmanager
 def input_errors(path: Path | str) -> Iterator[None]:
-    """Make what goes wrong while a file is read and unpacked an :class:`~tsallis.errors.InputError`."""
+    """Convert errors of reading and unpacking a file to :class:`~tsallis.errors.InputError`."""
     try:
         with memory_for(f"{path}: its content"):
             yield
@@ -259,7 +259,7 @@ def digest_file(path: Path | str, algorithm: str = "sha256") -> str:
 
 
 def read_bytes(path: Path | str, limit: int | None = None) -> bytes:
-    """Return the content of a file, of at most `limit` bytes; one that can't be read is an InputError."""
+    """Return the content of a file of at most `limit` bytes; raise an InputError if it can't be read."""
     with open_file(path) as stream, input_errors(path):
         content = stream.read(-1 if limit is None else limit + 1)
     if limit is not None and len(content) > limit:
@@ -343,7 +343,7 @@ def decode_lines(stream: Stream, name: str, expected: str = "text") -> Iterator[
 
 @dataclass
 class Ignored:
-    """Counts of what is ignored in lines of input.
+    """Counts of ignored parts of input lines.
 
     Args:
         blank: lines of white space alone.
@@ -354,7 +354,7 @@ class Ignored:
     ends: int = 0
 
     def warn(self, name: str) -> None:
-        """Issue a warning that names the input, if anything was ignored."""
+        """Warn if anything was ignored, naming the input."""
         kinds = {"blank lines": self.blank, "separators at the end of lines": self.ends}
         if counts := [f"{text} ({count})" for text, count in kinds.items() if count]:
             warnings.warn(f"{name}: ignored {' and '.join(counts)}", IgnoredInputWarning, stacklevel=2)
@@ -363,7 +363,7 @@ class Ignored:
 def number_lines(
     lines: Iterable[str], ignored: Ignored, columns: int = 1, separators: str = ""
 ) -> Iterator[tuple[int, str]]:
-    r"""Yield the lines that hold something, each with its number from 0, without what is ignored at its end.
+    r"""Yield non-blank lines with their numbers from 0, without ignored characters at their ends.
 
     Every task and command reads its lines with this function. Blank lines are left out. At the end of a line a carriage
     return, white space, empty columns behind the first `columns` ones, and separators are removed.
@@ -439,7 +439,7 @@ def decompress(stream: IO[bytes], path: Path, packing: str | None = None) -> Str
 
 
 class BoundedStream:
-    """A text while it is unpacked; one that outgrows what text can be packed to is no text.
+    """Text that is being unpacked; data that is compressed too well is rejected.
 
     Args:
         stream: what is read.

@@ -1,7 +1,6 @@
 """Segmentations drawn at random from a sentencepiece model, the same in every process.
 
-sentencepiece draws them too, but mixes its seed with something of the process: a run that is gone on with would see
-other segmentations than one that was never interrupted.
+sentencepiece can sample them too, but its seed depends on the process: a resumed run would see different segmentations.
 """
 
 from __future__ import annotations
@@ -65,11 +64,11 @@ class Sampler:
         return tokens
 
     def draw_stretch(self, stretch: str, alpha: float, chance: Chance) -> Sequence[int]:
-        """Return a segmentation of what no piece goes across the ends of."""
+        """Return a segmentation of a part that no piece crosses."""
         raise NotImplementedError
 
     def spell(self, part: str) -> list[int]:
-        """Return the number of a piece; what is none is unknown, or its bytes where the model has them."""
+        """Return the number of a piece, or of its bytes or the unknown symbol."""
         if part in self.numbers:
             return [self.numbers[part]]
         return [self.bytes[b] for b in part.encode()] if self.bytes else [UNK]
@@ -167,7 +166,7 @@ class LatticeSampler(Sampler):
         return tokens[::-1]
 
     def _weigh(self, stretch: str, alpha: float) -> list[tuple[list[int], list[float]]]:
-        """For every end, where the last piece may start, and the sums of the probabilities of these starts."""
+        """Return for every end the starts of the last piece, and the sums of their probabilities."""
         logs = [0.0]  # of everything before each place
         lattice: list[tuple[list[int], list[float]]] = [([], [])]
         for end in range(1, len(stretch) + 1):

@@ -34,7 +34,7 @@ class Subwords:
         source: what an error calls it.
 
     Raises:
-        InputError: anything that is no such model, or one that numbers the four otherwise.
+        InputError: The file is not such a model, or numbers the four symbols differently.
 
     >>> subwords = Subwords.train(["low lower lowest"] * 3, 18)
     >>> subwords.encode("low"), subwords.name(6), subwords.decode(subwords.encode(" lower  slow"))
@@ -151,7 +151,7 @@ class Subwords:
         return arrays
 
     def split_typed(self, text: str) -> tuple[list[int], str]:
-        """Return the subwords of all words but the last one, which may go on, and how that one is spelled so far.
+        """Return the subwords of all words except the last, which may continue, and its spelling so far.
 
         >>> subwords = Subwords.train(["low lower lowest"] * 3, 18, normalization="nmt_nfkc_cf")
         >>> subwords.split_typed("low LO"), subwords.split_typed("low ")
@@ -258,7 +258,7 @@ def _sentencepiece() -> Any:
 
 
 def _threads() -> int:
-    """Return the number of threads PyTorch uses: one a process where several share a machine."""
+    """Return PyTorch's number of threads: one per process if several share a machine."""
     import torch
 
     return torch.get_num_threads()
@@ -296,7 +296,7 @@ def _explain(message: str, size: int) -> str:
 
 
 def _kind(model: bytes, label: str) -> str:
-    """Return the kind of a model; one that was cut may still look whole to sentencepiece, but lacks its end."""
+    """Return the kind of a model; sentencepiece does not notice if the end of the file is missing."""
     try:
         fields = dict(message_fields(model))
         # Pieces come first, then how they were learned, then the normaliser (sentencepiece_model.proto).

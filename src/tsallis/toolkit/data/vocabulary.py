@@ -155,7 +155,7 @@ class Vocabulary:
         return vocabulary
 
     def save(self, path: Path | str) -> None:
-        """Write the vocabulary in one step; a file that is there is replaced."""
+        """Write the vocabulary in one step, replacing an existing file."""
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, self.to_json())
 

@@ -43,7 +43,7 @@ def read_word_vectors(
         tensor: the name of the matrix, where the file has several of two dimensions.
 
     Returns:
-        Vectors in the order of the symbols' numbers; of a word that stands in a file twice, the first.
+        Vectors in the order of the symbols; the first one if a file contains a word twice.
 
     Raises:
         InputError: a file that is missing or damaged, a malformed line with its place, numbers that are not finite, or

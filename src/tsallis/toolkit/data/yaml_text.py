@@ -19,7 +19,7 @@ def parse_yaml(text: str, name: str) -> Any:
     """Return the value that a YAML text stands for.
 
     Raises:
-        InputError: what is not YAML, holds more than a configuration can, or a key twice; `name` is what it is called.
+        InputError: The text is not YAML, is too large, or has a duplicate key; `name` is its name.
     """
     try:
         loader = yaml.SafeLoader(text)
@@ -43,7 +43,7 @@ def parse_yaml(text: str, name: str) -> Any:
 
 
 def _refuse_duplicates(node: yaml.Node, name: str, path: tuple[str, ...], done: set[int]) -> None:
-    """Refuse a key that stands twice in a mapping, of which YAML's loader would take the last one."""
+    """Raise for duplicate keys, of which YAML's loader would use the last one."""
     if isinstance(node, yaml.ScalarNode) or id(node) in done:
         return
     done.add(id(node))

@@ -18,10 +18,10 @@ from tsallis.toolkit.datasets.archive_folders import LONGEST, open_tar, read_fol
 from tsallis.toolkit.datasets.converters import FOLDER_FORMS, LINE_FORMS, CorruptDownloadError
 from tsallis.toolkit.datasets.download import Part, SourceFile, check, fetch, known, record_of, same_digest, take_name
 
-LARGEST = 1 << 26  # bytes of what can't be read line by line
+LARGEST = 1 << 26  # maximum bytes of content that can't be read line by line
 MANY = 20  # parts that are not announced one by one
-# A zip file may be encrypted (RuntimeError), packed in an unknown way (NotImplementedError), or name its members in
-# bytes that are no text (UnicodeDecodeError).
+# A zip file may be encrypted (RuntimeError), use an unknown compression (NotImplementedError), or have invalid member
+# names (UnicodeDecodeError).
 DAMAGE_ERRORS = (
     EOFError,
     MemoryError,
@@ -82,7 +82,7 @@ def _fetch_parts(file: SourceFile, packed: Path, report: Report | None) -> None:
 
 
 def _throw_away(file: SourceFile, packed: Path, culprit: SourceFile | None) -> None:
-    """Archives whose content nothing vouches for: kept, they would fail in the same way for ever."""
+    """Remove archives without a known digest after an error: otherwise they would always fail again."""
     sources = {source for part in file.parts for source in part.needs}
     for archive in sources if culprit is None else {culprit}:
         if archive.sha256 is None and archive.md5 is None:

@@ -14,7 +14,7 @@ from tsallis.toolkit.datasets.converters import CorruptDownloadError
 from tsallis.toolkit.datasets.download import Part, SourceFile
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
-LONGEST = 1 << 20  # bytes of a line or a small file: what is something else shows early
+LONGEST = 1 << 20  # maximum bytes of a line or a small file, to detect other content early
 Make = Callable[[re.Match[str], bytes, str], Iterator[bytes]]
 
 

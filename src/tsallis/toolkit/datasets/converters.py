@@ -26,7 +26,7 @@ class CorruptDownloadError(Exception):
 
 
 def decode(line: bytes, where: str) -> str:
-    """Return bytes as text; what is not UTF-8 is an error."""
+    """Decode bytes as UTF-8, or raise."""
     try:
         return line.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -122,7 +122,7 @@ def row(*columns: str) -> bytes:
 
 
 def reviews(name: re.Match[str], content: bytes, where: str) -> Iterator[bytes]:
-    """Yield `label<TAB>rating<TAB>class/id_rating<TAB>text`, label 0 for `neg` and 1 for `pos`: one line a file."""
+    """Yield `label<TAB>rating<TAB>class/id_rating<TAB>text`, label 0 for `neg` and 1 for `pos`, one line per file."""
     text = content.translate(CONTROLS).strip()
     decode(text, where)
     folder, number, rating = name.groups()

@@ -1,4 +1,4 @@
-"""Fetching a known file: what was begun is gone on with, and what arrives is checked before it takes its name."""
+"""Download known files: resume partial downloads, and check files before renaming them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ TIMEOUT = 60  # seconds without a byte
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file: where it may lie, and what it must be, as far as that is known.
+    """Description of a file to download: its addresses and its digests, if known.
 
-    Where neither digest is known, that of the first transfer is written beside the file as `<name>.sha256`, and what
-    comes later is compared with it.
+    If no digest is known, that of the first download is written to `<name>.sha256`, and later downloads must match it.
     """
 
     name: str
@@ -33,7 +32,7 @@ class SourceFile:
     sha256: str | None = None
     md5: str | None = None  # where the publishers give no better one
     lines: int | None = None
-    parts: tuple[Part, ...] = ()  # what it is made from, one after the other; it has no address of its own then
+    parts: tuple[Part, ...] = ()  # parts to concatenate, for files without an address
     holds: Literal["lines", "images", "files"] = "lines"  # images: an array in NumPy's format; files: a tar file
     header: str = ""  # a first line, of our own
 
@@ -52,7 +51,7 @@ class Part:
     split: str = ""  # of clusters: train, dev or test
     column: int = 0  # of clusters: which side of the pairs
     count: int | None = None  # of a tar-folder: its members
-    listed: SourceFile | None = None  # of pairs: a file with the names of the images that are wanted
+    listed: SourceFile | None = None  # file with the names of the required images
 
     @property
     def needs(self) -> tuple[SourceFile, ...]:
@@ -61,7 +60,7 @@ class Part:
 
 
 def fetch(file: SourceFile, path: Path) -> Path:
-    """Get one file: there already, gone on with, or fetched whole; it takes its name when its content is right.
+    """Return a file: use an existing one, resume its download, or download it; rename it after checking.
 
     What an interrupted transfer left lies beside it as `<name>.part`.
 
@@ -86,9 +85,9 @@ def fetch(file: SourceFile, path: Path) -> Path:
 
 
 def check(file: SourceFile, path: Path) -> None:
-    """Take a file that is there already, compared with its digest, known or recorded, and its number of lines."""
+    """Check an existing file against its known or recorded digest and number of lines."""
     verify(file, path)
-    if _is_unknown(file, path):  # put there by the user: what it is now is what it must stay
+    if _is_unknown(file, path):  # provided by the user: record its digest
         write_record(path, digest_file(path))
 
 
@@ -131,7 +130,7 @@ def record_of(path: Path) -> Path:
 
 
 def write_record(path: Path, digest: str) -> None:
-    """In the form that `sha256sum --check` reads."""
+    """Return the digest in the format of `sha256sum --check`."""
     write_atomic(record_of(path), f"{digest}  {path.name}\n")
 
 
@@ -141,7 +140,7 @@ def count_lines(path: Path) -> int:
 
 
 def _complete(file: SourceFile, part: Path, path: Path) -> bool:
-    """Bring `part` to its full size; one that turns out to be something else is removed."""
+    """Download the rest of `part`; remove it if its content is wrong."""
     have = _size(part)
     if file.size is not None and have > file.size:
         part.unlink()
@@ -160,7 +159,7 @@ def _download(file: SourceFile, part: Path) -> None:
             return
         except urllib.error.HTTPError as error:
             if error.code == 416 and file.size is None and part.exists():
-                # Nothing follows what is there: whole or of something else, which only a new transfer can tell.
+                # No bytes follow: the part is complete or wrong, which only a new download can show.
                 part.unlink()
                 return _download(file, part)
             if error.code != 404:

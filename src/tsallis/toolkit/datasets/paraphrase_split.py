@@ -14,10 +14,10 @@ LARGEST = 20  # pairs of a cluster that may leave the training split
 def split_pairs(pairs: Iterable[Pair], held_out: int = HELD_OUT) -> dict[str, list[Pair]]:
     """Return the splits "train", "dev" and "test" of sentence pairs: pairs with a side in common are in the same one.
 
-    Sides count as equal when they are so in lower case and without punctuation. White space is collapsed, Unicode
-    brought to its composed form, and a pair that was there before is left out; within a split the order is kept.
-    Clusters go to dev, then to test, in the order of the SHA-1 of their smallest sentence until there are `held_out`
-    pairs; those of more than 20 pairs stay in train.
+    Sides count as equal when they are so in lower case and without punctuation. White space is collapsed, Unicode is
+    composed, and duplicate pairs are removed; the order within a split is kept. Clusters go to dev, then to test, in
+    the order of the SHA-1 of their smallest sentence until there are `held_out` pairs; those of more than 20 pairs stay
+    in train.
 
     >>> splits = split_pairs([("Hi!", "Hallo!"), ("Hello!", "Hallo."), ("Run!", "Lauf!"), ("Go!", "Los!")], held_out=1)
     >>> [len(splits[split]) for split in ("train", "dev", "test")]

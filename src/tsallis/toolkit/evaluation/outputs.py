@@ -1,4 +1,4 @@
-"""Records of single outputs beside their references: probabilities by symbol, certificates, the empty output."""
+"""Create records of outputs and references: probabilities per symbol, certificates, and the empty output."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def describe_tokens(scores: TokenScores, tgt_vocab: Any) -> dict[str, Any]:
     Returns:
         "possible", "log_prob", "tokens" with "symbol", "log_prob" and "support" of each, and "impossible": None, or the
         first impossible symbol, its "step" from 1, "gap" below the threshold (None where there is no one threshold, or
-        the symbol is never given), "support" and the symbols possible "instead" with their probabilities. What is
-        impossible has a log-probability of None.
+        the symbol is never given), "support" and the symbols possible "instead" with their probabilities. Impossible
+        symbols have a log-probability of None.
     """
     columns = zip(scores.tokens, scores.log_probs, scores.support, strict=True)
     tokens = [{"symbol": tgt_vocab.name(t), "log_prob": finite(p), "support": n} for t, p, n in columns]
@@ -79,7 +79,7 @@ def describe_hypothesis(hypothesis: Hypothesis, tgt_vocab: Any, length_penalty: 
     Args:
         hypothesis: to describe.
         tgt_vocab: that spells symbols.
-        length_penalty: of the search; where it is not 0, "score" is what ranks outputs.
+        length_penalty: length penalty of the search; if it is not 0, "score" ranks outputs.
 
     A text has its "segmentations", too: "prob" and "log_prob" are sums over them, supports are of the first.
     """
@@ -106,7 +106,7 @@ def describe_certificate(certificate: Certificate) -> dict[str, Any]:
 def describe_result(result: Result, tgt_vocab: Any) -> dict[str, Any]:
     """Return the result of a search as what JSON holds: its certificate, bound and mass, and the hypotheses.
 
-    A result about texts also has what is "missing": the probability of all sequences that were not found, at most.
+    A result about texts also has "missing", an upper bound on the probability of sequences that were not found.
     """
     hypotheses = [describe_hypothesis(h, tgt_vocab, result.length_penalty) for h in result.hypotheses]
     missing = {"missing": finite(result.missing)} if any(h.segmentations for h in result.hypotheses) else {}
@@ -123,7 +123,7 @@ def describe_result(result: Result, tgt_vocab: Any) -> dict[str, Any]:
 def output_records(
     model: Decoder, tgt_vocab: Any, corpus: Corpus, references: Sequence[str], results: Sequence[Result]
 ) -> Iterator[dict[str, Any]]:
-    """Yield a record of each row: reference and best output, with what is known and proved about them.
+    """Yield a record per row: reference and best output, with probabilities and certificate.
 
     "empty" compares the empty output with the best one, see
     :func:`tsallis.toolkit.evaluation.empty_output.compare_empty`.
@@ -133,7 +133,7 @@ def output_records(
         tgt_vocab: that spells its symbols.
         corpus: the rows, with targets.
         references: the text of each target.
-        results: of a search, one a row.
+        results: results of a search, one per row.
     """
     texts = ambiguous_text(tgt_vocab) is not None
     empty, device = empty_log_probs(model, corpus, vocabulary=tgt_vocab).tolist(), device_of(model)

@@ -26,8 +26,7 @@ def environment() -> dict[str, Any]:
     """Return versions, the commit of the code, processor and threads.
 
     Returns:
-        "commit" (None where the code is no checkout), "torch", "python", "cpu", "cores", "threads" and, where there is
-        one, "gpu".
+        "commit" (None outside a git checkout), "torch", "python", "cpu", "cores", "threads" and, with a GPU, "gpu".
 
     Example:
         >>> sorted(environment())[:4]
@@ -67,7 +66,7 @@ def find_commit() -> str | None:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """Return what git prints; None where it fails or is not there."""
+    """Return the output of git, or None if it fails or is missing."""
     try:
         process = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.SubprocessError):
@@ -112,7 +111,7 @@ def digest_files(paths: Iterable[Path]) -> dict[str, Any]:
         paths: of the files; their order has no influence.
 
     Returns:
-        "files", "bytes" and "sha256": of one line a file, in the order of their names, then of the lines.
+        "files", "bytes" and "sha256" (of one line per file, sorted by name).
 
     Raises:
         InputError: a file that can't be read.

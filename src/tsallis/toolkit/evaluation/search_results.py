@@ -15,7 +15,7 @@ from tsallis.toolkit.data.corpus import Corpus
 def search_batch(model: Decoder, batch: Batch, options: SearchOptions, **data: Any) -> list[Result]:
     """Search for the outputs of a batch: by a beam, exactly, or for all, as the mode of the options says.
 
-    `data` are the arguments of the searches that are no options, such as `prefixes` and `text`.
+    `data` are arguments of the searches that are not options, such as `prefixes` and `text`.
     """
     search: Any = {"beam": beam_search, "exact": exact_search, "all": exhaustive}[options.mode]
     device = device_of(model)
@@ -43,7 +43,7 @@ def search_corpus(
         corpus: Sources.
         options: Options of the search; its mode is "beam", "exact" or "all".
         batch_size: Number of rows that are searched together.
-        data: Arguments of the search that are no options, such as `text` of :func:`tsallis.search.beam_search`.
+        data: Arguments of the search that are not options, such as `text` of :func:`tsallis.search.beam_search`.
 
     Returns:
         One result per row, in the corpus's order.

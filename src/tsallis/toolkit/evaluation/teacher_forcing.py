@@ -26,7 +26,7 @@ class TeacherForcedScores:
     """Loss and sparsity of a model with teacher forcing.
 
     A symbol that the vocabulary lacks has probability zero, as in :func:`~tsallis.search.score`: it is wrong, and out
-    of the support. The loss alone leaves it out, for it would be infinite. Of a classifier the symbols are the labels.
+    of the support. The loss alone leaves it out, for it would be infinite. The symbols of a classifier are its labels.
 
     Args:
         loss: the map's own loss, a symbol of the vocabulary.
@@ -35,8 +35,7 @@ class TeacherForcedScores:
         output_support: symbols with a probability, mean over steps.
         output_sum: sum of a step's probabilities, mean over steps: 1 but for alpha-ReLU.
         logit_norm: Euclidean norm of the scores, mean over steps.
-        threshold: of the map, mean over steps, see :meth:`tsallis.nn.OutputLayer.thresholds`; NaN for softmax, which
-            has none.
+        threshold: mean threshold over steps, see :meth:`tsallis.nn.OutputLayer.thresholds`; NaN for softmax.
         smoothed_loss: :math:`-\\log` of smoothed probabilities, see `epsilon_perplexity`.
         sparsemax_score: mean of :math:`p_y + (1 - \\|p\\|^2) / 2` (Martins et al. 2020, *Sparse Text Generation*).
         attention_support: positions with a weight, mean over steps (and heads).
@@ -63,7 +62,7 @@ class TeacherForcedScores:
 
     @property
     def epsilon_perplexity(self) -> float:
-        """The perplexity of the probabilities :math:`(p + \\epsilon) / (1 + \\epsilon |V|)`, of which none is zero."""
+        """The perplexity of the probabilities :math:`(p + \\epsilon) / (1 + \\epsilon |V|)`, which are never zero."""
         return math.exp(self.smoothed_loss)
 
     @classmethod
@@ -182,10 +181,10 @@ def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> tuple[dict[str, f
     possible = output.log_probs(scores) > -torch.inf
     gold_possible = _gold_values(possible, gold, known)
     thresholds = output.thresholds(scores, probs) if hasattr(output, "thresholds") else None
-    # What is not normalised is no distribution, as the two scores of Martins et al. need it.
+    # The two scores of Martins et al. need normalized probabilities.
     shares = probs if output.normalized else probs / probs.sum(-1, keepdim=True).clamp(min=1e-30)
     of_gold_share = _gold_values(shares, gold, known)
-    # An ensemble's scores are not those that its models' losses are of.
+    # The losses of an ensemble's models are not defined on its scores.
     of_scores = hasattr(output, "loss_of_scores")
     loss, inputs = (output.loss_of_scores, scores) if of_scores else (output.loss, hidden)
     sums = {

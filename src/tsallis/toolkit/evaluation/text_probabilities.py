@@ -17,7 +17,7 @@ from tsallis.symbols import UNK
 from tsallis.toolkit.data.batching import IGNORE_INDEX, Batch
 from tsallis.toolkit.data.packing import TextCorpus
 
-LISTED = 16  # texts of a list whose segmentations are all looked for
+LISTED = 16  # number of texts whose segmentations are all searched
 LEAST = 250  # prefixes that are followed for each of them
 
 
@@ -101,7 +101,7 @@ def complete_results(model: Decoder, batch: Batch, results: Sequence[Result], vo
 def join_draws(
     model: Decoder, batch: Batch, rows: Sequence[Sequence[Hypothesis | None]], vocabulary: Any
 ) -> list[list[Hypothesis | None]]:
-    """Return draws as texts, those of one text with one probability: that of its segmentations, drawn or not."""
+    """Return draws as texts with the probability of all segmentations, drawn or not."""
     texts = [[vocabulary.decode(draw.tokens) for draw in row if draw is not None] for row in rows]
     found = text_probabilities(model, batch, texts, vocabulary)
     joined: list[list[Hypothesis | None]] = []

@@ -23,7 +23,7 @@ LINKS: tuple[Links, ...] = ("largest", "support")
 
 
 def check_alignment(task: Task, run: Run, links: str | None) -> None:
-    """Refuse alignments of a run whose outputs are no sequences, or of an unknown kind.
+    """Raise if a run's outputs are not sequences, or the kind of alignment is unknown.
 
     Raises:
         InputError: such a run or kind.

@@ -1,4 +1,4 @@
-"""The answers to lines: outputs with their texts, what is proved about them, and the objects that `--json` prints."""
+"""Define the answers to lines: outputs, certificates, and the objects that `--json` prints."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ class Output:
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to a line: the outputs of a search or draws, and what is proved about them.
+    """Answer to a line: the outputs of a search or draws, and their certificate.
 
     Args:
         line: its number, from 1.
-        outputs: those that were searched for, the best first; or draws in their order, None for one that met a dead end
-            or the greatest length.
-        result: of the search, with the certificate; None of draws, and of a line that holds nothing to read.
+        outputs: outputs of a search, best first, or draws in order; None for a draw that reached a dead end or the
+            length limit.
+        result: result of the search with the certificate; None for draws and blank lines.
         choice: the choice of least risk among the outputs; None where none was made.
         unknown: how many symbols of the line the run doesn't know.
         source: the strings of the source's symbols, to which alignments refer; None without them.
@@ -98,7 +98,7 @@ class Answer:
 
     @property
     def best(self) -> Output | None:
-        """The best output, the one of least risk, or the first draw; None where there is none."""
+        """Return the best output, the minimum-risk output or the first draw, or None."""
         if self.choice is not None:
             return [output for output in self.outputs if output is not None][self.choice.index]
         return self.outputs[0] if self.outputs else None
@@ -149,7 +149,7 @@ class Form:
     beginning: str = ""
 
     def describe(self, answer: Answer) -> dict[str, Any]:
-        """Return what a line's JSON object holds besides its number."""
+        """Return the JSON object of a line without its number."""
         options = self.options
         content: dict[str, Any] = {}
         start = options.prefix if options.prefix is not None else self.beginning
@@ -192,7 +192,7 @@ class Form:
         return {**described, **self._details(output)}
 
     def _details(self, output: Output | None) -> dict[str, Any]:
-        """Return what was asked for beside an output."""
+        """Return the requested details of an output."""
         from tsallis.toolkit.evaluation.outputs import describe_tokens
 
         details: dict[str, Any] = {}
@@ -210,7 +210,7 @@ class TextScore:
     Args:
         line: its number, from 1.
         tokens: the strings of its symbols, its end included, up to the first that is impossible.
-        scores: the log-probability of each, and why one is impossible; None of a blank line.
+        scores: log-probability of each symbol, and why one is impossible; None for a blank line.
         text: The segmentations, where several sequences of symbols may spell a text: symbols are then those of the most
             probable one, and the log-probability is that of the text.
 
@@ -239,7 +239,7 @@ class TextScore:
 
     @property
     def exact(self) -> bool:
-        """Whether all segmentations of a text count, or what is missing changes nothing but the rounding."""
+        """Return whether the probability of a text is exact up to rounding."""
         return self.text is None or self.text.exact
 
     @property

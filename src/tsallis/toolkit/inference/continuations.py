@@ -147,7 +147,7 @@ def _spell_behind(spell: Text, prompt: Sequence[int], tokens: Sequence[int]) -> 
 
 
 def continue_prompt(run: Run, prompt: str, symbols: Sequence[int], output: GeneratedText | Hypothesis) -> Continuation:
-    """Return a prompt with what was written behind it.
+    """Return a prompt with its continuation.
 
     Args:
         run: that spells symbols.

@@ -52,8 +52,8 @@ def open_run(
         The run, its model on the device.
 
     Raises:
-        InputError: a folder that is no run or has a file of another one, a device that is not there, runs of different
-            tasks, vocabularies or grids of images.
+        InputError: The folder is not a run, the device is missing, or the runs have different tasks, vocabularies or
+            image grids.
 
     Example:
         >>> open_run("runs/nowhere")
@@ -161,7 +161,7 @@ class TextRun:
             images: that lines name; None: those of the configuration's test split.
 
         Returns:
-            One answer a line; one that holds nothing to read has no output.
+            One answer per line; a blank line has no output.
 
         Raises:
             InputError: what the command refuses.
@@ -186,7 +186,7 @@ class TextRun:
             alignment: that outputs are to have.
 
         Raises:
-            InputError: the first such option, or a run that is no translator at all.
+            InputError: An option is not supported, or the run can't translate.
         """
         self.check_command("translate")
         check_for_run(options, self.run)
@@ -210,7 +210,7 @@ class TextRun:
             lines: that were read.
             options: Options of the search.
             first: the number of the first line, from 0: draws depend on it.
-            beginnings: of each row's output; none where lines have no beginnings of their own.
+            beginnings: Prefix of each row's output; empty if lines have none.
             name: what messages call the beginnings' file.
             tokens: whether outputs have the log-probability of each symbol.
             alignment: that outputs have.
@@ -271,7 +271,7 @@ class TextRun:
         tokens: bool,
         alignment: Links | None,
     ) -> list[tuple[Output | None, ...]]:
-        """Return the outputs of each row with their texts, and with what was asked for beside them."""
+        """Return the outputs of each row with their texts and requested details."""
         from tsallis.toolkit.data.corpus import Corpus
 
         penalty = options.length_penalty or 0.0
@@ -331,14 +331,14 @@ class TextRun:
             options: Options of draws or of a search.
 
         Raises:
-            InputError: the first such option, or a run that is no language model.
+            InputError: An option is not supported, or the run is not a language model.
         """
         self.check_command("generate")
         check_generation(options)
         check_for_run(options, self.run)
 
     def continue_lines(self, lines: Lines, options: SearchOptions, first: int = 0) -> list[Continuations]:
-        """Return what is written behind each of some prompts that were read.
+        """Return the continuations of encoded prompts.
 
         Args:
             lines: that were read.
@@ -383,7 +383,7 @@ class TextRun:
             images: that lines name; None: those of the configuration's test split.
 
         Returns:
-            One answer a line; a line that holds nothing to read has no continuations.
+            One answer per line; a blank line has no continuations.
 
         Raises:
             InputError: what the command refuses.
@@ -496,7 +496,7 @@ def join_columns(task: Task, sources: Sequence[str], targets: Sequence[str]) -> 
         targets: the outputs.
 
     Raises:
-        InputError: not one output a line, or a task whose lines have no other column.
+        InputError: The number of outputs is wrong, or the task's lines have no other column.
 
     >>> from tsallis.toolkit.tasks.strings import Strings
     >>> join_columns(Strings(None), ["draw\tV;PST"], ["drew"])
@@ -507,7 +507,7 @@ def join_columns(task: Task, sources: Sequence[str], targets: Sequence[str]) -> 
         raise InputError(f"there must be one target a source, got {len(targets)} for {len(sources)} sources")
     if len(gold) != len(plain) + 1:
         raise InputError(f"a line of the task {task.name} is a {gold[-1]} as a whole: targets can't be given")
-    # A task may call its source by another name where the output stands beside it: the output is the last new column.
+    # The output is the last new column; source columns may have other names in lines with outputs.
     column = max(number for number, name in enumerate(gold) if name not in plain)
     lines = []
     for number, (source, target) in enumerate(zip(sources, targets, strict=True), start=1):
@@ -522,7 +522,7 @@ def _check_lines(lines: Iterable[str], name: str) -> list[str]:
     """Return lines as a list.
 
     Raises:
-        InputError: one text in place of several, what is no text, and one that is more than a line.
+        InputError: The argument is a single text, not text, or a text of several lines.
     """
     if isinstance(lines, str | bytes):
         raise InputError(f"{name}: expected several texts, found one: put it into a list")

@@ -37,10 +37,10 @@ def search(
     """Search for the outputs of a batch.
 
     Args:
-        run: Whose model is searched.
+        run: Run whose model is searched.
         task: Of the run.
-        batch: Of sources, on the model's device.
-        options: Of the search, with those of the run's configuration.
+        batch: Batch of sources on the model's device.
+        options: Options of the search, including those of the run's configuration.
         prefixes: Symbols that the outputs of each source begin with.
     """
     from tsallis.toolkit.evaluation.search_results import search_batch
@@ -58,13 +58,13 @@ def draw(
     lines: Sequence[int],
     prefixes: list[list[int]] | None = None,
 ) -> list[list[Hypothesis | None]]:
-    """Draw outputs of a batch; their probabilities are those of their texts.
+    """Draw outputs of a batch, with the probabilities of their texts.
 
     Args:
-        run: Whose model draws.
+        run: Run whose model draws.
         task: Of the run.
-        batch: Of sources, on the model's device.
-        options: Of the draws, with those of the run's configuration.
+        batch: Batch of sources on the model's device.
+        options: Options of the draws, including those of the run's configuration.
         lines: Numbers of the rows' lines, from 1. Draws depend on them and on the seed alone.
         prefixes: Symbols that the outputs of each source begin with.
     """
@@ -93,11 +93,11 @@ def choose(
     """Return the choice of least risk among the outputs of a search, or draws; None if the options ask for none.
 
     Args:
-        run: Whose outputs.
-        task: Of the run, which has the utility of an output.
-        options: Of the search or of the draws.
+        run: Run of the outputs.
+        task: Task of the run, which defines the utility of an output.
+        options: Outputs of the search or of the draws.
         outputs: In the order of the search or of the draws.
-        result: Of the search; None of draws.
+        result: Result of the search; None for draws.
     """
     from tsallis.search import minimum_risk
 
@@ -120,7 +120,7 @@ def spell_prefixes(
     """Return the symbols that each row's output begins with; None if no output has a beginning.
 
     Args:
-        run: Whose symbols.
+        run: Run of the symbols.
         task: Which spells.
         options: With a prefix of all rows, or none.
         beginnings: The text of each row, where there is no common prefix.

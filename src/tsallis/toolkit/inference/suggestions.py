@@ -19,13 +19,13 @@ LISTED = 10  # continuations of an output, where nothing else is said
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A way to go on with an output.
+    """Possible continuation of an output.
 
     Args:
         text: the output so far, with the continuation.
-        symbols: the strings of the symbols that it adds, behind those that are certain; with those that spell what is
-            typed, where several sequences of symbols may.
-        prob: its probability, given what is typed.
+        symbols: strings of the added symbols after those that are certain; they include the typed text if several
+            symbol sequences can spell it.
+        prob: its probability given the typed text.
         ends: whether it is the end of the output.
 
     Example:
@@ -45,7 +45,7 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class Suggestions:
-    """The answer to a line and what is typed of its output.
+    """Continuations of a typed output.
 
     Args:
         line: the number of the line, from 1.
@@ -55,7 +55,7 @@ class Suggestions:
         log_prob: natural logarithm of the probability of what is typed; -inf: impossible.
         support: the continuations that are possible, listed or not.
         mass: their probability: 1 where the model's probabilities sum to 1.
-        missing: at most, the probability of those that were not looked for.
+        missing: upper bound on the probability of continuations that were not searched.
         next: the best of them, the most probable one first.
 
     Example:
@@ -77,7 +77,7 @@ class Suggestions:
 
     @property
     def possible(self) -> bool:
-        """Whether any output begins with what is typed; True also if none was found, but not all could be tried."""
+        """Return whether an output may start with the typed text; True if it is unknown."""
         return bool(self.next or self.missing)
 
     def to_dict(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class Completer:
 
     Args:
         run: with the model.
-        task: of the run: how what is typed is read.
+        task: Task of the run, which reads the typed text.
         n_best: continuations that are listed, the best ones.
     """
 
@@ -104,10 +104,10 @@ class Completer:
     n_best: int = LISTED
 
     def suggest(self, source: Batch | None, typed: str, line: int = 1) -> Suggestions:
-        """Return what may follow what is typed.
+        """Return the continuations of a typed text.
 
         Args:
-            source: one row; None of a line that holds nothing to read, which has no continuations.
+            source: one row; None for a blank line, which has no continuations.
             typed: the beginning of its output.
             line: its number, from 1.
         """
@@ -170,7 +170,7 @@ class Completer:
         return tuple(self.run.tgt_vocab.name(token) for token in tokens)
 
     def _prompt(self, source: Batch) -> list[int]:
-        """Return the symbols of a source that the output goes on with: those of a language model's prompt."""
+        """Return the symbols of a source that the output continues: a language model's prompt."""
         goes_on = not self.task.searched and self.task.ambiguous_text(self.run.tgt_vocab) is not None
         return [int(symbol) for symbol in source.src[0, : int(source.src_lengths[0])]] if goes_on else []
 
@@ -180,6 +180,6 @@ class Completer:
         return str(vocabulary.decode([*prompt, *tokens]))[len(vocabulary.decode(prompt)) :]
 
     def _text(self, tokens: Sequence[int], prompt: Sequence[int], typed: str) -> str:
-        """Return a continuation as it is shown: behind a prompt, what is typed begins with a word."""
+        """Return a continuation for display; after a prompt, the typed text starts with a word."""
         text = self._spell(tokens, prompt)
         return text.removeprefix(" ") if prompt and typed else text

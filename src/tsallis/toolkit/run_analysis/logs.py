@@ -26,7 +26,7 @@ def alpha_history(log: Path | str) -> HeadHistory:
         The alphas of each kind of attention [events, layers, heads].
 
     Raises:
-        InputError: a file that is no log, or one without alphas.
+        InputError: The file is not a log, or has no alphas.
 
     Example:
         >>> import tempfile
@@ -51,7 +51,7 @@ def density_history(log: Path | str) -> HeadHistory:
         The densities of each kind of attention [events, layers, heads].
 
     Raises:
-        InputError: a file that is no log, or one without densities.
+        InputError: The file is not a log, or has no densities.
 
     Example:
         >>> import tempfile
@@ -78,7 +78,7 @@ def value_history(log: Path | str) -> ValueHistory:
         The numbers at each validation.
 
     Raises:
-        InputError: a file that is no log, or one without validations.
+        InputError: The file is not a log, or has no validations.
 
     Example:
         >>> import tempfile

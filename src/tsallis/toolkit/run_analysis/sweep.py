@@ -108,7 +108,7 @@ def _effective(run: SweepRun) -> dict[str, Any]:
 
 
 def _score_name(run: SweepRun) -> str:
-    """Return the score that selects the best validation; in a log that lacks it the first one that is no loss."""
+    """Return the score that selects the best validation; if a log lacks it, the first that is not a loss."""
     if run.history.select is not None:
         return ON_DEV + run.history.select
     names = [name for name in run.history.values if name.startswith(ON_DEV) and name != f"{ON_DEV}loss"]

@@ -44,7 +44,7 @@ from tsallis.toolkit.training.file_names import MODEL
 from tsallis.toolkit.training.schema import ModelRecord, read_record
 
 ROWS = 512  # prefixes that a model reads together
-TIME_SHARE = 0.8  # of the time for a request: searches that can end early do so before it is over
+TIME_SHARE = 0.8  # share of a request's time after which searches end early
 Content = dict[str, Any]
 
 
@@ -139,7 +139,7 @@ class ServedRun:
         """Turn sources into numbers.
 
         Raises:
-            InputError: one that is malformed, or has too many symbols.
+            InputError: The line is malformed or has too many symbols.
             Refusal: a language that the run does not know.
         """
         try:
@@ -222,7 +222,7 @@ class ServedRun:
         return {"text": self.run.tgt_vocab.decode(text.tokens), **{name: getattr(text, name) for name in names}}
 
     def suggest(self, requests: Sequence[SuggestRequest], check: Check) -> list[Content]:
-        """Answer a request by what may follow what is typed."""
+        """Answer a request with the continuations of a typed text."""
         (request,) = requests
         run = replace(self.run, model=InterruptibleModel(self.run.model, check))
         completer = Completer(run, self.task, self._choices(request))
@@ -241,7 +241,7 @@ class ServedRun:
         """Return the symbols of a request's output, or of the best one.
 
         Raises:
-            Refusal: numbers that are no symbols; a search without an output.
+            Refusal: A number is not a symbol, or the search found no output.
         """
         if request.tokens is not None:
             for token in request.tokens:
@@ -256,7 +256,7 @@ class ServedRun:
             if len(tokens) > self.limits.longest:
                 raise Refusal(400, f"output: at most {self.limits.longest} symbols, found {len(tokens)}")
             scored = self._score_text(tokens, request.output, source, model)
-            # Of the ways to spell a text, the most probable one is shown.
+            # Show the most probable spelling of a text.
             return [*scored[1].segmentations[0].tokens] if scored and scored[1].segmentations else tokens
         options = SearchOptions(n_best=1).with_defaults(self.search)
         (result,) = search(replace(self.run, model=model), self.task, source, options)
@@ -276,7 +276,7 @@ class ServedRun:
 
     @torch.no_grad()
     def steps(self, requests: Sequence[StepsRequest], check: Check) -> list[Content]:
-        """Answer a request by the symbols that are possible at each step of an output, up to one that is impossible."""
+        """Answer a request with the possible symbols at each step of an output, up to an impossible one."""
         (request,) = requests
         model: Any = InterruptibleModel(self.run.model, check)
         source = self._source(request)
@@ -303,7 +303,7 @@ class ServedRun:
         return [content]
 
     def _step(self, token: int, log_probs: torch.Tensor, num_attended: int, n_best: int) -> Content:
-        """Describe a symbol among those that are possible, by log-probabilities [d_vocab]."""
+        """Describe a possible symbol, given log-probabilities [d_vocab]."""
         log_prob, support = float(log_probs[token]), int((log_probs > -torch.inf).sum())
         best = log_probs.topk(min(n_best, support))
         words = zip(best.indices.tolist(), best.values.exp().tolist(), best.values.tolist(), strict=True)
@@ -346,7 +346,7 @@ class ServedRun:
         assert self._reader is not None
         layer, weights = self._reader.layers[number], sentence.weights[number].head(head)
         queries, keys = sentence.text.sides(layer.kind)
-        if layer.kind == "cross":  # a row is the symbol that is predicted, not the one that was read
+        if layer.kind == "cross":  # a row belongs to the predicted symbol, not to the one that was read
             queries = (*queries[1:], self._name(EOS))
         cells = list(zip(weights.columns.tolist(), weights.values.tolist(), strict=True))
         rows = [cells[first:last] for first, last in itertools.pairwise(weights.offsets.tolist())]

@@ -1,11 +1,11 @@
-"""The files of the page: its own, and those that it shares with reports."""
+"""Serve the files of the page, including those shared with reports."""
 
 from __future__ import annotations
 
 from functools import cache
 from importlib import resources
 
-# By address: the content's type, and the files that it is made of, by package.
+# Content type and files by address.
 FILES: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "/": ("text/html", (("tsallis.toolkit.serve", "index.html"),)),
     "/style.css": ("text/css", (("tsallis.report", "page.css"), ("tsallis.toolkit.serve", "serve.css"))),

@@ -24,7 +24,7 @@ class Request(BaseModel):
     language: str | None = None
 
     def check(self, limits: Limits) -> None:
-        """Refuse values that go beyond the server's limits, or say nothing beside each other.
+        """Raise if values exceed the server's limits or contradict each other.
 
         Raises:
             Refusal: the first that goes beyond a limit.

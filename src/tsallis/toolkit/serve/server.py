@@ -72,5 +72,5 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._worker.stop()  # or answers under way would be waited for
+        self._worker.stop()  # otherwise running answers would delay the end
         await super().shutdown(sockets)

@@ -120,7 +120,7 @@ class Worker:
         self._thread.join(seconds)
 
     def stop(self) -> None:
-        """Refuse what waits and what comes, and end the work at its next step."""
+        """Reject waiting and new jobs, and stop the current work at its next step."""
         with self._changed:
             self._closed = True
             jobs = list(self._jobs)
@@ -135,7 +135,7 @@ class Worker:
             self._answer(batch)
 
     def _next(self) -> list[Job]:
-        """Wait for a job, and return it with those that can be worked on together; nothing once the server ends."""
+        """Wait for a job, and return it with compatible jobs; return nothing when the server stops."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._jobs or self._closed)
@@ -153,7 +153,7 @@ class Worker:
                 return batch
 
     def _answer(self, batch: list[Job]) -> None:
-        """Work on jobs together; where that fails, on each by itself, so that none suffers from another."""
+        """Run jobs together; if that fails, run each separately, so that one can't break the others."""
         try:
             answers = self._work(batch)
         except Exception as error:

@@ -38,8 +38,8 @@ LONGEST = 1024  # symbols of a line on which a search ends in seconds, where the
 class Task(ABC):
     """One kind of run: what its examples are, and how they become numbers and text.
 
-    A subclass is a frozen dataclass. `task.json` in a run folder holds its fields: what is needed to read a line after
-    training. A field that is also a setting of `Config` has the same name and value.
+    A subclass is a frozen dataclass. `task.json` in a run folder stores its fields, which are needed to read lines
+    after training. A field that is also a setting of `Config` has the same name and value.
 
     Interface:
         A new task defines these. `SequenceTask` and `LabelTask` define `models`, `attention` and, for labels, `score`.
@@ -100,7 +100,7 @@ class Task(ABC):
         """Read and encode the training data that a section `data` describes.
 
         Raises:
-            InputError: what can't be read or used, each with its file and line.
+            InputError: Data can't be read or used; the message names file and line.
         """
 
     @classmethod
@@ -109,7 +109,7 @@ class Task(ABC):
         """Read the examples of a split, "train", "dev" or "test"; subclasses may take some of `options`, too.
 
         Raises:
-            InputError: what can't be read, with its file and line.
+            InputError: A line can't be read; the message names file and line.
         """
 
     @classmethod
@@ -146,7 +146,7 @@ class Task(ABC):
 
     @abstractmethod
     def encode(self, examples: Sequence[Any], vocabularies: Vocabularies) -> Lines:
-        """Turn examples into numbers; those without symbols to read are no rows."""
+        """Encode examples as numbers; examples without symbols are skipped."""
 
     @abstractmethod
     def score(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
@@ -169,7 +169,7 @@ class Task(ABC):
         return ambiguous_text(vocabulary)
 
     def split_typed(self, text: str, run: Run) -> tuple[list[int], str]:
-        """Return the whole symbols of what is typed of an output, and the rest: the beginning of the next symbol."""
+        """Return the complete symbols of a typed text, and the rest: the start of the next symbol."""
         return run.tgt_vocab.split_typed(text)
 
     def count_unknown(self, source: Sequence[int] | NDArray[Any]) -> int:
@@ -240,10 +240,10 @@ class Task(ABC):
 
     @classmethod
     def check_facts(cls, facts: Mapping[str, Any], config: Any, path: Path | str = TASK) -> None:
-        """Refuse a `task.json` of another run than the configuration; errors name `path`.
+        """Raise if `task.json` does not match the configuration; errors name `path`.
 
         Args:
-            facts: that the file holds; what it lacks, an earlier version did not know.
+            facts: Content of the file; earlier versions lack some fields.
             config: the section `data`.
             path: of the file.
 
@@ -278,7 +278,7 @@ class Task(ABC):
         """Turn lines of input into numbers.
 
         Args:
-            lines: some lines of a file, without their ends. Blank ones are no rows.
+            lines: some lines of a file, without their ends. Blank lines are skipped.
             name: of the file.
             run: whose vocabularies count.
             gold: whether lines hold the right output, too.
@@ -381,7 +381,7 @@ def refuse_long(corpus: Corpus, limit: int | None, origin: Callable[[int, int], 
 
     Args:
         corpus: the lines' symbols.
-        limit: symbols a side; None for any number of them.
+        limit: maximum number of symbols per side; None: no limit.
         origin: returns the file and line of a row's source (0) or target (1).
     """
     rows = corpus.lengths().tolist() if len(corpus) and limit is not None else []

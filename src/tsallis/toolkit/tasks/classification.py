@@ -60,7 +60,7 @@ class ClassifierConfig(LabelModel):
 
 @dataclass(frozen=True)
 class Classification(LabelTask):
-    """A document to its class: one a line, with gold `label<TAB>text`."""
+    """Task of classifying documents, one per line; with references `label<TAB>text`."""
 
     max_length: Annotated[int, Field(ge=1)] | None = None
 
@@ -156,7 +156,7 @@ def find_split(folder: Path | str, name: str) -> Path | None:
 
 
 def words(text: str) -> list[str]:
-    """Return the words of a text in lower case, each mark of punctuation one of its own.
+    """Return the words of a text in lower case, with punctuation marks as separate words.
 
     >>> words("It's great!<br /><br />10/10")
     ["it's", 'great', '!', '10', '/', '10']

@@ -115,7 +115,7 @@ class LanguageConfig(SequenceModel):
 
 @dataclass(frozen=True)
 class Language(SequenceTask):
-    """Texts, one a line; a line is a prompt where it is to be continued, and the whole text with gold."""
+    """Task of language modelling, one text per line: a prompt to continue, or a whole text to score."""
 
     length: Annotated[int, Field(ge=2)] = 256
     synthetic: str | None = None  # the name of the synthetic task, where lines are none
@@ -282,6 +282,6 @@ def _find(config: LanguageData, split: str) -> Path:
 
 
 def _lines(corpus: Corpus) -> Lines:
-    """Return the rows of a corpus, of which none is a line of its own."""
+    """Return the rows of a corpus, which are not lines."""
     count = len(corpus)
     return Lines(corpus, [""] * count, [""] * count, list(range(count)), count)

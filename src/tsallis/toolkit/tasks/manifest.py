@@ -35,9 +35,9 @@ def describe_result(
         run: that was evaluated, or the first one of an ensemble.
         config: of the run.
         metrics: the scores, by their names.
-        evaluation: what was evaluated and how: split, beam and the like.
+        evaluation: Options of the evaluation, such as split and beam size.
         others: folders of the ensemble's other runs.
-        file: that was evaluated, if it was no split of the configuration.
+        file: Evaluated file, if it was not a split of the configuration.
 
     Returns:
         "format", "command", "date", "run", "config", "data" (a digest of each split's files, and of `file` by its name,
@@ -73,7 +73,7 @@ def manifest_text(manifest: Mapping[str, Any]) -> str:
 
 
 def _digest(config: Config, split: str) -> dict[str, Any] | None:
-    """Return the digest of a split's files; None of a split that has none, or whose files are not there any more."""
+    """Return the digest of a split's files, or None if there are no files."""
     try:
         paths = task_type(config).files(config.data, split)
     except InputError:

@@ -49,7 +49,7 @@ class PreparedRun:
     data: Data
     description: dict[str, Any]  # class and arguments of the model
     settings: Settings
-    text: str  # of the configuration, as it stands in the run folder
+    text: str  # text of the configuration in the run folder
     folder: Path | None = None  # of the run, if it was started before
     source: Run | None = None  # that it starts from, if it was not
     changes: Changes | None = None  # of its settings since it was started
@@ -66,7 +66,7 @@ class PreparedRun:
     def initialize(self, model: Any) -> Start:
         """Give a new model the parameters of the run that it starts from, and word vectors, as the settings say.
 
-        A run that was started before has read both; it reads what it began with from its own folder.
+        A resumed run reads both from its own folder.
 
         Raises:
             InputError: another kind of model or task, other sizes, files that can't be read.

@@ -277,7 +277,7 @@ def _dev_origin(config: StringsData, number: int) -> str:
 
 
 def _in_turn(examples: list[tuple[int, StringsExample]]) -> list[tuple[int, StringsExample]]:
-    """Let languages take turns, so that the first examples, whatever their number, are evenly of all."""
+    """Interleave languages, so that any number of first examples covers them evenly."""
     each: dict[str | None, list[tuple[int, StringsExample]]] = {}
     for number, example in examples:
         each.setdefault(example.language, []).append((number, example))

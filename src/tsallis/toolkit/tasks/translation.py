@@ -87,7 +87,7 @@ class TranslationData(Section):
     tokenized: bool = False  # white space separates words and marks: BLEU leaves the text as it is
     joiner: str | None = Field(None, min_length=1, max_length=10)  # at the end of a part of a word, such as @@
     max_length: Count = 256  # pairs of the training data with more symbols on a side are left out
-    cache: FileName | None = None  # of subwords and encoded text; default: tsallis in the user's cache folder
+    cache: FileName | None = None  # folder for subwords and encoded text; default: tsallis in the user's cache folder
 
     @model_validator(mode="after")
     def _check_combinations(self) -> TranslationData:
@@ -105,7 +105,7 @@ class TranslationData(Section):
 
 @dataclass(frozen=True)
 class Translation(SequenceTask):
-    """A sentence to a sentence: one a line, with gold `source<TAB>target`. An empty line is nothing to translate."""
+    """Task of translating sentences, one per line; with references `source<TAB>target`. Blank lines are skipped."""
 
     src: str | None = None
     tgt: str | None = None  # the target language's code, for the tokeniser of BLEU
@@ -146,7 +146,7 @@ class Translation(SequenceTask):
         return max(LONGEST, self.max_length or 0)
 
     def number_lines(self, lines: Sequence[str], gold: bool, ignored: Ignored) -> Iterator[tuple[int, str]]:
-        """Yield lines without what is ignored at their end; spaces at the end of a target stay, as it is scored so."""
+        """Yield lines without ignored characters at their end; trailing spaces of targets are kept for scoring."""
         for number, line in super().number_lines(lines, gold, ignored):
             written = lines[number].removesuffix("\r")
             keep = gold and written.count("\t") == 1 and written.rpartition("\t")[2].strip()
@@ -179,7 +179,7 @@ class Translation(SequenceTask):
         return Lines(corpus, references, titles, numbers, len(examples))
 
     def pairs(self, examples: Sequence[Pair], vocabularies: Vocabularies, name: str) -> Lines:
-        """Turn pairs into numbers, without those of which a side has no symbols; `name` is that of their files.
+        """Encode pairs, skipping those with an empty side; `name` is the name of their files.
 
         Raises:
             InputError: if none is left.

@@ -41,7 +41,7 @@ class Lines:
     corpus: Corpus
     references: list[str]
     titles: list[str]  # what a line asks for, in few words
-    numbers: list[int]  # of the line that each row is, from 0; blank lines and lines without symbols are no rows
+    numbers: list[int]  # line number of each row, from 0; lines without symbols have no row
     count: int  # of all lines
     languages: list[str] | None = None  # of each row, where lines have one
     ignored: Ignored = field(default_factory=Ignored)

@@ -242,7 +242,7 @@ class Question(NamedTuple):
 
 
 def read_questions(path: Path | str, pictures: Pictures | None = None, gold: bool = True) -> list[Question]:
-    """Return the questions of a UTF-8 file, plain, `.gz` or `.xz`, one a line, below a header or none.
+    """Return the questions of a UTF-8 file (plain, `.gz` or `.xz`), one per line, with or without a header.
 
     Args:
         path: of the file.
@@ -315,7 +315,7 @@ def answer_names(questions: Iterable[Question], most: int | None = None) -> list
 
     Args:
         questions: of a training set.
-        most: so many at most.
+        most: maximum number.
 
     >>> answer_names([Question("1", "?", "no"), Question("2", "?", "red"), Question("3", "?", "no")])
     ['no', 'red']

@@ -1,4 +1,4 @@
-"""Memory that is used again: what the C library does with the large blocks that an update frees."""
+"""Make the C library reuse the large memory blocks that an update frees."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 import os
 
 SWITCH = "TSALLIS_REUSE_MEMORY"
-# What glibc itself reads: who sets one of them has decided.
+# Variables that glibc reads; if one is set, keep it.
 SETTINGS = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_")
 TUNABLES = "GLIBC_TUNABLES"
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h

@@ -57,7 +57,7 @@ class Changes:
 
 
 def find_changes(text: str, before: Config, now: Config) -> Changes | None:
-    """Return the settings that differ; None if one of them may not change when a run is resumed.
+    """Return the settings that differ, or None if one of them must not change when a run is resumed.
 
     Args:
         text: The configuration in the run folder, as text.

@@ -80,7 +80,7 @@ class Checkpoints:
         """Return the index after a comparison with the folders; change nothing.
 
         Raises:
-            InputError: names in the index that are not there, or later checkpoints that it doesn't name.
+            InputError: The index names missing checkpoints, or misses later ones.
         """
         if os.path.lexists(self.folder) and not self.folder.is_dir():
             raise InputError(f"{self.folder}: expected a folder, found something else")
@@ -99,7 +99,7 @@ class Checkpoints:
         return index
 
     def open(self) -> Index:
-        """Make the folder ready for :meth:`save`: its index is there and in order, and nothing is left of a kill.
+        """Prepare the folder for :meth:`save`: check the index, and remove the remains of a killed process.
 
         Raises:
             InputError: as :meth:`check`, or a folder that can't be written.
@@ -113,7 +113,7 @@ class Checkpoints:
         return index
 
     def reopen(self) -> None:
-        """Say that the run is not finished: it goes on from its last checkpoint."""
+        """Mark the run as unfinished, so that it continues from its last checkpoint."""
         with writing(self.folder, self.lock):
             index = self.index()
             if index.finished:
@@ -128,11 +128,10 @@ class Checkpoints:
         finished: bool,
         validated: bool = True,
     ) -> None:
-        """Write a checkpoint that becomes the last one, and the best one if `best`; what has no such name is removed.
+        """Write a checkpoint as the last one, and as the best one if `best`; remove superseded ones.
 
         Raises:
-            InputError: a file that can't be written, or a folder that is no longer in order; what was stored before
-                is still there.
+            InputError: A file can't be written, or the folder has changed; earlier checkpoints are kept.
         """
         name = f"step-{facts['step']:08d}"
         stream = io.BytesIO()
@@ -152,7 +151,7 @@ class Checkpoints:
             self.sweep()
 
     def _write(self, index: Index, name: str, blobs: dict[str, bytes], facts: dict[str, Any]) -> Index:
-        """Write a folder that no index names yet; return the index that says so."""
+        """Write a folder that the index does not name yet; return the index that records it."""
         target = self.folder / name
         self._check_free(index, name)
         sums = {file: {"bytes": len(b), "sha256": hashlib.sha256(b).hexdigest()} for file, b in blobs.items()}
@@ -187,7 +186,7 @@ class Checkpoints:
         """Average the parameters of the last checkpoints kept, into one named `average`; return which ones they were.
 
         Raises:
-            InputError: fewer checkpoints than asked for, damaged ones, or ones of different models.
+            InputError: There are too few checkpoints, or they are damaged or of different models.
         """
         with writing(self.folder, self.lock):
             index = self.check()
@@ -221,7 +220,7 @@ class Checkpoints:
         return {key: (total[key] / len(names)).to(value.dtype) for key, value in parameters.items()}
 
     def sweep(self) -> None:
-        """Remove what the index says is superseded or was never whole, and what kills left of single files."""
+        """Remove superseded and incomplete checkpoints, and the remains of killed processes."""
         index = self.index()
         with writing(self.folder, self.lock):
             for path in self._folders():
@@ -268,7 +267,7 @@ class Checkpoints:
         """Return the folder, the parameters and the manifest of one checkpoint, whatever becomes the last one since.
 
         Raises:
-            InputError: a checkpoint that is not there or damaged, or weights that are not finite.
+            InputError: The checkpoint is missing or damaged, or weights are not finite.
         """
         name = self._name(which)
         return self.folder / name, self._load(name), as_json(self._manifest(name))
@@ -296,7 +295,7 @@ class Checkpoints:
         """Return what :meth:`save` was given for a resumed run; no code is executed.
 
         Raises:
-            InputError: a checkpoint that is not there or damaged, or anything but a dictionary of plain values.
+            InputError: The checkpoint is missing or damaged, or is not a dictionary of plain values.
         """
         name = self._name(which)
         path, blob = self.folder / name / TRAINING, self._read(name, TRAINING)

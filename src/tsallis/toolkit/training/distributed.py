@@ -27,7 +27,7 @@ _had_group = False  # whether this process has been in a process group
 
 
 class CommonError(InputError):
-    """A mistake that all processes know of: it is enough that one of them says so."""
+    """Error that all processes raise, so that only one of them needs to print it."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class World:
         """Make a mistake that one process finds in a block, which all of them run, a mistake of all of them.
 
         Raises:
-            CommonError: on all processes, if one of them found a mistake: the first such one's.
+            CommonError: On all processes, the first error of any process.
         """
         if self.size == 1:
             yield
@@ -91,7 +91,7 @@ class World:
             raise CommonError(mistakes[0]) from mistake
 
     def on_main(self, work: Callable[[], object]) -> None:
-        """Let the first process do what it alone may do; the others wait until it is done.
+        """Run a function on the first process only, while the others wait.
 
         Raises:
             CommonError: on all processes, if it found a mistake.
@@ -101,15 +101,15 @@ class World:
                 work()
 
     def check_folder(self, folder: Path) -> None:
-        """Check that every process sees the folder of the first one, which creates it: what one writes there, all read.
+        """Create a folder on the first process, and check that all processes share it.
 
         Raises:
-            CommonError: on all processes, with those that do not see it and their machines.
+            CommonError: On all processes, naming those that don't see the folder.
             InputError: a folder that the first process can't write to.
         """
         if self.size == 1:
             return
-        # The name is that of a write that was killed: what a kill leaves of it is removed with those.
+        # Use the name of an unfinished write, so that the remains of a killed process are removed.
         name, token = self.broadcast((f".{LOCK}.{secrets.token_hex(4)}.tmp", secrets.token_hex(16)))
         path = folder / name
 
@@ -140,7 +140,7 @@ def device_kind(device: str) -> str:
     """Return "cpu" or "cuda" for "cpu", "cuda" or "auto", a GPU where there is one.
 
     Raises:
-        InputError: another device, or one that is not there.
+        InputError: The device is unknown or missing.
     """
     if device not in DEVICES:
         raise InputError(f"device must be {', '.join(DEVICES[:-1])} or {DEVICES[-1]}, got {device!r}")
@@ -158,7 +158,7 @@ def init_distributed(device: str = "auto") -> Iterator[World]:
         device: "cpu", "cuda", or "auto": a GPU where there is one.
 
     Raises:
-        InputError: a device that is not there, or fewer GPUs than processes.
+        InputError: The device is missing, or there are fewer GPUs than processes.
     """
     kind = device_kind(device)
     size = int(os.environ.get("WORLD_SIZE", "1"))

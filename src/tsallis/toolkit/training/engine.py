@@ -178,13 +178,13 @@ class Engine:
         moved = [x.to(device, non_blocking=True) for x in fields]
         dtype = PRECISIONS[self.settings.precision]
         with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
-            # What is attended to is recorded by passes that are not compiled.
+            # Only passes that are not compiled record attention.
             loss: Tensor = (self.module if self.objective.collect_stats else self.step_module)(*moved)
         return loss
 
     @contextlib.contextmanager
     def _gradient_sync(self, last: bool) -> Iterator[None]:
-        """Exchange gradients once an update, with its last pass."""
+        """Synchronize gradients once per update, in its last pass."""
         if self.sharded:
             cast(Any, self.module).set_requires_gradient_sync(last)
         elif self.world.size > 1 and not last:
@@ -204,7 +204,7 @@ class Engine:
         return plain
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return parameters and optimizer, whole and on the CPU; if sharded, empty on processes other than the first.
+        """Return parameters and optimizer state on the CPU; if sharded, empty except on the first process.
 
         A parameter that has several names is there once.
         """

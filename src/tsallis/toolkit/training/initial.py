@@ -31,7 +31,7 @@ class Start:
 
     Args:
         model: that has them.
-        facts: what the log says of them, by their source.
+        facts: Facts about them for the log, by source.
     """
 
     model: Any
@@ -43,7 +43,7 @@ class Start:
         return describe_start(self.facts)
 
     def blob(self) -> bytes | None:
-        """Return the file that a run goes on from before its first checkpoint; None where all is drawn at random."""
+        """Return the file with the initial parameters of a run, or None if all are random."""
         if not self.facts:
             return None
         shared = aliases_of(self.model)

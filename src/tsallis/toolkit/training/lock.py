@@ -24,7 +24,7 @@ class Lock:
         """See that the folder is still where it was.
 
         Raises:
-            InputError: its lock is not the one that is held.
+            InputError: The lock of the folder is not the one held.
         """
         expected = os.fstat(self.handle)
         try:
@@ -60,7 +60,7 @@ def locked(folder: Path) -> Iterator[Lock]:
 def _lock(folder: Path) -> Iterator[Lock]:
     path = folder / LOCK
     try:
-        # Nothing is written: a file that was there stays as it was. A link would lock something elsewhere.
+        # Don't change an existing file, and don't follow a link, which would lock another file.
         flags = os.O_RDWR | os.O_CREAT | NONBLOCK | getattr(os, "O_NOFOLLOW", 0)
         try:
             handle, removable = os.open(path, flags | os.O_EXCL, 0o666), True
@@ -101,7 +101,7 @@ def _unusable(folder: Path, error: Exception) -> InputError:
 
 @contextlib.contextmanager
 def writing(path: Path, lock: Lock | None = None) -> Iterator[None]:
-    """Write to a run folder: one line says it if that can't be done.
+    """Convert errors of writing to a run folder to one-line messages.
 
     Args:
         path: what an error names.

@@ -1,4 +1,4 @@
-"""The log of a run: one JSON object a line, as many lines as the run's position says, however often it was killed."""
+"""Write the log of a run: one JSON object per line, cut back to the run's position after a kill."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WRITE = os.O_WRONLY | NONBLOCK | getattr(os, "O_BINARY", 0)  # flags to open a f
 
 
 class Log:
-    """The log of a run: a file of events, one JSON object a line, that can be cut back to an earlier position.
+    """Log of a run: a file with one JSON object per line that can be cut back to an earlier position.
 
     Args:
         path: of the file. It is made by the first line or by :meth:`rewind`; its folder must be there.
@@ -64,7 +64,7 @@ class Log:
         """Check that the file can be cut back to a position; change nothing.
 
         Raises:
-            InputError: as :meth:`rewind`, or something other than a file that can be written.
+            InputError: See :meth:`rewind`, or the path is not a writable file.
         """
         if os.path.lexists(self.path):
             check_file(self.path)
@@ -91,7 +91,7 @@ class Log:
         """Return the position behind the last event of a step, or of one before it.
 
         Raises:
-            InputError: a file that is missing, can't be written, or holds a line that is no event.
+            InputError: The file is missing, can't be written, or contains an invalid line.
         """
         if not self.path.exists():
             raise InputError(f"{self.path}: is not there; restore it, or make an empty file of that name")

@@ -23,7 +23,7 @@ LINE = ("bleu", "macro_accuracy", "accuracy", "exact", *OF_TEXT)  # scores of a 
 class TrainingDisplay:
     """Bars on a terminal, plain lines elsewhere.
 
-    A training goes on when its display can no longer be written to: `log.jsonl` has everything.
+    If the display can't be written to, the training continues: `log.jsonl` has everything.
     """
 
     def __init__(

@@ -55,7 +55,7 @@ REFUSALS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError,
 
 @dataclass(frozen=True)
 class Run:
-    """A trained model with what belongs to it.
+    """Trained model with its vocabularies, task and settings.
 
     Args:
         folder: of the run.
@@ -85,8 +85,8 @@ def load_run(folder: Path | str, which: str = "best") -> Run:
         The model in evaluation mode, with its vocabularies and task.
 
     Raises:
-        InputError: a folder that is no run, a damaged checkpoint, vocabularies that aren't the model's, weights that
-            are not finite.
+        InputError: The folder is not a run, a checkpoint is damaged, the vocabularies don't match, or weights are not
+            finite.
 
     Example:
         >>> import tempfile
@@ -198,11 +198,11 @@ class StoredRun(NamedTuple):
 def read_stored(folder: Path, configs: Sequence[str], arguments: Mapping[str, Any]) -> StoredRun | None:
     """Read how a run was started with this configuration; None where there is none, or one of another configuration.
 
-    What is estimated, the threshold of alpha-ReLU, is estimated once: another machine would find a slightly other one.
+    The threshold of alpha-ReLU is estimated only once, because another machine would get a slightly different value.
 
     Args:
         folder: of the run.
-        configs: the text of its configuration; several where settings are changed that it may go on with.
+        configs: Text of the configuration; several if settings may change.
         arguments: those that the configuration determines.
 
     Raises:
@@ -238,10 +238,10 @@ def start_run(
     changes: Changes | None = None,
     dry: bool = False,
 ) -> bool:
-    """Write what the folder holds besides checkpoints, or check that it is the same run; tell whether it was there.
+    """Write the run folder except checkpoints, or check that it is the same run; return whether it existed.
 
     `start` is the content of the file of parameters that the run begins with, where they are not drawn at random. With
-    `changes` the run goes on with other settings, and its configuration is written anew. A `dry` start writes nothing.
+    `changes` the run continues with new settings, and its configuration is rewritten. A `dry` start writes nothing.
 
     Raises:
         InputError: a folder with something else in it, another configuration, or other data; a file that can't be

@@ -24,7 +24,7 @@ class Schedule:
         return self.learning_rate
 
     def after_validation(self, loss: float, best: bool) -> None:
-        """Adapt the rate to the loss of the development set, and to whether its deciding score is the best so far."""
+        """Adapt the rate after a validation, given its loss and whether its score is the best so far."""
 
     def state(self) -> dict[str, Any]:
         """Return the values that a resumed run needs."""
@@ -54,7 +54,7 @@ class HalveOnWorse(Schedule):
 
 
 class Plateau(Schedule):
-    """Lowered whenever so many validations in a row brought no better score, down to a least rate.
+    """Lower the rate after several validations without a better score, down to a minimum.
 
     >>> schedule = Plateau(0.001, patience=2)
     >>> rates = []

@@ -55,7 +55,7 @@ class Index(Record):
     validated: tuple[Step, ...] = Field((), alias="kept")  # the last ones, to be averaged
     average: Average | None = None
     finished: bool
-    discard: tuple[Step | Average, ...] = ()  # superseded, or not yet whole: the only ones that may be removed
+    discard: tuple[Step | Average, ...] = ()  # superseded or incomplete checkpoints, which may be removed
 
     @model_validator(mode="after")
     def _check_names(self) -> Index:
@@ -86,7 +86,7 @@ class Manifest(Record):
     step: Count
     epoch: Count = 0
     metrics: dict[str, Any] = {}
-    of: list[Step] | None = None  # what an average was made from
+    of: list[Step] | None = None  # checkpoints of an average
     files: dict[Literal["model.safetensors", "training.pt"], Sum]
 
 
@@ -125,7 +125,7 @@ class ModelRecord(Record):
 
 
 def _check_argument(key: str, value: Any) -> None:
-    """Refuse what no model takes, and numbers that would ask for any amount of time or memory."""
+    """Raise for values that no model accepts, and numbers that would need too much time or memory."""
     if not isinstance(value, (bool, int, float, str, type(None))):
         raise ValueError(f"{key} must be a number, a text, true, false, null or a list of these")
     if isinstance(value, float) and not math.isfinite(value):
@@ -224,7 +224,7 @@ def check_record(content: Any, kind: type[R], name: str) -> R:
 
 
 def as_json(record: BaseModel) -> dict[str, Any]:
-    """Return a record as it is written, without what is not said."""
+    """Return a record as a dictionary, without missing values."""
     return {key: value for key, value in record.model_dump(by_alias=True).items() if value is not None}
 
 
@@ -245,6 +245,6 @@ def _mistake(detail: ErrorDetails) -> str:
 
 
 def _path(loc: Sequence[int | str]) -> str:
-    """Return the path of a mistake in its file; what can't be printed is escaped, and long keys are cut."""
+    """Return the path of an error in its file, with escaped characters and shortened keys."""
     text = ".".join(truncate(str(part), LONGEST_KEY) for part in loc)
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text) or "the file"

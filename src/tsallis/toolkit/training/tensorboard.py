@@ -1,4 +1,4 @@
-"""What the log says, for TensorBoard (extra `tensorboard`)."""
+"""Write the log for TensorBoard (extra `tensorboard`)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def scalars(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def require_tensorboard(folder: Path | None = None) -> None:
-    """Raise an InputError if the package tensorboard is missing, or a folder can't be that of its files."""
+    """Raise an InputError if the package tensorboard is missing, or its folder can't be used."""
     try:
         import torch.utils.tensorboard  # noqa: F401
     except ImportError as error:

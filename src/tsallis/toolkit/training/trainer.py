@@ -47,7 +47,7 @@ class Progress:
         speed: target symbols a second, over the last updates.
         accuracy: share of symbols that are the most probable; recorded now and then.
         supported: mean number of symbols with a probability, a step.
-        num_attended: mean number of positions with a weight, a step.
+        num_attended: mean number of attended positions per step.
         validation: results of a validation, by their names.
     """
 
@@ -152,7 +152,7 @@ class Trainer:
         """Train from the last checkpoint, or from the start, to the end.
 
         Raises:
-            InputError: a damaged checkpoint, one that was trained on other data, or a loss that is no number.
+            InputError: A checkpoint is damaged or was trained on other data, or the loss is NaN.
         """
         if not self.loaded:
             self.load()
@@ -173,10 +173,10 @@ class Trainer:
         )
 
     def load(self) -> None:
-        """Check the run folder, and load the checkpoint to go on from, if there is one; write nothing.
+        """Check the run folder, and load its last checkpoint if there is one; write nothing.
 
         Raises:
-            InputError: a damaged folder or checkpoint, or one that was trained on other data.
+            InputError: The folder or checkpoint is damaged, or was trained on other data.
         """
         self.loaded = True
         self.world.on_main(self._check_folder)
@@ -187,7 +187,7 @@ class Trainer:
             self.engine.load(parameters, dict(state.optimizer))
             self.schedule.restore(dict(state.schedule))
             self.position = state.position.model_copy()
-            # Other processes make other updates: go on at the first batch that may not have been seen.
+            # With another number of processes updates differ: continue at the first batch that may be new.
             self.position.update = self.position.update * state.processes // self.world.size
             self.log_position = state.log
         self.world.on_main(self._check_logs)
@@ -261,12 +261,12 @@ class Trainer:
         return state, parameters
 
     def _save(self, metrics: dict[str, Any] | None = None) -> None:
-        """Save a checkpoint; with metrics one that was validated."""
+        """Save a checkpoint, with the metrics of its validation if there was one."""
         model, optimizer = self.engine.state()
         self.world.on_main(lambda: self._write(model, optimizer, metrics))
 
     def _write(self, model: dict[str, Tensor], optimizer: dict[str, Any], metrics: dict[str, Any] | None) -> None:
-        if (name := find_nonfinite(model)) is not None:  # it would take the place of one that is
+        if (name := find_nonfinite(model)) is not None:  # it would replace a validated one
             raise InputError(f"the weights {name} are not finite after update {self._describe_divergence()}")
         training: dict[str, Any] = {
             "optimizer": optimizer,
@@ -332,7 +332,7 @@ class Trainer:
     def _update(self, window: list[list[list[int]]]) -> None:
         """Make one update from the batches of every process."""
         position = self.position
-        # Chance depends on the step and the process alone: nothing of it needs to be kept.
+        # Random numbers depend only on the step and the process, so no state is saved.
         torch.manual_seed(_seed(self.settings.seed, position.step, self.world.rank))
         collect_stats = position.step % WATCH_EVERY == 0
         count = max(len(batches) for batches in window)
@@ -417,7 +417,7 @@ class Trainer:
         self._start_clock()
 
     def _write_timing(self, event: str) -> None:
-        """Write the seconds and symbols of this epoch's updates; a run that goes on from here counts on."""
+        """Log the seconds and symbols of this epoch's updates; a resumed run continues the counts."""
         where = {"epoch": self.position.epoch, "step": self.position.step}
         self.timing.write(event, **where, seconds=self.elapsed, symbols=self.position.symbols, **environment())
 
@@ -495,7 +495,7 @@ def _share(stats: BatchStats, name: str) -> float:
 
 
 def _of_model(model: Any) -> dict[str, Any]:
-    """Return what is logged beside the scores: the threshold of alpha-ReLU, and learned alphas by kind."""
+    """Return values to log with the scores: the threshold of alpha-ReLU, and learned alphas by kind."""
     threshold: dict[str, Any] = {"tau": model.output.tau} if model.output.transform == "alpha_relu" else {}
     alphas = model.alphas() if hasattr(model, "alphas") else {}
     return {**threshold, **{f"alpha_{kind}": values.tolist() for kind, values in alphas.items()}}
