@@ -56,8 +56,7 @@ def entmax_loss(
         label_smoothing: share of the target that is spread evenly over the classes with finite scores, from 0 to 1.
 
     Returns:
-        A number, or with reduction "none" losses [...], in the dtype of `scores`. The mean is NaN if all
-        targets are ignored.
+        A number, or losses [...] with reduction "none", in the dtype of `scores`. A mean over no target is NaN.
 
     Raises:
         ValueError: wrong shapes, a class out of range, an unknown reduction, a smoothing outside [0, 1], a bad alpha.

@@ -96,18 +96,9 @@ def attention_forward(
     mask = _add_bias(_hide_lowest(attention_mask), position_bias)
     if not query.dtype == key.dtype == value.dtype:  # norms of queries and keys return float32 under autocast
         query, key = query.to(value.dtype), key.to(value.dtype)
-    result = attend(
-        query,
-        key,
-        value,
-        1.0 if alpha_module is None else alpha_module(query),
-        attn_mask=mask,
-        is_causal=causal,
-        scale=scaling,
-        dropout_p=dropout,
-        enable_gqa=True,
-        need_weights=need_weights,
-    )
+    alpha = 1.0 if alpha_module is None else alpha_module(query)
+    options: dict[str, Any] = {"scale": scaling, "dropout_p": dropout, "need_weights": need_weights}
+    result = attend(query, key, value, alpha, attn_mask=mask, is_causal=causal, enable_gqa=True, **options)
     if meter is not None and not traced():
         meter.add(result.support.detach(), mask, causal, query.shape[2], key.shape[2])
     if receive is not None:

@@ -269,13 +269,11 @@ class MultiheadAttention(ConstantBuffers):
             need_weights: also return the weights, which stores them.
             attn_mask: [queries, keys] or [batch * heads, queries, keys], or [batch, heads, queries, keys] with
                 size 1 to broadcast: True hides a key; numbers are added to the scores.
-            average_attn_weights: return the mean over the heads [batch, queries, keys], not [batch, heads, queries,
-                keys].
+            average_attn_weights: return the mean of the weights over the heads [batch, queries, keys].
             is_causal: hide later keys; needs no mask. The last key of a cache has the position of the last query.
-            cache: keys and values of earlier steps; those of `key` and `value` are added. Without `key`, only the cache
-                is read.
+            cache: keys and values of earlier steps, to which `key` and `value` are added if `key` is given.
             key_lengths: number of valid keys [batch], instead of a `key_padding_mask`. The other keys must be finite;
-                they are skipped or masked, whichever is faster.
+                they are skipped or masked.
 
         Returns:
             Output of the shape of `query`, with the size `embed_dim`, and the weights or None.

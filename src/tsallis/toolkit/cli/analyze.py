@@ -104,8 +104,7 @@ def report_runs(
         records: Path of a file for all numbers.
         limits: Fields of :class:`tsallis.toolkit.run_analysis.Options`; default: every line of `text`.
         checkpoint: Which checkpoint to load.
-        device: Where the models run.
-        command: Name of the command, for errors.
+        device, command: Where the models run, and the name of the command, for errors.
         values: Options of the task, such as `language`; None where they were not given.
     """
     from tsallis.errors import InputError

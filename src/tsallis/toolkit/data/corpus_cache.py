@@ -59,9 +59,8 @@ def encode_pairs(
     Args:
         pairs: source and target, see :func:`read_parallel`. Pairs with an empty side are left out.
         folder: to be made. It holds a corpus once the whole text has been read; see :func:`open_corpus`.
-        src: of the sources.
-        tgt: of the targets.
-        max_length: subwords a side; longer pairs are left out.
+        src, tgt: Subwords of the sources and of the targets.
+        max_length: Maximum number of subwords per side; longer pairs are skipped.
         keep_text: also keep the text, for :class:`~tsallis.toolkit.data.corpus.SampledCorpus`.
         name: of the pairs' files, for errors.
 
@@ -73,8 +72,7 @@ def encode_pairs(
     """
     if max_length is not None and max_length < 1:
         raise ValueError(f"max_length must be at least 1, got {max_length}")
-    folder = Path(folder)
-    pairs_read = rows_count = empty = 0
+    folder, pairs_read, rows_count, empty = Path(folder), 0, 0, 0
     with contextlib.ExitStack() as stack:
 
         def create(name: str, dtype: str) -> RaggedWriter:
@@ -174,10 +172,8 @@ def cached_corpus(
 
     Args:
         cache_folder: The folder of the entries.
-        src_path: The file of the sources.
-        tgt_path: The file of the targets.
-        src: Subwords of the sources.
-        tgt: Subwords of the targets.
+        src_path, tgt_path: Files of the sources and of the targets.
+        src, tgt: Subwords of the sources and of the targets.
         max_length: Subwords per side; longer pairs are left out.
         alpha: With an alpha, the text is kept and segmented anew in every epoch, see
             :class:`~tsallis.toolkit.data.corpus.SampledCorpus`.
@@ -212,15 +208,8 @@ def cached_corpus(
     if alpha is None:
         return corpus
     texts = [RaggedRows.open(entry / f"{side}.text") for side in SIDES]
-    return SampledCorpus(
-        **vars(corpus),
-        src_text=texts[0],
-        tgt_text=texts[1],
-        src_subwords=src,
-        tgt_subwords=tgt,
-        alpha=alpha,
-        max_length=max_length,
-    )
+    parts = {"src_text": texts[0], "tgt_text": texts[1], "src_subwords": src, "tgt_subwords": tgt}
+    return SampledCorpus(**vars(corpus), **parts, alpha=alpha, max_length=max_length)
 
 
 def _move(new: Path, entry: Path, keep_text: bool) -> None:
