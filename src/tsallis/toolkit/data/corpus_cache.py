@@ -208,7 +208,7 @@ def cached_corpus(
     if alpha is None:
         return corpus
     texts = [RaggedRows.open(entry / f"{side}.text") for side in SIDES]
-    parts = {"src_text": texts[0], "tgt_text": texts[1], "src_subwords": src, "tgt_subwords": tgt}
+    parts: dict[str, Any] = {"src_text": texts[0], "tgt_text": texts[1], "src_subwords": src, "tgt_subwords": tgt}
     return SampledCorpus(**vars(corpus), **parts, alpha=alpha, max_length=max_length)
 
 
