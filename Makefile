@@ -145,7 +145,7 @@ bench-gpu:
 results: $(VENV)/.dev
 	$(BIN)/python benchmarks/render.py
 	$(BIN)/python docs/figures/beside.py docs/figures/beside.svg
-	$(BIN)/python docs/figures/speed.py docs/figures/speed.svg
+	$(BIN)/python docs/figures/times.py docs/figures/times.svg
 	$(BIN)/python docs/figures/heads.py benchmarks/results docs/figures/paper-heads.svg
 
 docs: $(VENV)/.docs

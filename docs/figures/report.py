@@ -1,8 +1,5 @@
 """Take the pictures of reports that the documentation shows, with the browser that the machine has.
 
-tsallis train recipes/tiny/translation.yaml && tsallis analyze runs/tiny-translation -o report.html
-python docs/figures/report.py report.html docs/figures/report.png "sentence/3/0/cross/1/3"
-
 tsallis analyze runs/learned runs/softmax --importance 100 --searched 100 -o report.html
 python docs/figures/report.py report.html docs/figures/reading-heads.png overview .maps
 python docs/figures/report.py report.html docs/figures/reading-card.png head/0/encoder/1/0 main
