@@ -33,7 +33,7 @@ def one_of(density: Density, index: Index, dims: int) -> Density:
         raise ValueError(f"the density must be one {where}, got one in {density.dims} dimensions")
     index = (index,) if isinstance(index, int) else tuple(index)
     batch = tuple(density.batch_shape)
-    if math.prod(batch[len(index) :]) == 1:  # dimensions without names, such as heads and queries, are joined
+    if math.prod(batch[len(index) :]) == 1:  # dimensions that the index omits, such as heads and queries, have size 1
         index += (0,) * (len(batch) - len(index))
     if len(index) != len(batch) or any(not -n <= i < n for i, n in zip(index, batch, strict=True)):
         raise ValueError(f"index must name one density of a batch of shape {list(batch)}, got {list(index)}")

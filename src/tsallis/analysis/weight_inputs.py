@@ -94,7 +94,7 @@ def split_layers(
 def _cut(weights: Tensor, queries: int, keys: int, tolerance: float) -> Tensor:
     """Return the weights [heads, queries, keys] of a sentence without its padding, whose values may be anything.
 
-    Padding is after the tokens or before them, on the side where more rows then sum to 1.
+    Padding is after the tokens or before them, for queries and keys separately, where more rows then sum to 1.
     """
 
     def num_rows(part: Tensor) -> int:

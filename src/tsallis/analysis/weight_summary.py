@@ -142,6 +142,6 @@ class _WeightsReader:
         return [Text(batch, source, target)]
 
     def run(self, batch: int, receive: Callable[[int, Tensor], None]) -> None:
-        """Yield the weights of each layer."""
+        """Pass on the weights of each layer."""
         for number, sentences in enumerate(self._weights):
             receive(number, sentences[batch][None])

@@ -18,7 +18,7 @@ class Basis(nn.Module):
 
     A module, so that its tensors move with the model that holds it and are saved with it. A density computes from
     `width`, the standard deviation of the narrowest Gaussian, how many nodes its quadrature rule needs. Without a width
-    it assumes that functions are a tenth as wide as the support.
+    it assumes a tenth of half the support, or of the density's standard deviation if the support is infinite.
 
     Example:
         >>> class Cubes(Basis):

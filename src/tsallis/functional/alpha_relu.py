@@ -188,7 +188,7 @@ def estimate_tau_from_scores(scores: Tensor, alpha: float = 1.5) -> float:
     (Tezekbayev et al. 2022, sec. 3.1).
 
     Args:
-        scores: [..., classes]; rows without a finite score are skipped.
+        scores: [..., classes]; rows whose largest score is not finite, or that have a NaN, are skipped.
         alpha: a number above 1.
 
     Returns:

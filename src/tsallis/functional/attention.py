@@ -41,7 +41,7 @@ _AUTOCAST = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class AttentionOutput(NamedTuple):
-    """Output of attention, all weights or None, and the sizes of the supports."""
+    """Output of attention, all weights or None, and the sizes of the supports or all weights."""
 
     output: Tensor
     weights: Tensor | None
@@ -162,7 +162,7 @@ def attend(
     query_offset: int = 0,
     key_norms: Tensor | None = None,
 ) -> AttentionOutput:
-    """Compute :func:`entmax_attention` with the sizes of the supports."""
+    """Compute :func:`entmax_attention`, with the tensor that :func:`count_support` reads."""
     query, key, value = _one_dtype(query, key, value)
     _check(query, key, value, enable_gqa)
     dropout_p, query_offset = _numbers(dropout_p, query_offset)

@@ -94,7 +94,7 @@ def sparsemax(scores: Tensor, dim: int = -1, *, mask: Tensor | None = None) -> T
     (Martins and Astudillo 2016; Peters et al. 2019, eq. 5.)
 
     Args:
-        scores: any shape, any floating dtype; Entries of -inf get probability 0. Half precision is computed in float32.
+        scores: any shape, any floating dtype; entries of -inf get probability 0. Half precision is computed in float32.
         dim: the dimension whose entries sum to 1.
         mask: boolean, broadcastable to `scores`; False excludes an entry.
 
@@ -122,7 +122,7 @@ def entmax15(scores: Tensor, dim: int = -1, *, mask: Tensor | None = None) -> Te
     (Peters et al. 2019, alg. 2 sorts the scores; this function needs no sort.)
 
     Args:
-        scores: any shape, any floating dtype; Entries of -inf get probability 0. Half precision is computed in float32.
+        scores: any shape, any floating dtype; entries of -inf get probability 0. Half precision is computed in float32.
         dim: the dimension whose entries sum to 1.
         mask: boolean, broadcastable to `scores`; False excludes an entry.
 
@@ -151,7 +151,7 @@ def normmax(scores: Tensor, alpha: float = 2.0, dim: int = -1) -> Tensor:
     :math:`\beta`-entmax :math:`(\tfrac{\alpha}{\alpha-1} z)` with exponent :math:`1/\alpha`.
 
     Args:
-        scores: any shape, any floating dtype; Entries of -inf get probability 0.
+        scores: any shape, any floating dtype; entries of -inf get probability 0.
         alpha: the norm, above 1.
         dim: the dimension whose entries sum to 1.
 
@@ -188,7 +188,7 @@ def budgeted_entmax(scores: Tensor, alpha: Alpha = 1.5, budget: float = 2, dim: 
     at 1 are certain to be chosen, entries at 0 are never chosen. It is differentiable like :func:`entmax`.
 
     Args:
-        scores: any shape, any floating dtype; Entries of -inf get probability 0.
+        scores: any shape, any floating dtype; entries of -inf get probability 0.
         alpha: at least 1: a number, or a tensor broadcastable to `scores` with size 1 along `dim`.
         budget: sum of the marginals, at least 0. If fewer entries are finite, all of these get 1.
         dim: the dimension whose entries sum to the budget.

@@ -134,7 +134,7 @@ class TransformersDecoder(nn.Module):
             raise ValueError(f"{what} holds {wrong[0]}, {name} knows the ids from 0 to {self._size - 1}")
 
     def sources(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        """Convert the output of a tokenizer to symbols [batch, src], padded at the end, and their counts [batch].
+        """Convert the output of a tokenizer to ids [batch, src], padded at the end, and their counts [batch].
 
         Args:
             batch: `input_ids` [batch, src], and an `attention_mask` of ones and zeros if there is padding, on either
@@ -205,7 +205,7 @@ class TransformersDecoder(nn.Module):
         return tgt_in.to(device), tgt_out.to(device)
 
     def encode(self, src: Tensor, src_lengths: Tensor) -> list[tuple[list[int], _Memory]]:
-        """Encode symbols [batch, src] with their counts [batch]; return memories and their rows of the batch.
+        """Encode ids [batch, src] with their counts [batch]; return memories and their rows of the batch.
 
         Raises:
             ValueError: A source is longer than the model's limit.

@@ -80,7 +80,7 @@ class _Counts:
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
         self.passes = 0
-        self._sums = torch.zeros(3, 1, dtype=torch.float64)  # attended keys, visible keys, queries
+        self._sums = torch.zeros(3, 1, dtype=torch.float64)  # attended keys, visible keys, queries with a visible key
 
     def add(self, record: Tensor, mask: Tensor | None, causal: bool, queries: int, keys: int) -> None:
         """Add a pass; `record` has the numbers of keys [batch, heads, queries], or all weights."""

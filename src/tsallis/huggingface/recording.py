@@ -132,7 +132,7 @@ class TransformersReader:
 
     @torch.no_grad()
     def run(self, batch: Mapping[str, Any], receive: Callable[[int, Tensor], None]) -> None:
-        """Run a batch, and yield the weights of each attention as they are computed."""
+        """Run a batch, and pass on the weights of each attention as they are computed."""
         device = next(self.model.parameters()).device
         inputs = {name: x.to(device) for name, x in batch.items() if name != "index"}
         training = self.model.training

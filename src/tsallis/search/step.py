@@ -190,7 +190,9 @@ def make_limits(
     max_length: int | None = None,
     length_penalty: float = 0.0,
 ) -> list[Limits]:
-    """Return the limits of each source; by default outputs have twice the source's length plus 20.
+    """Return the limits of each source.
+
+    The default of `max_length` is twice the source's length plus 20, after its prefix.
 
     Raises:
         TypeError: An argument is not a number or symbols.

@@ -23,8 +23,8 @@ def with_temperature(model: Any, temperature: float) -> Any:
     .. math:: \sum_{z_j > z_i} (z_j - z_i)^{1/(\alpha-1)} < (T / (\alpha-1))^{1/(\alpha-1)}
 
     The support of a lower temperature is therefore a subset of that of a higher one. It shrinks to the largest scores
-    as T decreases, and grows to all symbols as T increases, with equal probabilities in the limits. For softmax
-    (:math:`\alpha = 1`) it does not change. In an ensemble, the scores of each model are divided.
+    as T decreases, and grows to all symbols that are not forbidden as T increases, with equal probabilities in the
+    limits. For softmax (:math:`\alpha = 1`) it does not change. In an ensemble, the scores of each model are divided.
 
     Args:
         model: Model with the decoder protocol.

@@ -66,9 +66,7 @@ class EmbeddingsConfig(Section):
     """The file of word vectors that embeddings begin with; a name alone is that of the file."""
 
     file: FileName  # text, or .safetensors
-    words: FileName | None = (
-        None  # file with the word of each row of a matrix, one per line; default: rows are symbols in order
-    )
+    words: FileName | None = None  # words of the rows of a matrix, one per line; default: rows are symbols in order
     tensor: str | None = Field(None, max_length=1000)  # of a file with several matrices
     freeze: bool = False
 

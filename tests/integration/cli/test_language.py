@@ -57,10 +57,7 @@ def test_evaluate_scores_texts_and_searches_for_nothing(tsallis, speaker: Path, 
     assert json.loads(tsallis("evaluate", speaker, tmp_path / "texts", "--json").stdout)["samples"] == 2
     for options in (("--beam-size", 2), ("--mode", "beam"), ("--mode", "exact"), ("--exact",), ("--out", "out.jsonl")):
         assert f"takes no {options[0]}\n" in tsallis("evaluate", speaker, *options, status=2).stderr
-    assert (
-        "--length is for a split"
-        in tsallis("evaluate", speaker, tmp_path / "texts", "--length", 9, status=2).stderr
-    )
+    assert "--length is for a split" in tsallis("evaluate", speaker, tmp_path / "texts", "--length", 9, status=2).stderr
 
 
 def test_texts_are_drawn_behind_prompts(tsallis, speaker: Path) -> None:

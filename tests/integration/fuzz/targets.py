@@ -256,13 +256,13 @@ def stdin(task: str, command: str) -> Make:
 
     def make(chance: Random, base: Path, own: Path) -> Case:
         line = LINES[task][command in ("score", "evaluate")].encode() + b"\n"
-        count = chance.choice((1, 2)) if command == "look" else chance.choice((1, 3, 70))  # a figure takes its time
+        count = chance.choice((1, 2)) if command == "look" else chance.choice((1, 3, 70))  # a page takes its time
         blob = spoil(line * count, chance)
         arguments = [command, str(base / "runs" / task)]
         if command == "look":
-            arguments += ["--out", str(own / "looks"), "--format", "svg"]
+            arguments += ["--out", str(own / "look.html")]
         if command == "generate":
-            arguments += ["--length", "8"]
+            arguments += ["--max-length", "8"]
         if command in ("translate", "generate", "score") and chance.random() < 0.3:
             arguments.append("--json")
         watched = [base / "runs" / task]

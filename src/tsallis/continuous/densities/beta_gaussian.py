@@ -51,10 +51,10 @@ def beta_constants(alpha: Tensor, dims: int) -> Constants:
     """Compute the constants for alphas from 1, in float64."""
     eps = alpha - 1
     bend = (dims + 2) * eps + 2
-    sharpness = torch.zeros_like(alpha) if dims % 2 == 0 else _half_step(alpha, eps)
+    growth = torch.zeros_like(alpha) if dims % 2 == 0 else _half_step(alpha, eps)
     for j in range(1, dims // 2 + 1):
-        sharpness = sharpness + torch.log1p((j + dims % 2 / 2) * eps)
-    peak = sharpness - dims / 2 * torch.log(math.pi * bend)
+        growth = growth + torch.log1p((j + dims % 2 / 2) * eps)
+    peak = growth - dims / 2 * torch.log(math.pi * bend)
     return Constants(alpha, eps, peak, bend)
 
 

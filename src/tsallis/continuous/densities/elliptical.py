@@ -314,7 +314,8 @@ class Elliptical(Density):
                 depends on the narrowest function and on the widest density. Where that needs more than 1024 points, or
                 96 rings of 384, there is a warning that names the bound of the error and how many would do. The default
                 for other functions is 128, or 32 rings of 64. To read the widest density waits for a GPU: a number
-                avoids that. Under a compiler the default assumes that functions are a tenth as wide as the support.
+                avoids that. Under a compiler, and for a basis without a width, the default assumes that functions are a
+                tenth as wide as the support.
 
         Returns:
             [..., size] for a basis, [..., any...] for a function.
@@ -359,6 +360,8 @@ class Elliptical(Density):
 
         Not looked up where the number of points is given, but for densities without an end, which have several rules.
         """
+        if math.isnan(basis.width):
+            return math.nan
         reach = self.family.reach(self._mean) if points is not None else math.inf
         if isinstance(reach, Tensor) or math.isfinite(reach):
             return math.nan

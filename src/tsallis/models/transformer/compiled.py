@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from operator import is_
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tsallis.models.protocol import BestStep, Memory, Step, check_symbols, source_mask
 from tsallis.nn import (
@@ -107,14 +108,15 @@ class _ModelSnapshot:
     """A model as it was: its modules, what they are set to, and the versions of their tensors."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.modules = [model]
-        for module in self.modules:
-            self.modules += [part for part in module._modules.values() if part is not None]
-        self.tensors = [x for m in self.modules for x in (*m._parameters.values(), *m._buffers.values())]
+        modules = [model]
+        for module in modules:
+            modules += [part for part in module._modules.values() if part is not None]
+        self.modules = modules[1:]  # without the model itself, which is a weak key of `_packs`
+        self.tensors = [x for m in modules for x in (*m._parameters.values(), *m._buffers.values())]
         found = [x for x in self.tensors if x is not None]
         self.state = (
-            [(m.training, not m._forward_hooks, not m._forward_pre_hooks) for m in self.modules],
-            [getattr(m, name) for m in self.modules for name in SETTINGS.get(type(m), ())],
+            [(m.training, not m._forward_hooks, not m._forward_pre_hooks) for m in modules],
+            [getattr(m, name) for m in modules for name in SETTINGS.get(type(m), ())],
             [(x.data_ptr(), 0 if x.is_inference() else x._version) for x in found],
         )
 
@@ -173,10 +175,12 @@ class CompiledMemory(Memory):
         return source_mask(self.lengths, self.states)
 
 
-def forget_weights(model: nn.Module) -> None:
-    """Drop the packed weights of a model that trains: fused optimizers change tensors without a new version."""
-    if not traced():
-        _packs.pop(model, None)
+@cache
+def _watch_fused_optimizers() -> None:
+    """Drop all packed weights after a step of a fused optimizer, which changes tensors without a new version."""
+    register_optimizer_step_post_hook(
+        lambda optimizer, *_: _packs.clear() if any(group.get("fused") for group in optimizer.param_groups) else None
+    )
 
 
 def encode_compiled(model: Any, src: Tensor, lengths: Tensor) -> CompiledMemory | None:
@@ -213,6 +217,7 @@ def _pack(model: Any, like: Tensor, known: _PackedWeights | None = None) -> _Pac
         return known
     known = _packs.get(model)
     if known is None or known.kernels is not kernels or not known.snapshot.matches(model):
+        _watch_fused_optimizers()
         encoder, decoder, output = _encoder_weights(model), _decoder_weights(model), _output_weights(model.output)
         known = _PackedWeights(
             _ModelSnapshot(model),

@@ -14,7 +14,7 @@ from tsallis.models.arguments import constructor_arguments
 from tsallis.models.checks import check_counts, check_last_pass
 from tsallis.models.protocol import BestStep, DecoderOutput, Memory, Step, best_of_step, source_mask
 from tsallis.models.sharing import SEQUENCE_ROWS, SHARES, SharingModel, SymbolRows, share_embeddings
-from tsallis.models.transformer.compiled import CompiledState, encode_compiled, forget_weights, start_compiled
+from tsallis.models.transformer.compiled import CompiledState, encode_compiled, start_compiled
 from tsallis.models.transformer.decoding_state import KVBuffers, RowPacking, Sources, StepCache, TransformerState
 from tsallis.nn import (
     AttentionStats,
@@ -202,10 +202,6 @@ class TransformerSeq2Seq(SharingModel):
             with torch.no_grad():
                 table.weight[0] = 0
 
-    def train(self, mode: bool = True) -> TransformerSeq2Seq:
-        forget_weights(self)
-        return super().train(mode)
-
     def encode(self, src: Tensor, src_lengths: Tensor) -> Memory:
         """Encode symbols [batch, src] with their counts [batch] to states; what lies beyond a count changes nothing.
 
@@ -299,8 +295,6 @@ class TransformerSeq2Seq(SharingModel):
 
         Attention weights, the mean of the last layer's heads, are held only if `need_attention` asks for them.
         """
-        if torch.is_grad_enabled():
-            forget_weights(self)
         lengths = self._counts(src, src_lengths)
         memory = self._encode(src, lengths)
         x = self._embed(self.tgt_embedding, tgt_in, 0)  # [batch, tgt, d_model]

@@ -70,7 +70,7 @@ class CompiledEncoder(_Stack):
     """Compiled encoder with packed weights.
 
     Args:
-        weights: Weights that :func:`computes` accepts; they are copied.
+        weights: Weights that :func:`computes` accepts; all but the embedding are copied.
     """
 
     def __init__(self, weights: StackWeights) -> None:
@@ -101,7 +101,7 @@ class CompiledDecoder(_Stack):
     """Compiled decoder with packed weights, including the output layer.
 
     Args:
-        weights: Weights that :func:`computes` accepts; they are copied.
+        weights: Weights that :func:`computes` accepts; all but the embedding are copied.
         output: Output layer with an alpha of at most 2.
     """
 

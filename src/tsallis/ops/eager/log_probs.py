@@ -60,7 +60,7 @@ def alpha_relu_log_probs(scores: Tensor, alpha: float, tau: float) -> Tensor:
 
 
 def indistinct(scores: Tensor) -> Tensor:
-    """Return which rows [...] have scores so large that their dtype has no fractions, from 2^23 in float32.
+    """Return which rows [...] have a largest score at which their dtype has no fractions, from 2^23 in float32.
 
     There scores that differ by less than 1 may be equal, and rounding can change a probability by a factor of e.
     """

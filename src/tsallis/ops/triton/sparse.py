@@ -214,7 +214,7 @@ def _pieces(offsets: Tensor, piece: int, most: int) -> tuple[Tensor, Tensor]:
 def transpose(lists: CsrRows, classes: int, weight: Tensor, target: Tensor) -> CsrRows:
     """Return the lists sorted by class: values times the row's weight [rows], and -weight for the target [rows].
 
-    Entries of rows with a negative target come after the last class's list.
+    Rows with a negative target have no -weight entry: its placeholder comes after the last class's list.
     """
     rows = torch.arange(len(target), device=target.device, dtype=torch.int32)
     row = torch.cat([rows.repeat_interleave(lists.offsets.diff(), output_size=len(lists.column)), rows])

@@ -90,7 +90,7 @@ for command in (
     *(info.info, train.train, average.average, translate.translate, generate.generate, evaluate.evaluate),
     *(score.score, suggest.suggest, serve.serve, look.look, analyze.analyze, demo.demo),
 ):
-    app.command()(command)
+    app.command(help=help_text(command))(command)
 
 
 def main(command: Callable[[], object] = app) -> None:

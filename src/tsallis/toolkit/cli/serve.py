@@ -45,9 +45,9 @@ def serve(
     outputs: Annotated[
         int, typer.Option(min=1, max=MOST, help="Maximum number of outputs, beam size and draws.")
     ] = 100,
-    time: Annotated[float, typer.Option(min=0.1, max=3600, help="Maximum time for a request, in seconds.")] = 10.0,
+    time: Annotated[float, typer.Option(min=0.1, max=3600, help="Maximum work on a request, in seconds.")] = 10.0,
     patience: Annotated[
-        float, typer.Option(min=0.1, max=3600, help="Maximum waiting time of a request, in seconds.")
+        float, typer.Option(min=0.1, max=3600, help="Maximum waiting time of a request, besides --time, in seconds.")
     ] = 30.0,
     checkpoint: Which = "best",
     device: Device = "auto",

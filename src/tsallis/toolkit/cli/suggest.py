@@ -42,8 +42,8 @@ def suggest(
     """Complete partly typed outputs: print every symbol that may follow, with its probability.
 
     Input lines are those of `tsallis translate`, with an optional last column: the text typed so far. Each row has the
-    line number, the text with its continuation, the probability, and `end` if the output may end there. If nothing can
-    follow, the row says `impossible`. A continuation that is the only possible one is added at once.
+    line number, the text with its continuation, the probability, and `end` if this continuation ends the output. If
+    nothing can follow, the row says `impossible`. A continuation that is the only possible one is added at once.
 
     In a terminal, the command asks for the source and for the text typed so far.
     """

@@ -101,7 +101,7 @@ def write_output(path: Path | str, data: bytes | str) -> None:
 
 @contextmanager
 def created_folder(folder: Path) -> Iterator[None]:
-    """Create a folder with its parents; if the block raises an InputError, remove empty ones."""
+    """Create a folder with its parents; if the block raises an InputError, remove the new ones that are empty."""
     missing = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
     folder.mkdir(parents=True, exist_ok=True)
     try:

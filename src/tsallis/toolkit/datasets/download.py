@@ -130,7 +130,7 @@ def record_of(path: Path) -> Path:
 
 
 def write_record(path: Path, digest: str) -> None:
-    """Return the digest in the format of `sha256sum --check`."""
+    """Write the digest beside the file, in the format that `sha256sum --check` reads."""
     write_atomic(record_of(path), f"{digest}  {path.name}\n")
 
 

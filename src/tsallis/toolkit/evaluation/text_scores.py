@@ -121,7 +121,7 @@ def translation_scores(
 
 
 def length_ratio(texts: Sequence[str], references: Sequence[str], tgt_lang: str = "", tokenized: bool = False) -> float:
-    r"""Return the numbers of words of translations and references, as BLEU counts them.
+    r"""Return the number of words of translations divided by that of references, as BLEU counts them.
 
     Below 1 it is what BLEU's penalty for brevity comes from, :math:`\exp(1 - 1 / r)`: a model finds short outputs more
     probable than it should.

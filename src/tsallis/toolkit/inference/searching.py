@@ -95,8 +95,8 @@ def choose(
     Args:
         run: Run of the outputs.
         task: Task of the run, which defines the utility of an output.
-        options: Outputs of the search or of the draws.
-        outputs: In the order of the search or of the draws.
+        options: Options of the search or of the draws.
+        outputs: Outputs, in the order of the search or of the draws.
         result: Result of the search; None for draws.
     """
     from tsallis.search import minimum_risk

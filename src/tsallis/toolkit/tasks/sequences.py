@@ -104,7 +104,7 @@ class TransformerConfig(SequenceModel):
     activation: Literal["relu", "gelu"] = "relu"
     attention: Map | Literal["learned"] = "entmax"
     attention_alpha: Alpha = 1.5
-    # The first difference.
+    # Attention of single parts, if it differs from `attention`; None: the same.
     encoder_attention: Map | Literal["learned"] | None = None
     decoder_attention: Map | Literal["learned"] | None = None
     cross_attention: Map | Literal["learned"] | None = None

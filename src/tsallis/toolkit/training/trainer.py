@@ -266,7 +266,7 @@ class Trainer:
         self.world.on_main(lambda: self._write(model, optimizer, metrics))
 
     def _write(self, model: dict[str, Tensor], optimizer: dict[str, Any], metrics: dict[str, Any] | None) -> None:
-        if (name := find_nonfinite(model)) is not None:  # it would replace a validated one
+        if (name := find_nonfinite(model)) is not None:  # it would replace a checkpoint with finite weights
             raise InputError(f"the weights {name} are not finite after update {self._describe_divergence()}")
         training: dict[str, Any] = {
             "optimizer": optimizer,

@@ -250,7 +250,7 @@ def _alphas(args: AttentionArgs) -> Tensor:
 
 
 def _lengths(lengths: Tensor, device: torch.device) -> Tensor:
-    """Return lengths on the device; if they must be copied, use as few bytes as possible."""
+    """Return lengths on the device; those on the CPU are copied as int32."""
     return lengths.contiguous() if lengths.is_cuda else lengths.int().to(device, non_blocking=True).contiguous()
 
 
