@@ -1,4 +1,4 @@
-"""Sizes of an analysis. This module imports no torch: commands read the defaults before they print their help."""
+"""Options of an analysis. This module does not import torch, so that `--help` can show the defaults quickly."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from tsallis.search.options import EndRule
 
 @dataclass(frozen=True)
 class Options:
-    """Sizes of a summary: how much of a corpus it takes in.
+    """Options of a summary of a corpus: numbers of sentences, and the search.
 
     Args:
-        limit: sentences that are analysed, the first ones.
-        sentences: how many of them the summary holds with all weights.
-        importance: sentences on which the loss without each head is measured; 0 leaves it out.
-        searched: sentences, the first ones, that are searched for the rate of empty outputs beside those it holds.
-        examples: sentences that show the role of a head.
-        beam_size: of the search for outputs.
-        end_rule: Which outputs of the search count, see :func:`tsallis.search.beam_search`.
+        limit: Number of sentences to analyse, from the start of the corpus.
+        sentences: Number of sentences that the summary contains with all attention weights.
+        importance: Number of sentences for the importance of heads (the loss without each head); 0 skips it.
+        searched: Number of sentences, from the start of the corpus, that are searched in addition to `sentences` for
+            the rate of empty outputs.
+        examples: Number of example sentences for the role of a head.
+        beam_size: Beam size of the search for outputs.
+        end_rule: Rule for finished outputs of the search, see :func:`tsallis.search.beam_search`.
 
     Raises:
-        ValueError: a number below 1, of `importance` and `searched` below 0.
+        ValueError: If a number is below 1, or `importance` or `searched` is below 0.
 
     Example:
         >>> Options(limit=200).sentences

@@ -1,6 +1,6 @@
-"""Configurations: YAML files, overrides and checked schemas. The tasks define the sections `data` and `model`.
+"""Configurations: YAML files, overrides and schemas. The tasks define the sections `data` and `model`.
 
-Defaults of `model` are those of the classes that take them; a test compares them.
+The defaults of `model` equal the defaults of the model classes; a test compares them.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ NEEDS = {
     "training.lowest_learning_rate": ("schedule", ("plateau",)),
     "model.output_alpha": ("output", ("entmax", "alpha_relu")),
 }
-ON_RESUME = "may change when a run is resumed"  # marks settings
-MOST_MISTAKES = 20  # in one message
+ON_RESUME = "may change when a run is resumed"  # metadata of such settings
+MOST_MISTAKES = 20  # number of errors in one message
 ARCHITECTURE = ("model", "architecture")
 
 FileName = Annotated[str, AfterValidator(_check_name)]
 # Upper limits: larger values exceed any machine's memory and the indices of the kernels.
 Count = Annotated[int, Field(ge=1, lt=2**31)]
-Size = Annotated[int, Field(ge=1, le=65_536)]  # of a layer
-Depth = Annotated[int, Field(ge=1, le=1_000)]  # layers
+Size = Annotated[int, Field(ge=1, le=65_536)]  # width of a layer
+Depth = Annotated[int, Field(ge=1, le=1_000)]  # number of layers
 Beam = Annotated[int, Field(ge=1, le=MOST)]
-Basis = Annotated[int, Field(ge=1, le=4_096)]  # functions, of which a matrix of all pairs is made
+Basis = Annotated[int, Field(ge=1, le=4_096)]  # number of basis functions; the model computes a matrix of all pairs
 Pixels = Annotated[int, Field(ge=1, le=8_192)]
 Alpha = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 Map = Literal["softmax", "sparsemax", "entmax"]
-Density = Literal["gaussian", "truncated_parabola", "laplace", "triangular"]  # on the line
+Density = Literal["gaussian", "truncated_parabola", "laplace", "triangular"]  # one-dimensional densities
 
 
 class Section(BaseModel):
@@ -63,7 +63,7 @@ class Section(BaseModel):
 
 
 class EmbeddingsConfig(Section):
-    """The file of word vectors that embeddings begin with; a name alone is that of the file."""
+    """Word vectors that initialise the embeddings. In place of a section, the file name alone may be given."""
 
     file: FileName  # text, or .safetensors
     words: FileName | None = None  # words of the rows of a matrix, one per line; default: rows are symbols in order
@@ -77,53 +77,53 @@ class EmbeddingsConfig(Section):
 
 
 class Settings(Section):
-    """The settings of a training: the section `training` of a configuration.
+    """Settings of a training run: the section `training` of a configuration.
 
     Args:
-        init_from: Run folder whose model's parameters the training begins with. `tsallis train` reads this setting and
-            the next three; the trainer takes the model as it is.
-        init_checkpoint: Checkpoint of that run: "best", "last" or "average".
-        src_embeddings: File of word vectors that the source embeddings begin with.
-        tgt_embeddings: File of word vectors that the target embeddings begin with.
-        epochs: Largest number of epochs.
-        updates: Largest number of updates; default: as many as `epochs` have.
+        init_from: Run folder of a trained model whose parameters initialise this one. Only `tsallis train` reads this
+            setting and the next three; the class `Trainer` uses the model that it is given.
+        init_checkpoint: Checkpoint in `init_from`: "best", "last" or "average".
+        src_embeddings: File of word vectors that initialise the source embeddings.
+        tgt_embeddings: File of word vectors that initialise the target embeddings.
+        epochs: Maximum number of epochs.
+        updates: Maximum number of updates; default: no limit other than `epochs`.
         batch_size: Rows per batch.
         max_tokens: Padded symbols per batch, counted on the longer side; replaces `batch_size`.
-        bucket: Number of batches among which rows are sorted by length.
+        bucket: Number of batches that are filled together: their rows are sorted by length to reduce padding.
         sort_by: Length by which rows are sorted, "total" or "target", see
             :class:`tsallis.toolkit.data.batching.BatchPlan`.
-        learning_rate: Largest learning rate.
-        alpha_lr_scale: Factor of the learning rate for learned alphas.
-        optimizer: "adam" or "adamw".
-        weight_decay: Decay of matrices; biases, norms and alphas do not decay. "adam" adds it to the gradient, an l2
-            penalty. "adamw" subtracts it from the weights, times the learning rate.
+        learning_rate: Maximum learning rate.
+        alpha_lr_scale: Factor on the learning rate of learned alphas.
+        optimizer: Optimizer, "adam" or "adamw".
+        weight_decay: Weight decay of matrices; biases, norms and alphas do not decay. "adam" adds the decay to the
+            gradient (an L2 penalty). "adamw" applies it to the weights directly (decoupled weight decay).
         betas: Decay rates of the optimizer's two moments.
-        schedule: Schedule of the learning rate, one of :mod:`tsallis.toolkit.training.schedules`.
-        warmup: Updates of warm-up, for "inverse-square-root" and "linear".
-        plateau_patience: Validations without a better score before "plateau" lowers the rate.
+        schedule: Learning rate schedule, one of those in :mod:`tsallis.toolkit.training.schedules`.
+        warmup: Number of warm-up updates, for "inverse-square-root" and "linear".
+        plateau_patience: Number of validations without a better score before "plateau" lowers the rate.
         plateau_factor: Factor by which "plateau" multiplies the rate.
-        lowest_learning_rate: Lowest rate of "plateau".
-        clip: Largest norm of the gradient.
-        label_smoothing: Share of the target spread over all symbols, from 0 to 1.
-        accumulate: Batches per update and process; the loss is divided once, by the symbols of all of them.
-        precision: "float32" or "bfloat16".
-        strategy: "ddp" or "fsdp", if there are several processes.
-        compile: Whether the model is compiled.
-        validate_every: Epochs between validations.
-        validate_updates: Updates between validations; replaces `validate_every`.
-        validation_beam: Beam size of validation.
-        validation_end_rule: Which outputs of validation count, see :func:`tsallis.search.beam_search`.
-        validation_rows: Number of rows of the development set that are searched; default: all. The loss is computed on
-            all rows.
+        lowest_learning_rate: Minimum learning rate of "plateau".
+        clip: Maximum norm of the gradient; larger gradients are scaled down to it.
+        label_smoothing: Share of the target probability that is spread over all symbols, at least 0 and below 1.
+        accumulate: Number of batches per update and process. The loss is averaged over the symbols of all of them.
+        precision: Precision of forward passes, "float32" or "bfloat16" (autocast).
+        strategy: Strategy for several processes, "ddp" or "fsdp".
+        compile: Whether the model is compiled with `torch.compile`.
+        validate_every: Number of epochs between validations.
+        validate_updates: Number of updates between validations; replaces `validate_every`.
+        validation_beam: Beam size of the search in validation.
+        validation_end_rule: Rule for finished outputs of the search in validation, see :func:`tsallis.search.beam_search`.
+        validation_rows: Number of rows of the development set for which validation searches outputs; default: all.
+            The loss is always computed on all rows.
         select: Score of the development set that chooses the best checkpoint; default: the first score of the task.
-        patience: Validations without a better score before the run ends.
-        checkpoint_every: Updates between checkpoints; every validation saves one, too.
-        keep: Validated checkpoints that are kept for averaging.
+        patience: Number of validations without a better score before the run ends; default: no limit.
+        checkpoint_every: Number of updates between checkpoints. Each validation also saves one.
+        keep: Number of validated checkpoints kept for averaging.
         tensorboard: Whether the log is also written for TensorBoard (extra `tensorboard`).
-        seed: Seed of the order of batches and of dropout.
+        seed: Random seed of the batch order and of dropout.
 
     Raises:
-        pydantic.ValidationError: If a value is out of range, or settings do not go together.
+        pydantic.ValidationError: If a value is out of range, or settings contradict each other.
 
     Example:
         >>> settings = Settings(epochs=3, batch_size=8, clip=1.0)
@@ -131,7 +131,7 @@ class Settings(Section):
         (3, 'halve-on-worse')
     """
 
-    init_from: FileName | None = None  # a run folder
+    init_from: FileName | None = None  # run folder of a trained model
     init_checkpoint: Literal["best", "last", "average"] = "best"
     src_embeddings: EmbeddingsConfig | None = None
     tgt_embeddings: EmbeddingsConfig | None = None
@@ -181,15 +181,15 @@ class Settings(Section):
         return self
 
     def plan(self, lengths: Tensor) -> BatchPlan:
-        """Return the rows of all batches, for rows of these lengths."""
+        """Return the plan of all batches for rows of the given lengths."""
         return BatchPlan(lengths, self.batch_size, self.max_tokens, self.seed, self.bucket, self.sort_by)
 
 
 def option_fields(defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields of a pydantic model for options of searches, each with its type, range and default.
+    """Return the fields of a pydantic model for search options, each with its type, range and default.
 
     Args:
-        defaults: Values of options that are not given, by their names in :class:`tsallis.search.SearchOptions`.
+        defaults: Default values by option name, as in :class:`tsallis.search.SearchOptions`.
     """
     result = {}
     for name, default in defaults.items():
@@ -206,7 +206,7 @@ def option_fields(defaults: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _SearchSection(Section):
-    """The section `search`: options of searches where a command does not give them."""
+    """The section `search`: search options that apply unless a command sets them."""
 
     @model_validator(mode="after")
     def _check_together(self) -> _SearchSection:
@@ -215,26 +215,26 @@ class _SearchSection(Section):
 
     @property
     def options(self) -> SearchOptions:
-        """The options that the configuration sets; a limit of zero is none.
+        """The search options that the configuration sets; a limit of 0 means no limit.
 
         Raises:
-            OptionError: Options that contradict each other.
+            OptionError: If options contradict each other.
         """
         values: dict[str, Any] = {name: value or None for name, value in self.model_dump().items()}
         return SearchOptions(**values)
 
 
 def search_section(own: SearchOptions) -> type[_SearchSection]:
-    """Return the schema of the section `search` for a task with defaults of its own."""
+    """Return the schema of the section `search` with the default options of a task."""
     defaults = {name: info.default for name, info in OPTIONS.items() if info.of_runs} | own.given
     options: Any = option_fields(defaults)
     return create_model("SearchConfig", __base__=_SearchSection, __module__=__name__, **options)
 
 
 class Config(Section):
-    """A whole run. The sections `data` and `model` are the task's: see :func:`make_schema`."""
+    """Configuration of a run. The task defines the sections `data` and `model`, see :func:`make_schema`."""
 
-    models: ClassVar[Mapping[str, type[Section]]] = {}  # the task's sections `model`, by their `architecture`
+    models: ClassVar[Mapping[str, type[Section]]] = {}  # schemas of the section `model` by `architecture`
 
     version: Literal[1]
     run_dir: FileName | None = None
@@ -244,20 +244,20 @@ class Config(Section):
     search: Annotated[_SearchSection, ON_RESUME] = _SearchSection()
 
     def text(self) -> str:
-        """Return the configuration as YAML, every default filled in; without the folder, which may be moved."""
+        """Return the configuration as YAML with all defaults, but without `run_dir`: the folder may be moved."""
         return yaml.safe_dump(self.model_dump(exclude={"run_dir"}), sort_keys=False, allow_unicode=True)
 
 
 def make_schema(
     data: type[Section], models: Mapping[str, type[Section]], architecture: str, searches: SearchOptions
 ) -> type[Config]:
-    """Return the schema of one task's configurations.
+    """Return the configuration schema of a task.
 
     Args:
-        data: The section `data`.
-        models: The task's sections `model`, by their `architecture`.
-        architecture: Key of the section among them that the configuration has.
-        searches: Options of searches that differ from the defaults of :mod:`tsallis.search`.
+        data: Schema of the section `data`.
+        models: Schemas of the section `model` by `architecture`.
+        architecture: Key in `models` of the schema to use.
+        searches: Search options that differ from the defaults of :mod:`tsallis.search`.
     """
     model = models[architecture]
     search: Any = search_section(searches)
@@ -282,7 +282,7 @@ def read_content(path: Path | str, overrides: Sequence[str] = ()) -> tuple[dict[
         The content, not yet checked against a schema, and the overrides.
 
     Raises:
-        InputError: If the file cannot be read or holds no settings, or an override is malformed.
+        InputError: If the file cannot be read or contains no settings, or an override is malformed.
     """
     text = ""
     try:
@@ -305,12 +305,13 @@ def _data_hint(path: Path | str, text: str) -> str:
 
 
 def refuse_idle(config: Config, overrides: Sequence[str] = ()) -> None:
-    """Refuse a setting with a value of its own that has no effect, because of another setting of its section.
+    """Raise if a setting has no effect because of the value of another setting.
 
-    That of a file may stay where an override changes the other setting.
+    For example, `training.warmup` has no effect if `training.schedule` is "constant". Settings with their default value
+    are accepted. If an override changes the other setting, a setting in the file that loses its effect is accepted too.
 
     Raises:
-        InputError: The setting has no effect; the message says what would give it one.
+        InputError: If a setting has no effect. The message names the values that would give it one.
     """
     keys = [override.partition("=")[0] for override in overrides]
 
@@ -337,20 +338,20 @@ class Override(NamedTuple):
 
     whole: str
     key: str
-    text: str  # of the value
+    text: str  # text of the value
     value: Any  # the text as YAML, or the text itself if it is not YAML
-    mistake: str = ""  # why the text is not YAML
+    mistake: str = ""  # reason why the text is not YAML
 
     @property
     def name(self) -> str:
-        """What a message calls it."""
+        """Name of the override in messages."""
         return f"override {describe(self.whole)}"
 
 
 def check_content(
     content: dict[str, Any], name: str, schema: type[Config], overrides: Sequence[Override] = ()
 ) -> Config:
-    """Return a configuration from its content.
+    """Check the content of a configuration file and return the configuration.
 
     Args:
         content: Content of a file, with overrides applied to it.
@@ -359,7 +360,7 @@ def check_content(
         overrides: The overrides that were applied.
 
     Raises:
-        InputError: With every mistake in one message, each with its path, behind `name` or its override.
+        InputError: If there are errors. One message lists all of them, each with its path and its file or override.
     """
     try:
         return schema.model_validate(content)
@@ -368,7 +369,7 @@ def check_content(
         plain = [override for override in overrides if override.key in texts and not isinstance(override.value, str)]
         if not plain:
             raise InputError(_explain(mistakes, name, overrides)) from error
-    for override in plain:  # a name that YAML reads as another type, such as 2018
+    for override in plain:  # text that YAML parses as another type, such as 2018
         _set(content, override.key, override.text)
     changed = [override._replace(value=override.text) if override in plain else override for override in overrides]
     return check_content(content, name, schema, changed)
@@ -378,7 +379,7 @@ def _apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> list[
     """Apply overrides to the content of a file, and return them.
 
     Raises:
-        InputError: The text is not an override, or sets a value twice.
+        InputError: If a text is not an override, or two overrides set the same value.
     """
     applied: list[Override] = []
     for whole in overrides:
@@ -424,7 +425,7 @@ def _explain(mistakes: Mapping[str, str], name: str, overrides: Sequence[Overrid
         if own is not None and own.mistake:
             texts[own.mistake] = []
             continue
-        inner = [o.name for o in overrides if o.key.startswith(f"{key}.")]  # where settings don't go together
+        inner = [o.name for o in overrides if o.key.startswith(f"{key}.")]  # if settings contradict each other
         origin = own.name if own is not None else " with ".join([name, ", ".join(inner)] if inner else [name])
         texts.setdefault(origin, []).append(f"{truncate(key, LONGEST_KEY)}: {mistake}")
     return "; ".join(f"{origin}: {'; '.join(lines)}" if lines else origin for origin, lines in texts.items())
@@ -433,12 +434,12 @@ def _explain(mistakes: Mapping[str, str], name: str, overrides: Sequence[Overrid
 def _find_mistakes(
     error: ValidationError, schema: type[Config], content: Mapping[str, Any]
 ) -> tuple[dict[str, str], set[str]]:
-    """Return every mistake by its path, and the paths where a text was expected.
+    """Return all errors by path, and the paths at which a string was expected.
 
-    If a setting may have several types, their mistakes are one.
+    If a setting allows several types, the errors of all types are combined into one.
     """
     mistakes = [(d, _path(d, content)) for d in error.errors(include_url=False, include_context=False)]
-    if any(path == ARCHITECTURE for _, path in mistakes):  # which other settings the section has is unknown
+    if any(path == ARCHITECTURE for _, path in mistakes):  # the architecture determines the other settings
         mistakes = [(d, path) for d, path in mistakes if path == ARCHITECTURE or path[:1] != ("model",)]
     expected: dict[str, list[str]] = {}
     endings: dict[str, str] = {}
@@ -458,7 +459,7 @@ def _find_mistakes(
 
 
 def _path(detail: ErrorDetails, content: Any) -> tuple[int | str, ...]:
-    """Return the path of a mistake, without the names of types that pydantic adds to it."""
+    """Return the path of an error without the type names that pydantic adds to it."""
     path: tuple[int | str, ...] = ()
     for part in detail["loc"]:
         is_key = isinstance(content, Mapping) and part in content
@@ -469,7 +470,7 @@ def _path(detail: ErrorDetails, content: Any) -> tuple[int | str, ...]:
 
 
 def describe_mistake(detail: ErrorDetails) -> tuple[str, str]:
-    """Return what is wrong with a value in a file, and the end of the message, which shows the value."""
+    """Return the error message for a value in a file, and its ending, which shows the value."""
     if detail["type"] in ("missing", "extra_forbidden", "unexpected_keyword_argument"):
         return "missing" if detail["type"] == "missing" else "unknown key", ""
     message = detail["msg"].removeprefix("Value error, ")
@@ -478,7 +479,7 @@ def describe_mistake(detail: ErrorDetails) -> tuple[str, str]:
 
 
 def _hint(path: Sequence[int | str], schema: type[Config]) -> str:
-    """Return where an unknown key belongs, or what it may have been meant to be."""
+    """Return a hint for an unknown key: the architectures that have it, or a similar key."""
     *sections, key = map(str, path)
     others = [name for name, section in schema.models.items() if sections == ["model"] and key in section.model_fields]
     if others:

@@ -1,10 +1,10 @@
-"""Names that earlier versions wrote into the files of a run, and the names that replaced them."""
+"""Old names in the files of a run, and the names that replaced them in later versions."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# Keys of config.yaml, in any of its sections, and of the arguments in model.json.
+# Keys in any section of config.yaml, and argument names in model.json.
 KEYS = {
     "alpha_rate": "alpha_lr_scale",
     "context_attention": "cross_attention",
@@ -13,16 +13,16 @@ KEYS = {
     "competing_ends": "end_rule",
     "validation_competing_ends": "validation_end_rule",
 }
-# Present values of keys that had other values under their old names.
+# New values by old value, for keys whose values changed along with the name.
 VALUES = {key: {True: "competing", False: "every"} for key in ("competing_ends", "validation_competing_ends")}
 # Values of the key `task` in config.yaml and task.json.
 TASKS = {"inflection": "strings"}
 
 
 def with_new_names(content: Any) -> Any:
-    """Return the content of a file with each old name replaced, in nested sections too.
+    """Return the content of a file with all old names replaced, including in nested sections.
 
-    An old name stays where the new one is present: the schema of the file rejects it.
+    If the new name is also present, the old name is kept, so that the schema of the file rejects it.
 
     >>> with_new_names({"data": {"task": "inflection"}, "training": {"alpha_rate": 5.0}})
     {'data': {'task': 'strings'}, 'training': {'alpha_lr_scale': 5.0}}

@@ -1,4 +1,4 @@
-"""The standard output of a command whose results are files: the command continues when nobody reads it any more."""
+"""Standard output that may be closed: commands that write their results to files continue without it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 
 class OptionalOutput:
-    """A text stream that goes nowhere once it can't be written to.
+    """Text stream that discards its text after the first failed write.
 
     Args:
-        stream: Stream that is written to.
-        note: Text that is then printed on standard error after the reason; None: nothing.
+        stream: Stream to write to.
+        note: Text that is printed on standard error after the first failed write, behind the reason; None: no message.
 
     >>> OptionalOutput(sys.stdout).write("a line\\n")
     a line
@@ -28,12 +28,12 @@ class OptionalOutput:
         return getattr(self.stream, name)
 
     def write(self, text: str) -> int:
-        """Write a text, and return its length."""
+        """Write a text and return its length."""
         self._try(lambda: self.stream.write(text))
         return len(text)
 
     def flush(self) -> None:
-        """Write what is buffered."""
+        """Write buffered text to the stream."""
         self._try(lambda: self.stream.flush())
 
     def _try(self, work: Callable[[], object]) -> None:

@@ -6,23 +6,23 @@ import ctypes
 import os
 
 SWITCH = "TSALLIS_REUSE_MEMORY"
-# Variables that glibc reads; if one is set, keep it.
+# Variables that glibc reads. If the user has set one, it is respected.
 SETTINGS = ("MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_")
 TUNABLES = "GLIBC_TUNABLES"
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # constants of malloc.h
 NEVER = 2**31 - 1
 
 
 def reuse_memory() -> bool:
-    """Make the C library hold on to memory that is freed, until the process ends.
+    """Make the C library keep freed memory for reuse until the process ends.
 
-    glibc gives large blocks back when they are freed, and the next update gets them page by page, filled with zeros.
-    Gradients of large embeddings and scores of large vocabularies are such blocks. The setting is of the whole process,
-    so that only programs make it, such as `tsallis train`. It is left as it is where `TSALLIS_REUSE_MEMORY` is 0, where
-    an environment variable of glibc decides, and with another C library.
+    By default, glibc returns large freed blocks to the system. The next update gets them back page by page, filled with
+    zeros, which is slow. Gradients of large embeddings and scores of large vocabularies are such blocks. The setting
+    affects the whole process, so only programs such as `tsallis train` change it. Nothing is changed if
+    `TSALLIS_REUSE_MEMORY` is 0, if an environment variable configures glibc, or if the C library is not glibc.
 
     Returns:
-        True where it was set.
+        Whether the setting was changed.
 
     Example:
         >>> reuse_memory() in (True, False)
@@ -34,7 +34,7 @@ def reuse_memory() -> bool:
         return False
     try:
         library = ctypes.CDLL(None)
-        library.gnu_get_libc_version  # noqa: B018 (other libraries may have a mallopt of other parameters)
+        library.gnu_get_libc_version  # noqa: B018 (in other C libraries, mallopt may have other parameters)
         mallopt = library.mallopt
     except (AttributeError, OSError, TypeError):
         return False

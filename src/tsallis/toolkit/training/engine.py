@@ -1,7 +1,7 @@
-"""One update of a model, however many processes, micro-batches and precisions it takes.
+"""Update steps of a model, with several processes, gradient accumulation and mixed precision.
 
-The loss is summed over the target symbols of everything an update sees (all micro-batches of all processes) and divided
-once, by their number: the gradient does not depend on how the rows were dealt out.
+The loss is summed over all target symbols of an update (all batches of all processes) and divided once by their number.
+The gradient therefore does not depend on the distribution of rows over batches and processes.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
 class BatchStats(NamedTuple):
     """Accuracy and sparsity of a model on one batch, summed over its symbols."""
 
-    accuracy: Tensor  # symbols that are the most probable
-    supported: Tensor  # symbols with a probability
-    num_attended: Tensor  # positions with a weight
-    symbols: Tensor
+    accuracy: Tensor  # number of target symbols that are predicted correctly
+    supported: Tensor  # number of symbols with a non-zero probability
+    num_attended: Tensor  # number of positions with a non-zero attention weight
+    symbols: Tensor  # number of target symbols
 
 
 class Objective(nn.Module):
-    """A model and its loss as one module, so that whatever wraps it sees every parameter used inside `forward`."""
+    """Model and loss in one module, so that DDP and FSDP see every parameter used inside `forward`."""
 
     def __init__(self, model: nn.Module, label_smoothing: float = 0.0) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Objective(nn.Module):
         self.batch_stats: BatchStats | None = None
 
     def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> Tensor:
-        """Return the loss, summed over the target symbols that count."""
+        """Return the sum of the loss over target symbols, without ignored ones."""
         model: Any = self.model
         tgt_out = torch.where(has_loss(tgt_out), tgt_out, IGNORE_INDEX)
         decoded = model(src, src_lengths, tgt_in)
@@ -79,17 +79,17 @@ def batch_stats(model: Any, decoded: Any, tgt_out: Tensor) -> BatchStats:
 
 
 class Engine:
-    """Makes updates, and gives and takes the state of model and optimizer whole.
+    """Update steps of a model, and the full state of model and optimizer for checkpoints.
 
     Args:
-        model: in its initial state, the same on every process.
-        settings: how gradients are made.
-        world: this process's place.
+        model: Model in its initial state, which is the same on every process.
+        settings: Settings of the training.
+        world: Rank of this process and number of processes.
     """
 
     def __init__(self, model: nn.Module, settings: Settings, world: World) -> None:
         self.world, self.settings = world, settings
-        self.stop = False  # whether a process was to stop after the last update
+        self.stop = False  # whether any process had to stop after the last update
         self.model = model.to(world.device)
         self.objective = Objective(self.model, settings.label_smoothing)
         self.sharded = world.size > 1 and settings.strategy == "fsdp"
@@ -110,7 +110,7 @@ class Engine:
         return nn.parallel.DistributedDataParallel(self.objective, device_ids=ids)
 
     def _shard(self) -> nn.Module:
-        """Shard by FSDP2: every layer is a group; layers that share parameters go with the root, like the rest."""
+        """Shard with FSDP2: every layer is a group, except layers with shared parameters, which join the root group."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
@@ -131,20 +131,20 @@ class Engine:
         collect_stats: bool = False,
         stop: bool = False,
     ) -> tuple[int, Tensor]:
-        """Make one step of the optimizer.
+        """Run one step of the optimizer.
 
         Args:
-            batches: of this process, at least one.
-            own: how many of them count. A process with fewer than `count` goes through its first again without counting
-                it, for all must make the same number of passes.
-            count: passes of each process.
-            rate: the learning rate.
-            collect_stats: leave a :class:`BatchStats` at the first of them in :attr:`batch_stats`.
-            stop: whether this process is to stop after the update; :attr:`stop` is then True in all of them.
+            batches: Batches of this process, at least one.
+            own: Number of batches that count. If it is below `count`, the process repeats its first batch with weight
+                0, because all processes must run the same number of passes.
+            count: Number of passes of each process.
+            rate: Learning rate.
+            collect_stats: Whether to store a :class:`BatchStats` of the first batch in :attr:`batch_stats`.
+            stop: Whether this process must stop after the update; :attr:`stop` is then True in all processes.
 
         Returns:
-            Symbols of all processes, and this process's part of their summed loss, not yet read from the device. Of a
-            classifier the symbols are labels: its ends are certain.
+            The number of symbols of all processes, and this process's part of the summed loss, not yet read from the
+            device. For a classifier, only labels count as symbols: the end symbol behind them is certain.
         """
         known = [has_loss(batch.tgt_out) for batch in batches[:own]]
         counted = [counted_symbols(self.model, batch.tgt_out) for batch in batches[:own]]
@@ -160,7 +160,7 @@ class Engine:
             self.objective.collect_stats = collect_stats and index == 0
             with self._gradient_sync(last=index == count - 1):
                 loss = self._loss(batches[index if counts else 0])
-                # Gradients are averaged over processes: times their number, the loss is divided by symbols alone.
+                # DDP and FSDP average gradients over processes; multiplying by their number undoes this.
                 (loss * (self.world.size / max(symbols, 1) if counts else 0.0)).backward()
             total += loss.detach() if counts else 0
         nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
@@ -178,13 +178,13 @@ class Engine:
         moved = [x.to(device, non_blocking=True) for x in fields]
         dtype = PRECISIONS[self.settings.precision]
         with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
-            # Only passes that are not compiled record attention.
+            # Compiled passes do not record attention.
             loss: Tensor = (self.module if self.objective.collect_stats else self.step_module)(*moved)
         return loss
 
     @contextlib.contextmanager
     def _gradient_sync(self, last: bool) -> Iterator[None]:
-        """Synchronize gradients once per update, in its last pass."""
+        """Disable the synchronization of gradients between processes, except in the last pass of an update."""
         if self.sharded:
             cast(Any, self.module).set_requires_gradient_sync(last)
         elif self.world.size > 1 and not last:
@@ -194,7 +194,7 @@ class Engine:
         yield
 
     def unsharded_model(self) -> nn.Module:
-        """Return the model for search and evaluation in one process: itself, or a whole copy of a sharded one."""
+        """Return a model for search and evaluation in one process; a sharded model is copied in full."""
         if not self.sharded:
             return self.model
         state = get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True))
@@ -204,9 +204,9 @@ class Engine:
         return plain
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return parameters and optimizer state on the CPU; if sharded, empty except on the first process.
+        """Return parameters and optimizer state on the CPU; if sharded, only on the first process.
 
-        A parameter that has several names is there once.
+        The other processes then get empty dictionaries. A parameter with several names is included once.
         """
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         model: Any = get_model_state_dict(self.model, options=options)
@@ -215,22 +215,22 @@ class Engine:
         return model, dict(get_optimizer_state_dict(self.model, self.optimizer, options=options))
 
     def load(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Any]) -> None:
-        """Load what :meth:`state` gave, from any number of processes, and :meth:`check` accepts."""
-        # In one order everywhere: each is dealt out in turn.
+        """Load the result of :meth:`state`, from any number of processes; :meth:`check` it first."""
+        # All processes need the same order, because parameters are distributed one after another.
         parameters: dict[str, Any] = {name: model[name] for name in self._names()}
-        options = StateDictOptions(full_state_dict=True, strict=False)  # the other names of parameters are left out
+        options = StateDictOptions(full_state_dict=True, strict=False)  # not strict: aliases are missing
         set_model_state_dict(self.model, parameters, options=options)
-        # The settings determine the groups of the optimizer, whatever was stored.
+        # The parameter groups of the optimizer come from the settings, not from the checkpoint.
         groups = [{**group, "params": names} for group, names in self._groups()]
         set_optimizer_state_dict(
             self.model, self.optimizer, {"state": dict(optimizer["state"]), "param_groups": groups}, options=options
         )
 
     def check(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Any]) -> None:
-        """See that what :meth:`load` is to take is of this model.
+        """Raise unless the state for :meth:`load` belongs to this model.
 
         Raises:
-            InputError: with the first parameter that is missing or of another shape.
+            InputError: If a parameter is missing or has another shape.
         """
         shapes = {name: value.shape for name, value in self.model.state_dict().items()}
         names = self._names()
@@ -248,11 +248,11 @@ class Engine:
                 raise InputError(f"the stored optimizer's state of {name} is not that of a parameter of this shape")
 
     def _groups(self) -> list[tuple[dict[str, Any], list[str]]]:
-        """Return the groups of the optimizer, each with the names of its parameters."""
+        """Return the parameter groups of the optimizer, each with its parameter names."""
         names = {parameter: name for name, parameter in self.model.named_parameters()}
         return [(group, [names[parameter] for parameter in group["params"]]) for group in self.optimizer.param_groups]
 
     def _names(self) -> list[str]:
-        """Return the names of parameters, each once."""
+        """Return the names of the model's parameters, without aliases."""
         aliases = aliases_of(self.model)
         return [name for name in self.model.state_dict() if name not in aliases]

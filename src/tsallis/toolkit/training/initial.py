@@ -1,4 +1,4 @@
-"""The parameters that a run begins with, where they are not drawn at random: another run's, or word vectors."""
+"""Initial parameters that are not random: those of another run, or word vectors."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from tsallis.toolkit.training.checkpoint import find_nonfinite
 from tsallis.toolkit.training.file_names import START
 from tsallis.toolkit.training.run_folder import Run
 
-MOST_NAMES = 4  # names in a line
+MOST_NAMES = 4  # maximum number of names per line
 
 
 @dataclass
 class Start:
-    """The parameters that a run begins with, and where they are from.
+    """Model with its initial parameters, and their origin.
 
     Args:
-        model: that has them.
-        facts: Facts about them for the log, by source.
+        model: Model with the initial parameters.
+        facts: Origin of the parameters for the log; "run" for another run, "embeddings" for word vectors.
     """
 
     model: Any
@@ -39,11 +39,11 @@ class Start:
 
     @property
     def lines(self) -> list[str]:
-        """The facts for people."""
+        """The facts as readable lines."""
         return describe_start(self.facts)
 
     def blob(self) -> bytes | None:
-        """Return the file with the initial parameters of a run, or None if all are random."""
+        """Return the content of the file of initial parameters, or None if all parameters are random."""
         if not self.facts:
             return None
         shared = aliases_of(self.model)
@@ -53,22 +53,23 @@ class Start:
 
 @torch.no_grad()
 def take_parameters(model: Any, source: Run, vocabularies: Mapping[str, Any]) -> dict[str, Any]:
-    """Give a model the parameters of a trained one; those that belong to a symbol by the symbol's spelling.
+    """Copy the parameters of a trained model into another model.
 
-    Dropout, attention, output map, number of layers and vocabularies may differ: what only one of the two has stays
-    out. The class and all sizes must be the same.
+    Rows that belong to a symbol, such as those of embeddings, are matched by the symbol's spelling. Dropout, attention,
+    output mapping, number of layers and vocabularies may differ: only parameters of both models are copied. The class
+    and all sizes must be the same.
 
     Args:
-        model: to change.
-        source: the run to take them from.
-        vocabularies: "src" and "tgt" of `model`.
+        model: Model whose parameters are set.
+        source: Run with the trained model.
+        vocabularies: Vocabularies of `model`, by "src" and "tgt".
 
     Returns:
-        "taken", "random" (of `model` alone) and "unused" (of the source alone): names; and "symbols": by the names of
-        parameters with a row for each symbol, how many rows were taken, of how many.
+        A dictionary. "taken", "random" (missing in the source) and "unused" (missing in `model`) are lists of parameter
+        names. "symbols" contains the number of copied rows and of all rows, for each parameter with one row per symbol.
 
     Raises:
-        InputError: another class of model, a parameter of another shape.
+        InputError: If the class of the model or the shape of a parameter differs.
     """
     if type(source.model) is not type(model):
         kinds = (type(source.model).__name__, type(model).__name__)
@@ -103,7 +104,7 @@ def take_parameters(model: Any, source: Run, vocabularies: Mapping[str, Any]) ->
 def _take_rows(
     own: Tensor, theirs: Tensor, rows: SymbolRows, source: Run, vocabularies: Mapping[str, Any]
 ) -> list[int]:
-    """Copy the rows of symbols that both vocabularies have, the special ones too; return how many, of how many."""
+    """Copy the rows of special symbols and of symbols in both vocabularies; return the counts of copied and all rows."""
     known = symbol_numbers(source.src_vocab if rows.side == "src" else source.tgt_vocab)
     pairs = [(number, known[name]) for name, number in symbol_numbers(vocabularies[rows.side]).items() if name in known]
     pairs += [(number, number) for number in range(rows.first, len(SPECIALS))]
@@ -113,16 +114,16 @@ def _take_rows(
 
 
 def symbol_numbers(vocabulary: Any) -> dict[str, int]:
-    """Return the numbers of a vocabulary's own symbols by their spelling."""
+    """Return the numbers of a vocabulary's symbols by spelling, without special symbols."""
     return {vocabulary.name(number): number for number in range(FIRST, len(vocabulary))}
 
 
 @torch.no_grad()
 def set_embeddings(model: Any, side: str, vectors: WordVectors, origin: str) -> None:
-    """Give the embeddings of some symbols their vectors.
+    """Set the embeddings of the symbols that have word vectors.
 
     Raises:
-        InputError: a model without embeddings on that side, vectors of another size.
+        InputError: If the model has no embeddings on that side, or their size differs from that of the vectors.
     """
     name = embedding_name(model, side)
     if name is None:
@@ -136,17 +137,17 @@ def set_embeddings(model: Any, side: str, vectors: WordVectors, origin: str) -> 
 
 
 def embedding_name(model: Any, side: str) -> str | None:
-    """Return the name of the embeddings of a side, "src" or "tgt"; None where there are none."""
+    """Return the parameter name of the embeddings of a side, "src" or "tgt"; None if there are none."""
     names = (name for name, rows in model.symbol_rows.items() if rows.side == side and "embedding" in name)
     return next(names, None)
 
 
 @torch.no_grad()
 def load_start(model: Any, folder: Path) -> dict[str, Any]:
-    """Give a model the parameters that its run began with, and return where they are from.
+    """Load the initial parameters of a run into a model, and return their origin.
 
     Raises:
-        InputError: a file that is missing or damaged, or of another model.
+        InputError: If the file is missing or damaged, or belongs to another model.
     """
     path = folder / START
     check_file(path)
@@ -169,7 +170,7 @@ def load_start(model: Any, folder: Path) -> dict[str, Any]:
 
 
 def describe_start(facts: Mapping[str, Any]) -> list[str]:
-    """Return lines that say where the parameters of a run are from."""
+    """Return lines that describe the origin of the initial parameters of a run."""
     lines = []
     if source := facts.get("run"):
         rows = "".join(f"; {name} of {part} of {total} symbols" for name, (part, total) in source["symbols"].items())

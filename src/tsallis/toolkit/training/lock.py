@@ -1,4 +1,4 @@
-"""The lock on a run folder: one process holds it, and notices before a write that its folder was moved away."""
+"""Lock on a run folder: one process holds it, and checks before each write that the folder was not moved."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from tsallis.toolkit.training.file_names import LOCK
 
 @dataclass(frozen=True)
 class Lock:
-    """A folder that this process alone writes to."""
+    """Lock on a folder to which only this process writes."""
 
     folder: Path
-    handle: int  # of the lock file, which is open
+    handle: int  # file descriptor of the open lock file
 
     def check(self) -> None:
-        """See that the folder is still where it was.
+        """Raise if the folder was moved or removed since it was locked.
 
         Raises:
-            InputError: The lock of the folder is not the one held.
+            InputError: If the lock file in the folder is not the one that this process holds.
         """
         expected = os.fstat(self.handle)
         try:
@@ -40,13 +40,13 @@ class Lock:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[Lock]:
-    """Hold a folder for one process alone, and create it if it is missing. The lock goes with the process.
+    """Create a folder if it is missing, and lock it for this process. The lock ends with the process at the latest.
 
-    If the block raises an InputError, the lock file and the folders that were created for it are removed again, as far
-    as nothing else is in them: a refused command leaves nothing behind.
+    If the block raises an InputError, the lock file and the newly created folders are removed again, unless they
+    contain something else. A rejected command therefore leaves no files behind.
 
     Raises:
-        InputError: a folder that can't be made, written to or locked, or that another process holds.
+        InputError: If the folder can't be created, written to or locked, or if another process holds the lock.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -82,7 +82,7 @@ def _lock(folder: Path) -> Iterator[Lock]:
         except OSError as error:
             raise InputError(f"{folder}: can't be locked: {error.strerror or error}") from error
         lock = Lock(folder, handle)
-        lock.check()  # it may have been moved before it was locked
+        lock.check()  # the folder may have been moved before it was locked
         yield lock
     except (InputError, KeyboardInterrupt):
         with contextlib.suppress(OSError, InputError):
@@ -101,14 +101,14 @@ def _unusable(folder: Path, error: Exception) -> InputError:
 
 @contextlib.contextmanager
 def writing(path: Path, lock: Lock | None = None) -> Iterator[None]:
-    """Convert errors of writing to a run folder to one-line messages.
+    """Convert write errors in a run folder to one-line messages.
 
     Args:
-        path: what an error names.
-        lock: on the folder; None: it is the caller's own.
+        path: Path that the message names.
+        lock: Lock on the folder; None: the caller checks the folder.
 
     Raises:
-        InputError: in place of any OSError, and for a folder that is not where it was.
+        InputError: In place of any OSError, or if the folder was moved.
     """
     if lock is not None:
         lock.check()

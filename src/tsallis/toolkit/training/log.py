@@ -13,15 +13,15 @@ from tsallis.toolkit.data.io import NONBLOCK, check_file, read_bytes, sync_folde
 from tsallis.toolkit.training.lock import Lock, writing
 from tsallis.toolkit.training.schema import Event, parse_record
 
-WRITE = os.O_WRONLY | NONBLOCK | getattr(os, "O_BINARY", 0)  # flags to open a file with
+WRITE = os.O_WRONLY | NONBLOCK | getattr(os, "O_BINARY", 0)  # flags for opening a file
 
 
 class Log:
     """Log of a run: a file with one JSON object per line that can be cut back to an earlier position.
 
     Args:
-        path: of the file. It is made by the first line or by :meth:`rewind`; its folder must be there.
-        lock: on the run folder, of a process that writes for long.
+        path: Path of the file. The first line or :meth:`rewind` creates it; its folder must exist.
+        lock: Lock on the run folder, for a training process.
 
     Example:
         >>> import tempfile
@@ -43,19 +43,19 @@ class Log:
         return self.path.stat().st_size if self.path.exists() else 0
 
     def write(self, event: str, **values: Any) -> None:
-        """Append a line, and flush it to the disk.
+        """Append a line and flush it to the disk.
 
         Raises:
-            InputError: a file that can't be written; there is then no part of the line in it.
+            InputError: If the file can't be written. No part of the line is then kept.
         """
         line = json.dumps({"event": event, **values}) + "\n"
         self._change(self.position, line.encode())
 
     def rewind(self, position: int) -> None:
-        """Remove the lines after `position`: a resumed run writes them again.
+        """Remove the lines after `position`, because a resumed run writes them again.
 
         Raises:
-            InputError: a file that is shorter, or that holds anything but events up to there.
+            InputError: If the file is shorter, or if anything before `position` is not a valid event.
         """
         self.check(position)
         self._change(position)
@@ -64,7 +64,7 @@ class Log:
         """Check that the file can be cut back to a position; change nothing.
 
         Raises:
-            InputError: See :meth:`rewind`, or the path is not a writable file.
+            InputError: See :meth:`rewind`, or if the path is not a writable file.
         """
         if os.path.lexists(self.path):
             check_file(self.path)
@@ -80,18 +80,18 @@ class Log:
             self._lines(position)
 
     def rewind_to_step(self, step: int) -> None:
-        """Remove events of later steps, and a line that was not written to its end.
+        """Remove the events of later steps and an incomplete last line.
 
         Raises:
-            InputError: as :meth:`position_of`.
+            InputError: See :meth:`position_of`.
         """
         self._change(self.position_of(step))
 
     def position_of(self, step: int) -> int:
-        """Return the position behind the last event of a step, or of one before it.
+        """Return the position after the last event up to and including a step.
 
         Raises:
-            InputError: The file is missing, can't be written, or contains an invalid line.
+            InputError: If the file is missing, can't be written, or contains an invalid line.
         """
         if not self.path.exists():
             raise InputError(f"{self.path}: is not there; restore it, or make an empty file of that name")
@@ -123,15 +123,15 @@ class Log:
                 sync_folder(self.path.parent)
 
     def events(self) -> list[dict[str, Any]]:
-        """Return every event.
+        """Return all events.
 
         Raises:
-            InputError: a line that is none, with its number.
+            InputError: If a line is not a valid event. The message contains its line number.
         """
         return [event.model_dump(exclude_unset=True) for _, event in self._lines()]
 
     def _lines(self, position: int | None = None) -> list[tuple[bytes, Event]]:
-        """Return lines with their events, up to a position; an unfinished last line is left out."""
+        """Return the lines up to a position with their events, without an incomplete last line."""
         blob = read_bytes(self.path)[:position]
         lines = [line + b"\n" for line in blob.split(b"\n")[:-1]]
         if position is not None and sum(map(len, lines)) != position:
@@ -140,7 +140,9 @@ class Log:
 
 
 def totals(events: Iterable[Mapping[str, Any]], key: str) -> list[float]:
-    """Return the sum of a number over a training at each event; one within an epoch counts from the epoch's beginning.
+    """Return the cumulative sum of a number over a training run, at each event.
+
+    The events of an epoch contain the sum since the start of the epoch.
 
     Example:
         >>> events = [("validation", 2.0), ("epoch", 5.0), ("validation", 1.0)]

@@ -1,4 +1,4 @@
-"""The display of a running training: one bar an epoch, one line a validation."""
+"""Display of a training run: one progress bar per epoch and one line per validation."""
 
 from __future__ import annotations
 
@@ -17,13 +17,19 @@ from tsallis.toolkit.data.corpus import Counts
 from tsallis.toolkit.optional_output import OptionalOutput
 from tsallis.toolkit.training.trainer import Progress as State
 
-LINE = ("bleu", "macro_accuracy", "accuracy", "exact", *OF_TEXT)  # scores of a validation's line, with what decides
+LINE = (
+    "bleu",
+    "macro_accuracy",
+    "accuracy",
+    "exact",
+    *OF_TEXT,
+)  # scores that the line of a validation shows, if present
 
 
 class TrainingDisplay:
-    """Bars on a terminal, plain lines elsewhere.
+    """Display of a training run, with progress bars on a terminal and plain lines elsewhere.
 
-    If the display can't be written to, the training continues: `log.jsonl` has everything.
+    If writing fails, the training continues without a display. The file `log.jsonl` contains all values.
     """
 
     def __init__(

@@ -1,13 +1,13 @@
-"""The run folder: everything a trained model needs to be used, in files anyone can read.
+"""The run folder: all files that are needed to use a trained model, in open formats.
 
-config.yaml       the configuration, with every default filled in
-model.json        the model's class and arguments
-task.json         how a line of input is read
-src.vocab.json    source symbols; or src.model, which sentencepiece itself reads
-tgt.vocab.json    target symbols; or tgt.model
-start.safetensors the parameters that the run began with, if they were not drawn at random
-log.jsonl         one event a line
-timing.jsonl      how long each of them took
+config.yaml       configuration with all defaults
+model.json        class and arguments of the model
+task.json         task, which defines how input lines are read
+src.vocab.json    source symbols; or src.model, a sentencepiece model
+tgt.vocab.json    target symbols; or tgt.model, a sentencepiece model
+start.safetensors initial parameters, unless they are random
+log.jsonl         one event per line
+timing.jsonl      durations, one event per line
 checkpoints/      see `tsallis.toolkit.training.checkpoint`
 """
 
@@ -49,7 +49,7 @@ __all__ = ["Run", "build_model", "load_run", "locked", "start_run"]
 
 Symbols = Vocabulary | Subwords
 SYMBOLS: dict[str, type[Vocabulary] | type[Subwords]] = {"vocab.json": Vocabulary, "model": Subwords}  # by file ending
-# Errors that constructors of models raise for arguments of a wrong kind or size.
+# Errors that model constructors raise for arguments of a wrong type or size.
 REFUSALS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RuntimeError, MemoryError)
 
 
@@ -58,12 +58,12 @@ class Run:
     """Trained model with its vocabularies, task and settings.
 
     Args:
-        folder: of the run.
-        model: in evaluation mode.
-        src_vocab: source symbols or subwords.
-        tgt_vocab: target symbols or subwords.
-        task: how a line of input is read, as `task.json` says.
-        facts: of the checkpoint: step, epoch, metrics.
+        folder: Run folder.
+        model: Model in evaluation mode.
+        src_vocab: Source symbols or subwords.
+        tgt_vocab: Target symbols or subwords.
+        task: Content of `task.json`, which defines how input lines are read.
+        facts: Step, epoch and metrics of the checkpoint.
     """
 
     folder: Path
@@ -78,15 +78,15 @@ def load_run(folder: Path | str, which: str = "best") -> Run:
     """Load the model of a run folder, ready for search.
 
     Args:
-        folder: of the run.
-        which: "best", "last" or "average", or the name of a checkpoint's folder.
+        folder: Run folder.
+        which: Checkpoint: "best", "last" or "average", or the name of its folder.
 
     Returns:
         The model in evaluation mode, with its vocabularies and task.
 
     Raises:
-        InputError: The folder is not a run, a checkpoint is damaged, the vocabularies don't match, or weights are not
-            finite.
+        InputError: If the folder is not a run folder, the checkpoint is damaged, the vocabularies don't match the model,
+            or weights are not finite.
 
     Example:
         >>> import tempfile
@@ -104,7 +104,7 @@ def load_run(folder: Path | str, which: str = "best") -> Run:
         raise InputError(f"{folder}: not a run folder (it has no {MODEL})")
     record, task = _read_records(folder)
     if os.path.lexists(folder / CONFIG):
-        check_file(folder / CONFIG)  # who reads it need not wait for a fifo
+        check_file(folder / CONFIG)  # raise for a FIFO, which would block its readers
     vocabularies = _vocabularies(folder, record)
     checkpoint, parameters, facts = Checkpoints(folder / CHECKPOINTS).load(which)
     misfit = f"{checkpoint / PARAMETERS}: the checkpoint does not fit {MODEL}"
@@ -113,7 +113,7 @@ def load_run(folder: Path | str, which: str = "best") -> Run:
 
 
 def _vocabularies(folder: Path, record: ModelRecord) -> tuple[Symbols, Symbols]:
-    """Load the source and target vocabularies the model was trained with."""
+    """Load the source and target vocabularies that the model was trained with."""
     loaded = []
     for name in ("src", "tgt"):
         path, vocabulary = _load_symbols(folder, name)
@@ -130,10 +130,10 @@ def _vocabularies(folder: Path, record: ModelRecord) -> tuple[Symbols, Symbols]:
 
 
 def _model_of(path: Path, record: ModelRecord, parameters: dict[str, Tensor], misfit: str) -> Any:
-    """Build the model with its parameters.
+    """Build a model and load its parameters.
 
-    Its outline is built first, which takes no memory: arguments that are not those of the stored parameters may ask for
-    any amount of it.
+    The model is first built on the meta device, which needs no memory, and its shapes are compared with the stored
+    parameters. Otherwise wrong arguments could allocate any amount of memory.
     """
     for key in LAYERS:
         if (layers := record.arguments.get(key) or 0) > len(parameters):
@@ -148,7 +148,7 @@ def _model_of(path: Path, record: ModelRecord, parameters: dict[str, Tensor], mi
 
 
 def _compare(model: Any, parameters: Mapping[str, Tensor], misfit: str) -> None:
-    """See that parameters are those of a model, by their names and shapes."""
+    """Raise unless the names and shapes of parameters are those of a model."""
     aliases = aliases_of(model).keys()
     shapes = {name: list(value.shape) for name, value in model.state_dict().items()}
     for name in sorted((shapes.keys() | parameters.keys()) - aliases):
@@ -189,24 +189,25 @@ def build_model(description: dict[str, Any], path: Path | str = MODEL) -> Any:
 
 
 class StoredRun(NamedTuple):
-    """The model and the task of a run that was started before, as its folder describes them."""
+    """Model and task of an existing run, as stored in its folder."""
 
     description: dict[str, Any]  # class and arguments of the model
     task: dict[str, Any]
 
 
 def read_stored(folder: Path, configs: Sequence[str], arguments: Mapping[str, Any]) -> StoredRun | None:
-    """Read how a run was started with this configuration; None where there is none, or one of another configuration.
+    """Return the stored model and task of a run, or None if the folder has no run with this configuration.
 
-    The threshold of alpha-ReLU is estimated only once, because another machine would get a slightly different value.
+    A resumed run uses the stored arguments, because the threshold of alpha-ReLU would be estimated slightly differently
+    on another machine.
 
     Args:
-        folder: of the run.
-        configs: Text of the configuration; several if settings may change.
-        arguments: those that the configuration determines.
+        folder: Run folder.
+        configs: Texts of the accepted configurations; several if settings have changed.
+        arguments: Model arguments that the configuration determines.
 
     Raises:
-        InputError: a description with other arguments.
+        InputError: If the stored arguments differ from `arguments`.
     """
     if not (folder / CONFIG).exists():
         return None
@@ -214,7 +215,7 @@ def read_stored(folder: Path, configs: Sequence[str], arguments: Mapping[str, An
     if read_text(folder / CONFIG) not in configs:
         return None
     for key, value in arguments.items():
-        if record.arguments.get(key, value) != value:  # it would be built before anything else is compared
+        if record.arguments.get(key, value) != value:  # check now: the model is built before other checks
             difference = f"{key} is {record.arguments[key]!r}, {value!r} by {CONFIG}"
             raise InputError(f"{folder / MODEL}: {difference}; restore the file")
     return StoredRun({"class": record.name, "arguments": dict(record.arguments)}, task.model_dump())
@@ -238,14 +239,13 @@ def start_run(
     changes: Changes | None = None,
     dry: bool = False,
 ) -> bool:
-    """Write the run folder except checkpoints, or check that it is the same run; return whether it existed.
+    """Write a run folder except checkpoints, or check that it contains the same run; return whether it existed.
 
-    `start` is the content of the file of parameters that the run begins with, where they are not drawn at random. With
-    `changes` the run continues with new settings, and its configuration is rewritten. A `dry` start writes nothing.
+    `start` is the content of the file of initial parameters, or None if they are random. With `changes` the run
+    continues with new settings, and its configuration is rewritten. With `dry` no file is written.
 
     Raises:
-        InputError: a folder with something else in it, another configuration, or other data; a file that can't be
-            written.
+        InputError: If the folder contains other files, another configuration or other data, or a file can't be written.
     """
     path = folder / CONFIG
     both = {"src": src_vocab, "tgt": tgt_vocab}
@@ -276,14 +276,14 @@ def start_run(
                 write_atomic(folder / name, text)
             for target, symbols in vocabularies.items():
                 write_atomic(target, symbols.model if isinstance(symbols, Subwords) else symbols.to_json())
-            write_atomic(path, config)  # last: with it the folder is a run
+            write_atomic(path, config)  # written last: it marks the folder as a run
         if not dry:
             remove_leftovers(folder, names)
     return resumed
 
 
 def _check_same(folder: Path, config: str, task: TaskRecord, vocabularies: Mapping[Path, Symbols]) -> None:
-    """See that a folder holds the run of these arguments, whole."""
+    """Raise unless a folder contains a run with the same configuration, data and task."""
     path = folder / CONFIG
     before = read_text(path)
     if before != config:
@@ -301,7 +301,7 @@ def _check_same(folder: Path, config: str, task: TaskRecord, vocabularies: Mappi
 def _is_start_leftover(
     path: Path, texts: Mapping[str, bytes], vocabularies: Mapping[Path, Symbols], names: tuple[str, ...]
 ) -> bool:
-    """Tell whether a file was left by a start of this very run, killed before it wrote the configuration."""
+    """Return whether a file is left from an earlier start of the same run that was killed too early."""
     if path.name == LOCK or is_leftover(path, names):
         return True
     try:
@@ -315,7 +315,7 @@ def _is_start_leftover(
 
 
 def _difference(old: str, new: str) -> str:
-    """Return the settings that differ, with their paths; those that earlier versions did not have come last."""
+    """Return the changed settings with their paths; settings that are new in this version come last."""
     before, after = (dict(_settings(with_new_names(parse_yaml(text, CONFIG)))) for text in (old, new))
     added = [path for path in after if path not in before or before[path] != after[path]]
     lines = [f"now {path}: {after[path]}" for path in sorted(added, key=lambda path: path not in before)]
