@@ -112,7 +112,7 @@ class Settings(Section):
         validate_every: Number of epochs between validations.
         validate_updates: Number of updates between validations; replaces `validate_every`.
         validation_beam: Beam size of the search in validation.
-        validation_end_rule: Rule for finished outputs of the search in validation, see :func:`tsallis.search.beam_search`.
+        validation_end_rule: Rule for finished outputs in validation, see :func:`tsallis.search.beam_search`.
         validation_rows: Number of rows of the development set for which validation searches outputs; default: all.
             The loss is always computed on all rows.
         select: Score of the development set that chooses the best checkpoint; default: the first score of the task.

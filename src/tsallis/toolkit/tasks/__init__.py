@@ -1,6 +1,6 @@
-"""Tasks: what the commands train, translate and evaluate, one file each.
+"""Tasks that the commands can train, run and evaluate, one module per task.
 
-`tsallis.toolkit.tasks.base` defines what a task is, and `tsallis.toolkit.tasks.registry` lists all tasks.
+`tsallis.toolkit.tasks.base` defines the interface of a task, and `tsallis.toolkit.tasks.registry` lists all tasks.
 """
 
 from tsallis.toolkit.tasks.registry import load_config

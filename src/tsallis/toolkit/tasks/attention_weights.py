@@ -1,4 +1,4 @@
-"""The attention of a run's outputs as JSON: weights above zero, densities, and the symbols that they belong to."""
+"""Attention of a run's outputs as JSON: non-zero weights, densities, and the symbols of rows and columns."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from tsallis.toolkit.tasks.base import Task
 from tsallis.toolkit.tasks.types import Attention, Lines
 from tsallis.toolkit.training.run_folder import Run
 
-# The lists of symbols that rows and columns of each kind of attention stand for. A row of the decoder is the step that
-# predicts a symbol of the target, and reads the one before.
+# Lists of symbols for the rows and the columns of each kind of attention. In a decoder, a step predicts one symbol of
+# the target and reads the previous one.
 LISTS = {"encoder": ("source", "source"), "decoder": ("target", "read"), "cross": ("target", "source")}
 DIGITS = 6
 
 
 def _heads_of_run(run: Run, names: str) -> list[Head]:
-    """Return the heads of a run that are named, see :func:`tsallis.analysis.head_names.choose_heads`.
+    """Return the named heads of a run, see :func:`tsallis.analysis.head_names.choose_heads`.
 
     Raises:
-        InputError: a head that the model does not have, or a model without heads.
+        InputError: If the model has no heads, or does not have a named one.
     """
     try:
         layers = read_model(run.model, run.src_vocab, run.tgt_vocab).layers
@@ -49,24 +49,24 @@ def _heads_of_run(run: Run, names: str) -> list[Head]:
 def describe_attention(
     task: Task, run: Run, lines: Lines, heads: str | None = None, **search: Any
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the attention of each line's output as what JSON holds, with the line's number from 0.
+    """Yield the attention of each line's best output as JSON values, with the line's number from 0.
 
-    All lines are searched together, and then read together.
+    All lines are searched in one batch and then read in one batch.
 
     Args:
-        task: of the run.
-        run: with a model that has outputs.
-        lines: that it reads; of one without symbols, or without an output, nothing is yielded.
+        task: Task of the run.
+        run: Run whose model has outputs to search for.
+        lines: Lines of input. Lines without symbols or without an output are skipped.
         heads: "all", or names such as "encoder.1.2,cross.3.1"; None for the task's attention to the source.
-        search: of the beam search, its size and limits.
+        search: Arguments of :func:`tsallis.search.beam_search`.
 
     Yields:
-        The line's number, and the output; "source", "target" and, of encoder-decoders, "read": the symbols; and
-        "attention", for each head or matrix its "name", the "rows" and "columns" that its weights belong to, and the
-        "weights" above zero as [row, column, weight].
+        The number of the line, and a dictionary. It contains the output as "text", the symbols "source", "target" and,
+        for encoder-decoders, "read", and the "attention". Each head or matrix of "attention" has a "name", the names of
+        the symbol lists for its "rows" and "columns", and the non-zero "weights" as [row, column, weight].
 
     Raises:
-        InputError: heads that the model does not have.
+        InputError: If the model does not have the heads.
     """
     chosen = None if heads is None else _heads_of_run(run, heads)
     rows = [row for row, title in enumerate(lines.titles) if title.strip()]
@@ -89,7 +89,7 @@ def describe_attention(
 
 
 def _entries_of_heads(run: Run, batch: Batch, heads: Sequence[Head]) -> Iterator[list[dict[str, Any]]]:
-    """Yield the heads of each row of a batch."""
+    """Yield the attention of the heads for each row of a batch."""
     reader = read_model(run.model, run.src_vocab, run.tgt_vocab)
     for sentence in record(reader, [batch]):
         entries = []
@@ -100,7 +100,7 @@ def _entries_of_heads(run: Run, batch: Batch, heads: Sequence[Head]) -> Iterator
 
 
 def _entries_of_task(task: Task, run: Run, batch: Batch) -> Iterator[list[dict[str, Any]]]:
-    """Yield the attention to the source of each row of a batch."""
+    """Yield the attention to the source for each row of a batch."""
     with torch.no_grad():
         by_name = task.attention(run, batch)
     for row, src in enumerate(batch.src_lengths.tolist()):
@@ -109,7 +109,7 @@ def _entries_of_task(task: Task, run: Run, batch: Batch) -> Iterator[list[dict[s
 
 
 def _entry_of_row(name: str, attention: Attention, row: int, tgt: int, src: int) -> dict[str, Any]:
-    """Return one row of attention, which may have fewer steps than the target: one, of a label."""
+    """Return the attention of one row; it may have fewer steps than the target, such as a single one for a label."""
     matrix = numbers(attention.weights[row, :tgt])  # [target, source]
     more: dict[str, Any] = {}
     if attention.grid is None:
@@ -131,14 +131,14 @@ def _entry(name: str, kind: str, weights: SparseWeights, **more: Any) -> dict[st
 
 
 def describe_density(density: Density) -> dict[str, Any]:
-    """Return the moments of one density, and the ends of its support, as what JSON holds.
+    """Return the moments and the support of one density as JSON values.
 
     Args:
-        density: on the line, or in the plane.
+        density: One-dimensional or two-dimensional density.
 
     Returns:
-        On the line "mean", "variance" and "support", the ends of each interval, None where it has no ends; in the plane
-        "mean" and "covariance".
+        In one dimension "mean", "variance" and "support", a list of intervals or None if it is unbounded. In two
+        dimensions "mean" and "covariance".
 
     Example:
         >>> from tsallis.continuous import Gaussian

@@ -1,4 +1,4 @@
-"""Classification: a document to its class, read as words from lines of `label<TAB>text`."""
+"""Classification of documents, with lines of `label<TAB>text`."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tsallis.toolkit.training.run_folder import Run
 
 LINE_FORMAT = "label<TAB>text"
 ENDINGS = ("", ".tsv", ".xz", ".gz", ".tsv.xz", ".tsv.gz")
-BREAK = re.compile(r"<br\s*/?>", re.IGNORECASE)  # of lines, in reviews taken from web pages
+BREAK = re.compile(r"<br\s*/?>", re.IGNORECASE)  # line breaks in reviews from web pages
 WORD = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
 
 
 class ClassificationData(Section):
-    """Documents and their classes: lines of `label<TAB>text`, columns between the two left out.
+    """Documents and their classes: lines of `label<TAB>text`. Columns between the two are ignored.
 
-    `train: train` is the file train of the folder, or train.tsv, each also with .xz or .gz behind it.
+    `train: train` is the file train or train.tsv in the folder, plain or compressed (.xz, .gz).
     """
 
     task: Literal["classification"]
@@ -40,13 +40,13 @@ class ClassificationData(Section):
     train: FileName
     dev: FileName | None = None
     test: FileName | None = None
-    held_out: float = Field(0.1, gt=0, lt=1)  # share of train that is dev where there is no file of it
-    max_length: Count = 256  # words of a document that are read
-    min_count: Count = 5  # of a word in train; rarer ones are unknown
+    held_out: float = Field(0.1, gt=0, lt=1)  # share of train that is held out as dev, if dev is not set
+    max_length: Count = 256  # maximum number of words per document; the rest is ignored
+    min_count: Count = 5  # minimum number of occurrences of a word in train; rarer words are unknown
 
 
 class ClassifierConfig(LabelModel):
-    """The arguments of `tsallis.models.LabelDecoder` for documents."""
+    """Arguments of `tsallis.models.LabelDecoder` for documents."""
 
     architecture: Literal["classifier"] = "classifier"
     d_model: Size = Field(128, multiple_of=2)
@@ -83,7 +83,7 @@ class Classification(LabelTask):
 
     @classmethod
     def examples(cls, config: ClassificationData, split: str) -> list[LabelledText]:
-        """Read the documents of one split; without a file for dev, a share of train is held out."""
+        """Read the documents of a split; if dev has no file, a share of train is held out."""
         (path,) = cls.files(config, split)
         texts = read_labelled(path)
         if config.dev is not None or split == "test":
@@ -104,7 +104,7 @@ class Classification(LabelTask):
         return bool(words(example.text))
 
     def encode(self, examples: Sequence[LabelledText], vocabularies: Vocabularies) -> Lines:
-        """Turn documents and labels into sequences; a target is one symbol long, or none without a label."""
+        """Encode documents and labels; a target is one symbol, or empty without a label."""
         src, tgt, count = vocabularies.src, vocabularies.tgt, len(examples)
         rows = (src.encode(words(e.text)[: self.max_length] or [""]) for e in examples)
         labels = [e.label for e in examples]
@@ -116,23 +116,26 @@ class Classification(LabelTask):
 
     def attention_symbols(self, run: Run, source: Sequence[int], target: Sequence[int], title: str) -> dict[str, Any]:
         symbols = super().attention_symbols(run, source, target, title)
-        return {**symbols, "source": words(title)[: len(source)] or [""]}  # as they are, unknown ones, too
+        return {
+            **symbols,
+            "source": words(title)[: len(source)] or [""],
+        }  # the spelling in the text, also of unknown words
 
 
 class LabelledText(NamedTuple):
-    """A document and its class."""
+    """Document and its class."""
 
     label: str
     text: str
 
 
 def read_labelled(path: Path | str) -> list[LabelledText]:
-    """Return the documents of a UTF-8 file, plain, `.gz` or `.xz`: the first column is the label, the last the text.
+    """Return the documents of a UTF-8 file, plain, `.gz` or `.xz`.
 
-    Columns between the two are left out, and blank lines.
+    The first column is the label, the last one the text. Other columns and blank lines are ignored.
 
     Raises:
-        InputError: a file that is missing, empty or damaged, or a malformed line, each with its place.
+        InputError: If the file is missing, empty or damaged, or a line is malformed.
     """
     return [parse_labelled(line, origin) for origin, line in read_examples(path, LINE_FORMAT, 2)]
 
@@ -151,7 +154,7 @@ def parse_labelled(line: str, origin: str) -> LabelledText:
 
 
 def find_split(folder: Path | str, name: str) -> Path | None:
-    """Return the file of a split in a folder, packed or not: `name`, or `name` with .tsv, .xz or .gz behind it."""
+    """Return the file of a split: `name` or `name.tsv` in the folder, plain or compressed; None if it is missing."""
     return find_packed(Path(folder) / name, ENDINGS)
 
 
@@ -165,7 +168,7 @@ def words(text: str) -> list[str]:
 
 
 def label_names(examples: Iterable[LabelledText]) -> list[str]:
-    """Return all labels in code-point order: a class's number is its place.
+    """Return all labels in code-point order, which is the order of the classes.
 
     >>> label_names([LabelledText("pos", "good"), LabelledText("neg", "bad"), LabelledText("pos", "fine")])
     ['neg', 'pos']

@@ -1,4 +1,4 @@
-"""Tasks whose output is one label: documents and their classes, questions about images and their answers."""
+"""Tasks whose output is a single label: classification and visual question answering."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tsallis.toolkit.training.run_folder import Run
 
 
 class LabelModel(ModelSection):
-    """The attention and output options that models of labels share."""
+    """Attention and output settings shared by all models that predict labels."""
 
     attention: Literal["discrete", "continuous", "combined"] = "combined"
     transform: Map | Alpha = "sparsemax"
@@ -33,7 +33,7 @@ class LabelModel(ModelSection):
 
 
 class LabelTask(Task):
-    """A task whose outputs are single labels, scored by how many are right."""
+    """Base class of tasks whose outputs are single labels, scored by accuracy."""
 
     def spell(self, text: str, run: Run) -> list[int]:
         labels: Any = run.tgt_vocab
@@ -52,11 +52,11 @@ class LabelTask(Task):
 
 
 def label_attention(attention: Any, grid: Sequence[int] | None = None) -> dict[str, Attention]:
-    """Return by name the attention of a batch's labels: the discrete weights, and the density's masses.
+    """Return the attention of a batch by name: weights of discrete and masses of continuous attention.
 
     Args:
-        attention: an :class:`~tsallis.models.classifier.AttentionMap` or a :class:`~tsallis.models.vqa.GridAttention`.
-        grid: height and width of the latter.
+        attention: Attention of the model, an :class:`~tsallis.models.classifier.AttentionMap` or a :class:`~tsallis.models.vqa.GridAttention`.
+        grid: Height and width of the image of a GridAttention.
     """
     entries = {}
     if attention.weights is not None:

@@ -1,4 +1,4 @@
-"""Language models: texts, each token of which is predicted from those before it, or synthetic tasks of any length."""
+"""Language modelling: predict each token of a text from the previous ones; also synthetic tasks."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ from tsallis.toolkit.tasks.types import Data, Lines, ModelSection, Vocabularies
 from tsallis.toolkit.training.run_folder import Run
 
 ENDINGS = ("", ".txt", ".xz", ".gz", ".txt.xz", ".txt.gz")
-CHUNK = 8192  # texts encoded in one go
-DEV_SEED, TEST_SEED = 1 << 40, 1 << 41  # no training's
+CHUNK = 8192  # number of texts encoded at once
+DEV_SEED, TEST_SEED = 1 << 40, 1 << 41  # above every seed of training data
 Symbols = Vocabulary | Subwords
 
 
 class SyntheticConfig(Section):
-    """Examples of a synthetic task, other ones in every epoch."""
+    """Settings of a synthetic task, which generates new examples in every epoch."""
 
     name: Literal["recall", "copy", "reverse", "sort", "two-back", "flip-flop", "local-count"]
-    least: Count = 16  # tokens of an example
-    most: Count = 64
-    examples: Count = 10_000  # of an epoch
-    dev_examples: Count = 256
+    least: Count = 16  # minimum number of tokens per example
+    most: Count = 64  # maximum number of tokens per example
+    examples: Count = 10_000  # number of training examples per epoch
+    dev_examples: Count = 256  # number of examples of the development set
     test_lengths: tuple[Count, ...] = Field((64, 128, 256), min_length=1, max_length=100)
-    test_examples: Count = 64  # of each length
+    test_examples: Count = 64  # number of test examples per length
     seed: int = Field(1, ge=0, lt=DEV_SEED)
 
     @model_validator(mode="after")
@@ -57,11 +57,11 @@ class SyntheticConfig(Section):
 
     @property
     def tests(self) -> list[tuple[int, int]]:
-        """The spans of lengths of the test examples."""
+        """Minimum and maximum length of each group of test examples."""
         return [(length, length) for length in self.test_lengths]
 
     def corpus(self, split: str) -> SyntheticCorpus:
-        """Return the examples of a split."""
+        """Return the corpus of a split."""
         if split == "test":
             return synthetic_corpus(self.name, self.test_examples, self.tests, TEST_SEED)
         each, seed = (self.examples, self.seed) if split == "train" else (self.dev_examples, DEV_SEED)
@@ -69,7 +69,7 @@ class SyntheticConfig(Section):
 
 
 class LanguageData(Section):
-    """Texts: `train: train` is the file train or train.txt of the folder, each also with .xz or .gz behind it."""
+    """Texts: `train: train` is the file train or train.txt in the folder, plain or compressed (.xz, .gz)."""
 
     task: Literal["language"]
     embedded: Literal["german-numbers"] | None = None
@@ -78,10 +78,12 @@ class LanguageData(Section):
     train: FileName | None = None
     dev: FileName | None = None
     test: FileName | None = None
-    texts: Literal["lines", "paragraphs"] = "lines"  # what a text is: a line, or lines between empty ones, as one line
-    subwords: LearningConfig | None = None  # None: the symbols are characters
-    length: int = Field(256, ge=2, lt=2**31)  # tokens of a row
-    cache: FileName | None = None  # of subwords; default: tsallis in the user's cache folder
+    texts: Literal["lines", "paragraphs"] = (
+        "lines"  # lines: each line is a text; paragraphs: blank lines separate texts
+    )
+    subwords: LearningConfig | None = None  # subwords; default: symbols are characters
+    length: int = Field(256, ge=2, lt=2**31)  # maximum number of tokens per row
+    cache: FileName | None = None  # folder for learned subwords; default: ~/.cache/tsallis
 
     @model_validator(mode="after")
     def _check_combinations(self) -> LanguageData:
@@ -94,12 +96,12 @@ class LanguageData(Section):
 
 
 class LanguageConfig(SequenceModel):
-    """The arguments of `tsallis.models.LanguageModel`."""
+    """Arguments of `tsallis.models.LanguageModel`."""
 
     architecture: Literal["language"] = "language"
     d_model: Size = 512
     heads: Size = 8
-    kv_heads: Size | None = None  # of keys and values; default: heads
+    kv_heads: Size | None = None  # number of heads of keys and values; default: heads
     layers: Depth = 6
     d_ff: Size = 1376
     dropout: float = Field(0.0, ge=0, lt=1)
@@ -118,7 +120,7 @@ class Language(SequenceTask):
     """Task of language modelling, one text per line: a prompt to continue, or a whole text to score."""
 
     length: Annotated[int, Field(ge=2)] = 256
-    synthetic: str | None = None  # the name of the synthetic task, where lines are none
+    synthetic: str | None = None  # name of the synthetic task, whose lines can't be read
 
     name = "language"
     Config = LanguageData
@@ -144,7 +146,7 @@ class Language(SequenceTask):
 
     @classmethod
     def examples(cls, config: LanguageData, split: str, length: int | None = None) -> list[tuple[str, str]]:
-        """Read the texts of a split, behind empty prompts; `length` is for their rows."""
+        """Read the texts of a split, each with an empty prompt; `length` is used by :meth:`pack_split` only."""
         if config.synthetic is not None:
             raise InputError(f"the synthetic task {config.synthetic.name} has no texts")
         if config.embedded is not None:
@@ -165,7 +167,7 @@ class Language(SequenceTask):
         return ("", line) if gold else (line, "")
 
     def number_lines(self, lines: Sequence[str], gold: bool, ignored: Ignored) -> Iterator[tuple[int, str]]:
-        """Yield lines as they are: spaces belong to a text, and an empty prompt is the start of one."""
+        """Yield lines unchanged: spaces are part of a text, and an empty line is an empty prompt."""
         for number, line in enumerate(lines):
             if gold and not line.strip():
                 ignored.blank += 1
@@ -173,7 +175,7 @@ class Language(SequenceTask):
                 yield number, line.removesuffix("\r")
 
     def encode(self, examples: Sequence[tuple[str, str]], vocabularies: Vocabularies) -> Lines:
-        """Turn prompts and texts into numbers; either side may be empty."""
+        """Encode prompts and texts; either side may be empty."""
         sides = ([pair[side] for pair in examples] for side in range(2))
         prompts, texts = ([row.tolist() for row in encode_texts(side, vocabularies.tgt)] for side in sides)
         titles = [prompt or text for prompt, text in examples]
@@ -186,11 +188,11 @@ class Language(SequenceTask):
         return [character for character, n in zip(title, source, strict=False) if n == UNK]
 
     def split(self, run: Run, config: LanguageData, split: str, **options: Any) -> Lines:
-        """Return a split as rows, of `length` tokens if that is set."""
+        """Return a split packed into rows of at most `length` tokens (default: as in training)."""
         return self.pack_split(config, split, self.vocabularies(run), self.check_options(run, options).get("length"))
 
     def sentences(self, run: Run, config: LanguageData, split: str, **options: Any) -> Corpus:
-        """Return the texts of a split, of long ones the beginning that fits into a row."""
+        """Return the texts of a split; long texts are cut to the length of a row."""
         self.check_options(run, options)
         whole = self.encode(self.read_split(config, split), self.vocabularies(run)).corpus
         return TextCorpus(whole.src, [list(row[: self.length - 1]) for row in whole.tgt])
@@ -198,10 +200,10 @@ class Language(SequenceTask):
     def pack_split(
         self, config: LanguageData, split: str, vocabularies: Vocabularies, length: int | None = None
     ) -> Lines:
-        """Return the texts of a split in rows, or synthetic examples.
+        """Return the texts of a split packed into rows, or the examples of a synthetic task.
 
         Raises:
-            InputError: a split without symbols, and what reading finds.
+            InputError: If the split has no symbols or can't be read.
         """
         if config.synthetic is not None:
             if length is not None:
@@ -220,7 +222,7 @@ class Language(SequenceTask):
             raise InputError(f"{name}: {error}") from error
 
     def score(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
-        """Return nothing: a text that is drawn has no reference."""
+        """Return an empty list, because sampled texts have no references."""
         return []
 
     @property
@@ -234,9 +236,9 @@ def _task_of(config: LanguageData) -> Language:
 
 
 def read_texts(path: Path, texts: str) -> Iterator[str]:
-    """Yield the texts of a file: its lines, or with "paragraphs" the lines between empty ones, as one line.
+    """Yield the texts of a file: its lines, or with `texts="paragraphs"` its paragraphs, each joined to one line.
 
-    White space around lines is removed, empty texts are left out.
+    White space around lines is removed. Empty texts are skipped.
     """
     lines = stream_lines(path)
     if texts == "lines":
@@ -254,7 +256,7 @@ def read_texts(path: Path, texts: str) -> Iterator[str]:
 
 
 def encode_texts(texts: Sequence[str], symbols: Symbols) -> Iterator[NDArray[np.int32]]:
-    """Yield the numbers of each text's symbols."""
+    """Yield the encoded symbols of each text."""
     if isinstance(symbols, Vocabulary):
         for text in texts:
             yield np.array(symbols.encode(text), np.int32)
@@ -268,7 +270,7 @@ def _texts(config: LanguageData, split: str) -> list[str]:
 
 
 def _symbols(config: LanguageData) -> Symbols:
-    """Return the characters of the training texts, or learn their subwords."""
+    """Return the vocabulary of characters in the training texts, or learn subwords."""
     if config.subwords is None:
         return Vocabulary.build(_texts(config, "train"))
     learning = {**config.subwords.learning(), "normalization": "identity"}
@@ -282,6 +284,6 @@ def _find(config: LanguageData, split: str) -> Path:
 
 
 def _lines(corpus: Corpus) -> Lines:
-    """Return the rows of a corpus, which are not lines."""
+    """Return the rows of a corpus as lines without titles and references."""
     count = len(corpus)
     return Lines(corpus, [""] * count, [""] * count, list(range(count)), count)

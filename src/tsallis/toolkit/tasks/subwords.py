@@ -1,4 +1,4 @@
-"""The options of learning subwords, which several tasks have."""
+"""Options for learning subwords, shared by several tasks."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pydantic import Field
 
 from tsallis.toolkit.config import Section
 
-LEARNING = ("size", "kind", "coverage", "split_digits")  # options of learning subwords
+LEARNING = ("size", "kind", "coverage", "split_digits")  # options for learning subwords
 
 
 class LearningConfig(Section):
-    """The options of learning subwords."""
+    """Options for learning subwords."""
 
-    size: int = Field(8000, ge=8, lt=2**31)  # symbols of a vocabulary
-    kind: Literal["bpe", "unigram", "word"] = "bpe"  # word: what white space separates are the symbols
-    coverage: float = Field(1.0, ge=0.98, le=1)  # share of characters; a little less than 1 where there are thousands
-    split_digits: bool = False  # every digit a symbol of its own
+    size: int = Field(8000, ge=8, lt=2**31)  # number of symbols in the vocabulary
+    kind: Literal["bpe", "unigram", "word"] = "bpe"  # kind of model; word: symbols are separated by white space
+    coverage: float = Field(1.0, ge=0.98, le=1)  # share of characters to cover; below 1 for large scripts
+    split_digits: bool = False  # whether every digit is a separate symbol
 
     def learning(self) -> dict[str, Any]:
         """Return the options for learning subwords, without those for using them."""

@@ -1,4 +1,4 @@
-"""Translation: a sentence to a sentence, as subwords learned from a parallel corpus."""
+"""Translation of sentences, with subwords learned from a parallel corpus."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ Pair = tuple[str, str]
 
 
 class SubwordsConfig(LearningConfig):
-    """The options of the subword models that turn sentences into symbols."""
+    """Options of the subword models that segment sentences into symbols."""
 
-    model: FileName | None = None  # an existing sentencepiece model of both languages, in place of learning one
-    src_model: FileName | None = None  # or one of each
+    model: FileName | None = None  # existing sentencepiece model for both languages; default: learn one
+    src_model: FileName | None = None  # existing sentencepiece model of the source; needs tgt_model
     tgt_model: FileName | None = None
-    joint: bool = True  # one vocabulary for both languages
-    sample: float = Field(0.0, ge=0, lt=1)  # subword regularisation: 0.1 is usual; 0 segments every time alike
+    joint: bool = True  # whether both languages share one vocabulary
+    sample: float = Field(0.0, ge=0, lt=1)  # strength of subword regularisation, usually 0.1; 0: off
 
     @property
     def models(self) -> tuple[str, str] | None:
-        """The existing models of source and target, if there are any."""
+        """Existing models of source and target, if the configuration names any."""
         if self.model is not None:
             return self.model, self.model
         return None if self.src_model is None or self.tgt_model is None else (self.src_model, self.tgt_model)
@@ -69,9 +69,9 @@ class SubwordsConfig(LearningConfig):
 
 
 class TranslationData(Section):
-    """A parallel corpus: `train: train`, `src: de` and `tgt: en` are the files train.de and train.en of the folder.
+    """Parallel corpus: `train: train`, `src: de` and `tgt: en` name the files train.de and train.en in the folder.
 
-    Files may end in .xz or .gz.
+    Files may be compressed, with the ending .xz or .gz.
     """
 
     task: Literal["translation"]
@@ -83,11 +83,11 @@ class TranslationData(Section):
     src: FileName = "de"
     tgt: FileName = "en"
     subwords: SubwordsConfig = SubwordsConfig()
-    lowercase: bool = False  # subwords fold case, and scores don't look at it
-    tokenized: bool = False  # white space separates words and marks: BLEU leaves the text as it is
-    joiner: str | None = Field(None, min_length=1, max_length=10)  # at the end of a part of a word, such as @@
-    max_length: Count = 256  # pairs of the training data with more symbols on a side are left out
-    cache: FileName | None = None  # folder for subwords and encoded text; default: tsallis in the user's cache folder
+    lowercase: bool = False  # whether subwords and scores ignore case
+    tokenized: bool = False  # whether the text is tokenized already: BLEU then splits at white space only
+    joiner: str | None = Field(None, min_length=1, max_length=10)  # mark at the end of a part of a word, such as @@
+    max_length: Count = 256  # maximum number of symbols per side; longer training pairs are left out
+    cache: FileName | None = None  # folder for subwords and encoded text; default: ~/.cache/tsallis
 
     @model_validator(mode="after")
     def _check_combinations(self) -> TranslationData:
@@ -98,7 +98,7 @@ class TranslationData(Section):
 
     @property
     def normalization(self) -> str:
-        """The rule by which sentencepiece changes characters first."""
+        """Normalization rule of sentencepiece."""
         plain = "identity" if self.subwords.kind == "word" else "nmt_nfkc"
         return "nmt_nfkc_cf" if self.lowercase else plain
 
@@ -108,7 +108,7 @@ class Translation(SequenceTask):
     """Task of translating sentences, one per line; with references `source<TAB>target`. Blank lines are skipped."""
 
     src: str | None = None
-    tgt: str | None = None  # the target language's code, for the tokeniser of BLEU
+    tgt: str | None = None  # code of the target language, for the tokenizer of BLEU
     max_length: Annotated[int, Field(ge=1)] | None = None
     lowercase: bool = False
     tokenized: bool = False
@@ -146,7 +146,7 @@ class Translation(SequenceTask):
         return max(LONGEST, self.max_length or 0)
 
     def number_lines(self, lines: Sequence[str], gold: bool, ignored: Ignored) -> Iterator[tuple[int, str]]:
-        """Yield lines without ignored characters at their end; trailing spaces of targets are kept for scoring."""
+        """Yield lines without ignored characters at their ends; trailing spaces of targets are kept for scoring."""
         for number, line in super().number_lines(lines, gold, ignored):
             written = lines[number].removesuffix("\r")
             keep = gold and written.count("\t") == 1 and written.rpartition("\t")[2].strip()
@@ -170,7 +170,7 @@ class Translation(SequenceTask):
         return encoded
 
     def encode(self, examples: Sequence[Pair], vocabularies: Vocabularies) -> Lines:
-        """Turn pairs of sentences into numbers; a side that is not known is empty."""
+        """Encode pairs of sentences as numbers; a missing side is empty."""
         sides = enumerate((vocabularies.src, vocabularies.tgt))
         src, tgt = (vocab.encode_many([pair[i].strip() for pair in examples]) for i, vocab in sides)
         numbers = [i for i, row in enumerate(src) if row]
@@ -182,7 +182,7 @@ class Translation(SequenceTask):
         """Encode pairs, skipping those with an empty side; `name` is the name of their files.
 
         Raises:
-            InputError: if none is left.
+            InputError: If no pair is left.
         """
         lines = self.encode(examples, vocabularies)
         lengths = lines.corpus.lengths()[:, 1].tolist() if len(lines.corpus) else []
@@ -192,7 +192,7 @@ class Translation(SequenceTask):
         return lines.select(rows)
 
     def utility(self, text: str, reference: str) -> float:
-        """Return the sentences' chrF, from 0 to 1."""
+        """Return the chrF of two sentences, from 0 to 1."""
         return sentence_chrf(text, reference)
 
     def score(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
@@ -204,12 +204,12 @@ class Translation(SequenceTask):
         ]
 
     def measure_outputs(self, texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-        """Return "length_ratio", the words of outputs to those of references."""
+        """Return "length_ratio", the number of words of the outputs divided by that of the references."""
         texts, references = ([self._words(text) for text in side] for side in (texts, references))
         return {"length_ratio": length_ratio(texts, references, self.tgt or "", self.tokenized)}
 
     def _words(self, text: str) -> str:
-        """Return a text as it is scored: parts of words put together, case folded where the model folds it."""
+        """Return a text for scoring: join the parts of words, and fold case if the model does."""
         text = text if self.joiner is None else text.replace(f"{self.joiner} ", "")
         return text.casefold() if self.lowercase else text
 
@@ -234,10 +234,10 @@ def _learn(config: TranslationData, sides: Sequence[Any], learn: Callable[..., S
 
 
 def _load_embedded(task: Translation, config: TranslationData) -> tuple[Corpus, Vocabularies]:
-    """Learn subwords from the embedded training pairs, and encode those.
+    """Learn subwords from the embedded training pairs and encode the pairs.
 
     Raises:
-        InputError: pairs that are all longer than `max_length`.
+        InputError: If all pairs are longer than `max_length`.
     """
     pairs, options = task.read_split(config, "train"), config.subwords
     columns = [[pair[i] for pair in pairs] for i in range(2)]
@@ -267,10 +267,10 @@ def _as_bytes(texts: Sequence[str]) -> RaggedRows:
 
 
 def find_sides(config: TranslationData, split: str) -> tuple[Path, Path]:
-    """Return the source and target files of a split, packed or not.
+    """Return the source and target files of a split, compressed or not.
 
     Raises:
-        InputError: no such file.
+        InputError: If a file is missing.
     """
     name = split_name(config, split)
     return _find_side(config, name, config.src), _find_side(config, name, config.tgt)

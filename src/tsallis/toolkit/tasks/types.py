@@ -21,12 +21,12 @@ SPLITS = ("train", "dev", "test")
 
 @dataclass(frozen=True)
 class Vocabularies:
-    """The symbols of sources and targets, and images, where there are any.
+    """Vocabularies of sources and targets, and the images of questions.
 
     Symbols are a :class:`~tsallis.toolkit.data.vocabulary.Vocabulary` or
     :class:`~tsallis.toolkit.data.subwords.Subwords`.
 
-    Sources of questions about images begin with the image's number in the store.
+    The source of a question about an image begins with the image's number in the store.
     """
 
     src: Any
@@ -36,18 +36,18 @@ class Vocabularies:
 
 @dataclass(frozen=True)
 class Lines:
-    """Lines of input as numbers, and the outputs that are right where they are known."""
+    """Encoded lines of input, with their reference outputs if known."""
 
     corpus: Corpus
     references: list[str]
-    titles: list[str]  # what a line asks for, in few words
+    titles: list[str]  # short description of each row's input, for people
     numbers: list[int]  # line number of each row, from 0; lines without symbols have no row
-    count: int  # of all lines
-    languages: list[str] | None = None  # of each row, where lines have one
+    count: int  # number of lines, including those without a row
+    languages: list[str] | None = None  # language of each row, if lines have one
     ignored: Ignored = field(default_factory=Ignored)
 
     def select(self, rows: Sequence[int]) -> Lines:
-        """Return some rows; there are as many lines as before."""
+        """Return some of the rows; the number of lines stays the same."""
 
         def chosen(column: Any) -> Any:
             return None if column is None else [column[row] for row in rows]
@@ -59,7 +59,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class Data:
-    """The training data of a configuration as numbers."""
+    """Encoded training and development data of a configuration."""
 
     train: Corpus
     dev: Lines
@@ -67,9 +67,9 @@ class Data:
 
 
 class ModelSection(Section):
-    """The section `model` of a configuration: settings of a class of :mod:`tsallis.models.registry`.
+    """Section `model` of a configuration: the settings of a model class.
 
-    Its key `architecture` is the class's name there.
+    The key `architecture` is the name of the class in :mod:`tsallis.models.registry`.
     """
 
     @model_validator(mode="after")
@@ -80,28 +80,33 @@ class ModelSection(Section):
         return self
 
     def check(self) -> None:
-        """Refuse settings that don't go together, before any data is read.
+        """Raise if settings contradict each other; called before any data is read.
 
         Raises:
-            InputError: such settings.
+            InputError: If settings contradict each other.
         """
 
     def arguments(self, data: Data, settings: Settings, source: Run | None = None) -> dict[str, Any]:
-        """Return the arguments of the class for some data, and for the run that it starts from if there is one.
+        """Return the arguments of the model class.
+
+        Args:
+            data: Data of the run, which determines sizes of vocabularies.
+            settings: Settings of the training.
+            source: Run whose parameters initialise the model, if there is one.
 
         Raises:
-            InputError: settings that don't go with the data.
+            InputError: If settings do not match the data.
         """
         return {**self.sizes(data), **self.model_dump(exclude={"architecture"})}
 
     def sizes(self, data: Data) -> dict[str, int]:
-        """Return the arguments that say how many symbols there are."""
+        """Return the arguments with the sizes of vocabularies."""
         return {"src_vocab": len(data.vocabularies.src), "tgt_vocab": len(data.vocabularies.tgt)}
 
 
 class Attention(NamedTuple):
     """Attention to the source in a batch."""
 
-    weights: Tensor  # [batch, target, source]: of discrete attention weights, of continuous attention masses
-    density: Density | None = None  # of batch shape [batch, ..., target] or [batch]
-    grid: Sequence[int] | None = None  # height and width, where the source is an image
+    weights: Tensor  # [batch, target, source]: weights of discrete attention, masses of continuous attention
+    density: Density | None = None  # density with batch shape [batch, ..., target] or [batch]
+    grid: Sequence[int] | None = None  # height and width, if the source is an image

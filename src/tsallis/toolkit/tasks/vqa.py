@@ -1,4 +1,4 @@
-"""Visual question answering: a question about an image to its answer, from lines of `image<TAB>question<TAB>answer`."""
+"""Visual question answering, with lines of `image<TAB>question<TAB>answer`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WORD = re.compile(r"\d+|[^\W\d]+(?:['’][^\W\d]+)*|[^\w\s]")
 
 
 class SplitImages(Section):
-    """The paths of each split's images; dev uses train's unless it names its own."""
+    """Paths of the images of each split; by default, dev uses the images of train."""
 
     train: FileName
     dev: FileName | None = None
@@ -42,9 +42,9 @@ class SplitImages(Section):
 
 
 class VisualData(Section):
-    """Questions about images: lines of `image<TAB>question<TAB>answer`, plain or with .xz or .gz behind the name.
+    """Questions about images: files with lines of `image<TAB>question<TAB>answer`, plain or compressed (.xz, .gz).
 
-    Images are rows of an array file (.npy, .npy.xz), or JPEG and PNG files in a folder or a .tar.
+    Images are rows of an array file (.npy, .npy.xz), or JPEG and PNG files in a folder or a .tar archive.
     """
 
     task: Literal["visual"]
@@ -53,15 +53,15 @@ class VisualData(Section):
     dev: FileName | None = None
     test: FileName | None = None
     images: FileName | SplitImages
-    size: tuple[Pixels, Pixels] | None = None  # height, width of photographs
-    held_out: float = Field(0.1, gt=0, lt=1)  # share of train's images that are dev where there is no file of it
-    max_length: Count = 32  # words of a question that are read
-    min_count: Count = 1  # of a word in train; rarer ones are unknown
-    answers: Count | None = None  # only the most frequent ones of train can be given
+    size: tuple[Pixels, Pixels] | None = None  # height and width to which photographs are resized
+    held_out: float = Field(0.1, gt=0, lt=1)  # share of train's images that are held out as dev, if dev is not set
+    max_length: Count = 32  # maximum number of words per question; the rest is ignored
+    min_count: Count = 1  # minimum number of occurrences of a word in train; rarer words are unknown
+    answers: Count | None = None  # number of possible answers, the most frequent ones in train; default: all
 
 
 class AnswererConfig(LabelModel):
-    """The arguments of `tsallis.models.LabelDecoder` for questions."""
+    """Arguments of `tsallis.models.LabelDecoder` for questions about images."""
 
     architecture: Literal["answerer"] = "answerer"
     d_model: Size = 128
@@ -89,7 +89,7 @@ class AnswererConfig(LabelModel):
 
 
 class ImageQuestion(NamedTuple):
-    """A question and the images that it names one of."""
+    """Question, and the collection of images that contains its image."""
 
     question: Question
     pictures: Pictures
@@ -97,10 +97,10 @@ class ImageQuestion(NamedTuple):
 
 @dataclass(frozen=True)
 class Visual(LabelTask):
-    """A question about an image to its answer: `image<TAB>question`, with gold `image<TAB>question<TAB>answer`."""
+    """Task of answering questions: `image<TAB>question`, with references `image<TAB>question<TAB>answer`."""
 
-    images: Annotated[str, Field(pattern=r"^[^\x00]+$")] | None = None  # that lines name, unless others are given
-    # Height and width that images are brought to.
+    images: Annotated[str, Field(pattern=r"^[^\x00]+$")] | None = None  # default images for lines
+    # Height and width to which images are resized.
     size: Annotated[list[Annotated[int, Field(ge=1, lt=2**31)]], Field(min_length=2, max_length=2)] | None = None
     max_length: Annotated[int, Field(ge=1)] | None = None
 
@@ -126,9 +126,9 @@ class Visual(LabelTask):
 
     @classmethod
     def examples(cls, config: VisualData, split: str, images: Path | None = None) -> list[ImageQuestion]:
-        """Read the questions of one split, about `images` if they are given, or the split's own.
+        """Read the questions of a split, about `images` or by default the images of the split.
 
-        Without a file for dev, the questions about a share of train's images are held out.
+        If dev has no file, the questions about a share of train's images are held out as dev.
         """
         path, held_out = _find_questions(config, split)
         source = images or _find_images(config, "train" if held_out else split)
@@ -142,7 +142,7 @@ class Visual(LabelTask):
 
     @classmethod
     def files(cls, config: VisualData, split: str) -> list[Path]:
-        """Return the file of questions, and the images: one file, or all of a folder."""
+        """Return the file of questions and the image files: one file, or all files of a folder."""
         path, held_out = _find_questions(config, split)
         source = Path(_find_images(config, "train" if held_out else split) or path)
         images = sorted(file for file in source.iterdir() if file.is_file()) if source.is_dir() else [source]
@@ -150,7 +150,7 @@ class Visual(LabelTask):
 
     @classmethod
     def config_facts(cls, config: VisualData) -> dict[str, Any]:
-        return {"size": config.size, "max_length": config.max_length}  # images may have been unpacked, or moved
+        return {"size": config.size, "max_length": config.max_length}  # not images: their files may have been moved
 
     def vocabularies(self, run: Run) -> Vocabularies:
         if run.model.image_store is None:
@@ -179,14 +179,14 @@ class Visual(LabelTask):
         assert store is not None
         pictures = store.open(source, None if self.size is None else (self.size[0], self.size[1]))
         numbered = ((first + number, line) for number, line in lines)
-        questions = parse_questions(numbered, name, pictures, gold)  # a header has no answer
+        questions = parse_questions(numbered, name, pictures, gold)  # the first line may be a header
         return [(number - first, ImageQuestion(question, pictures)) for number, question in questions]
 
     def holds_symbols(self, example: ImageQuestion) -> bool:
         return bool(question_words(example.question.question))
 
     def encode(self, examples: Sequence[ImageQuestion], vocabularies: Vocabularies) -> Lines:
-        """Turn questions into rows of the image's number and symbols; a target is the answer, or none without one."""
+        """Encode questions: a source is the number of the image and the symbols, a target is the answer if known."""
         src, tgt, store, count = vocabularies.src, vocabularies.tgt, vocabularies.images, len(examples)
         assert store is not None
         images = store.add((pictures, question.image) for question, pictures in examples)
@@ -214,14 +214,14 @@ class Visual(LabelTask):
 
 
 def _find_questions(config: VisualData, split: str) -> tuple[Path, bool]:
-    """Return the file with the questions of a split, and whether the split is a part of train's."""
+    """Return the file with the questions of a split, and whether train and dev are both parts of it."""
     held_out = config.dev is None and split != "test"
     name = config.train if held_out else split_name(config, split)
     return find_file(config.folder, name), held_out
 
 
 def _find_images(config: VisualData, split: str) -> str | None:
-    """Return the path of a split's images, None where the configuration names none."""
+    """Return the path of a split's images, or None if the configuration does not name any."""
     source = config.images
     if isinstance(source, SplitImages):
         name = getattr(source, split) or (source.train if split == "dev" else None)
@@ -234,7 +234,7 @@ def _find_images(config: VisualData, split: str) -> str | None:
 
 
 class Question(NamedTuple):
-    """A question about an image and its answer, which is empty where it isn't known."""
+    """Question about an image and its answer, which is empty if unknown."""
 
     image: str
     question: str
@@ -245,12 +245,12 @@ def read_questions(path: Path | str, pictures: Pictures | None = None, gold: boo
     """Return the questions of a UTF-8 file (plain, `.gz` or `.xz`), one per line, with or without a header.
 
     Args:
-        path: of the file.
-        pictures: where every image must be.
-        gold: lines hold the answer too; otherwise it may be missing, and is left out.
+        path: Path of the file.
+        pictures: Collection that must contain every image.
+        gold: Whether lines contain the answer. If False, the answer is optional and is ignored.
 
     Raises:
-        InputError: a file that is missing, empty or damaged, a malformed line or an unknown image, with its place.
+        InputError: If the file is missing, empty or damaged, a line is malformed, or an image is unknown.
     """
     ignored = Ignored()
     lines = number_lines(read_lines(path, "<TAB>".join(COLUMNS)), ignored, 2 + gold)
@@ -264,15 +264,16 @@ def read_questions(path: Path | str, pictures: Pictures | None = None, gold: boo
 def parse_questions(
     lines: Iterable[tuple[int, str]], name: str, pictures: Pictures | None = None, gold: bool = True
 ) -> list[tuple[int, Question]]:
-    """Return the questions of lines, each with its line's number from 0; the first line may be a header.
+    """Return the questions on lines, each with its line number from 0; the first line may be a header.
 
     Args:
-        lines: of the file `name`, with their numbers from 0.
-        pictures: where every image must be.
-        gold: lines hold the answer too; otherwise it may be missing, and is left out.
+        lines: Lines with their numbers from 0.
+        name: Name of the file, for errors.
+        pictures: Collection that must contain every image.
+        gold: Whether lines contain the answer. If False, the answer is optional and is ignored.
 
     Raises:
-        InputError: a malformed line or an unknown image, with its place.
+        InputError: If a line is malformed or an image is unknown.
     """
     questions = []
     for number, line in lines:
@@ -302,7 +303,7 @@ def parse_question(line: str, origin: str, gold: bool = True) -> Question:
 
 
 def question_words(text: str) -> list[str]:
-    """Return the words of a question in lower case; numbers and marks of punctuation are words of their own.
+    """Return the words of a question in lower case; numbers and punctuation marks are separate words.
 
     >>> question_words("What's left of the chair2, in Image10?")
     ["what's", 'left', 'of', 'the', 'chair', '2', ',', 'in', 'image', '10', '?']
@@ -311,11 +312,11 @@ def question_words(text: str) -> list[str]:
 
 
 def answer_names(questions: Iterable[Question], most: int | None = None) -> list[str]:
-    """Return the answers, the most frequent first, ties in code-point order; an answer's class is its place.
+    """Return all answers, the most frequent first, ties in code-point order.
 
     Args:
-        questions: of a training set.
-        most: maximum number.
+        questions: Questions of a training set.
+        most: Maximum number of answers.
 
     >>> answer_names([Question("1", "?", "no"), Question("2", "?", "red"), Question("3", "?", "no")])
     ['no', 'red']

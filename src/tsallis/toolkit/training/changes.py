@@ -1,4 +1,4 @@
-"""Settings that may change when a run is resumed: they leave the updates that were made as they are."""
+"""Settings that may change when a run is resumed, because they do not affect earlier updates."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tsallis.toolkit.training.file_names import CHECKPOINTS
 
 @dataclass(frozen=True)
 class Changes:
-    """The settings with which a run is resumed that differ from those in its folder.
+    """Changed settings of a resumed run.
 
     Args:
-        before: The configuration in the run folder, as text.
-        values: The old and the new value of each setting, by its path.
-        settings: The new settings of the training.
+        before: Text of the configuration in the run folder.
+        values: Old and new value of each changed setting, by path.
+        settings: New settings of the training.
     """
 
     before: str
@@ -29,17 +29,18 @@ class Changes:
 
     @property
     def lines(self) -> list[str]:
-        """One line per change, to be printed."""
+        """Readable description of the changes, one line per setting."""
         return [f"{path}: {now}, {before} until now" for path, (before, now) in self.values.items()]
 
     def check(self, folder: Path) -> None:
-        """Raise if a run can't end where the new settings end it.
+        """Raise if a run can't end at the new number of epochs or updates.
 
         Args:
-            folder: The run folder.
+            folder: Run folder.
 
         Raises:
-            InputError: Names the setting and a value that would be right.
+            InputError: If the run has already passed the new end, or if its learning rates depend on the old one. The
+                message names the setting and the accepted values.
         """
         checkpoints = Checkpoints(folder / CHECKPOINTS)
         if checkpoints.index().last is None:  # nothing is trained yet
@@ -57,12 +58,12 @@ class Changes:
 
 
 def find_changes(text: str, before: Config, now: Config) -> Changes | None:
-    """Return the settings that differ, or None if one of them must not change when a run is resumed.
+    """Return the changed settings, or None if any of them must not change when a run is resumed.
 
     Args:
-        text: The configuration in the run folder, as text.
-        before: The same configuration.
-        now: The configuration with which the run is to be resumed.
+        text: Text of the configuration in the run folder.
+        before: Configuration in the run folder.
+        now: New configuration.
     """
     changed = list(_differences(before, now.model_copy(update={"run_dir": before.run_dir})))
     values = {path: values for path, values, _ in changed}

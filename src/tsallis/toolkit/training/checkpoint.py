@@ -1,15 +1,15 @@
-"""Checkpoints that are whole or not there, and that never execute code.
+"""Atomic checkpoints, which are safe to load: no code is executed.
 
     checkpoints/
-      index.json        which folders are "last", "best", "kept" and "average", and whether the run is finished
+      index.json        names of the folders "last", "best", "kept" and "average", and whether the run is finished
       step-00000420/
-        model.safetensors   parameters, one that stands in several places once
+        model.safetensors   parameters; shared parameters are stored once
         training.pt         optimizer, schedule, position (torch.load with weights_only)
         manifest.json       sizes and SHA-256 of both, step, epoch, metrics
 
-A folder counts only once the index names it, and the index is replaced in one step: whenever a run is killed, the
-folder it resumes from is whole. Nothing is removed but what the index lists under "discard": a checkpoint is listed
-there before its first file is written, and when others have superseded it.
+A checkpoint is valid once the index names it, and the index is replaced atomically. If a run is killed at any moment,
+the checkpoint from which it resumes is complete. Only folders that the index lists under "discard" are removed. A
+checkpoint is listed there before its first file is written, and again when it is superseded.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from tsallis.toolkit.training.lock import Lock, writing
 from tsallis.toolkit.training.schema import Index, Manifest, as_json, check_record, read_record
 
 NAMES = ("last", "best", "average")
-FILES = (MANIFEST, PARAMETERS, TRAINING)  # in the order in which they are removed: without a manifest nothing is whole
+FILES = (MANIFEST, PARAMETERS, TRAINING)  # in order of removal: without its manifest, a checkpoint counts as incomplete
 FOLDER = re.compile(r"(step-[0-9]{8,18}|average-[0-9]{8,18}-[0-9]{8,18})")
 
 
 class Checkpoints:
-    """The checkpoints of one run.
+    """Checkpoints of one run.
 
     Args:
-        folder: the folder of all checkpoints, `checkpoints` in the run folder.
-        keep: validated checkpoints kept beside the best and the last one, to be averaged.
-        lock: on the run folder, of a process that writes for long; None: the caller sees to it.
+        folder: Folder of all checkpoints, `checkpoints` in the run folder.
+        keep: Number of validated checkpoints that are kept for averaging, besides the best and the last one.
+        lock: Lock on the run folder, for a training process; None: the caller checks the folder.
 
     Example:
         >>> import tempfile
@@ -64,10 +64,10 @@ class Checkpoints:
         self.lock = lock
 
     def index(self) -> Index:
-        """Return which checkpoints there are; none before the first one.
+        """Return the index of checkpoints, which is empty before the first one.
 
         Raises:
-            InputError: an index that is damaged, or missing where there are checkpoints.
+            InputError: If the index is damaged, or if it is missing although there are checkpoints.
         """
         path = self.folder / INDEX
         if os.path.lexists(path):
@@ -77,10 +77,10 @@ class Checkpoints:
         return Index(finished=False)
 
     def check(self) -> Index:
-        """Return the index after a comparison with the folders; change nothing.
+        """Compare the index with the folders and return it, without writing.
 
         Raises:
-            InputError: The index names missing checkpoints, or misses later ones.
+            InputError: If the index names missing checkpoints, or does not name later ones.
         """
         if os.path.lexists(self.folder) and not self.folder.is_dir():
             raise InputError(f"{self.folder}: expected a folder, found something else")
@@ -99,10 +99,10 @@ class Checkpoints:
         return index
 
     def open(self) -> Index:
-        """Prepare the folder for :meth:`save`: check the index, and remove the remains of a killed process.
+        """Prepare the folder for :meth:`save`: check the index and remove remains of killed processes.
 
         Raises:
-            InputError: as :meth:`check`, or a folder that can't be written.
+            InputError: See :meth:`check`, or if the folder can't be written.
         """
         with writing(self.folder, self.lock):
             index = self.check()
@@ -128,10 +128,10 @@ class Checkpoints:
         finished: bool,
         validated: bool = True,
     ) -> None:
-        """Write a checkpoint as the last one, and as the best one if `best`; remove superseded ones.
+        """Save the last checkpoint, which is also the best one if `best`, and remove superseded ones.
 
         Raises:
-            InputError: A file can't be written, or the folder has changed; earlier checkpoints are kept.
+            InputError: If a file can't be written or the folder has changed. Earlier checkpoints are kept.
         """
         name = f"step-{facts['step']:08d}"
         stream = io.BytesIO()
@@ -151,31 +151,31 @@ class Checkpoints:
             self.sweep()
 
     def _write(self, index: Index, name: str, blobs: dict[str, bytes], facts: dict[str, Any]) -> Index:
-        """Write a folder that the index does not name yet; return the index that records it."""
+        """Write a new checkpoint folder, and return the index, which lists it under "discard" for now."""
         target = self.folder / name
         self._check_free(index, name)
         sums = {file: {"bytes": len(b), "sha256": hashlib.sha256(b).hexdigest()} for file, b in blobs.items()}
         manifest = check_record({**facts, "files": sums}, Manifest, str(target / MANIFEST))
         index = self._replace(index, index.model_copy(update={"discard": (*index.discard, name)}))
         try:
-            self._remove(target)  # a part of it that an earlier kill left
+            self._remove(target)  # remove the remains of an earlier attempt
             target.mkdir(exist_ok=True)
             for file, blob in blobs.items():
                 write_atomic(target / file, blob)
             write_atomic(target / MANIFEST, json.dumps(as_json(manifest), indent=1))
         except OSError:
-            self._remove(target)  # so that there is room again
+            self._remove(target)  # free the disk space
             raise
         return index
 
     def _check_free(self, index: Index, name: str) -> None:
-        """Raise an InputError if a new checkpoint of that name would take the place of something else."""
+        """Raise an InputError if a new checkpoint of that name would replace something else."""
         target, replaceable = self.folder / name, name in index.discard
         if name in index.names or (os.path.lexists(target) and not replaceable and not self._is_partial(target)):
             raise self._unnamed_error(target)
 
     def _replace(self, before: Index, index: Index) -> Index:
-        """Write an index; what `before` named and it does not may be removed from then on."""
+        """Replace the index `before`; checkpoints that only `before` names are listed under "discard"."""
         discard = {*before.names, *index.discard} - index.names
         folders = {name for name in discard if name not in before.discard or os.path.lexists(self.folder / name)}
         index = Index.model_validate({**dict(index), "discard": tuple(sorted(folders))})
@@ -183,10 +183,13 @@ class Checkpoints:
         return index
 
     def average(self, last: int | None = None) -> list[str]:
-        """Average the parameters of the last checkpoints kept, into one named `average`; return which ones they were.
+        """Average the parameters of the last validated checkpoints, and save them as the checkpoint "average".
+
+        Returns:
+            The names of the averaged checkpoints.
 
         Raises:
-            InputError: There are too few checkpoints, or they are damaged or of different models.
+            InputError: If there are too few checkpoints, or they are damaged or belong to different models.
         """
         with writing(self.folder, self.lock):
             index = self.check()
@@ -202,8 +205,8 @@ class Checkpoints:
             folder = f"average-{names[0].removeprefix('step-')}-{names[-1].removeprefix('step-')}"
             if index.average != folder:
                 self._check_free(index, folder)
-            index = self.open()  # the first write: all checks come before it
-            if index.average == folder:  # of the same checkpoints: it is made anew
+            index = self.open()  # writes for the first time, after all checks
+            if index.average == folder:  # same checkpoints: write the average again
                 index = self._replace(index, index.model_copy(update={"average": None}))
             index = self._write(index, folder, {PARAMETERS: safetensors.torch.save(mean)}, facts)
             self._replace(index, index.model_copy(update={"average": folder}))
@@ -233,19 +236,19 @@ class Checkpoints:
                 remove_leftovers(self.folder, (INDEX,))
 
     def _folders(self) -> list[Path]:
-        """Return all that may be checkpoints: folders, not links, by their names."""
+        """Return the folders that may be checkpoints, sorted by name, without links."""
         if not self.folder.is_dir():
             return []
         return sorted(p for p in self.folder.iterdir() if FOLDER.fullmatch(p.name) and is_folder(p))
 
     def _is_partial(self, path: Path) -> bool:
-        """Tell whether a folder is what a kill leaves of a checkpoint: nothing but our files, and no manifest."""
+        """Return whether a folder is an incomplete checkpoint: it contains only our files, and no manifest."""
         return is_folder(path) and all(
             (p.name in (PARAMETERS, TRAINING) and is_regular(p)) or is_leftover(p, FILES) for p in path.iterdir()
         )
 
     def _remove(self, path: Path) -> None:
-        """Remove the files of a checkpoint, and its folder, unless somebody put something else there."""
+        """Remove the files of a checkpoint, and its folder unless it contains other files."""
         if is_folder(path):
             for file in FILES:
                 if is_regular(path / file):
@@ -264,19 +267,21 @@ class Checkpoints:
         return as_json(self._manifest(self._name(which)))
 
     def load(self, which: str) -> tuple[Path, dict[str, Tensor], dict[str, Any]]:
-        """Return the folder, the parameters and the manifest of one checkpoint, whatever becomes the last one since.
+        """Return the folder, the parameters and the manifest of a checkpoint.
+
+        All three belong to the same checkpoint, even if another process saves a new one meanwhile.
 
         Raises:
-            InputError: The checkpoint is missing or damaged, or weights are not finite.
+            InputError: If the checkpoint is missing or damaged, or weights are not finite.
         """
         name = self._name(which)
         return self.folder / name, self._load(name), as_json(self._manifest(name))
 
     def load_model(self, which: str, model: Any = None) -> dict[str, Tensor]:
-        """Return the parameters of a checkpoint; for a model that shares some of its own, those in every place.
+        """Return the parameters of a checkpoint, with the aliases of the model's shared parameters.
 
         Raises:
-            InputError: as :meth:`load`.
+            InputError: See :meth:`load`.
         """
         _, parameters, _ = self.load(which)
         return {**parameters, **{name: parameters[key] for name, key in aliases_of(model).items() if key in parameters}}
@@ -292,10 +297,10 @@ class Checkpoints:
         return parameters
 
     def load_training(self, which: str) -> dict[str, Any]:
-        """Return what :meth:`save` was given for a resumed run; no code is executed.
+        """Return the training state that :meth:`save` stored; no code is executed.
 
         Raises:
-            InputError: The checkpoint is missing or damaged, or is not a dictionary of plain values.
+            InputError: If the checkpoint is missing or damaged, or is not a dictionary of plain values.
         """
         name = self._name(which)
         path, blob = self.folder / name / TRAINING, self._read(name, TRAINING)
@@ -338,7 +343,7 @@ class Checkpoints:
 
 
 def find_nonfinite(parameters: Mapping[str, Tensor]) -> str | None:
-    """Return the name of a tensor with NaN or an infinity in it."""
+    """Return the name of the first tensor that contains NaN or infinity, or None."""
     return next((name for name, value in parameters.items() if not value.isfinite().all()), None)
 
 
@@ -347,7 +352,7 @@ def _step(name: str) -> int:
 
 
 def _canonical(value: Any) -> Any:
-    """Make equal values pickle to equal bytes: pickle tells lists from tuples, and identical from equal objects."""
+    """Normalise a value, so that equal values pickle to equal bytes: tuples become lists, strings are interned."""
     if isinstance(value, dict):
         return {_canonical(key): _canonical(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -356,7 +361,7 @@ def _canonical(value: Any) -> Any:
 
 
 def _drop_aliases(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Drop all names but the first of a tensor that has several."""
+    """Return the parameters with only the first name of each shared tensor."""
     names: dict[tuple[int, tuple[int, ...]], str] = {}
     for name, value in parameters.items():
         names.setdefault((value.data_ptr() if value.numel() else -len(names), tuple(value.shape)), name)

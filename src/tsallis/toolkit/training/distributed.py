@@ -1,4 +1,4 @@
-"""The processes of a run: one alone, or as many as `torchrun` started."""
+"""Processes of a run: a single one, or several that `torchrun` started."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tsallis.toolkit.training.file_names import LOCK
 from tsallis.toolkit.training.lock import writing
 
 DEVICES = ("cpu", "cuda", "auto")
-PATIENCE = timedelta(minutes=30)  # a rank waits for the others; validation and downloads take their time
+PATIENCE = timedelta(minutes=30)  # time limit of waiting for other processes; validation and downloads are slow
 _had_group = False  # whether this process has been in a process group
 
 
@@ -32,7 +32,7 @@ class CommonError(InputError):
 
 @dataclass(frozen=True)
 class World:
-    """The rank of this process, the number of processes, and its device.
+    """Rank and device of this process, and the number of processes.
 
     >>> World().main, World().sum(2.5, 1)
     (True, (2.5, 1.0))
@@ -44,7 +44,7 @@ class World:
 
     @property
     def main(self) -> bool:
-        """True for the process that decides and writes."""
+        """Whether this is the first process, which decides and writes files."""
         return self.rank == 0
 
     def sum(self, *numbers: float) -> tuple[float, ...]:
@@ -56,7 +56,7 @@ class World:
         return tuple(total.tolist())
 
     def broadcast(self, decision: Any = None) -> Any:
-        """Broadcast the decision of the first process, and return it."""
+        """Broadcast a value from the first process to all processes, and return it."""
         if self.size == 1:
             return decision
         box = [decision]
@@ -64,7 +64,7 @@ class World:
         return box[0]
 
     def gather(self, part: Any) -> list[Any]:
-        """Return the parts of all processes, in their order; every process gets them."""
+        """Return the parts of all processes in rank order, on every process."""
         if self.size == 1:
             return [part]
         parts: list[Any] = [None] * self.size
@@ -73,10 +73,10 @@ class World:
 
     @contextlib.contextmanager
     def share_mistakes(self) -> Iterator[None]:
-        """Make a mistake that one process finds in a block, which all of them run, a mistake of all of them.
+        """Raise an error of one process on all processes. All processes must run the block.
 
         Raises:
-            CommonError: On all processes, the first error of any process.
+            CommonError: On all processes, if any process raised an InputError in the block; it has the first message.
         """
         if self.size == 1:
             yield
@@ -94,7 +94,7 @@ class World:
         """Run a function on the first process only, while the others wait.
 
         Raises:
-            CommonError: on all processes, if it found a mistake.
+            CommonError: On all processes, if the function raised an InputError.
         """
         with self.share_mistakes():
             if self.main:
@@ -104,12 +104,12 @@ class World:
         """Create a folder on the first process, and check that all processes share it.
 
         Raises:
-            CommonError: On all processes, naming those that don't see the folder.
-            InputError: a folder that the first process can't write to.
+            CommonError: On all processes, if some don't see the folder; the message names them. Also if the first
+                process can't write to the folder.
         """
         if self.size == 1:
             return
-        # Use the name of an unfinished write, so that the remains of a killed process are removed.
+        # Name the file like an unfinished write: if this process is killed, a later run removes it.
         name, token = self.broadcast((f".{LOCK}.{secrets.token_hex(4)}.tmp", secrets.token_hex(16)))
         path = folder / name
 
@@ -137,10 +137,10 @@ class World:
 
 
 def device_kind(device: str) -> str:
-    """Return "cpu" or "cuda" for "cpu", "cuda" or "auto", a GPU where there is one.
+    """Return "cpu" or "cuda"; "auto" selects a GPU if there is one.
 
     Raises:
-        InputError: The device is unknown or missing.
+        InputError: If the device is unknown or missing.
     """
     if device not in DEVICES:
         raise InputError(f"device must be {', '.join(DEVICES[:-1])} or {DEVICES[-1]}, got {device!r}")
@@ -152,13 +152,13 @@ def device_kind(device: str) -> str:
 
 @contextlib.contextmanager
 def init_distributed(device: str = "auto") -> Iterator[World]:
-    """Join the processes that `torchrun` started, and yield this one's rank among them; without it, a world of one.
+    """Join the processes that `torchrun` started and yield the :class:`World`; without torchrun, it has one process.
 
     Args:
-        device: "cpu", "cuda", or "auto": a GPU where there is one.
+        device: "cpu", "cuda" or "auto", which selects a GPU if there is one.
 
     Raises:
-        InputError: The device is missing, or there are fewer GPUs than processes.
+        InputError: If the device is missing, or there are fewer GPUs than processes.
     """
     kind = device_kind(device)
     size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -193,11 +193,11 @@ def init_distributed(device: str = "auto") -> Iterator[World]:
 
 
 def exit_process(status: object) -> NoReturn:
-    """Exit with a status; if this process has been in a process group, skip Python's finalization.
+    """Exit with a status; skip Python's finalization if this process was in a process group.
 
-    Caches of PyTorch keep the group of a sharded model after it was destroyed, and with it the threads of gloo. Such a
-    thread needs the GIL to release the last tensor that it exchanged. If Python is shutting down by then, the thread
-    gets no GIL and aborts the process.
+    PyTorch caches the process group of a sharded model even after it was destroyed, so the threads of gloo keep
+    running. Such a thread needs the GIL to release its last tensor. If Python is already shutting down, the thread can't get the
+    GIL and aborts the process.
     """
     if not _had_group:
         raise SystemExit(status)
@@ -209,7 +209,7 @@ def exit_process(status: object) -> NoReturn:
 
 
 def _is_lost(error: RuntimeError) -> bool:
-    """Tell whether an error says that a process this one talks to is gone."""
+    """Return whether an error means that the connection to another process was lost."""
     text = str(error).lower()
     return isinstance(error, dist.DistBackendError) or any(
         sign in text for sign in ("connection closed", "connection reset", "broken pipe", "timed out")

@@ -104,7 +104,7 @@ def take_parameters(model: Any, source: Run, vocabularies: Mapping[str, Any]) ->
 def _take_rows(
     own: Tensor, theirs: Tensor, rows: SymbolRows, source: Run, vocabularies: Mapping[str, Any]
 ) -> list[int]:
-    """Copy the rows of special symbols and of symbols in both vocabularies; return the counts of copied and all rows."""
+    """Copy the rows of special symbols and of symbols in both vocabularies; return the counts of copied and of all."""
     known = symbol_numbers(source.src_vocab if rows.side == "src" else source.tgt_vocab)
     pairs = [(number, known[name]) for name, number in symbol_numbers(vocabularies[rows.side]).items() if name in known]
     pairs += [(number, number) for number in range(rows.first, len(SPECIALS))]

@@ -85,8 +85,8 @@ def load_run(folder: Path | str, which: str = "best") -> Run:
         The model in evaluation mode, with its vocabularies and task.
 
     Raises:
-        InputError: If the folder is not a run folder, the checkpoint is damaged, the vocabularies don't match the model,
-            or weights are not finite.
+        InputError: If the folder is not a run folder, the checkpoint is damaged, the vocabularies don't match, or
+            weights are not finite.
 
     Example:
         >>> import tempfile

@@ -1,4 +1,4 @@
-"""Learning rates over a run."""
+"""Learning rate schedules."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from tsallis.toolkit.config import Settings
 
 
 class Schedule:
-    """A constant learning rate, and the base of rates that depend on the step or on the development set.
+    """Constant learning rate, and the base class of all schedules.
 
     >>> Schedule(0.001).rate(500)
     0.001
     """
 
-    stored: tuple[str, ...] = ()  # attributes that a resumed run needs
+    stored: tuple[str, ...] = ()  # names of the attributes that checkpoints store
 
     def __init__(self, learning_rate: float) -> None:
         self.learning_rate = learning_rate
 
     def rate(self, step: int) -> float:
-        """Return the rate of the update after `step` updates."""
+        """Return the learning rate of the next update after `step` updates."""
         return self.learning_rate
 
     def after_validation(self, loss: float, best: bool) -> None:
-        """Adapt the rate after a validation, given its loss and whether its score is the best so far."""
+        """Update the schedule after a validation, from its loss and whether its score is the best so far."""
 
     def state(self) -> dict[str, Any]:
-        """Return the values that a resumed run needs."""
+        """Return the values that checkpoints store."""
         return {name: getattr(self, name) for name in self.stored}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -35,7 +35,7 @@ class Schedule:
 
 
 class HalveOnWorse(Schedule):
-    """Halved whenever the loss of the development set rises (Peters et al. 2019, sec. 4).
+    """Learning rate that is halved when the validation loss rises (Peters et al. 2019, sec. 4).
 
     >>> schedule = HalveOnWorse(0.001)
     >>> for loss in (2.0, 1.0, 1.5):
@@ -54,7 +54,7 @@ class HalveOnWorse(Schedule):
 
 
 class Plateau(Schedule):
-    """Lower the rate after several validations without a better score, down to a minimum.
+    """Learning rate that is lowered after `patience` validations without a better score, down to `lowest`.
 
     >>> schedule = Plateau(0.001, patience=2)
     >>> rates = []
@@ -76,12 +76,12 @@ class Plateau(Schedule):
 
     def after_validation(self, loss: float, best: bool) -> None:
         self.stale = 0 if best else self.stale + 1
-        if self.stale >= self.patience:  # above it where a stored schedule had more patience
+        if self.stale >= self.patience:  # may exceed it: the stored schedule may have had more patience
             self.learning_rate, self.stale = max(self.learning_rate * self.factor, self.lowest), 0
 
 
 class InverseSquareRoot(Schedule):
-    """Linear warm-up to the rate, then falling with the square root of the step.
+    """Linear warm-up to the learning rate, then decay with the inverse square root of the step.
 
     >>> schedule = InverseSquareRoot(0.001, warmup=100)
     >>> schedule.rate(49), schedule.rate(99), schedule.rate(399)
@@ -99,7 +99,7 @@ class InverseSquareRoot(Schedule):
 
 
 class Linear(Schedule):
-    """Linear warm-up to the rate, then linear to zero at the end of the run.
+    """Linear warm-up to the learning rate, then linear decay to 0 at the end of the run.
 
     >>> schedule = Linear(0.001, warmup=100, updates=300)
     >>> schedule.rate(49), schedule.rate(99), schedule.rate(199), schedule.rate(299)
@@ -117,7 +117,7 @@ class Linear(Schedule):
 
 
 def make_schedule(settings: Settings) -> Schedule:
-    """Create the schedule that the settings name."""
+    """Create the learning rate schedule that the settings name."""
     rate = settings.learning_rate
     if settings.schedule == "constant":
         return Schedule(rate)

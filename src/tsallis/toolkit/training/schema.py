@@ -1,4 +1,4 @@
-"""Schemas of the files of a run folder. Whatever is read from one is checked against these."""
+"""Schemas of the files in a run folder. Every file is validated when it is read."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tsallis.toolkit.config import describe_mistake
 from tsallis.toolkit.data.io import read_bytes, without_mark
 from tsallis.toolkit.old_names import with_new_names
 
-LARGEST = 1 << 26  # bytes of a JSON file; those of runs have some kB
-MOST_MISTAKES = 3  # mistakes of one file that an error lists
-LONGEST_KEY = 80  # characters of a key in a message
+LARGEST = 1 << 26  # maximum size of a JSON file in bytes; normal files have a few kB
+MOST_MISTAKES = 3  # maximum number of errors of a file in one message
+LONGEST_KEY = 80  # maximum number of characters of a key in a message
 SIZES = ("layers", "encoder_layers", "decoder_layers", "stages", "num_basis")
 LAYERS = SIZES[:3]
 
@@ -37,7 +37,7 @@ FileName = Annotated[str, StringConstraints(pattern=r"^[^\x00]+$")]
 
 
 class Record(BaseModel):
-    """The base of all schemas: frozen, without further keys, and without conversion of types."""
+    """Base class of all schemas: frozen, without extra keys, and without type conversion."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -46,16 +46,16 @@ R = TypeVar("R", bound=BaseModel)
 
 
 class Index(Record):
-    """`checkpoints/index.json`: what the folders beside it are."""
+    """Schema of `checkpoints/index.json`, which names the checkpoint folders and their roles."""
 
     model_config = ConfigDict(populate_by_name=True)
 
     last: Step | None = None
     best: Step | None = None
-    validated: tuple[Step, ...] = Field((), alias="kept")  # the last ones, to be averaged
+    validated: tuple[Step, ...] = Field((), alias="kept")  # the last ones, kept for averaging
     average: Average | None = None
     finished: bool
-    discard: tuple[Step | Average, ...] = ()  # superseded or incomplete checkpoints, which may be removed
+    discard: tuple[Step | Average, ...] = ()  # superseded or incomplete checkpoints, safe to remove
 
     @model_validator(mode="after")
     def _check_names(self) -> Index:
@@ -69,29 +69,29 @@ class Index(Record):
 
     @property
     def names(self) -> set[str]:
-        """Every folder that must be there."""
+        """Names of all checkpoint folders that must exist."""
         return {name for name in (self.last, self.best, self.average, *self.validated) if name is not None}
 
 
 class Sum(Record):
-    """The size and digest of a file."""
+    """Size and SHA-256 digest of a file."""
 
     bytes: Count
     sha256: Digest
 
 
 class Manifest(Record):
-    """`manifest.json` of a checkpoint."""
+    """Schema of `manifest.json` in a checkpoint folder."""
 
     step: Count
     epoch: Count = 0
     metrics: dict[str, Any] = {}
-    of: list[Step] | None = None  # checkpoints of an average
+    of: list[Step] | None = None  # the averaged checkpoints
     files: dict[Literal["model.safetensors", "training.pt"], Sum]
 
 
 class Fingerprints(Record):
-    """The vocabularies a model was trained with."""
+    """Fingerprints of the vocabularies that a model was trained with."""
 
     src: str | None = None
     tgt: str | None = None
@@ -99,9 +99,9 @@ class Fingerprints(Record):
 
 
 class ModelRecord(Record):
-    """`model.json`."""
+    """Schema of `model.json`: class and arguments of a model."""
 
-    name: str = Field(alias="class")  # in `tsallis.models.registry`
+    name: str = Field(alias="class")  # key in `tsallis.models.registry`
     arguments: dict[str, Any]
     vocabularies: Fingerprints | None = None
 
@@ -125,7 +125,7 @@ class ModelRecord(Record):
 
 
 def _check_argument(key: str, value: Any) -> None:
-    """Raise for values that no model accepts, and numbers that would need too much time or memory."""
+    """Raise for values that no model accepts, or that would need too much time or memory."""
     if not isinstance(value, (bool, int, float, str, type(None))):
         raise ValueError(f"{key} must be a number, a text, true, false, null or a list of these")
     if isinstance(value, float) and not math.isfinite(value):
@@ -136,7 +136,7 @@ def _check_argument(key: str, value: Any) -> None:
 
 
 class TaskRecord(Record):
-    """`task.json`; what else it holds, the task reads."""
+    """Schema of `task.json`; the class of the task validates the other keys."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
@@ -149,7 +149,7 @@ class TaskRecord(Record):
 
 
 class Event(Record):
-    """A line of `log.jsonl` or `timing.jsonl`; what else it holds are measurements."""
+    """Schema of a line of `log.jsonl` or `timing.jsonl`; the other keys are measurements."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
@@ -159,7 +159,7 @@ class Event(Record):
 
 
 class OptimizerRecord(Record):
-    """Moments by the names of parameters."""
+    """State of the optimizer, by parameter name."""
 
     state: dict[str, dict[str, Any]]
     param_groups: list[dict[str, Any]]
@@ -168,47 +168,47 @@ class OptimizerRecord(Record):
 class ScheduleRecord(Record):
     learning_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     previous: float | None = None
-    stale: Count = 0  # validations since the best one, or since the rate was lowered
+    stale: Count = 0  # validations since the best one, or since the learning rate was lowered
 
 
 class Position(BaseModel):
-    """The position of a run: its updates so far, sums over the epoch, and best scores."""
+    """Position of a run: its updates so far, sums over the current epoch, and best scores."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     epoch: Count = 0
-    update: Count = 0  # of the epoch
-    step: Count = 0  # updates in all
-    loss: Annotated[float, Field(allow_inf_nan=False)] = 0.0  # sums over the epoch so far
-    symbols: Count = 0
+    update: Count = 0  # updates in the current epoch
+    step: Count = 0  # updates in total
+    loss: Annotated[float, Field(allow_inf_nan=False)] = 0.0  # sum over the epoch so far
+    symbols: Count = 0  # sum over the epoch so far
     best_score: float = -math.inf
     best_loss: float = math.inf
     stale: Count = 0  # validations since the best one
 
 
 class TrainingRecord(Record):
-    """`training.pt`, once `torch.load` has made plain values and tensors of it."""
+    """Schema of the content of `training.pt`, as `torch.load` returns it."""
 
     optimizer: OptimizerRecord
     schedule: ScheduleRecord
     position: Position
     processes: Annotated[int, Field(ge=1, lt=2**31)]
-    log: Count  # bytes
-    timing: Count | None = None  # of older runs
+    log: Count  # size of the log in bytes
+    timing: Count | None = None  # present only in checkpoints of earlier versions
     data: str
 
 
 def read_record(path: Path, kind: type[R]) -> R:
-    """Return the content of a JSON file of the run folder.
+    """Return the validated content of a JSON file in the run folder.
 
     Raises:
-        InputError: a file that can't be read, or that holds anything else, with each mistake.
+        InputError: If the file can't be read or does not match the schema. The message lists the errors.
     """
     return parse_record(without_mark(read_bytes(path, LARGEST)), kind, str(path))
 
 
 def parse_record(blob: bytes, kind: type[R], name: str) -> R:
-    """Return what JSON stands for; errors begin with `name`."""
+    """Parse and validate JSON; errors begin with `name`."""
     try:
         return kind.model_validate_json(blob)
     except ValidationError as error:
@@ -216,7 +216,7 @@ def parse_record(blob: bytes, kind: type[R], name: str) -> R:
 
 
 def check_record(content: Any, kind: type[R], name: str) -> R:
-    """Return values as a record; errors begin with `name`."""
+    """Validate values and return them as a record; errors begin with `name`."""
     try:
         return kind.model_validate(content)
     except ValidationError as error:
@@ -229,7 +229,7 @@ def as_json(record: BaseModel) -> dict[str, Any]:
 
 
 def explain(error: ValidationError) -> str:
-    """Return one line with the first mistakes, each with its path."""
+    """Return a message with the first few errors, each with its path."""
     details = error.errors(include_url=False)
     if details[0]["type"] == "json_invalid":
         return f"not a JSON file: {details[0]['ctx']['error']}"
@@ -245,6 +245,6 @@ def _mistake(detail: ErrorDetails) -> str:
 
 
 def _path(loc: Sequence[int | str]) -> str:
-    """Return the path of an error in its file, with escaped characters and shortened keys."""
+    """Return the path of an error in its file, with long keys shortened and control characters escaped."""
     text = ".".join(truncate(str(part), LONGEST_KEY) for part in loc)
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text) or "the file"

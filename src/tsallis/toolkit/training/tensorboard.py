@@ -12,10 +12,10 @@ from tsallis.toolkit.training.lock import writing
 
 
 def open_board(folder: Path, step: int) -> Any:
-    """Return the writer of the files that TensorBoard reads; it hides what a resumed run writes again after `step`.
+    """Return a writer of TensorBoard files; it hides earlier events after `step`, which the run writes again.
 
     Raises:
-        InputError: if the package tensorboard is missing, or the folder can't be written.
+        InputError: If the package tensorboard is missing, or the folder can't be written.
     """
     require_tensorboard(folder)
     from torch.utils.tensorboard import SummaryWriter
@@ -25,13 +25,13 @@ def open_board(folder: Path, step: int) -> Any:
 
 
 def write_scalars(board: Any, step: int, values: Mapping[str, Any]) -> None:
-    """Write numbers, and lists [layers][heads] of them, by their names; anything else is left out."""
+    """Write numbers and lists of numbers [layers][heads] by name; skip other values."""
     for tag, value in scalars(values):
         board.add_scalar(tag, value, step)
 
 
 def scalars(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield the numbers among the values of an event with the names that TensorBoard groups them by.
+    """Yield the numeric values of an event, with names that TensorBoard can group.
 
     >>> list(scalars({"loss": 1.5, "dev_loss": 2.0, "alpha_cross": [[1.25, 1.75]], "select": "loss"}))
     [('train/loss', 1.5), ('dev/loss', 2.0), ('alpha_cross/layer1_head1', 1.25), ('alpha_cross/layer1_head2', 1.75)]
@@ -46,7 +46,7 @@ def scalars(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def require_tensorboard(folder: Path | None = None) -> None:
-    """Raise an InputError if the package tensorboard is missing, or its folder can't be used."""
+    """Raise an InputError if the package tensorboard is missing or its folder can't be used."""
     try:
         import torch.utils.tensorboard  # noqa: F401
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""SIGTERM, with which a batch system ends a training: it is noted, and obeyed after the update under way."""
+"""Handling of SIGTERM, the signal of batch systems: the training stops after the current update."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 
-STATUS = 128 + signal.SIGTERM  # of a command that ended so
+STATUS = 128 + signal.SIGTERM  # exit status of a command that SIGTERM stopped
 
 
 @contextlib.contextmanager
 def note_termination() -> Iterator[Callable[[], bool]]:
-    """Yield a function that tells whether SIGTERM has come, which ends the process no more.
+    """Yield a function that returns whether SIGTERM was received; the signal does not end the process.
 
-    Only the main thread can note signals: in another one the function returns False.
+    Only the main thread can handle signals; in other threads the function always returns False.
 
     Example:
         >>> with note_termination() as is_terminated:

@@ -1,4 +1,4 @@
-"""The training loop: resumable at every step, to the bit, by any number of processes."""
+"""The training loop, which resumes from a checkpoint with bit-identical results, on any number of processes."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ from tsallis.toolkit.training.schedules import make_schedule
 from tsallis.toolkit.training.schema import Position, TrainingRecord, check_record
 from tsallis.toolkit.training.tensorboard import open_board, require_tensorboard, write_scalars
 
-WATCH_EVERY = 25  # updates between two records of supports for the progress display
-VALIDATION_BATCH = 128  # rows of a batch of the development set
+WATCH_EVERY = 25  # number of updates between two statistics of accuracy and sparsity for the display
+VALIDATION_BATCH = 128  # batch size on the development set
 
 
 @dataclass(frozen=True)
 class Progress:
-    """The values that a display may show after an update or a validation.
+    """Values for a progress display, after an update or a validation.
 
     Args:
-        position: of the run.
-        updates: in an epoch.
-        loss: mean a symbol, over the epoch so far.
-        speed: target symbols a second, over the last updates.
-        accuracy: share of symbols that are the most probable; recorded now and then.
-        supported: mean number of symbols with a probability, a step.
-        num_attended: mean number of attended positions per step.
-        validation: results of a validation, by their names.
+        position: Position of the run.
+        updates: Number of updates per epoch.
+        loss: Mean loss per symbol over the epoch so far.
+        speed: Target symbols per second, over the last updates.
+        accuracy: Share of target symbols that are predicted correctly, in a recent batch.
+        supported: Mean number of symbols with a non-zero probability per step, in a recent batch.
+        num_attended: Mean number of attended positions per step, in a recent batch.
+        validation: Results of a validation by name, after a validation only.
     """
 
     position: Position
@@ -66,27 +66,27 @@ Measure = Callable[[Sequence[Result]], dict[str, float]]
 
 
 class Trainer:
-    """The training of one model in one run folder, from its start or its last checkpoint to its end.
+    """Training of one model in a run folder, from the start or from the last checkpoint.
 
     Args:
-        model: with parameters in their initial state; the same on every process.
-        train: training data.
-        dev: data to validate on.
-        folder: of the run; every process must see it.
-        settings: how to train.
-        watch: called after every update and validation of the first process.
-        measure: Function that computes scores by name from the results of a search on (the first rows of) `dev`. Unless
-            the settings select another one, the first score chooses the best checkpoint. "accuracy" is the share of
-            outputs that equal the target. With None validation does not search: the scores are those of
-            :data:`tsallis.analysis.score_names.OF_TEXT`, and the loss chooses the best checkpoint.
-        world: this process among those that train.
-        lock: on the folder, where the first process holds one: before every write it is seen to be the same folder.
-        init: where the model's parameters are from, for the log.
-        stop: tells whether this process is to stop. All of them then do, after the update under way and a validation
-            that is due with it; there is a checkpoint, and :attr:`stopped` is True.
+        model: Model with its initial parameters, which must be equal on all processes.
+        train: Training data.
+        dev: Development data, used for validation.
+        folder: Run folder, which all processes must share.
+        settings: Settings of the training.
+        watch: Function that the first process calls after every update and validation.
+        measure: Function that computes scores by name from the search results on (the first rows of) `dev`. The first
+            score selects the best checkpoint, unless the settings select another one. "accuracy" is the share of
+            outputs that equal the target. With None, validation does not search: the scores are those of
+            :data:`tsallis.analysis.score_names.OF_TEXT`, and the loss selects the best checkpoint.
+        world: Rank of this process and number of processes.
+        lock: Lock on the folder, held by the first process. It is checked before every write.
+        init: Origin of the initial parameters, for the log.
+        stop: Function that returns whether this process must stop. All processes then stop after the current update and
+            its validation, if one is due. They save a checkpoint and set :attr:`stopped` to True.
 
     Raises:
-        ValueError: `measure` is another text, or no function.
+        ValueError: If `measure` is neither "accuracy", a function nor None.
 
     Example:
         >>> import tempfile
@@ -135,24 +135,24 @@ class Trainer:
         self.checkpoints = Checkpoints(folder / CHECKPOINTS, settings.keep, lock)
         self.log = Log(folder / LOG, lock)
         self.timing = Log(folder / TIMING, lock)
-        self.board: Any = None  # on the first process, if the settings have one
+        self.board: Any = None  # TensorBoard writer, on the first process only
         self.position = Position()
         self.loaded = False  # whether `load` was called
-        self.log_position: int | None = None  # in the checkpoint from which the run is resumed
+        self.log_position: int | None = None  # stored in the checkpoint from which the run resumes
         self.data = f"{train.digest()} {dev.digest()}"
         self.batch_stats: BatchStats | None = None
-        # This process's loss that is not yet in the position.
+        # Loss of this process that is not yet added to the position.
         self.pending = torch.zeros((), dtype=torch.float64, device=self.world.device)
-        self.began = time.perf_counter()  # start of a stretch of updates
-        self.num_symbols = 0  # symbols of that stretch
+        self.began = time.perf_counter()  # time of the last flush
+        self.num_symbols = 0  # number of symbols since the last flush
         self.speed = 0.0  # moving average of symbols per second
-        self.elapsed = 0.0  # seconds spent on this epoch's updates
+        self.elapsed = 0.0  # duration of this epoch's updates in seconds
 
     def run(self) -> None:
-        """Train from the last checkpoint, or from the start, to the end.
+        """Train to the end, from the last checkpoint or from the start.
 
         Raises:
-            InputError: A checkpoint is damaged or was trained on other data, or the loss is NaN.
+            InputError: If a checkpoint is damaged or was trained on other data, or if the loss is not finite.
         """
         if not self.loaded:
             self.load()
@@ -173,10 +173,10 @@ class Trainer:
         )
 
     def load(self) -> None:
-        """Check the run folder, and load its last checkpoint if there is one; write nothing.
+        """Check the run folder and load its last checkpoint, if there is one, without writing.
 
         Raises:
-            InputError: The folder or checkpoint is damaged, or was trained on other data.
+            InputError: If the folder or checkpoint is damaged, or was trained on other data.
         """
         self.loaded = True
         self.world.on_main(self._check_folder)
@@ -187,13 +187,13 @@ class Trainer:
             self.engine.load(parameters, dict(state.optimizer))
             self.schedule.restore(dict(state.schedule))
             self.position = state.position.model_copy()
-            # With another number of processes updates differ: continue at the first batch that may be new.
+            # With another number of processes, an update has another number of batches: convert the count.
             self.position.update = self.position.update * state.processes // self.world.size
             self.log_position = state.log
         self.world.on_main(self._check_logs)
 
     def _open(self) -> None:
-        """Make the folder ready to be written to."""
+        """Prepare the run folder for writing: remove remains, and cut back or start the logs."""
         start = _of_model(self.engine.unsharded_model()) if self.log_position is None else {}
 
         def write() -> None:
@@ -220,7 +220,7 @@ class Trainer:
             )
 
     def _check_logs(self) -> None:
-        """Check that the logs can be cut back to the checkpoint, and that TensorBoard's files can be written."""
+        """Check that the logs can be cut back to the checkpoint and that TensorBoard can be used."""
         self.log.check(self.log_position or 0)
         if self.log_position is None:
             self.timing.check(0)
@@ -246,7 +246,7 @@ class Trainer:
         self.elapsed = 0.0 if last["event"] == "epoch" else float(last.get("seconds", 0.0))
 
     def _load_checkpoint(self) -> tuple[TrainingRecord, dict[str, Tensor]]:
-        """Load the last checkpoint, and check that it is of this run."""
+        """Load the last checkpoint and check that it belongs to this run."""
         path = f"{self.checkpoints.folder / str(self.checkpoints.index().last)}/{TRAINING}"
         state = check_record(self.checkpoints.load_training("last"), TrainingRecord, path)
         if state.data != self.data:
@@ -261,7 +261,7 @@ class Trainer:
         return state, parameters
 
     def _save(self, metrics: dict[str, Any] | None = None) -> None:
-        """Save a checkpoint, with the metrics of its validation if there was one."""
+        """Save a checkpoint, with the metrics of a validation if there was one."""
         model, optimizer = self.engine.state()
         self.world.on_main(lambda: self._write(model, optimizer, metrics))
 
@@ -281,13 +281,13 @@ class Trainer:
         self.checkpoints.save(model, training, facts, best, self._is_finished(), metrics is not None)
 
     def _describe_divergence(self) -> str:
-        """Name the update that was made last, and the likely cause of its failure."""
+        """Return the number of the last update and the likely cause of its failure."""
         step = self.position.step
         rate = self.schedule.rate(step - 1)
         return f"{step}: the training has diverged (learning rate {rate:g}; a lower one may help)"
 
     def _epoch(self) -> None:
-        """Make all updates of an epoch that are still to be made."""
+        """Run the remaining updates of the epoch."""
         position, settings = self.position, self.settings
         windows = self.plan.updates(position.epoch, settings.accumulate, self.world.size)
         if position.update >= len(windows):
@@ -318,7 +318,7 @@ class Trainer:
 
     def _show(self, progress: Progress) -> None:
         self.watch(progress)
-        if self.board is not None and self.position.step % WATCH_EVERY == 1:  # statistics are of this update
+        if self.board is not None and self.position.step % WATCH_EVERY == 1:  # statistics were recorded in this update
             values = {name: getattr(progress, name) for name in ("accuracy", "supported", "num_attended")}
             write_scalars(self.board, self.position.step, {f"batch_{name}": value for name, value in values.items()})
 
@@ -330,9 +330,9 @@ class Trainer:
         return self.settings.updates is not None and self.position.step >= self.settings.updates
 
     def _update(self, window: list[list[list[int]]]) -> None:
-        """Make one update from the batches of every process."""
+        """Run one update from the batches of every process."""
         position = self.position
-        # Random numbers depend only on the step and the process, so no state is saved.
+        # Random numbers depend only on the step and the rank, so checkpoints need no generator state.
         torch.manual_seed(_seed(self.settings.seed, position.step, self.world.rank))
         collect_stats = position.step % WATCH_EVERY == 0
         count = max(len(batches) for batches in window)
@@ -352,7 +352,7 @@ class Trainer:
             self._flush()
 
     def _flush(self) -> None:
-        """Read the loss from the device, and check that it is finite."""
+        """Add the pending loss to the position, check that it is finite, and measure the speed."""
         position = self.position
         if not self.num_symbols:
             return
@@ -387,7 +387,7 @@ class Trainer:
         self._validate_if_due("epoch", updates, due)
 
     def _validate_if_due(self, event: str, updates: int, due: bool = True) -> None:
-        """Validate on the development set if it is due, log the run's position, and save it."""
+        """Validate if `due`, log the position of the run, and save a checkpoint."""
         position = self.position
         self._flush()
         rate = self.schedule.rate(position.step)
@@ -412,17 +412,17 @@ class Trainer:
         self._save(metrics)
         if self.world.main:
             self.watch(progress)
-        # It took its time: a signal may have come since the update.
+        # Validation is slow: a signal may have arrived since the update.
         self.stopped = (self.engine.stop or self.world.sum(self.stop())[0] > 0) and not self._is_finished()
         self._start_clock()
 
     def _write_timing(self, event: str) -> None:
-        """Log the seconds and symbols of this epoch's updates; a resumed run continues the counts."""
+        """Log the duration and number of symbols of this epoch's updates; a resumed run continues the counts."""
         where = {"epoch": self.position.epoch, "step": self.position.step}
         self.timing.write(event, **where, seconds=self.elapsed, symbols=self.position.symbols, **environment())
 
     def _validate(self) -> dict[str, Any]:
-        """Compute loss and scores of the development set, shared among the processes; all of them return the same."""
+        """Compute loss and scores of the development set on all processes together; all return the same values."""
         model: Any = self.engine.unsharded_model()
         world, settings = self.world, self.settings
         batches = self.dev.batches(VALIDATION_BATCH)
@@ -456,7 +456,7 @@ class Trainer:
         return {"accuracy": accuracy(results, self.dev)}
 
     def _search(self, model: Any, measure: Measure) -> dict[str, float]:
-        """Search for outputs of the development set and compute their scores; all processes return the same."""
+        """Search for outputs of the development set and compute their scores; all processes return the same values."""
         world, settings = self.world, self.settings
         rows = min(settings.validation_rows or len(self.dev), len(self.dev))
         searched = self.dev.batches(VALIDATION_BATCH, rows)[world.rank :: world.size]
@@ -467,7 +467,7 @@ class Trainer:
         return scores
 
     def _update_best(self, score: float, loss: float) -> None:
-        """Compare a score, the larger the better, with the best one so far; of two equal ones the loss decides."""
+        """Compare a score with the best one so far (larger is better); the loss breaks ties."""
         position = self.position
         best = (score, -loss) > (position.best_score, -position.best_loss)
         self.schedule.after_validation(loss, best)
@@ -480,7 +480,7 @@ class Trainer:
 
 
 def _seed(seed: int, step: int, rank: int) -> int:
-    """Derive a seed that differs widely for neighbouring steps and ranks."""
+    """Return a seed that depends on step and rank; neighbouring steps and ranks get unrelated seeds."""
     return int.from_bytes(hashlib.sha256(f"{seed} {step} {rank}".encode()).digest()[:8], "little") >> 1
 
 
@@ -495,7 +495,7 @@ def _share(stats: BatchStats, name: str) -> float:
 
 
 def _of_model(model: Any) -> dict[str, Any]:
-    """Return values to log with the scores: the threshold of alpha-ReLU, and learned alphas by kind."""
+    """Return values of the model for the log: the threshold of alpha-ReLU, and alphas by kind of attention."""
     threshold: dict[str, Any] = {"tau": model.output.tau} if model.output.transform == "alpha_relu" else {}
     alphas = model.alphas() if hasattr(model, "alphas") else {}
     return {**threshold, **{f"alpha_{kind}": values.tolist() for kind, values in alphas.items()}}
