@@ -1,4 +1,4 @@
-"""Data that models read: vocabularies, subwords, sequences of numbers and batches of them. Knows no task."""
+"""Data of models: vocabularies, subwords, encoded sequences and batches. This package is independent of tasks."""
 
 from tsallis.toolkit.data.batching import BatchPlan, make_batch
 from tsallis.toolkit.data.vocabulary import Vocabulary

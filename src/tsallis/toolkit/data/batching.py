@@ -1,4 +1,4 @@
-"""Batches of sequences, in an order that is a pure function of seed and epoch: a run can resume anywhere."""
+"""Batches of sequences. Their order is a pure function of seed and epoch, so that a run can resume anywhere."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ Ints = NDArray[np.int64]
 
 
 def make_batch(src: Rows, tgt: Rows, index: Sequence[int], empty_sources: bool = False) -> Batch:
-    """Return some rows of encoded sources and targets as a batch.
+    """Return some rows of encoded sources and targets as a padded batch.
 
     Args:
-        src: symbols of each source, as lists or :class:`~tsallis.toolkit.data.ragged.RaggedRows`.
-        tgt: symbols of each target, without start and end.
-        index: the numbers of the rows.
-        empty_sources: whether a source may have no symbols.
+        src: Symbols of each source, as lists or :class:`~tsallis.toolkit.data.ragged.RaggedRows`.
+        tgt: Symbols of each target, without start and end.
+        index: Numbers of the rows.
+        empty_sources: Whether a source may be empty.
 
     Returns:
         The rows in the order of `index`, padded.
 
     Raises:
-        ValueError: no rows, an empty source.
+        ValueError: If there are no rows, or a source is empty.
 
     Example:
         >>> batch = make_batch([[4, 5], [4]], [[6], [6, 7]], [1, 0])
@@ -58,7 +58,7 @@ def make_batch(src: Rows, tgt: Rows, index: Sequence[int], empty_sources: bool =
 
 
 def _flat(data: Rows, rows: list[int]) -> tuple[NDArray[Any], Ints]:
-    """Return the symbols of some rows, one row after the other, and the rows' lengths."""
+    """Return the concatenated symbols of some rows, and the lengths of the rows."""
     if isinstance(data, RaggedRows):
         return data.rows(rows)
     selection = [data[i] for i in rows]
@@ -67,7 +67,7 @@ def _flat(data: Rows, rows: list[int]) -> tuple[NDArray[Any], Ints]:
 
 
 def _pad(flat: NDArray[Any], lengths: Ints, fill: int, start: int | None = None, end: int | None = None) -> Ints:
-    """Return rows [rows, width] of these lengths, each with the start before it or the end after it, if any."""
+    """Return padded rows [rows, width], each with a start symbol before it or an end symbol after it, if given."""
     before = int(start is not None)
     padded = np.full((len(lengths), int(lengths.max()) + before + int(end is not None)), fill, np.int64)
     if start is not None:
@@ -80,13 +80,13 @@ def _pad(flat: NDArray[Any], lengths: Ints, fill: int, start: int | None = None,
 
 
 class Batches:
-    """Lists of rows, made as they are asked for.
+    """Sequence of batches, each a list of row numbers that is created on access.
 
     Args:
-        rows: of all batches, one batch after the other.
-        starts: [batches] where each begins in `rows`.
-        stops: [batches] where each ends.
-        costs: [batches] of each, in padded symbols.
+        rows: Row numbers of all batches, concatenated.
+        starts: [batches] Start of each batch in `rows`.
+        stops: [batches] End of each batch in `rows`.
+        costs: [batches] Cost of each batch in padded symbols.
     """
 
     def __init__(self, rows: Ints, starts: Ints, stops: Ints, costs: Ints) -> None:
@@ -103,12 +103,12 @@ class Batches:
 
 
 class Updates:
-    """The batches of each rank in each update: `updates[i][rank]` is a list of batches.
+    """Batches of each update and rank: `updates[i][rank]` is a list of batches.
 
     Args:
-        batches: of the epoch, in their order.
-        accumulate: batches a rank in one update.
-        ranks: processes that work on an update together.
+        batches: Batches of the epoch, in order.
+        accumulate: Number of batches per rank and update.
+        ranks: Number of processes.
     """
 
     def __init__(self, batches: Batches, accumulate: int, ranks: int) -> None:
@@ -129,30 +129,33 @@ class Updates:
         order = range(len(window)) if self.ranks == 1 else np.argsort(-costs, kind="stable").tolist()
         for turn, i in enumerate(order):
             lap, rank = divmod(turn, self.ranks)
-            # Who got the dearest batch of one round gets the cheapest of the next.
+            # The rank with the most expensive batch of one round gets the cheapest batch of the next round.
             dealt[rank if lap % 2 == 0 else self.ranks - 1 - rank].append(i)
         return [[self.batches[window[i]] for i in mine] for mine in dealt]
 
 
-ORDERS = ("total", "target")  # that a plan may sort rows by
+ORDERS = ("total", "target")  # values of `sort_by`
 
 
 class BatchPlan:
-    """The rows of every batch of every epoch: a pure function of seed and epoch.
+    """Plan of the batches of every epoch, a pure function of seed and epoch.
 
     Args:
-        lengths: [rows] of the rows, or [rows, 2] of sources and targets; rows of like length share a batch.
-        batch_size: rows a batch.
-        max_tokens: in place of `batch_size`: padded symbols of the longer side a batch, that is rows times the longest
-            source or target, the target's end included.
-        seed: together with the epoch's number it decides the order, and nothing else does.
-        bucket: batches among which rows are sorted by length; 1 leaves the order to chance, more means less padding.
-        sort_by: the length that sorts the rows of pairs: "total", of both sides; or "target", then source, with which
-            recurrent decoders make fewer steps; for `batch_size`.
+        lengths: [rows] Lengths of rows, or [rows, 2] lengths of sources and targets. Rows of similar length share a
+            batch.
+        batch_size: Number of rows per batch.
+        max_tokens: Maximum number of padded symbols per batch on the longer side, that is rows times the longest source
+            or target, including the end symbol of targets. Replaces `batch_size`.
+        seed: Seed of the order, which depends only on the seed and the number of the epoch.
+        bucket: Number of batches that are filled together: their rows are sorted by length. With 1 the order is random;
+            larger numbers reduce padding.
+        sort_by: Length by which pairs are sorted: "total" of both sides, or "target" and then source, which saves steps
+            of recurrent decoders and requires `batch_size`.
 
     Raises:
-        ValueError: no rows, lengths of another shape, a number below 1, an unknown order, or one that asks for pairs.
-        InputError: a row that is longer than `max_tokens`.
+        ValueError: If there are no rows, lengths have another shape, a number is below 1, or `sort_by` is unknown or
+            does not match `lengths` and `max_tokens`.
+        InputError: If a row is longer than `max_tokens`.
 
     Example:
         >>> plan = BatchPlan([3, 1, 2, 5], batch_size=2, seed=1)
@@ -189,10 +192,10 @@ class BatchPlan:
             raise ValueError(f"sort_by must be one of {', '.join(ORDERS)}, got {sort_by!r}")
         if sort_by == "target" and (max_tokens is not None or not pairs):
             raise ValueError("sort_by: target is for pairs in batches of batch_size rows")
-        # What a row takes of a batch's width, and what tells rows of one width apart.
+        # Contribution of each row to the width of its batch, and a second key for rows of equal width.
         self.widths: Ints = (np.maximum(counts[:, 0], counts[:, 1] + 1) if pairs else counts).astype(np.int64)
         self.totals: Ints = (counts.sum(1, dtype=np.int64) if pairs else counts).astype(np.int64)
-        # The keys that rows are sorted by, the last one first.
+        # Sort keys for np.lexsort: the last one is the primary key.
         self.keys: tuple[Ints, ...] = (self.totals,) if sort_by == "total" else (counts[:, 0], counts[:, 1])
         longest = int(self.widths.argmax())
         if max_tokens is not None and self.widths[longest] > max_tokens:
@@ -202,17 +205,17 @@ class BatchPlan:
             )
 
     def __len__(self) -> int:
-        """Return the number of batches an epoch.
+        """Return the number of batches per epoch.
 
         Raises:
-            TypeError: a plan with `max_tokens`, whose epochs have different numbers of batches.
+            TypeError: If the plan has `max_tokens`: epochs then have different numbers of batches.
         """
         if self.max_tokens is not None:
             raise TypeError("with max_tokens each epoch has a number of batches of its own: len(plan.epoch(number))")
         return -(-len(self.widths) // self.batch_size)
 
     def epoch(self, number: int) -> Batches:
-        """Return the batches of one epoch, each a list of rows."""
+        """Return the batches of an epoch, each a list of row numbers."""
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + number) % 2**63)
         order = torch.randperm(len(self.widths), generator=generator).numpy()
         pool = np.arange(len(order)) // self._pool()
@@ -229,11 +232,11 @@ class BatchPlan:
         return Batches(rows, starts[shuffled], stops[shuffled], costs[shuffled])
 
     def updates(self, number: int, accumulate: int = 1, ranks: int = 1) -> Updates:
-        """Return the batches of one epoch by update and rank: `updates(...)[i][rank]` is a list of batches.
+        """Return the batches of an epoch by update and rank: `updates(...)[i][rank]` is a list of batches.
 
-        An update takes `accumulate * ranks` batches that follow each other, whatever the two are: more ranks and less
-        accumulation make the same updates. Batches of like cost go to different ranks. The last update takes the rest:
-        some ranks have fewer batches in it, or none.
+        Each update consists of the next `accumulate * ranks` batches, so that more ranks with less accumulation give
+        the same updates. Batches of similar cost go to different ranks. The last update contains the remaining batches;
+        some ranks may have fewer batches in it, or none.
 
         >>> plan = BatchPlan([1, 2, 3, 4, 5], batch_size=1)
         >>> [[len(batches) for batches in update] for update in plan.updates(0, accumulate=2, ranks=2)]
@@ -242,20 +245,20 @@ class BatchPlan:
         return Updates(self.epoch(number), accumulate, ranks)
 
     def _pool(self) -> int:
-        """Return the rows among which rows are sorted."""
+        """Return the number of rows that are sorted together."""
         if self.max_tokens is None:
             return self.batch_size * self.bucket
         return max(1, round(self.bucket * self.max_tokens / max(1.0, float(self.widths.mean()))))
 
     def _cuts(self, widths: Ints) -> Ints:
-        """Return the offsets where batches begin: each fills the token budget, and none spans two pools."""
+        """Return the start of each batch: batches fill the token budget, and none spans two pools."""
         assert self.max_tokens is not None
         budget, pool, count = self.max_tokens, self._pool(), len(widths)
         starts: list[int] = []
         at = 0
         while at < count:
             starts.append(at)
-            # Widths ascend inside a pool, so the last row's decides.
+            # Widths ascend inside a pool, so the last row has the largest width.
             fits, over = at + 1, min(at - at % pool + pool, count, at + budget // max(1, int(widths[at]))) + 1
             while over - fits > 1:
                 middle = (fits + over) // 2

@@ -17,7 +17,7 @@ def cache_folder(folder: str | None) -> Path:
     """Return `folder`, or by default the folder `tsallis` in the user's cache folder, `XDG_CACHE_HOME` or `~/.cache`.
 
     Raises:
-        RuntimeError: The user's home is not known.
+        RuntimeError: If the user's home folder is unknown.
     """
     if folder is not None:
         return Path(folder)
@@ -25,12 +25,12 @@ def cache_folder(folder: str | None) -> Path:
 
 
 def key_of(made_from: dict[str, Any]) -> str:
-    """Return a cache name for files and the way they are processed."""
+    """Return the cache key of files and their processing options."""
     return hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:32]
 
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[bool]:
-    """Wait until no other process holds the lock; False where there are no locks."""
+    """Wait for the lock and hold it; yield False if the file system does not support locks."""
     with path.open("a") as stream:
         yield lock_file(stream.fileno(), wait=True)

@@ -1,4 +1,4 @@
-"""Examples turned into numbers."""
+"""Encoded corpora."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from tsallis.toolkit.data.batching import make_batch
 from tsallis.toolkit.data.ragged import RaggedRows, Rows, digest_of
 from tsallis.toolkit.data.subwords import Subwords
 
-PROBE_ROWS = 2048  # rows by which the growth of sampled segmentations is measured
-UNCUT_SHARE = 0.99  # share of them that a limit leaves as they are
-SPARE = 4  # symbols: short rows vary more
+PROBE_ROWS = 2048  # number of rows for measuring the growth of sampled segmentations
+UNCUT_SHARE = 0.99  # share of sampled segmentations within the limit
+SPARE = 4  # additional symbols in limits, because short rows vary more
 
 
 @dataclass(frozen=True)
 class Counts:
-    """The numbers of pairs of a parallel text that were read, kept and left out."""
+    """Numbers of pairs of a parallel text that were read, kept and skipped."""
 
     read: int
     rows: int
-    empty: int  # left out: a side without text
-    long: int  # left out: a side of too many subwords
+    empty: int  # skipped: a side is empty
+    long: int  # skipped: a side has too many subwords
 
 
 @dataclass(frozen=True)
 class Corpus:
     """Encoded sources and targets, lists or :class:`~tsallis.toolkit.data.ragged.RaggedRows`.
 
-    Targets are empty where an example has no form.
+    Targets of examples without a reference are empty.
 
     >>> corpus = Corpus([[4, 5], [4]], [[6], [6, 7]])
     >>> corpus.lengths().tolist(), [batch.index for batch in corpus.batches(1)]
@@ -52,24 +52,24 @@ class Corpus:
         return len(self.src)
 
     def lengths(self) -> Tensor:
-        """Return [rows, 2] symbols of source and target, as int32."""
+        """Return the lengths [rows, 2] of sources and targets, as int32."""
         return torch.stack([_lengths(self.src), _lengths(self.tgt)], 1)
 
     def batch(self, index: Sequence[int], epoch: int = 0) -> Batch:
-        """Return some rows, the same in every epoch."""
+        """Return some rows as a batch, which is the same in every epoch."""
         return make_batch(self.src, self.tgt, index)
 
     def batches(self, size: int, rows: int | None = None) -> LengthBatches:
-        """Return all rows, or the first `rows` of them, like lengths together."""
+        """Return batches of all rows or of the first `rows` rows, sorted by length."""
         return LengthBatches(self, size, rows)
 
     def digest(self) -> str:
-        """Return a hash of all symbols in their order; at once where they lie in files."""
+        """Return a hash of all symbols in order; for rows in files, the stored hash."""
         return hashlib.sha256(f"{_digest(self.src)} {_digest(self.tgt)}".encode()).hexdigest()
 
 
 class LengthBatches(Sequence[Batch]):
-    """Batches of a corpus by ascending length, created on demand, also for slices."""
+    """Sequence of batches of a corpus by ascending length, which are created on access."""
 
     def __init__(self, corpus: Corpus, size: int, rows: int | None = None) -> None:
         order = torch.argsort(corpus.lengths()[:rows].sum(1), stable=True)
@@ -94,22 +94,22 @@ class LengthBatches(Sequence[Batch]):
 
 @dataclass(frozen=True, kw_only=True)
 class SampledCorpus(Corpus):
-    """A corpus that is segmented anew in every epoch (subword regularisation, Kudo 2018).
+    """Corpus with new random segmentations in every epoch (subword regularisation, Kudo 2018).
 
-    A batch is a pure function of seed, epoch and rows. Each row has a limit that 99 % of its segmentations satisfy, by
-    a sample of the corpus; the best segmentation replaces longer ones. Batches planned by the limits never outgrow
-    their plan.
+    A batch is a pure function of seed, epoch and rows. Each row has a length limit, estimated on a sample of the corpus
+    so that 99 % of the segmentations satisfy it. The best segmentation replaces longer ones, so batches never become
+    larger than planned.
 
     Args:
-        src: the best segmentations of the sources.
-        tgt: the best segmentations of the targets.
+        src: Best segmentations of the sources.
+        tgt: Best segmentations of the targets.
         src_text: UTF-8 bytes of the sources.
         tgt_text: UTF-8 bytes of the targets.
-        src_subwords: of the sources.
-        tgt_subwords: of the targets.
-        alpha: see :meth:`~tsallis.toolkit.data.subwords.Subwords.sample`.
-        seed: of all segmentations.
-        max_length: no segmentation is longer, where the best one is not.
+        src_subwords: Subwords of the sources.
+        tgt_subwords: Subwords of the targets.
+        alpha: Parameter of the sampling, see :meth:`~tsallis.toolkit.data.subwords.Subwords.sample`.
+        seed: Seed of all segmentations.
+        max_length: Maximum length of a segmentation, unless the best one is longer.
     """
 
     src_text: RaggedRows
@@ -126,11 +126,11 @@ class SampledCorpus(Corpus):
         return Corpus(self.src, self.tgt, self.counts)
 
     def lengths(self) -> Tensor:
-        """Return [rows, 2] limits of source and target, as int32: no batch has longer rows."""
+        """Return the length limits [rows, 2] of sources and targets, as int32."""
         return torch.from_numpy(self._limits)
 
     def batch(self, index: Sequence[int], epoch: int = 0) -> Batch:
-        """Return some rows, as they are segmented in this epoch."""
+        """Return some rows as a batch, with their segmentations in this epoch."""
         rows = [int(i) for i in index]
         sides: list[list[Any]] = []
         for side, best in enumerate((self.src, self.tgt)):
@@ -140,7 +140,7 @@ class SampledCorpus(Corpus):
         return replace(make_batch(sides[0], sides[1], range(len(rows))), index=tuple(rows))
 
     def batches(self, size: int, rows: int | None = None) -> LengthBatches:
-        """Return the best segmentations of all rows, or the first `rows` of them, like lengths together."""
+        """Return batches of the best segmentations of all rows or of the first `rows` rows, sorted by length."""
         return self.best.batches(size, rows)
 
     def digest(self) -> str:
@@ -152,7 +152,7 @@ class SampledCorpus(Corpus):
 
     @cached_property
     def _limits(self) -> NDArray[np.int32]:
-        """[rows, 2] the longest segmentation that a row may have in any epoch."""
+        """The length limits [rows, 2], which hold in every epoch."""
         best = self.best.lengths().numpy()
         rows = np.linspace(0, len(self) - 1, min(len(self), PROBE_ROWS)).astype(np.int64)
         limits = best.copy()

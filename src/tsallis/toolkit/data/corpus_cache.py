@@ -1,4 +1,4 @@
-"""Text that is encoded once: subwords and pairs of sequences in files of a cache, made by one process for all."""
+"""Cache of learned subwords and encoded text, which one process writes and all processes use."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from tsallis.toolkit.data.io import digest_file, read_json, stream_lines, write_
 from tsallis.toolkit.data.ragged import RaggedRows, RaggedWriter, type_for
 from tsallis.toolkit.data.subwords import Subwords
 
-CORPUS = "corpus.json"  # written last: with it a folder is a corpus
+CORPUS = "corpus.json"  # written last: it marks the folder as a complete corpus
 SIDES = ("src", "tgt")
 FORMAT = 2
-CHUNK = 8192  # pairs encoded in one go
+CHUNK = 8192  # number of pairs encoded at once
 
 
 def read_parallel(src_path: Path | str, tgt_path: Path | str) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of lines of two files, one after the other; either side may be empty.
+    """Yield the pairs of lines of two files; either side may be empty.
 
     Raises:
-        InputError: as :func:`stream_lines`, or files of different numbers of lines.
+        InputError: See :func:`stream_lines`, or if the files have different numbers of lines.
     """
     sides = stream_lines(src_path), stream_lines(tgt_path)
     for number, (source, target) in enumerate(zip_longest(*sides)):
@@ -54,7 +54,7 @@ def encode_pairs(
     keep_text: bool = False,
     name: str = "the text",
 ) -> Corpus:
-    """Encode pairs into files of a folder, never all of them in memory.
+    """Encode pairs into files of a folder, with constant memory.
 
     Args:
         pairs: source and target, see :func:`read_parallel`. Pairs with an empty side are left out.
@@ -65,10 +65,10 @@ def encode_pairs(
         name: of the pairs' files, for errors.
 
     Returns:
-        The corpus, mapped into memory; its `counts` say what was left out.
+        The memory-mapped corpus; its `counts` contain the numbers of skipped pairs.
 
     Raises:
-        InputError: what reading the pairs raises; a folder that holds something; nothing left of the text.
+        InputError: If pairs can't be read, the folder is not empty, or no pair is left.
     """
     if max_length is not None and max_length < 1:
         raise ValueError(f"max_length must be at least 1, got {max_length}")
@@ -108,10 +108,10 @@ def encode_pairs(
 
 
 def open_corpus(folder: Path | str) -> Corpus:
-    """Map what :func:`encode_pairs` wrote.
+    """Open a corpus that :func:`encode_pairs` wrote, mapped into memory.
 
     Raises:
-        InputError: The folder is not a complete corpus, or file sizes have changed.
+        InputError: If the folder is not a complete corpus, or file sizes have changed.
     """
     folder = Path(folder)
     content = read_json(folder / CORPUS)
@@ -130,18 +130,18 @@ def open_corpus(folder: Path | str) -> Corpus:
 
 
 def cached_subwords(cache_folder: Path | str, paths: Sequence[Path | str], size: int, **options: Any) -> Subwords:
-    """Return subwords of some texts together: of the cache where the same files gave some before, or learned now.
+    """Return subwords learned from the texts of all files, from the cache if possible.
 
-    Several processes may call it at once: one of them learns, the others wait.
+    If several processes call this function at the same time, one learns the subwords and the others wait.
 
     Args:
-        cache_folder: The folder of the cache.
-        paths: The files of the texts.
-        size: The number of subwords.
+        cache_folder: Folder of the cache.
+        paths: Text files.
+        size: Number of subwords.
         options: Other options of :meth:`Subwords.train`.
 
     Raises:
-        InputError: as :func:`stream_lines` and :meth:`Subwords.train`; a cache that can't be written.
+        InputError: See :func:`stream_lines` and :meth:`Subwords.train`, or if the cache can't be written.
     """
     cache = Path(cache_folder)
     with _writable(cache):
@@ -165,10 +165,10 @@ def cached_corpus(
     max_length: int | None = None,
     alpha: float | None = None,
 ) -> Corpus:
-    """Return parallel text as numbers: of the cache where the same files were encoded so, or encoded now.
+    """Return encoded parallel text, from the cache if possible.
 
-    The files' content, the subwords, `max_length` and whether there is an `alpha` name an entry. A damaged one is made
-    anew. Several processes may call it at once: one of them encodes, the others wait.
+    The key of an entry consists of the files' content, the subwords, `max_length` and whether `alpha` is set. A damaged
+    entry is written again. If several processes call this function at the same time, one encodes and the others wait.
 
     Args:
         cache_folder: The folder of the entries.
@@ -179,7 +179,7 @@ def cached_corpus(
             :class:`~tsallis.toolkit.data.corpus.SampledCorpus`.
 
     Raises:
-        InputError: as :func:`read_parallel`; a cache that can't be written.
+        InputError: See :func:`read_parallel`, or if the cache can't be written.
     """
     cache, keep_text = Path(cache_folder), alpha is not None
     with _writable(cache):
@@ -194,11 +194,11 @@ def cached_corpus(
         entry = cache / key
         if not _whole(entry, keep_text):
             with locked(cache / f"{key}.lock") as alone:
-                if alone:  # whoever left these is gone
+                if alone:  # the process that left these folders has ended
                     for left in cache.glob(f".{key}.*.tmp"):
                         shutil.rmtree(left, ignore_errors=True)
                 if not _whole(entry, keep_text):
-                    # Write beside the entry, and rename when all is written.
+                    # Write to a temporary folder beside the entry, and rename it when it is complete.
                     with tempfile.TemporaryDirectory(".tmp", f".{key}.", cache, ignore_cleanup_errors=True) as folder:
                         new = Path(folder) / "new"
                         pairs, name = read_parallel(src_path, tgt_path), f"{src_path} and {tgt_path}"
@@ -213,19 +213,19 @@ def cached_corpus(
 
 
 def _move(new: Path, entry: Path, keep_text: bool) -> None:
-    """Move a whole entry to its place."""
+    """Move a complete entry to its place in the cache."""
     try:
         new.rename(entry)
     except OSError:
         # Without locks, another process may have written the same content first.
         if not _whole(entry, keep_text):
-            entry.rename(new.with_name("old"))  # a damaged one makes room; a process that has it mapped keeps it
+            entry.rename(new.with_name("old"))  # replace a damaged entry; processes that mapped it keep it
             new.rename(entry)
 
 
 @contextlib.contextmanager
 def _writable(cache: Path) -> Iterator[None]:
-    """Create the folder; convert errors of writing to :class:`~tsallis.errors.InputError`."""
+    """Create the cache folder, and convert write errors to :class:`~tsallis.errors.InputError`."""
     try:
         cache.mkdir(parents=True, exist_ok=True)
         yield

@@ -1,4 +1,4 @@
-"""Store images by number, so that a row of symbols can start with the number of an image."""
+"""Store of images by number, so that a row of symbols can start with the number of an image."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tsallis.toolkit.data.images import Pictures, open_pictures
 
 
 class ImageStore:
-    """Images of one size from any number of files, a number each.
+    """Store of images of one size from any number of files, with a number for each image.
 
     Example:
         >>> import numpy as np
@@ -42,15 +42,15 @@ class ImageStore:
         return self._opened[key]
 
     def add(self, images: Iterable[tuple[Pictures, str]]) -> list[int]:
-        """Return the number of each image by file and name; new images get the next number.
+        """Return the number of each image; new images get the next number.
 
         Raises:
-            InputError: The image has another size than those in the store.
+            InputError: If the size of an image differs from that of the images in the store.
         """
         return [self._number(pictures, name) for pictures, name in images]
 
     def _number(self, pictures: Pictures, name: str) -> int:
-        key = (id(pictures), name)  # pictures are in the store, so that no other ones have their id
+        key = (id(pictures), name)  # the store keeps pictures alive, so their ids stay unique
         if key not in self._numbers:
             shape = self._images[0][0].shape if self._images else pictures.shape
             if pictures.shape != shape:
@@ -63,7 +63,7 @@ class ImageStore:
         """Return images [batch, height, width, channels] of numbers [batch].
 
         Raises:
-            InputError: an image that can't be read.
+            InputError: If an image can't be read.
         """
         by_file: dict[int, tuple[Pictures, list[int], list[str]]] = {}
         for row, number in enumerate(numbers.tolist()):

@@ -1,4 +1,4 @@
-"""Texts as a language model reads them: behind prompts, or packed into rows of one length."""
+"""Input of language models: texts after prompts, or texts packed into rows."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tsallis.toolkit.data.batching import make_batch
 from tsallis.toolkit.data.corpus import Corpus, LengthBatches
 from tsallis.toolkit.data.ragged import RaggedRows, digest_of, type_for
 
-MASK_LIMIT = 1 << 26  # pairs of tokens of a batch, of which a mask says which belong to one text
+MASK_LIMIT = 1 << 26  # maximum size of a batch's attention mask, in pairs of tokens
 
 
 @dataclass(frozen=True)
 class TextCorpus(Corpus):
-    """Prompts, which may be empty, and the texts that follow them.
+    """Corpus of prompts, which may be empty, and the texts that follow them.
 
     >>> TextCorpus([[]], [[4, 5]]).batch([0]).tgt_in.tolist()
     [[1, 4, 5]]
@@ -34,19 +34,19 @@ class TextCorpus(Corpus):
 
 @dataclass(frozen=True)
 class PackedCorpus(Corpus):
-    """Rows of several texts, each behind a start symbol; a row may begin and end in the middle of a text.
+    """Corpus of rows of several texts, each after a start symbol; a row may begin and end in the middle of a text.
 
-    `tgt` holds what is read. What follows a row's last token is at the next row's beginning, so that each token but the
-    starts is predicted once, and the end of each text.
+    `tgt` contains the tokens that the model reads. The last token of a row predicts the first token of the next row.
+    Every token except start symbols, and the end of every text, is therefore predicted exactly once.
 
     Args:
-        stream: all rows, one after the other, and a start symbol behind them.
+        stream: All rows, concatenated, with a start symbol at the end.
     """
 
     stream: NDArray[np.generic] = field(default_factory=lambda: np.array([BOS]), compare=False)
 
     def lengths(self) -> torch.Tensor:
-        """Return [rows, 2]: nothing, and the tokens of a row but the first, which stands for the end."""
+        """Return the lengths [rows, 2]: 0, and the number of tokens minus 1, because `BatchPlan` adds an end symbol."""
         counts = super().lengths()
         return counts - torch.tensor([0, 1], dtype=counts.dtype)
 
@@ -64,28 +64,28 @@ class PackedCorpus(Corpus):
         return Batch(*empty, torch.from_numpy(tgt_in), torch.from_numpy(tgt_out), tuple(map(int, rows)))
 
     def batches(self, size: int, rows: int | None = None) -> LengthBatches:
-        """Return all rows, or the first `rows` of them, at most `size` together and fewer where they are long."""
+        """Return batches of all rows or of the first `rows` rows; batches of long rows are smaller than `size`."""
         longest = int(self.lengths()[:, 1].max()) + 1
         return LengthBatches(self, max(1, min(size, MASK_LIMIT // longest**2)), rows)
 
     def digest(self) -> str:
-        """Return a hash of all symbols in their rows."""
+        """Return a hash of the rows."""
         return hashlib.sha256(f"packed {digest_of(self.tgt)}".encode()).hexdigest()
 
 
 def pack(texts: Iterable[ArrayLike], length: int, symbols: int) -> PackedCorpus:
-    """Pack texts into rows of at most `length` tokens, in their order.
+    """Pack texts in order into rows of at most `length` tokens.
 
-    A text and its start that fit into a row are not cut; of a longer one each row has `length` tokens but the last,
-    which other texts follow.
+    A text that fits into a row with its start symbol is not cut. A longer text fills rows of `length` tokens; the
+    following texts may share its last row.
 
     Args:
-        texts: numbers of each text's symbols, without start and end; empty ones are left out.
-        length: tokens of a row; at least 2.
-        symbols: of the vocabulary.
+        texts: Encoded texts, without start and end. Empty texts are skipped.
+        length: Maximum number of tokens per row, at least 2.
+        symbols: Size of the vocabulary.
 
     Raises:
-        InputError: no text with symbols.
+        InputError: If no text has symbols.
 
     Example:
         >>> corpus = pack([[7, 8], [9], [5, 5, 5, 5, 5]], 5, 10)

@@ -1,4 +1,4 @@
-"""Parts of a data set that are held out."""
+"""Held-out parts of data sets."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ def hold_out(
     group: Callable[[Example], str] = str,
     stratify: Callable[[Example], Hashable] | None = None,
 ) -> tuple[list[Example], list[Example]]:
-    """Split examples in two parts: the rest, and a share that is held out.
+    """Split examples into the part to keep and a held-out part.
 
-    The choice depends on the groups' names and the seed alone, not on the order of the examples or on other examples.
+    The choice depends only on the names of groups and on the seed, not on the order of the examples.
 
     Args:
-        examples: in any order, which both parts keep.
-        share: of the groups, between 0 and 1.
-        seed: for another choice.
-        group: the name of an example's group; a group is never on both sides.
-        stratify: the stratum of an example; of each stratum the same share is held out.
+        examples: Examples; both parts keep their order.
+        share: Share of groups to hold out, between 0 and 1.
+        seed: Seed of the choice.
+        group: Function that returns the name of an example's group. A group is never split.
+        stratify: Function that returns the stratum of an example. The same share of each stratum is held out.
 
     Returns:
-        The rest, and the examples that are held out.
+        The remaining examples and the held-out examples.
 
     Raises:
-        ValueError: a share that is not between 0 and 1.
+        ValueError: If the share is not between 0 and 1.
 
     Example:
         >>> lines = [f"{word} {i}" for word in ("a", "b", "c", "d") for i in range(2)]

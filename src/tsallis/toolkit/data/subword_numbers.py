@@ -1,4 +1,4 @@
-"""Sentencepiece models that number the special symbols otherwise, made ones that number them as the package does."""
+"""Conversion of sentencepiece models to the numbers of special symbols that this package uses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tsallis.errors import InputError
 from tsallis.toolkit.data.io import read_bytes
 from tsallis.toolkit.data.subwords import Subwords, message_fields
 
-# Of sentencepiece_model.proto: fields of a model, of a piece and of the training's settings, and types of pieces.
+# Constants of sentencepiece_model.proto: fields of a model, of a piece and of the training settings; types of pieces.
 PIECES, TRAINER, TYPE = 1, 2, 3
 UNKNOWN, CONTROL = 2, 3
 NUMBERS = {"unk": 40, "bos": 41, "eos": 42, "pad": 43}
@@ -18,19 +18,19 @@ ORDER = ("pad", "bos", "eos", "unk")
 
 
 def load_subwords(path: Path | str) -> Subwords:
-    """Read a sentencepiece model, however it numbers padding, start, end and unknown.
+    """Read a sentencepiece model with any numbers for padding, start, end and unknown.
 
-    Where they are not 0, 1, 2 and 3 they become so, and the other subwords follow in their order; those that the model
-    lacks are added. Text is segmented as before.
+    If they are not 0, 1, 2 and 3, they are renumbered, and the other subwords follow in order. Missing special symbols
+    are added. The segmentation of text does not change.
 
     Args:
-        path: of a `.model` file.
+        path: Path of a `.model` file.
 
     Returns:
-        The model; its content is that of the file, if nothing had to be changed.
+        The model. Its content equals that of the file if nothing had to be changed.
 
     Raises:
-        InputError: a file that is missing or no sentencepiece model.
+        InputError: If the file is missing or is not a sentencepiece model.
     """
     model = read_bytes(path)
     try:
@@ -45,7 +45,7 @@ def load_subwords(path: Path | str) -> Subwords:
 
 
 def renumber(model: bytes) -> bytes:
-    """Return the content of a model in which padding, start, end and unknown are 0, 1, 2 and 3."""
+    """Return the content of a model with padding, start, end and unknown renumbered to 0, 1, 2 and 3."""
     fields = list(message_fields(model))
     trainer = next(bytes(value) for number, value in fields if number == TRAINER)
     settings = dict(message_fields(trainer))
@@ -60,7 +60,7 @@ def renumber(model: bytes) -> bytes:
         if content.get(TYPE) == UNKNOWN:
             special["unk"] = piece
         elif name is not None:
-            special[name] = piece + _number(TYPE, CONTROL)  # of a field that is there twice the last one counts
+            special[name] = piece + _number(TYPE, CONTROL)  # if a field occurs twice, the last one counts
         else:
             rest.append(piece)
     for name, text in spellings.items():

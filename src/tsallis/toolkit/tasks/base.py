@@ -1,8 +1,7 @@
-"""The base class of tasks, which define a run's examples, how they become numbers, and what outputs score.
+"""The base class of tasks. A task defines the examples of a run, their encoding, and the scores of outputs.
 
-Each task is a class in a file of this folder, with a line in :mod:`tsallis.toolkit.tasks.registry`. Functions above the
-tasks prepare a run (`prepared`), evaluate it (`scoring`), and describe it
-(`attention_weights`, `manifest`).
+Each task is a class in a module of this package, with an entry in :mod:`tsallis.toolkit.tasks.registry`. Other modules
+prepare a run of any task (`prepared`), evaluate it (`scoring`), and describe it (`attention_weights`, `manifest`).
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ from tsallis.toolkit.training.file_names import CONFIG, MODEL, TASK
 from tsallis.toolkit.training.run_folder import Run
 from tsallis.toolkit.training.schema import explain
 
-LONGEST = 1024  # symbols of a line on which a search ends in seconds, where the run was trained on shorter ones
+LONGEST = 1024  # lowest limit for symbols per line; a search then still ends within seconds
 
 
 class Task(ABC):
-    """One kind of run: what its examples are, and how they become numbers and text.
+    """Base class of tasks: examples, their encoding as numbers, and the text of outputs.
 
     A subclass is a frozen dataclass. `task.json` in a run folder stores its fields, which are needed to read lines
     after training. A field that is also a setting of `Config` has the same name and value.
@@ -50,27 +49,27 @@ class Task(ABC):
           :class:`~tsallis.toolkit.data.subwords.Subwords` join pieces to words. Their `decode` reverses their `encode`.
         - `examples`: read the examples of a split from its file.
         - `parse`: read the example on one line.
-        - `encode`: turn examples into numbers.
-        - `score`: score outputs beside references.
+        - `encode`: encode examples as numbers.
+        - `score`: compare outputs with references.
         - `attention`: return what the model attends to in the source.
 
         Everything else has a default.
 
     Attributes:
-        name: The key `task` of a configuration's section `data`.
-        Config: The section `data`.
-        models: The sections that `model` may be, by their `architecture`; the first is the default.
-        noun: What an output is called.
-        scores: The names of what `score` returns. The first one selects the best checkpoint.
-        costly_scores: The scores that `score` leaves out if `quick` is true.
-        options: Names of options beside the lines, such as `language`: keywords of `read` and `examples`.
-        searched: Whether examples have outputs to search for. If not, the texts themselves are scored.
-        search_defaults: Options of searches that differ from the defaults of :mod:`tsallis.search`.
-        empty_outputs: Whether a known output may be empty if `read` gets the keyword `empty`.
-        refusals: Why some commands can't run this task, by the names of the commands.
+        name: Value of the key `task` in the section `data`.
+        Config: Schema of the section `data`.
+        models: Schemas of the section `model` by `architecture`; the first is the default.
+        noun: Word for an output in messages, such as "answer".
+        scores: Names of the scores that `score` returns. The first one selects the best checkpoint.
+        costly_scores: Names of the scores that `score` skips if `quick` is true.
+        options: Names of the keyword arguments of `read` and `examples`, such as `language`.
+        searched: Whether evaluation searches for outputs. If not, the texts themselves are scored.
+        search_defaults: Search options that differ from the defaults of :mod:`tsallis.search`.
+        empty_outputs: Whether a reference may be empty if `read` gets the keyword `empty`.
+        refusals: Reasons why some commands don't support this task, by command.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")  # of `restore`
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")  # used by `restore`
 
     name: ClassVar[str]
     Config: ClassVar[type[Section]]
@@ -87,61 +86,61 @@ class Task(ABC):
     @property
     @abstractmethod
     def columns(self) -> tuple[str, str]:
-        """The columns of a line of input: without the right output, and with it."""
+        """The columns of an input line, without and with the reference output."""
 
     @property
     def separators(self) -> str:
-        """Characters that separate the parts of the last column. They are ignored at the end of a line."""
+        """Characters that separate the parts of the last column, and are ignored at the end of a line."""
         return ""
 
     @classmethod
     @abstractmethod
     def load(cls, config: Any) -> tuple[Task, Data]:
-        """Read and encode the training data that a section `data` describes.
+        """Read and encode the training data of a configuration's section `data`.
 
         Raises:
-            InputError: Data can't be read or used; the message names file and line.
+            InputError: If data can't be read or used. The message names file and line.
         """
 
     @classmethod
     @abstractmethod
     def examples(cls, config: Any, split: str) -> list[Any]:
-        """Read the examples of a split, "train", "dev" or "test"; subclasses may take some of `options`, too.
+        """Read the examples of a split, "train", "dev" or "test"; subclasses may also accept some of `options`.
 
         Raises:
-            InputError: A line can't be read; the message names file and line.
+            InputError: If a line can't be read. The message names file and line.
         """
 
     @classmethod
     def files(cls, config: Any, split: str) -> list[Path]:
-        """Return the files that `examples` reads for a split; none of data that comes with the package.
+        """Return the files that `examples` reads for a split; embedded data has no files.
 
         Raises:
-            InputError: a split that the configuration does not name.
+            InputError: If the configuration does not name a file for the split.
         """
         path = find_packed(Path(config.folder) / split_name(config, split))
         return [] if path is None else [path]
 
     @abstractmethod
     def parse(self, line: str, origin: str, gold: bool) -> Any:
-        """Return the example on a line of input; with `gold` the line holds the right output, too.
+        """Return the example on an input line; with `gold` the line also contains the reference output.
 
         Raises:
-            InputError: a malformed line; the message begins with `origin`, its file and number.
+            InputError: If the line is malformed. The message begins with `origin`, the file and line number.
         """
 
     def holds_symbols(self, example: Any) -> bool:
-        """Return whether an example without its right output holds anything to read."""
+        """Return whether the input of an example contains any symbols."""
         return True
 
     def number_lines(self, lines: Sequence[str], gold: bool, ignored: Ignored) -> Iterator[tuple[int, str]]:
-        """Yield the lines of input that are read, as :func:`tsallis.toolkit.data.io.number_lines`."""
+        """Yield the non-blank lines of input with their numbers, see :func:`tsallis.toolkit.data.io.number_lines`."""
         return number_lines(lines, ignored, self.columns[gold].count("<TAB>") + 1, self.separators)
 
     def parse_lines(
         self, lines: Iterable[tuple[int, str]], name: str, run: Run, gold: bool, first: int, **options: Any
     ) -> list[tuple[int, Any]]:
-        """Return the examples on numbered lines of the input `name`, with their lines' numbers."""
+        """Return the examples on numbered lines, each with its line number; `name` is the name of the input."""
         return [(number, self.parse(line, f"{name}:{first + number + 1}", gold, **options)) for number, line in lines]
 
     @abstractmethod
@@ -150,39 +149,39 @@ class Task(ABC):
 
     @abstractmethod
     def score(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
-        """Score outputs; the first score selects the best model. With `quick`, the costly ones are left out."""
+        """Compute the scores of outputs; the first one selects the best model. `quick` skips costly scores."""
 
     def measure_outputs(self, texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-        """Return what an evaluation also says of outputs, no scores, by name."""
+        """Return other statistics of outputs by name, which are not scores."""
         return {}
 
     def spell(self, text: str, run: Run) -> list[int]:
-        """Return the numbers of the symbols of an output, or of the beginning of one."""
+        """Return the encoded symbols of an output or of the beginning of an output."""
         return run.tgt_vocab.encode(text)
 
     def ambiguous_text(self, vocabulary: Any) -> Callable[[Sequence[int]], str] | None:
-        """Return the function that spells outputs, if several sequences of symbols may spell one text; else None.
+        """Return the function from symbols to text if several sequences may spell the same text; otherwise None.
 
         Args:
-            vocabulary: Of the outputs.
+            vocabulary: Vocabulary of the outputs.
         """
         return ambiguous_text(vocabulary)
 
     def split_typed(self, text: str, run: Run) -> tuple[list[int], str]:
-        """Return the complete symbols of a typed text, and the rest: the start of the next symbol."""
+        """Return the complete symbols of a typed text, and the beginning of the next symbol."""
         return run.tgt_vocab.split_typed(text)
 
     def count_unknown(self, source: Sequence[int] | NDArray[Any]) -> int:
-        """Return how many symbols of a source the run doesn't know."""
+        """Return the number of unknown symbols in a source."""
         return sum(int(symbol) == UNK for symbol in source)
 
     def unknown_symbols(self, run: Run, source: Sequence[int], title: str) -> list[str]:
-        """Return the symbols of a source that the run doesn't know, as its line has them.
+        """Return the unknown symbols of a source as they are spelled in its line.
 
         Args:
-            run: whose vocabulary counts.
-            source: numbers of the symbols.
-            title: of the line, see :class:`Lines`.
+            run: Run with the vocabulary.
+            source: Encoded symbols.
+            title: Title of the line, see :class:`~tsallis.toolkit.tasks.types.Lines`.
         """
         vocabulary: Any = run.src_vocab
         subwords = hasattr(vocabulary, "pieces")
@@ -190,21 +189,21 @@ class Task(ABC):
         return [symbol for symbol, number in zip(symbols, source, strict=False) if number == UNK]
 
     def utility(self, text: str, reference: str) -> float:
-        """Return how good an output is if another one is right, from 0 to 1. Choices of least risk maximise it."""
+        """Return the quality of an output given a reference, from 0 to 1, for minimum Bayes risk decoding."""
         return float(text == reference)
 
     @abstractmethod
     def attention(self, run: Run, batch: Batch) -> dict[str, Attention]:
-        """Return by name the attention to the source in a batch, which `tsallis look --weights` prints."""
+        """Return the attention to the source in a batch, by name, as `tsallis look --weights` prints it."""
 
     def attention_symbols(self, run: Run, source: Sequence[int], target: Sequence[int], title: str) -> dict[str, Any]:
-        """Return the symbols that rows and columns of attention belong to, "source" and "target" among them.
+        """Return the lists of symbols for rows and columns of attention, such as "source" and "target".
 
         Args:
-            run: that has read the line.
-            source: its symbols.
-            target: those of its output, without start and end.
-            title: of the line.
+            run: Run with the vocabularies.
+            source: Encoded symbols of the source.
+            target: Encoded symbols of the output, without start and end.
+            title: Title of the line.
         """
         return {
             "source": [run.src_vocab.name(int(symbol)) for symbol in source],
@@ -213,16 +212,16 @@ class Task(ABC):
 
     @property
     def limit(self) -> int | None:
-        """Most symbols a side of a line that is searched; None where long lines are cut."""
+        """Maximum number of symbols per side of a line; None if the task cuts long lines."""
         return None
 
     def facts(self) -> dict[str, Any]:
-        """Return what `task.json` holds."""
+        """Return the content of `task.json`."""
         return {"task": self.name, **asdict(self)}  # type: ignore[call-overload]
 
     @classmethod
     def restore(cls, facts: Mapping[str, Any], path: Path | str = TASK) -> Task:
-        """Return the task that a run folder's `task.json` describes, the reverse of `facts`; errors name `path`."""
+        """Return the task from the content of `task.json`, the reverse of `facts`; errors name `path`."""
         if facts.get("task", cls.name) != cls.name:
             raise InputError(f"{path}: expected the task {cls.name}, found {describe(facts['task'])}; restore the file")
         fields = json.dumps({key: value for key, value in facts.items() if key != "task"})
@@ -234,7 +233,7 @@ class Task(ABC):
 
     @classmethod
     def config_facts(cls, config: Any) -> dict[str, Any]:
-        """Return what `task.json` holds as a section `data` has it, as far as the files of the data don't decide it."""
+        """Return the part of `task.json` that the section `data` determines without reading its files."""
         names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
         return {name: getattr(config, name) for name in names if hasattr(config, name)}
 
@@ -244,11 +243,11 @@ class Task(ABC):
 
         Args:
             facts: Content of the file; earlier versions lack some fields.
-            config: the section `data`.
-            path: of the file.
+            config: Section `data`.
+            path: Path of the file.
 
         Raises:
-            InputError: another task, or another value of a setting.
+            InputError: If the task or a setting differs.
         """
         name = facts.get("task", config.task)
         expected = {"task": config.task, **(cls.config_facts(config) if name == config.task else {})}
@@ -258,10 +257,10 @@ class Task(ABC):
                 raise InputError(f"{path}: {difference}: not this run's file; restore it")
 
     def check_run(self, run: Run) -> None:
-        """Refuse a run whose `task.json` is not of its model.
+        """Raise if the `task.json` of a run does not match its model.
 
         Raises:
-            InputError: such a run.
+            InputError: If the task does not support the class of the model.
         """
         known = {MODELS[name] for name in self.models}
         if type(run.model) not in known:
@@ -271,22 +270,22 @@ class Task(ABC):
             )
 
     def vocabularies(self, run: Run) -> Vocabularies:
-        """Return the symbols that a run knows."""
+        """Return the vocabularies of a run."""
         return Vocabularies(run.src_vocab, run.tgt_vocab)
 
     def read(self, lines: Sequence[str], name: str, run: Run, gold: bool, first: int = 0, **options: Any) -> Lines:
-        """Turn lines of input into numbers.
+        """Parse and encode lines of input.
 
         Args:
-            lines: some lines of a file, without their ends. Blank lines are skipped.
-            name: of the file.
-            run: whose vocabularies count.
-            gold: whether lines hold the right output, too.
-            first: the number of the first of them, from 0.
-            options: of the task.
+            lines: Lines of a file, without line ends. Blank lines are skipped.
+            name: Name of the file.
+            run: Run with the vocabularies.
+            gold: Whether lines also contain the reference output.
+            first: Number of the first line in the file, from 0.
+            options: Options of the task.
 
         Raises:
-            InputError: a malformed line, or one with more symbols than a search takes, with its file and number.
+            InputError: If a line is malformed or longer than `limit`. The message names file and line.
         """
         ignored = Ignored()
         numbered = self.number_lines(lines, gold, ignored)
@@ -300,33 +299,33 @@ class Task(ABC):
 
     @classmethod
     def read_split(cls, config: Any, split: str, **options: Any) -> list[Any]:
-        """Return the examples of one split of a configuration's data, see `examples`.
+        """Return the examples of a split of a configuration's data, see `examples`.
 
         Raises:
-            InputError: another split than train, dev or test, and what reading finds.
+            InputError: If the split is not train, dev or test, or can't be read.
         """
         if split not in SPLITS:
             raise InputError(f"split must be train, dev or test, got {split!r}")
         return cls.examples(config, split, **options)
 
     def split(self, run: Run, config: Any, split: str, **options: Any) -> Lines:
-        """Return one split of a run's own data, its section `data`; options that are None are not set.
+        """Return a split of the data that a run was trained with; options that are None are ignored.
 
         Raises:
-            InputError: an option that the task doesn't take, and what reading finds.
+            InputError: If the task doesn't have an option, or the split can't be read.
         """
         values = self.check_options(run, options)
         return self.encode(self.read_split(config, split, **values), self.vocabularies(run))
 
     def sentences(self, run: Run, config: Any, split: str, **options: Any) -> Corpus:
-        """Return one split of a run's own data as a report reads it: an example is a sentence."""
+        """Return a split of the data that a run was trained with, one sentence per example, for reports."""
         return self.split(run, config, split, **options).corpus
 
     def check_options(self, run: Run, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options that are not None.
 
         Raises:
-            InputError: one that the task doesn't take.
+            InputError: If the task doesn't have an option.
         """
         values = {option: value for option, value in options.items() if value is not None}
         if refused := [option for option in values if option not in self.options]:
@@ -339,10 +338,10 @@ class Task(ABC):
 
 
 def split_name(config: Any, split: str) -> str:
-    """Return the name of a split's file in a section `data`.
+    """Return the file name of a split from the section `data`.
 
     Raises:
-        InputError: none is named.
+        InputError: If the configuration does not name a file for the split.
     """
     name: str | None = getattr(config, split)
     if name is None:
@@ -351,10 +350,10 @@ def split_name(config: Any, split: str) -> str:
 
 
 def find_file(folder: Path | str, name: str, endings: Sequence[str] = PACKED_ENDINGS) -> Path:
-    """Return the file of that name in a folder, with one of the endings behind it.
+    """Return the file of that name in a folder, with one of the endings appended.
 
     Raises:
-        InputError: If there is none.
+        InputError: If there is no such file.
     """
     path = Path(folder) / name
     if file := find_packed(path, endings):
@@ -367,7 +366,7 @@ def split_columns(line: str, origin: str, expected: str, counts: Container[int])
     """Return the columns of a line.
 
     Raises:
-        InputError: If there are more or fewer of them than `counts` allows.
+        InputError: If the number of columns is not in `counts`.
     """
     fields = line.split("\t")
     if len(fields) not in counts:
@@ -377,12 +376,12 @@ def split_columns(line: str, origin: str, expected: str, counts: Container[int])
 
 
 def refuse_long(corpus: Corpus, limit: int | None, origin: Callable[[int, int], str]) -> None:
-    """Raise an InputError that names the first line with more symbols on a side than a search takes.
+    """Raise an InputError that names the first line with too many symbols on a side.
 
     Args:
-        corpus: the lines' symbols.
-        limit: maximum number of symbols per side; None: no limit.
-        origin: returns the file and line of a row's source (0) or target (1).
+        corpus: Encoded lines.
+        limit: Maximum number of symbols per side; None: no limit.
+        origin: Function that returns file and line of a row, given the row and the side (source: 0, target: 1).
     """
     rows = corpus.lengths().tolist() if len(corpus) and limit is not None else []
     for row, lengths in enumerate(rows):

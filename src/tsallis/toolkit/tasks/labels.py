@@ -55,7 +55,8 @@ def label_attention(attention: Any, grid: Sequence[int] | None = None) -> dict[s
     """Return the attention of a batch by name: weights of discrete and masses of continuous attention.
 
     Args:
-        attention: Attention of the model, an :class:`~tsallis.models.classifier.AttentionMap` or a :class:`~tsallis.models.vqa.GridAttention`.
+        attention: Attention of a batch, as an :class:`~tsallis.models.classifier.AttentionMap` or a
+            :class:`~tsallis.models.vqa.GridAttention`.
         grid: Height and width of the image of a GridAttention.
     """
     entries = {}

@@ -1,4 +1,4 @@
-"""The manifest of a result: all that is needed to repeat it, and the scores."""
+"""Manifest of an evaluation: its scores, and the information to reproduce them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tsallis.toolkit.training.file_names import CONFIG, TIMING
 from tsallis.toolkit.training.log import Log, totals
 from tsallis.toolkit.training.run_folder import Run
 
-FORMAT = 2  # of manifests
-PLACES = ("event", "epoch", "step", "seconds", "symbols")  # keys of an event of timing.jsonl that are not its origin
+FORMAT = 2  # version of the manifest format
+PLACES = ("event", "epoch", "step", "seconds", "symbols")  # keys of timing.jsonl that do not describe code or machine
 
 
 def describe_result(
@@ -32,21 +32,20 @@ def describe_result(
     """Return the manifest of an evaluation.
 
     Args:
-        run: that was evaluated, or the first one of an ensemble.
-        config: of the run.
-        metrics: the scores, by their names.
+        run: Evaluated run, or the first run of an ensemble.
+        config: Configuration of the run.
+        metrics: Scores by name.
         evaluation: Options of the evaluation, such as split and beam size.
-        others: folders of the ensemble's other runs.
+        others: Run folders of the other members of an ensemble.
         file: Evaluated file, if it was not a split of the configuration.
 
     Returns:
-        "format", "command", "date", "run", "config", "data" (a digest of each split's files, and of `file` by its name,
-        behind "file" where that is a split's), "training" (seed, seconds and the code, versions and machines that made
-        it), "others" (name and training of an ensemble's other runs), "evaluation" (with its own code, versions and
-        machine) and "metrics".
+        A dictionary with "format", "command", "date", "run", "config", "data" (digests of each split's files and of
+        `file`), "training" (seed, duration, code, versions and machines), "others" (name and training of an ensemble's
+        other members), "evaluation" (options, code, versions and machine) and "metrics".
 
     Raises:
-        InputError: a file that can't be read.
+        InputError: If a file can't be read.
     """
     facts = {key: run.facts[key] for key in ("step", "epoch") if key in run.facts}
     data = {split: _digest(config, split) for split in SPLITS}
@@ -82,7 +81,7 @@ def _digest(config: Config, split: str) -> dict[str, Any] | None:
 
 
 def _describe_training(folder: Path) -> dict[str, Any]:
-    """Return seed, seconds, updates and origins of a training, by the files of its folder."""
+    """Return seed, duration, updates, symbols and origins of a training run, from its folder."""
     config, timing = load_config(folder / CONFIG), folder / TIMING
     events = Log(timing).events() if timing.exists() else []
     origins: list[dict[str, Any]] = []
@@ -100,18 +99,18 @@ def _describe_training(folder: Path) -> dict[str, Any]:
 
 
 def _add_up(events: Sequence[Mapping[str, Any]], key: str) -> float:
-    """Return a sum over the training; 0 of events that lack the number."""
+    """Return the sum of a number over the training run; events without the number count as 0."""
     return [0.0, *totals([{key: 0, **event} for event in events], key)][-1]
 
 
 def _without_paths(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that were given, of files and folders the names."""
+    """Return the options that are not None, with paths shortened to file names."""
     values = ((key, value.name if isinstance(value, Path) else value) for key, value in options.items())
     return {key: value for key, value in values if value is not None}
 
 
 def _shorten(value: Any) -> Any:
-    """Return a configuration with the last part of each absolute path."""
+    """Return a configuration with each absolute path shortened to its last part."""
     if isinstance(value, dict):
         return {key: _shorten(part) for key, part in value.items()}
     if isinstance(value, list):

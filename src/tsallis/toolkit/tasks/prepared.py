@@ -1,4 +1,4 @@
-"""A configuration made ready: data, model and settings, and the parameters that a run begins with."""
+"""Preparation of a run from its configuration: data, model, settings and initial parameters."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ from tsallis.toolkit.training.trainer import Measure
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """The task, data, model description and settings that a configuration describes."""
+    """Task, data, model description and settings of a run."""
 
     task: Task
     data: Data
     description: dict[str, Any]  # class and arguments of the model
     settings: Settings
     text: str  # text of the configuration in the run folder
-    folder: Path | None = None  # of the run, if it was started before
-    source: Run | None = None  # that it starts from, if it was not
-    changes: Changes | None = None  # of its settings since it was started
+    folder: Path | None = None  # folder of the run, if the run already exists
+    source: Run | None = None  # run that provides the initial parameters of a new run
+    changes: Changes | None = None  # changed settings of a resumed run
 
     def build(self) -> Any:
-        """Return the model, as the seed makes it."""
+        """Build the model with random parameters from the seed."""
         torch.manual_seed(self.settings.seed)
         with memory_for("the model (see the sizes of model)"):
             model = build_model(self.description, "model")
@@ -64,12 +64,12 @@ class PreparedRun:
         return model
 
     def initialize(self, model: Any) -> Start:
-        """Give a new model the parameters of the run that it starts from, and word vectors, as the settings say.
+        """Set the initial parameters of a new model from another run and from word vectors, as configured.
 
-        A resumed run reads both from its own folder.
+        A resumed run without checkpoints reads them from its folder.
 
         Raises:
-            InputError: another kind of model or task, other sizes, files that can't be read.
+            InputError: If the model, the task or a size differs, or a file can't be read.
         """
         sides = {side: section for side in ("src", "tgt") if (section := getattr(self.settings, f"{side}_embeddings"))}
         start = Start(model)
@@ -110,9 +110,10 @@ class PreparedRun:
         }
 
     def measure(self) -> Measure | None:
-        """Return a function that scores a search on the development set, without costly scores that decide nothing.
+        """Return the function that scores search results on the development set.
 
-        None if the task has no outputs to search for.
+        Costly scores are skipped unless they select the best checkpoint. Return None if the task has no outputs to
+        search for.
         """
         if not self.task.searched:
             return None
@@ -131,14 +132,14 @@ class PreparedRun:
 
 
 def prepare(config: RunConfig, folder: Path | None = None) -> PreparedRun:
-    """Read the data of a configuration and compute every argument of its run.
+    """Read the data of a configuration and compute all arguments of its model.
 
     Args:
-        config: Of the run.
-        folder: Of a run that may have been started with it. Its model then stays as it was described.
+        config: Configuration of the run.
+        folder: Run folder. If it contains a run with this configuration, the model description is read from it.
 
     Raises:
-        InputError: If settings of the model don't go together, or the data can't be read.
+        InputError: If settings contradict each other, or the data can't be read.
     """
     described = config.model.model_dump(mode="json", exclude={"architecture", "tau"})
     text, changes = (config.text(), None) if folder is None else text_of_run(config, folder)
@@ -164,10 +165,10 @@ def prepare(config: RunConfig, folder: Path | None = None) -> PreparedRun:
 
 
 def text_of_run(config: RunConfig, folder: Path) -> tuple[str, Changes | None]:
-    """Return the configuration as YAML, and the changed settings with which the run in the folder can be resumed.
+    """Return the configuration as YAML, and the changed settings if the run in the folder can be resumed with them.
 
-    If the folder holds a run of the same configuration, the YAML is the file in it. A file of an earlier version lacks
-    later settings; they have their defaults.
+    If the folder contains a run with the same configuration, the text of its file is returned. A file of an earlier
+    version may lack settings; they count as set to their defaults.
     """
     text = config.text()
     if not (folder / CONFIG).exists():
@@ -183,10 +184,10 @@ def text_of_run(config: RunConfig, folder: Path) -> tuple[str, Changes | None]:
 
 
 def read_source(config: RunConfig) -> Run | None:
-    """Return the run that a configuration starts from, if there is one.
+    """Return the run that provides the initial parameters, or None if the configuration names none.
 
     Raises:
-        InputError: a folder that holds no run, a damaged checkpoint, a threshold that would be estimated anew.
+        InputError: If the folder is not a run folder, or the checkpoint is damaged.
     """
     folder = config.training.init_from
     if folder is None:
@@ -198,13 +199,13 @@ def read_source(config: RunConfig) -> Run | None:
 
 
 def coverage(rows: Rows, numbers: Sequence[int]) -> float:
-    """Return the share of the symbols in a text that are among some; 0 of no text."""
+    """Return the share of symbols in encoded rows that are among `numbers`; 0 if there are no symbols."""
     text = rows if isinstance(rows, RaggedRows) else RaggedRows.of(rows)
     return int(np.isin(text.tokens, numbers).sum()) / max(len(text.tokens), 1)
 
 
 def check_rows(settings: Settings, data: Data) -> None:
-    """Refuse rows that fit no batch, and fewer rows to validate on than there are languages."""
+    """Raise if a row does not fit into a batch, or if `validation_rows` is below the number of languages."""
     count = len(set(data.dev.languages or ()))
     if settings.validation_rows is not None and settings.validation_rows < count:
         raise InputError(
@@ -215,7 +216,7 @@ def check_rows(settings: Settings, data: Data) -> None:
 
 
 def check_select(select: str | None, task: Task, data: Data) -> None:
-    """Refuse a score that the development set does not have."""
+    """Raise if the development set does not have the score that selects the best checkpoint."""
     several = len(set(data.dev.languages or ())) > 1
     macro = [f"macro_{name}" for name in task.scores] if several else []
     names = (*macro, *task.scores, *TEACHER_FORCED)

@@ -1,4 +1,4 @@
-"""The tasks, by name: configurations and run folders say which one they are of."""
+"""All tasks by name, as configurations and run folders name them."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from tsallis.toolkit.tasks.vqa import Visual
 from tsallis.toolkit.training.file_names import CONFIG, TASK
 from tsallis.toolkit.training.run_folder import Run
 
-DEFAULT = Strings.name  # of a configuration that names none
+DEFAULT = Strings.name  # task of a configuration that names none
 TASKS: dict[str, type[Task]] = {task.name: task for task in (Strings, Translation, Classification, Visual, Language)}
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
-    r"""Read a configuration, with the sections of its task.
+    r"""Read and check the configuration of a run.
 
     Args:
-        path: of a YAML file.
-        overrides: `key=value` each, such as `model.output=sparsemax`.
+        path: Path of a YAML file.
+        overrides: Overrides `key=value`, such as `model.output=sparsemax`.
 
     Returns:
-        The configuration, every default filled in.
+        The configuration with all defaults.
 
     Raises:
-        InputError: a file that can't be read; with every mistake of the file in one message, each with its path.
+        InputError: If the file can't be read or has errors. One message lists all errors with their paths.
 
     Example:
         >>> import tempfile
@@ -56,25 +56,25 @@ def _choose_schema(content: Mapping[str, Any], name: str) -> type[Config]:
 
 @cache
 def schema(task: type[Task], architecture: str) -> type[Config]:
-    """Return the schema of a task's configurations with a model of this architecture."""
+    """Return the configuration schema of a task and a model architecture."""
     return make_schema(task.Config, task.models, architecture, task.search_defaults)
 
 
 def task_type(config: Config) -> type[Task]:
-    """Return the task of a configuration."""
+    """Return the task class of a configuration."""
     return TASKS[config.data.task]
 
 
 def task_of(facts: Mapping[str, Any], path: Path | str = TASK) -> Task:
-    """Return the task that a run folder's `task.json` describes; errors name `path`."""
+    """Return the task from the content of `task.json`; errors name `path`."""
     return _find(facts, str(path)).restore(facts, path)
 
 
 def task_of_run(run: Run) -> Task:
-    """Return the task of a run that was loaded.
+    """Return the task of a loaded run.
 
     Raises:
-        InputError: a `task.json` of another run: not of this one's `config.yaml`, or not of its model and symbols.
+        InputError: If `task.json` does not match `config.yaml`, the model or the vocabularies.
     """
     path = run.folder / TASK
     task = task_of(run.task, path)
@@ -85,11 +85,11 @@ def task_of_run(run: Run) -> Task:
 
 
 def _stored_config(folder: Path) -> Config | None:
-    """Return the configuration of a run folder; None where there is none that this version knows."""
+    """Return the configuration in a run folder, or None if it is missing or invalid."""
     try:
         return load_config(folder / CONFIG)
     except InputError:
-        return None  # commands that need it say what is wrong with it
+        return None  # commands that need the configuration raise the error
 
 
 def _find(facts: Any, origin: str) -> type[Task]:

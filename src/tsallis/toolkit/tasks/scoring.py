@@ -1,4 +1,4 @@
-"""Evaluation of a run by its task: scores of outputs, of all lines and of each language, and of texts."""
+"""Evaluation of a run: scores of outputs, in total and per language, and scores of texts."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from tsallis.toolkit.tasks.base import Task
 from tsallis.toolkit.tasks.types import Lines
 from tsallis.toolkit.training.run_folder import Run
 
-BATCH = 64  # rows of texts that are scored together
+BATCH = 64  # batch size for scoring texts
 
 
 def evaluate_outputs(task: Task, run: Run, lines: Lines, options: SearchOptions) -> tuple[dict[str, Any], list[Result]]:
-    """Compute scores, loss, certificates, sparsity and speed on lines with known outputs.
+    """Compute scores, loss, certificates, sparsity and speed on lines with reference outputs.
 
-    If the task searches for no outputs, the texts are scored themselves: each token given those before it.
+    If the task has no outputs to search for, the texts themselves are scored, with teacher forcing.
 
     Args:
-        task: The task of the run.
-        run: With the model.
-        lines: With known outputs.
+        task: Task of the run.
+        run: Run with the model.
+        lines: Lines with reference outputs.
         options: Options of the search.
 
     Returns:
-        The numbers by name, with the scores of each language under "languages" if there are several; and the results of
-        the search.
+        The values by name, with the scores of each language under "languages" if there are several; and the search
+        results.
 
     Raises:
         InputError: If no line has symbols that the run can read.
@@ -60,14 +60,14 @@ def evaluate_outputs(task: Task, run: Run, lines: Lines, options: SearchOptions)
 
 
 def score_texts(model: Any, corpus: Corpus) -> dict[str, Any]:
-    """Return scores of texts by their names, and how many rows there are."""
+    """Return the scores of texts by name, with the number of rows as "samples"."""
     scores = teacher_forced_scores(model, corpus, BATCH)
     names = (*OF_TEXT, *TEACHER_FORCED, "unknown_symbols", "output_support", "output_sum", "attention_support")
     return {"samples": len(corpus), **{name: getattr(scores, name) for name in names}}
 
 
 def score_lengths(model: Any, corpus: SyntheticCorpus) -> dict[str, dict[str, float]]:
-    """Return how many examples of each length there are, the share of right targets, and that of examples all right."""
+    """Return the number of examples, the accuracy per symbol and the accuracy per example, for each length."""
     hits = row_hits(model, corpus.batches(BATCH))
     each: dict[str, dict[str, float]] = {}
     for number, stream in enumerate(corpus.streams):
@@ -79,14 +79,14 @@ def score_lengths(model: Any, corpus: SyntheticCorpus) -> dict[str, dict[str, fl
 
 
 def best_texts(results: Sequence[Result], vocab: Any) -> list[str]:
-    """Return the best hypotheses as text; nothing where there is none."""
+    """Return the text of each best hypothesis; the empty string if there is none."""
     return [vocab.decode(r.best.tokens) if r.best else "" for r in results]
 
 
 def score_values(pooled: Sequence[CorpusScore], each: dict[str, dict[str, float]]) -> dict[str, Any]:
-    """Return scores by name; the first number says which model is best.
+    """Return the scores by name; the first one selects the best model.
 
-    With the scores of `each` language that is their mean, all languages counting the same ("macro").
+    With scores for `each` language, their unweighted means ("macro") come first.
     """
     values = {score.name: score.value for score in pooled}
     macro = {f"macro_{name}": sum(scores[name] for scores in each.values()) / len(each) for name in values if each}
@@ -94,13 +94,13 @@ def score_values(pooled: Sequence[CorpusScore], each: dict[str, dict[str, float]
 
 
 def language_scores(task: Task, texts: Sequence[str], lines: Lines, quick: bool = False) -> dict[str, dict[str, float]]:
-    """Return the number of samples and the scores of each language, by its name; nothing where there is only one.
+    """Return the number of samples and the scores by language; empty if there is only one language.
 
     Args:
-        task: whose scores.
-        texts: outputs of the first lines.
-        lines: with their references and languages.
-        quick: leave the costly scores out.
+        task: Task that computes the scores.
+        texts: Outputs of the first lines.
+        lines: Lines with references and languages.
+        quick: Whether to skip costly scores.
     """
     rows: dict[str, list[int]] = {}
     for row, language in enumerate((lines.languages or [])[: len(texts)]):

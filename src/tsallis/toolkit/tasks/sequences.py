@@ -1,4 +1,4 @@
-"""Tasks whose outputs are sequences of symbols: the models they share, and figures of what a target attends to."""
+"""Tasks whose outputs are sequences of symbols, and the settings of their models."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from tsallis.toolkit.training.run_folder import Run, build_model
 
 
 class SequenceModel(ModelSection):
-    """The output options that models of sequences share."""
+    """Output settings shared by all models that predict sequences."""
 
     output: Literal["softmax", "sparsemax", "entmax", "alpha_relu"] = "entmax"
     output_alpha: Alpha = 1.5
-    # For alpha_relu; auto: the mean entmax threshold of the first batch; formula: from the sizes, without data.
+    # Threshold of alpha_relu. "auto": mean entmax threshold of the first batch. "formula": estimate from the sizes.
     tau: Annotated[float, Field(allow_inf_nan=False)] | Literal["auto", "formula"] = "auto"
 
     def check(self) -> None:
-        """Refuse `tau: formula` where its assumptions fail: outputs would sum to many times 1 before the first update.
+        """Raise if the assumptions of `tau: formula` do not hold.
 
-        It is derived for 1.5 and for scores of a normalised state and a Xavier-uniform matrix (Tezekbayev et al. 2022,
-        lemma 3). A matrix that is the target embedding's, too, is initialised as an embedding; an LSTM normalises
-        nothing.
+        The initial outputs would then sum to many times 1. The formula is derived for alpha 1.5, a normalised hidden
+        state and a Xavier-uniform output matrix (Tezekbayev et al. 2022, lemma 3). An output matrix shared with the
+        target embedding is initialised as an embedding instead, and an LSTM does not normalise its state.
         """
         if self.output != "alpha_relu" or self.tau != "formula":
             return
@@ -63,7 +63,7 @@ class SequenceModel(ModelSection):
 
 
 class RNNConfig(SequenceModel):
-    """The arguments of `tsallis.models.RNNSeq2Seq`."""
+    """Arguments of `tsallis.models.RNNSeq2Seq`."""
 
     architecture: Literal["rnn"] = "rnn"
     d_model: Size = Field(300, multiple_of=2)
@@ -76,7 +76,7 @@ class RNNConfig(SequenceModel):
     cell: Literal["lstm", "gru"] = "lstm"
     scorer: Literal["bilinear", "additive"] = "bilinear"
     d_embedding: Size | None = None  # default: d_model
-    # Continuous attention, with the moments of the discrete one.
+    # Density of continuous attention, which gets its moments from the discrete attention.
     density: Density | Alpha | None = None
     combine: bool = True
     num_basis: Basis = Field(30, multiple_of=3)
@@ -90,7 +90,7 @@ class RNNConfig(SequenceModel):
 
 
 class TransformerConfig(SequenceModel):
-    """The arguments of `tsallis.models.TransformerSeq2Seq`."""
+    """Arguments of `tsallis.models.TransformerSeq2Seq`."""
 
     architecture: Literal["transformer"]
     d_model: Size = 512
@@ -108,15 +108,15 @@ class TransformerConfig(SequenceModel):
     encoder_attention: Map | Literal["learned"] | None = None
     decoder_attention: Map | Literal["learned"] | None = None
     cross_attention: Map | Literal["learned"] | None = None
-    tie_alphas: Literal["none", "layer", "kind", "global"] = "none"  # learned alphas: one for each head, or for all of
+    tie_alphas: Literal["none", "layer", "kind", "global"] = "none"  # scope in which heads share a learned alpha
     share: Literal["none", "target", "all"] = "none"
     checkpoint_activations: bool = False
-    positions: Literal["sinusoids", "rope", "alibi", "nape", "none"] = "sinusoids"  # all but the first in attention
-    length_scale: Literal["input", "head", "ssmax"] | None = None  # of scores, by the number of keys
+    positions: Literal["sinusoids", "rope", "alibi", "nape", "none"] = "sinusoids"  # all but sinusoids act in attention
+    length_scale: Literal["input", "head", "ssmax"] | None = None  # scaling of scores by the number of keys
 
 
 class SequenceTask(Task):
-    """A task whose outputs are sequences, under discrete or continuous attention to the source."""
+    """Base class of tasks whose outputs are sequences, for models with attention to the source."""
 
     models: ClassVar[Mapping[str, type[ModelSection]]] = {"rnn": RNNConfig, "transformer": TransformerConfig}
 
@@ -132,7 +132,7 @@ class SequenceTask(Task):
 
 
 def _threshold_of(source: Run) -> float:
-    """Return the threshold that a trained model's scores belong to."""
+    """Return the alpha-ReLU threshold of a trained model."""
     arguments = source.model.arguments
     if arguments.get("output") != "alpha_relu":
         raise InputError(
@@ -144,7 +144,7 @@ def _threshold_of(source: Run) -> float:
 
 @torch.no_grad()
 def _first_threshold(description: dict[str, Any], corpus: Corpus, settings: Settings) -> float:
-    """Return the first batch's mean entmax threshold in the untrained network (Tezekbayev et al. 2022, sec. 3)."""
+    """Return the mean entmax threshold of the untrained model on one batch (Tezekbayev et al. 2022, sec. 3)."""
     torch.manual_seed(settings.seed)
     model = build_model(description).eval()
     batch = corpus.batch(range(min(settings.batch_size, len(corpus))))
@@ -153,7 +153,7 @@ def _first_threshold(description: dict[str, Any], corpus: Corpus, settings: Sett
 
 
 def check_source(data: Any, names: Sequence[str], embedded: str, sources: Sequence[str] = ("embedded",)) -> None:
-    """Raise a ValueError unless a section `data` names files for train and dev, or another source of data alone."""
+    """Raise a ValueError unless the section `data` names either files for train and dev or one other source."""
     chosen = [name for name in sources if getattr(data, name) is not None]
     files = [name for name in names if getattr(data, name) is not None]
     if chosen and files:

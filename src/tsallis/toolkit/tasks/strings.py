@@ -1,4 +1,4 @@
-"""Strings to strings: a lemma and its tags to a form (CoNLL-SIGMORPHON 2018), a word to its phones."""
+"""Transduction of strings: inflection (lemma and tags to form, CoNLL-SIGMORPHON 2018), or words to phones."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ from tsallis.toolkit.training.run_folder import Run
 
 COLUMNS = {True: ("lemma<TAB>tags", "lemma<TAB>form<TAB>tags"), False: ("word", "word<TAB>form")}  # with tags, without
 TAG_SEPARATOR = ";"
-SEPARATORS = {"characters": "", "spaces": " "}  # of the symbols of a string
-LANGUAGE = "<lang:"  # that the symbols of languages begin with
+SEPARATORS = {"characters": "", "spaces": " "}  # separators between the symbols of a string
+LANGUAGE = "<lang:"  # beginning of the symbols for languages
 TAG = "<tag:"
-MOST_NAMED = 5  # tags in a message
+MOST_NAMED = 5  # maximum number of tags in a message
 
 Symbols = Literal["characters", "spaces"]
 
 
 class StringsData(Section):
-    """Pairs of strings: files of one or many languages, or embedded data."""
+    """Pairs of strings, in files of one or several languages, or embedded data."""
 
     task: Literal["strings"] = "strings"
     embedded: Literal["english-verbs"] | None = None
     folder: FileName = "."
-    train: FileName | None = None  # file names in the folder; {language} stands for each language's name
+    train: FileName | None = None  # file name in the folder; {language} is replaced by each language
     dev: FileName | None = None
     test: FileName | None = None
-    # One name, several, or "all": every language with a training file.
+    # One language, a list of languages, or "all" for every language with a training file.
     languages: Annotated[list[FileName], Field(min_length=1)] | Literal["all"] | None = None
-    tags: bool = True  # lines end in a column of tags
-    src_symbols: Symbols = "characters"  # or "spaces": a space separates symbols, such as phones
+    tags: bool = True  # whether the last column of a line contains tags
+    src_symbols: Symbols = "characters"  # symbols of the source: characters, or separated by spaces (phones)
     tgt_symbols: Symbols = "characters"
-    max_length: Count = 256  # examples of the training data with more symbols on a side are left out
+    max_length: Count = 256  # maximum number of symbols per side; longer training examples are left out
 
     @field_validator("languages", mode="before")
     @classmethod
@@ -67,7 +67,11 @@ class StringsData(Section):
 
 @dataclass(frozen=True)
 class Strings(SequenceTask):
-    """A lemma and tags to a form: `lemma<TAB>tags`, with gold `lemma<TAB>form<TAB>tags`; or a word alone to a form."""
+    """Task of turning a lemma and tags, or a word without tags, into a form.
+
+    Lines are `lemma<TAB>tags`, with references `lemma<TAB>form<TAB>tags`. Without tags, lines are `word`, with
+    references `word<TAB>form`.
+    """
 
     languages: list[str] | None = None
     max_length: Annotated[int, Field(ge=1)] | None = None
@@ -112,7 +116,7 @@ class Strings(SequenceTask):
 
     @classmethod
     def examples(cls, config: StringsData, split: str, language: str | None = None) -> list[StringsExample]:
-        """Read the examples of a split; of a configuration with languages, only those of `language` if there is one."""
+        """Read the examples of a split, with `language` only those of that language."""
         if config.embedded is not None:
             return english_verbs()[split]
         if language is not None:
@@ -136,7 +140,7 @@ class Strings(SequenceTask):
     @classmethod
     def config_facts(cls, config: StringsData) -> dict[str, Any]:
         facts = super().config_facts(config)
-        return {key: value for key, value in facts.items() if value != "all"}  # "all" is decided by the files
+        return {key: value for key, value in facts.items() if value != "all"}  # "all" depends on the files
 
     def check_run(self, run: Run) -> None:
         super().check_run(run)
@@ -173,7 +177,7 @@ class Strings(SequenceTask):
         return super().read(lines, name, run, gold, first, language=language, **options)
 
     def _example(self, run: Run, lemma: str) -> str:
-        """Return what a message says of a run's tags, the most frequent ones first."""
+        """Return an example line with the run's most frequent tags, for a message."""
         tags = [
             s[len(TAG) : -1] for s in map(run.src_vocab.name, range(FIRST, len(run.src_vocab))) if s.startswith(TAG)
         ]
@@ -212,12 +216,12 @@ class Strings(SequenceTask):
     def split(self, run: Run, config: StringsData, split: str, **options: Any) -> Lines:
         if options.get("language") is not None:
             self.check_language(run, options["language"])
-        if config.languages == "all":  # those there were when the run was started
+        if config.languages == "all":  # the languages that existed when the run was started
             config = config.model_copy(update={"languages": self.languages})
         return super().split(run, config, split, **options)
 
     def check_language(self, run: Run, language: str | None) -> None:
-        """Raise an InputError unless the language is one that the run knows; None is for a run that knows none."""
+        """Raise an InputError unless the language is one of the run's languages, or None if the run has none."""
         if self.languages and language not in self.languages:
             reason = "none was given" if language is None else f"{describe(language)} is not among them"
             known = ", ".join(self.languages)
@@ -237,7 +241,7 @@ class Strings(SequenceTask):
         return Lines(corpus, forms, titles, list(range(count)), count, known)
 
     def utility(self, text: str, reference: str) -> float:
-        """Return the share of the longer form's symbols that the edit distance leaves."""
+        """Return 1 minus the edit distance divided by the length of the longer form."""
         output, right = self._split(text, self.tgt_symbols), self._split(reference, self.tgt_symbols)
         return 1 - levenshtein(output, right) / max(len(output), len(right), 1)
 
@@ -252,7 +256,7 @@ def _task_of(config: StringsData) -> Strings:
 
 
 def find_languages(config: StringsData) -> list[str] | None:
-    """Return the languages of a configuration; "all" is looked up in the folder."""
+    """Return the languages of a configuration; for "all", search the folder for training files."""
     if config.languages != "all":
         return config.languages
     assert config.train is not None
@@ -277,7 +281,7 @@ def _dev_origin(config: StringsData, number: int) -> str:
 
 
 def _in_turn(examples: list[tuple[int, StringsExample]]) -> list[tuple[int, StringsExample]]:
-    """Interleave languages, so that any number of first examples covers them evenly."""
+    """Return the examples with languages interleaved, so that the first n examples cover all languages evenly."""
     each: dict[str | None, list[tuple[int, StringsExample]]] = {}
     for number, example in examples:
         each.setdefault(example.language, []).append((number, example))
@@ -285,20 +289,20 @@ def _in_turn(examples: list[tuple[int, StringsExample]]) -> list[tuple[int, Stri
 
 
 def encode_examples(examples: Sequence[StringsExample], src: Vocabulary, tgt: Vocabulary) -> Corpus:
-    """Return examples as numbers; the target is empty where a form is not known."""
+    """Encode examples as numbers; the target is empty if the form is unknown."""
     sources = [src.encode(e.src_tokens(src.separator)) for e in examples]
     return Corpus(sources, [tgt.encode(e.form or "") for e in examples])
 
 
 @dataclass(frozen=True)
 class StringsExample:
-    """A string and the form that it turns into, such as one cell of a paradigm.
+    """Pair of input string and output form, such as one cell of a paradigm.
 
     Args:
-        lemma: The string, such as a citation form or a written word.
-        tags: The morphological tags, if there are any.
-        form: The form, such as an inflected form or phones; None if it is to be predicted.
-        language: The name of the language; None if there is only one.
+        lemma: Input string, such as a citation form or a written word.
+        tags: Morphological tags, if there are any.
+        form: Output, such as an inflected form or phones; None if unknown.
+        language: Name of the language; None if there is only one.
 
     Example:
         >>> example = StringsExample("draw", ("V", "PST"), "drew", "english")
@@ -314,15 +318,15 @@ class StringsExample:
     language: str | None = None
 
     def src_tokens(self, separator: str = "") -> list[str]:
-        """Return the language token if there is a language, the tags in the file's order, and the lemma's symbols."""
+        """Return the source symbols: the language if there is one, the tags in their order, and the lemma."""
         language = [f"{LANGUAGE}{self.language}>"] if self.language is not None else []
         return [*language, *(f"{TAG}{tag}>" for tag in self.tags), *split_symbols(self.lemma, separator)]
 
     def tgt_tokens(self, separator: str = "") -> list[str]:
-        """Return the form's symbols.
+        """Return the symbols of the form.
 
         Raises:
-            ValueError: an example without a form.
+            ValueError: If the example has no form.
         """
         if self.form is None:
             raise ValueError(f"the example {describe(self.lemma)} has no form")
@@ -330,21 +334,20 @@ class StringsExample:
 
 
 def read_strings(path: Path | str, language: str | None = None, task: Strings = Strings()) -> list[StringsExample]:
-    r"""Read all examples of a file of `lemma<TAB>form<TAB>tags` lines, tags separated by `;`.
+    r"""Read the examples of a file with lines `lemma<TAB>form<TAB>tags`, tags separated by `;`.
 
-    Fields are taken as they are: a form may end in a space. Blank lines, and separators at the end of a line, are
-    ignored.
+    Fields are not stripped: a form may end in a space. Blank lines and separators at the end of a line are ignored.
 
     Args:
-        path: of the file, UTF-8.
-        language: the language of the examples.
-        task: The task that reads the lines.
+        path: Path of the UTF-8 file.
+        language: Language of the examples.
+        task: Task that parses the lines.
 
     Returns:
-        The examples in the file's order.
+        The examples in the order of the file.
 
     Raises:
-        InputError: a file that is missing, empty or not UTF-8, or a malformed line, each with its place.
+        InputError: If the file is missing, empty or not UTF-8, or a line is malformed.
 
     Example:
         >>> import tempfile
@@ -361,9 +364,9 @@ def english_verbs() -> dict[str, list[StringsExample]]:
     """Read the embedded English verbs.
 
     Returns:
-        The splits "train", "dev" and "test", which share no lemma. Irregular verbs that can't be derived from another
-        one, and verbs with two right spellings, a row for each, are in "train". "model" and "travel", whose forms
-        `tsallis demo` asks for, are in no split.
+        The splits "train", "dev" and "test", which share no lemma. Verbs whose irregular forms can't be derived from
+        another verb are in "train". Verbs with two correct spellings are there as well, with one row per spelling. The
+        verbs "model" and "travel", which `tsallis demo` uses, are in no split.
 
     Example:
         >>> verbs = english_verbs()

@@ -196,8 +196,8 @@ def exit_process(status: object) -> NoReturn:
     """Exit with a status; skip Python's finalization if this process was in a process group.
 
     PyTorch caches the process group of a sharded model even after it was destroyed, so the threads of gloo keep
-    running. Such a thread needs the GIL to release its last tensor. If Python is already shutting down, the thread can't get the
-    GIL and aborts the process.
+    running. Such a thread needs the GIL to release its last tensor. If Python is already shutting down, the thread
+    can't get the GIL and aborts the process.
     """
     if not _had_group:
         raise SystemExit(status)
