@@ -1,4 +1,4 @@
-"""Images by their names: rows of one array, or photographs in a folder or an archive."""
+"""Images by name: rows of an array, or photographs in a folder or an archive."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from tsallis.toolkit.data.io import PLAUSIBLE, input_errors, open_file, read_byt
 
 ARRAYS = (".npy", ".npy.xz")
 PHOTOS = (".jpg", ".jpeg", ".png")
-MOST_PIXELS = 1 << 26  # of a photograph, packed or brought to a size
-MOST_BYTES = 1 << 28  # of a photograph's file
-MOST_PACKED = 8_000  # xz compresses nothing to a smaller share of its size
+MOST_PIXELS = 1 << 26  # maximum number of pixels of a photograph, before and after resizing
+MOST_BYTES = 1 << 28  # maximum size of a photograph's file
+MOST_PACKED = 8_000  # maximum compression ratio of xz
 LONGEST_HEADER = 10_000  # bytes, the limit of NumPy
 BAD_HEADER = (ValueError, TypeError, SyntaxError, OverflowError, RecursionError, tokenize.TokenError, struct.error)
 Load = Callable[[], bytes]
@@ -37,7 +37,7 @@ class BadPicture(InputError):
 
 
 class Pictures(Protocol):
-    """Images of one size, by their names."""
+    """Collection of images of one size, by name."""
 
     shape: tuple[int, int, int]  # height, width and channels, or size of the features
 
@@ -46,26 +46,26 @@ class Pictures(Protocol):
     def __contains__(self, name: object) -> bool: ...
 
     def batch(self, names: Sequence[str]) -> Tensor:
-        """Return [batch, height, width, channels]: pictures as uint8, features as float32.
+        """Return images [batch, height, width, channels]: pictures as uint8, features as float32.
 
         Raises:
-            InputError: a name that is unknown, or an image that can't be read.
+            InputError: If a name is unknown or an image can't be read.
         """
         ...
 
 
 def open_pictures(path: Path | str, size: tuple[int, int] | None = None) -> Pictures:
-    """Return images from an array file, a folder or a tar archive.
+    """Open images in an array file, a folder or a tar archive.
 
     Args:
-        path: `.npy` or `.npy.xz` of numbers [images, height, width, 3] as uint8, or of features [images, height, width,
-            size] in floating point: an image's name is its row's number. Or a folder, or a `.tar`, of JPEG and PNG
-            files: an image's name is its path in there, with or without the ending.
-        size: height and width that photographs are brought to; by default they must have one size.
+        path: Array file `.npy` or `.npy.xz` with pixels [images, height, width, 3] as uint8, or with features [images,
+            height, width, size] in floating point; the name of an image is its row number. Or a folder or `.tar` with
+            JPEG and PNG files; the name of an image is its path inside, with or without the file ending.
+        size: Height and width to which photographs are resized. By default, all must have the same size.
 
     Raises:
-        InputError: what is missing, empty or damaged, an array of another shape or dtype or of objects, an array with
-            another `size`, photographs without Pillow.
+        InputError: If the path is missing, empty or damaged, an array has another shape, dtype or `size` or contains
+            objects, or Pillow is missing.
     """
     path = Path(path)
     if size is not None and math.prod(size) > MOST_PIXELS:
@@ -82,15 +82,15 @@ def open_pictures(path: Path | str, size: tuple[int, int] | None = None) -> Pict
 
 
 class ArrayPictures:
-    """Images that are the rows of an array, named "0", "1" and so on.
+    """Images in the rows of an array, named "0", "1" and so on.
 
     Args:
-        array: [images, height, width, channels], uint8 or floating point.
-        source: where it is from, for errors.
-        size: height and width that it should have.
+        array: Array [images, height, width, channels], uint8 or floating point.
+        source: Name of the file, for errors.
+        size: Expected height and width.
 
     Raises:
-        InputError: another shape or dtype.
+        InputError: If the shape or dtype differs.
 
     >>> pictures = ArrayPictures(np.zeros((3, 4, 5, 3), np.uint8))
     >>> pictures.batch(["2", "0"]).shape, "3" in pictures
@@ -128,7 +128,7 @@ class ArrayPictures:
         return row if (row := int(name)) < len(self.array) else None
 
     def batch(self, names: Sequence[str]) -> Tensor:
-        """Return [batch, height, width, channels], as uint8 or float32."""
+        """Return images [batch, height, width, channels], as uint8 or float32."""
         rows = []
         for name in names:
             row = self._row(name)
@@ -141,15 +141,15 @@ class ArrayPictures:
 
 
 class Photos:
-    """JPEG and PNG files, read at the first use and stored in the requested size.
+    """JPEG and PNG files, which are read on first use and kept in the requested size.
 
     Args:
-        files: what each path gives when it is read.
-        source: where they are from, for errors.
-        size: height and width; by default the first one's, which all must have.
+        files: Function that reads the content of each file, by path.
+        source: Name of the folder or archive, for errors.
+        size: Height and width. By default, all images must have the size of the first one.
 
     Raises:
-        InputError: There are no images, or the first one can't be read.
+        InputError: If there are no images, or the first one can't be read.
     """
 
     def __init__(self, files: dict[str, Load], source: str, size: tuple[int, int] | None = None) -> None:
@@ -172,7 +172,7 @@ class Photos:
         return name in self._paths
 
     def batch(self, names: Sequence[str]) -> Tensor:
-        """Return [batch, height, width, 3] as uint8."""
+        """Return images [batch, height, width, 3] as uint8."""
         return torch.from_numpy(np.stack([self._picture(name) for name in names]))
 
     def _picture(self, name: str) -> NDArray[np.uint8]:
@@ -197,11 +197,11 @@ class Photos:
 
 
 def decode_picture(content: bytes, source: str, size: tuple[int, int] | None = None) -> NDArray[np.uint8]:
-    """Return the pixels [height, width, 3] of a JPEG or PNG file, brought to a size if one is given.
+    """Return the pixels [height, width, 3] of a JPEG or PNG file, resized if `size` is given.
 
     Raises:
-        BadPicture: The file is damaged or has another format; `source` is its name.
-        InputError: without Pillow.
+        BadPicture: If the file is damaged or has another format; `source` is its name.
+        InputError: If Pillow is missing.
     """
     try:
         from PIL import Image, ImageOps
@@ -264,7 +264,7 @@ def _in_tar(path: Path) -> dict[str, Load]:
 def _array(path: Path) -> NDArray[Any]:
     """Load an array that holds no objects; map it into memory if it is not compressed."""
     with open_file(path) as stream, input_errors(path), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about headers that Python 2 wrote
+        warnings.simplefilter("ignore")  # NumPy warns about headers written by Python 2
         size = os.fstat(stream.fileno()).st_size
         try:
             if path.suffix == ".xz":
@@ -282,7 +282,7 @@ def _array(path: Path) -> NDArray[Any]:
 def _check_header(stream: Any, size: int) -> None:
     """Raise if a file of this size, compressed or not, can't hold the array that its header describes.
 
-    NumPy allocates headers and arrays before it reads them.
+    NumPy allocates memory for header and array before it reads them.
     """
     header = BytesIO(stream.read(LONGEST_HEADER))
     version = np.lib.format.read_magic(header)

@@ -22,16 +22,22 @@ from typing import IO, Any, Protocol, cast
 
 from tsallis.errors import IgnoredInputWarning, InputError, memory_for
 
-NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # of a file system without any
-# Not there on every system: a fifo opened without it waits for whoever writes into it.
+NO_LOCKS = (
+    errno.ENOLCK,
+    errno.ENOTSUP,
+    errno.EOPNOTSUPP,
+    errno.ENOSYS,
+    errno.EINVAL,
+)  # errors of file systems without locks
+# Missing on some systems. Opening a FIFO without this flag blocks until another process writes to it.
 NONBLOCK = getattr(os, "O_NONBLOCK", 0)
-PACKED_ENDINGS = ("", ".xz", ".gz")  # what the name of a text file may have behind it
-LONGEST = 1 << 24  # bytes of a line
-MOST_BLANK = 100_000  # blank lines in a row
-PLAUSIBLE = 1 << 26  # bytes that anything may unpack to
-RATIO = 200  # times its size that a longer text may unpack to
+PACKED_ENDINGS = ("", ".xz", ".gz")  # accepted endings of compressed text files
+LONGEST = 1 << 24  # maximum bytes per line
+MOST_BLANK = 100_000  # maximum number of consecutive blank lines
+PLAUSIBLE = 1 << 26  # decompressed bytes that are always accepted
+RATIO = 200  # maximum compression ratio of a larger text
 DAMAGE_ERRORS = (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)
-MARKS = {  # byte order marks of encodings that are not read; UTF-32 first: its mark begins like that of UTF-16
+MARKS = {  # byte order marks of unsupported encodings; UTF-32 comes first, because its mark begins like that of UTF-16
     codecs.BOM_UTF32_LE: "UTF-32",
     codecs.BOM_UTF32_BE: "UTF-32",
     codecs.BOM_UTF16_LE: "UTF-16",
@@ -41,7 +47,7 @@ OPEN_ALREADY = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")  # names of inherite
 
 
 class TooLarge(InputError):
-    """A packed file that outgrows what text can be packed to."""
+    """Raised for a compressed file whose compression ratio is implausible for text."""
 
 
 class Stream(Protocol):
@@ -53,13 +59,13 @@ class Stream(Protocol):
 
 
 def write_atomic(path: Path | str, data: bytes | str) -> None:
-    """Put `data` at `path` in one step: readers see the old file or the new one, never a part of it.
+    """Write a file atomically: readers see the old file or the new one, never a part of it.
 
-    Text is written as UTF-8. The temporary file lies beside the target (a rename is atomic only inside one file
-    system) and is flushed to the disk before it takes the target's name. The folder must be there.
+    Text is written as UTF-8. A temporary file is written in the same folder, because a rename is atomic only inside one
+    file system. It is flushed to the disk before it is renamed. The folder must exist.
 
     Raises:
-        OSError: The system's error; an existing file at `path` is then unchanged.
+        OSError: If writing fails. An existing file at `path` is then unchanged.
 
     >>> import tempfile, pathlib
     >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -83,16 +89,18 @@ def write_atomic(path: Path | str, data: bytes | str) -> None:
     except BaseException as error:
         if os.path.exists(temporary):
             os.unlink(temporary)
-        if isinstance(error, OSError) and error.errno is not None and error.filename is None:  # as of a full disk
+        if (
+            isinstance(error, OSError) and error.errno is not None and error.filename is None
+        ):  # for example, if the disk is full
             error.filename = str(path)
         raise
     sync_folder(path.parent)
 
 
 def write_output(path: Path | str, data: bytes | str) -> None:
-    """Write a file that a user names, as :func:`write_atomic` does; a link to a file stays a link to it.
+    """Write a file that a user names with :func:`write_atomic`; links are followed.
 
-    The folder is made if it is missing.
+    The folder is created if it is missing.
     """
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -114,7 +122,7 @@ def created_folder(folder: Path) -> Iterator[None]:
 
 
 def distinct_names(paths: Sequence[Path]) -> list[str]:
-    """Return the shortest end of each path that no other path has; paths that are the same have the same.
+    """Return the shortest distinct ending of each path; equal paths have equal endings.
 
     >>> distinct_names([Path("/a/best"), Path("/b/best"), Path("/b/last")])
     ['a/best', 'b/best', 'last']
@@ -129,7 +137,7 @@ def distinct_names(paths: Sequence[Path]) -> list[str]:
 
 
 def write_all(handle: int, blob: bytes) -> None:
-    """Write all of `blob`; the system may take it in parts."""
+    """Write all of `blob`, in several calls if the system requires it."""
     rest = memoryview(blob)
     while rest:
         rest = rest[os.write(handle, rest) :]
@@ -139,7 +147,7 @@ def sync_folder(folder: Path) -> None:
     """Flush the names in a folder to disk, if the system supports it."""
     try:
         handle = os.open(folder, os.O_RDONLY)
-    except PermissionError:  # as of all folders on Windows
+    except PermissionError:  # Windows raises this for every folder
         return
     try:
         os.fsync(handle)
@@ -151,20 +159,20 @@ def sync_folder(folder: Path) -> None:
 
 
 def is_leftover(path: Path, names: Iterable[str]) -> bool:
-    """Return whether `path` is what :func:`write_atomic` leaves when it is killed while it writes one of `names`."""
+    """Return whether `path` is a temporary file of a killed :func:`write_atomic` to one of `names`."""
     match = re.fullmatch(r"\.(.+)\.[a-z0-9_]{8}\.tmp", path.name)
     return match is not None and match[1] in names and is_regular(path)
 
 
 def remove_leftovers(folder: Path, names: Iterable[str]) -> None:
-    """Remove what killed writes of files of those names left in a folder."""
+    """Remove the temporary files of killed writes to files of the given names in a folder."""
     for path in list(folder.iterdir()):
         if is_leftover(path, names):
             path.unlink()
 
 
 def is_regular(path: Path) -> bool:
-    """Return whether there is a file of this very name: no link, folder, fifo or device."""
+    """Return whether `path` is a regular file, not a link, folder, FIFO or device."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:
@@ -172,18 +180,18 @@ def is_regular(path: Path) -> bool:
 
 
 def is_folder(path: Path) -> bool:
-    """Return whether there is a folder of this very name, not a link to one."""
+    """Return whether `path` is a folder, not a link to one."""
     return path.is_dir() and not path.is_symlink()
 
 
 def lock_file(handle: int, wait: bool) -> bool:
-    """Lock an open file for this process alone; return False where there are no locks.
+    """Lock an open file for this process; return False if the file system does not support locks.
 
-    The lock goes with the process, however it ends.
+    The system releases the lock when the process ends.
 
     Raises:
-        BlockingIOError: another process holds it, and `wait` is not set.
-        OSError: anything else that went wrong.
+        BlockingIOError: If another process holds the lock and `wait` is false.
+        OSError: If locking fails for another reason.
     """
     try:
         import fcntl
@@ -199,7 +207,7 @@ def lock_file(handle: int, wait: bool) -> bool:
 
 
 def find_packed(path: Path | str, endings: Sequence[str] = PACKED_ENDINGS) -> Path | None:
-    """Return the file of that name, or that name with one of the endings behind it."""
+    """Return the file of that name with one of the endings appended, or None if there is none."""
     path = Path(path)
     return next((candidate for ending in endings if (candidate := path.with_name(path.name + ending)).is_file()), None)
 
@@ -208,10 +216,10 @@ def check_file(path: Path | str) -> None:
     """Raise for paths that would block or never end, such as a fifo or a device.
 
     Raises:
-        InputError: There is nothing at `path`, or it is not a file.
+        InputError: If `path` does not exist or is not a file.
     """
     try:
-        mode = os.stat(path).st_mode  # a pipe without a writer would block once it is opened
+        mode = os.stat(path).st_mode  # don't open the file: a pipe without a writer would block
     except OSError as error:
         raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
     except ValueError as error:  # a null byte or a lone surrogate
@@ -223,10 +231,10 @@ def check_file(path: Path | str) -> None:
 
 
 def open_file(path: Path | str) -> IO[bytes]:
-    """Open a file for reading; a pipe or device in its place, which might block or never end, is refused.
+    """Open a file for reading; raise for pipes and devices, which might block or never end.
 
     Raises:
-        InputError: The path can't be read or is not a file.
+        InputError: If the path can't be read or is not a file.
     """
     try:
         if str(path).startswith(OPEN_ALREADY):
@@ -250,7 +258,7 @@ def input_errors(path: Path | str) -> Iterator[None]:
 
 
 def digest_file(path: Path | str, algorithm: str = "sha256") -> str:
-    """Return the digest of a file's content; one that can't be read is an InputError."""
+    """Return the digest of a file's content; raise an InputError if it can't be read."""
     digest = hashlib.new(algorithm, usedforsecurity=False)
     with open_file(path) as stream, input_errors(path):
         while block := stream.read(1 << 20):
@@ -268,7 +276,7 @@ def read_bytes(path: Path | str, limit: int | None = None) -> bytes:
 
 
 def read_text(path: Path | str, limit: int | None = None) -> str:
-    """Return the content of a UTF-8 file without its byte order mark; other bytes are an InputError."""
+    """Return the content of a UTF-8 file without its byte order mark; raise an InputError if it is not UTF-8."""
     return _decode(without_mark(read_bytes(path, limit)), str(path))
 
 
@@ -287,7 +295,7 @@ def _decode(blob: bytes, origin: str, place: str = "") -> str:
 
 
 def read_json(path: Path | str) -> dict[str, Any]:
-    """Return the JSON object in a file; anything else is an :class:`~tsallis.errors.InputError`."""
+    """Return the JSON object in a file; raise an :class:`~tsallis.errors.InputError` if there is none."""
     blob = read_bytes(path)
     try:
         content = json.loads(without_mark(blob).decode("utf-8"))
@@ -299,33 +307,33 @@ def read_json(path: Path | str) -> dict[str, Any]:
 
 
 def read_lines(path: Path | str, expected: str = "text") -> Iterator[str]:
-    """Yield the lines of a UTF-8 file, plain, `.gz` or `.xz`, as :func:`decode_lines`.
+    """Yield the lines of a UTF-8 file, plain, `.gz` or `.xz`, see :func:`decode_lines`.
 
     Raises:
-        InputError: as :func:`decode_lines`, or a file that can't be read or is not what its ending says.
+        InputError: See :func:`decode_lines`, or if the file can't be read or decompressed.
     """
     with open_file(path) as stream, input_errors(path):
         yield from decode_lines(decompress(stream, Path(path)), str(path), expected)
 
 
 def stream_lines(path: Path | str) -> Iterator[str]:
-    """Yield the lines of a UTF-8 text as :func:`read_lines`, white space around them removed."""
+    """Yield the lines of a UTF-8 file like :func:`read_lines`, without white space around them."""
     return map(str.strip, read_lines(path))
 
 
 def decode_lines(stream: Stream, name: str, expected: str = "text") -> Iterator[str]:
-    """Yield the lines of UTF-8 bytes, split at line feeds alone: fields may hold any other separator.
+    """Yield the lines of UTF-8 bytes, split at line feeds only: fields may contain other line separators.
 
-    A carriage return right before a line feed, or at the very end, is a part of the line's end. A byte order mark of
-    UTF-8 at the start is skipped.
+    A carriage return before a line feed or at the end is part of the line end. A UTF-8 byte order mark at the start is
+    skipped.
 
     Args:
-        stream: read one line after the other.
-        name: what an error calls it.
-        expected: what the lines should hold.
+        stream: Stream of bytes.
+        name: Name of the stream, for errors.
+        expected: Description of the expected lines, for errors.
 
     Raises:
-        InputError: no line at all, a line that is not UTF-8 or of more than 16 MiB.
+        InputError: If there is no line, or a line is not UTF-8 or has more than 16 MiB.
     """
     number = 0
     while line := stream.readline(LONGEST + 1):
@@ -333,7 +341,7 @@ def decode_lines(stream: Stream, name: str, expected: str = "text") -> Iterator[
         if len(line) > LONGEST:
             raise InputError(f"{name}:{number}: expected {expected}, found a line of more than {LONGEST} bytes")
         if number == 1 and not (line := without_mark(line)):
-            number = 0  # nothing but the mark
+            number = 0  # the stream contains only the byte order mark
             break
         text = _decode(line, f"{name}:{number}", " at byte {} of the line")
         yield text.removesuffix("\n").removesuffix("\r")
@@ -346,8 +354,8 @@ class Ignored:
     """Counts of ignored parts of input lines.
 
     Args:
-        blank: lines of white space alone.
-        ends: lines with a separator behind their last column.
+        blank: Number of blank lines.
+        ends: Number of lines with ignored separators at their end.
     """
 
     blank: int = 0
@@ -365,17 +373,17 @@ def number_lines(
 ) -> Iterator[tuple[int, str]]:
     r"""Yield non-blank lines with their numbers from 0, without ignored characters at their ends.
 
-    Every task and command reads its lines with this function. Blank lines are left out. At the end of a line a carriage
-    return, white space, empty columns behind the first `columns` ones, and separators are removed.
+    Every task and command reads its lines with this function. At the end of a line, it removes carriage returns, white
+    space, separators, and empty columns after the first `columns` ones.
 
     Args:
-        lines: of one input.
-        ignored: counts what is ignored.
-        columns: the fewest columns of a line, separated by tabs.
-        separators: characters that separate the parts of the last column.
+        lines: Lines of one input.
+        ignored: Counter of ignored parts, which is updated.
+        columns: Minimum number of tab-separated columns.
+        separators: Characters that separate the parts of the last column.
 
     Raises:
-        InputError: more than 100,000 blank lines in a row.
+        InputError: If there are more than 100,000 consecutive blank lines.
 
     >>> ignored = Ignored()
     >>> list(number_lines(["walk\tV;PST;\t", " ", "run\tV;PST\r"], ignored, columns=2, separators=";"))
@@ -388,7 +396,7 @@ def number_lines(
         if not line.strip():
             ignored.blank += 1
             run += 1
-            if run > MOST_BLANK:  # as a small packed file has that is made to fill the memory
+            if run > MOST_BLANK:  # small compressed files could otherwise fill the memory
                 raise InputError(f"expected text, found more than {MOST_BLANK} blank lines in a row")
             continue
         run = 0
@@ -405,16 +413,16 @@ def number_lines(
 
 
 def read_examples(path: Path | str, expected: str, columns: int = 1, separators: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the lines of a file with an example on each, behind their places (`file:number`).
+    """Yield the location (`file:number`) and the text of each line with an example.
 
     Args:
-        path: of a UTF-8 file, plain, `.gz` or `.xz`.
-        expected: what the lines should hold.
-        columns: as in :func:`number_lines`.
-        separators: as in :func:`number_lines`.
+        path: Path of a UTF-8 file, plain, `.gz` or `.xz`.
+        expected: Description of the expected lines, for errors.
+        columns: See :func:`number_lines`.
+        separators: See :func:`number_lines`.
 
     Raises:
-        InputError: as :func:`read_lines`, or no line that holds anything.
+        InputError: See :func:`read_lines`, or if all lines are blank.
     """
     ignored, number = Ignored(), None
     for number, line in number_lines(read_lines(path, expected), ignored, columns, separators):
@@ -425,12 +433,12 @@ def read_examples(path: Path | str, expected: str, columns: int = 1, separators:
 
 
 def decompress(stream: IO[bytes], path: Path, packing: str | None = None) -> Stream:
-    """Decompress a stream of "gz" or "xz"; return any other one as it is.
+    """Return a decompressing stream for "gz" and "xz"; return other streams unchanged.
 
     Args:
-        stream: an open file.
-        path: its name.
-        packing: the format; the path's ending by default.
+        stream: Open file.
+        path: Path of the file.
+        packing: Compression format; default: the ending of the path.
     """
     packing = path.suffix[1:] if packing is None else packing
     if packing == "gz":
@@ -439,12 +447,12 @@ def decompress(stream: IO[bytes], path: Path, packing: str | None = None) -> Str
 
 
 class BoundedStream:
-    """Text that is being unpacked; data that is compressed too well is rejected.
+    """Decompressing stream that rejects implausible compression ratios.
 
     Args:
-        stream: what is read.
-        packed: the file it comes from.
-        path: its name.
+        stream: Decompressing stream.
+        packed: Compressed file.
+        path: Path of the file.
     """
 
     def __init__(self, stream: Stream, packed: IO[bytes], path: Path) -> None:
@@ -454,11 +462,11 @@ class BoundedStream:
         self.limit = max(PLAUSIBLE, RATIO * os.fstat(packed.fileno()).st_size)
 
     def read(self, size: int = -1, /) -> bytes:
-        """Read up to `size` bytes, and count them."""
+        """Read up to `size` bytes and check the compression ratio."""
         return self._count(self.stream.read(size))
 
     def readline(self, size: int = -1, /) -> bytes:
-        """Read a line of up to `size` bytes, and count them."""
+        """Read a line of up to `size` bytes and check the compression ratio."""
         return self._count(self.stream.readline(size))
 
     def _count(self, content: bytes) -> bytes:

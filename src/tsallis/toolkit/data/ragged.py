@@ -1,8 +1,8 @@
-"""Rows of integers in a folder, mapped into memory: millions of them take neither RAM nor time to open.
+"""Memory-mapped rows of integers in a folder: opening millions of rows takes neither RAM nor time.
 
-manifest.json   how many, of which type, and their digest; written last
-tokens.bin      all rows, one after the other, little-endian
-offsets.bin     int64, little-endian: where each row begins, and where the last one ends
+manifest.json   number of rows, dtype and digest; written last
+tokens.bin      all rows, concatenated, little-endian
+offsets.bin     start of each row and end of the last row, int64, little-endian
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tsallis.toolkit.data.io import read_json, write_atomic
 MANIFEST, TOKENS, OFFSETS = "manifest.json", "tokens.bin", "offsets.bin"
 FORMAT = 1
 TYPES = ("<u1", "<u2", "<u4")
-CHUNK = 4096  # rows hashed in one go
+CHUNK = 4096  # number of rows hashed at once
 
 Row = NDArray[Any]
 
 
 def type_for(symbols: int) -> str:
-    """Return the smallest type for numbers below `symbols`.
+    """Return the smallest dtype for numbers below `symbols`.
 
     >>> type_for(256), type_for(32_000), type_for(65_536), type_for(65_537)
     ('<u1', '<u2', '<u2', '<u4')
@@ -41,12 +41,12 @@ def type_for(symbols: int) -> str:
 
 
 class RaggedRows(Sequence[Row]):
-    """Rows of integers of any lengths; indexing gives an array, without a copy.
+    """Sequence of rows of integers with any lengths; indexing returns an array without a copy.
 
     Args:
-        tokens: all rows, one after the other.
-        offsets: [rows + 1] where each begins, and the end of the last.
-        digest: their hash, if it is known.
+        tokens: All rows, concatenated.
+        offsets: [rows + 1] Start of each row in `tokens`, and the end of the last row.
+        digest: Hash of the rows, if known.
 
     >>> rows = RaggedRows.of([[4, 5, 6], [], [7]])
     >>> rows[0].tolist(), len(rows), rows.lengths.tolist()
@@ -63,16 +63,16 @@ class RaggedRows(Sequence[Row]):
 
     @classmethod
     def of(cls, rows: Iterable[ArrayLike], dtype: DTypeLike = np.int64) -> RaggedRows:
-        """Return rows held in memory."""
+        """Create rows in memory."""
         arrays = [np.asarray(row, dtype) for row in rows]
         return cls(np.concatenate([np.empty(0, dtype), *arrays]), np.cumsum([0, *map(len, arrays)], dtype=np.int64))
 
     @classmethod
     def open(cls, folder: Path | str) -> RaggedRows:
-        """Map what :class:`RaggedWriter` wrote; sizes are checked.
+        """Open rows that :class:`RaggedWriter` wrote, mapped into memory, and check file sizes.
 
         Raises:
-            InputError: no manifest (nothing was finished here), or files that are missing or of another size.
+            InputError: If the manifest is missing (the rows are incomplete), or a file is missing or has another size.
         """
         folder = Path(folder)
         manifest = read_json(folder / MANIFEST)
@@ -109,16 +109,16 @@ class RaggedRows(Sequence[Row]):
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """[rows] symbols in each."""
+        """The lengths [rows] of all rows."""
         return np.diff(self.offsets)
 
     @property
     def digest(self) -> str:
-        """A hash of the rows; from the manifest where there is one."""
+        """Hash of the rows, from the manifest if there is one."""
         return self._digest or digest_of(self)
 
     def rows(self, index: ArrayLike) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Return the symbols of some rows, one row after the other, and the rows' lengths."""
+        """Return the concatenated symbols of some rows, and the lengths of the rows."""
         indices = np.asarray(index, np.int64)
         starts = self.offsets[indices]
         lengths = self.offsets[indices + 1] - starts
@@ -130,14 +130,14 @@ Rows = Sequence[Sequence[int]] | RaggedRows
 
 
 class RaggedWriter:
-    """Writes rows into a new folder as they come; it counts as written once :meth:`finish` has been.
+    """Writer of rows into a new folder, which is valid after :meth:`finish`.
 
     Args:
-        folder: to be made; one with something in it is refused.
-        dtype: of a symbol, see :func:`type_for`.
+        folder: New or empty folder.
+        dtype: Type of a symbol, see :func:`type_for`.
 
     Raises:
-        InputError: a folder that can't be made, or that holds something.
+        InputError: If the folder can't be created or is not empty.
 
     >>> import tempfile, pathlib
     >>> folder = pathlib.Path(tempfile.mkdtemp()) / "rows"
@@ -173,7 +173,7 @@ class RaggedWriter:
         self._offsets.close()
 
     def extend(self, rows: Sequence[ArrayLike]) -> None:
-        """Add more rows; a ValueError where a number does not fit the type."""
+        """Append rows; raise a ValueError if a number does not fit the dtype."""
         arrays = [np.asarray(row) for row in rows]
         lengths = np.array([len(a) for a in arrays], np.int64)
         filled = [a for a in arrays if len(a)]
@@ -189,7 +189,7 @@ class RaggedWriter:
         self.symbols += len(flat)
 
     def finish(self) -> RaggedRows:
-        """Flush everything to the disk, then write the manifest; the rows, mapped."""
+        """Flush all rows to the disk, write the manifest, and return the memory-mapped rows."""
         for stream in (self._tokens, self._offsets):
             stream.flush()
             os.fsync(stream.fileno())
@@ -206,7 +206,7 @@ class RaggedWriter:
 
 
 def digest_of(rows: Rows) -> str:
-    """Return a hash of rows: the same for the same numbers, wherever and as whatever type they are kept.
+    """Return a hash of rows, which depends on the numbers but not on dtype or storage.
 
     >>> digest_of([[4, 5], [6]]) == digest_of(RaggedRows.of([[4, 5], [6]], np.uint16)) != digest_of([[4], [5, 6]])
     True
@@ -219,7 +219,7 @@ def digest_of(rows: Rows) -> str:
 
 
 class _Digest:
-    """Symbols and lengths each have a hash of their own: they need not come in step."""
+    """Hash of rows, computed from separate hashes of symbols and lengths."""
 
     def __init__(self) -> None:
         self._tokens, self._lengths = hashlib.sha256(), hashlib.sha256()

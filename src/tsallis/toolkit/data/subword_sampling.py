@@ -1,6 +1,6 @@
-"""Segmentations drawn at random from a sentencepiece model, the same in every process.
+"""Random segmentations of a sentencepiece model, which depend only on the seed.
 
-sentencepiece can sample them too, but its seed depends on the process: a resumed run would see different segmentations.
+sentencepiece can sample segmentations too, but its seed depends on the process: a resumed run would see different ones.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import NamedTuple
 
 from tsallis.symbols import UNK
 
-NORMAL, USER_DEFINED, BYTE = 1, 4, 6  # types of pieces, as the model file numbers them
-UNKNOWN_PENALTY = 10.0  # below the worst piece, as in sentencepiece
-CACHE_SIZE = 1 << 17  # stretches of text: words come again and again
+NORMAL, USER_DEFINED, BYTE = 1, 4, 6  # types of pieces in the model file
+UNKNOWN_PENALTY = 10.0  # difference from the lowest score, as in sentencepiece
+CACHE_SIZE = 1 << 17  # number of cached stretches of text, because words repeat
 
 Chance = Callable[[], float]
 
 
 class Piece(NamedTuple):
-    """One entry of a model."""
+    """Entry of a sentencepiece model."""
 
     text: str
     score: float
@@ -33,13 +33,13 @@ class Piece(NamedTuple):
 
 
 class Sampler:
-    """The base of both samplers: splits a text into stretches that are segmented independently.
+    """Base class of samplers, which splits a text into stretches that are segmented independently.
+
+    A text is split between two characters that are not adjacent in any piece, because no piece can cross this position.
+    This separates words, and most neighbouring characters in texts without spaces.
 
     Args:
-        pieces: of the model, in the order of their numbers.
-
-    No piece goes across two characters that are neighbours in no piece. That holds of words, and of most neighbours in
-    texts without spaces.
+        pieces: Pieces of the model, in the order of their numbers.
     """
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
@@ -52,23 +52,23 @@ class Sampler:
         self._fixed = re.compile(f"({'|'.join(map(re.escape, fixed))})") if fixed else None
 
     def draw(self, text: str, alpha: float, seed: int) -> list[int]:
-        """Return a segmentation of a normalised text."""
+        """Return a random segmentation of a normalised text."""
         chance = Random(seed).random
         tokens: list[int] = []
         for stretch in self._stretches(text):
             whole = len(stretch) == 1 or (self._fixed and self._fixed.fullmatch(stretch))
             for token in self.spell(stretch) if whole else self.draw_stretch(stretch, alpha, chance):
-                # As sentencepiece does: neighbours that are unknown are one.
+                # Merge adjacent unknown symbols, as sentencepiece does.
                 if token != UNK or tokens[-1:] != [UNK]:
                     tokens.append(token)
         return tokens
 
     def draw_stretch(self, stretch: str, alpha: float, chance: Chance) -> Sequence[int]:
-        """Return a segmentation of a part that no piece crosses."""
+        """Return a random segmentation of a stretch of text."""
         raise NotImplementedError
 
     def spell(self, part: str) -> list[int]:
-        """Return the number of a piece, or of its bytes or the unknown symbol."""
+        """Return the number of a piece, or else the numbers of its bytes or of the unknown symbol."""
         if part in self.numbers:
             return [self.numbers[part]]
         return [self.bytes[b] for b in part.encode()] if self.bytes else [UNK]
@@ -76,7 +76,7 @@ class Sampler:
     def _stretches(self, text: str) -> Iterator[str]:
         parts = self._fixed.split(text) if self._fixed else [text]
         for position, part in enumerate(parts):
-            if position % 2:  # a symbol that is never taken apart
+            if position % 2:  # a user-defined piece, which is never split
                 yield part
                 continue
             start = 0
@@ -89,7 +89,7 @@ class Sampler:
 
 
 class MergeSampler(Sampler):
-    """BPE-dropout: each merge is left out with probability `alpha` when its turn comes (Provilkov et al. 2020)."""
+    """Sampler of BPE-dropout, which skips each merge with probability `alpha` (Provilkov et al. 2020)."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         super().__init__(pieces)
@@ -101,7 +101,7 @@ class MergeSampler(Sampler):
             return tokens
         left_out: tuple[int, ...] = ()
         turn = _next(-1, alpha, chance)
-        # Few merges are left out of a word, so the same few cases come again and again.
+        # Few merges of a word are skipped, so the same cases repeat and the cache is effective.
         while turn < turns:
             left_out = (*left_out, turn)
             turns, tokens = self._merged(stretch, left_out)
@@ -109,7 +109,7 @@ class MergeSampler(Sampler):
         return tokens
 
     def _merge(self, stretch: str, left_out: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-        """Merge a stretch without the merges left out; return how many came up, and the resulting pieces."""
+        """Merge a stretch, skipping some merges; return the number of possible merges and the resulting pieces."""
         parts: list[str] = list(stretch)
         after, before = list(range(1, len(parts) + 1)), list(range(-1, len(parts) - 1))
         waiting: list[tuple[float, int, int, str]] = []
@@ -127,7 +127,7 @@ class MergeSampler(Sampler):
         while waiting:
             _, left, right, both = heapq.heappop(waiting)
             if not parts[left] or not parts[right] or len(parts[left]) + len(parts[right]) != len(both):
-                continue  # one of the two has been merged with something else
+                continue  # one of the two parts was merged with another part
             turns += 1
             if turns - 1 in left_out:
                 continue
@@ -141,12 +141,12 @@ class MergeSampler(Sampler):
 
 
 def _next(turn: int, alpha: float, chance: Chance) -> int:
-    """Return the turn after `turn` that is left out, where each is with probability `alpha` above 0."""
+    """Return the next skipped merge after `turn`, if each is skipped with probability `alpha` above 0."""
     return turn + 1 + (int(math.log(1.0 - chance()) / math.log1p(-alpha)) if alpha < 1 else 0)
 
 
 class LatticeSampler(Sampler):
-    r"""Segmentations :math:`x` of a unigram model, drawn with probability :math:`\propto p(x)^\alpha` (Kudo 2018)."""
+    r"""Sampler of segmentations :math:`x` of a unigram model with probability :math:`\propto p(x)^\alpha` (Kudo 2018)."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         super().__init__(pieces)
@@ -166,8 +166,8 @@ class LatticeSampler(Sampler):
         return tokens[::-1]
 
     def _weigh(self, stretch: str, alpha: float) -> list[tuple[list[int], list[float]]]:
-        """Return for every end the starts of the last piece, and the sums of their probabilities."""
-        logs = [0.0]  # of everything before each place
+        """Return, for every end, the possible starts of the last piece and their cumulative probabilities."""
+        logs = [0.0]  # log of the total weight before each position
         lattice: list[tuple[list[int], list[float]]] = [([], [])]
         for end in range(1, len(stretch) + 1):
             starts: list[int] = []

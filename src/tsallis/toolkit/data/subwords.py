@@ -1,4 +1,4 @@
-"""Subwords: text as numbers and back, by a sentencepiece model that is its own file format."""
+"""Subwords: encoding of text as numbers, and decoding, with a sentencepiece model."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-KINDS = {"unigram": 1, "bpe": 2, "word": 3}  # as the model file numbers them
-MAX_LINES = 2_000_000  # sentencepiece holds the lines it learns from in memory
-SPACE = "▁"  # that begins the subwords at the beginnings of words
-THREADS = 4  # whatever the machine has: sums over another number of threads round differently
+KINDS = {"unigram": 1, "bpe": 2, "word": 3}  # numbers in the model file
+MAX_LINES = 2_000_000  # maximum number of lines; sentencepiece keeps them in memory
+SPACE = "▁"  # first character of subwords at the beginning of words
+THREADS = 4  # fixed, because rounding depends on the number of threads
 
 
 class Subwords:
     """A sentencepiece model whose first four numbers are padding, start, end and unknown.
 
     Args:
-        model: the content of a sentencepiece `.model` file.
-        source: what an error calls it.
+        model: Content of a sentencepiece `.model` file.
+        source: Name of the model, for errors.
 
     Raises:
-        InputError: The file is not such a model, or numbers the four symbols differently.
+        InputError: If the file is not such a model, or numbers the four symbols differently.
 
     >>> subwords = Subwords.train(["low lower lowest"] * 3, 18)
     >>> subwords.encode("low"), subwords.name(6), subwords.decode(subwords.encode(" lower  slow"))
@@ -72,22 +72,21 @@ class Subwords:
         """Learn a vocabulary from lines of text; the same lines give the same model, byte for byte.
 
         Args:
-            lines: read once, one after the other. Of more than two million a uniform sample is learned from, always
-                the same one. Lines of more than 4192 bytes are passed over.
-            size: subwords in all, the four special ones included.
-            kind: `"bpe"` (Sennrich et al. 2016) or `"unigram"` (Kudo 2018); or `"word"`, for text in which white space
+            lines: Lines of text, which are read once. If there are more than two million, a fixed uniform sample is
+                used. Lines of more than 4192 bytes are skipped.
+            size: Number of subwords, including the four special ones.
+            kind: Kind of model: `"bpe"` (Sennrich et al. 2016) or `"unigram"` (Kudo 2018); or `"word"`, for text in which white space
                 separates the symbols already: the `size` most frequent ones, or all if there are fewer.
-            coverage: share of the characters that get a number; the rarest others are unknown. Use 0.9995 for Chinese
+            coverage: Share of the characters in the vocabulary; the rarest others are unknown. Use 0.9995 for Chinese
                 and Japanese.
-            byte_fallback: spell unknown characters as bytes (256 numbers of the vocabulary).
-            normalization: what is done to characters first, a rule of sentencepiece: `"nmt_nfkc"`, `"nfkc"`, both with
-                `"_cf"` behind the name to fold case, or `"identity"`. With `"identity"` only white space is normalised,
-                and text comes back as it was.
-            split_digits: every digit is a subword of its own, so that numbers are spelt.
-            name: of the lines' files, for errors.
+            byte_fallback: Whether unknown characters are spelled as bytes, which take 256 numbers of the vocabulary.
+            normalization: Normalization rule of sentencepiece: `"nmt_nfkc"`, `"nfkc"`, each with the suffix `"_cf"` to
+                fold case, or `"identity"`, which normalises only white space.
+            split_digits: Whether every digit is a separate subword.
+            name: Name of the lines' files, for errors.
 
         Raises:
-            InputError: no text, or a size that is too large or too small for it.
+            InputError: If there is no text, or the size is too large or too small for it.
         """
         if kind not in KINDS:
             raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
@@ -129,22 +128,22 @@ class Subwords:
         return Subwords, (self.model,)
 
     def encode(self, text: str) -> list[int]:
-        """Return the best segmentation, without start and end; what the model can't spell is 3."""
+        """Return the best segmentation, without start and end; unknown characters are encoded as 3."""
         tokens: list[int] = self._processor.encode(text)
         return tokens
 
     def pieces(self, text: str) -> list[str]:
-        """Return the parts of a text that :meth:`encode` numbers, unknown ones as they are."""
+        """Return the parts of a text that :meth:`encode` encodes, with unknown parts unchanged."""
         pieces: list[str] = self._processor.encode(text, out_type=str)
         return pieces
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return :meth:`encode` of every text, several times faster than one by one."""
+        """Encode several texts, which is several times faster than one by one."""
         tokens: list[list[int]] = self._processor.encode(list(texts), num_threads=_threads())
         return tokens
 
     def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
-        """Return :meth:`encode_many` as arrays, for more text than lists have room for."""
+        """Encode several texts as arrays, which need less memory than lists."""
         arrays: list[NDArray[np.int32]] = self._processor.encode(
             list(texts), num_threads=_threads(), return_type="numpy"
         )
@@ -164,21 +163,21 @@ class Subwords:
         return tokens, f"{SPACE}{spelling.removeprefix(SPACE)}" if last or words else ""
 
     def sample(self, text: str, alpha: float, seed: int) -> list[int]:
-        """Return a segmentation drawn at random, the same one for the same seed in every process.
+        """Return a random segmentation, which depends only on the seed.
 
         Args:
-            text: to segment.
-            alpha: for BPE the share of merges left out (BPE-dropout, Provilkov et al. 2020; 0.1 there); for unigram
-                models the exponent of a segmentation's probability (Kudo 2018, sec. 3.3; 0.1 to 0.5 there).
-            seed: any integer that is not negative.
+            text: Text to segment.
+            alpha: For BPE, the share of skipped merges (BPE-dropout, Provilkov et al. 2020; 0.1 there). For unigram
+                models, the exponent of a segmentation's probability (Kudo 2018, sec. 3.3; 0.1 to 0.5 there).
+            seed: Non-negative seed.
 
         Raises:
-            ValueError: an alpha that is not from 0 to 1, or a negative seed.
+            ValueError: If alpha is not from 0 to 1, or the seed is negative.
         """
         return self.sample_many([text], alpha, [seed])[0]
 
     def sample_many(self, texts: Sequence[str], alpha: float, seeds: Sequence[int]) -> list[list[int]]:
-        """Return :meth:`sample` of every text with a seed of its own; the others don't matter."""
+        """Return a random segmentation of each text, which depends only on the text and its seed."""
         if not 0 <= alpha <= 1:
             raise ValueError(f"alpha must be from 0 to 1, got {alpha}")
         if self.kind == "word":
@@ -194,7 +193,7 @@ class Subwords:
         return MergeSampler(pieces) if self.kind == "bpe" else LatticeSampler(pieces)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Return detokenised text; padding, start and end are left out, unknown is shown as the model shows it (⁇)."""
+        """Return the text of subwords, without padding, start and end; unknown subwords become ⁇."""
         ids = [int(i) for i in tokens]
         for i in ids:
             self._check_number(i)
@@ -202,9 +201,9 @@ class Subwords:
         return text
 
     def spellings(self, numbers: Sequence[int]) -> tuple[dict[int, bytes], dict[int, bytes]]:
-        """Return what subwords add to an empty text, and what they add behind other subwords, in UTF-8.
+        """Return the UTF-8 bytes of subwords at the beginning of a text, and those after other subwords.
 
-        A subword that stands for a byte adds this byte.
+        A subword for a byte has this byte.
         """
         bytes_of = {number: bytes([value]) for value, number in self._sampler.bytes.items()}
         ordinary = [number for number in numbers if number not in bytes_of]
@@ -220,12 +219,12 @@ class Subwords:
 
     @property
     def drops_leading_spaces(self) -> bool:
-        """Whether all spaces before the first word of a text are dropped, and not only one."""
+        """Whether decoding drops all spaces before the first word of a text, and not only one."""
         space = int(self._processor.piece_to_id(SPACE))
         return space != UNK and self.decode([space, space]) == ""
 
     def name(self, number: int) -> str:
-        """Return the spelling of one subword, `▁` for a space; special ones too."""
+        """Return the spelling of one subword, with `▁` for a space; special subwords have one too."""
         self._check_number(number)
         spelling: str = self._processor.id_to_piece(int(number))
         return SPECIALS[number] if number < len(SPECIALS) else spelling
@@ -239,13 +238,13 @@ class Subwords:
         return hashlib.sha256(self.model).hexdigest()
 
     def save(self, path: Path | str) -> None:
-        """Write the model in one step; sentencepiece itself can read the file."""
+        """Write the model atomically, in the format of sentencepiece."""
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, self.model)
 
     @classmethod
     def load(cls, path: Path | str) -> Subwords:
-        """Read a sentencepiece model; anything else is an :class:`~tsallis.errors.InputError`."""
+        """Read a sentencepiece model; raise an :class:`~tsallis.errors.InputError` for other files."""
         return cls(read_bytes(path), str(path))
 
 
@@ -265,7 +264,7 @@ def _threads() -> int:
 
 
 class _GuardedLines:
-    """Lines for sentencepiece, which turns whatever goes wrong while it reads into an error of its own."""
+    """Iterable of lines that stores errors, because sentencepiece replaces errors of its input by its own."""
 
     def __init__(self, lines: Iterable[str]) -> None:
         self.lines = lines
@@ -285,7 +284,7 @@ class _GuardedLines:
 
 
 def _explain(message: str, size: int) -> str:
-    """Translate an error message of sentencepiece into advice where it is a known one."""
+    """Replace known error messages of sentencepiece by advice."""
     if match := re.search(r"size too high .*<= (\d+)", message):
         return f"{size} subwords are too many for this text: at most {match[1]} can be learned from it"
     if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
@@ -316,7 +315,7 @@ def _piece(message: bytes) -> Piece:
 
 
 def message_fields(blob: Any) -> Iterator[tuple[int, Any]]:
-    """Yield numbers and contents of the fields of a protocol buffer message; nested ones as bytes."""
+    """Yield number and content of each field of a protocol buffer message; nested messages as bytes."""
     at = 0
     while at < len(blob):
         tag, at = _varint(blob, at)

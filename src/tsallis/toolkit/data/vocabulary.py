@@ -1,4 +1,4 @@
-"""The symbols a model knows, and their numbers."""
+"""Vocabularies: the symbols of a model and their numbers."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def split_symbols(text: str | Iterable[str], separator: str) -> Iterable[str]:
 class Vocabulary:
     """Symbols numbered from 4; 0 to 3 are padding, start, end and unknown.
 
-    The four have no spelling: a symbol of the data that reads `<s>` is a symbol like any other.
+    The special symbols have no spelling: a symbol `<s>` in the data is an ordinary symbol.
 
     Args:
         symbols: Different symbols, in the order of their numbers.
-        separator: What separates the symbols of a text, such as a space between phones. By default every character is a
+        separator: Separator of the symbols in a text, such as a space between phones. By default, every character is a
             symbol.
 
     Raises:
-        InputError: If a symbol is there more than once, or is empty or contains the separator.
+        InputError: If a symbol occurs more than once, is empty, or contains the separator.
 
     Example:
         >>> vocabulary = Vocabulary.build(["draw", "do"])
@@ -58,15 +58,15 @@ class Vocabulary:
 
     @classmethod
     def build(cls, sequences: Iterable[str | Iterable[str]], min_count: int = 1, separator: str = "") -> Vocabulary:
-        """Return a vocabulary of every symbol that occurs often enough, most frequent first, ties in code-point order.
+        """Build a vocabulary of frequent symbols, most frequent first, ties in code-point order.
 
         Args:
             sequences: Texts, or lists of symbols.
-            min_count: The least number of occurrences.
-            separator: What separates the symbols of a text.
+            min_count: Minimum number of occurrences of a symbol.
+            separator: Separator of the symbols in a text.
 
         Raises:
-            ValueError: a `min_count` below 1.
+            ValueError: If `min_count` is below 1.
         """
         if min_count < 1:
             raise ValueError(f"min_count must be at least 1, got {min_count}")
@@ -84,17 +84,17 @@ class Vocabulary:
         return hash((self.symbols, self.separator))
 
     def encode(self, text: str | Iterable[str]) -> list[int]:
-        """Return the numbers of the symbols of a text, or of a list of symbols; that of an unknown symbol is 3."""
+        """Encode a text or a list of symbols; unknown symbols are encoded as 3."""
         return [self._number.get(symbol, UNK) for symbol in split_symbols(text, self.separator)]
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Return the text of some numbers, without padding, start and end; 3 is shown as `<unk>`."""
+        """Return the text of encoded symbols, without padding, start and end; 3 becomes `<unk>`."""
         return self.separator.join(self.name(token) for token in tokens if token not in (PAD, BOS, EOS))
 
     def split_typed(self, text: str) -> tuple[list[int], str]:
-        """Return the numbers of the whole symbols of a text that is being typed, and the beginning of the next symbol.
+        """Return the encoded complete symbols of a typed text, and the beginning of the next symbol.
 
-        The beginning has the separator in front of it.
+        The beginning includes the separator before it.
 
         >>> Vocabulary(["d", "uː"], " ").split_typed("d u")
         ([4], ' u')
@@ -105,18 +105,18 @@ class Vocabulary:
         return self.encode(whole), self.separator + rest
 
     def spellings(self, numbers: Sequence[int]) -> tuple[dict[int, bytes], dict[int, bytes]]:
-        """Return what symbols add to an empty text, and what they add behind other symbols, in UTF-8."""
+        """Return the UTF-8 bytes of symbols at the beginning of a text, and those after other symbols."""
         first = {number: self.name(number).encode() for number in numbers}
         return first, {number: self.separator.encode() + spelling for number, spelling in first.items()}
 
     def name(self, number: int) -> str:
-        """Return the spelling of one symbol, special ones too."""
+        """Return the spelling of one symbol; special symbols have one too."""
         if not 0 <= number < len(self):
             raise IndexError(f"symbols are numbered from 0 to {len(self) - 1}, got {number}")
         return SPECIALS[number] if number < len(SPECIALS) else self.symbols[number - len(SPECIALS)]
 
     def fingerprint(self) -> str:
-        """Return a hash of the symbols in their order: two vocabularies with one fingerprint are the same."""
+        """Return a hash of the ordered symbols: vocabularies with equal fingerprints are equal."""
         content = [self.separator, self.symbols] if self.separator else self.symbols
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
@@ -133,7 +133,7 @@ class Vocabulary:
 
     @classmethod
     def from_json(cls, text: str, source: str = "vocabulary") -> Vocabulary:
-        """Parse what :meth:`to_json` wrote; anything else is an :class:`~tsallis.errors.InputError` at `source`."""
+        """Parse the text of :meth:`to_json`; raise an :class:`~tsallis.errors.InputError` that names `source` otherwise."""
         try:
             content = json.loads(text)
             symbols, fingerprint, version = content["symbols"], content["fingerprint"], content["format"]
@@ -155,11 +155,11 @@ class Vocabulary:
         return vocabulary
 
     def save(self, path: Path | str) -> None:
-        """Write the vocabulary in one step, replacing an existing file."""
+        """Write the vocabulary atomically, replacing an existing file."""
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, self.to_json())
 
     @classmethod
     def load(cls, path: Path | str) -> Vocabulary:
-        """Read what :meth:`save` wrote; anything else is an :class:`~tsallis.errors.InputError`."""
+        """Read the file of :meth:`save`; raise an :class:`~tsallis.errors.InputError` for other files."""
         return cls.from_json(read_text(path), str(path))

@@ -1,4 +1,4 @@
-"""Word vectors that were learned elsewhere: matrices from files, for the symbols of a vocabulary."""
+"""Pretrained word vectors for the symbols of a vocabulary, from files."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ LINE_FORMAT = "a word and its numbers, separated by spaces"
 
 @dataclass(frozen=True)
 class WordVectors:
-    """Vectors of some symbols.
+    """Word vectors of some symbols.
 
     Args:
-        numbers: of the symbols.
-        matrix: [symbols, size] their vectors.
+        numbers: Numbers of the symbols.
+        matrix: [symbols, size] Vectors of the symbols.
     """
 
     numbers: tuple[int, ...]
@@ -33,21 +33,21 @@ class WordVectors:
 def read_word_vectors(
     path: Path | str, symbols: Mapping[str, int], words: Path | str | None = None, tensor: str | None = None
 ) -> WordVectors:
-    r"""Read the vectors of some symbols, and of no other ones, from a file.
+    r"""Read the word vectors of some symbols from a file.
 
     Args:
-        path: a text file of word vectors, as of word2vec, GloVe or fastText: a word and its numbers on each line, below
-            a line with their counts or none; plain, `.gz` or `.xz`. Or a `.safetensors` file with a matrix.
-        symbols: their numbers, by their spelling.
-        words: of a matrix: a text file with the word of each row, one a line. Without it, row i is of symbol number i.
-        tensor: the name of the matrix, where the file has several of two dimensions.
+        path: Text file in the format of word2vec, GloVe or fastText, plain, `.gz` or `.xz`: each line contains a word
+            and its numbers, and a first line with counts is optional. Or a `.safetensors` file with a matrix.
+        symbols: Numbers of the symbols by spelling.
+        words: For a matrix, a text file with one word per line for its rows. Without it, row i belongs to symbol i.
+        tensor: Name of the matrix, if the file has several.
 
     Returns:
-        Vectors in the order of the symbols; the first one if a file contains a word twice.
+        Vectors in the order of the symbols. If a word occurs twice, its first vector is used.
 
     Raises:
-        InputError: a file that is missing or damaged, a malformed line with its place, numbers that are not finite, or
-            a file with none of the symbols.
+        InputError: If the file is missing or damaged, a line is malformed, numbers are not finite, or the file contains
+            none of the symbols.
 
     Example:
         >>> import tempfile
@@ -82,12 +82,12 @@ def _read_text(path: Path | str, symbols: Mapping[str, int]) -> dict[int, Tensor
 
 
 def _split_lines(path: Path | str) -> Iterator[tuple[int, str, Sequence[str]]]:
-    """Yield the number, the word and the values of each line; a word may hold spaces."""
+    """Yield the number, the word and the values of each line; words may contain spaces."""
     size = 0
     ignored = Ignored()
     for number, line in number_lines(read_lines(path, LINE_FORMAT), ignored):
         if number == 0 and len(parts := line.split(" ")) == 2 and all(part.isdecimal() for part in parts):
-            continue  # the counts of words and of values
+            continue  # the first line contains the counts of words and values
         size = size or len(line.split(" ")) - 1
         word, *values = line.rsplit(" ", size)
         if not size or len(values) < size or not word:

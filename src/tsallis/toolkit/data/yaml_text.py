@@ -1,4 +1,4 @@
-"""YAML as configurations are written in: of limited size, and with each key once."""
+"""YAML of configurations, with limited size and without duplicate keys."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import yaml
 
 from tsallis.errors import InputError, truncate
 
-LARGEST_FILE = 1 << 18  # bytes
-MOST_ALIASES = 20  # in a file: nested ones stand for content that grows without bounds
-LONGEST_KEY = 60  # characters of a key in a message
-# What constructing values raises besides: impossible dates, numbers that are none, a depth without end.
+LARGEST_FILE = 1 << 18  # maximum size in bytes
+MOST_ALIASES = 20  # maximum number per file; nested aliases could otherwise fill the memory
+LONGEST_KEY = 60  # maximum number of characters of a key in a message
+# PyYAML also raises other errors: for impossible dates, invalid numbers and excessive nesting.
 NOT_YAML = (yaml.YAMLError, ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError)
 
 
 def parse_yaml(text: str, name: str) -> Any:
-    """Return the value that a YAML text stands for.
+    """Parse a YAML text.
 
     Raises:
-        InputError: The text is not YAML, is too large, or has a duplicate key; `name` is its name.
+        InputError: If the text is not YAML, is too large, or has a duplicate key. The message begins with `name`.
     """
     try:
         loader = yaml.SafeLoader(text)
@@ -43,7 +43,7 @@ def parse_yaml(text: str, name: str) -> Any:
 
 
 def _refuse_duplicates(node: yaml.Node, name: str, path: tuple[str, ...], done: set[int]) -> None:
-    """Raise for duplicate keys, of which YAML's loader would use the last one."""
+    """Raise for duplicate keys: PyYAML would silently use the last one."""
     if isinstance(node, yaml.ScalarNode) or id(node) in done:
         return
     done.add(id(node))
