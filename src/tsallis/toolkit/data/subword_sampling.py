@@ -146,7 +146,7 @@ def _next(turn: int, alpha: float, chance: Chance) -> int:
 
 
 class LatticeSampler(Sampler):
-    r"""Sampler of segmentations :math:`x` of a unigram model with probability :math:`\propto p(x)^\alpha` (Kudo 2018)."""
+    r"""Sampler of unigram segmentations :math:`x`, with probability :math:`\propto p(x)^\alpha` (Kudo 2018)."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         super().__init__(pieces)

@@ -75,7 +75,7 @@ class Subwords:
             lines: Lines of text, which are read once. If there are more than two million, a fixed uniform sample is
                 used. Lines of more than 4192 bytes are skipped.
             size: Number of subwords, including the four special ones.
-            kind: Kind of model: `"bpe"` (Sennrich et al. 2016) or `"unigram"` (Kudo 2018); or `"word"`, for text in which white space
+            kind: `"bpe"` (Sennrich et al. 2016) or `"unigram"` (Kudo 2018); or `"word"`, for text in which white space
                 separates the symbols already: the `size` most frequent ones, or all if there are fewer.
             coverage: Share of the characters in the vocabulary; the rarest others are unknown. Use 0.9995 for Chinese
                 and Japanese.

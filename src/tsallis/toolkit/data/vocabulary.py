@@ -133,7 +133,7 @@ class Vocabulary:
 
     @classmethod
     def from_json(cls, text: str, source: str = "vocabulary") -> Vocabulary:
-        """Parse the text of :meth:`to_json`; raise an :class:`~tsallis.errors.InputError` that names `source` otherwise."""
+        """Parse the text of :meth:`to_json`; raise an :class:`~tsallis.errors.InputError` at `source` otherwise."""
         try:
             content = json.loads(text)
             symbols, fingerprint, version = content["symbols"], content["fingerprint"], content["format"]

@@ -1,4 +1,4 @@
-"""Known data sets: where their files lie, and how they are fetched and unpacked."""
+"""Known data sets: the addresses of their files, and functions that download and unpack them."""
 
 from tsallis.toolkit.datasets.registry import SOURCES, get
 from tsallis.toolkit.datasets.source import Source

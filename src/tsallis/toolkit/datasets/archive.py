@@ -1,4 +1,4 @@
-"""Texts out of packed files: members are read by their exact names, line by line, and nothing else is unpacked."""
+"""Texts from archives: members are read by their exact names, line by line; nothing else is unpacked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tsallis.toolkit.datasets.converters import FOLDER_FORMS, LINE_FORMS, Corrup
 from tsallis.toolkit.datasets.download import Part, SourceFile, check, fetch, known, record_of, same_digest, take_name
 
 LARGEST = 1 << 26  # maximum bytes of content that can't be read line by line
-MANY = 20  # parts that are not announced one by one
+MANY = 20  # maximum number of archives that are reported one by one
 # A zip file may be encrypted (RuntimeError), use an unknown compression (NotImplementedError), or have invalid member
 # names (UnicodeDecodeError).
 DAMAGE_ERRORS = (
@@ -39,12 +39,12 @@ Report = Callable[[str], None]
 
 
 def fetch_text(file: SourceFile, path: Path, packed: Path, report: Report | None = None) -> Path:
-    """Make a file from others, which are fetched into the folder `packed` and stay there.
+    """Create a file from archives, which are downloaded into the folder `packed` and kept there.
 
-    It takes its name when its lines, its size and its digest are the known ones, as far as they are known.
+    The file is renamed to its final name after its lines, size and digest are checked, as far as they are known.
 
     Raises:
-        InputError: no connection, content that is not the known one, or a folder that can't be written.
+        InputError: If there is no connection, content is wrong, or the folder can't be written.
     """
     try:
         if path.exists():
@@ -120,7 +120,7 @@ def _write_lines(file: SourceFile, path: Path, packed: Path) -> None:
 
 
 def read_part(part: Part, path: Path) -> Iterator[bytes]:
-    """Yield the wanted lines of a packed text, without their ends."""
+    """Yield the selected lines of a text in an archive, without line ends."""
     where = f"{path.name}: {part.member}" if part.member else path.name
     with _blame(part, where):
         step = abs(part.every)
@@ -161,7 +161,7 @@ def _open_part(part: Part, path: Path) -> Iterator[Stream]:
     if part.packing == "tar":
         with open_tar(path) as packed, tarfile.open(fileobj=packed, mode="r|") as tar:
             for member in tar:
-                # A link or a device of that name is not it.
+                # Ignore links and devices of that name.
                 content = tar.extractfile(member) if member.name == part.member and member.isreg() else None
                 if content is not None:
                     yield BoundedStream(content, packed, path)

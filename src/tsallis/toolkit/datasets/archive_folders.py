@@ -1,4 +1,4 @@
-"""Folders of small files in an archive, made one file: a stream of lines, an array of images, a tar file."""
+"""Conversion of folders of small files in an archive to one file: lines, an array of images, or a tar file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _members(part: Part, path: Path) -> Iterator[tuple[tuple[int | str, ...], re
     keys = set()
     with open_tar(path) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
         for member in tar:
-            tar.members = []  # type: ignore[attr-defined]  # it would keep a hundred thousand of them
+            tar.members = []  # type: ignore[attr-defined]  # free the memory: tarfile keeps all members
             name = pattern.fullmatch(member.name)
             content = tar.extractfile(member) if name is not None and member.isreg() else None
             if name is None or content is None:
@@ -48,7 +48,7 @@ def _members(part: Part, path: Path) -> Iterator[tuple[tuple[int | str, ...], re
                 raise CorruptDownloadError(f"{where}: expected at most {LONGEST} bytes, found {member.size}")
             keys.add(key)
             yield key, name, content.read(), where
-        # What follows the last member is a checksum: tarfile stops without a word where an archive breaks off.
+        # Read to the end, so that the checksum is verified: tarfile does not report truncated archives.
         while stream.read(LONGEST):
             pass
     if part.count not in (None, len(keys)):
@@ -58,7 +58,7 @@ def _members(part: Part, path: Path) -> Iterator[tuple[tuple[int | str, ...], re
 def open_tar(path: Path) -> IO[bytes]:
     """Return the tar file in an archive, packed with gzip or xz, or as it is.
 
-    tarfile's own reader of gzip takes the end of a header that breaks off for a character.
+    The gzip reader of tarfile does not detect truncated headers.
     """
     with path.open("rb") as stream:
         start = stream.read(6)
@@ -69,7 +69,7 @@ def open_tar(path: Path) -> IO[bytes]:
 
 def write_images(part: Part, path: Path, archive: Path) -> None:
     """Write the PNG files numbered 0, 1, ... as one array [images, height, width, 3] of uint8, in NumPy's format."""
-    import numpy as np  # not of the core, and listing the data sets does without them
+    import numpy as np  # imported here, because listing data sets does not need it
 
     from tsallis.toolkit.data.images import BadPicture, decode_picture
 

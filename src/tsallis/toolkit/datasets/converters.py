@@ -1,4 +1,4 @@
-"""The forms in which texts are published, and the lines that are made of them."""
+"""Converters of published text formats to the lines of data sets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tsallis.toolkit.datasets.paraphrase_split import split_pairs
 
 LABELLED_LINE = re.compile(rb"(\d+) (.*\S.*)")
 CLOCK = re.compile(r"(\d+):([0-5]\d)")
-POINTER = re.compile(r"(?:\s+in)?(?:\s+the)?\s+image(\d+)\s*\?$")  # the end of a question: which image it is about
+POINTER = re.compile(r"(?:\s+in)?(?:\s+the)?\s+image(\d+)\s*\?$")  # end of a question, which names the image
 CONTROLS = bytes.maketrans(b"\t\r\n", b"   ")
 LABELS = {"neg": "0", "pos": "1"}
 
@@ -146,6 +146,6 @@ def patients(name: re.Match[str], content: bytes, where: str) -> Iterator[bytes]
         yield f"{name[1]},{int(clock[1]) * 60 + int(clock[2])},{columns[1]},{columns[2]}".encode()
 
 
-# What makes the lines of a file from the text that is published, and from the files of a folder.
+# Functions that convert the lines of a published text, and the files of a folder, to lines.
 LINE_FORMS = {"segments": segments, "talks": talks, "clusters": clusters, "labelled": labelled}
 FOLDER_FORMS = {"reviews": reviews, "patients": patients}

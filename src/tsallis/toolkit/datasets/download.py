@@ -15,8 +15,8 @@ from tsallis.errors import InputError
 from tsallis.toolkit.data.io import created_folder, digest_file, write_atomic
 
 CHUNK = 1 << 16
-MOST = 1 << 33  # bytes of a file of unknown size
-TIMEOUT = 60  # seconds without a byte
+MOST = 1 << 33  # maximum size in bytes of a file of unknown size
+TIMEOUT = 60  # maximum number of seconds without data
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,14 @@ class SourceFile:
     """
 
     name: str
-    urls: tuple[str, ...] = ()  # tried in order where one is not found
+    urls: tuple[str, ...] = ()  # addresses, tried in order
     size: int | None = None
     sha256: str | None = None
     md5: str | None = None  # where the publishers give no better one
     lines: int | None = None
     parts: tuple[Part, ...] = ()  # parts to concatenate, for files without an address
     holds: Literal["lines", "images", "files"] = "lines"  # images: an array in NumPy's format; files: a tar file
-    header: str = ""  # a first line, of our own
+    header: str = ""  # first line, added by this package
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,10 @@ class Part:
 def fetch(file: SourceFile, path: Path) -> Path:
     """Return a file: use an existing one, resume its download, or download it; rename it after checking.
 
-    What an interrupted transfer left lies beside it as `<name>.part`.
+    An interrupted download is kept beside the file as `<name>.part`.
 
     Raises:
-        InputError: no connection, content that is not the known one, or a folder that can't be written.
+        InputError: If there is no connection, the content is wrong, or the folder can't be written.
     """
     try:
         if path.exists():
@@ -104,7 +104,7 @@ def verify(file: SourceFile, path: Path) -> None:
 
 
 def take_name(file: SourceFile, part: Path, path: Path) -> None:
-    """Move a complete and checked file to its path; its digest is recorded first where none is published."""
+    """Move a complete and checked file to its path; record its digest first if none is published."""
     if file.sha256 is None and file.md5 is None:
         write_record(path, digest_file(part))
     part.replace(path)
@@ -116,7 +116,7 @@ def known(file: SourceFile, path: Path) -> str:
 
 
 def same_digest(file: SourceFile, candidate: Path, path: Path) -> bool:
-    """Tell whether `candidate` has the digest of the file at `path`; True where none is published or recorded."""
+    """Return whether `candidate` has the digest of the file at `path`; True if none is published or recorded."""
     if file.sha256 is not None:
         return digest_file(candidate) == file.sha256
     if file.md5 is not None:
@@ -195,7 +195,7 @@ def _stream(url: str, part: Path, size: int | None) -> None:
 
 
 def _start(answer: HTTPResponse, url: str, have: int, size: int | None) -> tuple[int, int | None]:
-    """Return the offset of the answer's bytes and the file's size; refuse an answer that can't be the file, unread."""
+    """Return the offset of the answer's bytes and the file's size; raise if it can't be the file."""
     if answer.status == 206:
         content_range = answer.headers.get("Content-Range", "")
         match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", content_range.strip())

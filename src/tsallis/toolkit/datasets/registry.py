@@ -1,4 +1,4 @@
-"""Known data sets, and how they are fetched."""
+"""Download of known data sets."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from tsallis.toolkit.datasets.archive import Report, fetch_text
 from tsallis.toolkit.datasets.download import SourceFile, count_lines, fetch, record_of, verify
 from tsallis.toolkit.datasets.source import read_sources
 
-PACKED_FILE = ".packed"  # what texts are unpacked from, until they all are
+PACKED_FILE = ".packed"  # folder of downloaded archives, removed after unpacking
 SOURCES = read_sources()
 
 
 def get(
     name: str, folder: Path | str, languages: Sequence[str] | None = None, report: Report | None = None
 ) -> list[Path]:
-    """Fetch a data set into a folder, all of it or some languages; files that are there already are checked alone.
+    """Download a data set, or some of its languages, into a folder. Existing files are only checked.
 
     Args:
-        name: of one of :data:`SOURCES`.
-        folder: which is made if it is missing.
-        languages: of the files; file names, where a data set has no languages; None: all.
-        report: called with the address and the size of an archive before it is transferred.
+        name: Name of the data set in :data:`SOURCES`.
+        folder: Folder, which is created if it is missing.
+        languages: Languages to download, or file names if the data set has no languages; None: all.
+        report: Function that is called with address and size of each archive before its download.
 
     Returns:
         The paths of the files.
 
     Raises:
-        InputError: an unknown name or language, no connection, content that is not the known one, or sides of a
-            parallel corpus with different numbers of lines.
+        InputError: If the name or a language is unknown, there is no connection, content is wrong, or the sides of a
+            parallel corpus have different numbers of lines.
 
     Example:
         >>> get("multi30k", "data/multi30k", ["de", "en"])  # doctest: +SKIP
@@ -61,10 +61,10 @@ def get(
 
 
 def check_sides(paths: Sequence[Path]) -> None:
-    """Files that differ in their language alone must have equally many lines.
+    """Raise if files that differ only in language have different numbers of lines.
 
     Raises:
-        InputError: they have not.
+        InputError: If the numbers of lines differ.
     """
     counts: dict[str, tuple[Path, int]] = {}
     for path in paths:
@@ -75,7 +75,7 @@ def check_sides(paths: Sequence[Path]) -> None:
 
 
 def _clear(packed: Path, archives: Sequence[SourceFile]) -> None:
-    """Remove what was unpacked; the folder too, unless it holds something else."""
+    """Remove unpacked archives, and their folder unless it contains other files."""
     for archive in archives:
         for path in (packed / archive.name, record_of(packed / archive.name)):
             path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The description of a data set: its files, licence and citation."""
+"""Descriptions of data sets: files, licence and citation."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from tsallis.toolkit.datasets.download import Part, SourceFile
 
 @dataclass(frozen=True)
 class Source:
-    """A data set that can be fetched.
+    """Description of a data set that can be downloaded.
 
     Args:
-        name: by which :func:`get` knows it.
-        title: one line about its contents.
-        licence: of the data.
-        citation: the publication to cite.
-        files: with their addresses and digests.
-        parallel: whether the files are named `<split>.<language>`, with equal numbers of lines in each split.
+        name: Name of the data set, for :func:`get`.
+        title: One line about the contents.
+        licence: Licence of the data.
+        citation: Publication to cite.
+        files: Files, with their addresses and digests.
+        parallel: Whether the files are named `<split>.<language>`, with equal numbers of lines in each split.
 
     Example:
         >>> from tsallis.toolkit.datasets import SOURCES
@@ -38,7 +38,7 @@ class Source:
 
     @property
     def size(self) -> int:
-        """The bytes of its files, or of the archives that they are unpacked from, as far as they are known."""
+        """Total number of bytes to download, as far as sizes are known."""
         return sum(size or 0 for size in self._sizes())
 
     def _sizes(self) -> list[int | None]:
@@ -46,15 +46,15 @@ class Source:
         return [file.size for file in packed] + [file.size for file in self.files if file.size is not None]
 
     def languages(self) -> list[str]:
-        """Return the languages in the files' names: their prefixes or, of a parallel corpus, their suffixes."""
+        """Return the languages in the file names: their prefixes, or suffixes for a parallel corpus."""
         return sorted({self.language_of(file.name) for file in self.files})
 
     def language_of(self, name: str) -> str:
-        """Return the language of one of its files."""
+        """Return the language of a file from its name."""
         return name.rpartition(".")[2] if self.parallel else language_of(name)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what `describe` says, and the languages, by name; "bytes" is None where some are not known."""
+        """Return the facts of `describe` and the languages, by name; "bytes" is None if a size is unknown."""
         return {
             "name": self.name,
             "title": self.title,
@@ -68,7 +68,7 @@ class Source:
         }
 
     def describe(self) -> list[str]:
-        """Return lines for a reader: title, files, size, licence and citation."""
+        """Return a readable description: title, files, size, licence and citation."""
         size, facts = f"{self.size / 1e6:.1f} MB", self.to_dict()
         if facts["bytes"] is None:
             size = "size not known" if not self.size else f"more than {size}"
@@ -82,13 +82,13 @@ class Source:
 
 
 def _vouched_for(file: SourceFile) -> bool:
-    """Tell whether a digest is published of a file, or of everything it is unpacked from."""
+    """Return whether a digest is known for a file, or for all archives that it is unpacked from."""
     digests = file.sha256 or file.md5
     return bool(digests) or (bool(file.parts) and all(_vouched_for(a) for part in file.parts for a in part.needs))
 
 
 def language_of(name: str) -> str:
-    """Return the language in the name of a file of the shared task.
+    """Return the language in a file name of the shared task.
 
     >>> language_of("norwegian-bokmal-train-high"), language_of("spanish-dev")
     ('norwegian-bokmal', 'spanish')
@@ -100,15 +100,15 @@ def language_of(name: str) -> str:
 
 
 def read_sources() -> dict[str, Source]:
-    """Read all data sets, by name, from `sources.json`.
+    """Read all data sets from `sources.json`, by name.
 
-    A data set has the fields of :class:`Source`, but its "files" are objects by their names, with the fields of
-    :class:`SourceFile`. The "archive" and "listed" of a part are names, whose fields are in "archives". The "urls" of
-    the data set are those of every file and archive that has neither addresses nor parts; {name} stands for its name.
-    A part with "numbers" N stands for N parts, and {number} in its archive's name for the numbers from 1.
+    A data set has the fields of :class:`Source`, except that "files" maps names to the fields of :class:`SourceFile`.
+    The "archive" and "listed" of a part are keys of "archives". The "urls" of the data set apply to every file and
+    archive without addresses and parts; {name} is replaced by its name. A part with "numbers" N is expanded to N parts,
+    and {number} in the name of its archive is replaced by 1 to N.
 
     Raises:
-        TypeError: A field is missing or unknown.
+        TypeError: If a field is missing or unknown.
     """
     content = json.loads(files("tsallis.toolkit.datasets").joinpath("sources.json").read_text(encoding="utf-8"))
     return {name: _source(name, **facts) for name, facts in content.items()}

@@ -1,4 +1,4 @@
-"""Random numbers that are the same with every version of Python."""
+"""Random numbers that do not depend on the version of Python."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class Random:
-    """SplitMix64 (Steele et al. 2014): Python promises its own generator's floats, not its choices."""
+    """Generator SplitMix64 (Steele et al. 2014). Python guarantees the floats of its generator, not its choices."""
 
     def __init__(self, seed: int) -> None:
         self.state = seed

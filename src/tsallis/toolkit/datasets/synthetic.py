@@ -1,7 +1,7 @@
-"""Seven synthetic tasks for long contexts, as endless streams: the same seed and number give the same example.
+"""Seven synthetic tasks for long contexts, as infinite streams: an example depends only on seed and number.
 
-They are those that attention is trained on at few tokens and tested on at many (Vasylenko et al. 2026). The alphabets
-of recall, copy, reverse and sort are theirs; the other choices are written at each task.
+The tasks train attention on short examples and test it on long ones (Vasylenko et al. 2026). Recall, copy, reverse and
+sort have the alphabets of the paper; the docstring of each task describes its other choices.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from typing import NamedTuple
 
 from tsallis.toolkit.datasets.split_mix import Random
 
-IGNORE = -100  # of targets: nothing is predicted there
-SEPARATOR = 0  # between input and output
+IGNORE = -100  # target of positions without a prediction
+SEPARATOR = 0  # token between input and output
 LETTERS, SYMBOLS = 256, 32
-QUERIES = 4  # of associative recall, at the most
-LONGEST_RUN = 16  # of one symbol, in local count
-WRITE, SKIP, READ, ZERO = range(4)  # of flip-flop; a one is ZERO + 1
+QUERIES = 4  # maximum number of queries of associative recall
+LONGEST_RUN = 16  # maximum number of repetitions of a symbol in local count
+WRITE, SKIP, READ, ZERO = range(4)  # tokens of flip-flop; the bit 1 is ZERO + 1
 
 
 class SyntheticExample(NamedTuple):
-    """The tokens of an example, and for each the number that a model shall predict when it has read it."""
+    """Tokens of an example, and for each token the number to predict after reading it."""
 
     tokens: list[int]
-    targets: list[int]  # IGNORE where there is nothing to predict
+    targets: list[int]  # IGNORE at positions without a prediction
 
 
 @dataclass(frozen=True)
 class SyntheticTask:
-    """A task: how many different numbers its tokens and targets are, its shortest example, and what makes one."""
+    """Synthetic task: size of its alphabet, its shortest example, and the function that creates examples."""
 
     name: str
     symbols: int
@@ -38,7 +38,7 @@ class SyntheticTask:
 
 
 def _with_answer(tokens: list[int], answer: list[int]) -> SyntheticExample:
-    """Return an input, the separator and the output, whose tokens are predicted one by one."""
+    """Return an example of input, separator and output; only the output is predicted."""
     targets = [IGNORE] * len(tokens) + answer
     return SyntheticExample([*tokens, SEPARATOR, *answer[:-1]], targets)
 
@@ -48,27 +48,27 @@ def _symbols(random: Random, length: int) -> list[int]:
 
 
 def copied(random: Random, length: int) -> SyntheticExample:
-    """Repeat a sequence."""
+    """Return an example of copying a sequence."""
     tokens = _symbols(random, length)
     return _with_answer(tokens, tokens)
 
 
 def reversed_(random: Random, length: int) -> SyntheticExample:
-    """Repeat a sequence from its end to its beginning."""
+    """Return an example of reversing a sequence."""
     tokens = _symbols(random, length)
     return _with_answer(tokens, tokens[::-1])
 
 
 def sorted_(random: Random, length: int) -> SyntheticExample:
-    """Repeat the symbols of a sequence in ascending order."""
+    """Return an example of sorting the symbols of a sequence."""
     tokens = _symbols(random, length)
     return _with_answer(tokens, sorted(tokens))
 
 
 def recall(random: Random, length: int) -> SyntheticExample:
-    """Look up several keys in a list of pairs: keys and values have two letters each, and no two keys are the same.
+    """Return an example of looking up keys in a list of pairs; keys are distinct, keys and values have two letters.
 
-    After the pairs and the separator comes a key, then its value, then the next key: values are predicted.
+    After the pairs and the separator, each key is followed by its value. Only the values are predicted.
     """
     queries = min(QUERIES, max(1, length // 8))
     pairs: dict[tuple[int, int], tuple[int, int]] = {}
@@ -86,17 +86,17 @@ def recall(random: Random, length: int) -> SyntheticExample:
         first, second = pairs[key]
         tokens += [*key, first, second]
         targets += [IGNORE, first, second, IGNORE]
-    return SyntheticExample(tokens[:-1], targets[:-1])  # nothing is predicted behind the last value
+    return SyntheticExample(tokens[:-1], targets[:-1])  # nothing is predicted after the last value
 
 
 def two_back(random: Random, length: int) -> SyntheticExample:
-    """Name the symbol that stood two places before each."""
+    """Return an example of predicting, at each token, the symbol two positions before it."""
     tokens = [random.between(1, SYMBOLS) for _ in range(length)]
     return SyntheticExample(tokens, [IGNORE, IGNORE, *tokens[:-2]])
 
 
 def local_count(random: Random, length: int) -> SyntheticExample:
-    """Count at each token how often its symbol has come since the last other one; runs have up to 16 tokens."""
+    """Return an example of counting, at each token, its position in a run of equal symbols of up to 16 tokens."""
     tokens: list[int] = []
     counts: list[int] = []
     while len(tokens) < length:
@@ -110,9 +110,10 @@ def local_count(random: Random, length: int) -> SyntheticExample:
 
 
 def flip_flop(random: Random, length: int) -> SyntheticExample:
-    """Recall the bit that was written last (Liu et al. 2023): instructions to write, skip and read, each with a bit.
+    """Return an example of recalling the last written bit (Liu et al. 2023).
 
-    Eight in ten skip; the first writes and the last reads. What a read instruction returns is predicted.
+    Each of the instructions write, skip and read is followed by a bit. 80 % of the instructions skip; the first one
+    writes and the last one reads. Only the bits of read instructions are predicted.
     """
     tokens: list[int] = []
     targets: list[int] = []
@@ -143,13 +144,13 @@ SYNTHETIC_TASKS = {
 
 
 class SyntheticStream:
-    """The examples of a task, without end, of `least` to `most` tokens; lengths have equal probabilities.
+    """Infinite stream of examples of a task; their lengths are uniformly distributed.
 
     Args:
-        name: A key of :data:`SYNTHETIC_TASKS`.
-        least: The smallest length.
-        most: The largest length.
-        seed: The seed of all examples.
+        name: Key of :data:`SYNTHETIC_TASKS`.
+        least: Minimum number of tokens.
+        most: Maximum number of tokens.
+        seed: Seed of all examples.
 
     Raises:
         ValueError: If the task is unknown, or has no examples of these lengths.

@@ -1,4 +1,4 @@
-"""Synthetic examples as rows of symbols, other ones in every epoch."""
+"""Corpora of synthetic examples, which are new in every epoch."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from tsallis.toolkit.data.ragged import RaggedRows
 from tsallis.toolkit.data.vocabulary import Vocabulary
 from tsallis.toolkit.datasets.synthetic import SYNTHETIC_TASKS, SyntheticStream
 
-AT_ONCE = 1 << 16  # tokens of a batch that is evaluated
+AT_ONCE = 1 << 16  # maximum number of tokens per batch in evaluation
 
 
 def synthetic_vocabulary(name: str) -> Vocabulary:
-    """Return the symbols of a task: numbers from 0."""
+    """Return the vocabulary of a task, whose symbols are numbers from 0."""
     return Vocabulary([str(number) for number in range(SYNTHETIC_TASKS[name].symbols)])
 
 
 @dataclass(frozen=True)
 class SyntheticCorpus(Corpus):
-    """Examples of a synthetic task behind a start symbol, made as they are read.
+    """Corpus of synthetic examples after a start symbol, which are created on access.
 
     Args:
-        streams: of the examples; each has as many rows.
-        each: rows of a stream in an epoch.
+        streams: Streams of examples, with equal numbers of rows.
+        each: Number of rows per stream and epoch.
 
     Example:
         >>> corpus = synthetic_corpus("copy", 3, [(6, 6)])
@@ -45,7 +45,7 @@ class SyntheticCorpus(Corpus):
     each: int = 0
 
     def lengths(self) -> torch.Tensor:
-        """Return [rows, 2]: nothing, and the tokens of the longest example there may be."""
+        """Return the lengths [rows, 2]: 0, and the maximum number of tokens of an example."""
         most = torch.tensor([stream.most for stream in self.streams], dtype=torch.int32).repeat_interleave(self.each)
         return torch.stack([torch.zeros_like(most), most], 1)
 
@@ -63,21 +63,21 @@ class SyntheticCorpus(Corpus):
         return Batch(*empty, tgt_in, tgt_out, tuple(map(int, index)))
 
     def batches(self, size: int, rows: int | None = None) -> LengthBatches:
-        """Return all rows, or the first `rows` of them, at most `size` together and fewer where they are long."""
+        """Return batches of all rows or of the first `rows` rows; batches of long rows are smaller than `size`."""
         longest = max(stream.most for stream in self.streams)
         return LengthBatches(self, max(1, min(size, AT_ONCE // longest)), rows)
 
     def digest(self) -> str:
-        """Return a hash of what makes the examples."""
+        """Return a hash of everything that determines the examples."""
         streams = [(stream.task.name, stream.least, stream.most, stream.seed) for stream in self.streams]
         return hashlib.sha256(f"{streams} {self.each}".encode()).hexdigest()
 
 
 def synthetic_corpus(name: str, each: int, lengths: Sequence[tuple[int, int]], seed: int = 0) -> SyntheticCorpus:
-    """Return `each` examples an epoch of every span of lengths, least and most.
+    """Return a corpus with `each` examples per epoch for every pair of minimum and maximum length.
 
     Raises:
-        ValueError: an unknown task, lengths that it has no examples of.
+        ValueError: If the task is unknown, or has no examples of these lengths.
     """
     streams = tuple(SyntheticStream(name, least, most, seed) for least, most in lengths)
     nothing = RaggedRows(np.empty(0, np.int64), np.zeros(each * len(streams) + 1, np.int64))

@@ -1,4 +1,4 @@
-"""Evaluation: accuracy, BLEU and the like, and the sparsity and certificates of a model on a test set."""
+"""Evaluation on test sets: scores such as accuracy and BLEU, sparsity, and certificates."""
 
 from tsallis.toolkit.evaluation.metrics import Evaluation, evaluate
 from tsallis.toolkit.evaluation.search_results import accuracy, search_corpus

@@ -1,4 +1,4 @@
-"""The empty output beside those of a search (Tezekbayev et al. 2022, table 2)."""
+"""Comparison of the empty output with the outputs of a search (Tezekbayev et al. 2022, table 2)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tsallis.toolkit.data.corpus import Corpus
 def empty_log_probs(model: Decoder, corpus: Corpus, batch_size: int = 128, vocabulary: Any = None) -> Tensor:
     """Compute the log-probability of the empty output for every row [rows], in float64.
 
-    With a vocabulary in which several sequences spell the empty text it is that of the text.
+    If several sequences of `vocabulary` spell the empty text, compute the log-probability of the text.
     """
     log_probs = torch.empty(len(corpus), dtype=torch.float64)
     device, texts = device_of(model), vocabulary is not None and ambiguous_text(vocabulary) is not None
@@ -37,18 +37,19 @@ def empty_log_probs(model: Decoder, corpus: Corpus, batch_size: int = 128, vocab
 
 
 def compare_empty(log_prob: float, result: Result, vocabulary: Any = None) -> tuple[bool, str]:
-    """Compare the empty output with those of a search (Tezekbayev et al. 2022, table 2).
+    """Compare the empty output with the outputs of a search (Tezekbayev et al. 2022, table 2).
 
-    Both log-probabilities are sums in float64 over the same steps, and compared exactly.
+    Both log-probabilities are sums in float64 over the same steps, so they are compared exactly.
 
     Args:
-        log_prob: of the empty output.
-        result: of the search.
-        vocabulary: Of the outputs, where the result is about texts; None: only the output without tokens is empty.
+        log_prob: Log-probability of the empty output.
+        result: Result of the search.
+        vocabulary: Vocabulary of the outputs, if the result is about texts. With None, only the output without tokens
+            is empty.
 
     Returns:
-        Whether the empty output is more probable than the best hypothesis, of which it is not one; and whether it is
-        the most probable output of all: "yes" and "no" where that is proved, otherwise "unknown".
+        Whether the empty output differs from the best hypothesis and is more probable; and whether it is the most
+        probable output of all: "yes" or "no" if proved, otherwise "unknown".
     """
     best, certificate = result.best, result.certificate
     if log_prob == -math.inf:
@@ -61,9 +62,9 @@ def compare_empty(log_prob: float, result: Result, vocabulary: Any = None) -> tu
         return beaten, "no"
     if best_is_empty:
         return False, "yes" if certificate.proves_best else "unknown"
-    if result.scope == "limited":  # nothing is known of the outputs outside of it
+    if result.scope == "limited":  # the probabilities of outputs outside the scope are unknown
         return beaten, "unknown"
     proved = certificate.kind == "complete" or (certificate.kind != "none" and log_prob >= certificate.bound)
-    if result.missing and others:  # a listed text may be more probable than it is listed
+    if result.missing and others:  # the listed probability of a text is only a lower bound
         proved = proved and math.exp(log_prob) >= max(h.prob for h in others) + result.missing
     return beaten, "yes" if proved else "unknown"

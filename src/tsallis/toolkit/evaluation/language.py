@@ -1,10 +1,10 @@
-"""How well probabilities that may be zero predict a text (Martins et al. 2020, *Sparse Text Generation*, sec. 4)."""
+"""Scores of sparse probabilities on texts (Martins et al. 2020, *Sparse Text Generation*, sec. 4)."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-EPSILON = 1e-6  # of the epsilon-perplexity
+EPSILON = 1e-6  # default smoothing of the epsilon-perplexity
 
 
 def smoothed_losses(gold: Tensor, symbols: int, epsilon: float = EPSILON) -> Tensor:

@@ -1,4 +1,4 @@
-"""The evaluation of a model and its search on a test set: loss, certificates and sparsity."""
+"""Evaluation of a model and a search on a test set: loss, certificates and sparsity."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from tsallis.toolkit.evaluation.empty_output import compare_empty, empty_log_pro
 from tsallis.toolkit.evaluation.teacher_forcing import TeacherForcedScores, teacher_forced_sums
 from tsallis.toolkit.evaluation.text_probabilities import score_outputs
 
-BATCH = 128  # rows computed together
-WHOLE = 1 - 1e-6  # a hypothesis with at least this much probability has all of it, up to rounding
+BATCH = 128  # batch size
+WHOLE = 1 - 1e-6  # lowest probability that counts as 1, up to rounding
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A model and a search on a test set, whatever the task.
+    """Results of a model and a search on a test set, for every task.
 
     Args:
-        samples: their number.
-        loss: mean a symbol that the vocabulary has, with teacher forcing.
-        gold_in_support: share of symbols with a probability, with teacher forcing; one that the vocabulary lacks has
-            none.
-        symbol_accuracy: share of symbols that are the most probable, with teacher forcing.
-        unknown_symbols: the number of gold symbols that the vocabulary lacks.
-        gold_possible: share of samples whose gold output has a probability, whatever the search lists.
-        gold_listed: share of samples whose gold output is among the hypotheses.
-        single: share of samples whose whole mass is on one hypothesis.
-        complete, optimal, bounded, none: shares of the kinds of certificates.
-        output_support: symbols with a probability, mean over the best hypotheses' steps.
-        output_sum: sum of a step's probabilities, mean over steps, with teacher forcing.
-        attention_support: positions with a weight, mean over the best hypotheses' steps.
-        attention_support_teacher_forced: the same, with teacher forcing; mean over heads.
-        empty: number of samples without a hypothesis.
-        empty_rate: share of samples for which the empty output is more probable than the best hypothesis.
-        empty_best: share of samples for which the empty output is proved to be the most probable of all.
-        empty_possible: share of samples for which the empty output has a probability.
-        seconds: of the search.
-        speed: symbols of the best hypotheses a second.
+        samples: Number of samples.
+        loss: Mean loss per known reference symbol, with teacher forcing.
+        gold_in_support: Share of reference symbols with non-zero probability, with teacher forcing. Unknown symbols
+            have probability 0.
+        symbol_accuracy: Share of reference symbols that are predicted correctly, with teacher forcing.
+        unknown_symbols: Number of reference symbols that are not in the vocabulary.
+        gold_possible: Share of samples whose reference has non-zero probability, regardless of the search.
+        gold_listed: Share of samples whose reference is among the hypotheses.
+        single: Share of samples with a hypothesis of probability 1.
+        complete, optimal, bounded, none: Shares of the kinds of certificates.
+        output_support: Mean number of symbols with non-zero probability per step of the best hypotheses.
+        output_sum: Mean sum of probabilities per step, with teacher forcing.
+        attention_support: Mean number of attended positions per step of the best hypotheses.
+        attention_support_teacher_forced: Mean number of attended positions per step and head, with teacher forcing.
+        empty: Number of samples without a hypothesis.
+        empty_rate: Share of samples for which the empty output is more probable than the best hypothesis.
+        empty_best: Share of samples for which the empty output is proved to be the most probable one.
+        empty_possible: Share of samples for which the empty output has non-zero probability.
+        seconds: Duration of the search.
+        speed: Symbols of the best hypotheses per second.
 
     Example:
         >>> from tsallis.search import SearchOptions
@@ -81,28 +81,28 @@ class Evaluation:
     speed: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the values by their names."""
+        """Return the values by name."""
         return asdict(self)
 
 
 def evaluate(
     model: Decoder, corpus: Corpus, results: Sequence[Result], seconds: float, vocabulary: Any = None
 ) -> Evaluation:
-    """Compute loss, certificates and sparsity of a model, and of a search's results on a corpus with targets.
+    """Compute loss, certificates and sparsity of a model and its search results on a corpus with targets.
 
     Args:
-        model: an encoder-decoder of this package, or an ensemble of such.
-        corpus: with targets.
-        results: of a search, in the corpus's order.
-        seconds: the time that the search took.
-        vocabulary: Of the outputs, where results are about texts: then what is said of outputs is said of texts. None:
-            it is said of sequences of symbols.
+        model: Encoder-decoder of this package, or an ensemble.
+        corpus: Corpus with targets.
+        results: Search results, in the order of the corpus.
+        seconds: Duration of the search.
+        vocabulary: Vocabulary of the outputs, if results are about texts. Outputs are then compared as texts; with
+            None, they are compared as sequences of symbols.
 
     Returns:
         Means and shares over the corpus.
 
     Raises:
-        ValueError: an empty corpus, or not one result a sample.
+        ValueError: If the corpus is empty, or there is not exactly one result per sample.
 
     Example:
         >>> from tsallis.search import SearchOptions
@@ -144,11 +144,11 @@ def evaluate(
 
 
 def _search_scores(model: Decoder, results: Sequence[Result], seconds: float) -> dict[str, Any]:
-    """Return what :class:`Evaluation` has of the results alone."""
+    """Return the fields of :class:`Evaluation` that depend only on the search results."""
     count = len(results)
     kinds = [r.certificate.kind for r in results]
     best = [r.best for r in results if r.best is not None]
-    last = -1 if ends_are_certain(model) else None  # the step of the end, of which there is nothing to say
+    last = -1 if ends_are_certain(model) else None  # drop the step of the end symbol, which is certain
     steps = [n for h in best for n in h.support[:last]]
     counts = [n for h in best for n in h.num_attended[:last]]
     return {
@@ -162,12 +162,12 @@ def _search_scores(model: Decoder, results: Sequence[Result], seconds: float) ->
 
 
 def _without_unknown(corpus: Corpus, possible: Mapping[int, bool]) -> list[int]:
-    """Return the rows whose targets are not possible, but hold no unknown symbol."""
+    """Return the rows with impossible targets that contain no unknown symbol."""
     return [row for row in range(len(corpus)) if not possible[row] and UNK not in corpus.tgt[row]]
 
 
 def _possible_texts(model: Decoder, corpus: Corpus, rows: Sequence[int], vocabulary: Any) -> dict[int, bool]:
-    """Return by row whether any sequence that spells its target has a probability."""
+    """Return, for each row, whether any sequence that spells its target has non-zero probability."""
     possible: dict[int, bool] = {}
     for first in range(0, len(rows), BATCH):
         part = rows[first : first + BATCH]

@@ -1,4 +1,4 @@
-"""Create records of outputs and references: probabilities per symbol, certificates, and the empty output."""
+"""Records of outputs and references: probabilities per symbol, certificates, and the empty output."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.evaluation.empty_output import compare_empty, empty_log_probs
 from tsallis.toolkit.evaluation.text_probabilities import complete_results, describe_segmentations, score_outputs
 
-BATCH = 128  # outputs scored together
+BATCH = 128  # batch size for scoring outputs
 
 
 def describe_tokens(scores: TokenScores, tgt_vocab: Any) -> dict[str, Any]:
-    """Return an output's log-probability by symbol, and why it is impossible, with names in place of numbers.
+    """Return the log-probability of an output by symbol, and the reason if it is impossible.
 
     Args:
-        scores: of the output.
-        tgt_vocab: that spells symbols.
+        scores: Scores of the output.
+        tgt_vocab: Vocabulary that spells the symbols.
 
     Returns:
-        "possible", "log_prob", "tokens" with "symbol", "log_prob" and "support" of each, and "impossible": None, or the
-        first impossible symbol, its "step" from 1, "gap" below the threshold (None where there is no one threshold, or
-        the symbol is never given), "support" and the symbols possible "instead" with their probabilities. Impossible
-        symbols have a log-probability of None.
+        A dictionary with "possible", "log_prob", "tokens" and "impossible". Each of the "tokens" has "symbol",
+        "log_prob" (None if impossible) and "support". "impossible" is None or describes the first impossible symbol:
+        its "step" from 1, the "gap" below the threshold (None if undefined), "support", and the possible symbols
+        "instead" with their probabilities.
     """
     columns = zip(scores.tokens, scores.log_probs, scores.support, strict=True)
     tokens = [{"symbol": tgt_vocab.name(t), "log_prob": finite(p), "support": n} for t, p, n in columns]
@@ -51,17 +51,17 @@ def describe_tokens(scores: TokenScores, tgt_vocab: Any) -> dict[str, Any]:
 
 
 def describe_text(scores: TokenScores, text: TextProbability, tgt_vocab: Any) -> dict[str, Any]:
-    """Return the log-probability of a text as what JSON holds.
+    """Return the log-probability of a text as JSON values.
 
     Args:
-        scores: Of the symbols of its most probable segmentation, or of the usual one, if none is possible.
-        text: Its segmentations.
-        tgt_vocab: that spells symbols.
+        scores: Scores of its most probable segmentation, or of the usual segmentation if none is possible.
+        text: Probability of the text, with its segmentations.
+        tgt_vocab: Vocabulary that spells the symbols.
 
     Returns:
-        What :func:`describe_tokens` returns, with the "log_prob" of the text: the sum over its "segmentations", a lower
-        bound unless it is "exact". Segmentations that were not followed have the probability "missing", at most;
-        "possible" is None if none was found and not all were followed.
+        The dictionary of :func:`describe_tokens`, with the "log_prob" of the text: the sum over its "segmentations",
+        which is a lower bound unless it is "exact". "missing" is an upper bound on the probability of segmentations
+        that were not searched. "possible" is None if no segmentation was found and the search was not complete.
     """
     return {
         **describe_tokens(scores, tgt_vocab),
@@ -74,14 +74,14 @@ def describe_text(scores: TokenScores, text: TextProbability, tgt_vocab: Any) ->
 
 
 def describe_hypothesis(hypothesis: Hypothesis, tgt_vocab: Any, length_penalty: float = 0.0) -> dict[str, Any]:
-    """Return an output of a search or a draw as what JSON holds.
+    """Return an output of a search or a sample as JSON values.
+
+    A text also has "segmentations": "prob" and "log_prob" are sums over them, and supports belong to the first one.
 
     Args:
-        hypothesis: to describe.
-        tgt_vocab: that spells symbols.
-        length_penalty: length penalty of the search; if it is not 0, "score" ranks outputs.
-
-    A text has its "segmentations", too: "prob" and "log_prob" are sums over them, supports are of the first.
+        hypothesis: Output to describe.
+        tgt_vocab: Vocabulary that spells the symbols.
+        length_penalty: Length penalty of the search; if it is not 0, "score" is the score that ranks outputs.
     """
     content: dict[str, Any] = {
         "text": tgt_vocab.decode(hypothesis.tokens),
@@ -98,13 +98,13 @@ def describe_hypothesis(hypothesis: Hypothesis, tgt_vocab: Any, length_penalty: 
 
 
 def describe_certificate(certificate: Certificate) -> dict[str, Any]:
-    """Return a certificate as what JSON holds: kind and bound, and the reason where there is one."""
+    """Return a certificate as JSON values: kind, bound, and the reason if there is one."""
     reason = {} if certificate.reason is None else {"reason": certificate.reason}
     return {"certificate": certificate.kind, **reason, "bound": finite(certificate.bound)}
 
 
 def describe_result(result: Result, tgt_vocab: Any) -> dict[str, Any]:
-    """Return the result of a search as what JSON holds: its certificate, bound and mass, and the hypotheses.
+    """Return a search result as JSON values: certificate, bound, mass and hypotheses.
 
     A result about texts also has "missing", an upper bound on the probability of sequences that were not found.
     """
@@ -129,11 +129,11 @@ def output_records(
     :func:`tsallis.toolkit.evaluation.empty_output.compare_empty`.
 
     Args:
-        model: that was searched.
-        tgt_vocab: that spells its symbols.
-        corpus: the rows, with targets.
-        references: the text of each target.
-        results: results of a search, one per row.
+        model: Model that was searched.
+        tgt_vocab: Vocabulary that spells the symbols.
+        corpus: Corpus with targets.
+        references: Text of each target.
+        results: Search results, one per row.
     """
     texts = ambiguous_text(tgt_vocab) is not None
     empty, device = empty_log_probs(model, corpus, vocabulary=tgt_vocab).tolist(), device_of(model)
@@ -174,5 +174,5 @@ def _describe_best(tgt_vocab: Any, reference: str, result: Result, best: Hypothe
 
 
 def finite(value: float) -> float | None:
-    """Return a number, or None of one that JSON has no word for."""
+    """Return a number, or None if it is not finite, because JSON cannot represent it."""
     return value if math.isfinite(value) else None

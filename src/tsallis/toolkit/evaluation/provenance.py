@@ -1,4 +1,4 @@
-"""The origin of a result: the code, the versions and the machine that made it, and digests of files."""
+"""Origin of a result: commit of the code, versions, machine, and digests of files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FOLDERS = re.compile(r"""(?<![\w.:/~-])/+(?:[^/,'"\[\]{}]+/+)*(?=[^/,'"\[\]{}\s
 
 
 def environment() -> dict[str, Any]:
-    """Return versions, the commit of the code, processor and threads.
+    """Return the commit of the code, versions, processor and number of threads.
 
     Returns:
         "commit" (None outside a git checkout), "torch", "python", "cpu", "cores", "threads" and, with a GPU, "gpu".
@@ -46,7 +46,7 @@ def environment() -> dict[str, Any]:
 
 @cache
 def cpu_name() -> str:
-    """Return the processor's name."""
+    """Return the name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -57,7 +57,7 @@ def cpu_name() -> str:
 
 @cache
 def find_commit() -> str | None:
-    """Return the commit that the package's files are of, with "+changes" where some differ; None without a checkout."""
+    """Return the git commit of the package, with "+changes" if files differ; None outside a checkout."""
     root = PACKAGE.resolve().parents[1]
     if not (root / ".git").exists():
         return None
@@ -75,10 +75,10 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 
 def command_line(arguments: Sequence[str] | None = None) -> str:
-    """Return the command of this process, of absolute paths the last part alone.
+    """Return the command of this process, with each absolute path shortened to its last part.
 
     Args:
-        arguments: the command and its arguments; default: this process's.
+        arguments: Command and its arguments; default: those of this process.
 
     Example:
         >>> command_line(["/usr/bin/tsallis", "evaluate", "/home/ada/runs/best", "--beam-size", "5"])
@@ -93,7 +93,7 @@ def command_line(arguments: Sequence[str] | None = None) -> str:
 
 
 def shorten_path(text: str) -> str:
-    """Return a text with the last part alone of each absolute path in it.
+    """Return a text with each absolute path shortened to its last part.
 
     Example:
         >>> shorten_path("/home/ada/data"), shorten_path("data.folder=/home/ada/data"), shorten_path("runs/best")
@@ -105,16 +105,18 @@ def shorten_path(text: str) -> str:
 
 
 def digest_files(paths: Iterable[Path]) -> dict[str, Any]:
-    """Return the number, the bytes and one digest of files, as `sha256sum FILES | sha256sum` has it in their folder.
+    """Return the number, total size and digest of files.
+
+    The digest equals that of `sha256sum FILES | sha256sum` in their folder.
 
     Args:
-        paths: of the files; their order has no influence.
+        paths: Paths of the files, in any order.
 
     Returns:
-        "files", "bytes" and "sha256" (of one line per file, sorted by name).
+        A dictionary with "files", "bytes" and "sha256".
 
     Raises:
-        InputError: a file that can't be read.
+        InputError: If a file can't be read.
 
     Example:
         >>> import tempfile

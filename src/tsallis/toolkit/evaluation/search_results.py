@@ -13,9 +13,9 @@ from tsallis.toolkit.data.corpus import Corpus
 
 
 def search_batch(model: Decoder, batch: Batch, options: SearchOptions, **data: Any) -> list[Result]:
-    """Search for the outputs of a batch: by a beam, exactly, or for all, as the mode of the options says.
+    """Search for the outputs of a batch in the mode of the options: "beam", "exact" or "all".
 
-    `data` are arguments of the searches that are not options, such as `prefixes` and `text`.
+    `data` are arguments of the search that are not options, such as `prefixes` and `text`.
     """
     search: Any = {"beam": beam_search, "exact": exact_search, "all": exhaustive}[options.mode]
     device = device_of(model)
@@ -26,7 +26,7 @@ def search_batch(model: Decoder, batch: Batch, options: SearchOptions, **data: A
 
 
 def search_batches(model: Decoder, batches: Iterable[Batch], options: SearchOptions, **data: Any) -> dict[int, Result]:
-    """Return the results of a search by row of the corpus."""
+    """Return the search results by row of the corpus."""
     by_row: dict[int, Result] = {}
     for batch in batches:
         by_row.update(zip(batch.index, search_batch(model, batch, options, **data), strict=True))
@@ -49,7 +49,7 @@ def search_corpus(
         One result per row, in the corpus's order.
 
     Raises:
-        ValueError: Another mode, or an option that needs texts (`prefix`, `min_risk`).
+        ValueError: If the mode is another one, or an option that needs texts (`prefix`, `min_risk`).
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
@@ -66,21 +66,21 @@ def search_corpus(
 
 
 def timed_search(model: Decoder, corpus: Corpus, options: SearchOptions, **data: Any) -> tuple[list[Result], float]:
-    """Return the results of a search and the seconds it took."""
+    """Return the search results and the duration of the search in seconds."""
     began = time.perf_counter()
     results = search_corpus(model, corpus, options, **data)
     return results, time.perf_counter() - began
 
 
 def accuracy(results: Sequence[Result], corpus: Corpus) -> float:
-    """Return the share of results whose best hypothesis is the target of the row.
+    """Return the share of results whose best hypothesis equals the target.
 
     Args:
-        results: of a search, in the corpus's order.
-        corpus: with targets.
+        results: Search results, in the order of the corpus.
+        corpus: Corpus with targets.
 
     Returns:
-        The share, from 0 to 1; 0 of no results.
+        The share, from 0 to 1; 0 if there are no results.
 
     Example:
         >>> from tsallis.search import Certificate, Hypothesis

@@ -1,4 +1,4 @@
-"""Loss and sparsity of a model that reads the targets."""
+"""Loss and sparsity of a model with teacher forcing."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from tsallis.symbols import EOS, IGNORE_INDEX
 from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.evaluation.language import smoothed_losses, sparsemax_scores
 
-AT_ONCE = 1 << 24  # scores computed together
+AT_ONCE = 1 << 24  # maximum number of scores computed at once
 
 
 @dataclass(frozen=True)
 class TeacherForcedScores:
     """Loss and sparsity of a model with teacher forcing.
 
-    A symbol that the vocabulary lacks has probability zero, as in :func:`~tsallis.search.score`: it is wrong, and out
-    of the support. The loss alone leaves it out, for it would be infinite. The symbols of a classifier are its labels.
+    A symbol that is not in the vocabulary has probability 0, as in :func:`~tsallis.search.score`: it counts as wrong
+    and not in the support. Only the loss excludes it, because it would be infinite. Symbols of classifiers are labels.
 
     Args:
-        loss: the map's own loss, a symbol of the vocabulary.
-        gold_in_support: share of symbols with a probability.
-        symbol_accuracy: share of symbols that are the most probable.
-        output_support: symbols with a probability, mean over steps.
-        output_sum: sum of a step's probabilities, mean over steps: 1 but for alpha-ReLU.
-        logit_norm: Euclidean norm of the scores, mean over steps.
-        threshold: mean threshold over steps, see :meth:`tsallis.nn.OutputLayer.thresholds`; NaN for softmax.
-        smoothed_loss: :math:`-\\log` of smoothed probabilities, see `epsilon_perplexity`.
-        sparsemax_score: mean of :math:`p_y + (1 - \\|p\\|^2) / 2` (Martins et al. 2020, *Sparse Text Generation*).
-        attention_support: positions with a weight, mean over steps (and heads).
-        unknown_symbols: the number of symbols that the vocabulary lacks.
+        loss: Mean loss of the output mapping per known symbol.
+        gold_in_support: Share of reference symbols with non-zero probability.
+        symbol_accuracy: Share of reference symbols that are predicted correctly.
+        output_support: Mean number of symbols with non-zero probability per step.
+        output_sum: Mean sum of probabilities per step, which is 1 except for alpha-ReLU.
+        logit_norm: Mean Euclidean norm of the scores per step.
+        threshold: Mean threshold per step, see :meth:`tsallis.nn.OutputLayer.thresholds`; NaN for softmax.
+        smoothed_loss: Mean :math:`-\\log` of smoothed probabilities, see `epsilon_perplexity`.
+        sparsemax_score: Mean of :math:`p_y + (1 - \\|p\\|^2) / 2` (Martins et al. 2020, *Sparse Text Generation*).
+        attention_support: Mean number of attended positions per step (and head).
+        unknown_symbols: Number of symbols that are not in the vocabulary.
 
     Example:
         >>> sums = [1.0, 2.0, 2.0, 6.0, 2.0, 4.0, 0.5, 2.0, 1.0, 3.0, 0.0, 2.0]  # of two symbols, none of them unknown
@@ -67,7 +67,7 @@ class TeacherForcedScores:
 
     @classmethod
     def of(cls, sums: Sequence[float]) -> TeacherForcedScores:
-        """Return the means of sums by :func:`teacher_forced_sums`, which may be added up over batches and processes."""
+        """Compute means from the sums of :func:`teacher_forced_sums`, which may be added over processes."""
         loss, *totals, unknown, symbols = sums
         means = (total / max(symbols, 1) for total in totals)
         return cls(loss / max(symbols - unknown, 1), *means, unknown_symbols=int(unknown))
@@ -77,9 +77,9 @@ def teacher_forced_scores(model: Decoder, corpus: Corpus, batch_size: int = 128)
     """Compute loss and sparsity with teacher forcing.
 
     Args:
-        model: an encoder-decoder of this package, or an ensemble of such.
-        corpus: with targets.
-        batch_size: rows computed together.
+        model: Encoder-decoder of this package, or an ensemble.
+        corpus: Corpus with targets.
+        batch_size: Number of rows per batch.
 
     Returns:
         Means over all symbols.
@@ -94,7 +94,7 @@ def teacher_forced_scores(model: Decoder, corpus: Corpus, batch_size: int = 128)
 
 
 def counted_symbols(model: object, tgt_out: Tensor) -> Tensor:
-    """Tell which target symbols count: all but padding, and of a classifier the labels alone, for its ends are certain.
+    """Return a mask of the target symbols that count: no padding, and no end symbols of classifiers (certain).
 
     >>> from tsallis.models import RNNSeq2Seq
     >>> counted_symbols(RNNSeq2Seq(6, 6, d_model=8), torch.tensor([[5, 2, IGNORE_INDEX]])).tolist()
@@ -111,11 +111,11 @@ def teacher_forced_sums(
     densities: dict[str, Tensor] | None = None,
     possible: dict[int, bool] | None = None,
 ) -> list[float]:
-    """Return the numbers of :class:`TeacherForcedScores` summed over symbols, and how many there were.
+    """Return the fields of :class:`TeacherForcedScores` summed over symbols, and the number of symbols.
 
-    To `densities`, a float64 tensor [layers, heads] for each kind of attention, each head's density in a batch is
-    added, times the batch's symbols. In `possible` it is noted by the rows' numbers whether all symbols of a row have a
-    probability.
+    The function adds the attention density of each head, times the number of symbols, to `densities`, which contains a
+    float64 tensor [layers, heads] for each kind of attention. It stores in `possible`, by row number, whether all
+    symbols of a row have non-zero probability.
     """
     totals = dict.fromkeys([*(field.name for field in fields(TeacherForcedScores)), "symbols"], 0.0)
     device = device_of(model)
@@ -147,7 +147,7 @@ def teacher_forced_sums(
 
 @torch.no_grad()
 def row_hits(model: Any, batches: Iterable[Batch]) -> dict[int, tuple[int, int]]:
-    """Return how many symbols of each row are the most probable ones, given those before them, and how many there are.
+    """Return the number of correctly predicted symbols and of all symbols by row, with teacher forcing.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
@@ -170,21 +170,18 @@ def row_hits(model: Any, batches: Iterable[Batch]) -> dict[int, tuple[int, int]]
 
 
 def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> tuple[dict[str, float], Tensor]:
-    """Return what :class:`TeacherForcedScores` says of the output layer, and which symbols have a probability.
-
-    The first is summed over symbols, by name; the second is [symbols].
-    """
+    """Return the sums of the output layer by name, and a mask [symbols] of possible reference symbols."""
     known = has_loss(gold)  # [symbols]
     scores = output.scores(hidden)  # [symbols, d_vocab]
     probs = output.probs(scores)
-    # As a search has it: some probabilities are too small for a number.
+    # Use log-probabilities like the search, because small probabilities underflow.
     possible = output.log_probs(scores) > -torch.inf
     gold_possible = _gold_values(possible, gold, known)
     thresholds = output.thresholds(scores, probs) if hasattr(output, "thresholds") else None
     # The two scores of Martins et al. need normalized probabilities.
     shares = probs if output.normalized else probs / probs.sum(-1, keepdim=True).clamp(min=1e-30)
     of_gold_share = _gold_values(shares, gold, known)
-    # The losses of an ensemble's models are not defined on its scores.
+    # An ensemble has no loss that is defined on its scores.
     of_scores = hasattr(output, "loss_of_scores")
     loss, inputs = (output.loss_of_scores, scores) if of_scores else (output.loss, hidden)
     sums = {
@@ -202,10 +199,10 @@ def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> tuple[dict[str, f
 
 
 def _to_floats(values: dict[str, Tensor]) -> dict[str, float]:
-    """Return numbers on a device as floats, in one transfer."""
+    """Return tensors on a device as floats, with a single transfer."""
     return dict(zip(values, torch.stack([value.double() for value in values.values()]).tolist(), strict=True))
 
 
 def _gold_values(values: Tensor, gold: Tensor, known: Tensor) -> Tensor:
-    """Return the values [symbols] of gold symbols among those of all [symbols, d_vocab]; 0 of an unknown one."""
+    """Return the values [symbols] of reference symbols from [symbols, d_vocab]; 0 for unknown symbols."""
     return values.gather(-1, gold.unsqueeze(-1)).squeeze(-1).masked_fill(~known, 0)

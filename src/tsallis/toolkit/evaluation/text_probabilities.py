@@ -1,4 +1,4 @@
-"""Probabilities of texts that several sequences of symbols spell, of known outputs and of those of searches."""
+"""Probabilities of texts that several sequences of symbols spell: of references and of search results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tsallis.toolkit.data.batching import IGNORE_INDEX, Batch
 from tsallis.toolkit.data.packing import TextCorpus
 
 LISTED = 16  # number of texts whose segmentations are all searched
-LEAST = 250  # prefixes that are followed for each of them
+LEAST = 250  # minimum search budget for each of them, in expanded prefixes
 
 
 def score_outputs(
@@ -26,14 +26,14 @@ def score_outputs(
 ) -> list[tuple[TokenScores, TextProbability]]:
     """Return the probability of the text of each row, with the symbols of its most probable segmentation.
 
-    Where no segmentation is possible, they are those of the usual one, up to the symbol that is impossible. A text that
-    the symbols can't spell as it stands, such as one in upper case, is scored in the form that the vocabulary gives it.
+    If no segmentation is possible, the symbols are those of the usual segmentation, up to the impossible symbol. A text
+    is scored in its normalised form, for example in lower case.
 
     Args:
-        model: with the decoder protocol.
-        batch: Of sources and targets, where the model is.
-        references: The text of each target.
-        vocabulary: Of the targets.
+        model: Model with the decoder protocol.
+        batch: Sources and targets, on the device of the model.
+        references: Text of each target.
+        vocabulary: Vocabulary of the targets.
     """
     usual = score_tokens(model, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out)
     spellings, known = spellings_of(vocabulary), dict[int, str]()
@@ -66,7 +66,7 @@ def score_outputs(
 def text_probabilities(
     model: Decoder, batch: Batch, rows: Sequence[Sequence[str]], vocabulary: Any
 ) -> list[dict[str, TextProbability]]:
-    """Return the probabilities of the first different texts of each row, which share the budget of one text."""
+    """Return the probabilities of the first distinct texts of each row, which share the budget of one text."""
     texts = [list(dict.fromkeys(row))[:LISTED] for row in rows]
     found: list[dict[str, TextProbability]] = [{} for _ in texts]
     for size in sorted({len(row) for row in texts} - {0}):
@@ -80,9 +80,9 @@ def text_probabilities(
 
 
 def complete_results(model: Decoder, batch: Batch, results: Sequence[Result], vocabulary: Any) -> list[Result]:
-    """Return results about texts with all segmentations of the texts that are listed first.
+    """Return results about texts, with all segmentations of the first listed texts.
 
-    Results of vocabularies in which sequences spell different texts stay as they are, as do complete ones.
+    Complete results are unchanged, and so are results of vocabularies in which every text has a single spelling.
     """
     text = ambiguous_text(vocabulary)
     if text is None:
@@ -101,7 +101,7 @@ def complete_results(model: Decoder, batch: Batch, results: Sequence[Result], vo
 def join_draws(
     model: Decoder, batch: Batch, rows: Sequence[Sequence[Hypothesis | None]], vocabulary: Any
 ) -> list[list[Hypothesis | None]]:
-    """Return draws as texts with the probability of all segmentations, drawn or not."""
+    """Return samples as texts with the total probability of all their segmentations."""
     texts = [[vocabulary.decode(draw.tokens) for draw in row if draw is not None] for row in rows]
     found = text_probabilities(model, batch, texts, vocabulary)
     joined: list[list[Hypothesis | None]] = []
@@ -117,10 +117,10 @@ def join_draws(
 
 
 def _as_drawn(draw: Hypothesis, total: Hypothesis) -> Hypothesis:
-    """Return a draw, whose symbols and supports stay, with the probability of its text."""
+    """Return a sample with the probability of its text, but its own symbols and supports."""
     return replace(draw, log_prob=total.log_prob, segmentations=total.segmentations)
 
 
 def describe_segmentations(sequences: Sequence[Hypothesis], vocabulary: Any) -> list[dict[str, Any]]:
-    """Return the sequences that spell a text as what JSON holds."""
+    """Return the sequences that spell a text as JSON values."""
     return [{"symbols": [vocabulary.name(t) for t in s.tokens], "log_prob": s.log_prob} for s in sequences]

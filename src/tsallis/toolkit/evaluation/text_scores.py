@@ -1,4 +1,4 @@
-"""Scores of texts beside references: exact, by distance, and sacrebleu's with their signatures."""
+"""Scores of texts against references: exact match, edit distance, and sacrebleu with signatures."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ def levenshtein(a: Sequence[Any], b: Sequence[Any]) -> int:
     """Count the insertions, deletions and replacements that turn one sequence into the other.
 
     Args:
-        a: a text, or a sequence of symbols.
-        b: the other one.
+        a: First text or sequence of symbols.
+        b: Second text or sequence of symbols.
 
     Returns:
-        The least number of them.
+        The minimum number of edits.
 
     Example:
         >>> levenshtein("drawed", "drew")
@@ -31,14 +31,14 @@ def levenshtein(a: Sequence[Any], b: Sequence[Any]) -> int:
 
 
 def exact_match(texts: Sequence[Any], references: Sequence[Any]) -> float:
-    """Return the share of texts that are the reference.
+    """Return the share of texts that equal their reference.
 
     Args:
-        texts: outputs of a model.
-        references: one for each.
+        texts: Outputs of a model.
+        references: One reference for each text.
 
     Returns:
-        The share, from 0 to 1; 0 of no texts.
+        The share, from 0 to 1; 0 if there are no texts.
 
     Example:
         >>> exact_match(["drew", "drawed"], ["drew", "drew"])
@@ -48,11 +48,11 @@ def exact_match(texts: Sequence[Any], references: Sequence[Any]) -> float:
 
 
 def form_scores(texts: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Return the share of texts that are the reference, and the mean distance to it.
+    """Return the share of texts that equal their reference, and the mean edit distance.
 
     Args:
         texts: Forms, each a text or a list of symbols.
-        references: One for each.
+        references: One reference for each text.
 
     Returns:
         "accuracy", and "levenshtein", the mean of :func:`levenshtein`.
@@ -67,12 +67,12 @@ def form_scores(texts: Sequence[Sequence[str]], references: Sequence[Sequence[st
 
 @dataclass(frozen=True)
 class CorpusScore:
-    """A score of a whole corpus with the signature that makes it comparable.
+    """Score of a corpus, with the signature that makes it comparable.
 
     Args:
-        name: such as "bleu".
-        value: in the metric's own units: BLEU and chrF from 0 to 100, TER in percent.
-        signature: sacrebleu's.
+        name: Name of the score, such as "bleu".
+        value: Value of the score: BLEU and chrF from 0 to 100, TER in percent.
+        signature: Signature of sacrebleu.
     """
 
     name: str
@@ -88,18 +88,18 @@ def translation_scores(
     lowercase: bool = False,
     tokenized: bool = False,
 ) -> list[CorpusScore]:
-    """Compute BLEU, chrF and TER by sacrebleu; its signatures say how.
+    """Compute BLEU, chrF and TER with sacrebleu.
 
     Args:
-        texts: translations.
-        references: one for each.
-        tgt_lang: "ja", "ko" or "zh" for a tokeniser that knows their words; all others have sacrebleu's default, 13a.
-        names: which of "bleu", "chrf" and "ter".
-        lowercase: whether capitals count as small letters.
-        tokenized: whether white space separates the words of BLEU already; otherwise sacrebleu's tokeniser does.
+        texts: Translations.
+        references: One reference for each translation.
+        tgt_lang: Target language. "ja", "ko" and "zh" have special tokenizers; others use sacrebleu's default, 13a.
+        names: Names of the scores, from "bleu", "chrf" and "ter".
+        lowercase: Whether to ignore case.
+        tokenized: Whether texts are tokenized, so that BLEU splits at white space only.
 
     Returns:
-        One score for each name.
+        One score for each name, with its signature.
 
     Example:
         >>> [round(s.value, 1) for s in translation_scores(["the cat sat on the mat"], ["the cat sat on a mat"])]
@@ -110,7 +110,7 @@ def translation_scores(
     factories: dict[str, Any] = {
         "bleu": lambda: BLEU(lowercase=lowercase, **_tokenizer(tgt_lang, tokenized)),
         "chrf": lambda: CHRF(lowercase=lowercase),
-        "ter": TER,  # never tells capitals from small letters
+        "ter": TER,  # always ignores case
     }
     scores = []
     for name in names:
@@ -123,17 +123,16 @@ def translation_scores(
 def length_ratio(texts: Sequence[str], references: Sequence[str], tgt_lang: str = "", tokenized: bool = False) -> float:
     r"""Return the number of words of translations divided by that of references, as BLEU counts them.
 
-    Below 1 it is what BLEU's penalty for brevity comes from, :math:`\exp(1 - 1 / r)`: a model finds short outputs more
-    probable than it should.
+    A ratio :math:`r` below 1 leads to the brevity penalty of BLEU, :math:`\exp(1 - 1 / r)`: the outputs are too short.
 
     Args:
-        texts: translations.
-        references: one for each.
-        tgt_lang: as for :func:`translation_scores`.
-        tokenized: as for :func:`translation_scores`.
+        texts: Translations.
+        references: One reference for each translation.
+        tgt_lang: See :func:`translation_scores`.
+        tokenized: See :func:`translation_scores`.
 
     Returns:
-        The ratio; 0 where references have no words.
+        The ratio; 0 if references have no words.
 
     Example:
         >>> length_ratio(["the cat", ""], ["the cat sat", "a dog."])
@@ -157,11 +156,11 @@ def _chrf() -> Any:
 
 
 def sentence_chrf(text: str, reference: str) -> float:
-    """Return sacrebleu's chrF of one text, from 0 to 1; 1 of two that are the same.
+    """Return the chrF of one text, computed with sacrebleu, from 0 to 1; 1 for equal texts.
 
     Args:
-        text: a translation.
-        reference: the right one.
+        text: Translation.
+        reference: Reference translation.
 
     Example:
         >>> round(sentence_chrf("the cat sat on the mat", "the cat sat on a mat"), 3)
