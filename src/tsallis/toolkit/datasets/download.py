@@ -73,7 +73,7 @@ def fetch(file: SourceFile, path: Path) -> Path:
             return path
         with created_folder(path.parent):
             part = path.with_name(path.name + ".part")
-            # A part of something else shows only at the end, and costs one more transfer, not the data set.
+            # A wrong partial file is detected only at the end: then download once more from the start.
             if not (part.exists() and _complete(file, part, path)) and not _complete(file, part, path):
                 raise InputError(
                     f"{path}: what arrived is not {known(file, path)} (its digest differs); it was thrown away"
@@ -159,7 +159,7 @@ def _download(file: SourceFile, part: Path) -> None:
             return
         except urllib.error.HTTPError as error:
             if error.code == 416 and file.size is None and part.exists():
-                # No bytes follow: the part is complete or wrong, which only a new download can show.
+                # The server has no more bytes: the partial file is complete or wrong; download it again.
                 part.unlink()
                 return _download(file, part)
             if error.code != 404:
@@ -180,7 +180,7 @@ def _stream(url: str, part: Path, size: int | None) -> None:
         if size is not None and size > MOST and not known_size:
             raise InputError(f"{url}: expected a file of less than {MOST} bytes, the server has {size}")
         with part.open("ab" if position else "wb") as stream:
-            # Never more than is wanted, whatever the server sends.
+            # Limit the download to the expected size, even if the server sends more.
             limit = MOST if size is None else size
             while chunk := answer.read(min(CHUNK, limit - position)):
                 stream.write(chunk)

@@ -1,4 +1,4 @@
-"""Splits of a list of sentence pairs with many paraphrases, so that no sentence of one split is known from another."""
+"""Splits of sentence pairs with many paraphrases, such that no sentence occurs in two splits."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import unicodedata
 from collections.abc import Iterable
 
 Pair = tuple[str, str]
-HELD_OUT = 4000  # pairs at least, of dev and of test
-LARGEST = 20  # pairs of a cluster that may leave the training split
+HELD_OUT = 4000  # minimum number of pairs in dev and in test
+LARGEST = 20  # maximum number of pairs of a cluster outside train
 
 
 def split_pairs(pairs: Iterable[Pair], held_out: int = HELD_OUT) -> dict[str, list[Pair]]:
@@ -41,7 +41,7 @@ def split_pairs(pairs: Iterable[Pair], held_out: int = HELD_OUT) -> dict[str, li
 
 
 def _clusters(pairs: list[Pair]) -> list[list[int]]:
-    """Return positions of pairs that are connected by equal sides, by union and find."""
+    """Return clusters of pairs that are connected by equal sides, computed with union-find."""
     parent = list(range(len(pairs)))
 
     def root(i: int) -> int:
