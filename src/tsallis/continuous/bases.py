@@ -14,7 +14,7 @@ from tsallis.ops.transforms import forward_mode, traced, without_numbers
 
 
 class Basis(nn.Module):
-    r"""The base class of basis functions :math:`\psi` of a point, all evaluated at once.
+    r"""Base class of a set of basis functions :math:`\psi`, which are evaluated together.
 
     A module, so that its tensors move with the model that holds it and are saved with it. A density computes from
     `width`, the standard deviation of the narrowest Gaussian, how many nodes its quadrature rule needs. Without a width
@@ -36,11 +36,11 @@ class Basis(nn.Module):
 
     @property
     def size(self) -> int:
-        """The number of functions."""
+        """Return the number of functions."""
         raise NotImplementedError
 
     def forward(self, t: Tensor) -> Tensor:
-        """Evaluate the functions at points [...], or [..., 2] in the plane: [..., size]."""
+        """Evaluate the functions at points [...], or [..., 2] in the plane; return [..., size]."""
         if self.dims == 1:
             return self.at(t)
         if t.dim() == 0 or t.shape[-1] != self.dims:
@@ -48,23 +48,23 @@ class Basis(nn.Module):
         return self.at(*t.unbind(-1))
 
     def at(self, *coordinates: Tensor) -> Tensor:
-        """Evaluate the functions at points given by their coordinates, each [...]: [..., size]."""
+        """Evaluate the functions at points given as coordinates, each [...]; return [..., size]."""
         raise NotImplementedError
 
     def weighted_sum(self, weights: Tensor, *coordinates: Tensor) -> Tensor:
-        """Sum over weighted points: weights [..., points], coordinates [..., points]; result [..., size]."""
+        """Sum the functions over weighted points; weights and coordinates are [..., points], the sums [..., size]."""
         values = self.at(*coordinates)  # [..., points, size]
         if weights.dim() == 1:
             return torch.einsum("q,...qn->...n", weights, values)
         return (weights.unsqueeze(-2) @ values).squeeze(-2)
 
     def gaussians(self, like: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return centres [size, dims] and covariances [size, dims, dims] if these are normal densities."""
+        """Return centres [size, dims] and covariances [size, dims, dims] of normal densities, else None."""
         return None
 
     @property
     def fixed_gaussians(self) -> bool:
-        """True if all are normal densities made of buffers alone, without a gradient."""
+        """Return whether all functions are normal densities made of buffers without a gradient."""
         return False
 
 
@@ -75,10 +75,10 @@ class GaussianBasis(Basis):
 
     Args:
         centres: :math:`\mu_j` [size], or [size, 2] in the plane.
-        variance: :math:`\Sigma_j`: a number, [size] (also in the plane: of circular functions), or [size, 2, 2].
+        variance: :math:`\Sigma_j`: a number, [size] (circular functions in the plane), or [size, 2, 2].
 
     Raises:
-        ValueError: shapes that don't fit, a variance that is not positive.
+        ValueError: If shapes don't fit, or a variance is not positive.
 
     Example:
         >>> basis = GaussianBasis(torch.linspace(0, 1, 4), 0.01)
@@ -119,8 +119,8 @@ class GaussianBasis(Basis):
 
     @property
     def width(self) -> float:  # type: ignore[override]
-        """The standard deviation of the narrowest function, measured anew where the variances have changed."""
-        if traced() or without_numbers(self.covs) or self.covs.is_inference():  # a change can't be seen
+        """Return the standard deviation of the narrowest function; changed variances are measured again."""
+        if traced() or without_numbers(self.covs) or self.covs.is_inference():  # changes can't be detected
             return self._measured[1]
         version = self.covs.data_ptr(), self.covs._version
         if self._measured[0] != version:
@@ -128,7 +128,7 @@ class GaussianBasis(Basis):
         return self._measured[1]
 
     def _measure_width(self) -> float:
-        """Return the width; NaN, for not known, where variances are no longer what they were checked to be."""
+        """Return the width, or NaN if the variances are no longer finite."""
         covs = self.covs.detach().double()
         if not bool(covs.isfinite().all()):
             return math.nan
@@ -165,16 +165,16 @@ class GaussianBasis(Basis):
 
 
 class ProductBasis(Basis):
-    r"""All products of a basis in x and a basis in y, :math:`\psi_{ij}(x, y) = a_i(x) b_j(y)`, x first.
+    r"""Products of a basis in x and a basis in y, :math:`\psi_{ij}(x, y) = a_i(x) b_j(y)`; y varies fastest.
 
-    An expectation takes the two bases at every node, not their products, and one batched matrix product.
+    An expectation evaluates the two bases at every node, not their products, and takes one batched matrix product.
 
     Args:
-        first: a basis on the line, for x.
-        second: a basis on the line, for y; the default is `first` again.
+        first: Basis on the line, for x.
+        second: Basis on the line, for y (default: `first`).
 
     Raises:
-        ValueError: a basis that is not on the line.
+        ValueError: If a basis is not on the line.
 
     Example:
         >>> grid = ProductBasis(GaussianBasis(torch.linspace(0, 1, 10), 0.01))
@@ -187,7 +187,7 @@ class ProductBasis(Basis):
     def __init__(self, first: Basis, second: Basis | None = None) -> None:
         super().__init__()
         self.first = first
-        # One basis for both is one part: a state dict that named it twice would hold shared tensors.
+        # Register a shared basis once: otherwise the state dict would hold its tensors under two names.
         self.other = second if second is not first else None
         for basis in (self.first, self.second):
             if basis.dims != 1:
@@ -195,12 +195,12 @@ class ProductBasis(Basis):
 
     @property
     def second(self) -> Basis:
-        """The basis for y."""
+        """Return the basis for y."""
         return self.first if self.other is None else self.other
 
     @property
     def width(self) -> float:  # type: ignore[override]
-        """The smaller width of the two bases; NaN where one is not known."""
+        """Return the smaller width of the two bases, or NaN if one is unknown."""
         widths = self.first.width, self.second.width
         return math.nan if math.isnan(sum(widths)) else min(widths)
 
@@ -237,19 +237,19 @@ class ProductBasis(Basis):
 
 
 def gaussian_grid(size: int, widths: float | Sequence[float], low: float = 0.0, high: float = 1.0) -> GaussianBasis:
-    """Return Gaussians on the line, centres evenly spaced from `low` to `high`, as many for each of the `widths`.
+    """Return Gaussians on the line with evenly spaced centres, equally many for each width.
 
     Args:
-        size: the number of functions; a multiple of the number of widths.
-        widths: standard deviations, or one.
-        low: the first centre.
-        high: the last centre.
+        size: Number of functions; a multiple of the number of widths.
+        widths: Standard deviations, or a single one.
+        low: First centre.
+        high: Last centre.
 
     Returns:
-        A basis of `size` functions on the line, all centres of the first width first.
+        A basis of `size` functions on the line, grouped by width in the order of `widths`.
 
     Raises:
-        ValueError: a size that is no multiple of the number of widths.
+        ValueError: If `size` is not a multiple of the number of widths.
 
     Example:
         >>> gaussian_grid(6, [0.1, 0.5]).centres
@@ -266,18 +266,18 @@ def gaussian_grid(size: int, widths: float | Sequence[float], low: float = 0.0, 
 
 
 def text_basis(size: int = 64) -> GaussianBasis:
-    """Return the basis of the paper's text classifiers: Gaussians of widths .1 and .5 on [0, 1].
+    """Return the basis of the paper's text classifiers: Gaussians of widths 0.1 and 0.5.
 
-    (Martins et al. 2020, sec. 4 and table 1: 32, 64 and 128 functions.)
+    The centres are on [0, 1] (Martins et al. 2020, sec. 4 and table 1: 32, 64 and 128 functions).
 
     Args:
-        size: the number of functions, even.
+        size: Number of functions, even.
 
     Returns:
         A basis on the line.
 
     Raises:
-        ValueError: an odd size.
+        ValueError: If `size` is odd.
 
     Example:
         >>> text_basis(32)
@@ -287,18 +287,18 @@ def text_basis(size: int = 64) -> GaussianBasis:
 
 
 def translation_basis(size: int = 30) -> GaussianBasis:
-    """Return the basis of the paper's translation models: Gaussians of widths .03, .1 and .3 on [0, 1].
+    """Return the basis of the paper's translation models: widths 0.03, 0.1 and 0.3.
 
-    (Martins et al. 2020, sec. 4: 30 functions.)
+    The functions are Gaussians with centres on [0, 1] (Martins et al. 2020, sec. 4: 30 functions).
 
     Args:
-        size: the number of functions, a multiple of 3.
+        size: Number of functions, a multiple of 3.
 
     Returns:
         A basis on the line.
 
     Raises:
-        ValueError: a size that is no multiple of 3.
+        ValueError: If `size` is not a multiple of 3.
 
     Example:
         >>> translation_basis()
@@ -310,17 +310,18 @@ def translation_basis(size: int = 30) -> GaussianBasis:
 def image_basis(side: int = 10, variance: float = 0.01) -> ProductBasis:
     """Return circular Gaussians with centres on a square grid over :math:`[0, 1]^2`.
 
-    (Martins et al. 2020, sec. 4, with a variance ten times the paper's: these can represent a constant.)
+    (Martins et al. 2020, sec. 4.) The default variance is ten times the paper's, so that the functions can represent a
+    constant.
 
     Args:
-        side: the number of centres along each axis.
-        variance: of the Gaussians.
+        side: Number of centres along each axis.
+        variance: Variance of the Gaussians.
 
     Returns:
         A basis of `side` times `side` functions in the plane, the y coordinate varying fastest.
 
     Raises:
-        ValueError: no centre, a variance that is not positive.
+        ValueError: If `side` is below 1, or the variance is not positive.
 
     Example:
         >>> image_basis().size
@@ -330,9 +331,9 @@ def image_basis(side: int = 10, variance: float = 0.01) -> ProductBasis:
 
 
 def paper_image_basis() -> ProductBasis:
-    """Return the paper's basis for images: :func:`image_basis` with variance .001 (Martins et al. 2020, sec. 4).
+    """Return the paper's basis for images: :func:`image_basis` with variance 0.001.
 
-    Its functions are too narrow for their distance to represent a constant.
+    (Martins et al. 2020, sec. 4.) The functions are too narrow for their spacing, so they can't represent a constant.
 
     Returns:
         A basis of 100 functions in the plane.

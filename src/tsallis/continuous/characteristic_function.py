@@ -1,4 +1,4 @@
-"""Characteristic functions of beta-Gaussians on the line and in the plane: Bessel functions, looked up in a table."""
+"""Characteristic functions of beta-Gaussians on the line and in the plane, from tables of Bessel functions."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch.autograd import Function
 
 from tsallis.continuous.quadrature import gauss_jacobi
 
-PANEL, PANEL_POINTS = 4.0, 26  # Chebyshev interpolation on pieces as long as this is exact to rounding
-LINES_PER_UNIT = 256  # in float32: straight lines between so many values, 5e-7 off at most
-CELLS_PER_UNIT, DEGREE = 8, 7  # in float64: polynomials of this degree
+PANEL, PANEL_POINTS = 4.0, 26  # Chebyshev interpolation is exact to rounding on panels of this length
+LINES_PER_UNIT = 256  # for linear interpolation in float32; its error is at most 5e-7
+CELLS_PER_UNIT, DEGREE = 8, 7  # for polynomials of this degree in float64
 
 
 class Table(NamedTuple):
-    """A function of z from 0 by polynomials on cells of one length."""
+    """Piecewise polynomial approximation of a function of z >= 0, on cells of equal length."""
 
-    coefficients: tuple[Tensor, ...]  # each [cells], of rising powers of the place in a cell, from 0 to 1
+    coefficients: tuple[Tensor, ...]  # each [cells]; by rising power of the position in a cell, from 0 to 1
     per_unit: int
 
     def __call__(self, z: Tensor) -> Tensor:
-        """Evaluate the function at z [...], not NaN; beyond the end the value at the end."""
+        """Evaluate the function at z [...], which must not be NaN; z beyond the table's end counts as the end."""
         last = len(self.coefficients[0]) * (1 - torch.finfo(z.dtype).eps)
         offset = (z.reshape(-1) * self.per_unit).clamp_(max=last)
         cell = offset.int()
@@ -36,14 +36,14 @@ class Table(NamedTuple):
 
 
 def _nodes(points: int, degree: int) -> tuple[Tensor, Tensor]:
-    """Return Chebyshev nodes on [0, 1], and Vandermonde's matrix of `degree + 1` nodes that has its ends among them."""
+    """Return `points` Chebyshev nodes on [0, 1], and `degree + 1` nodes that include both ends."""
     inner = torch.cos((torch.arange(points, dtype=torch.float64, device="cpu") + 0.5) * (math.pi / points))
     ends = torch.arange(degree + 1, dtype=torch.float64, device="cpu") / max(degree, 1)
     return (1 - inner) / 2, (1 - torch.cos(ends * math.pi)) / 2
 
 
 def _interpolation(at: Tensor, nodes: Tensor) -> Tensor:
-    """Return the interpolation matrix from Chebyshev nodes to other points of [0, 1]: [at, nodes]."""
+    """Return the interpolation matrix [at, nodes] from Chebyshev nodes to other points of [0, 1]."""
     degree = torch.arange(len(nodes), dtype=torch.float64, device="cpu")
 
     def polynomials(x: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ def table(order: float, end: float, dtype: torch.dtype, device: torch.device) ->
         nodes, places = _nodes(PANEL_POINTS, degree)
         z = (torch.arange(panels, dtype=torch.float64, device="cpu").unsqueeze(-1) + nodes) * PANEL
         # The expectation of cos(z t) under the density of t, proportional to (1 - t²)^(b - 3/2).
-        # Of n points the error is about the Bessel function of order 2n at z, which is 1e-16 at z + 12 z^(1/3).
+        # With n points the error is about the Bessel function of order 2n at z: 1e-16 if 2n = z + 12 z^(1/3).
         t, w = gauss_jacobi(math.ceil(end / 2 + 6 * end ** (1 / 3)) + 8, order - 1.5, order - 1.5)
         values = torch.cos(z.unsqueeze(-1) * t) @ w  # [panels, nodes]
         at = (torch.arange(cells, dtype=torch.float64, device="cpu").unsqueeze(-1) + places) / cells
@@ -73,14 +73,15 @@ def table(order: float, end: float, dtype: torch.dtype, device: torch.device) ->
 
 
 def characteristic(squared: Tensor, order: float, end: float) -> Tensor:
-    r"""Return :math:`{}_0F_1(; b; -x/4)`, differentiable to any order: the characteristic function of a beta-Gaussian.
+    r"""Compute the characteristic function of a beta-Gaussian, :math:`{}_0F_1(; b; -x/4)`.
 
-    Of the density :math:`\propto (1 - |u|^2)_+^{b-1-n/2}` in n dimensions at frequencies k with :math:`x = |k|^2`.
+    The density is :math:`\propto (1 - |u|^2)_+^{b-1-n/2}` in n dimensions, and :math:`x = |k|^2` for a frequency k.
+    Differentiable to any order.
 
     Args:
         squared: x [...], not negative and not NaN.
-        order: b, above 1; 3 at alpha 2.
-        end: where the table ends: the largest square root of x.
+        order: Parameter b, above 1; 3 at alpha 2.
+        end: End of the table; no square root of x may be larger.
 
     Example:
         >>> value = characteristic(torch.tensor([0.0, 1.0], dtype=torch.float64), 2.0, 4.0)
@@ -91,7 +92,7 @@ def characteristic(squared: Tensor, order: float, end: float) -> Tensor:
 
 
 def table_end(z: float) -> float:
-    """Round the end of a table up to one of a few numbers, so that few tables are ever made."""
+    """Round the end of a table up to one of a few values, so that few tables are computed."""
     return float(2 ** (math.ceil(math.log2(max(z, 8)) * 2) / 2))
 
 

@@ -1,12 +1,13 @@
-r"""Beta-Gaussians and Gaussian functions in the plane, by their Fourier transforms.
+r"""Expectations of Gaussian functions under beta-Gaussians in the plane, by Fourier transforms.
 
 .. math:: E_p[\psi_j] = \frac{1}{4\pi^2} \int \varphi(B^\top k)\, e^{-\frac12 k^\top \Sigma_j k}\,
           e^{i k \cdot (\mu - c_j)} \, dk
 
-with :math:`\varphi` the characteristic function of the density on the unit disk, stretched by B. The functions are
-smooth, so the integral ends where they do, and a sum over a lattice is exact but for images of the density one period
-away, where the functions see nothing of it. The lattice is the same for all densities: what depends on the functions
-is one matrix, and a density costs no exponential a function.
+Here :math:`\varphi` is the characteristic function of the density on the unit disk, and B maps the disk to the support.
+The functions are smooth, so high frequencies contribute nothing and the integral can be truncated. A sum over a lattice
+of frequencies is then exact, except that it adds images of the density one period away. The period is so long that the
+functions vanish at the images. All densities share the lattice, so the functions enter as one matrix, and a density
+needs no exponential per function.
 """
 
 from __future__ import annotations
@@ -23,37 +24,37 @@ from tsallis.continuous.bases import Basis
 from tsallis.continuous.characteristic_function import characteristic, table_end
 from tsallis.ops.transforms import differentiable
 
-# Numbers that one intermediate result may have: as many as stay in a core's cache, and as fill a GPU.
+# Elements of one intermediate result: the first number fits in a core's cache, the second fills a GPU.
 CHUNK, DEVICE_CHUNK = 1 << 17, 1 << 24
-LARGEST = 1 << 23  # numbers of a matrix of frequencies and functions
-CACHE_NUMBERS = 1 << 25  # numbers of all matrices of a basis that are remembered
-GROUPS, GROUP = 4, 64  # densities are sorted by size into so many groups, of so many at least
-STEPS = 16  # periods come in so many steps an octave, that few matrices are ever made
+LARGEST = 1 << 23  # elements of a matrix of frequencies and functions
+CACHE_NUMBERS = 1 << 25  # elements of all cached matrices of a basis
+GROUPS, GROUP = 4, 64  # number of groups that densities are sorted into by size, and the least size of a group
+STEPS = 16  # steps per octave that periods are rounded up to, so that few matrices are computed
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-14}
 
 
 class FourierGrid(NamedTuple):
-    """A lattice of frequencies, one of each pair of opposite ones, and what the functions have of them."""
+    """Lattice of frequencies with the Fourier coefficients of the functions; of k and -k only one is kept."""
 
     k: Tensor  # [2, frequencies]
     functions: Tensor  # [2 frequencies, functions], cosines and sines around the origin
     centres: Tensor  # [functions, 2]
     origin: Tensor  # [2]
-    half: float  # the period's half
-    order: float  # of the characteristic function
-    end: float  # of its argument
+    half: float  # half the period
+    order: float  # parameter b of the characteristic function
+    end: float  # largest argument of the characteristic function
 
 
 class Extent(NamedTuple):
-    """The extent of all ellipses of a batch."""
+    """Extent of all ellipses of a batch."""
 
-    half: float  # the largest half side of a bounding square
-    longest: float  # semi-axis
+    half: float  # half the side of the largest bounding square
+    longest: float  # longest semi-axis
     shortest: float
 
 
 def largest(factor: Tensor) -> Tensor:
-    """Return the larger eigenvalue of `factor @ factor.mT` for lower triangular factors [..., 2, 2] alone.
+    """Return the larger eigenvalue of `factor @ factor.mT` for lower triangular factors [..., 2, 2].
 
     >>> largest(torch.tensor([[2.0, 0.0], [0.0, 3.0]]))
     tensor(9.)
@@ -65,7 +66,7 @@ def largest(factor: Tensor) -> Tensor:
 
 
 def extent(factor: Tensor) -> Extent:
-    """Return the extent of the ellipses `factor @ u`, |u| <= 1; those that are points have no shortest axis."""
+    """Return the extent of the ellipses `factor @ u`, |u| <= 1; the shortest axis ignores points."""
     f = factor.detach()
     longest = largest(f).sqrt()
     shortest = torch.where(longest > 0, (f[..., 0, 0] * f[..., 1, 1]).abs() / longest, math.inf)
@@ -78,7 +79,7 @@ def _half(factor: Tensor) -> Tensor:
 
 
 class _BasisCache:
-    """Centres and covariances of a basis, and matrices made of them, as long as its tensors are what they were."""
+    """Centres and covariances of a basis, and matrices computed from them, valid until its tensors change."""
 
     def __init__(self, basis: Basis, versions: list[tuple[Tensor, int]], like: Tensor) -> None:
         self.versions = versions
@@ -90,7 +91,7 @@ class _BasisCache:
         self.matrices: dict[tuple[object, ...], FourierGrid] = {}
 
     def grid(self, reach: float, spacing: float, order: float, end: float, dtype: torch.dtype) -> FourierGrid:
-        """Return the lattice of this spacing up to this frequency."""
+        """Return the cached lattice with a spacing, up to the frequency `reach`."""
         key = (reach, spacing, order, end, dtype)
         if key not in self.matrices:
             with torch.inference_mode(False), torch.no_grad():
@@ -104,7 +105,7 @@ class _BasisCache:
         origin = (self.centres.amin(0) + self.centres.amax(0)) / 2
         phase = (self.centres - origin) @ k  # [functions, frequencies]
         damping = torch.einsum("fij,ik,jk->fk", self.covs, k, k) / 2
-        alone = (k == 0).all(0).to(k) / 2  # of the frequency that is its own opposite, half
+        alone = (k == 0).all(0).to(k) / 2  # halve the weight of frequency 0, which has no opposite
         weight = (1 - alone) * (2 * (spacing / (2 * math.pi)) ** 2) * torch.exp(-damping)
         functions = torch.cat([weight * phase.cos(), weight * phase.sin()], -1).mT
         half = math.pi / spacing
@@ -114,7 +115,7 @@ class _BasisCache:
 
 
 def _lattice(radius: float) -> Tensor:
-    """Return points with whole coordinates within a circle, one of each opposite pair [2, points]."""
+    """Return the integer points in a circle [2, points], with one of each opposite pair."""
     n = math.floor(radius)
     x, y = torch.meshgrid(torch.arange(n + 1), torch.arange(-n, n + 1), indexing="ij")
     keep = (x * x + y * y <= radius * radius) & ((x > 0) | (y >= 0))
@@ -126,7 +127,7 @@ _caches: WeakKeyDictionary[Basis, _BasisCache] = WeakKeyDictionary()
 
 def _knowledge(basis: Basis, like: Tensor) -> _BasisCache:
     buffers = [*basis.parameters(), *basis.buffers()]
-    if any(b.is_inference() for b in buffers):  # whether those change can't be seen
+    if any(b.is_inference() for b in buffers):  # changes of inference tensors can't be detected
         return _BasisCache(basis, [], like)
     versions = [(b, b._version) for b in buffers]
     entry = _caches.get(basis)
@@ -141,10 +142,10 @@ def _knowledge(basis: Basis, like: Tensor) -> _BasisCache:
 
 
 def _cutoff(order: float, narrow: float, dtype: torch.dtype) -> float:
-    """Return the standard deviations after which a Gaussian is nothing of which the ellipses blur what lies beyond.
+    """Return the cutoff, in standard deviations, beyond which a Gaussian's transform is negligible.
 
-    The characteristic function falls with the frequency, all the sooner where the functions, of this standard deviation
-    by the shortest semi-axis, are narrow.
+    The decay of the characteristic function allows a lower cutoff if `narrow`, the standard deviation of the functions
+    divided by the shortest semi-axis, is small.
     """
     bound = math.lgamma(order) - math.log(math.pi) / 2
     for step in range(24, 80):
@@ -156,7 +157,7 @@ def _cutoff(order: float, narrow: float, dtype: torch.dtype) -> float:
 
 
 def _grid_for(entry: _BasisCache, factor: Tensor, order: float) -> FourierGrid | None:
-    """Return the lattice for these densities on ellipses `factor @ u`, |u| <= 1, unless it were too large."""
+    """Return the lattice for densities on ellipses `factor @ u`, |u| <= 1, or None if it would be too large."""
     half, longest, shortest = extent(factor)
     if not 0 < shortest < math.inf:
         return None
@@ -172,16 +173,16 @@ def _grid_for(entry: _BasisCache, factor: Tensor, order: float) -> FourierGrid |
 def wave_expectation(basis: Basis, mean: Tensor, factor: Tensor, order: float) -> Tensor | None:
     r"""Return expectations of Gaussian functions of :math:`\mu + B u` under :math:`\propto (1 - |u|^2)_+^{b-2}`.
 
-    Ellipses of like size share a lattice.
+    Ellipses of similar size share a lattice.
 
     Args:
-        basis: in the plane, with centres and covariances that get no gradient.
-        mean: [..., 2].
-        factor: B [..., 2, 2], lower triangular.
-        order: b, above 2; 3 is alpha 2.
+        basis: Basis in the plane whose centres and covariances require no gradient.
+        mean: Means :math:`\mu` [..., 2].
+        factor: Factors B [..., 2, 2], lower triangular.
+        order: Parameter b, above 2; 3 for alpha 2.
 
     Returns:
-        [..., functions]; nothing where functions are so narrow that the lattice would be too large.
+        Expectations [..., functions], or None if functions are so narrow that the lattice would be too large.
 
     Example:
         >>> from tsallis.continuous.bases import image_basis
@@ -191,7 +192,7 @@ def wave_expectation(basis: Basis, mean: Tensor, factor: Tensor, order: float) -
     """
     entry = _knowledge(basis, factor)
     finite = factor.detach().isfinite().all(-1).all(-1)
-    apart = torch.where(finite.unsqueeze(-1), mean, math.nan).reshape(-1, 2)  # the table can't be asked at a NaN
+    apart = torch.where(finite.unsqueeze(-1), mean, math.nan).reshape(-1, 2)  # the table has no value at NaN
     spread = torch.where(finite[..., None, None], factor, 0).reshape(-1, 2, 2)
     groups = max(1, min(GROUPS, len(apart) // GROUP))
     by_size = _half(spread.detach()).argsort()
@@ -202,14 +203,16 @@ def wave_expectation(basis: Basis, mean: Tensor, factor: Tensor, order: float) -
             return None
         centre = apart.index_select(0, some)
         expectations = cast(Tensor, _Expectation.apply(centre - grid.origin, spread.index_select(0, some), grid))
-        elsewhere = ((centre.detach().unsqueeze(-2) - grid.centres).abs() > grid.half).any(-1)  # there images are
+        elsewhere = ((centre.detach().unsqueeze(-2) - grid.centres).abs() > grid.half).any(
+            -1
+        )  # there an image of the density would count
         values.append(expectations * (~elsewhere).to(expectations))
     whole = torch.cat(values).index_select(0, by_size.argsort())
     return whole.view(*mean.shape[:-1], -1)
 
 
 class _Expectation(Function):
-    """Keeps mean and factor alone, of each density eight numbers."""
+    """Autograd function that saves only the mean and the factor of each density."""
 
     @staticmethod
     def forward(ctx: Any, mean: Tensor, factor: Tensor, grid: FourierGrid) -> Tensor:
@@ -243,14 +246,14 @@ def _chunks(mean: Tensor, grid: FourierGrid) -> list[slice]:
 
 
 def _stretch(factor: Tensor, grid: FourierGrid) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the frequencies as the factor stretches them, and their square, each [rows, frequencies]."""
+    """Return both coordinates of `factor.mT @ k` and its squared length, each [rows, frequencies]."""
     first = factor[:, :, 0] @ grid.k
     second = factor[:, 1, 1:] * grid.k[1]
     return first, second, torch.addcmul(first.square(), second, second)
 
 
 def _pullback(grad: Tensor, mean: Tensor, factor: Tensor, grid: FourierGrid) -> tuple[Tensor, Tensor]:
-    """Return gradients in mean and factor; of differentiable operations."""
+    """Return the gradients in mean and factor, computed by differentiable operations."""
     phase = mean @ grid.k
     cosine, sine = phase.cos(), phase.sin()
     first, second, squared = _stretch(factor, grid)
@@ -262,4 +265,6 @@ def _pullback(grad: Tensor, mean: Tensor, factor: Tensor, grid: FourierGrid) -> 
     to_second = (slope * second) @ grid.k[1]  # [rows]
     zero = torch.zeros_like(to_second)
     rows = [torch.stack([to_first[:, 0], zero], -1), torch.stack([to_first[:, 1], to_second], -1)]
-    return to_mean, torch.stack(rows, -2) * (-0.5 / grid.order)  # twice the derivative -1 / (4 order)
+    return to_mean, torch.stack(rows, -2) * (
+        -0.5 / grid.order
+    )  # the derivative -1 / (4 order), times 2 from the square

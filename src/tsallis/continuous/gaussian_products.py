@@ -1,4 +1,4 @@
-"""Sums over the nodes of a rule of products of Gaussians in x and in y, some densities at a time."""
+"""Weighted sums, over the nodes of a quadrature rule, of products of Gaussians in x and in y."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from torch.autograd import Function
 
 from tsallis.ops.transforms import differentiable
 
-# Numbers that one intermediate result may have: as many as stay in a core's cache.
+# Elements of one intermediate result, which fits in a core's cache.
 CHUNK = 1 << 17
-# Exponents are cut off here, at less than the rounding of float64: the exponential of numbers that leave the range of
-# float32 takes many times as long.
+# Clamp exponents: exp(-40) is below the rounding of float64, and exponentials that underflow in float32 take many times
+# as long.
 DEEPEST = 40.0
 
 
 class Bells(NamedTuple):
-    """Gaussians on the line without their factors, exp(-(t precision - shift)²)."""
+    """Unnormalised Gaussians on the line, exp(-(t precision - shift)²)."""
 
     shift: Tensor  # [functions]
     precision: Tensor  # [functions]
 
     def z(self, t: Tensor) -> Tensor:
-        """Return the integrals [..., functions]."""
+        """Return the arguments `t precision - shift` [..., functions]."""
         return torch.addcmul(-self.shift, t.unsqueeze(-1), self.precision)
 
 
@@ -35,25 +35,25 @@ def bells(centres: Tensor, variance: Tensor) -> Bells:
 
 
 def peaks(variance: Tensor) -> Tensor:
-    """Return the largest values of normal densities."""
+    """Return the maximum values of normal densities."""
     return (2 * math.pi * variance).rsqrt()
 
 
 def plane_sum(weights: Tensor, x: Tensor, y: Tensor, first: Bells, second: Bells) -> Tensor:
-    """Return sums of the products at weighted points, differentiable to any order in the points alone.
+    """Return weighted sums of products of Gaussians in x and y; differentiable in the points only, to any order.
 
     Args:
-        weights: [points], without a gradient.
-        x: [rows, points]
-        y: [rows, points]
-        first: of x, without gradients.
-        second: of y, without gradients.
+        weights: Weights [points], without a gradient.
+        x: First coordinates [rows, points].
+        y: Second coordinates [rows, points].
+        first: Gaussians in x, without gradients.
+        second: Gaussians in y, without gradients.
 
     Returns:
-        [rows, first, second]
+        Sums [rows, first, second].
 
     Raises:
-        NotImplementedError: weights or Gaussians that require a gradient.
+        NotImplementedError: If weights or Gaussians require a gradient.
 
     Example:
         >>> one = bells(torch.zeros(1), torch.tensor([0.5]))
@@ -64,7 +64,7 @@ def plane_sum(weights: Tensor, x: Tensor, y: Tensor, first: Bells, second: Bells
 
 
 class _PlaneSum(Function):
-    """Keeps the points alone and computes the exponentials anew: quicker than to write and read them."""
+    """Autograd function that saves only the points: recomputing exponentials is faster than storing them."""
 
     @staticmethod
     def forward(ctx: Any, weights: Tensor, x: Tensor, y: Tensor, *shapes: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ def _chunks(x: Tensor, first: Bells, second: Bells) -> list[slice]:
 
 
 def _by_function(shapes: Bells, t: Tensor) -> Tensor:
-    """Return the arguments that are squared and exponentiated [rows, functions, points]."""
+    """Return the arguments `t precision - shift` of the Gaussians [rows, functions, points]."""
     return torch.addcmul(-shapes.shift.unsqueeze(-1), t.unsqueeze(1), shapes.precision.unsqueeze(-1))
 
 
@@ -109,7 +109,7 @@ def _bell(z: Tensor) -> Tensor:
 def _pullback(
     grad: Tensor, weights: Tensor, x: Tensor, y: Tensor, first: Bells, second: Bells
 ) -> tuple[Tensor, Tensor]:
-    """Return gradients in x and y [rows, points]; of differentiable operations."""
+    """Return the gradients in x and y [rows, points], computed by differentiable operations."""
     zx, zy = _by_function(first, x), _by_function(second, y)  # [rows, functions, points]
     left, right = _bell(zx), _bell(zy)
     to_x = (grad @ right * left * zx * first.precision.unsqueeze(-1)).sum(1)

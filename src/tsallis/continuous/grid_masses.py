@@ -13,7 +13,7 @@ from tsallis.continuous.densities.elliptical import Elliptical
 from tsallis.continuous.interval_masses import POINTS, standard_masses, substitution
 from tsallis.continuous.quadrature import gauss_legendre
 
-FAR = 7.5  # standard deviations beyond which next to nothing is left of a Gaussian: 6e-13
+FAR = 7.5  # standard deviations; the mass of a Gaussian beyond them is 6e-13
 
 
 def grid_masses(density: Elliptical, height: int, width: int) -> Tensor:
@@ -21,23 +21,25 @@ def grid_masses(density: Elliptical, height: int, width: int) -> Tensor:
 
     .. math:: m_{ij} = \int_{x_j}^{x_{j+1}} \int_{y_i}^{y_{i+1}} p(x, y)\, dy\, dx
 
-    :func:`cell_masses` is the same on the line. The mass of a column below the edge of a row is integrated along x in
-    panels that break where the edge meets the density (its support, or 7.5 standard deviations from the mean), however
-    strong the correlation: where the edge crosses it by a rule of 40 points at most, and along y in closed form for the
-    Gaussian and the truncated paraboloid (Martins et al. 2020, eq. 11), by another rule for other densities; elsewhere
-    it is a mass on the line. Never negative, exactly zero in cells outside the support; the sum is the mass inside the
-    square.
+    Masses are never negative, and exactly zero in cells outside the support. Their sum is the mass inside the square.
+    :func:`cell_masses` does the same on the line.
+
+    For each column and each edge between rows, the mass below the edge is integrated along x. The integral is split
+    where the edge enters and leaves the density (its support, or 7.5 standard deviations around the mean), so strong
+    correlations lose no accuracy. Where the edge crosses the density, a rule of at most 40 points integrates along x.
+    Along y there is a closed form for the Gaussian and the truncated paraboloid (Martins et al. 2020, eq. 11); other
+    densities use a second rule. Elsewhere the mass is that of a marginal density on the line.
 
     Args:
-        density: in the plane, of any batch shape [...]; positions are (x, y), x to the right and y down.
-        height: rows of the grid.
-        width: columns of the grid.
+        density: Density in the plane with any batch shape [...]; positions are (x, y), x to the right and y down.
+        height: Number of rows of the grid.
+        width: Number of columns of the grid.
 
     Returns:
-        [..., height, width] in the density's dtype, without gradients.
+        Masses [..., height, width] in the density's dtype, without gradients.
 
     Raises:
-        ValueError: a density on the line, or a grid without cells.
+        ValueError: If the density is on the line, or the grid has no cells.
 
     Example:
         >>> from tsallis.continuous import TruncatedParaboloid
@@ -55,12 +57,13 @@ def grid_masses(density: Elliptical, height: int, width: int) -> Tensor:
 
 
 def _grid_masses(density: Elliptical, height: int, width: int) -> Tensor:
-    """In standard coordinates x = mu_x + a u, y = mu_y + b u + c v a column is an interval of u, a row's edge a line.
+    """Compute masses in the coordinates x = mu_x + a u, y = mu_y + b u + c v.
 
-    Dimensions are [points, columns, edges, ...], the batch last, as what shapes a density may have its shape, too.
+    A column is an interval of u, and the edge of a row is a line. Tensors are [points, columns, edges, ...]. The batch
+    comes last because the parameters of a family may have its shape.
     """
     mean, factor, family = density.mean.double(), density.factor.double(), density.family
-    assert isinstance(family, BetaGaussian)  # there is no other one in the plane
+    assert isinstance(family, BetaGaussian)  # the only family in the plane
     reach = torch.as_tensor(family.reach(mean[..., 0]), dtype=mean.dtype, device=mean.device).clamp(max=FAR)
     a, b, c = factor[..., 0, 0], factor[..., 1, 0], factor[..., 1, 1]
     across, down = (
@@ -70,7 +73,7 @@ def _grid_masses(density: Elliptical, height: int, width: int) -> Tensor:
     columns = torch.minimum(torch.maximum((across - mean[..., 0]) / a, -reach), reach)  # [columns + 1, ...]
     longest = (b.square() + c.square()).sqrt()
     edges = torch.minimum(torch.maximum((down - mean[..., 1]) / longest, -reach), reach)  # distances [edges, ...]
-    # Where an edge meets the circle of the reach: there what lies below it is no smooth function of u.
+    # Split where an edge meets the circle of the reach: the mass below the edge isn't smooth in u there.
     half = (reach.square() - edges.square()).clamp(min=0).sqrt()
     first, last = (edges * b - c * half) / longest, (edges * b + c * half) / longest
     low, high = columns[:-1].unsqueeze(1), columns[1:].unsqueeze(1)  # [columns, 1, ...]
@@ -80,7 +83,7 @@ def _grid_masses(density: Elliptical, height: int, width: int) -> Tensor:
     for left, right, crosses in ((low, start, False), (start, end, True), (end, high, False)):
         some = right > left
         if not crosses:
-            some = some & (edges > b * (left + right) / 2)  # above all of the density
+            some = some & (edges > b * (left + right) / 2)  # edges above the whole density
         bounds = left.expand_as(start)[some], right.expand_as(start)[some]
         of_some = family if family.number is not None else BetaGaussian(alpha[some], 2)
         if crosses:
@@ -94,7 +97,7 @@ def _grid_masses(density: Elliptical, height: int, width: int) -> Tensor:
 
 
 def _marginal_masses(family: BetaGaussian, low: Tensor, high: Tensor) -> Tensor:
-    """Return the masses of one coordinate of the plane, between bounds [cells]."""
+    """Return the masses of the marginal of one coordinate, between bounds [cells]."""
     if family.number != 2:
         return standard_masses(family.marginal(), low, high)
     left, right = (
@@ -107,34 +110,34 @@ def _marginal_masses(family: BetaGaussian, low: Tensor, high: Tensor) -> Tensor:
 def _mass_across(
     family: BetaGaussian, start: Tensor, end: Tensor, edges: Tensor, b: Tensor, c: Tensor, reach: Tensor
 ) -> Tensor:
-    """Return the mass below edges where they cross the density, u from `start` to `end`, all [cells]."""
+    """Return the mass below edges that cross the density, for u from `start` to `end`, all [cells]."""
     points = POINTS
-    if family.number == 1 and start.numel():  # smooth at the ends: as many as the bound for the widest panel
+    if family.number == 1 and start.numel():  # smooth at the ends: the widest panel sets the number of points
         steepness = float(((end - start) / 2 * (1 + (b / c).square()).sqrt()).amax())
         points = quadrature_sizes.least_points(quadrature_sizes.WeightedRule(1.0), steepness, start.dtype)
     x, weights = (n.unsqueeze(-1) for n in gauss_legendre(points).to(start))
-    if family.number != 1:  # points crowd at the ends, where some power of the distance vanishes
+    if family.number != 1:  # crowd points at the ends, where a power of the distance vanishes
         turn = x * (math.pi / 2)
         x, weights = torch.sin(turn), weights * torch.cos(turn) * (math.pi / 2)
     u = start + (end - start) * (1 + x) / 2  # [points, cells]
     weights = weights * (end - start)
-    half = (reach.square() - u.square()).clamp(min=0).sqrt()  # of the density's chord at u
+    half = (reach.square() - u.square()).clamp(min=0).sqrt()  # half the chord of the support at u
     return (weights * _below(family, u, (edges - b * u) / c, half)).sum(0)
 
 
 def _below(family: BetaGaussian, u: Tensor, v: Tensor, half: Tensor) -> Tensor:
-    """Return the standardised density at u, integrated from the end of its chord up to v."""
+    """Return the standardised density at u, integrated along its chord from the lower end to v."""
     if family.number == 1:
         mass: Tensor = torch.exp(-u.square() / 2) / math.sqrt(2 * math.pi) * torch.special.ndtr(v)
         return mass
     v = torch.minimum(torch.maximum(v, -half), half)
     if family.number == 2:
-        centre = family.density(torch.zeros_like(half))  # of a paraboloid that falls to 0 at the end of the chord
+        centre = family.density(torch.zeros_like(half))  # peak of a paraboloid that falls to 0 at the ends
         slope = centre / (u.square() + half.square()).clamp(min=torch.finfo(u.dtype).tiny)
         return slope * (half + v).square() * (2 * half - v) / 3
     mass = torch.zeros_like(v)
     at = substitution(family, -half, v, family.reach(u), half)
-    for x, weight in zip(*gauss_legendre(POINTS).to(v), strict=True):  # one by one: all together are many numbers
+    for x, weight in zip(*gauss_legendre(POINTS).to(v), strict=True):  # loop over nodes to save memory
         node, slope = at(x)
         mass += weight * slope * family.density(u.square() + node.square())
     return mass

@@ -1,4 +1,4 @@
-"""The mass of a density in each of many intervals: the weight that continuous attention gives to a word."""
+"""The masses of a density in intervals: the weight that continuous attention gives to each word."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tsallis.continuous.quadrature_sizes import SPAN
 from tsallis.functional.rows import check_floating
 from tsallis.ops.dtypes import upcast
 
-POINTS = 40  # of the rule in each interval, where there is no closed form
-FEW = 32  # where the support is short
-SMOOTH = 3.6  # standard deviations that a beta-Gaussian of alpha 1.2 reaches
+POINTS = 40  # points of the rule in an interval without a closed form
+FEW = 32  # points if the support is short
+SMOOTH = 3.6  # reach of a beta-Gaussian of alpha 1.2, in standard deviations
 
 
 def cell_masses(density: Density, edges: Tensor) -> Tensor:
@@ -29,19 +29,19 @@ def cell_masses(density: Density, edges: Tensor) -> Tensor:
 
     .. math:: m_l = \int_{e_l}^{e_{l+1}} p(t)\, dt
 
-    Never negative, and exactly zero in intervals outside the support; their sum is the mass between the outer edges.
-    In closed form for the Gaussian, the truncated parabola, the Laplace and the triangular density (Martins et al.
-    2020, sec. 2), by quadrature for others; differentiable in what the density depends on.
+    Masses are never negative, and exactly zero in intervals outside the support. Their sum is the mass between the
+    outer edges. The Gaussian, the truncated parabola, the Laplace and the triangular density have closed forms
+    (Martins et al. 2020, sec. 2); others use quadrature. All are differentiable in the parameters of the density.
 
     Args:
-        density: on the line, of any batch shape [...].
-        edges: [cells + 1] or [..., cells + 1], ascending; where two are equal, the interval is empty.
+        density: Density on the line with any batch shape [...].
+        edges: Edges [cells + 1] or [..., cells + 1], ascending; equal edges give an empty interval.
 
     Returns:
-        [..., cells]
+        Masses [..., cells].
 
     Raises:
-        ValueError: a density in the plane, or edges whose shape doesn't fit.
+        ValueError: If the density is in the plane, or the shape of the edges doesn't fit.
 
     Example:
         >>> from tsallis.continuous import TruncatedParabola
@@ -75,13 +75,13 @@ def _masses(density: Density, edges: Tensor) -> Tensor:
         raise TypeError(f"no masses are known of a {type(density).__name__}")
     mean, std = density.mean, density.factor
     edges = edges.reshape(*[1] * (mean.dim() + 1 - edges.dim()), *edges.shape)
-    # The batch comes last, as what shapes a density may have its shape, too.
+    # Put the batch last: the parameters of a family may have its shape.
     u = (edges.movedim(-1, 0).to(mean) - mean) / std  # [cells + 1, ...]
     return standard_masses(density.family, u[:-1], u[1:]).movedim(0, -1).to(density.dtype)
 
 
 def standard_masses(family: Family, low: Tensor, high: Tensor) -> Tensor:
-    """Return the masses of a standardised density, between bounds [cells, ...]."""
+    """Return the masses of a standardised density between bounds [cells, ...]."""
     if isinstance(family, BetaGaussian) and family.number == 1:
         return _in_a_tail(low, high, _normal_below)
     if isinstance(family, BetaGaussian) and family.number == 2:
@@ -99,16 +99,16 @@ def standard_masses(family: Family, low: Tensor, high: Tensor) -> Tensor:
 
 
 def _split(u: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what of a bound lies below the mean and what above, where a density is not smooth.
+    """Split a bound into its part below the mean and its part above, because the density has a kink there.
 
-    The gradient at the mean goes one way: two clamps would both let it pass.
+    At the mean only one part gets the gradient; two clamps would both pass it on.
     """
     below = u < 0
     return torch.where(below, u, 0), torch.where(below, 0, u)
 
 
 def _in_a_tail(low: Tensor, high: Tensor, cdf: Callable[[Tensor], Tensor]) -> Tensor:
-    """Subtract values of the distribution function in the lower tail: where the mean is between, or mirrored."""
+    """Return cdf(high) - cdf(low); mirror intervals above the mean into the lower tail, to avoid cancellation."""
     mirrored = low > 0
     a, b = torch.where(mirrored, -high, low), torch.where(mirrored, -low, high)
     return (cdf(b) - cdf(a)).clamp(min=0)
@@ -133,7 +133,7 @@ def _integrate(family: Family, low: Tensor, high: Tensor) -> Tensor:
 
 
 class Sines(NamedTuple):
-    r"""u = reach sin f from `start` to `end`; twice where the density ends too steeply for that, f = pi/2 sin g."""
+    r"""Substitution u = reach sin f, f from `start` to `end`; with `twice`, also f = pi/2 sin g for steep ends."""
 
     reach: Tensor
     start: Tensor
@@ -141,7 +141,7 @@ class Sines(NamedTuple):
     twice: bool
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return u at x from -1 to 1, and twice its derivative."""
+        """Return u at x in [-1, 1], and twice its derivative."""
         g = self.start + (self.end - self.start) * (x + 1) / 2
         f = torch.sin(g) * (math.pi / 2) if self.twice else g
         slope = (self.end - self.start) * self.reach * torch.cos(f)
@@ -149,25 +149,25 @@ class Sines(NamedTuple):
 
 
 class Straight(NamedTuple):
-    """u as a linear function of x, from `start` to `end`."""
+    """Substitution by a linear function of x, u from `start` to `end`."""
 
     start: Tensor
     end: Tensor
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return u and twice its derivative, as :class:`Sines` does."""
+        """Return u at x and twice its derivative, like :class:`Sines`."""
         return self.start + (self.end - self.start) * (x + 1) / 2, self.end - self.start
 
 
 class Either(NamedTuple):
-    """The first substitution or the second, chosen for each density."""
+    """Choice between two substitutions, made for each density."""
 
     choose: Tensor
     first: Sines
     second: Straight
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return u and twice its derivative, as :class:`Sines` does."""
+        """Return u at x and twice its derivative, like :class:`Sines`."""
         a, b = self.first(x), self.second(x)
         return torch.where(self.choose, a[0], b[0]), torch.where(self.choose, a[1], b[1])
 
@@ -175,12 +175,12 @@ class Either(NamedTuple):
 def substitution(
     family: Family, low: Tensor, high: Tensor, reach: float | Tensor, least: Tensor | None = None
 ) -> Sines | Straight | Either:
-    r"""Return the substitution from x on [-1, 1] to u from `low` to `high` [...], no further than `reach` from 0.
+    r"""Return the substitution from x in [-1, 1] to u from `low` to `high` [...], at most `reach` from 0.
 
-    In proportion where a density ends in a power of 5 at least, as it does at :data:`SMOOTH` standard deviations and
-    more: Gauss and Legendre's rule needs 39 points for 1e-12 then
-    (:class:`~tsallis.continuous.quadrature_sizes.Normal`). Else by a sine, which takes the end of a support its
-    steepness; below a power of 1 by two of them.
+    It is linear if the density vanishes at its ends with a power of at least 5, so if it reaches at least
+    :data:`SMOOTH` standard deviations. Then the Gauss-Legendre rule needs 39 points for 1e-12
+    (:class:`~tsallis.continuous.quadrature_sizes.Normal`). Otherwise a sine smooths the ends of the support, and for
+    powers below 1 a second one.
     """
     ends = torch.as_tensor(reach, dtype=low.dtype, device=low.device).clamp(max=SPAN)
     ends = ends if least is None else torch.minimum(ends, least)
@@ -196,6 +196,6 @@ def substitution(
 
 
 def _angle(x: Tensor) -> Tensor:
-    """Compute arcsin, constant outside [-1, 1]; where it is steep its gradient is none. NaN stays NaN."""
+    """Compute arcsin, constant and without gradient outside (-1, 1); NaN stays NaN."""
     outside = x.abs() >= 1
     return torch.where(outside, torch.sign(x) * (math.pi / 2), torch.asin(torch.where(outside, 0, x)))

@@ -1,4 +1,4 @@
-"""From discrete attention to a density: the mean and covariance of weights over positions."""
+"""Densities from discrete attention, by the mean and covariance of weights over positions."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def moments(weights: Tensor, positions: Tensor, dims: int = 1) -> tuple[Tensor, 
     (Martins et al. 2020, sec. 4.)
 
     Args:
-        weights: [..., length], summing to 1; positions of weight 0 have no effect but on the gradient in that weight,
-            NaN and infinite ones none at all.
-        positions: [length] or [..., length]; with `dims` above 1 one more dimension of that size.
-        dims: the number of dimensions of the space.
+        weights: Weights [..., length], summing to 1. A position of weight 0 affects only the gradient in that weight; a
+            NaN or infinite one doesn't even affect that.
+        positions: Positions [length] or [..., length], or [..., length, dims] if `dims` is above 1.
+        dims: Number of dimensions of the space.
 
     Returns:
         Mean [...] and variance [...], or [..., dims] and [..., dims, dims].
 
     Raises:
-        ValueError: positions whose shape doesn't fit the weights.
-        TypeError: weights that are not floating point.
+        ValueError: If the shape of the positions doesn't fit the weights.
+        TypeError: If the weights are not floating point.
 
     Example:
         >>> mean, variance = moments(torch.tensor([0.5, 0.5, 0.0]), torch.tensor([0.0, 1.0, 2.0]))
@@ -49,7 +49,7 @@ def moments(weights: Tensor, positions: Tensor, dims: int = 1) -> tuple[Tensor, 
         raise ValueError(
             f"with dims={dims} positions must be {target} for weights of shape {tuple(w.shape)}, got {tuple(t.shape)}"
         )
-    limit = torch.finfo(t.dtype).max ** 0.25  # a larger number may be anything, and its square would be infinite
+    limit = torch.finfo(t.dtype).max ** 0.25  # the square of a larger number could overflow
     if dims == 1:
         t = torch.where((w == 0) & ~(t.abs() < limit), 0, t)
         mean = (w * t).sum(-1)
@@ -73,27 +73,26 @@ def match_moments(
 ) -> Kind:
     r"""Return the density of a class with the mean and covariance of discrete attention weights.
 
-    For the truncated paraboloid in the plane that is :math:`\Sigma = 9\pi\sqrt{\det C}\,C`, for the truncated parabola
-    :math:`\sigma^2 = \frac23 (5 C)^{3/2}`. `matching="scale"` takes the covariance for the *scale* instead, as in the
-    paper's text classifiers (:math:`\sigma^2 = C`; Martins et al. 2020, sec. 4): below a variance of .018 that density
-    is the wider one.
+    For the truncated paraboloid in the plane the scale is :math:`\Sigma = 9\pi\sqrt{\det C}\,C`, for the truncated
+    parabola :math:`\sigma^2 = \frac23 (5 C)^{3/2}`. `matching="scale"` uses the covariance as the *scale* instead, like
+    the paper's text classifiers (:math:`\sigma^2 = C`; Martins et al. 2020, sec. 4). Below a variance of 0.018 this
+    gives the wider density.
 
     Args:
-        kind: the class of the density.
-        weights: [..., length], summing to 1.
-        positions: as in :func:`moments`.
-        matching: "covariance" or "scale".
-        floor: added to the variances, so that weights on one position alone give a density too.
-        dims: the number of dimensions of the space; the default is that of the class: 2 for the truncated paraboloid, 1
-            for all others.
-        shape: further arguments of the class, such as `alpha`.
+        kind: Class of the density.
+        weights: Weights [..., length], summing to 1.
+        positions: Positions, as in :func:`moments`.
+        matching: Parameter that gets the covariance, "covariance" or "scale".
+        floor: Constant added to the variances, so that weights on a single position also give a density.
+        dims: Number of dimensions of the space (default: 2 for the truncated paraboloid, 1 for other classes).
+        shape: Further arguments of the class, such as `alpha`.
 
     Returns:
         A density of batch shape [...].
 
     Raises:
-        ValueError: another `matching`, a negative floor, shapes that don't fit.
-        TypeError: weights that are not floating point.
+        ValueError: If `matching` is unknown, the floor is negative, or shapes don't fit.
+        TypeError: If the weights are not floating point.
 
     Example:
         >>> from tsallis.continuous import TruncatedParabola

@@ -15,25 +15,25 @@ from tsallis.ops import tracing
 from tsallis.ops.transforms import outside_tracers
 
 T = TypeVar("T")
-# The most a weight may lose to the largest before it is left out: exp(-39) is below the rounding of float64.
+# Truncate densities at exp(-39) of their peak, which is below the rounding of float64.
 TAIL = 39.0
-# From this (alpha - 1) / (alpha + 1) on, a learnable rule spans the whole support; below, all but the tail.
+# Above this (alpha - 1) / (alpha + 1) a rule differentiable in alpha spans the whole support, below it omits the tail.
 WHOLE = 0.1
 
 
 class Rule(NamedTuple):
-    """A positive quadrature rule: the expectation of f is the weighted sum of f at the nodes."""
+    """Quadrature rule with positive weights: the expectation of f is the weighted sum of f at the nodes."""
 
     nodes: Tensor  # [..., points] on the line, [..., points, 2] in the plane
     weights: Tensor  # [..., points], summing to 1
 
     def to(self, like: Tensor) -> Rule:
-        """Convert to the dtype and device of another tensor."""
+        """Return the rule with the dtype and device of a tensor."""
         return Rule(self.nodes.to(like), self.weights.to(like))
 
 
 def _golub_welsch(diagonal: Tensor, off_diagonal: Tensor) -> Rule:
-    """Return nodes and normalised weights of orthogonal polynomials by their recurrence (Golub and Welsch 1969)."""
+    """Return the Gauss rule of orthogonal polynomials from their recurrence (Golub and Welsch 1969)."""
     jacobi = torch.diag(diagonal) + torch.diag(off_diagonal, 1) + torch.diag(off_diagonal, -1)
     nodes, vectors = torch.linalg.eigh(jacobi)
     weights = vectors[0].square()
@@ -45,8 +45,10 @@ def _range(n: int) -> Tensor:
 
 
 def constant(function: Callable[..., T]) -> Callable[..., T]:
-    """Cache results for each set of arguments, as plain tensors in any mode and under any transformation of torch; the
-    compiler sees constants."""
+    """Cache a function's results by arguments, as plain tensors under any transformation of torch.
+
+    The compiler treats the results as constants.
+    """
 
     @lru_cache(maxsize=512)
     def computed(*arguments: Any) -> T:
@@ -68,8 +70,9 @@ def _check_points(points: int) -> int:
 
 @constant
 def gauss_jacobi(points: int, a: float, b: float) -> Rule:
-    r"""Return the Gauss-Jacobi rule: exact for polynomials of degree `2 points - 1` under the weight
-    :math:`(1-x)^a (1+x)^b` on [-1, 1], normalised; `a` and `b` above -1.
+    r"""Return the Gauss-Jacobi rule for the normalised weight :math:`(1-x)^a (1+x)^b` on [-1, 1].
+
+    It is exact for polynomials of degree `2 points - 1`; `a` and `b` must be above -1.
 
     >>> nodes, weights = gauss_jacobi(8, 0.5, 0.5)
     >>> round(float(weights @ nodes**2), 12)  # of the semicircle law
@@ -88,7 +91,7 @@ def gauss_jacobi(points: int, a: float, b: float) -> Rule:
 
 
 def gauss_legendre(points: int) -> Rule:
-    """Return the Gauss-Legendre rule on [-1, 1]: :func:`gauss_jacobi` without a weight; the weights sum to 1.
+    """Return the Gauss-Legendre rule for the uniform density on [-1, 1]; its weights sum to 1.
 
     >>> nodes, weights = gauss_legendre(2)
     >>> nodes.tolist(), weights.tolist()
@@ -99,7 +102,7 @@ def gauss_legendre(points: int) -> Rule:
 
 @constant
 def gauss_hermite(points: int) -> Rule:
-    """Return the Gauss-Hermite rule of the normal distribution, exact for polynomials of degree `2 points - 1`.
+    """Return the Gauss-Hermite rule for the normal distribution, exact for polynomials of degree `2 points - 1`.
 
     >>> nodes, weights = gauss_hermite(6)
     >>> round(float(weights @ nodes**4), 12)
@@ -111,7 +114,7 @@ def gauss_hermite(points: int) -> Rule:
 
 @constant
 def gauss_laguerre(points: int) -> Rule:
-    """Return the Gauss-Laguerre rule of the density exp(-x) on x > 0, exact for polynomials of degree `2 points - 1`.
+    """Return the Gauss-Laguerre rule for the density exp(-x), x > 0; exact up to degree `2 points - 1`.
 
     >>> nodes, weights = gauss_laguerre(6)
     >>> round(float(weights @ nodes**3), 10)
@@ -122,19 +125,19 @@ def gauss_laguerre(points: int) -> Rule:
 
 
 def _mirror(rule: Rule) -> Rule:
-    """Make the rule of an even weight symmetric to the last bit."""
+    """Make the rule of an even weight exactly symmetric."""
     nodes, weights = rule
     return Rule((nodes - nodes.flip(0)) / 2, (weights + weights.flip(0)) / 2)
 
 
 def squared_reach(alpha: float, dims: int) -> float:
-    r"""Return the squared half-axis of a beta-Gaussian's support at unit covariance, :math:`n + 2\alpha/(\alpha-1)`."""
+    r"""Return the squared radius of a beta-Gaussian's support at unit covariance, :math:`n + 2\alpha/(\alpha-1)`."""
     return math.inf if alpha == 1 else dims + 2 * alpha / (alpha - 1)
 
 
 @constant
 def beta_line(points: int, alpha: float) -> Rule:
-    r"""Return the rule of the density :math:`\propto (1 - u^2/c^2)_+^{1/(\alpha-1)}` of variance 1, alpha > 1.
+    r"""Return the rule for the density :math:`\propto (1 - u^2/c^2)_+^{1/(\alpha-1)}` of variance 1, alpha > 1.
 
     >>> rule = beta_line(16, 2.0)
     >>> round(float(rule.weights @ rule.nodes**2), 12), round(float(rule.nodes.max() ** 2), 1)
@@ -147,9 +150,9 @@ def beta_line(points: int, alpha: float) -> Rule:
 
 @constant
 def beta_disk(radial: int, angular: int, alpha: float) -> Rule:
-    r"""Return the rule of the density :math:`\propto (1 - |u|^2/c^2)_+^{1/(\alpha-1)}` in the plane, of covariance I.
+    r"""Return the rule for the density :math:`\propto (1 - |u|^2/c^2)_+^{1/(\alpha-1)}` in the plane, covariance I.
 
-    Gauss-Jacobi in the squared radius times equal angles; every other ring is turned by half an angle.
+    It combines Gauss-Jacobi in the squared radius with equal angles; every other ring is turned by half a step.
 
     >>> rule = beta_disk(6, 12, 2.0)
     >>> (rule.weights * rule.nodes[:, 0] ** 2).sum().round(decimals=12), rule.nodes.shape
@@ -170,10 +173,10 @@ def _circles(rings: int, angular: int) -> Tensor:
 
 @constant
 def gaussian_line(points: int) -> Rule:
-    """Return the rule of the standard normal distribution with evenly dense points, for functions narrower than it.
+    """Return a rule with uniform density of points for the standard normal distribution and narrow functions.
 
-    Gauss-Legendre on the interval that holds all but exp(-39) of it: needs points in proportion to 1 / width, where
-    :func:`gauss_hermite` needs 1 / width².
+    It is Gauss-Legendre on the interval where the density is above exp(-39) of its peak. The number of points needed is
+    proportional to 1 / width of the functions; for :func:`gauss_hermite` it is 1 / width².
 
     >>> rule = gaussian_line(64)
     >>> round(float(rule.weights @ rule.nodes**2), 12)
@@ -187,7 +190,7 @@ def gaussian_line(points: int) -> Rule:
 
 @constant
 def laplace_line(points: int) -> Rule:
-    """Return the rule of the Laplace density of variance 1: two Gauss-Laguerre halves of `points` points each.
+    """Return the rule for the Laplace density of variance 1: Gauss-Laguerre with `points` points on each side.
 
     >>> rule = laplace_line(8)
     >>> round(float(rule.weights @ rule.nodes**4), 10)
@@ -199,9 +202,9 @@ def laplace_line(points: int) -> Rule:
 
 @constant
 def laplace_narrow_line(points: int) -> Rule:
-    """Return the rule of the Laplace density of variance 1 for functions narrower than it.
+    """Return the rule for the Laplace density of variance 1 and functions narrower than the density.
 
-    It is Gauss-Legendre in the square root of the distance, so that points lie dense at the peak, on both sides of it.
+    It is Gauss-Legendre in the square root of the distance, which makes points dense on both sides of the peak.
 
     >>> rule = laplace_narrow_line(40)
     >>> round(float(rule.weights @ rule.nodes**2), 10)
@@ -214,8 +217,9 @@ def laplace_narrow_line(points: int) -> Rule:
 
 
 def split_line(points: int, reach: float, profile: Callable[[Tensor], Tensor]) -> Rule:
-    """Return the rule of an even density with a kink at 0: `profile(u)` on 0 < u < `reach` and its mirror image, by two
-    Gauss-Legendre halves of `points` points each. The profile need not be normalised.
+    """Return the rule for an even density with a kink at 0: Gauss-Legendre with `points` points on each side.
+
+    The density is proportional to `profile(abs(u))` on -`reach` < u < `reach`.
 
     >>> rule = split_line(16, 1.0, lambda u: 1 - u)
     >>> round(float(rule.weights @ rule.nodes**2), 12)
@@ -243,14 +247,14 @@ def plane_of(rule: Callable[[int], Rule], points: int) -> Rule:
 
 
 def sine_line(points: int, alpha: Tensor) -> Rule:
-    r"""Return :func:`beta_line`'s rule, differentiable in alpha to every order, for alphas from 1 (the normal density).
+    r"""Return a rule for :func:`beta_line`'s density that is differentiable in alpha >= 1, to every order.
 
-    Gauss-Legendre after :math:`u = c \sin f`, with weight :math:`\cos^{2/(\alpha-1)+1} f`; above alpha 2, where that
-    power is below 3, after :math:`f = \frac\pi2 \sin g` too.
+    It is Gauss-Legendre after substituting :math:`u = c \sin f`, with weight :math:`\cos^{2/(\alpha-1)+1} f`. Above
+    alpha 2, where that power is below 3, it also substitutes :math:`f = \frac\pi2 \sin g`.
 
     Args:
-        points: of the rule.
-        alpha: [...], at least 1, float64.
+        points: Number of points.
+        alpha: Alphas [...], at least 1, in float64.
 
     Returns:
         Nodes and weights [..., points].
@@ -269,7 +273,9 @@ def sine_line(points: int, alpha: Tensor) -> Rule:
 
 
 def sine_disk(radial: int, angular: int, alpha: Tensor) -> Rule:
-    """Return :func:`beta_disk`'s rule, differentiable in alphas [...] from 1; nodes [..., radial * angular, 2].
+    """Return a rule for :func:`beta_disk`'s density that is differentiable in alphas >= 1 [...].
+
+    The nodes are [..., radial * angular, 2].
 
     >>> alpha = torch.tensor([1.0, 1.5, 2.0], dtype=torch.float64)
     >>> rule = sine_disk(32, 8, alpha)
@@ -286,7 +292,7 @@ def sine_disk(radial: int, angular: int, alpha: Tensor) -> Rule:
 
 
 def _crowd(rule: Rule, alpha: Tensor) -> Rule:
-    """Let the nodes of a rule up to 1 crowd there where alpha is above 2, and the weight of sines ends steeply."""
+    """Crowd the nodes of a rule near 1 if alpha is above 2, because the weight ends steeply there."""
     steep, turn = alpha.detach() > 2, rule.nodes * (math.pi / 2)
     slope = torch.where(steep, torch.cos(turn) * (math.pi / 2), 1)
     return Rule(torch.where(steep, torch.sin(turn), rule.nodes), rule.weights * slope)
@@ -295,9 +301,9 @@ def _crowd(rule: Rule, alpha: Tensor) -> Rule:
 def _sines(x: Tensor, alpha: Tensor, dims: int) -> tuple[Tensor, Tensor]:
     r"""Return `c sin f` and `cos(f)^(2/(alpha-1)+1)` at `f = x f_max`, without a singularity at alpha = 1.
 
-    With h = (alpha-1)/(alpha+1) and s = f/sqrt(h), `c sin f` and the logarithm of the weight are smooth in h. What
-    moves with h is f: not where the rule ends at the edge of the support, f_max = pi/2; where it ends in the tail,
-    s stays fixed instead, and nothing is lost as nothing is left there.
+    With h = (alpha-1)/(alpha+1) and s = f/sqrt(h), `c sin f` and the logarithm of the weight are smooth in h. If the
+    rule ends at the edge of the support, f_max = pi/2 and the gradient in h goes through s. If it ends in the tail, s
+    is held fixed instead; this is exact up to rounding because the density is negligible there.
     """
     h = (alpha - 1) / (alpha + 1)
     full_support = h > WHOLE
@@ -311,7 +317,7 @@ def _sines(x: Tensor, alpha: Tensor, dims: int) -> tuple[Tensor, Tensor]:
 
 
 def _smooth(x: Tensor, small: float, series: tuple[float, ...], direct: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return a function with a removable singularity at 0, by its Taylor series near 0."""
+    """Compute a function with a removable singularity at 0; use its Taylor series near 0."""
     near = x.abs() < small
     inner = torch.where(near, x, 0)
     value = torch.full_like(inner, series[-1])
@@ -363,16 +369,16 @@ def expm1_ratio(x: Tensor) -> Tensor:
 def gaussian_overlap(mean: Tensor, cov: Tensor, centres: Tensor, covs: Tensor) -> Tensor:
     r"""Return the integral of the product of two normal densities, :math:`N(\mu; \mu_j, \Sigma + \Sigma_j)`.
 
-    The expectation of a Gaussian basis function under a Gaussian (Martins et al. 2020, eq. 46), in closed form.
+    It is the expectation of a Gaussian basis function under a Gaussian density (Martins et al. 2020, eq. 46).
 
     Args:
-        mean: [..., n].
-        cov: [..., n, n], symmetric.
-        centres: [functions, n].
-        covs: [functions, n, n].
+        mean: Mean of the density [..., n].
+        cov: Covariance of the density [..., n, n], symmetric.
+        centres: Centres of the functions [functions, n].
+        covs: Covariances of the functions [functions, n, n].
 
     Returns:
-        [..., functions]
+        Integrals [..., functions].
 
     Example:
         >>> one = torch.eye(1)
@@ -393,7 +399,7 @@ def gaussian_overlap(mean: Tensor, cov: Tensor, centres: Tensor, covs: Tensor) -
 
 
 def tril_2x2(cov: Tensor) -> Tensor:
-    """Return the Cholesky factor of symmetric matrices [..., 2, 2] by its formula; NaN where it has none.
+    """Return the Cholesky factors of symmetric matrices [..., 2, 2]; NaN if not positive definite.
 
     >>> tril_2x2(torch.tensor([[4.0, 2.0], [2.0, 5.0]]))
     tensor([[2., 0.],
@@ -406,17 +412,18 @@ def tril_2x2(cov: Tensor) -> Tensor:
 
 
 def ridge_regression(features: Tensor, ridge: float, mask: Tensor | None = None) -> Tensor:
-    r"""Return the matrix that turns observations into coefficients of basis functions, :math:`B^\top = G^\top H^\top`.
+    r"""Return the matrix G of a ridge regression, which gives the coefficients :math:`B^\top = G^\top H^\top`.
 
     .. math:: \min_B \lVert B F - H \rVert_F^2 + \lambda \lVert B \rVert_F^2, \qquad
               G = M F^\top (F M F^\top + \lambda I)^{-1}
 
-    (Martins et al. 2020, eq. 16, with a 0/1 mask M). Solved in float64: the system is too ill-conditioned for less.
+    (Martins et al. 2020, eq. 16, with a 0/1 mask M). It is solved in float64, because the system is
+    ill-conditioned.
 
     Args:
-        features: [..., length, functions], the basis functions at the positions, :math:`F^\top`.
-        ridge: the penalty :math:`\lambda`, above 0.
-        mask: boolean [..., length]; True takes part. What stands elsewhere, NaN too, plays no role.
+        features: Basis functions at the positions, :math:`F^\top` [..., length, functions].
+        ridge: Penalty :math:`\lambda`, above 0.
+        mask: Boolean mask [..., length], True for observations to use. Others have no effect, even if NaN.
 
     Returns:
         :math:`G` [..., length, functions] in float64, zeros where the mask is False.

@@ -1,20 +1,21 @@
-r"""The number of nodes that a quadrature rule needs: error bounds from the growth of functions off the real line.
+r"""The number of nodes that a quadrature rule needs, from bounds on functions in the complex plane.
 
-What a rule on [-1, 1] sees, the function times whatever part of the density is no weight of the rule, is analytic
-within the Bernstein ellipse of parameter :math:`e^\eta`, whose half-height is :math:`\sinh\eta`. If it is at most
-:math:`M(\eta)` there, its Chebyshev coefficients are at most :math:`2 M e^{-k\eta}`, and as a rule of n points with
-positive weights that sum to 1 is exact up to degree N - 1, N = 2n for a Gauss rule,
+A rule on [-1, 1] integrates the function times the part of the density that is not in the rule's weight. This
+integrand is analytic within the Bernstein ellipse of parameter :math:`e^\eta`, whose half-height is
+:math:`\sinh\eta`. If it is at most :math:`M(\eta)` there, its Chebyshev coefficients are at most
+:math:`2 M e^{-k\eta}`. A rule of n points with positive weights that sum to 1 is exact up to degree N - 1 (N = 2n for a
+Gauss rule), so
 
 .. math:: |\mathrm{error}| \le \frac{4\, M(\eta)}{1 - e^{-2\eta}}\, e^{-N\eta} \qquad\text{for every } \eta > 0.
 
 A function with :math:`|\psi(t + iy)| \le e^{(\kappa y)^2/2}` times its peak, where :math:`\kappa` is its sharpness, on
 a support of half-width a has :math:`\log M = (\kappa a \sinh\eta)^2 / 2`, and N grows like :math:`\kappa a`. A Gaussian
-has the sharpness 1 / width. In the plane the same holds along a radius, where a rule of n rings is exact up to degree
-4n - 1 in it, and for Fourier coefficients in the angle, where N is the number of angles.
+has the sharpness 1 / width. In the plane the same bound holds along a radius, where a rule of n rings is exact up to
+degree 4n - 1, and for Fourier coefficients in the angle, where N is the number of angles.
 
-Numbers of nodes are the least for which the bound is below 1e-6 of the function's peak in float32, 1e-12 in float64.
-Functions wider than the density vary by :math:`\kappa a` squared only, so the bound has to be as much smaller: then
-derivatives in the variance keep their digits as well.
+The number of nodes is the smallest whose bound is below 1e-6 of the function's peak in float32, or 1e-12 in float64.
+Functions wider than the density vary only by about :math:`(\kappa a)^2` over it. The tolerance shrinks by this factor,
+so that derivatives in the variance are as accurate.
 """
 
 from __future__ import annotations
@@ -35,42 +36,42 @@ LARGEST = 1024  # points on the line
 LARGEST_RADIAL, LARGEST_ANGULAR = 96, 384
 TOLERANCE = {torch.float64: 1e-12}
 SINGLE_TOLERANCE = 1e-6
-STEPS = 16  # sharpnesses come in so many steps an octave, that few bounds are ever computed
-SPAN = math.sqrt(2 * TAIL)  # standard deviations that hold all of a normal density but exp(-TAIL)
-ETAS = tuple(0.004 * 1.2**k for k in range(42))  # any of them gives a bound
+STEPS = 16  # steps per octave that sharpnesses are rounded up to, so that few bounds are computed
+SPAN = math.sqrt(2 * TAIL)  # standard deviations at which a normal density is exp(-TAIL) of its peak
+ETAS = tuple(0.004 * 1.2**k for k in range(42))  # each gives a bound; the smallest bound counts
 _warnings: set[tuple[str, int]] = set()
 
 
 class Error(Protocol):
-    """The bound of the error of a kind of rule."""
+    """Error bound for a kind of rule."""
 
     def __hash__(self) -> int:
-        """Hash the rule, as bounds are cached by it."""
+        """Return the hash of the rule, which is a key of the cache of bounds."""
 
     @property
     def exact(self) -> int:
-        """The degrees of polynomials that a further point makes exact; 0 of a rule that is exact for none."""
+        """Return how many degrees of polynomials each point makes exact; 0 for a rule that is exact for none."""
 
     @property
     def span(self) -> float:
-        """Half of the interval that the rule covers, a standard deviation where that is infinite."""
+        """Return half the interval that the rule covers, or one standard deviation if it is infinite."""
 
     def log_error(self, points: int, sharpness: float) -> float:
-        """Return the logarithm of the bound, relative to the function's peak."""
+        """Return the logarithm of the error bound, relative to the function's peak."""
 
 
 def _log_size(sharpness: float, y: float) -> float:
-    """Return the logarithm of the bound of functions at height y."""
+    """Return the logarithm of the bound on functions at height y above the real line."""
     return (sharpness * y) ** 2 / 2
 
 
 def _known(sharpness: float, span: float) -> float:
-    """Return the sharpness if it is known, else that of Gaussians of a tenth of the span."""
+    """Return the sharpness; if unknown, that of Gaussians a tenth as wide as the span."""
     return sharpness if math.isfinite(sharpness) else 10 / span
 
 
 def _least(log_size: list[float], order: int) -> float:
-    """Return the least of all ellipses' log-bounds, from the logarithm of the largest value on each."""
+    """Return the smallest log-bound over the ellipses, from the log of the largest value on each."""
     return min(
         size - order * eta + math.log(4 / -math.expm1(-2 * eta)) for size, eta in zip(log_size, ETAS, strict=False)
     )
@@ -78,8 +79,10 @@ def _least(log_size: list[float], order: int) -> float:
 
 @dataclass(frozen=True)
 class WeightedRule:
-    """Gauss rules whose weight is the density, on a support of half-width `span`, along a radius (4 degrees a ring), or
-    in the angle (1 degree a point)."""
+    """Gauss rules whose weight is the density, on a support of half-width `span`.
+
+    They are along the line (`exact` is 2 degrees per point), a radius (4 per ring) or the angle (1 per point).
+    """
 
     span: float
     exact: int = 2
@@ -91,7 +94,7 @@ class WeightedRule:
 
 @dataclass(frozen=True)
 class Normal:
-    """Gauss and Legendre's rule over all of a normal density but its tails, which multiplies the function."""
+    """Gauss-Legendre rule for a normal density without its tails; the density is part of the integrand."""
 
     exact: int = 0
     span: float = 1.0
@@ -104,8 +107,10 @@ class Normal:
 
 @dataclass(frozen=True)
 class Hermite:
-    r"""Gauss and Hermite's rule: the remainder is :math:`n!\, \psi^{(2n)} / (2n)!`, by Cauchy's estimate at most
-    :math:`n! \exp((\kappa r)^2/2)\, r^{-2n}`, whatever r."""
+    r"""Gauss-Hermite rule, whose remainder is :math:`n!\, \psi^{(2n)} / (2n)!`.
+
+    By Cauchy's estimate it is at most :math:`n! \exp((\kappa r)^2/2)\, r^{-2n}` for every r.
+    """
 
     exact: int = 2
     span: float = 1.0
@@ -116,7 +121,7 @@ class Hermite:
 
 @dataclass(frozen=True)
 class Laguerre:
-    r"""Gauss and Laguerre's rule on both sides: the remainder is :math:`n!^2\, \psi^{(2n)} / (2n)!`."""
+    r"""Gauss-Laguerre rule on both sides, whose remainder is :math:`n!^2\, \psi^{(2n)} / (2n)!`."""
 
     exact: int = 2
     span: float = 1.0
@@ -126,7 +131,7 @@ class Laguerre:
 
 
 def _cauchy(order: int, sharpness: float) -> float:
-    """Return the logarithm of the least of exp((sharpness r)² / 2) / r^order."""
+    """Return the logarithm of the minimum over r of exp((sharpness r)² / 2) / r^order."""
     if order <= 0:
         return math.inf
     return order / 2 - order * math.log(math.sqrt(order) / sharpness)
@@ -134,11 +139,11 @@ def _cauchy(order: int, sharpness: float) -> float:
 
 @dataclass(frozen=True)
 class Sines:
-    r"""Gauss and Legendre's rule in f, u = reach sin f, with the weight :math:`\cos^p f`, for f up to `end` on both
-    sides or, along a radius, on one, with sin f as a further weight.
+    r"""Gauss-Legendre rule in f, with u = reach sin f and the weight :math:`\cos^p f`.
 
-    The weight is analytic for whole p; else its end is a power, which costs :math:`(2n)^{-2p-2}`; below p = 3, above
-    alpha 2, nodes crowd there, and it is :math:`(2n)^{-4p-4}`.
+    f goes from -`end` to `end`; along a radius from 0, with the additional weight sin f. The weight is analytic for
+    integer p. Otherwise it ends in a power of the distance, which adds an error of about :math:`(2n)^{-2p-2}`. Below
+    p = 3 (above alpha 2), the rule crowds nodes there, and the error is about :math:`(2n)^{-4p-4}`.
     """
 
     power: float
@@ -168,7 +173,7 @@ class Sines:
 
 @dataclass(frozen=True)
 class Halves:
-    """Gauss and Legendre's rule on both sides of a peak, where the density is a polynomial of degree `weight`."""
+    """Gauss-Legendre rule on each side of a peak, where the density is a polynomial of degree `weight`."""
 
     span: float
     weight: int = 1
@@ -181,7 +186,7 @@ class Halves:
 
 @dataclass(frozen=True)
 class Roots:
-    """Gauss and Legendre's rule in the square root of the distance from the peak of a Laplace density."""
+    """Gauss-Legendre rule in the square root of the distance from the peak of a Laplace density."""
 
     exact: int = 0
     span: float = 1.0
@@ -203,7 +208,7 @@ class Roots:
 
 
 def _round_up(n: int) -> int:
-    """Round up to one of a few numbers, so that few rules are ever made."""
+    """Round up to one of a few values, so that few rules are computed."""
     step = 1 if n <= 32 else 4 if n <= 128 else 32
     return -(-n // step) * step
 
@@ -213,7 +218,7 @@ def _in_steps(x: float) -> float:
 
 
 def least_points(error: Error, sharpness: float, dtype: torch.dtype) -> int:
-    """Return the number of points from which on the bound is below the tolerance of the dtype.
+    """Return the smallest number of points whose bound is below the tolerance of the dtype.
 
     >>> rule = WeightedRule(1.0)
     >>> least_points(rule, 10.0, torch.float32)
@@ -228,14 +233,14 @@ def least_points(error: Error, sharpness: float, dtype: torch.dtype) -> int:
 
 @constant
 def _known_points(kind: str, parameters: tuple[float, ...], sharpness: float, tolerance: float) -> int:
-    """Call :func:`points_for` with plain numbers: a tracer calls it, and does not follow the bound step by step."""
+    """Call :func:`points_for` with plain numbers, so that a tracer calls it without tracing into it."""
     error: Error = globals()[kind](*parameters)
     return points_for(error, sharpness, tolerance)
 
 
 @lru_cache(maxsize=4096)
 def points_for(error: Error, sharpness: float, tolerance: float) -> int:
-    """Return the least number of points for which the bound is below a tolerance."""
+    """Return the smallest number of points whose bound is below a tolerance."""
     if error.exact:
         size = sharpness * error.span
         if size == 0:
@@ -253,7 +258,7 @@ def points_for(error: Error, sharpness: float, tolerance: float) -> int:
 
 
 def enough(error: Error, sharpness: float, dtype: torch.dtype, largest: int = LARGEST, what: str = "points") -> int:
-    """Return the number of points needed, or the most there may be, with a warning of the remaining error."""
+    """Return the number of points needed, or `largest` with a warning about the remaining error."""
     count = least_points(error, sharpness, dtype)
     if count > largest:
         _warn(error.log_error(largest, _known(sharpness, error.span)), count, largest, what)
@@ -263,8 +268,7 @@ def enough(error: Error, sharpness: float, dtype: torch.dtype, largest: int = LA
 def fewer(
     rules: Mapping[Callable[[int], Rule], Error], sharpness: float, dtype: torch.dtype
 ) -> tuple[Callable[[int], Rule], int]:
-    """Return the rule of several that needs the fewest points, and their number; the last one is for functions of
-    which nothing is known."""
+    """Return the rule that needs the fewest points, and their number; the last rule if the sharpness is unknown."""
     *_, make = rules
     if math.isfinite(sharpness):
         make = min(rules, key=lambda make: least_points(rules[make], sharpness, dtype))
@@ -272,7 +276,7 @@ def fewer(
 
 
 def on_disk(radial: Error, span: float, sharpness: float, dtype: torch.dtype) -> tuple[int, int]:
-    """Return the numbers of radial and angular points."""
+    """Return the numbers of radial and angular points of a rule on a disk."""
     return (
         enough(radial, sharpness, dtype, LARGEST_RADIAL, "rings"),
         enough(WeightedRule(span, 1), sharpness, dtype, LARGEST_ANGULAR, "angles"),
@@ -280,7 +284,7 @@ def on_disk(radial: Error, span: float, sharpness: float, dtype: torch.dtype) ->
 
 
 def _warn(log_error: float, count: int, largest: int, what: str) -> None:
-    """Warn once for each size of error."""
+    """Warn about the remaining error, once per order of magnitude."""
     size = math.ceil(min(0.0, log_error / math.log(10)))
     if (what, size) not in _warnings:
         _warnings.add((what, size))

@@ -1,4 +1,4 @@
-"""The supports of densities: an interval, an ellipse, the whole space, or a union of such."""
+"""Supports of densities: intervals, ellipses, the whole space, and unions of supports."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch.distributions import constraints
 
 
 class WholeSpace(constraints.Constraint):
-    """Every finite point of the line or of n-dimensional space.
+    """The set of all finite points on the line or in n-dimensional space.
 
     Args:
-        dims: n.
+        dims: Number of dimensions n.
 
     Example:
         >>> WholeSpace(1).check(torch.tensor([0.0, torch.inf])).tolist()
@@ -40,11 +40,11 @@ class WholeSpace(constraints.Constraint):
 
 
 class Interval(constraints.Constraint):
-    """The closed interval from `lower` to `upper`; an infinite end is open.
+    """Closed interval from `lower` to `upper`; infinite ends are excluded.
 
     Args:
-        lower: [...]
-        upper: [...]
+        lower: Lower ends [...].
+        upper: Upper ends [...].
 
     Example:
         >>> support = Interval(torch.tensor(-1.0), torch.tensor(2.0))
@@ -62,12 +62,12 @@ class Interval(constraints.Constraint):
 
     @property
     def centre(self) -> Tensor:
-        """The middle [...]."""
+        """Return the middle [...]."""
         return (self.lower + self.upper) / 2
 
     @property
     def length(self) -> Tensor:
-        """The length [...], infinite where an end is."""
+        """Return the length [...], infinite if an end is."""
         return self.upper - self.lower
 
     def check(self, value: Tensor) -> Tensor:
@@ -78,11 +78,11 @@ class Interval(constraints.Constraint):
 
 
 class Ellipse(constraints.Constraint):
-    r"""The closed ellipse (ellipsoid) of the points :math:`c + A u` with :math:`|u| \le 1`.
+    r"""Closed ellipse (ellipsoid) of the points :math:`c + A u` with :math:`|u| \le 1`.
 
     Args:
-        centre: c [..., n]
-        factor: A [..., n, n], lower triangular.
+        centre: Centre c [..., n].
+        factor: Factor A [..., n, n], lower triangular.
 
     Example:
         >>> support = Ellipse(torch.zeros(2), torch.diag(torch.tensor([3.0, 2.0])))
@@ -99,27 +99,27 @@ class Ellipse(constraints.Constraint):
 
     @property
     def volume(self) -> Tensor:
-        """The area in the plane [...]."""
+        """Return the volume [...], in the plane the area."""
         ball: float = math.pi ** (self.dims / 2) / math.gamma(self.dims / 2 + 1)
         return ball * self.factor.diagonal(dim1=-2, dim2=-1).prod(-1)
 
     @property
     def semi_axes(self) -> Tensor:
-        """Half the lengths of the principal axes, shortest first [..., n]; without a gradient."""
+        """Return half the lengths of the principal axes [..., n], shortest first, without a gradient."""
         axes: Tensor = torch.linalg.svdvals(self.factor.detach()).flip(-1)
         return axes
 
     @property
     def directions(self) -> Tensor:
-        """The principal axes, unit vectors in the columns, in the order of `semi_axes` [..., n, n]; no gradient."""
+        """Return unit vectors along the principal axes, as columns [..., n, n], in the order of `semi_axes`."""
         axes: Tensor = torch.linalg.svd(self.factor.detach()).U.flip(-1)
         return axes
 
     def boundary(self, points: int = 64) -> Tensor:
-        """Return points along the edge, in the plane only [..., points, 2]: for drawing.
+        """Return points [..., points, 2] along the boundary for drawing; in the plane only.
 
         Raises:
-            ValueError: in more than two dimensions.
+            ValueError: If the ellipse has more than two dimensions.
         """
         if self.dims != 2:
             raise ValueError(f"only an ellipse in the plane has a boundary curve, this one has {self.dims} dimensions")
@@ -138,11 +138,11 @@ class Ellipse(constraints.Constraint):
 
 
 class Union(constraints.Constraint):
-    """The union of supports.
+    """Union of supports.
 
     Args:
-        parts: supports of one batch shape [...].
-        stacked: whether there is one part only, the last dimension of whose batch shape [..., K] counts the members.
+        parts: Supports with the same batch shape [...].
+        stacked: Whether `parts` is a single support with batch shape [..., K], whose K members are united.
 
     Example:
         >>> halves = Interval(torch.tensor([0.0, 3.0]), torch.tensor([1.0, 4.0]))
@@ -164,7 +164,7 @@ class Union(constraints.Constraint):
         return int(self.dims > 1)
 
     def check(self, value: Tensor) -> Tensor:
-        if self.stacked:  # the last batch dimension of the one part counts its members
+        if self.stacked:  # the members are the last batch dimension of the single part
             inside: Tensor = self.parts[0].check(value.unsqueeze(-1 - self.event_dim))
             return inside.any(-1)
         mask: Tensor = self.parts[0].check(value)

@@ -1,4 +1,4 @@
-"""Value functions: a sequence or an image as a continuous signal, by ridge regression onto basis functions."""
+"""Value functions: sequences and images as continuous signals, by ridge regression onto basis functions."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from tsallis.functional.rows import check_floating, result_dtype
 from tsallis.ops.dtypes import upcast
 from tsallis.ops.transforms import traced
 
-CACHE_SIZE = 128  # regressions a value function remembers
+CACHE_SIZE = 128  # regressions that a value function caches
 
 
 def cell_centres(length: int) -> Tensor:
-    r"""Return the middles of equal cells of [0, 1]: :math:`(l + \tfrac12) / L`.
+    r"""Return the centres of equal cells of [0, 1], :math:`(l + \tfrac12) / L`.
 
     Args:
-        length: L, the number of cells.
+        length: Number of cells L.
 
     Returns:
-        [length] in float64.
+        Centres [length] in float64.
 
     Raises:
-        ValueError: no cell.
+        ValueError: If `length` is below 1.
 
     Example:
         >>> cell_centres(4)
@@ -43,17 +43,17 @@ def cell_centres(length: int) -> Tensor:
 
 
 def grid_centres(height: int, width: int) -> Tensor:
-    """Return the middles of the cells of an image in the unit square, row by row.
+    """Return the centres of the cells of an image in the unit square, row by row.
 
     Args:
-        height: rows of cells.
-        width: columns of cells.
+        height: Number of rows.
+        width: Number of columns.
 
     Returns:
-        [height * width, 2] in float64, as (x, y), x to the right and y down.
+        Centres [height * width, 2] in float64, as (x, y), x to the right and y down.
 
     Raises:
-        ValueError: no cell.
+        ValueError: If `height` or `width` is below 1.
 
     Example:
         >>> grid_centres(1, 2)
@@ -65,18 +65,18 @@ def grid_centres(height: int, width: int) -> Tensor:
 
 
 def box_centres(boxes: Tensor, image_size: Tensor | Sequence[float]) -> Tensor:
-    """Return the middles of bounding boxes, in the unit square.
+    """Return the centres of bounding boxes, scaled to the unit square.
 
     Args:
-        boxes: [..., 4], as (x1, y1, x2, y2) in pixels.
-        image_size: (width, height) in pixels, of all images or [..., 2].
+        boxes: Boxes [..., 4], as (x1, y1, x2, y2) in pixels.
+        image_size: (width, height) in pixels, the same for all images or [..., 2].
 
     Returns:
-        [..., 2], as (x, y).
+        Centres [..., 2], as (x, y).
 
     Raises:
-        ValueError: boxes that are not [..., 4].
-        TypeError: boxes that are not floating point.
+        ValueError: If the boxes are not [..., 4].
+        TypeError: If the boxes are not floating point.
 
     Example:
         >>> box_centres(torch.tensor([[0.0, 0.0, 50.0, 100.0]]), (100, 200))
@@ -91,13 +91,14 @@ def box_centres(boxes: Tensor, image_size: Tensor | Sequence[float]) -> Tensor:
 
 
 class Signal:
-    r"""A value function: a linear combination of basis functions, :math:`V(t) = B\,\psi(t)`.
+    r"""Value function: a linear combination of basis functions, :math:`V(t) = B\,\psi(t)`.
 
-    Call it for values at points; :meth:`expect` is the context of attention (Martins et al. 2020, sec. 3.1).
+    Call the signal to get its values at points. :meth:`expect` returns the context of attention
+    (Martins et al. 2020, sec. 3.1).
 
     Args:
-        basis: :math:`\psi`
-        coefficients: :math:`B^\top` [batch..., functions, d].
+        basis: Basis functions :math:`\psi`.
+        coefficients: Coefficients :math:`B^\top` [batch..., functions, d].
 
     Example:
         >>> from tsallis.continuous import TruncatedParabola, gaussian_grid
@@ -114,11 +115,11 @@ class Signal:
 
     @property
     def coefficients(self) -> Tensor:
-        """The coefficients [batch..., functions, d]."""
+        """Return the coefficients [batch..., functions, d]."""
         return self._coefficients
 
     def heads(self, count: int) -> Signal:
-        """Split the values into `count` equal parts: coefficients [batch..., count, functions, d / count]."""
+        """Split the values among `count` heads: coefficients [batch..., count, functions, d / count]."""
         return Signal(self.basis, _parts(self.coefficients, count))
 
     def __call__(self, t: Tensor) -> Tensor:
@@ -130,14 +131,14 @@ class Signal:
         r"""Return the context :math:`c = E_p[V(t)] = B\, E_p[\psi(t)]` (Martins et al. 2020, sec. 3.1).
 
         Args:
-            density: with the batch shape [batch..., any...], such as [batch, heads, queries].
-            points: of the quadrature rule, see the density's own `expect`.
+            density: Density with batch shape [batch..., any...], such as [batch, heads, queries].
+            points: Size of the quadrature rule, see the density's `expect`.
 
         Returns:
-            [batch..., any..., d]
+            Context [batch..., any..., d].
 
         Raises:
-            ValueError: batch shapes that don't fit.
+            ValueError: If batch shapes don't fit.
         """
         expectations = density.expect(self.basis, points)  # [batch..., *any, functions]
         batch = self._batch()
@@ -154,15 +155,15 @@ class Signal:
         return self.coefficients.shape[:-2]
 
     def _combine(self, expectations: Tensor) -> Tensor:
-        """Turn [batch..., any, functions] into [batch..., any, d]."""
+        """Return the context [batch..., any, d] for expectations [batch..., any, functions]."""
         context: Tensor = expectations.to(self.coefficients.dtype) @ self.coefficients
         return context
 
 
 class _RegressionSignal(Signal):
-    r"""A signal of observations H, whose coefficients :math:`G^\top H` are computed where they are worth it.
+    r"""Signal fitted to observations H, whose coefficients :math:`G^\top H` are computed only when they pay off.
 
-    The context of few queries is :math:`(E_p[\psi]\, G^\top) H` at the price of some rows, not of all functions.
+    For few queries it is cheaper to compute the context as :math:`(E_p[\psi]\, G^\top) H`.
     """
 
     def __init__(self, basis: Basis, solver: Tensor, observations: Tensor, dtype: torch.dtype) -> None:
@@ -173,7 +174,7 @@ class _RegressionSignal(Signal):
 
     @property
     def coefficients(self) -> Tensor:
-        if self._computed is None:  # the compiler does not know `cached_property`
+        if self._computed is None:  # the compiler doesn't support `cached_property`
             with torch.autocast(self.observations.device.type, enabled=False):
                 self._computed = (self.solver.mT @ self.observations).to(self.dtype)
         return self._computed
@@ -197,19 +198,19 @@ class _RegressionSignal(Signal):
 
 
 class _BasisState(NamedTuple):
-    """What tells a basis from another one, and from itself before a change."""
+    """State of a basis, to detect whether it is another one or has changed."""
 
-    objects: list[object]  # modules and tensors, which are held so that no other object gets their place in memory
+    objects: list[object]  # modules and tensors; keeping them alive prevents reuse of their ids
     values: list[object]
 
     def is_same(self, other: _BasisState) -> bool:
-        """Tell whether the objects are the same ones, and the values equal."""
+        """Return whether the objects are identical and the values equal."""
         objects = len(self.objects) == len(other.objects) and all(map(operator.is_, self.objects, other.objects))
         return objects and self.values == other.values
 
 
 def _state(basis: Basis) -> _BasisState | None:
-    """Return the state of a basis; None if it may change unseen or has gradients, which a cache would lose."""
+    """Return the state of a basis, or None if changes can't be detected or a cache would lose gradients."""
     objects: list[object] = []
     values: list[object] = []
     for module in basis.modules():
@@ -227,7 +228,7 @@ def _state(basis: Basis) -> _BasisState | None:
 
 
 def _parts(x: Tensor, count: int) -> Tensor:
-    """Turn [..., rows, d] into [..., count, rows, d / count]."""
+    """Split [..., rows, d] among heads: return [..., count, rows, d / count]."""
     if count < 1 or x.shape[-1] % count:
         raise ValueError(f"{x.shape[-1]} values can't be dealt out to {count} heads")
     parts: Tensor = x.unflatten(-1, (count, x.shape[-1] // count))
@@ -235,20 +236,20 @@ def _parts(x: Tensor, count: int) -> Tensor:
 
 
 class ValueFunction(nn.Module):
-    r"""The ridge regression that turns observations into continuous signals :math:`V(t) = B\,\psi(t)`.
+    r"""Ridge regression from observations to continuous signals :math:`V(t) = B\,\psi(t)`.
 
     .. math:: \min_B \lVert B F - H \rVert_F^2 + \lambda \lVert B \rVert_F^2
 
-    (Martins et al. 2020, eq. 16.) Solved in float64; what depends on positions alone is computed once for each length,
-    as long as the basis stays what it is. It is computed anew each time, with gradients, for a basis whose tensors
-    require some, and for one that was made in inference mode, whose changes can't be seen.
+    (Martins et al. 2020, eq. 16.) The regression is solved in float64. Its matrix depends only on the positions, so
+    it is cached for each length until the basis changes. There is no cache for a basis that requires gradients, which
+    must flow through the matrix, or for one made in inference mode, where changes can't be detected.
 
     Args:
-        basis: of the signals.
-        ridge: the penalty :math:`\lambda`, above 0.
+        basis: Basis of the signals.
+        ridge: Penalty :math:`\lambda`, above 0.
 
     Raises:
-        ValueError: a penalty that is not positive and finite.
+        ValueError: If the penalty is not positive and finite.
 
     Example:
         >>> from tsallis.continuous import TruncatedParabola, text_basis
@@ -279,19 +280,19 @@ class ValueFunction(nn.Module):
         """Return the signals of a batch of observations.
 
         Args:
-            values: [..., length, d]. What is beyond a length or masked plays no role, NaN neither.
-            lengths: of the observations that count, the first ones of each; their positions are the centres of as many
-                equal cells of [0, 1]. The default is all.
-            mask: boolean [..., length] instead of lengths, with positions; True takes part.
-            positions: [length] or [..., length], in the plane with one more dimension of 2: irregular ones, such as
+            values: Observations [..., length, d]. Those beyond a length or masked have no effect, even if NaN.
+            lengths: Number of observations to use of each sequence (default: all). Their positions are the centres of
+                equal cells of [0, 1].
+            mask: Boolean mask [..., length] with positions, in place of lengths; True for observations to use.
+            positions: Irregular positions [length] or [..., length], in the plane with a last dimension of 2, such as
                 time stamps or the centres of boxes.
-            grid: height and width of an image in the plane; their product is the length.
+            grid: Height and width of an image in the plane; their product is the length.
 
         Returns:
             A signal with coefficients [..., functions, d] in the dtype of the values.
 
         Raises:
-            ValueError: shapes that don't fit, a length out of range, positions missing where they can't be guessed.
+            ValueError: If shapes don't fit, a length is out of range, or required positions are missing.
         """
         check_floating(values, "values")
         if values.dim() < 2:
@@ -306,7 +307,7 @@ class ValueFunction(nn.Module):
     def _mask(
         self, values: Tensor, lengths: Tensor | Sequence[int] | None, mask: Tensor | None, positions: Tensor | None
     ) -> Tensor | None:
-        """Return a boolean mask [..., length], or None where all take part."""
+        """Return a boolean mask [..., length], or None if all observations are used."""
         if lengths is not None and mask is not None:
             raise ValueError("give lengths or a mask, not both")
         if mask is not None:
@@ -355,7 +356,7 @@ class ValueFunction(nn.Module):
         return torch.stack(padded)[index.to(values.device)]
 
     def _may_remember(self) -> bool:
-        """Tell whether a change of the basis would be seen, and forget what was solved for another one."""
+        """Return whether results can be cached; clear the cache if the basis has changed."""
         state = _state(self.basis)
         if state is None:
             return False
@@ -365,9 +366,9 @@ class ValueFunction(nn.Module):
         return True
 
     def _cell_solver(self, layout: tuple[object, ...], like: Tensor, remember: bool) -> Tensor:
-        """Return the solver [length, functions] of equal cells, remembered as long as the basis stays what it is.
+        """Return the solver [length, functions] for equal cells, cached until the basis changes.
 
-        A tracer solves it in its graph: it can't see whether the basis stays.
+        Under a tracer it is solved within the graph, because a tracer can't detect changes of the basis.
         """
         dtype = upcast(like).dtype
         if not remember:
@@ -384,13 +385,13 @@ class ValueFunction(nn.Module):
         return solver
 
     def _solve(self, layout: tuple[object, ...], device: torch.device) -> Tensor:
-        """Solve the regression at the centres of equal cells [length, functions], in float64."""
+        """Return the solver [length, functions] for the centres of equal cells, in float64."""
         kind, *numbers = layout
         t = cell_centres(*numbers) if kind == "line" else grid_centres(*numbers)  # type: ignore[arg-type]
         return ridge_regression(self.basis(t.to(device)), self.ridge)
 
     def _in_cells(self, lengths: Tensor, size: int, keep: Tensor | None) -> Tensor:
-        """Solve the regressions of lengths [...] anew, all at once [..., size, functions], in float64."""
+        """Return the solvers [..., size, functions] for all lengths [...] at once, in float64, without the cache."""
         t = (torch.arange(size, dtype=torch.float64, device=lengths.device) + 0.5) / lengths.unsqueeze(-1)
         assert keep is not None
         return ridge_regression(self.basis(torch.where(keep, t, 0)), self.ridge, keep)
@@ -403,7 +404,7 @@ class ValueFunction(nn.Module):
             expected_shape = f"[..., {values.shape[-2]}{', 2' if event else ''}]"
             raise ValueError(f"positions must be {expected_shape}, got shape {tuple(positions.shape)}")
         t = positions.to(values.device).double()
-        if keep is not None:  # where nothing takes part, any position does, a NaN does not
+        if keep is not None:  # unused positions can have any finite value, but not NaN
             active = keep.unsqueeze(-1) if event else keep
             t = torch.where(active, t, 0)
         if not traced() and not bool(t.isfinite().all()):

@@ -1,7 +1,7 @@
-"""Standardised densities, of mean 0 and covariance I: every density is one of them, moved and stretched.
+"""Standardised densities with mean 0 and covariance I: every density is one of them, shifted and scaled.
 
-A family knows its own shape. A density has a factor beside it, its standard deviation or the Cholesky factor of its
-covariance, and an entropy needs no more of that than `log_det`, the logarithm of its determinant.
+A family describes the shape. A density adds a factor: its standard deviation, or the Cholesky factor of its covariance.
+An entropy depends on the factor only through `log_det`, the logarithm of the determinant.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ class Family(Protocol):
     dims: int
 
     def reach(self, like: Tensor) -> float | Tensor:
-        """Return half the width of the support: a number, or one for each alpha; infinite where it has no end."""
+        """Return half the width of the support: a number, or a tensor with one per alpha; infinite if unbounded."""
 
     def alpha(self, like: Tensor) -> float | Tensor:
         """Return the alpha of the entropy that the density maximises."""
 
     def factor(self, scale: Tensor) -> Tensor:
-        """Return the factor that belongs to a scale as the paper writes it."""
+        """Return the factor for the scale parameter in the paper's formula."""
 
     def scale(self, factor: Tensor) -> Tensor:
-        """Return the scale that belongs to a factor."""
+        """Return the scale parameter for a factor."""
 
     def log_density(self, squared: Tensor) -> Tensor:
-        """Return the log-density at this squared distance from the mean; -inf outside the support."""
+        """Return the log-density at a squared distance from the mean; -inf outside the support."""
 
     def density(self, squared: Tensor) -> Tensor:
-        """Return the density at this squared distance from the mean; zero outside the support."""
+        """Return the density at a squared distance from the mean; zero outside the support."""
 
     def tsallis_entropy(self, log_det: Tensor) -> Tensor:
-        """Return the Tsallis entropy of the density's own alpha."""
+        """Return the Tsallis entropy for the density's alpha."""
 
     def entropy(self, log_det: Tensor) -> Tensor:
         """Return the Shannon entropy in nats."""
@@ -53,11 +53,11 @@ class Family(Protocol):
         """Draw points [*shape], or [*shape, dims]."""
 
     def rule(self, sharpness: float, points: int | tuple[int, int] | None, like: Tensor) -> Rule:
-        """Return a quadrature rule for functions of this sharpness, or with so many points."""
+        """Return a quadrature rule for functions of a sharpness, or one with the given number of points."""
 
 
 def broadcast_batch(**shapes: Shape) -> torch.Size:
-    """Return the batch shape that shapes [...] broadcast to; an error names them and what they belong to."""
+    """Return the broadcast batch shape; an error lists each shape with its argument's name."""
     try:
         return torch.Size(torch.broadcast_shapes(*shapes.values()))
     except RuntimeError as error:
@@ -71,7 +71,7 @@ def log_det(factor: Tensor, dims: int) -> Tensor:
 
 
 def cholesky(cov: Tensor, dims: int) -> Tensor:
-    """Factorise a variance [...] or covariances [..., n, n], whose shapes are checked."""
+    """Return the standard deviation or Cholesky factor of a variance [...] or covariance [..., n, n]."""
     if dims > 1 and cov.shape[-2:] != (dims, dims):
         raise ValueError(f"in {dims} dimensions a covariance must be [..., {dims}, {dims}], got {tuple(cov.shape)}")
     if dims == 1:
@@ -84,7 +84,7 @@ def cholesky(cov: Tensor, dims: int) -> Tensor:
 
 @outside_tracers()
 def check_symmetric(cov: Tensor, name: str = "covariance") -> None:
-    """Check that [..., n, n] is symmetric but for rounding; numbers that are not finite are checked elsewhere."""
+    """Raise if matrices [..., n, n] are not symmetric up to rounding; non-finite entries are not checked."""
     cov = physical(cov)
     size = cov.diagonal(dim1=-2, dim2=-1).abs().amax(-1)[..., None, None]
     mismatch = (cov - cov.mT).abs() > size * math.sqrt(torch.finfo(cov.dtype).eps)
@@ -94,7 +94,7 @@ def check_symmetric(cov: Tensor, name: str = "covariance") -> None:
 
 
 def tensors(mean: Tensor | float, spread: Tensor | float) -> tuple[Tensor, Tensor]:
-    """Convert numbers to tensors: like the other one, or of torch's default dtype."""
+    """Convert numbers to tensors with the other argument's dtype, or torch's default dtype."""
     for name, x in (("mean", mean), ("variance or covariance", spread)):
         if not isinstance(x, (Tensor, int, float)) or isinstance(x, bool):
             raise TypeError(f"{name} must be a tensor or a number, got {type(x).__name__}")

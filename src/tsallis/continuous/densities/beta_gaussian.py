@@ -1,4 +1,4 @@
-"""The standardised beta-Gaussian of any alpha from 1 in any number of dimensions, smooth in alpha."""
+"""The standardised beta-Gaussian for any alpha >= 1 and any number of dimensions, smooth in alpha."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def _over_matrix(x: Tensor, dims: int) -> Tensor:
     return x if dims == 1 else x[..., None, None]
 
 
-# Below this alpha a Gauss-Jacobi rule needs as many points as a Gauss-Hermite one, and those of sines fewer.
+# Below this alpha, Gauss-Jacobi needs as many points as Gauss-Hermite, and the sine rules need fewer.
 NEARLY_GAUSSIAN = 1.02
 
 
 class Constants(NamedTuple):
-    """The constants of a beta-Gaussian of some alpha in n dimensions; smooth in alpha, at 1 too."""
+    """Constants of a beta-Gaussian in n dimensions; smooth in alpha, also at 1."""
 
     alpha: Tensor
     eps: Tensor  # alpha - 1
@@ -35,7 +35,7 @@ class Constants(NamedTuple):
 def _half_step(alpha: Tensor, eps: Tensor) -> Tensor:
     r"""Return :math:`\log\Gamma(x + 1/2) - \log\Gamma(x) - \frac12 \log(x / \alpha)` at x = alpha / eps.
 
-    Where x is large by its asymptotic series.
+    Large x use the asymptotic series.
     """
     inverse = eps / alpha
     near = inverse < 0.05
@@ -48,7 +48,7 @@ def _half_step(alpha: Tensor, eps: Tensor) -> Tensor:
 
 
 def beta_constants(alpha: Tensor, dims: int) -> Constants:
-    """Compute the constants for alphas from 1, in float64."""
+    """Compute the constants for alphas >= 1, in float64."""
     eps = alpha - 1
     bend = (dims + 2) * eps + 2
     growth = torch.zeros_like(alpha) if dims % 2 == 0 else _half_step(alpha, eps)
@@ -65,7 +65,7 @@ def _beta_numbers(alpha: float, dims: int) -> tuple[float, float]:
 
 
 class BetaGaussian:
-    r"""The standardised beta-Gaussian, :math:`\propto (1 - |u|^2/c^2)_+^{1/(\alpha-1)}`; the normal density at 1."""
+    r"""Standardised beta-Gaussian, :math:`\propto (1 - |u|^2/c^2)_+^{1/(\alpha-1)}`; the normal density at alpha 1."""
 
     def __init__(self, alpha: float | Tensor, dims: int) -> None:
         self.dims = dims
@@ -94,7 +94,7 @@ class BetaGaussian:
         root = cholesky(scale, self.dims)
         c, n = self.constants(scale), self.dims
         inner = c.eps * c.peak + n / 2 * c.eps * torch.log(c.bend) + math.log(2) - c.eps * log_det(root, n)
-        log_ratio = inner * 2 / (2 + n * c.eps) - torch.log(c.bend)  # of covariance and scale
+        log_ratio = inner * 2 / (2 + n * c.eps) - torch.log(c.bend)  # log of covariance / scale
         return root * _over_matrix(torch.exp(log_ratio / 2).to(scale), n)
 
     def scale(self, factor: Tensor) -> Tensor:
@@ -104,17 +104,17 @@ class BetaGaussian:
         return root.square() if n == 1 else root @ root.mT
 
     def _argument(self, squared: Tensor) -> tuple[Constants, Tensor, Tensor]:
-        """Return the constants, `-|u|²/c²` inside the support and 0 outside, and the mask of the outside.
+        """Return the constants, `-|u|²/c²` (0 outside the support), and the mask of points outside.
 
-        NaN is not outside, and stays NaN.
+        NaN counts as inside and stays NaN.
         """
         c = Constants(*(x.to(squared) for x in self.constants(squared)))
         x = -squared * (c.eps / c.bend)
-        outside = (x <= -1) | (squared == math.inf)  # at alpha 1 only what is infinite
+        outside = (x <= -1) | (squared == math.inf)  # at alpha 1 only infinite distances are outside
         return c, torch.where(outside, 0, x), outside
 
     def _log_inside(self, squared: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the log-density, any number outside the support, and the mask of the outside."""
+        """Return the log-density (arbitrary outside the support), and the mask of points outside."""
         c, x, outside = self._argument(squared)
         return c.peak - torch.where(outside, 0, squared) / c.bend * log1p_ratio(x), outside
 
@@ -137,7 +137,7 @@ class BetaGaussian:
 
     def entropy(self, log_det: Tensor) -> Tensor:
         c, n = self.constants(log_det), self.dims
-        # The power times digamma(x + n/2) - digamma(x), x = power + 1: in steps of 1, and a half one if n is odd.
+        # power * (digamma(x + n/2) - digamma(x)) with x = power + 1: sum steps of 1, and a step of 1/2 if n is odd.
         total = sum((1 / (1 + (j + n % 2 / 2) * c.eps) for j in range(1, n // 2 + 1)), torch.zeros_like(c.eps))
         if n % 2:
             near = c.eps / c.alpha < 0.05
@@ -149,7 +149,7 @@ class BetaGaussian:
         return (total - c.peak + log_det).to(log_det)
 
     def marginal(self) -> BetaGaussian:
-        """Return the marginal of one coordinate of the plane: of the same reach, its power larger by a half."""
+        """Return the marginal of one coordinate in the plane: same reach, power larger by 1/2."""
         if self.dims != 2:
             raise NotImplementedError(f"marginal densities are known of the plane, got {self.dims} dimensions")
         eps = self.alphas - 1
@@ -162,12 +162,12 @@ class BetaGaussian:
         c = self.constants(like)
         event = (*shape, 1) if n == 1 else (*shape, n)
         step = torch.randn(event, dtype=torch.float64, device=like.device)
-        if n == 2:  # the squared radius by the inverse of its distribution function
+        if n == 2:  # sample the squared radius by inverting its distribution function
             log_u = torch.log1p(-torch.rand(*shape, dtype=torch.float64, device=like.device))
             squared = -c.bend / c.alpha * log_u * expm1_ratio(c.eps / c.alpha * log_u)
             points: Tensor = (step / step.norm(dim=-1, keepdim=True) * squared.sqrt().unsqueeze(-1)).to(like)
             return points
-        # |u|² / c² is beta(n/2, 1/eps + 1): a ratio of gammas, the second of which tends to 1 / eps.
+        # |u|² / c² is beta(n/2, 1/eps + 1): a ratio of gammas. The second one tends to 1 / eps.
         power = 1 / c.eps.clamp(min=1e-12)
         gamma = torch._standard_gamma((power + 1).expand(tuple(shape)).contiguous())
         squared = step.square().sum(-1)
@@ -202,13 +202,13 @@ class BetaGaussian:
         return self.number is not None and self.number >= NEARLY_GAUSSIAN
 
     def _errors(self, like: Tensor) -> tuple[quadrature_sizes.Error, float]:
-        """Return the error bound of a rule on the line or along a radius, and half of the rule's span."""
+        """Return the error bound of the rule on the line or along a radius, and half the rule's span."""
         if self._jacobi:
             assert self.number is not None
             span = min(math.sqrt(rules.squared_reach(self.number, self.dims)), quadrature_sizes.SPAN)
             return quadrature_sizes.WeightedRule(span, 2 * self.dims), span
         eps = self._bounds()[0] - 1
-        # Seldom another number, that bounds are seldom computed anew; next to 1 there is no difference to 1.
+        # Round eps down to steps, so that bounds are rarely recomputed; below 1e-6 alpha counts as 1.
         eps = 2.0 ** (math.floor(math.log2(eps) * 8) / 8) if eps > 1e-6 else 1e-6
         power = (eps + 2) / eps
         end = math.pi / 2
@@ -218,7 +218,7 @@ class BetaGaussian:
         return error, error.span
 
     def _crowd(self, count: int) -> int:
-        """Return a number of nodes with which a rule that crowds some at the ends is as dense elsewhere."""
+        """Return the number of nodes that keeps a rule dense in the middle if it crowds nodes at the ends."""
         return math.ceil(count * math.pi / 2) if not self._jacobi and self._bounds()[1] > 2 else count
 
     def _wide(self, like: Tensor) -> Tensor:
@@ -226,7 +226,7 @@ class BetaGaussian:
         return torch.as_tensor(self.alphas, dtype=torch.float64, device=like.device)
 
     def _bounds(self) -> tuple[float, float]:
-        """Return the smallest alpha, whose density has the longest support, and the largest; 1 where none is known."""
+        """Return the smallest and largest alpha, or (1, 1) if the values can't be read."""
         if not isinstance(self.alphas, Tensor):
             return self.alphas, self.alphas
         if recording() or not self.alphas.numel():

@@ -1,4 +1,4 @@
-"""Standardised densities of scores that fall with the distance from the mean: Laplace and triangular."""
+"""Standardised densities whose score falls linearly with the distance from the mean: Laplace and triangular."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tsallis.continuous.quadrature import Rule
 
 
 class Laplace:
-    r"""The standardised Laplace density, :math:`\propto \exp(-\sqrt2 |u|)`; its scale is :math:`b`."""
+    r"""Standardised Laplace density, :math:`\propto \exp(-\sqrt2 |u|)`; its scale is :math:`b`."""
 
     dims = 1
     peak = -math.log(2) / 2
@@ -57,13 +57,13 @@ class Laplace:
 
 
 def _root(x: Tensor) -> Tensor:
-    """Return a square root with a gradient of zero at zero."""
+    """Return the square root; its gradient at zero is zero."""
     zero = x == 0
     return torch.where(zero, 0, torch.where(zero, 1, x).sqrt())
 
 
 class Triangular:
-    r"""The standardised triangular density; its scale is :math:`b`, of the support :math:`|t - \mu| \le \sqrt b`."""
+    r"""Standardised triangular density; its scale is :math:`b`, its support :math:`|t - \mu| \le \sqrt b`."""
 
     dims = 1
     end = math.sqrt(6)
@@ -107,7 +107,7 @@ class Triangular:
 
 @rules.constant
 def triangular_line(points: int) -> Rule:
-    """Return the rule of the triangular density of variance 1.
+    """Return the quadrature rule of the triangular density of variance 1.
 
     >>> float(triangular_line(4).weights @ triangular_line(4).nodes**2)
     1.0

@@ -1,4 +1,4 @@
-"""The common base of all densities of one mode: a standardised density, shifted and scaled."""
+"""The common base of all densities with one mode: a standardised density, shifted and scaled."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ Self = TypeVar("Self", bound="Elliptical")
 
 
 class Density(Distribution):
-    r"""The interface of every density on the line or in space, beside the methods of `torch.distributions`.
+    r"""Interface of every density on the line or in space; it extends `torch.distributions`.
 
     A density maximises :math:`E_p[f(t)] + H_\alpha(p)` for some score f (Martins et al. 2020, def. 1 and eq. 7).
 
     Args:
-        batch_shape: the shape of a batch of densities [...].
-        event_shape: [] on the line, [n] in n dimensions.
-        validate_args: check arguments, as everywhere in `torch.distributions`.
+        batch_shape: Shape [...] of the batch of densities.
+        event_shape: Shape of a point: [] on the line, [n] in n dimensions.
+        validate_args: Whether to check the arguments, as in `torch.distributions`.
 
     Example:
         >>> from tsallis.continuous import Gaussian, Mixture, Triangular
@@ -52,7 +52,7 @@ class Density(Distribution):
     """
 
     dims: int
-    dtype: torch.dtype  # of its results
+    dtype: torch.dtype  # dtype of results
 
     def pdf(self, t: Tensor) -> Tensor:
         """Evaluate the density, zero outside the support."""
@@ -64,33 +64,33 @@ class Density(Distribution):
 
     @property
     def covariance(self) -> Tensor:
-        """The covariance [..., n, n]; on the line the variance [...]."""
+        """Return the covariance [..., n, n]; on the line the variance [...]."""
         raise NotImplementedError
 
     def tsallis_entropy(self) -> Tensor:
-        """Compute the entropy of the density's own alpha [...]."""
+        """Compute the Tsallis entropy [...] for the density's alpha."""
         raise NotImplementedError
 
 
 class Elliptical(Density):
-    r"""The common base class of densities of one mode: a standardised density q, shifted and scaled.
+    r"""Base class of densities with one mode: a standardised density q, shifted and scaled.
 
     .. math:: p(t) = |A|^{-1} q(A^{-1}(t - \mu)), \qquad A A^\top = \mathrm{Cov}
 
     Every density of Martins et al. 2020, sec. 2, is of this form. On the line, mean and variance are [...]; in n
-    dimensions the mean is [..., n] and the covariance [..., n, n]. Subclasses are made from mean and (co)variance;
-    :meth:`from_mean_cov`, :meth:`from_factor` and :meth:`from_scale` make them from other arguments.
+    dimensions the mean is [..., n] and the covariance [..., n, n]. Constructors of subclasses take mean and
+    (co)variance; :meth:`from_factor` and :meth:`from_scale` take other parameters.
 
     Args:
-        mean: :math:`\mu`, floating point; half precision is computed in float32. Wherever densities are made of
-            tensors, plain numbers do as well.
-        factor: A: the standard deviation, or the lower triangular Cholesky factor of the covariance.
-        family: q: see :class:`tsallis.continuous.densities.base.Family`.
-        validate_args: check that mean and spread are finite and positive, as everywhere in `torch.distributions`.
+        mean: Mean :math:`\mu`, floating point. Half precision is computed in float32. Subclasses also accept plain
+            numbers.
+        factor: Standard deviation A, or the lower triangular Cholesky factor of the covariance.
+        family: Standardised density q, see :class:`tsallis.continuous.densities.base.Family`.
+        validate_args: Whether to check that the mean is finite and the spread positive, as in `torch.distributions`.
 
     Raises:
-        ValueError: shapes that don't fit, a mean that is not finite, a spread that is not positive (definite).
-        TypeError: tensors that are not floating point.
+        ValueError: If shapes don't fit, the mean is not finite, or the spread is not positive (definite).
+        TypeError: If a tensor is not floating point.
 
     Example:
         >>> from tsallis.continuous import TruncatedParabola
@@ -100,7 +100,7 @@ class Elliptical(Density):
     """
 
     has_rsample = True
-    any_dims = False  # whether `dims` is among what shapes it
+    any_dims = False  # whether `dims` is an argument
     default_dims = 1
 
     def __init__(self, mean: Tensor, factor: Tensor, family: Family, validate_args: bool | None = None) -> None:
@@ -150,11 +150,11 @@ class Elliptical(Density):
 
     @property
     def arg_constraints(self) -> dict[str, constraints.Constraint]:
-        return {}  # checked in one's own words
+        return {}  # _check raises clearer messages
 
     @classmethod
     def _family(cls, **shape: Any) -> Family:
-        """Return the family of a class, from the arguments that shape it."""
+        """Return the class's family for its shape arguments, such as alpha."""
         raise NotImplementedError
 
     @classmethod
@@ -167,7 +167,7 @@ class Elliptical(Density):
     def from_mean_cov(
         cls: type[Self], mean: Tensor | float, cov: Tensor | float, *, validate_args: bool | None = None, **shape: Any
     ) -> Self:
-        """Return the density of a mean and a covariance, which on the line is the variance."""
+        """Return the density with a mean and a covariance (on the line: a variance)."""
         family = cls._family(**shape)
         return cls._make(*cls._factorize(mean, cov, family, validate_args), family, validate_args)
 
@@ -175,7 +175,7 @@ class Elliptical(Density):
     def _factorize(
         cls, mean: Tensor | float, cov: Tensor | float, family: Family, validate_args: bool | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the mean, and the factor of a variance or covariance."""
+        """Return the mean as a tensor, and the factor of a variance or covariance."""
         mean, cov = tensors(mean, cov)
         factor = cholesky(upcast(cov), family.dims)
         cls._check_symmetric(cov, family, validate_args)
@@ -196,14 +196,14 @@ class Elliptical(Density):
         validate_args: bool | None = None,
         **shape: Any,
     ) -> Self:
-        """Return the density of a mean and a standard deviation, or a lower triangular factor of the covariance."""
+        """Return the density with a mean and a standard deviation, or a lower triangular factor of the covariance."""
         return cls._make(*tensors(mean, factor), cls._family(**shape), validate_args)
 
     @classmethod
     def from_scale(
         cls: type[Self], mean: Tensor | float, scale: Tensor | float, *, validate_args: bool | None = None, **shape: Any
     ) -> Self:
-        """Return the density of a mean and a scale as the paper writes the density."""
+        """Return the density with a mean and the scale parameter of the paper's formula."""
         family = cls._family(**shape)
         mean, scale = tensors(mean, scale)
         factor = family.factor(upcast(scale))
@@ -212,17 +212,17 @@ class Elliptical(Density):
 
     @property
     def mean(self) -> Tensor:
-        """The mean [...], or [..., n]."""
+        """Return the mean [...], or [..., n]."""
         return self._mean
 
     @property
     def mode(self) -> Tensor:
-        """The point of largest density, which is the mean."""
+        """Return the point of largest density, which is the mean."""
         return self._mean
 
     @property
     def factor(self) -> Tensor:
-        """The standard deviation [...], or the Cholesky factor of the covariance [..., n, n]."""
+        """Return the standard deviation [...], or the Cholesky factor of the covariance [..., n, n]."""
         return self._factor
 
     @property
@@ -231,22 +231,22 @@ class Elliptical(Density):
 
     @property
     def variance(self) -> Tensor:
-        """The variance [...], or the diagonal of the covariance [..., n]."""
+        """Return the variance [...], or the diagonal of the covariance [..., n]."""
         return self._factor.square() if self.dims == 1 else self._factor.square().sum(-1)
 
     @property
     def scale(self) -> Tensor:
-        """The scale as the paper writes the density."""
+        """Return the scale parameter of the paper's formula."""
         return self.family.scale(self._factor)
 
     @property
     def alpha(self) -> float | Tensor:
-        """The alpha of the Tsallis entropy that the density maximises among all with its score."""
+        """Return the alpha of the entropy: given its score, the density maximises the Tsallis entropy of this alpha."""
         return self.family.alpha(self._mean)
 
     @property
     def support(self) -> Interval | Ellipse | WholeSpace:
-        """The set of points where the density is above zero."""
+        """Return the set of points where the density is above zero."""
         reach = self.family.reach(self._mean)
         if not isinstance(reach, Tensor) and math.isinf(reach):
             return WholeSpace(self.dims)
@@ -259,7 +259,7 @@ class Elliptical(Density):
     def _squared_distance(self, t: Tensor) -> Tensor:
         """Return the squared distance from the mean in standard deviations [*sample, ...].
 
-        An infinite one has no gradient.
+        Infinite distances have no gradient.
         """
         apart = t.to(self._mean.dtype) - self._mean
         infinite = apart.isinf()
@@ -275,7 +275,7 @@ class Elliptical(Density):
         return self._factor if self.dims == 1 else self._factor.diagonal(dim1=-2, dim2=-1).prod(-1)
 
     def pdf(self, t: Tensor) -> Tensor:
-        """Return the density at t [*sample, ...] or [*sample, ..., n]; zero outside the support, like its gradient."""
+        """Return the density at t [*sample, ...] or [*sample, ..., n], which is zero outside the support."""
         return (self.family.density(self._squared_distance(t)) / self._volume()).to(self.dtype)
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -285,7 +285,7 @@ class Elliptical(Density):
         return torch.where(inside, log_q - log_det(self._factor, self.dims).to(log_q), log_q).to(self.dtype)
 
     def tsallis_entropy(self) -> Tensor:
-        r"""Return :math:`(1 - \int p^\alpha) / (\alpha(\alpha-1))` of the density's own alpha [...]; Shannon's at 1."""
+        r"""Return :math:`(1 - \int p^\alpha) / (\alpha(\alpha-1))` [...] for the density's alpha; Shannon's at 1."""
         return self.family.tsallis_entropy(log_det(self._factor, self.dims)).expand(self.batch_shape).to(self.dtype)
 
     def entropy(self) -> Tensor:
@@ -307,7 +307,7 @@ class Elliptical(Density):
         proposition 3. Gaussian functions under a Gaussian density have a closed form.
 
         Args:
-            function: a basis, or a function from points [..., points] ([..., points, n] in space) to values
+            function: Basis, or function from points [..., points] ([..., points, n] in space) to values
                 [..., points, any...].
             points: the size of the rule: on the line a number, in the plane also (radial, angular). The default for a
                 basis keeps the error below 1e-12 of a function's peak in float64, 1e-6 in float32, by a bound that
@@ -321,8 +321,8 @@ class Elliptical(Density):
             [..., size] for a basis, [..., any...] for a function.
 
         Raises:
-            ValueError: a basis for another number of dimensions.
-            NotImplementedError: quadrature in more than two dimensions.
+            ValueError: If the basis has another number of dimensions.
+            NotImplementedError: If quadrature would need more than two dimensions.
         """
         with torch.autocast(self._mean.device.type, enabled=False):
             return self._expect(function, points).to(self.dtype)
@@ -356,9 +356,9 @@ class Elliptical(Density):
         return self.family.rule(sharpness, points, self._mean)
 
     def _sharpness(self, basis: Basis, points: Points) -> float:
-        """Return the sharpness of functions in standard deviations of the widest density; NaN where it is not known.
+        """Return the ratio of the widest standard deviation to the narrowest function; NaN if unknown.
 
-        Not looked up where the number of points is given, but for densities without an end, which have several rules.
+        With a given number of points only densities with unbounded support need it, to choose among their rules.
         """
         if math.isnan(basis.width):
             return math.nan
@@ -383,7 +383,7 @@ class Elliptical(Density):
         """Return the largest standard deviation in any direction."""
         if recording() or without_numbers(self._mean) or not self._mean.numel():
             return math.nan
-        factor = physical(self._factor)  # vmap has one rule for all of its batch
+        factor = physical(self._factor)  # vmap uses one rule for the whole batch
         with outside_tracers():
             if self.dims == 1:
                 return float(factor.nan_to_num(0.0).amax())
@@ -399,7 +399,7 @@ class Elliptical(Density):
         return rules.gaussian_overlap(self._mean, self.covariance, *gaussians)
 
     def _by_waves(self, basis: Basis) -> Tensor | None:
-        """Return expectations of Gaussians in the plane by their Fourier transforms, where values can be read."""
+        """Return expectations of Gaussians in the plane by Fourier transforms, or None where these don't apply."""
         family = self.family
         if self.dims != 2 or not isinstance(family, BetaGaussian) or not self._mean.numel():
             return None
@@ -425,7 +425,7 @@ class Elliptical(Density):
 
 
 def _check_triangle(factor: Tensor) -> None:
-    """Check the entries of a factor off its diagonal."""
+    """Raise if a factor is not lower triangular, or not finite below the diagonal."""
     lower, upper = factor.tril(-1), factor.triu(1)
     if bool((upper != 0).any()):
         raise ValueError(f"factor must be lower triangular, got {upper[upper != 0][0].item():g} above the diagonal")

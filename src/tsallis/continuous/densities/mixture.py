@@ -20,24 +20,24 @@ from tsallis.functional.rows import check_floating, result_dtype
 from tsallis.ops.dtypes import compute_dtype, upcast
 from tsallis.ops.transforms import outside_tracers, physical
 
-PANEL = 48  # points of the rule between two places where some density of a mixture is not smooth
-MARKS = (2.0, 4.0, 8.0, 40.0)  # standard deviations; beyond the last nothing is left of a density
+PANEL = 48  # points of the rule on each piece on which all components are smooth
+MARKS = (2.0, 4.0, 8.0, 40.0)  # in standard deviations; a density beyond the last is negligible
 
 
 class Mixture(Density):
-    r"""A weighted sum of densities of one family or of several.
+    r"""Weighted sum of densities, of one family or several.
 
     .. math:: p(t) = \sum_{k=1}^K \pi_k\, p_k(t)
 
-    (Martins et al. 2020, sec. 6, name attention with more than one mode as future work.)
+    (Martins et al. 2020, sec. 6, mention attention with several modes as future work.)
 
     Args:
-        weights: :math:`\pi` [..., K], non-negative and summing to 1, as softmax or sparsemax make them.
-        components: one density with the batch shape [..., K], or K densities with the batch shape [...].
-        validate_args: check the arguments, as everywhere in `torch.distributions`.
+        weights: Mixture weights :math:`\pi` [..., K], such as the output of softmax or sparsemax.
+        components: One density with batch shape [..., K], or K densities with batch shape [...].
+        validate_args: Whether to check the arguments, as in `torch.distributions`.
 
     Raises:
-        ValueError: weights and components that don't fit, or weights that are no probabilities.
+        ValueError: If weights and components don't fit, or the weights are not probabilities.
 
     Example:
         >>> from tsallis.continuous import TruncatedParabola
@@ -81,7 +81,7 @@ class Mixture(Density):
         return {}
 
     def _gather(self, values: Sequence[Tensor], trailing: int) -> Tensor:
-        """Stack values of the parts with the component in front of `trailing` dimensions [..., K, *trailing]."""
+        """Stack values of the parts to [..., K, *trailing], with `trailing` dimensions after the component."""
         return values[0] if self.stacked else torch.stack(list(values), values[0].dim() - trailing)
 
     def _mix(self, values: Sequence[Tensor], trailing: int) -> Tensor:
@@ -90,7 +90,7 @@ class Mixture(Density):
         return (weights * stacked).sum(-1 - trailing)
 
     def _spread_out(self, t: Tensor) -> Tensor:
-        """Give points the dimension of the components, where these are stacked."""
+        """Add a dimension for the components to points if the components are stacked."""
         return t.unsqueeze(-1 - len(self.event_shape)) if self.stacked else t
 
     @property
@@ -99,7 +99,7 @@ class Mixture(Density):
 
     @property
     def covariance(self) -> Tensor:
-        """The mean of the components' covariances plus the covariance of their means."""
+        """Return the mean of the components' covariances plus the covariance of their means."""
         event = len(self.event_shape)
         within = self._mix([part.covariance for part in self.parts], 2 * event)
         means = self._gather([part.mean for part in self.parts], event)
@@ -109,17 +109,17 @@ class Mixture(Density):
 
     @property
     def variance(self) -> Tensor:
-        """The variance [...], or the diagonal of the covariance [..., n]."""
+        """Return the variance [...], or the diagonal of the covariance [..., n]."""
         return self.covariance if self.dims == 1 else self.covariance.diagonal(dim1=-2, dim2=-1)
 
     @property
     def support(self) -> Union:
-        """The union of the components' supports, also of those whose weight is zero."""
+        """Return the union of all components' supports, including components of weight zero."""
         return Union([part.support for part in self.parts], self.stacked)  # type: ignore[misc]
 
     @property
     def alpha(self) -> float | Tensor | None:
-        """The components' alpha where they share one, else None."""
+        """Return the components' alpha if they share one, else None."""
         alphas = [part.alpha for part in self.parts if isinstance(part, (Elliptical, Mixture))]
         same = not isinstance(alphas[0], Tensor) and all(not isinstance(a, Tensor) and a == alphas[0] for a in alphas)
         return alphas[0] if same else None
@@ -138,15 +138,15 @@ class Mixture(Density):
         logs = self._gather([part.log_prob(points) for part in self.parts], 0)
         weights, positive = self.weights, self.weights > 0
         weighted = logs + torch.where(positive, torch.where(positive, weights, 1).log(), -torch.inf)
-        inside = weighted.amax(-1) != -torch.inf  # NaN is, and stays NaN
+        inside = weighted.amax(-1) != -torch.inf  # NaN counts as inside and stays NaN
         value = torch.where(inside.unsqueeze(-1), weighted, 0).logsumexp(-1)
-        # A weight of 0 adds nothing, but has a gradient as any other.
+        # A weight of 0 adds nothing to the value, but it needs its gradient.
         ratio = (logs - value.unsqueeze(-1)).clamp(max=math.log(torch.finfo(logs.dtype).max) / 2).exp()
         value = value + (torch.where(positive, 0, weights) * ratio).sum(-1).log1p()
         return torch.where(inside, value, -torch.inf).to(self.dtype)
 
     def expect(self, function: Function, points: Points = None) -> Tensor:
-        """Return expectations as every density does; each component by a rule of its own."""
+        """Return expectations; each component uses its own quadrature rule."""
         values = [part.expect(function, points) for part in self.parts]
         batch = len(self.batch_shape) + self.stacked
         return self._mix(values, values[0].dim() - batch).to(self.dtype)
@@ -165,21 +165,21 @@ class Mixture(Density):
     def tsallis_entropy(self, alpha: float | None = None) -> Tensor:
         r"""Return the Tsallis entropy :math:`(1 - \int p^\alpha) / (\alpha(\alpha-1))` [...]; on the line only.
 
-        By quadrature between all the places where a component is not smooth.
+        It is computed by quadrature on pieces on which all components are smooth.
 
         Args:
-            alpha: by default the components' own.
+            alpha: Alpha of the entropy (default: the components' alpha).
 
         Raises:
-            ValueError: no alpha where the components have none in common.
-            NotImplementedError: a mixture in the plane.
+            ValueError: If no alpha is given and the components share none.
+            NotImplementedError: If the mixture is in the plane.
         """
         alpha = self.alpha if alpha is None else alpha  # type: ignore[assignment]
         if alpha is None or isinstance(alpha, Tensor):
             raise ValueError("the components have no alpha in common: say which entropy, as in tsallis_entropy(2.0)")
         t, steps = self._panels()  # [panels * points, ...]
         p = self._pdf(t)
-        # Where p is next to nothing its logarithm is a constant: the square of 1 / p would leave the range of numbers.
+        # Treat the logarithm of a tiny p as a constant: the square of 1 / p would overflow.
         large = p > torch.finfo(p.dtype).tiny ** 0.5
         constant = torch.where(p > 0, p, 1).detach().log()
         log_p = torch.where(large, torch.where(large, p, 1).log(), constant)
@@ -191,13 +191,13 @@ class Mixture(Density):
         return self.tsallis_entropy(1.0)
 
     def _panels(self) -> tuple[Tensor, Tensor]:
-        """Return nodes and weights of a rule on the line, in front of the batch [points, ...]."""
+        """Return nodes and weights [points, ...] of a rule on the line, the batch last."""
         if self.dims != 1:
             raise NotImplementedError("the entropy of a mixture is computed on the line only")
         breaks = self._breaks().sort(-1).values
         x, weights = gauss_legendre(PANEL).to(breaks)
-        # Points crowd at the ends of a panel, where some power of the distance vanishes. Twice, as the slope of one
-        # component there, times the logarithm of another, may have no bound where both end.
+        # Crowd points at the ends of a panel, where a power of the distance vanishes. Do it twice: if two components
+        # end there, the slope of one times the logarithm of the other may be unbounded.
         for _ in range(2):
             turn = x * (torch.pi / 2)
             x, weights = torch.sin(turn), weights * torch.cos(turn) * (torch.pi / 2)
@@ -206,7 +206,7 @@ class Mixture(Density):
         return (low + width * nodes).flatten(-2).movedim(-1, 0), (width * steps).flatten(-2).movedim(-1, 0)
 
     def _breaks(self) -> Tensor:
-        """Return the points between which every component is smooth and one rule suffices [..., breaks]."""
+        """Return the points [..., breaks] between which all components are smooth."""
         each = [part._breaks() if isinstance(part, Mixture) else _breaks(part) for part in self.parts]
         return each[0].flatten(-2) if self.stacked else torch.cat(each, -1)
 
@@ -227,7 +227,7 @@ class Mixture(Density):
 
 @outside_tracers()
 def _check_weights(weights: Tensor, rounding: float) -> None:
-    """Check that weights [..., K] are probabilities; each may be off by its rounding."""
+    """Raise if weights [..., K] are not probabilities, up to rounding."""
     weights = physical(weights)
     off = (weights.sum(-1) - 1).abs()
     if bool((weights < 0).any()) or not bool((off < 1e-3 + weights.shape[-1] * rounding).all()):
@@ -237,7 +237,7 @@ def _check_weights(weights: Tensor, rounding: float) -> None:
 
 
 def _upcast(density: Density) -> Density:
-    """Return a density whose results are in the dtype of the computation: a mixture rounds its own alone."""
+    """Return the density with results in the dtype of the computation: only the mixture rounds."""
     if density.dtype != compute_dtype(density.dtype):
         density = copy.copy(density)
         density.dtype = compute_dtype(density.dtype)
@@ -245,10 +245,10 @@ def _upcast(density: Density) -> Density:
 
 
 def _breaks(density: Density) -> Tensor:
-    """Return the mean and the ends of a support [..., breaks], and where it is long, points in between.
+    """Return the mean and the ends of the support [..., breaks], with points in between if it is long.
 
-    They have gradients: above alpha 2 the slope of a density has no bound at the ends of its support, and derivatives
-    of a rule are right only if its nodes move with them.
+    They have gradients. Above alpha 2 the slope of a density is unbounded at the ends of its support, so derivatives
+    are correct only if the nodes of the rule move with the ends.
     """
     mean, std, support = density.mean, density.variance.sqrt(), density.support
     reach = density.family.reach(mean) if isinstance(density, Elliptical) else math.inf
@@ -257,9 +257,9 @@ def _breaks(density: Density) -> Tensor:
     places = mean.unsqueeze(-1) + std.unsqueeze(-1) * torch.tensor(steps, dtype=mean.dtype, device=mean.device)
     if not isinstance(support, Interval):
         return places
-    # Beyond the last mark an end plays no role, and an infinite one would have gradients of NaN.
+    # Clamp the reach: an end beyond the last mark has no effect, and an infinite end would give NaN gradients.
     half = std * (reach.clamp(max=2 * MARKS[-1]) if isinstance(reach, Tensor) else reach)
     lower, upper = (mean - half).unsqueeze(-1), (mean + half).unsqueeze(-1)
-    # A mark at an end moves as the end does: a maximum would take the mean of the two.
+    # A mark at an end must move with the end; torch.maximum would split the gradient between them.
     places = torch.where(places > lower, torch.where(places < upper, places, upper), lower)
     return torch.cat([lower, places, upper], -1) if short else places

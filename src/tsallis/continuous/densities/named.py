@@ -1,4 +1,4 @@
-"""The densities by name, on which continuous attention is built."""
+"""The public density classes that continuous attention uses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Distance = TypeVar("Distance", bound="_Absolute")
 
 
 class Quadratic(Elliptical):
-    r"""A density whose score is quadratic, :math:`f(t) = -\frac12 (t - \mu)^\top S^{-1} (t - \mu)`, of some alpha."""
+    r"""Density with a quadratic score, :math:`f(t) = -\frac12 (t - \mu)^\top S^{-1} (t - \mu)`, for any alpha."""
 
     @classmethod
     def from_scores(
@@ -29,15 +29,15 @@ class Quadratic(Elliptical):
         validate_args: bool | None = None,
         **shape: object,
     ) -> Self:
-        r"""Return the density of canonical parameters :math:`\theta = [S^{-1}\mu, \mathrm{vec}(-\frac12 S^{-1})]`.
+        r"""Return the density with canonical parameters :math:`\theta = [S^{-1}\mu, \mathrm{vec}(-\frac12 S^{-1})]`.
 
-        These are the score's coefficients of :math:`t` and :math:`t t^\top` (Martins et al. 2020, sec. 2.4).
+        They are the coefficients of the score for :math:`t` and :math:`t t^\top` (Martins et al. 2020, sec. 2.4).
 
         Args:
-            theta: [..., 2] on the line, [..., n + n²] in n dimensions.
+            theta: Canonical parameters, [..., 2] on the line, [..., n + n²] in n dimensions.
 
         Raises:
-            ValueError: a last dimension of another size, or a quadratic part that is not negative definite.
+            ValueError: If the last dimension has another size, or the quadratic part is not negative definite.
         """
         family = cls._family(**shape)
         n = family.dims
@@ -57,7 +57,7 @@ class Quadratic(Elliptical):
 
     @property
     def theta(self) -> Tensor:
-        """The canonical parameters [..., n + n²], as :meth:`from_scores` takes them."""
+        """Return the canonical parameters [..., n + n²], in the format of :meth:`from_scores`."""
         scale = self.scale
         if self.dims == 1:
             return torch.stack([self._mean / scale, -0.5 / scale], -1).to(self.dtype)
@@ -67,22 +67,22 @@ class Quadratic(Elliptical):
 
 
 class BetaGaussian(Quadratic):
-    r"""The density of a quadratic score for any alpha from 1, also learned: Gaussian at 1, truncated parabola at 2.
+    r"""Density of a quadratic score for any alpha >= 1, fixed or learned; Gaussian at 1, truncated parabola at 2.
 
     .. math:: p(t) = \Big[ (\alpha-1)\big(-\tau - \tfrac12 (t-\mu)^\top S^{-1} (t-\mu)\big) \Big]_+^{1/(\alpha-1)},
               \qquad \mathrm{Cov} = \frac{-2\tau}{n + 2\alpha/(\alpha-1)} S
 
-    the solution of :math:`\max_p E_p[f] + H_\alpha(p)` (Martins et al. 2020, prop. 1; Martins et al. 2022).
+    This is the solution of :math:`\max_p E_p[f] + H_\alpha(p)` (Martins et al. 2020, prop. 1; Martins et al. 2022).
 
     Args:
-        mean: [...] on the line, [..., n] in n dimensions.
-        cov: the variance [...], or the covariance [..., n, n].
-        alpha: at least 1: a number, or a tensor that broadcasts to the batch shape and may get a gradient.
-        dims: n. Expectations by quadrature are for 1 and 2.
-        validate_args: check the arguments, as everywhere in `torch.distributions`.
+        mean: Mean, [...] on the line, [..., n] in n dimensions.
+        cov: Variance [...], or covariance [..., n, n].
+        alpha: Number >= 1, or a tensor that broadcasts to the batch shape and may require a gradient.
+        dims: Number of dimensions n. Expectations by quadrature support 1 and 2.
+        validate_args: Whether to check the arguments, as in `torch.distributions`.
 
     Raises:
-        ValueError: an alpha below 1 or not finite, shapes that don't fit, a covariance that is not positive definite.
+        ValueError: If alpha is below 1 or not finite, shapes don't fit, or the covariance is not positive definite.
 
     Example:
         >>> density = BetaGaussian(torch.tensor([0.2, 0.5]), torch.tensor(0.01), alpha=1.5)
@@ -113,20 +113,20 @@ class BetaGaussian(Quadratic):
 
 
 class Gaussian(Quadratic):
-    r"""The normal density, the softmax density on the line or in space: alpha 1.
+    r"""Normal density, the continuous softmax on the line or in space (alpha 1).
 
     .. math:: p(t) \propto \exp\big(-\tfrac12 (t-\mu)^\top \Sigma^{-1} (t-\mu)\big)
 
-    (Martins et al. 2020, sec. 2.2.) Expectations of Gaussian functions are closed forms (eq. 46).
+    (Martins et al. 2020, sec. 2.2.) Expectations of Gaussian functions have a closed form (eq. 46).
 
     Args:
-        mean: [...] on the line, [..., n] in n dimensions.
-        cov: the variance [...], or the covariance [..., n, n].
-        dims: n.
-        validate_args: check the arguments, as everywhere in `torch.distributions`.
+        mean: Mean, [...] on the line, [..., n] in n dimensions.
+        cov: Variance [...], or covariance [..., n, n].
+        dims: Number of dimensions n.
+        validate_args: Whether to check the arguments, as in `torch.distributions`.
 
     Raises:
-        ValueError: shapes that don't fit, a covariance that is not positive definite.
+        ValueError: If shapes don't fit, or the covariance is not positive definite.
 
     Example:
         >>> Gaussian(torch.tensor(0.0), torch.tensor(1.0)).pdf(torch.tensor(0.0))
@@ -147,7 +147,7 @@ class Gaussian(Quadratic):
 
 
 class TruncatedParabola(Quadratic):
-    r"""The sparsemax density on the line: zero beyond a distance from the mean, alpha 2.
+    r"""Continuous sparsemax of a quadratic score on the line (alpha 2); zero far from the mean.
 
     .. math:: p(t) = \Big[ -\lambda - \frac{(t-\mu)^2}{2\sigma^2} \Big]_+, \qquad
               \lambda = -\tfrac12 \Big(\frac{3}{2\sigma}\Big)^{2/3}
@@ -156,12 +156,12 @@ class TruncatedParabola(Quadratic):
     that squared; `scale` is :math:`\sigma^2`.
 
     Args:
-        mean: [...]
-        variance: [...]; :meth:`from_scale` takes :math:`\sigma^2` instead.
-        validate_args: check the arguments, as everywhere in `torch.distributions`.
+        mean: Mean [...].
+        variance: Variance [...]; :meth:`from_scale` takes :math:`\sigma^2` instead.
+        validate_args: Whether to check the arguments, as in `torch.distributions`.
 
     Raises:
-        ValueError: shapes that don't fit, a variance that is not positive.
+        ValueError: If shapes don't fit, or the variance is not positive.
 
     Example:
         >>> density = TruncatedParabola.from_scale(torch.tensor(0.0), torch.tensor(2 / 3))  # Epanechnikov's kernel
@@ -179,7 +179,7 @@ class TruncatedParabola(Quadratic):
 
 
 class TruncatedParaboloid(Quadratic):
-    r"""The sparsemax density in the plane (in space): zero outside an ellipse, alpha 2.
+    r"""Continuous sparsemax of a quadratic score in the plane or in space (alpha 2); zero outside an ellipse.
 
     .. math:: p(t) = \Big[ -\lambda - \tfrac12 (t-\mu)^\top \Sigma^{-1} (t-\mu) \Big]_+, \qquad
               \lambda = -\Big(\frac{\Gamma(n/2 + 2)}{\sqrt{\det(2\pi\Sigma)}}\Big)^{2/(2+n)}
@@ -188,13 +188,13 @@ class TruncatedParaboloid(Quadratic):
     covariance C.
 
     Args:
-        mean: [..., n]
-        cov: [..., n, n]; :meth:`from_scale` takes :math:`\Sigma` instead.
-        dims: n.
-        validate_args: check the arguments, as everywhere in `torch.distributions`.
+        mean: Mean [..., n].
+        cov: Covariance [..., n, n]; :meth:`from_scale` takes :math:`\Sigma` instead.
+        dims: Number of dimensions n.
+        validate_args: Whether to check the arguments, as in `torch.distributions`.
 
     Raises:
-        ValueError: shapes that don't fit, a covariance that is not positive definite.
+        ValueError: If shapes don't fit, or the covariance is not positive definite.
 
     Example:
         >>> density = TruncatedParaboloid(torch.zeros(2), torch.eye(2))
@@ -217,40 +217,40 @@ class TruncatedParaboloid(Quadratic):
 
 
 class _Absolute(Elliptical):
-    """A density whose score is the negative distance from the mean, by a scale."""
+    """Density whose score is the negative distance from the mean, divided by a scale."""
 
     @classmethod
     def from_scores(
         cls: type[Distance], theta: Tensor | float, mean: Tensor | float, *, validate_args: bool | None = None
     ) -> Distance:
-        r"""Return the density of the canonical parameter :math:`\theta = -1/b` [...] of :math:`|t - \mu|`, at a mean.
+        r"""Return the density with a mean and the coefficient :math:`\theta = -1/b` [...] of :math:`|t - \mu|`.
 
         Raises:
-            ValueError: a parameter that is not finite or not negative.
+            ValueError: If the parameter is not finite or not negative.
         """
         mean, theta = tensors(mean, theta)
         return cls.from_scale(mean, -1 / upcast(theta), validate_args=validate_args)
 
     @property
     def theta(self) -> Tensor:
-        """The canonical parameter [...], as :meth:`from_scores` takes it."""
+        """Return the canonical parameter [...], in the format of :meth:`from_scores`."""
         return (-1 / self.scale).to(self.dtype)
 
 
 class Laplace(_Absolute):
-    r"""The density of a score that falls with the distance, alpha 1.
+    r"""Laplace density: the continuous softmax of a score that falls linearly with the distance (alpha 1).
 
     .. math:: p(t) = \frac{1}{2b} \exp(-|t - \mu| / b)
 
     (Martins et al. 2020, sec. 2.2.)
 
     Args:
-        mean: [...]
-        variance: :math:`2b^2` [...]; :meth:`from_scale` takes b.
-        validate_args: check the arguments, as everywhere in `torch.distributions`.
+        mean: Mean [...].
+        variance: Variance :math:`2b^2` [...]; :meth:`from_scale` takes b.
+        validate_args: Whether to check the arguments, as in `torch.distributions`.
 
     Raises:
-        ValueError: shapes that don't fit, a variance that is not positive.
+        ValueError: If shapes don't fit, or the variance is not positive.
 
     Example:
         >>> Laplace.from_scale(torch.tensor(0.0), torch.tensor(0.5)).pdf(torch.tensor([0.0, 0.5]))
@@ -267,19 +267,19 @@ class Laplace(_Absolute):
 
 
 class Triangular(_Absolute):
-    r"""The sparsemax density of a score that falls with the distance: a triangle, alpha 2.
+    r"""Triangular density: the continuous sparsemax of a score that falls linearly with the distance (alpha 2).
 
     .. math:: p(t) = \Big[ -\lambda - \frac{|t-\mu|}{b} \Big]_+, \qquad \lambda = -b^{-1/2}
 
     (Martins et al. 2020, eq. 12.) The support is :math:`|t - \mu| \le \sqrt b`.
 
     Args:
-        mean: [...]
-        variance: :math:`b/6` [...]; :meth:`from_scale` takes b.
-        validate_args: check the arguments, as everywhere in `torch.distributions`.
+        mean: Mean [...].
+        variance: Variance :math:`b/6` [...]; :meth:`from_scale` takes b.
+        validate_args: Whether to check the arguments, as in `torch.distributions`.
 
     Raises:
-        ValueError: shapes that don't fit, a variance that is not positive.
+        ValueError: If shapes don't fit, or the variance is not positive.
 
     Example:
         >>> Triangular.from_scale(torch.tensor(0.0), torch.tensor(1.0)).pdf(torch.tensor([0.0, 0.5, 2.0]))
