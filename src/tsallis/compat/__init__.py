@@ -1,11 +1,11 @@
-"""The names, arguments and defaults of the PyPI package `entmax` 1.3: code that calls them changes its imports alone::
+"""Names, arguments and defaults of the PyPI package `entmax` 1.3, so that existing code changes only its imports::
 
     import tsallis.compat as entmax                          # was: import entmax
     from tsallis.compat import entmax15, EntmaxBisectLoss    # was: from entmax import ...
     from tsallis.compat.losses import SparsemaxLoss          # was: from entmax.losses import SparsemaxLoss
 
-`activations`, `losses` and `root_finding` are the package's modules. The page :doc:`/compat` says which arguments have
-no effect here, where results differ on purpose, and which names are not here.
+`activations`, `losses` and `root_finding` are the package's modules. The page :doc:`/compat` lists ignored arguments,
+deliberate differences in results, and missing names.
 """
 
 from tsallis.compat import activations as activations

@@ -1,4 +1,4 @@
-"""The names of `entmax.activations`: the maps that the package solves by sorting."""
+"""The names of `entmax.activations`: the functions that the package computes by sorting."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["Entmax15", "Entmax15Function", "Sparsemax", "SparsemaxFunction", "en
 
 
 def sparsemax(X: Tensor, dim: int = -1, k: int | None = None, return_support_size: bool = False) -> MapResult:
-    """Return :func:`tsallis.sparsemax` of scores, by the package's name.
+    """Return :func:`tsallis.sparsemax` of scores, under the package's name.
 
     Args:
-        X: scores of any shape.
-        dim: the dimension whose entries sum to 1.
-        k: without effect.
-        return_support_size: return the number of positive entries, too.
+        X: Scores of any shape.
+        dim: Dimension whose entries sum to 1.
+        k: Ignored.
+        return_support_size: Whether to also return the number of positive entries.
 
     Returns:
         Probabilities, or a pair of them and of support sizes with size 1 along `dim`.
@@ -31,13 +31,13 @@ def sparsemax(X: Tensor, dim: int = -1, k: int | None = None, return_support_siz
 
 
 def entmax15(X: Tensor, dim: int = -1, k: int | None = None, return_support_size: bool = False) -> MapResult:
-    """Return :func:`tsallis.entmax15` of scores, by the package's name.
+    """Return :func:`tsallis.entmax15` of scores, under the package's name.
 
     Args:
-        X: scores of any shape.
-        dim: the dimension whose entries sum to 1.
-        k: without effect.
-        return_support_size: return the number of positive entries, too.
+        X: Scores of any shape.
+        dim: Dimension whose entries sum to 1.
+        k: Ignored.
+        return_support_size: Whether to also return the number of positive entries.
 
     Returns:
         Probabilities, or a pair of them and of support sizes with size 1 along `dim`.
@@ -50,7 +50,7 @@ def entmax15(X: Tensor, dim: int = -1, k: int | None = None, return_support_size
 
 
 class _SortingMap(Map):
-    """The arguments of the two maps that the peer solves by sorting."""
+    """Module with the arguments of the two functions that the package computes by sorting."""
 
     def __init__(self, dim: int = -1, k: int | None = None, return_support_size: bool = False) -> None:
         super().__init__()
@@ -61,9 +61,9 @@ class Sparsemax(_SortingMap):
     """:func:`sparsemax` as a module.
 
     Args:
-        dim: the dimension whose entries sum to 1.
-        k: without effect.
-        return_support_size: return the number of positive entries, too.
+        dim: Dimension whose entries sum to 1.
+        k: Ignored.
+        return_support_size: Whether to also return the number of positive entries.
 
     Example:
         >>> Sparsemax()(torch.tensor([1.0, 0.6, -1.0]))
@@ -78,9 +78,9 @@ class Entmax15(_SortingMap):
     """:func:`entmax15` as a module.
 
     Args:
-        dim: the dimension whose entries sum to 1.
-        k: without effect.
-        return_support_size: return the number of positive entries, too.
+        dim: Dimension whose entries sum to 1.
+        k: Ignored.
+        return_support_size: Whether to also return the number of positive entries.
 
     Example:
         >>> Entmax15()(torch.tensor([3.0, 0.0]))
@@ -92,7 +92,7 @@ class Entmax15(_SortingMap):
 
 
 class SparsemaxFunction:
-    """The `apply` of the package's autograd function: :func:`sparsemax`, with derivatives of every order.
+    """The package's autograd function; `apply` is :func:`sparsemax`, differentiable to any order.
 
     Example:
         >>> SparsemaxFunction.apply(torch.tensor([1.0, 0.6, -1.0]), -1)
@@ -106,7 +106,7 @@ class SparsemaxFunction:
 
 
 class Entmax15Function:
-    """The `apply` of the package's autograd function: :func:`entmax15`, with derivatives of every order.
+    """The package's autograd function; `apply` is :func:`entmax15`, differentiable to any order.
 
     Example:
         >>> Entmax15Function.apply(torch.tensor([3.0, 0.0]), -1)
@@ -115,5 +115,5 @@ class Entmax15Function:
 
     @staticmethod
     def apply(X: Tensor, dim: int = 0, k: int | None = None) -> Tensor:
-        """Return :func:`entmax15` of scores; as in the package, `dim` is 0 by default."""
+        """Return :func:`entmax15` of scores; `dim` defaults to 0, as in the package."""
         return functional.entmax15(X, dim)

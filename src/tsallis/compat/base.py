@@ -1,4 +1,4 @@
-"""The base of modules that hold an alpha or a budget, and the sizes of supports."""
+"""Base class of modules with an alpha or a budget, and support sizes."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ MapResult = Tensor | tuple[Tensor, Tensor]
 
 
 def support_size(probs: Tensor, dim: int) -> Tensor:
-    """Return how many entries are positive, with size 1 along `dim`."""
+    """Return the number of positive entries, with size 1 along `dim`."""
     return (probs > 0).sum(dim, keepdim=True)
 
 
 def with_size(probs: Tensor, dim: int, return_size: bool) -> MapResult:
-    """Return probabilities, with their support sizes where those are asked for."""
+    """Return probabilities, together with their support sizes if `return_size`."""
     return (probs, support_size(probs, dim)) if return_size else probs
 
 
 class Map(ConstantBuffers):
-    """A map with its arguments; a tensor among them moves with the module and stays out of its state."""
+    """Module with arguments; a tensor argument moves with the module, but is not in its state dict."""
 
     def _keep(self, name: str, value: Alpha) -> None:
         if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):

@@ -1,4 +1,4 @@
-"""The names of `entmax.losses`: the losses of the maps, as functions and as modules that reduce them."""
+"""The names of `entmax.losses`: losses as functions and as modules with a reduction."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ REDUCTIONS = (MEAN, "mean", "sum", "none")
 def sparsemax_loss(
     X: Tensor, target: Tensor, k: int | None = None, return_support_size: bool = False
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Return :func:`tsallis.entmax_loss` of alpha 2, one value a target.
+    """Return :func:`tsallis.entmax_loss` of alpha 2, one value per target.
 
     Args:
-        X: scores [..., classes].
-        target: classes [...], or probabilities [..., classes].
-        k: without effect.
-        return_support_size: return the number of positive entries, too.
+        X: Scores [..., classes].
+        target: Classes [...], or probabilities [..., classes].
+        k: Ignored.
+        return_support_size: Whether to also return the number of positive entries.
 
     Returns:
         Losses [...], or a pair of them and of support sizes [..., 1].
@@ -64,13 +64,13 @@ def sparsemax_loss(
 def entmax15_loss(
     X: Tensor, target: Tensor, k: int | None = None, return_support_size: bool = False
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Return :func:`tsallis.entmax_loss` of alpha 1.5, one value a target.
+    """Return :func:`tsallis.entmax_loss` of alpha 1.5, one value per target.
 
     Args:
-        X: scores [..., classes].
-        target: classes [...], or probabilities [..., classes].
-        k: without effect.
-        return_support_size: return the number of positive entries, too.
+        X: Scores [..., classes].
+        target: Classes [...], or probabilities [..., classes].
+        k: Ignored.
+        return_support_size: Whether to also return the number of positive entries.
 
     Returns:
         Losses [...], or a pair of them and of support sizes [..., 1].
@@ -84,13 +84,13 @@ def entmax15_loss(
 
 
 def entmax_bisect_loss(X: Tensor, target: Tensor, alpha: Alpha = 1.5, n_iter: int | None = 50) -> Tensor:
-    """Return :func:`tsallis.entmax_loss`, one value a target.
+    """Return :func:`tsallis.entmax_loss`, one value per target.
 
     Args:
-        X: scores [..., classes].
-        target: classes [...], or probabilities [..., classes].
-        alpha: positive: a number, or a tensor with last size 1, which gets a gradient.
-        n_iter: without effect.
+        X: Scores [..., classes].
+        target: Classes [...], or probabilities [..., classes].
+        alpha: Positive number, or tensor with last dimension 1, which may require a gradient.
+        n_iter: Ignored.
 
     Returns:
         Losses [...].
@@ -103,12 +103,12 @@ def entmax_bisect_loss(X: Tensor, target: Tensor, alpha: Alpha = 1.5, n_iter: in
 
 
 def sparsemax_bisect_loss(X: Tensor, target: Tensor, n_iter: int | None = 50) -> Tensor:
-    """Return :func:`tsallis.entmax_loss` of alpha 2, one value a target.
+    """Return :func:`tsallis.entmax_loss` of alpha 2, one value per target.
 
     Args:
-        X: scores [..., classes].
-        target: classes [...], or probabilities [..., classes].
-        n_iter: without effect.
+        X: Scores [..., classes].
+        target: Classes [...], or probabilities [..., classes].
+        n_iter: Ignored.
 
     Returns:
         Losses [...].
@@ -121,17 +121,17 @@ def sparsemax_bisect_loss(X: Tensor, target: Tensor, n_iter: int | None = 50) ->
 
 
 def normmax_bisect_loss(X: Tensor, target: Tensor, alpha: Alpha = 2, n_iter: int | None = 50) -> Tensor:
-    r"""Return the Fenchel-Young loss of normmax, one value a target.
+    r"""Return the Fenchel-Young loss of normmax, one value per target.
 
     .. math:: L(z; y) = (p - e_y)^\top z + 1 - \lVert p \rVert_\alpha, \qquad p = \mathrm{normmax}_\alpha(z)
 
     with gradient :math:`p - e_y` (Blondel et al. 2020, sec. 4).
 
     Args:
-        X: scores [..., classes].
-        target: classes [...]; those of -100 have loss 0.
-        alpha: above 1: a number, or a tensor with last size 1.
-        n_iter: without effect.
+        X: Scores [..., classes].
+        target: Classes [...]; targets of -100 have loss 0.
+        alpha: Number above 1, or tensor with last dimension 1.
+        n_iter: Ignored.
 
     Returns:
         Losses [...].
@@ -149,7 +149,7 @@ def _normmax_loss(X: Tensor, target: Tensor, alpha: Alpha, ignore_index: int) ->
         raise ValueError("scores must have a dimension of classes, got a single number")
     rows = class_rows(X.shape, X.device, target, ignore_index).reshape(target.shape).unsqueeze(-1)
     wide = upcast(X)
-    # Neither torch.jit.trace nor functionalize takes a Function; both take its formula.
+    # torch.jit.trace and functionalize don't support autograd functions, so they get the formula.
     compute = _NormmaxLoss.forward if jit_tracing() or functionalized() else _NormmaxLoss.apply
     loss, _ = compute(wide, rows.clamp(min=0), rows >= 0, alpha)
     result: Tensor = loss.squeeze(-1).to(result_dtype(X))
@@ -157,14 +157,14 @@ def _normmax_loss(X: Tensor, target: Tensor, alpha: Alpha, ignore_index: int) ->
 
 
 class _NormmaxLoss(Function):
-    """The gradient is `p - e_y` itself, so a second derivative is the map's Jacobian."""
+    """Loss with the gradient `p - e_y`, so its second derivative is the Jacobian of normmax."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(scores: Tensor, gold: Tensor, mask: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor]:
         probs = normmax_bisect(scores, alpha)
-        inside = probs != 0  # and not `> 0`: a NaN must stay one
+        inside = probs != 0  # not `> 0`, so that NaN stays NaN
         lead = torch.where(inside, scores - scores.gather(-1, gold), 0)
         power = torch.where(inside, torch.where(inside, probs, 1) ** alpha, 0).sum(-1, keepdim=True)
         value = (probs * lead).sum(-1, keepdim=True) + 1 - power ** (1 / alpha)
@@ -187,7 +187,7 @@ class _NormmaxLoss(Function):
 
 
 class _Loss(Map):
-    """An entmax loss, reduced."""
+    """Entmax loss with a reduction."""
 
     alpha: Alpha
 
@@ -200,7 +200,7 @@ class _Loss(Map):
         self.reduction, self.return_support_size = reduction, return_support_size
 
     def loss(self, X: Tensor, target: Tensor) -> Tensor:
-        """Return the loss of each target, 0 for an ignored one."""
+        """Return the loss of each target, 0 for ignored targets."""
         return functional.entmax_loss(X, target, self.alpha, ignore_index=self.ignore_index, reduction="none")
 
     def forward(self, X: Tensor, target: Tensor) -> Tensor | tuple[Tensor, Tensor]:
@@ -208,7 +208,7 @@ class _Loss(Map):
         count = loss.numel() if target.is_floating_point() else (target != self.ignore_index).sum()
         dtype = loss.dtype
         if self.reduction != "none":
-            loss = loss.sum(dtype=compute_dtype(dtype))  # of half precision a sum overflows where its mean does not
+            loss = loss.sum(dtype=compute_dtype(dtype))  # a half-precision sum can overflow even if the mean doesn't
         if self.reduction in (MEAN, "mean"):
             loss = reduce(loss, count, "mean")
         loss = loss.to(dtype)
@@ -222,13 +222,13 @@ class SparsemaxLoss(_Loss):
     """:func:`sparsemax_loss` as a module.
 
     Args:
-        k: without effect.
-        ignore_index: targets of this value have loss 0.
-        reduction: "elementwise_mean" or "mean" over the targets that count, "sum" or "none".
-        return_support_size: return the number of positive entries, too.
+        k: Ignored.
+        ignore_index: Target value whose loss is 0.
+        reduction: "elementwise_mean" or "mean" (of the targets that are not ignored), "sum" or "none".
+        return_support_size: Whether to also return the number of positive entries.
 
     Raises:
-        ValueError: an unknown reduction.
+        ValueError: If the reduction is unknown.
 
     Example:
         >>> SparsemaxLoss()(torch.tensor([[0.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 0]))
@@ -246,13 +246,13 @@ class Entmax15Loss(_Loss):
     """:func:`entmax15_loss` as a module.
 
     Args:
-        k: without effect.
-        ignore_index: targets of this value have loss 0.
-        reduction: "elementwise_mean" or "mean" over the targets that count, "sum" or "none".
-        return_support_size: return the number of positive entries, too.
+        k: Ignored.
+        ignore_index: Target value whose loss is 0.
+        reduction: "elementwise_mean" or "mean" (of the targets that are not ignored), "sum" or "none".
+        return_support_size: Whether to also return the number of positive entries.
 
     Raises:
-        ValueError: an unknown reduction.
+        ValueError: If the reduction is unknown.
 
     Example:
         >>> Entmax15Loss(ignore_index=1)(torch.tensor([[0.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 1]))
@@ -270,12 +270,12 @@ class SparsemaxBisectLoss(_Loss):
     """:func:`sparsemax_bisect_loss` as a module.
 
     Args:
-        n_iter: without effect.
-        ignore_index: targets of this value have loss 0.
-        reduction: "elementwise_mean" or "mean" over the targets that count, "sum" or "none".
+        n_iter: Ignored.
+        ignore_index: Target value whose loss is 0.
+        reduction: "elementwise_mean" or "mean" (of the targets that are not ignored), "sum" or "none".
 
     Raises:
-        ValueError: an unknown reduction.
+        ValueError: If the reduction is unknown.
 
     Example:
         >>> SparsemaxBisectLoss(reduction="none")(torch.tensor([[0.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 0]))
@@ -291,13 +291,13 @@ class EntmaxBisectLoss(_Loss):
     """:func:`entmax_bisect_loss` as a module.
 
     Args:
-        alpha: as of the function; an `nn.Parameter` is learned.
-        n_iter: without effect.
-        ignore_index: targets of this value have loss 0.
-        reduction: "elementwise_mean" or "mean" over the targets that count, "sum" or "none".
+        alpha: Alpha of the function; an `nn.Parameter` is learned.
+        n_iter: Ignored.
+        ignore_index: Target value whose loss is 0.
+        reduction: "elementwise_mean" or "mean" (of the targets that are not ignored), "sum" or "none".
 
     Raises:
-        ValueError: an unknown reduction.
+        ValueError: If the reduction is unknown.
 
     Example:
         >>> EntmaxBisectLoss(alpha=2)(torch.tensor([[0.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 0]))
@@ -315,13 +315,13 @@ class NormmaxBisectLoss(_Loss):
     """:func:`normmax_bisect_loss` as a module.
 
     Args:
-        alpha: as of the function.
-        n_iter: without effect.
-        ignore_index: targets of this value have loss 0.
-        reduction: "elementwise_mean" or "mean" over the targets that count, "sum" or "none".
+        alpha: Alpha of the function.
+        n_iter: Ignored.
+        ignore_index: Target value whose loss is 0.
+        reduction: "elementwise_mean" or "mean" (of the targets that are not ignored), "sum" or "none".
 
     Raises:
-        ValueError: an unknown reduction.
+        ValueError: If the reduction is unknown.
 
     Example:
         >>> NormmaxBisectLoss(reduction="sum")(torch.tensor([[0.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 0]))
@@ -339,7 +339,7 @@ class NormmaxBisectLoss(_Loss):
 
 
 class SparsemaxLossFunction:
-    """The `apply` of the package's autograd function: :func:`sparsemax_loss`, with derivatives of every order.
+    """The package's autograd function; `apply` is :func:`sparsemax_loss`, differentiable to any order.
 
     Example:
         >>> SparsemaxLossFunction.apply(torch.tensor([[0.0, 0.0]]), torch.tensor([0]))
@@ -353,7 +353,7 @@ class SparsemaxLossFunction:
 
 
 class Entmax15LossFunction:
-    """The `apply` of the package's autograd function: :func:`entmax15_loss`, with derivatives of every order.
+    """The package's autograd function; `apply` is :func:`entmax15_loss`, differentiable to any order.
 
     Example:
         >>> Entmax15LossFunction.apply(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
@@ -367,7 +367,7 @@ class Entmax15LossFunction:
 
 
 class SparsemaxBisectLossFunction:
-    """The `apply` of the package's autograd function: :func:`sparsemax_bisect_loss`, with derivatives of every order.
+    """The package's autograd function; `apply` is :func:`sparsemax_bisect_loss`, differentiable to any order.
 
     Example:
         >>> SparsemaxBisectLossFunction.apply(torch.tensor([[0.0, 0.0]]), torch.tensor([0]))
@@ -378,7 +378,7 @@ class SparsemaxBisectLossFunction:
 
 
 class EntmaxBisectLossFunction:
-    """The `apply` of the package's autograd function: :func:`entmax_bisect_loss`, with derivatives of every order.
+    """The package's autograd function; `apply` is :func:`entmax_bisect_loss`, differentiable to any order.
 
     Example:
         >>> EntmaxBisectLossFunction.apply(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
@@ -389,7 +389,7 @@ class EntmaxBisectLossFunction:
 
 
 class NormmaxBisectLossFunction:
-    """The `apply` of the package's autograd function: :func:`normmax_bisect_loss`, with derivatives of every order.
+    """The package's autograd function; `apply` is :func:`normmax_bisect_loss`, differentiable to any order.
 
     Example:
         >>> NormmaxBisectLossFunction.apply(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))

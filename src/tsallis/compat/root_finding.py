@@ -1,4 +1,4 @@
-"""The names of `entmax.root_finding`: the maps that the package solves by bisection."""
+"""The names of `entmax.root_finding`: the functions that the package computes by bisection."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ __all__ = [
 def entmax_bisect(
     X: Tensor, alpha: Alpha = 1.5, dim: int = -1, n_iter: int | None = 50, ensure_sum_one: bool = True
 ) -> Tensor:
-    """Return :func:`tsallis.entmax` of scores, by the package's name.
+    """Return :func:`tsallis.entmax` of scores, under the package's name.
 
     Args:
-        X: scores of any shape.
-        alpha: positive: a number, or a tensor that can be expanded to `X` with size 1 along `dim`.
-        dim: the dimension whose entries sum to 1.
-        n_iter, ensure_sum_one: without effect.
+        X: Scores of any shape.
+        alpha: Positive number, or tensor that can be expanded to `X` with size 1 along `dim`.
+        dim: Dimension whose entries sum to 1.
+        n_iter, ensure_sum_one: Ignored.
 
     Returns:
         Probabilities of the shape of `X`.
@@ -49,12 +49,12 @@ def entmax_bisect(
 
 
 def sparsemax_bisect(X: Tensor, dim: int = -1, n_iter: int | None = 50, ensure_sum_one: bool = True) -> Tensor:
-    """Return :func:`tsallis.sparsemax` of scores, by the package's name.
+    """Return :func:`tsallis.sparsemax` of scores, under the package's name.
 
     Args:
-        X: scores of any shape.
-        dim: the dimension whose entries sum to 1.
-        n_iter, ensure_sum_one: without effect.
+        X: Scores of any shape.
+        dim: Dimension whose entries sum to 1.
+        n_iter, ensure_sum_one: Ignored.
 
     Returns:
         Probabilities of the shape of `X`.
@@ -67,13 +67,13 @@ def sparsemax_bisect(X: Tensor, dim: int = -1, n_iter: int | None = 50, ensure_s
 
 
 def normmax_bisect(X: Tensor, alpha: Alpha = 2, dim: int = -1, n_iter: int | None = 50) -> Tensor:
-    """Return :func:`tsallis.normmax` of scores, by the package's name.
+    """Return :func:`tsallis.normmax` of scores, under the package's name.
 
     Args:
-        X: scores of any shape.
-        alpha: above 1: a number, or a tensor that can be expanded to `X` with size 1 along `dim`.
-        dim: the dimension whose entries sum to 1.
-        n_iter: without effect.
+        X: Scores of any shape.
+        alpha: Number above 1, or tensor that can be expanded to `X` with size 1 along `dim`.
+        dim: Dimension whose entries sum to 1.
+        n_iter: Ignored.
 
     Returns:
         Probabilities of the shape of `X`.
@@ -87,13 +87,13 @@ def normmax_bisect(X: Tensor, alpha: Alpha = 2, dim: int = -1, n_iter: int | Non
 
 
 def budget_bisect(X: Tensor, budget: Alpha = 2, dim: int = -1, n_iter: int | None = 50) -> Tensor:
-    """Return :func:`tsallis.budgeted_entmax` of scores with alpha 2, by the package's name.
+    """Return :func:`tsallis.budgeted_entmax` of scores with alpha 2, under the package's name.
 
     Args:
-        X: scores of any shape.
-        budget: at least 0: a number, or a tensor that can be expanded to `X` with size 1 along `dim`.
-        dim: the dimension whose entries sum to the budget.
-        n_iter: without effect.
+        X: Scores of any shape.
+        budget: Number >= 0, or tensor that can be expanded to `X` with size 1 along `dim`.
+        dim: Dimension whose entries sum to the budget.
+        n_iter: Ignored.
 
     Returns:
         Marginals of the shape of `X`.
@@ -107,13 +107,13 @@ def budget_bisect(X: Tensor, budget: Alpha = 2, dim: int = -1, n_iter: int | Non
 
 
 def refuse_learned(name: str, value: Alpha) -> None:
-    """Refuse what asks for a gradient that there is not."""
+    """Raise if an argument requires a gradient, which is not supported."""
     if isinstance(value, Tensor) and value.requires_grad:
         raise ValueError(f"{name} has no gradient here and can't be learned: give a number, or {name}.detach()")
 
 
 def _by_value(apply: Callable[[Tensor, float], Tensor], X: Tensor, values: Alpha, dim: int) -> Tensor:
-    """Return `apply(rows, value)` along `dim`; with a tensor of values, once for each distinct one."""
+    """Return `apply(rows, value)` along `dim`, called once per distinct value of a tensor."""
     if not isinstance(values, Tensor):
         return apply(X.transpose(dim, -1), values).transpose(dim, -1) if X.dim() else apply(X, values)
     if values.numel() == 1:
@@ -134,8 +134,8 @@ class SparsemaxBisect(Map):
     """:func:`sparsemax_bisect` as a module.
 
     Args:
-        dim: the dimension whose entries sum to 1.
-        n_iter: without effect.
+        dim: Dimension whose entries sum to 1.
+        n_iter: Ignored.
 
     Example:
         >>> SparsemaxBisect()(torch.tensor([1.0, 0.6, -1.0]))
@@ -154,9 +154,9 @@ class EntmaxBisect(Map):
     """:func:`entmax_bisect` as a module.
 
     Args:
-        alpha: as of the function; an `nn.Parameter` is learned.
-        dim: the dimension whose entries sum to 1.
-        n_iter: without effect.
+        alpha: Alpha of the function; an `nn.Parameter` is learned.
+        dim: Dimension whose entries sum to 1.
+        n_iter: Ignored.
 
     Example:
         >>> EntmaxBisect(alpha=2)(torch.tensor([1.0, 0.6, -1.0]))
@@ -178,9 +178,9 @@ class NormmaxBisect(Map):
     """:func:`normmax_bisect` as a module.
 
     Args:
-        alpha: as of the function.
-        dim: the dimension whose entries sum to 1.
-        n_iter: without effect.
+        alpha: Alpha of the function.
+        dim: Dimension whose entries sum to 1.
+        n_iter: Ignored.
 
     Example:
         >>> NormmaxBisect()(torch.tensor([1.0, 0.8, -1.0]))
@@ -202,9 +202,9 @@ class BudgetBisect(Map):
     """:func:`budget_bisect` as a module.
 
     Args:
-        budget: as of the function.
-        dim: the dimension whose entries sum to the budget.
-        n_iter: without effect.
+        budget: Budget of the function.
+        dim: Dimension whose entries sum to the budget.
+        n_iter: Ignored.
 
     Example:
         >>> BudgetBisect(budget=2)(torch.tensor([3.0, 1.0, 1.0, -4.0]))
@@ -223,7 +223,7 @@ class BudgetBisect(Map):
 
 
 class EntmaxBisectFunction:
-    """The `apply` of the package's autograd function: :func:`entmax_bisect`, with derivatives of every order.
+    """The package's autograd function; `apply` is :func:`entmax_bisect`, differentiable to any order.
 
     Example:
         >>> EntmaxBisectFunction.apply(torch.tensor([1.0, 0.6, -1.0]), 2.0)
@@ -234,7 +234,7 @@ class EntmaxBisectFunction:
 
 
 class SparsemaxBisectFunction:
-    """The `apply` of the package's autograd function: :func:`sparsemax_bisect`, with derivatives of every order.
+    """The package's autograd function; `apply` is :func:`sparsemax_bisect`, differentiable to any order.
 
     Example:
         >>> SparsemaxBisectFunction.apply(torch.tensor([1.0, 0.6, -1.0]))
@@ -245,7 +245,7 @@ class SparsemaxBisectFunction:
 
 
 class NormmaxBisectFunction:
-    """The `apply` of the package's autograd function: :func:`normmax_bisect`, with derivatives of every order.
+    """The package's autograd function; `apply` is :func:`normmax_bisect`, differentiable to any order.
 
     Example:
         >>> NormmaxBisectFunction.apply(torch.tensor([1.0, 0.8, -1.0]))
@@ -256,7 +256,7 @@ class NormmaxBisectFunction:
 
 
 class BudgetBisectFunction:
-    """The `apply` of the package's autograd function: :func:`budget_bisect`, with derivatives of every order.
+    """The package's autograd function; `apply` is :func:`budget_bisect`, differentiable to any order.
 
     Example:
         >>> BudgetBisectFunction.apply(torch.tensor([3.0, 1.0, 1.0, -4.0]))

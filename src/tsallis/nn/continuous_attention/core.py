@@ -1,4 +1,4 @@
-"""The common base of continuous attention on the line and in the plane."""
+"""Common base of continuous attention on the line and in the plane."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tsallis.nn.output import transform_alpha
 from tsallis.ops.dtypes import upcast
 from tsallis.ops.tracing import untraced
 
-# By name, by dimensions; "text-..." and "translation" are Martins et al. 2020, sec. 4, as "image-paper" is.
+# Bases by dimensions and name; "text-...", "translation" and "image-paper" are those of Martins et al. 2020, sec. 4.
 BASES: dict[int, dict[str, Callable[[], Basis]]] = {
     1: {
         "text-32": lambda: text_basis(32),
@@ -43,19 +43,19 @@ MOMENTS = ("query", "discrete", "scores", "pooled")
 
 
 class ContinuousContext(NamedTuple):
-    """The result of continuous attention."""
+    """Result of continuous attention."""
 
     context: Tensor  # [batch, queries, d_model], or [batch, d_model]
-    density: Density  # of batch shape [batch, heads, queries]
-    weights: Tensor | None  # [batch, heads, queries, length] of the discrete attention, where there is one
+    density: Density  # batch shape [batch, heads, queries]
+    weights: Tensor | None  # [batch, heads, queries, length], of the discrete attention if there is one
 
 
 class Observations(NamedTuple):
-    """The mask and the positions of the observations."""
+    """Mask and positions of the observations."""
 
     mask: Tensor | None  # boolean [batch, length]
     positions: Tensor  # [length] or [batch, length]; in the plane [..., 2]
-    fit: dict[str, Any]  # what says so to a value function
+    fit: dict[str, Any]  # the corresponding arguments of a value function
 
 
 def map_alpha(transform: str | float) -> float:
@@ -68,7 +68,7 @@ def map_alpha(transform: str | float) -> float:
 
 
 def basis_of(basis: str | int | Basis, dims: int) -> Basis:
-    """Return a basis by its name, by its size (of :func:`text_basis`; the side of :func:`image_basis`), or itself."""
+    """Return the basis for a name, a size (:func:`text_basis`), a side (:func:`image_basis`), or a basis."""
     if isinstance(basis, str):
         if basis not in BASES[dims]:
             raise ValueError(f"basis must be one of {', '.join(BASES[dims])}, a size or a Basis, got {basis!r}")
@@ -82,12 +82,12 @@ def basis_of(basis: str | int | Basis, dims: int) -> Basis:
 
 @untraced
 def _expect(signal: Signal, density: Density) -> Tensor:
-    """Compute the context outside the traced graph: a rule's number of points depends on values."""
+    """Compute the context outside the traced graph, because the number of points depends on values."""
     return signal.expect(density)
 
 
 class Defaults(NamedTuple):
-    """The default options of attention on the line or in the plane."""
+    """Default options of attention on the line or in the plane."""
 
     density: str
     basis: str
@@ -95,7 +95,7 @@ class Defaults(NamedTuple):
 
 
 class ContinuousAttention(nn.Module):
-    """The common base class of attention on the line and in the plane."""
+    """Common base class of attention on the line and in the plane."""
 
     dims: int
     defaults: ClassVar[Defaults]
@@ -143,7 +143,7 @@ class ContinuousAttention(nn.Module):
         self.moments = moments
         self.components = components
         self.combine = combine
-        self.alpha = map_alpha(transform)  # of the discrete attention
+        self.alpha = map_alpha(transform)  # alpha of the discrete attention
         self.kind = DensityKind(density, self.dims, num_heads, matching, floor)
         self.points = points
         self.fit = ValueFunction(basis_of(basis, self.dims), ridge)
@@ -169,7 +169,7 @@ class ContinuousAttention(nn.Module):
     def _attend(self, query: Tensor | None, values: Tensor, observations: Observations) -> ContinuousContext:
         single = query is None or query.dim() == 2
         mask, positions, fit = observations
-        if mask is not None:  # numbers that don't count may be anything
+        if mask is not None:  # masked values may be NaN
             values = torch.where(mask.unsqueeze(-1), values, 0)
         v = values if self.value_proj is None else self.value_proj(values)  # [batch, length, d_model]
         density, weights = self._density(query, values, mask, positions)
@@ -181,7 +181,7 @@ class ContinuousAttention(nn.Module):
             shares = self._mix(weights, density)
             context = context + shares.to(v.dtype) @ v.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
         if mask is not None and "lengths" in fit:
-            # A regression needs one observation: where there is none, nothing was seen.
+            # The regression needs at least one observation, so set the context of empty rows to zero.
             context = torch.where(mask.any(-1)[:, None, None, None], context, 0)
         context = context.transpose(1, 2).flatten(2)  # [batch, queries, d_model]
         context = context if self.out_proj is None else self.out_proj(context)
@@ -190,7 +190,7 @@ class ContinuousAttention(nn.Module):
         return ContinuousContext(context.squeeze(1) if single else context, density, weights)
 
     def _mix(self, weights: Tensor, density: Density) -> Tensor:
-        """Average the weights of a mixture's components: [batch, heads, queries, length]."""
+        """Average the weights over a mixture's components to [batch, heads, queries, length]."""
         return (density.weights.unsqueeze(-1) * weights).sum(-2) if isinstance(density, Mixture) else weights
 
     def _density(
@@ -243,7 +243,7 @@ class ContinuousAttention(nn.Module):
         return scores.expand(-1, self.num_heads, -1, -1)
 
     def _scores(self, query: Tensor, values: Tensor) -> Tensor:
-        """Score keys [batch, heads, queries, length]; for mixtures [batch, heads, queries, components, length]."""
+        """Return the scores of keys [batch, heads, queries, length], for mixtures [..., components, length]."""
         sizes = (self.num_heads, self.components, self.head_dim)
         q = self.query_proj(query).unflatten(-1, sizes).transpose(1, 2).flatten(2, 3)  # [batch, heads, q * parts, size]
         k = self.key_proj(values).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
@@ -263,13 +263,13 @@ class ContinuousAttention(nn.Module):
 
 
 def cell_edges(mask: Tensor) -> Tensor:
-    """Return the ends of equal cells of [0, 1], one for each position that takes part; the others have empty ones.
+    """Return the edges of equal cells of [0, 1], one per unmasked position; masked positions get empty cells.
 
     Args:
-        mask: boolean [..., length].
+        mask: Boolean mask [..., length], True for positions to use.
 
     Returns:
-        [..., length + 1], in float64.
+        Edges [..., length + 1] in float64.
 
     Example:
         >>> cell_edges(torch.tensor([True, False, True]))

@@ -1,4 +1,4 @@
-"""The densities of continuous attention: from features, or from the weights of discrete attention."""
+"""Densities of continuous attention, from features or from the weights of discrete attention."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ UNIFORM = math.sqrt(1 / 12)  # the standard deviation of the uniform density on 
 
 
 def linear(features: Tensor, layer: nn.Linear) -> Tensor:
-    """Apply a linear layer in float32 at least, also under autocast: centres and widths need its digits."""
+    """Apply a linear layer in at least float32, also under autocast, because densities need the precision."""
     with torch.autocast(features.device.type, enabled=False):
         dtype = torch.promote_types(upcast(features).dtype, upcast(layer.weight).dtype)
         bias = None if layer.bias is None else layer.bias.to(dtype)
@@ -43,20 +43,19 @@ def linear(features: Tensor, layer: nn.Linear) -> Tensor:
 
 
 class DensityKind(nn.Module):
-    """A kind of density with what shapes it: which one attention has.
+    """Kind of density that attention uses, with its alpha and matching.
 
     Args:
-        density: "gaussian", "truncated_parabola", "laplace" or "triangular" on the line, "gaussian" or
-            "truncated_paraboloid" in the plane; an alpha from 1; or "learned": an alpha for each head (a
-            :class:`tsallis.nn.PerHeadAlpha`, which may also be given, as may any module whose `forward()` gives [heads]
-            or [1]).
-        dims: 1 or 2.
-        heads: of the attention.
-        matching: whether what densities are made of is their "covariance", or their "scale" as the paper writes it.
-        floor: added to variances.
+        density: Name of the density: "gaussian", "truncated_parabola", "laplace" or "triangular" on the line,
+            "gaussian" or "truncated_paraboloid" in the plane. Or a fixed alpha >= 1, or "learned" for an alpha per head
+            (:class:`tsallis.nn.PerHeadAlpha`), or a module whose `forward()` returns alphas [heads] or [1].
+        dims: Number of dimensions, 1 or 2.
+        heads: Number of heads of the attention.
+        matching: Meaning of a computed spread, the "covariance" or the "scale" of the paper's formula.
+        floor: Constant added to variances.
 
     Raises:
-        ValueError: a density that is unknown in so many dimensions, an alpha below 1, an unknown matching.
+        ValueError: If the density is unknown for `dims`, alpha is below 1, or the matching is unknown.
     """
 
     alpha: float | nn.Module | None
@@ -88,9 +87,9 @@ class DensityKind(nn.Module):
             self.name, self.alpha = "beta_gaussian", alpha_number(density)
 
     def shape(self, components: int) -> dict[str, Any]:
-        """Return the density's shape arguments, for a batch shape [batch, heads, queries] and maybe [..., components].
+        """Return the density's shape arguments, for batch shape [batch, heads, queries] or [..., components].
 
-        Densities check nothing then: a NaN stays in its row.
+        They turn argument checks off, so that a NaN affects only its row.
         """
         shape: dict[str, Any] = {"validate_args": False}
         if isinstance(self.alpha, nn.Module):
@@ -103,26 +102,28 @@ class DensityKind(nn.Module):
         return shape
 
     def matched(self, weights: Tensor, positions: Tensor, components: int = 1) -> Elliptical:
-        """Return the density with the moments of weights [..., length] over positions that broadcast to them."""
+        """Return the density with the moments of weights [..., length] over positions of a compatible shape."""
         shape = {name: value for name, value in self.shape(components).items() if name != "dims"}
         return match_moments(
             self.kind, weights, positions, matching=self.matching, floor=self.floor, dims=self.dims, **shape
         )
 
     def spread(self, mean: Tensor, root: Tensor, components: int) -> Elliptical:
-        """Return the density of a mean and a positive standard deviation or lower triangular factor; of the scale's,
-        where that is matched."""
+        """Return the density with a mean and a root: a standard deviation or lower triangular factor.
+
+        With matching "scale", it is the root of the scale.
+        """
         shape = self.shape(components)
         if self.matching == "covariance":
             return self.kind.from_factor(mean, root, **shape)
         return self.kind.from_scale(mean, root.square() if self.dims == 1 else root @ root.mT, **shape)
 
     def initial_root(self, heads: int, components: int) -> Tensor:
-        """Return :meth:`spread`'s argument [heads, 1, components] for densities that share the space among them."""
+        """Return initial roots [heads, 1, components] for :meth:`spread`, so that components divide the space."""
         std = torch.full((heads, 1, components), UNIFORM / components ** (1 / self.dims))
         if self.matching == "covariance":
             return std
-        shape = self.shape(2)  # with a dimension for components, whether there are any or not
+        shape = self.shape(2)  # always with a dimension for components
         if self.dims == 1:
             return self.kind.from_factor(torch.zeros_like(std), std, **shape).scale.detach().sqrt()
         factor = std[..., None, None] * torch.eye(2)
@@ -135,17 +136,17 @@ class DensityKind(nn.Module):
 
 
 class DensityHead(nn.Module):
-    r"""Linear heads that make densities of features: a mean in the unit interval (square) and a spread of any size.
+    r"""Linear heads from features to densities, with a mean in the unit interval or square and any spread.
 
     On the line :math:`\mu = \sigma(w_1^\top v)` and :math:`\sigma^2 = \mathrm{softplus}(w_2^\top v)` (Martins et al.
-    2020, sec. 4); in the plane the spread is a Cholesky factor, softplus on its diagonal. At first the means are spread
-    out evenly, and each density about covers the whole.
+    2020, sec. 4); in the plane the spread is a Cholesky factor with softplus on its diagonal. Initially the means are
+    spread evenly over the space, and the components of each head together cover it.
 
     Args:
-        d_features: size of the features.
-        kind: of the density.
-        heads: densities for each feature vector.
-        components: more than 1 make mixtures, their weights by softmax.
+        d_features: Size of the features.
+        kind: Kind of the density.
+        heads: Number of densities per feature vector.
+        components: Number of components; above 1, densities are mixtures with softmax weights.
     """
 
     def __init__(self, d_features: int, kind: DensityKind, heads: int, components: int) -> None:
@@ -157,7 +158,7 @@ class DensityHead(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self, kind: DensityKind) -> None:
-        """Reinitialise the parameters."""
+        """Initialise the parameters."""
         dims, heads, components = kind.dims, self.heads, self.components
         nn.init.xavier_uniform_(self.linear.weight, gain=0.5)
         nn.init.zeros_(self.linear.bias)
@@ -165,16 +166,18 @@ class DensityHead(nn.Module):
         index = torch.arange(components) * heads + torch.arange(heads).unsqueeze(1)  # [heads, components]
         bias[..., 0] = torch.logit((index + 0.5) / (heads * components))
         if dims == 2:
-            bias[..., 1] = torch.logit((0.5 + index * GOLDEN) % 1)  # evenly over the square, whatever their number
+            bias[..., 1] = torch.logit(
+                (0.5 + index * GOLDEN) % 1
+            )  # golden-ratio steps spread any number of means evenly over the square
         start = kind.initial_root(heads, components).squeeze(1)
         start = start.square() - kind.floor if dims == 1 else start - math.sqrt(kind.floor)
-        inverse = start + torch.log(-torch.expm1(-start))  # of softplus
+        inverse = start + torch.log(-torch.expm1(-start))  # inverse of softplus
         bias[..., 1 if dims == 1 else 2] = inverse
         if dims == 2:
             bias[..., 3] = inverse
 
     def forward(self, features: Tensor, kind: DensityKind) -> Density:
-        """Turn [batch, queries, d_features] into densities of batch shape [batch, heads, queries]."""
+        """Return densities of batch shape [batch, heads, queries] for features [batch, queries, d_features]."""
         numbers = linear(features, self.linear).unflatten(-1, (self.heads, self.components, self.numbers))
         numbers = numbers.transpose(1, 2)  # [batch, heads, queries, components, numbers]
         weights = numbers[..., -1].softmax(-1) if self.components > 1 else None
@@ -196,13 +199,12 @@ class DensityHead(nn.Module):
 
 
 class PooledFeatures(nn.Module):
-    """One feature vector of a sequence: a convolution and the largest value of each filter (Martins et al. 2020, sec.
-    4).
+    """Max-pooled convolution, which gives one feature vector per sequence (Martins et al. 2020, sec. 4).
 
     Args:
-        d_values: size of the values.
-        filters: of the convolution.
-        width: of a filter; odd.
+        d_values: Size of the values.
+        filters: Number of filters of the convolution.
+        width: Width of a filter, odd.
     """
 
     def __init__(self, d_values: int, filters: int, width: int) -> None:
@@ -212,7 +214,7 @@ class PooledFeatures(nn.Module):
         self.convolution = nn.Conv1d(d_values, filters, width, padding=width // 2)
 
     def forward(self, values: Tensor, mask: Tensor | None) -> Tensor:
-        """Turn [batch, length, d_values], zero where `mask` [batch, length] is False, into [batch, filters]."""
+        """Return features [batch, filters] of values [batch, length, d_values], which are zero where masked."""
         features = torch.relu(self.convolution(values.transpose(1, 2)))  # [batch, filters, length]
         if mask is not None:
             features = torch.where(mask.unsqueeze(1), features, 0)

@@ -1,4 +1,4 @@
-"""Continuous attention: a density over a line or a plane looks at a signal instead of weights at its observations."""
+"""Continuous attention: a density over a line or a plane replaces weights over discrete positions."""
 
 from __future__ import annotations
 
@@ -24,43 +24,44 @@ from tsallis.ops.transforms import traced
 
 
 class ContinuousAttention1d(ContinuousAttention):
-    r"""Multi-head attention to stretches of a line: the density's expectation of a signal.
+    r"""Multi-head attention to intervals of a line: the context is the expectation of a signal under a density.
 
     .. math:: c = E_p[V(t)] = B\, E_p[\psi(t)], \qquad
               p = \mathrm{argmax}_p\; E_p\big[-\tfrac{(t-\mu)^2}{2\sigma^2}\big] + H_\alpha(p)
 
-    with a value function V fitted to the values by ridge regression (Martins et al. 2020, sec. 3). A text of any length
-    is the interval [0, 1], its values at the centres of equal cells; other positions can be given, such as time stamps.
+    Ridge regression fits the value function V to the values (Martins et al. 2020, sec. 3). A text of any length is the
+    interval [0, 1], with its values at the centres of equal cells. Other positions can be given, such as time stamps.
 
     Args:
-        d_model: size of the context; of the heads together.
-        num_heads: densities a query.
-        d_query: size of the queries; by default `d_model`.
-        d_values: size of the values; by default `d_model`.
-        moments: the source of a density's mean and spread. "query": linear heads of the query,
+        d_model: Size of the context of all heads together.
+        num_heads: Number of heads, with one density each per query.
+        d_query: Size of the queries (default: `d_model`).
+        d_values: Size of the values (default: `d_model`).
+        moments: Source of a density's mean and spread. "query": linear heads of the query,
             :math:`\mu = \sigma(\cdot)` and :math:`\sigma^2 = \mathrm{softplus}(\cdot)`. "discrete": the moments of the
-            weights of discrete attention. "scores": the same, with scores in place of the query. "pooled": linear
-            heads of the max-pooled values after a convolution; there is no query.
-        density: "gaussian" (continuous softmax), "truncated_parabola" (continuous sparsemax), "laplace", "triangular",
-            an alpha from 1, "learned" (an alpha for each head), or a module that gives alphas [heads].
-        components: densities in a mixture; 1 for no mixtures.
-        transform: the map of the discrete attention: "softmax", "sparsemax", "entmax" (1.5) or an alpha.
-        combine: add the discrete attention's context (the paper's combined attention).
-        matching: "covariance", or "scale": the moments are those of :math:`\sigma^2` in the score, as in the paper's
-            text experiments. It says what the spread of other `moments` is, too.
-        basis: "text-32", "text-64", "text-128" or "translation", the paper's; a size, for :func:`text_basis`; or a
-            :class:`~tsallis.continuous.Basis`.
-        ridge: the penalty of the ridge regression, above 0.
-        project: apply linear layers to the values before, and to the context of all heads after; without them each
-            head attends to its part of the values.
-        filters: the number of filters of the convolution for "pooled"; by default `d_model`.
-        filter_width: of the convolution; odd.
-        floor: added to variances, so that weights on one position alone give a density too.
-        points: the size of the quadrature rule. The default depends on the numbers of each call: to read them waits
-            for a GPU, and leaves the graph of a compiler.
+            weights of discrete attention. "scores": the same, with scores passed in place of the query. "pooled":
+            linear heads of the max-pooled values after a convolution, without a query.
+        density: Kind of density: "gaussian" (continuous softmax), "truncated_parabola" (continuous sparsemax),
+            "laplace", "triangular", an alpha >= 1, "learned" (an alpha per head), or a module that returns alphas
+            [heads].
+        components: Number of densities in a mixture; 1 for no mixtures.
+        transform: Activation of the discrete attention: "softmax", "sparsemax", "entmax" (1.5) or an alpha.
+        combine: Whether to add the discrete attention's context (the paper's combined attention).
+        matching: Meaning of a computed spread: "covariance", or "scale" for :math:`\sigma^2` in the score, as in the
+            paper's text experiments. It applies to all `moments`.
+        basis: One of the paper's bases "text-32", "text-64", "text-128" or "translation"; a size, for
+            :func:`text_basis`; or a :class:`~tsallis.continuous.Basis`.
+        ridge: Penalty of the ridge regression, above 0.
+        project: Whether to apply linear layers to the values, and to the context of all heads. Otherwise each head
+            attends to its part of the values.
+        filters: Number of filters of the convolution for "pooled" (default: `d_model`).
+        filter_width: Width of the convolution, odd.
+        floor: Constant added to variances, so that weights on a single position also give a density.
+        points: Size of the quadrature rule. The default depends on the values of each call; reading them waits for a
+            GPU, and breaks the graph of a compiler.
 
     Raises:
-        ValueError: sizes that don't fit, settings that are unknown or don't go together.
+        ValueError: If sizes don't fit, or settings are unknown or incompatible.
 
     Example:
         >>> attention = ContinuousAttention1d(8, num_heads=2)
@@ -88,20 +89,21 @@ class ContinuousAttention1d(ContinuousAttention):
         """Return the context, and the density or the discrete weights.
 
         Args:
-            query: [batch, queries, d_query], or [batch, d_query] for one; with moments of scores [batch, queries,
-                length], [batch, heads, queries, length] or [batch, length]; None with pooled moments.
-            values: [batch, length, d_values]; what doesn't count may be anything.
-            mask: boolean [batch, length]; True takes part. A row without any gives a context of zeros (the bias of the
-                output projection).
-            lengths: [batch] in place of a mask: how many of the first values count, at least one each.
-            positions: [length] or [batch, length] in the dtype they are known in; by default the centres of equal
-                cells of [0, 1], one for each value that counts.
-            need_density: return the density in place of the weights.
+            query: Queries [batch, queries, d_query] or [batch, d_query]. With moments="scores", scores
+                [batch, queries, length], [batch, heads, queries, length] or [batch, length]. None with
+                moments="pooled".
+            values: Values [batch, length, d_values]; masked values may be NaN.
+            mask: Boolean mask [batch, length], True for values to use. A row that is masked completely gets a context
+                of zeros (the bias of the output projection).
+            lengths: Number of values to use per row [batch], at least 1, in place of a mask.
+            positions: Positions [length] or [batch, length], in any dtype (default: the centres of equal cells of
+                [0, 1], one per value to use).
+            need_density: Whether to return the density in place of the weights.
 
         Returns:
-            Context [batch, queries, d_model], or [batch, d_model] of a single query or without one; and the density, of
-            batch shape [batch, heads, queries], or the weights of the discrete attention [batch, heads, queries,
-            length], None where there is none.
+            The context [batch, queries, d_model], or [batch, d_model] for a single query or none. Then the density,
+            with batch shape [batch, heads, queries], or the weights of the discrete attention
+            [batch, heads, queries, length] (None without discrete attention).
         """
         result = self.attend(query, values, mask, lengths, positions)
         return result.context, result.density if need_density else result.weights
@@ -114,7 +116,7 @@ class ContinuousAttention1d(ContinuousAttention):
         lengths: Tensor | Sequence[int] | None = None,
         positions: Tensor | None = None,
     ) -> ContinuousContext:
-        """Return context, density and discrete weights; arguments as of :meth:`forward`."""
+        """Return the context, density and discrete weights, for the arguments of :meth:`forward`."""
         self._check(values)
         return self._attend(query, values, self._observations(values, mask, lengths, positions))
 
@@ -142,7 +144,7 @@ class ContinuousAttention1d(ContinuousAttention):
         else:
             fit = {"mask": mask}
             if positions is None and not traced() and bool((mask[:, 1:] <= mask[:, :-1]).all()):
-                fit = {"lengths": mask.sum(1).clamp(min=1)}  # the first ones: regressions are remembered
+                fit = {"lengths": mask.sum(1).clamp(min=1)}  # a prefix mask is a length, whose regressions are cached
         if positions is None:
             ends = cell_edges(mask).to(like)
             centres = (ends[:, 1:] + ends[:, :-1]) / 2
@@ -151,27 +153,26 @@ class ContinuousAttention1d(ContinuousAttention):
 
 
 class ContinuousAttention2d(ContinuousAttention):
-    r"""Multi-head attention to regions of a plane: the density's expectation of an image's features.
+    r"""Multi-head attention to regions of a plane: the expectation of image features under a density.
 
     .. math:: c = E_p[V(t)] = B\, E_p[\psi(t)], \qquad
               p = \mathrm{argmax}_p\; E_p\big[-\tfrac12 (t-\mu)^\top \Sigma^{-1} (t-\mu)\big] + H_\alpha(p)
 
-    (Martins et al. 2020, eq. 15 and sec. 4.) It is to the plane what :class:`ContinuousAttention1d` is to the line. An
-    image is the unit square, its values at the centres of the cells of a grid, or at any positions, such as the centres
-    of boxes.
+    (Martins et al. 2020, eq. 15 and sec. 4.) :class:`ContinuousAttention1d` is the same on the line. An image is the
+    unit square, with its values at the centres of a grid's cells, or at any positions, such as the centres of boxes.
 
     Args:
-        d_model, num_heads, d_query, d_values, moments: as of :class:`ContinuousAttention1d`.
-        density: "gaussian" (continuous softmax), "truncated_paraboloid" (continuous sparsemax), an alpha from 1,
-            "learned" (an alpha for each head), or a module that gives alphas [heads].
-        components, transform, combine, matching: as of :class:`ContinuousAttention1d`.
-        basis: "image", "image-paper"; the side of an :func:`image_basis`; or a :class:`~tsallis.continuous.Basis`.
-        ridge, project, filters, floor: as of :class:`ContinuousAttention1d`.
-        filter_width: of the convolution for "pooled", over the values in their order; 1 knows no order.
-        points: as of :class:`ContinuousAttention1d`, or (radial, angular).
+        d_model, num_heads, d_query, d_values, moments: See :class:`ContinuousAttention1d`.
+        density: Kind of density: "gaussian" (continuous softmax), "truncated_paraboloid" (continuous sparsemax), an
+            alpha >= 1, "learned" (an alpha per head), or a module that returns alphas [heads].
+        components, transform, combine, matching: See :class:`ContinuousAttention1d`.
+        basis: "image" or "image-paper"; the side of an :func:`image_basis`; or a :class:`~tsallis.continuous.Basis`.
+        ridge, project, filters, floor: See :class:`ContinuousAttention1d`.
+        filter_width: Width of the convolution for "pooled", which runs over the values in order; 1 ignores the order.
+        points: See :class:`ContinuousAttention1d`; a number or (radial, angular).
 
     Raises:
-        ValueError: sizes that don't fit, settings that are unknown or don't go together.
+        ValueError: If sizes don't fit, or settings are unknown or incompatible.
 
     Example:
         >>> attention = ContinuousAttention2d(8, moments="discrete", basis=4)
@@ -196,15 +197,16 @@ class ContinuousAttention2d(ContinuousAttention):
         """Return the context, and the density or the discrete weights.
 
         Args:
-            query: as of :meth:`ContinuousAttention1d.forward`.
-            values: [batch, length, d_values]; what doesn't count may be anything.
-            mask: boolean [batch, length]; True takes part.
-            grid: height and width of the image, whose values stand row by row.
-            positions: [length, 2] or [batch, length, 2] in place of a grid, as (x, y), x to the right and y down.
-            need_density: return the density in place of the weights.
+            query: Queries or scores, see :meth:`ContinuousAttention1d.forward`.
+            values: Values [batch, length, d_values]; masked values may be NaN.
+            mask: Boolean mask [batch, length], True for values to use.
+            grid: Height and width of the image, whose values are in row-major order.
+            positions: Positions [length, 2] or [batch, length, 2] in place of a grid, as (x, y), x to the right and y
+                down.
+            need_density: Whether to return the density in place of the weights.
 
         Returns:
-            As :meth:`ContinuousAttention1d.forward`.
+            The results of :meth:`ContinuousAttention1d.forward`.
         """
         result = self.attend(query, values, mask, grid, positions)
         return result.context, result.density if need_density else result.weights
@@ -217,7 +219,7 @@ class ContinuousAttention2d(ContinuousAttention):
         grid: tuple[int, int] | None = None,
         positions: Tensor | None = None,
     ) -> ContinuousContext:
-        """Return context, density and discrete weights; arguments as of :meth:`forward`."""
+        """Return the context, density and discrete weights, for the arguments of :meth:`forward`."""
         self._check(values)
         if (grid is None) == (positions is None):
             raise ValueError("in the plane give a grid of height and width, or positions")
@@ -235,27 +237,27 @@ class ContinuousAttention2d(ContinuousAttention):
 
 
 class ContinuousGlobalAttention(ScoredAttention):
-    r"""Continuous attention with the methods of :class:`tsallis.nn.GlobalAttention`, which it can replace.
+    r"""Drop-in replacement for :class:`tsallis.nn.GlobalAttention` with continuous attention.
 
     .. math:: c = E_p[V(t)] + \sum_j w_j h_j, \qquad
               w = \mathrm{entmax}_\alpha\big(s^\top W h_1, \dots, s^\top W h_n\big)
 
-    The moments of the discrete attention, bilinear or additive, give a density over the memory as a signal on [0, 1],
-    and its context is added to the discrete one (Martins et al. 2020, sec. 4: combined attention, without further
-    parameters). The weights it returns are the masses of the density in each position's cell: exactly zero outside the
-    support, and their sum is 1 but for the mass before the start and after the end.
+    The memory is a signal on [0, 1]. The moments of the discrete attention, bilinear or additive, give a density over
+    it, and the layer adds the context of the density to the discrete context (the combined attention of Martins et al.
+    2020, sec. 4, without further parameters). The returned weights are the masses of the density in each position's
+    cell. They are exactly zero outside the support, and sum to 1 minus the mass outside [0, 1].
 
     Args:
-        d_query: size of the state.
-        d_memory: size of the memory.
-        transform: the map of the discrete attention: "softmax", "sparsemax", "entmax" (1.5) or an alpha.
-        density: as of :class:`ContinuousAttention1d`, with one head.
-        combine: add the discrete context.
-        matching, basis, ridge, floor, points: as of :class:`ContinuousAttention1d`.
-        scorer: "bilinear" or "additive", see :class:`tsallis.nn.GlobalAttention`.
+        d_query: Size of the state.
+        d_memory: Size of the memory.
+        transform: Activation of the discrete attention: "softmax", "sparsemax", "entmax" (1.5) or an alpha.
+        density: Kind of density, see :class:`ContinuousAttention1d`; there is one head.
+        combine: Whether to add the discrete context.
+        matching, basis, ridge, floor, points: See :class:`ContinuousAttention1d`.
+        scorer: Score function, "bilinear" or "additive", see :class:`tsallis.nn.GlobalAttention`.
 
     Raises:
-        ValueError: settings that are unknown.
+        ValueError: If a setting is unknown.
 
     Example:
         >>> attention = ContinuousGlobalAttention(4, 6)
@@ -295,12 +297,12 @@ class ContinuousGlobalAttention(ScoredAttention):
         )
 
     def attend(self, scores: Tensor, memory: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the context [batch, tgt, d_memory] and masses [batch, tgt, src] of scores [batch, tgt, src]."""
+        """Return the context [batch, tgt, d_memory] and masses [batch, tgt, src] for scores [batch, tgt, src]."""
         result = self.attention.attend(scores, memory, mask)
         edges = cell_edges(mask).to(upcast(memory))[:, None, None]  # [batch, 1, 1, src + 1]
         return result.context, cell_masses(result.density, edges).squeeze(1)
 
     def density(self, query: Tensor, memory: Tensor, mask: Tensor, keys: Tensor | None = None) -> Density:
-        """Return the density of batch shape [batch, 1, tgt] that queries [batch, tgt, d_query] attend with."""
+        """Return the density, with batch shape [batch, 1, tgt], for queries [batch, tgt, d_query]."""
         keys = self.keys(memory) if keys is None else keys
         return self.attention.attend(self.scores(query, keys), memory, mask).density
