@@ -1,1 +1,1 @@
-"""The page of a report: records of an analysis in, one HTML file out."""
+"""The page of a report: turn the results of an analysis into one HTML file."""

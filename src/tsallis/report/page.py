@@ -1,4 +1,4 @@
-"""The offline page of a report: one HTML file with its styles, its program and its data, non-zeros only."""
+"""The offline page of a report: one HTML file with styles, scripts and data, which stores only non-zero weights."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from tsallis.errors import InputError
 
 __all__ = ["build_page"]
 
-UNITS = 1000  # of a weight on the page; the smallest above zero is one unit
-EVENTS = 500  # of a history on the page; no curve on a screen has more points
-NON_ZEROS = 1 << 24  # of the weights of all sentences on the page: some 20 megabytes of it
+UNITS = 1000  # resolution of weights on the page; positive weights have at least one unit
+EVENTS = 500  # largest number of points of a curve on the page
+NON_ZEROS = 1 << 24  # largest number of weights on the page, about 20 megabytes
 VIEWS = ("overview", "heads", "sentences", "contrasts", "training", "outputs", "densities", "sweep")
 SCRIPTS = tuple(f"{name}.js" for name in ("dom", "data", "charts", "tree", "theme", *VIEWS))
 MAIN = "main.js"
 
 
 class Page(str):
-    """The text of a page, for a file; a notebook shows the page where a cell returns it.
+    """HTML text of a page; notebooks display it as a page.
 
     Example:
         >>> page = Page("<html><head></head><body>Heads</body></html>")
@@ -57,10 +57,10 @@ class Page(str):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        return f"<Page of {len(self):,} characters>"  # a notebook saves it beside the page
+        return f"<Page of {len(self):,} characters>"  # notebooks also save the repr, so keep it short
 
     def _repr_html_(self) -> str:
-        # Links to a view begin with #: without a base of its own a frame would load the notebook in their place.
+        # Links to views begin with #. Without this base, a notebook's frame would load the notebook instead.
         text = html.escape(self.replace("<head>", '<head><base href="about:srcdoc">', 1))
         return f'<iframe srcdoc="{text}" title="Report" style="width: 100%; height: 50em; border: 0"></iframe>'
 
@@ -74,23 +74,23 @@ def build_page(
     title: str = "",
     note: str = "",
 ) -> Page:
-    """Return the HTML of a report on runs, which needs no other file and no network.
+    """Return the HTML of a report on runs, which needs no other files and no network.
 
     Args:
-        runs: summaries of the same sentences, of which the page holds the first `sentences_that_fit`.
-        comparisons: of the first run with others.
-        sweep: of the scores of runs; without `runs` the page shows it alone.
-        densities: summaries of runs that answer with labels, of the same examples.
-        signals: densities over time, of a classifier of time series.
-        title: of the page; by default the names of the runs, or of the sweep's setting.
-        note: at the end of the page: what made it, say.
+        runs: Summaries of the same sentences. The page shows the first `sentences_that_fit(runs)` of them.
+        comparisons: Comparisons of the first run with others.
+        sweep: Scores of a sweep; without `runs` the page shows only the sweep.
+        densities: Summaries of classifiers on the same examples.
+        signals: Densities over time, from a classifier of time series.
+        title: Title of the page (default: the names of the runs, or the sweep's setting).
+        note: Text at the end of the page, such as the command that created it.
 
     Returns:
-        The whole text of the file; a notebook shows it as the page.
+        The text of the file; notebooks display it as a page.
 
     Raises:
-        InputError: if Jinja2 is missing.
-        ValueError: nothing to show.
+        InputError: If Jinja2 is missing.
+        ValueError: If there is nothing to show.
 
     Example:
         >>> import torch
@@ -121,7 +121,7 @@ def build_page(
 
 
 def _render(**values: Any) -> Page:
-    """Fill the template of the page with values, its styles and its program."""
+    """Render the template of the page with values, styles and scripts."""
     try:
         import jinja2
     except ImportError as error:
@@ -136,10 +136,10 @@ def _render(**values: Any) -> Page:
 
 
 def sentences_that_fit(runs: Sequence[RunSummary]) -> int:
-    """Return how many of the sentences of runs a page holds, at least one: their weights have a limit together.
+    """Return how many sentences of runs fit on a page, at least one; the limit is on all weights together.
 
     Args:
-        runs: summaries of the same sentences.
+        runs: Summaries of the same sentences.
     """
     total = 0
     for count, versions in enumerate(zip(*(run.sentences for run in runs), strict=True)):
@@ -161,14 +161,14 @@ def _digest(script: str) -> str:
 
 
 def _tables() -> dict[str, Any]:
-    """Return what the page has to know of kinds, roles and scores; scores by their names in logs."""
+    """Return the tables of sides, roles and scores for the page; scores have their names in logs."""
     roles = {name: {"threshold": role.threshold, "phrase": role.phrase} for name, role in ROLES.items()}
     scores = {name if name in VALUES else f"{ON_DEV}{name}": _score(score) for name, score in SCORES.items()}
     return {"sides": SIDES, "roles": roles, "scores": scores}
 
 
 def _score(score: ScoreFormat) -> dict[str, str]:
-    """Return how the page shows a score: in a table, and as the heading and the axis of a figure."""
+    """Return the labels and the format of a score in tables and figures."""
     subject, comma, rest = score.title.partition(",")
     title = score.title[0].upper() + score.title[1:] if subject.split()[0].islower() else score.title
     heading = f"{title[: len(subject)]} on the development set{comma}{rest}"
@@ -181,10 +181,10 @@ def _score(score: ScoreFormat) -> dict[str, str]:
 
 
 def encode_weights(weights: Sequence[SparseWeights]) -> str:
-    """Return the non-zeros of several attentions as text: base64 of deflated bytes.
+    """Encode the non-zero weights of several attentions as text, in base64 of deflated bytes.
 
-    Three arrays of 16 bits follow each other, of each first all low bytes and then all high ones: the number of
-    non-zeros of each row; the keys that are left out before each non-zero; its weight in thousandths, at least one.
+    The bytes are three 16-bit arrays, each with all low bytes before all high bytes: the number of non-zeros per row;
+    the number of zeros skipped before each non-zero; each weight in thousandths, at least one.
 
     Example:
         >>> len(encode_weights([SparseWeights.of(np.eye(50)[None])])) < 200
@@ -209,20 +209,20 @@ def _planes(numbers: NDArray[Any]) -> bytes:
 
 
 def embed_json(value: Any) -> str:
-    r"""Return JSON that may stand inside a script element: whatever the data holds cannot end it.
+    r"""Return JSON that is safe inside a script element, because no data can end the element.
 
     Example:
         >>> embed_json({"text": "</script>", "log_prob": -math.inf, "third": 1 / 3})
         '{"text":"\\u003c/script>","log_prob":null,"third":0.333333333}'
     """
     text = json.dumps(_compact(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    # Halves of surrogate pairs are no text that can be written.
+    # Escape lone surrogates, which can't be encoded as UTF-8.
     text = text.encode("utf-8", "backslashreplace").decode("utf-8")
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
 def _compact(value: Any) -> Any:
-    """Round numbers to nine digits; a number that is not finite is none in JSON."""
+    """Round floats to nine digits; non-finite ones become None, because JSON has none."""
     if isinstance(value, float):
         return float(f"{value:.9g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -235,7 +235,7 @@ def _compact(value: Any) -> Any:
 
 
 def _thin(history: Any) -> Any:
-    """Return at most `EVENTS` numbers of each list, the first and the last among them."""
+    """Thin out each list to at most `EVENTS` numbers, including the first and the last."""
     if isinstance(history, dict):
         return {name: _thin(values) for name, values in history.items()}
     if not isinstance(history, list) or len(history) <= EVENTS:

@@ -26,10 +26,10 @@ class Choice:
     """Possible continuation of a typed text.
 
     Args:
-        tokens: the symbol that is chosen, after those that spell what is typed, and those that then follow for certain;
-            without the end.
-        prob: the probability of the choice, given what is typed and certain.
-        ends: whether the output is over after the tokens.
+        tokens: Tokens of the continuation without the end: first any that spell the typed text, then the chosen one and
+            those that are certain after it.
+        prob: Probability of the choice, given the typed text and the certain tokens.
+        ends: Whether the output ends after the tokens.
 
     Example:
         >>> Choice(tokens=(7, 8), prob=0.5, ends=False).ends
@@ -43,17 +43,17 @@ class Choice:
 
 @dataclass(frozen=True)
 class Completions:
-    """The continuations of the beginning of an output.
+    """Possible continuations of a partly typed output.
 
     Args:
-        log_prob: of the beginning; -inf where the model holds it impossible.
-        certain: the tokens that spell the beginning, and those that follow because no others are possible, without the
-            end; none where nothing is certain.
-        choices: continuations after those, the most probable first; one alone that ends at once is the end.
-        support: the number of all choices.
-        mass: their probability, listed or not: 1 where the model is normalised.
-        missing: at most, the probability of choices that were not looked for, because what is typed can be spelled in
-            too many ways; 0 otherwise.
+        log_prob: Log-probability of the typed text; -inf if the model excludes it.
+        certain: Tokens that spell the typed text, and those that must follow it, without the end; empty if nothing is
+            certain.
+        choices: Continuations after the certain tokens, most probable first. A single one without tokens is the end.
+        support: Number of all choices.
+        mass: Probability of all choices, listed or not; 1 for a normalised model.
+        missing: Upper bound on the probability of choices that were not searched because the typed text has too many
+            spellings; 0 otherwise.
 
     Example:
         >>> completions = Completions(-0.5, (7,), (Choice((8,), 0.9, False), Choice((), 0.1, True)), 2, 1.0, 0.0)
@@ -75,11 +75,11 @@ class Completions:
 
 
 class _Node(NamedTuple):
-    """Prefix; nodes are ordered by their first two fields only."""
+    """Prefix of an output; nodes are ordered by their first two fields only."""
 
-    cost: float  # the negative log-probability, given what is typed and certain
+    cost: float  # negative log-probability, given the typed text and the certain tokens
     number: int
-    tokens: tuple[int, ...]  # since the last certain one
+    tokens: tuple[int, ...]  # tokens after the last certain one
     state: Any  # state before the last token is read
     last: int
 
@@ -108,25 +108,26 @@ def complete(
 ) -> Completions:
     """Find what may follow the beginning of an output, and run ahead while there is only one continuation.
 
-    A sparse model often leaves a single one, which is then certain (Peters et al. 2019, fig. 2). Every choice is
-    followed by what is certain after it. The function follows every spelling of what is typed, also by tokens that go
-    on behind it. Choices have their probabilities given what is typed; choices with the same text are one.
+    A sparse model often leaves a single continuation, which is then certain (Peters et al. 2019, fig. 2). Every choice
+    includes the tokens that are certain after it. The search covers all spellings of the typed text, including those
+    whose last token extends beyond it. Probabilities are conditional on the typed text. Choices with the same text are
+    merged.
 
     Args:
         model: Model with the decoder protocol, see :mod:`tsallis.models.protocol`.
-        src, src_lengths: symbols [1, src] and their count [1].
-        typed: the beginning of the output's text.
-        spellings: of the model's vocabulary.
-        text: function that spells tokens.
-        place: where the text begins: behind a prompt it has begun.
-        n_best: choices that are listed.
-        longest: tokens that are certain, at most.
+        src, src_lengths: Symbols [1, src] and their count [1].
+        typed: Beginning of the output's text.
+        spellings: Spellings of the model's vocabulary.
+        text: Function that spells tokens.
+        place: Where the typed text begins: at the start, or after a prompt.
+        n_best: Number of choices to list.
+        longest: Maximum number of certain tokens.
 
     Returns:
-        The completions. Their tokens include those that spell what is typed.
+        The completions. Their tokens include those that spell the typed text.
 
     Raises:
-        ValueError: several sources, numbers below 1, NaN probabilities.
+        ValueError: If there are several sources, a number is below 1, or a probability is NaN.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
@@ -164,7 +165,7 @@ def complete(
         for node in nodes:
             groups.setdefault((text([*certain, *node.spelled]), node.ends), []).append(node)
         ranked = sorted(groups.values(), key=_total, reverse=True)[:n_best]
-        # Tokens that are certain after one of several spellings need not follow the others.
+        # Follow only choices with a single spelling: tokens certain after one spelling may not be after another.
         alone = iter(steps.follow([group[0] for group in ranked if len(group) == 1], longest))
     choices: dict[tuple[str, bool], Choice] = {}
     for group in ranked:
@@ -184,7 +185,7 @@ def _total(nodes: Sequence[_Node]) -> float:
 
 
 class _Steps:
-    """Run steps of a model for prefixes of one source."""
+    """Steps of a model for prefixes of one source."""
 
     def __init__(self, model: Decoder, device: torch.device) -> None:
         self.model = model
@@ -199,7 +200,7 @@ class _Steps:
         return log_probs, state
 
     def choices(self, node: _Node) -> list[_Node]:
-        """Return the beginnings that are a token longer."""
+        """Return the possible extensions of a prefix by one token."""
         log_probs, state = self.read(node.state, [node.last])
         row = log_probs[0]
         return [
@@ -208,7 +209,7 @@ class _Steps:
         ]
 
     def run_ahead(self, nodes: list[_Node], longest: int) -> tuple[int, ...]:
-        """Replace a single node, in place, by what follows it, while there is only one; return the tokens of those."""
+        """Replace a single node by its extensions, in place, while it is the only one; return its tokens."""
         certain = tuple[int, ...]()
         while len(nodes) == 1 and not nodes[0].ends and len(certain) < longest:
             certain += nodes[0].tokens
@@ -216,7 +217,7 @@ class _Steps:
         return certain
 
     def follow(self, nodes: Sequence[_Node], longest: int) -> tuple[Choice, ...]:
-        """Return choices with the tokens that are certain after each."""
+        """Return a choice for each node, extended by the tokens that are certain after it."""
         tokens = [list(node.tokens) for node in nodes]
         active = [i for i, node in enumerate(nodes) if not node.ends]
         state = join([nodes[i].state for i in active]) if active else None
