@@ -1,6 +1,6 @@
-"""Runs that take and give text: what the commands do with lines, with their options, defaults and results.
+"""Text interface of runs: the commands on lines as functions, with the same options, defaults and results.
 
-Importing it is cheap: commands that only show their help load no torch.
+Importing it is cheap, because it doesn't import torch; so commands show their help quickly.
 """
 
 from tsallis.toolkit.inference.answers import Answer, Output, TextScore

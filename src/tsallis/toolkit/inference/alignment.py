@@ -1,6 +1,6 @@
-"""Hard alignments, read from the weights of attention: which symbols of the source belong to each of an output.
+"""Hard alignments from attention weights: pairs of source and output symbols.
 
-Positions are those of the run's symbols (subwords, or characters and tags), counted from 0.
+Positions are those of the run's symbols (such as subwords, or characters and tags), counted from 0.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def check_alignment(task: Task, run: Run, links: str | None) -> None:
     """Raise if a run's outputs are not sequences, or the kind of alignment is unknown.
 
     Raises:
-        InputError: such a run or kind.
+        InputError: If the run or the kind is not supported.
     """
     from tsallis.toolkit.tasks.sequences import SequenceTask
 
@@ -46,15 +46,17 @@ def check_alignment(task: Task, run: Run, links: str | None) -> None:
 def align(
     task: Task, run: Run, batch: Batch, rows: Sequence[tuple[Sequence[int], Sequence[int]]], links: Links
 ) -> list[Pairs]:
-    """Return the pairs of each source and output: those of `tsallis look --weights`, without the output's end.
+    """Return the aligned pairs of each source and output, from the weights of `tsallis look --weights`.
+
+    The output's end is not aligned.
 
     Args:
-        task: of the run.
-        run: with the model.
-        batch: of the rows, where the model is.
-        rows: the symbols of a source, and those of an output.
-        links: "largest": of each symbol of the output the position with the largest weight, the first of equal ones;
-            "support": all positions with a weight above zero.
+        task: Task of the run.
+        run: Run with the model.
+        batch: Batch of the rows, on the model's device.
+        rows: Symbols of each source and output.
+        links: Kind of alignment: "largest" links each output symbol to the source position with the largest weight (the
+            first of equal ones), "support" to all positions with a weight above zero.
     """
     import torch
 
@@ -65,7 +67,7 @@ def align(
 
 
 def links_of(weights: Tensor, links: Links) -> Pairs:
-    """Return the pairs of a matrix [target, source] of weights.
+    """Return the aligned pairs for weights [target, source].
 
     >>> import torch
     >>> weights = torch.tensor([[0.6, 0.4, 0.0], [0.0, 0.0, 0.0], [0.0, 0.5, 0.5]])
@@ -74,7 +76,7 @@ def links_of(weights: Tensor, links: Links) -> Pairs:
     """
     chosen = weights > 0
     if links == "largest":
-        # A row without a weight has no largest one; of equal ones the first has the count 1.
+        # A row of zeros has no link. Among equal weights, keep the first, whose cumulative count is 1.
         chosen &= weights == weights.amax(-1, keepdim=True)
         chosen &= chosen.cumsum(-1) == 1
     return tuple((source, target) for target, source in chosen.nonzero().tolist())

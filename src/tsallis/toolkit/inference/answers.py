@@ -1,4 +1,4 @@
-"""Define the answers to lines: outputs, certificates, and the objects that `--json` prints."""
+"""Answers to lines: outputs, certificates, and the objects that `--json` prints."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Output:
-    """An output of a line.
+    """Output for a line.
 
     Args:
-        text: of the output.
-        tokens: the strings of its symbols, without the end; of the most probable segmentation or of the draw, where
-            several spell the text. All that were found are in `hypothesis.segmentations`.
-        score: its log-probability, with a length penalty divided by that power of its length.
-        hypothesis: its symbols' numbers, log-probability and supports.
-        scores: the log-probability of each symbol, the end's last; None unless `tokens=True` asked for them.
-        alignment: pairs of positions in the source and in the output; None unless `alignment` asked for them.
+        text: Text of the output.
+        tokens: Strings of the symbols, without the end. If several segmentations spell the text, those of the most
+            probable one, or of the draw; `hypothesis.segmentations` has all that were found.
+        score: Log-probability; with a length penalty, divided by that power of the length.
+        hypothesis: Numbers of the symbols, log-probability and supports.
+        scores: Log-probability of each symbol, the end last; None without `tokens=True`.
+        alignment: Pairs of source and output positions; None without `alignment`.
 
     Example:
         >>> from tsallis.search import Hypothesis, TokenScores
@@ -47,37 +47,37 @@ class Output:
         """Return an output with its text.
 
         Args:
-            hypothesis: of a search or a draw.
-            vocabulary: that spells its symbols.
-            length_penalty: of the search.
-            details: `scores` and `alignment`.
+            hypothesis: Hypothesis of a search or a draw.
+            vocabulary: Vocabulary of the symbols.
+            length_penalty: Length penalty of the search.
+            details: Values of `scores` and `alignment`.
         """
         text, tokens = str(vocabulary.decode(hypothesis.tokens)), tuple(map(vocabulary.name, hypothesis.tokens))
         return cls(text, tokens, hypothesis.score(length_penalty), hypothesis, **details)
 
     @property
     def log_prob(self) -> float:
-        """The natural logarithm of the probability, the end included."""
+        """Return the natural logarithm of the probability, including the end."""
         return self.hypothesis.log_prob
 
     @property
     def prob(self) -> float:
-        """The probability; of a model without a normaliser at most the largest float."""
+        """Return the probability; for unnormalised models it is capped at the largest float."""
         return self.hypothesis.prob
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Answer to a line: the outputs of a search or draws, and their certificate.
+    """Answer to a line: the outputs of a search with a certificate, or draws.
 
     Args:
-        line: its number, from 1.
-        outputs: outputs of a search, best first, or draws in order; None for a draw that reached a dead end or the
+        line: Line number, from 1.
+        outputs: Outputs of a search, best first, or draws in order; None for a draw that reached a dead end or the
             length limit.
-        result: result of the search with the certificate; None for draws and blank lines.
-        choice: the choice of least risk among the outputs; None where none was made.
-        unknown: how many symbols of the line the run doesn't know.
-        source: the strings of the source's symbols, to which alignments refer; None without them.
+        result: Result of the search with the certificate; None for draws and blank lines.
+        choice: Minimum-risk choice among the outputs; None if not requested.
+        unknown: Number of symbols of the line that are not in the vocabulary.
+        source: Strings of the source's symbols, to which alignments refer; None without alignments.
 
     Example:
         >>> from tsallis.search import Certificate, Hypothesis, Result
@@ -105,29 +105,29 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """The best output's text; empty where there is none."""
+        """Return the best output's text; empty if there is none."""
         return "" if self.best is None else self.best.text
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """The strings of the best output's symbols."""
+        """Return the strings of the best output's symbols."""
         return () if self.best is None else self.best.tokens
 
     @property
     def score(self) -> float | None:
-        """The best output's log-probability, over a power of its length with a length penalty; None of none."""
+        """Return the best output's score, see :class:`Output`; None if there is no output."""
         return None if self.best is None else self.best.score
 
     @property
     def certificate(self) -> str:
-        """The proof that the search gives, see :class:`tsallis.search.Certificate`: "none" of draws, too."""
+        """Return the kind of the search's certificate, see :class:`tsallis.search.Certificate`; "none" for draws."""
         return "none" if self.result is None else self.result.certificate.kind
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `tsallis translate --json` prints for the line.
 
         Raises:
-            ValueError: an answer that no run gave.
+            ValueError: If no run made this answer.
         """
         if self._form is None:
             raise ValueError("an answer is described by the run that gave it: this one was made by hand")
@@ -136,12 +136,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class Form:
-    """The form in which an answer is described as a JSON object.
+    """Format of answers as JSON objects.
 
     Args:
-        vocabulary: of the outputs.
-        options: of the search.
-        beginning: that the line's output has, where it has its own.
+        vocabulary: Vocabulary of the outputs.
+        options: Options of the search.
+        beginning: Prefix of the line's output, if it has its own.
     """
 
     vocabulary: Any
@@ -155,7 +155,7 @@ class Form:
         start = options.prefix if options.prefix is not None else self.beginning
         limits = {**({"prefix": start} if start else {}), **options.limits}
         if limits:
-            content["limits"] = limits  # the certificate speaks of the outputs within them
+            content["limits"] = limits  # the certificate covers only outputs within the limits
         if options.temperature is not None:
             content["temperature"] = options.temperature
         if answer.source is not None:
@@ -177,7 +177,7 @@ class Form:
         from tsallis.search import Certificate, Result
         from tsallis.toolkit.evaluation.outputs import describe_result
 
-        nothing = Result((), Certificate("none", -math.inf))  # of a line that holds nothing to read
+        nothing = Result((), Certificate("none", -math.inf))  # for a blank line
         content = describe_result(answer.result or nothing, self.vocabulary)
         for output, described in zip(answer.outputs, content["hypotheses"], strict=True):
             described.update(self._details(output))
@@ -205,14 +205,14 @@ class Form:
 
 @dataclass(frozen=True)
 class TextScore:
-    """The score of a known output.
+    """Score of a known output.
 
     Args:
-        line: its number, from 1.
-        tokens: the strings of its symbols, its end included, up to the first that is impossible.
-        scores: log-probability of each symbol, and why one is impossible; None for a blank line.
-        text: The segmentations, where several sequences of symbols may spell a text: symbols are then those of the most
-            probable one, and the log-probability is that of the text.
+        line: Line number, from 1.
+        tokens: Strings of the symbols, including the end, up to the first impossible one.
+        scores: Log-probability of each symbol, and why one is impossible; None for a blank line.
+        text: Probability of the text, if several segmentations may spell it. Then the symbols are those of the most
+            probable segmentation, and the log-probability is that of the text.
 
     Example:
         >>> from tsallis.search import TokenScores
@@ -229,9 +229,9 @@ class TextScore:
 
     @property
     def log_prob(self) -> float:
-        """The natural logarithm of the output's probability: -inf if the model excludes it, NaN of a blank line.
+        """Return the natural logarithm of the output's probability: -inf if impossible, NaN for a blank line.
 
-        A lower bound, if it is not `exact`.
+        It is a lower bound if not `exact`.
         """
         if self.scores is None:
             return float("nan")
@@ -244,7 +244,7 @@ class TextScore:
 
     @property
     def possible(self) -> bool | None:
-        """Whether every symbol is within its step's support; None if no segmentation was found, but not all tried."""
+        """Return whether the output is possible; None if no segmentation was found, but not all were tried."""
         if self.text is not None:
             return self.text.possible
         return self.scores is not None and self.scores.exclusion is None
@@ -253,7 +253,7 @@ class TextScore:
         """Return the object that `tsallis score --json` prints for the line.
 
         Raises:
-            ValueError: a score that no run gave.
+            ValueError: If no run made this score.
         """
         from tsallis.toolkit.evaluation.outputs import describe_text, describe_tokens
 

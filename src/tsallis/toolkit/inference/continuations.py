@@ -1,4 +1,4 @@
-"""What a language model's run writes behind prompts: texts that are drawn, or the most probable one of a beam."""
+"""Texts that a language model writes after prompts: draws, or the most probable text of a beam."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from tsallis.toolkit.tasks.base import Task
     from tsallis.toolkit.training import Run
 
-TOKENS = 256  # the default of `max_length`, behind a prompt
-MODES: tuple[Mode, ...] = ("sample", "beam")  # of texts behind prompts
+TOKENS = 256  # default of `max_length`, not counting the prompt
+MODES: tuple[Mode, ...] = ("sample", "beam")  # modes for texts after prompts
 OF_GENERATION = ("mode", "num_samples", "seed", "temperature", "max_length", "beam_size", "end_rule")
 
 
 @dataclass(frozen=True)
 class Continuation:
-    """A text that a language model wrote behind a prompt.
+    """Text that a language model wrote after a prompt.
 
     Args:
-        text: the prompt, as it was given, and what follows it.
-        tokens: the strings of the symbols that follow, without the end.
-        log_prob: natural logarithm of their probability given the prompt, with that of the end where it was reached; of
-            a text that a beam found, the sum over the segmentations that it found.
-        support: the symbols that were possible at each step, the end's last.
-        ended: False where the text was cut at its greatest length, or nothing was possible.
+        text: The prompt as given, and its continuation.
+        tokens: Strings of the symbols of the continuation, without the end.
+        log_prob: Natural logarithm of their probability given the prompt, including the end if it was reached. For a
+            beam, it sums the probabilities of all segmentations found.
+        support: Number of possible symbols at each step, the end's last.
+        ended: Whether the text reached its end; False if it was truncated, or no symbol was possible.
 
     Example:
         >>> Continuation("am Abend", ("▁Abend",), -0.5, (3, 1), True).ended
@@ -55,13 +55,13 @@ class Continuation:
 
 @dataclass(frozen=True)
 class Continuations:
-    """The answer to a prompt: texts in the order of their draws, or the best one of a beam.
+    """Answer to a prompt: texts in the order of their draws, or the best text of a beam.
 
     Args:
-        line: the number of the prompt, from 1.
-        prompt: as it was given.
-        texts: that begin with it; none where a beam found none.
-        result: of a beam, with the certificate; None of draws.
+        line: Number of the prompt, from 1.
+        prompt: Prompt as given.
+        texts: Texts that begin with the prompt; empty if a beam found none.
+        result: Result of a beam with the certificate; None for draws.
 
     Example:
         >>> answer = Continuations(1, "am", (Continuation("am Abend", ("▁Abend",), -0.5, (3, 1), True),))
@@ -76,12 +76,12 @@ class Continuations:
 
     @property
     def text(self) -> str:
-        """The first text; empty where there is none."""
+        """Return the first text; empty if there is none."""
         return self.texts[0].text if self.texts else ""
 
     @property
     def certificate(self) -> str:
-        """The proof that a beam gives, see :class:`tsallis.search.Certificate`; "none" of draws."""
+        """Return the kind of a beam's certificate, see :class:`tsallis.search.Certificate`; "none" for draws."""
         return "none" if self.result is None else self.result.certificate.kind
 
     def to_dict(self) -> dict[str, Any]:
@@ -100,10 +100,10 @@ class Continuations:
 
 
 def check_generation(options: SearchOptions) -> None:
-    """Raise if options are not for texts behind prompts.
+    """Raise if an option is not supported for texts after prompts.
 
     Raises:
-        OptionError: Another mode than "sample" and "beam", or an option that has no effect.
+        OptionError: If the mode is not "sample" or "beam", or an option has no effect.
     """
     if fault := choice_fault(options.mode, MODES):
         raise OptionError(lambda spell: f"{spell('mode')} {fault}")
@@ -112,13 +112,13 @@ def check_generation(options: SearchOptions) -> None:
 
 
 def draw_texts(run: Run, batch: Batch, options: SearchOptions, lines: Sequence[int]) -> list[list[GeneratedText]]:
-    """Draw texts behind prompts.
+    """Draw texts after prompts.
 
     Args:
-        run: Whose model draws.
-        batch: Of prompts, on the model's device.
-        options: Of the draws.
-        lines: Numbers of the rows' lines, from 1. Draws depend on them and on the seed alone.
+        run: Run with the model.
+        batch: Batch of prompts on the model's device.
+        options: Options of the draws.
+        lines: Line numbers of the rows, from 1. Draws depend only on them and on the seed.
     """
     from tsallis.search import generate
 
@@ -126,7 +126,7 @@ def draw_texts(run: Run, batch: Batch, options: SearchOptions, lines: Sequence[i
 
 
 def search_texts(run: Run, task: Task, batch: Batch, options: SearchOptions, defaults: SearchOptions) -> list[Result]:
-    """Search for the most probable text behind each prompt by a beam; `defaults` are the run's options."""
+    """Search for the most probable text after each prompt with a beam; `defaults` are the run's options."""
     from tsallis.search import beam_search
     from tsallis.search.texts import merge_texts
 
@@ -150,16 +150,16 @@ def continue_prompt(run: Run, prompt: str, symbols: Sequence[int], output: Gener
     """Return a prompt with its continuation.
 
     Args:
-        run: that spells symbols.
-        prompt: as it was given.
-        symbols: of the prompt.
-        output: what follows, drawn or of a search.
+        run: Run with the vocabulary.
+        prompt: Prompt as given.
+        symbols: Symbols of the prompt.
+        output: Continuation, from a draw or a search.
     """
     vocabulary: Any = run.tgt_vocab
     before, whole = (str(vocabulary.decode(part)) for part in (symbols, [*symbols, *output.tokens]))
     following = whole.removeprefix(before)
-    if before[-1:] != " " == prompt[-1:]:  # subwords hold no space behind a word: the next one begins with it
+    if before[-1:] != " " == prompt[-1:]:  # the space belongs to the next subword, not to the last
         following = following.removeprefix(" ")
     tokens = tuple(vocabulary.name(symbol) for symbol in output.tokens)
-    ended = getattr(output, "ended", True)  # a search returns no text that is cut
+    ended = getattr(output, "ended", True)  # a search returns only texts that ended
     return Continuation(prompt + following, tokens, output.log_prob, output.support, ended)

@@ -1,4 +1,4 @@
-"""A run that takes and gives text: what commands such as `tsallis translate` do with lines, for Python as well."""
+"""Text interface of a run: commands such as `tsallis translate` as Python methods."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from tsallis.toolkit.tasks.types import Lines
     from tsallis.toolkit.training import Run
 
-BLOCK = 64  # lines that are answered together
-ROWS = 128  # outputs whose symbols are scored or aligned together
+BLOCK = 64  # number of lines that are answered together
+ROWS = 128  # number of outputs that are scored or aligned together
 
 
 def open_run(
@@ -43,16 +43,16 @@ def open_run(
     """Open a run to translate and score lines of text.
 
     Args:
-        folder: of the run.
-        checkpoint: "best", "last" or "average", of each run.
-        device: "cpu", "cuda", or "auto": a GPU where there is one.
-        others: folders of other runs, with which it is an ensemble.
+        folder: Folder of the run.
+        checkpoint: Checkpoint of each run, "best", "last" or "average".
+        device: Device "cpu" or "cuda", or "auto" for a GPU if available.
+        others: Folders of other runs, to make an ensemble.
 
     Returns:
-        The run, its model on the device.
+        The run with its model on the device.
 
     Raises:
-        InputError: The folder is not a run, the device is missing, or the runs have different tasks, vocabularies or
+        InputError: If the folder is not a run, the device is missing, or the runs have different tasks, vocabularies or
             image grids.
 
     Example:
@@ -85,18 +85,18 @@ def open_run(
 
 
 def _grid(model: Any) -> list[Any]:
-    """Return what says how many cells a model sees in an image: attention to them is a mean over an ensemble."""
+    """Return the arguments that set a model's image grid, which must be equal in an ensemble to average attention."""
     arguments = getattr(model, "arguments", {})
     return [arguments.get(name) for name in ("image", "stages")]
 
 
 @dataclass(frozen=True)
 class TextRun:
-    """A run that takes and gives text: forms, translations, labels or answers.
+    """Run with text as input and output: inflected forms, translations, labels or answers.
 
     Args:
-        run: with the model and its vocabularies.
-        task: of the run: how a line is read.
+        run: Run with the model and its vocabularies.
+        task: Task of the run, which defines how lines are read.
 
     Example:
         >>> from tsallis.search import SearchOptions
@@ -110,10 +110,10 @@ class TextRun:
 
     @cached_property
     def search_options(self) -> SearchOptions:
-        """The options of searches that the run's configuration sets.
+        """Return the search options that the run's configuration sets.
 
         Raises:
-            InputError: a configuration that can't be read.
+            InputError: If the configuration can't be read.
         """
         from tsallis.toolkit.tasks.registry import load_config
         from tsallis.toolkit.training.file_names import CONFIG
@@ -122,17 +122,17 @@ class TextRun:
 
     @cached_property
     def text(self) -> Any:
-        """The function that spells outputs, if several sequences of symbols may spell one text; else None."""
+        """Return the function that spells outputs if a text can have several segmentations, else None."""
         return self.task.ambiguous_text(self.run.tgt_vocab)
 
     def check_command(self, command: str) -> None:
-        """Refuse what a run of this task is not for.
+        """Raise if the run's task doesn't support a command.
 
         Args:
-            command: its name, such as "translate".
+            command: Name of the command, such as "translate".
 
         Raises:
-            InputError: where the task says why.
+            InputError: If the command is not supported.
         """
         if (reason := self.task.refusals.get(command)) is not None:
             raise InputError(f"{self.run.folder}: a run of the task {self.task.name}: {reason}")
@@ -148,23 +148,23 @@ class TextRun:
         language: str | None = None,
         images: Path | str | None = None,
     ) -> list[Answer]:
-        """Find the outputs of lines, as `tsallis translate` does: the same options, defaults and results.
+        """Find the outputs of lines, with the options, defaults and results of `tsallis translate`.
 
         Args:
-            lines: of input, such as sentences, or `lemma<TAB>tags`.
-            options: Options of the search, see :class:`tsallis.search.SearchOptions`; None: those of the run.
-            prefixes: Beginning of each line's output, in place of the option `prefix`; empty ones restrict nothing.
-            tokens: whether outputs have the log-probability of each symbol.
-            alignment: pairs of positions that outputs have: "largest", for each symbol that of the largest weight of
-                attention, or "support", all of a weight above zero.
-            language: of the lines, for a run of several.
-            images: that lines name; None: those of the configuration's test split.
+            lines: Lines of input, such as sentences, or `lemma<TAB>tags`.
+            options: Options of the search, see :class:`tsallis.search.SearchOptions` (default: those of the run).
+            prefixes: Prefix of each line's output, in place of the option `prefix`; empty ones restrict nothing.
+            tokens: Whether to return the log-probability of each symbol.
+            alignment: Kind of alignment to return: "largest" links each symbol to the position with the largest
+                attention weight, "support" to all with a weight above zero.
+            language: Language of the lines, for a multilingual run.
+            images: Images that the lines refer to (default: those of the configuration's test split).
 
         Returns:
             One answer per line; a blank line has no output.
 
         Raises:
-            InputError: what the command refuses.
+            InputError: If the command would reject a line or an option.
         """
         texts = _check_lines(lines, "lines")
         options = _check_options(options, SearchOptions())
@@ -179,14 +179,14 @@ class TextRun:
         return answers
 
     def check_translation(self, options: SearchOptions, alignment: str | None = None) -> None:
-        """Raise if the run has no translations with these options.
+        """Raise if the run can't translate with these options.
 
         Args:
             options: Options of the search.
-            alignment: that outputs are to have.
+            alignment: Kind of alignment to return.
 
         Raises:
-            InputError: An option is not supported, or the run can't translate.
+            InputError: If an option is not supported, or the run can't translate.
         """
         self.check_command("translate")
         check_for_run(options, self.run)
@@ -204,20 +204,20 @@ class TextRun:
         alignment: Links | None = None,
         probabilities: bool = True,
     ) -> list[Answer]:
-        """Return the answer to each of some lines that were read, those without symbols among them.
+        """Return the answers to encoded lines, including blank ones.
 
         Args:
-            lines: that were read.
+            lines: Encoded lines.
             options: Options of the search.
-            first: the number of the first line, from 0: draws depend on it.
+            first: Number of the first line, from 0; draws depend on it.
             beginnings: Prefix of each row's output; empty if lines have none.
-            name: what messages call the beginnings' file.
-            tokens: whether outputs have the log-probability of each symbol.
-            alignment: that outputs have.
+            name: Name of the prefixes' file in error messages.
+            tokens: Whether to return the log-probability of each symbol.
+            alignment: Kind of alignment to return.
             probabilities: Whether texts need all their segmentations. Otherwise their probabilities are lower bounds.
 
         Raises:
-            InputError: a beginning that the run never gives.
+            InputError: If the run can't output a prefix.
         """
         from tsallis.toolkit.evaluation.text_probabilities import complete_results
 
@@ -250,10 +250,10 @@ class TextRun:
     def spell(
         self, lines: Lines, options: SearchOptions, first: int, beginnings: Sequence[str], name: str
     ) -> list[list[int]] | None:
-        """Return the symbols that each row's output begins with, None where nothing is given; see :meth:`answer`.
+        """Return the symbols of each row's prefix, or None if there are no prefixes; see :meth:`answer`.
 
         Raises:
-            InputError: a beginning that the run never gives.
+            InputError: If the run can't output a prefix.
         """
         texts = list(beginnings) or [""] * len(lines.numbers)
         origins = [f"{name}:{first + number + 1}" for number in lines.numbers]
@@ -297,7 +297,7 @@ class TextRun:
         return [tuple(None if output is None else next(texts) for output in part) for part in rows]
 
     def _score(self, batch: Batch, options: SearchOptions) -> Any:
-        """Return the log-probability of each symbol of outputs, as they were searched or drawn."""
+        """Return the log-probability of each symbol of outputs, at the temperature of the search or draws."""
         from tsallis.search import score_tokens
         from tsallis.search.temperature import with_temperature
 
@@ -305,18 +305,18 @@ class TextRun:
         return score_tokens(model, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out)
 
     def generate(self, prompts: Iterable[str] = ("",), options: SearchOptions | None = None) -> list[Continuations]:
-        """Write texts behind prompts, as `tsallis generate` does: the same options, defaults and results.
+        """Write texts after prompts, with the options, defaults and results of `tsallis generate`.
 
         Args:
-            prompts: the beginnings of the texts; an empty one: from the start.
+            prompts: Beginnings of the texts; empty to write from the start.
             options: Options of the draws (mode "sample") or of a search for the most probable text (mode "beam"), see
-                :class:`tsallis.search.SearchOptions`; None: one text is drawn.
+                :class:`tsallis.search.SearchOptions` (default: draw one text).
 
         Returns:
-            The texts of each prompt, and what a beam proved.
+            The texts of each prompt, with the certificate of a beam.
 
         Raises:
-            InputError: what the command refuses.
+            InputError: If the command would reject a line or an option.
         """
         texts = _check_lines(prompts, "prompts")
         options = _check_options(options, SearchOptions(mode="sample"))
@@ -325,13 +325,13 @@ class TextRun:
         return [answer for first, read in blocks for answer in self.continue_lines(read, options, first)]
 
     def check_generation(self, options: SearchOptions) -> None:
-        """Raise if the run generates no texts with these options.
+        """Raise if the run can't generate texts with these options.
 
         Args:
             options: Options of draws or of a search.
 
         Raises:
-            InputError: An option is not supported, or the run is not a language model.
+            InputError: If an option is not supported, or the run is not a language model.
         """
         self.check_command("generate")
         check_generation(options)
@@ -341,9 +341,9 @@ class TextRun:
         """Return the continuations of encoded prompts.
 
         Args:
-            lines: that were read.
+            lines: Encoded prompts.
             options: Options of the draws or of the search.
-            first: the number of the first of them, from 0: draws depend on it.
+            first: Number of the first prompt, from 0; draws depend on it.
         """
         if not len(lines.corpus):
             return []
@@ -373,20 +373,20 @@ class TextRun:
         language: str | None = None,
         images: Path | str | None = None,
     ) -> list[Suggestions]:
-        """List the symbols that may come next in partly typed outputs, as `tsallis suggest` does.
+        """List the possible next symbols of partly typed outputs, like `tsallis suggest`.
 
         Args:
-            lines: of input, as for `translate`.
-            typed: the beginning of each line's output; None: nothing.
-            n_best: continuations that are listed, the best ones.
-            language: of the lines, for a run of several.
-            images: that lines name; None: those of the configuration's test split.
+            lines: Lines of input, as for `translate`.
+            typed: Beginning of each line's output (default: empty).
+            n_best: Number of continuations to list.
+            language: Language of the lines, for a multilingual run.
+            images: Images that the lines refer to (default: those of the configuration's test split).
 
         Returns:
             One answer per line; a blank line has no continuations.
 
         Raises:
-            InputError: what the command refuses.
+            InputError: If the command would reject a line or an option.
         """
         texts = _check_lines(lines, "lines")
         starts = _beginnings(typed, len(texts), "typed")
@@ -408,19 +408,20 @@ class TextRun:
         language: str | None = None,
         images: Path | str | None = None,
     ) -> list[TextScore]:
-        """Score known outputs, as `tsallis score` does.
+        """Score known outputs, like `tsallis score`.
 
         Args:
-            sources: lines of input; without targets those of the command, such as `source<TAB>target`.
-            targets: the output of each.
-            language: of the lines, for a run of several.
-            images: that lines name; None: those of the configuration's test split.
+            sources: Lines of input; without targets, lines in the format of the command, such as
+                `source<TAB>target`.
+            targets: Output of each line.
+            language: Language of the lines, for a multilingual run.
+            images: Images that the lines refer to (default: those of the configuration's test split).
 
         Returns:
-            One score a line, with the log-probability, and whether every symbol is within the support.
+            One score per line, with the log-probability, and whether the output is possible.
 
         Raises:
-            InputError: what the command refuses.
+            InputError: If the command would reject a line or an option.
         """
         lines = _check_lines(sources, "sources")
         if targets is not None:
@@ -431,11 +432,11 @@ class TextRun:
         return scores
 
     def score_lines(self, lines: Lines, first: int = 0) -> list[TextScore]:
-        """Return the score of each of some lines that were read with their outputs; blank ones have none.
+        """Return the scores of encoded lines with outputs; blank lines have none.
 
         Args:
-            lines: that were read.
-            first: the number of the first of them, from 0.
+            lines: Encoded lines.
+            first: Number of the first line, from 0.
         """
         from tsallis.search import score_tokens
         from tsallis.toolkit.evaluation.text_probabilities import score_outputs
@@ -457,7 +458,7 @@ class TextRun:
         return answers
 
     def _blocks(self, lines: Sequence[str], name: str, gold: bool, **options: Any) -> Iterator[tuple[int, Lines]]:
-        """Yield lines in blocks, as numbers, with the number of the first."""
+        """Yield encoded lines in blocks, each with the number of its first line."""
         from pathlib import Path
 
         if options.get("images") is not None:
@@ -470,10 +471,10 @@ class TextRun:
 
 
 def _check_options(options: SearchOptions | None, default: SearchOptions) -> SearchOptions:
-    """Return options, by default others.
+    """Return the options, or the default if they are None.
 
     Raises:
-        TypeError: Another object than options.
+        TypeError: If the argument is not search options.
     """
     if options is not None and not isinstance(options, SearchOptions):
         raise TypeError(f"options must be tsallis.search.SearchOptions, got {describe(options)}")
@@ -481,22 +482,22 @@ def _check_options(options: SearchOptions | None, default: SearchOptions) -> Sea
 
 
 def whole_batch(corpus: Corpus, model: Any) -> Batch:
-    """Return all rows of a corpus as a batch, where the model is."""
+    """Return all rows of a corpus as a batch on the model's device."""
     from tsallis.models.protocol import device_of
 
     return corpus.batch(range(len(corpus))).to(device_of(model))
 
 
 def join_columns(task: Task, sources: Sequence[str], targets: Sequence[str]) -> list[str]:
-    r"""Return lines with the right output, in its column, of lines without it and outputs.
+    r"""Insert outputs into lines, in the column for reference outputs.
 
     Args:
-        task: that knows the columns.
-        sources: lines without outputs.
-        targets: the outputs.
+        task: Task that defines the columns.
+        sources: Lines without outputs.
+        targets: Outputs.
 
     Raises:
-        InputError: The number of outputs is wrong, or the task's lines have no other column.
+        InputError: If the number of outputs is wrong, or the task's lines have no such column.
 
     >>> from tsallis.toolkit.tasks.strings import Strings
     >>> join_columns(Strings(None), ["draw\tV;PST"], ["drew"])
@@ -522,7 +523,7 @@ def _check_lines(lines: Iterable[str], name: str) -> list[str]:
     """Return lines as a list.
 
     Raises:
-        InputError: The argument is a single text, not text, or a text of several lines.
+        InputError: If the argument is a single string, or an item is not a string or has several lines.
     """
     if isinstance(lines, str | bytes):
         raise InputError(f"{name}: expected several texts, found one: put it into a list")
@@ -538,10 +539,10 @@ def _check_lines(lines: Iterable[str], name: str) -> list[str]:
 
 
 def _beginnings(prefixes: Sequence[str] | None, count: int, name: str = "prefixes") -> list[str]:
-    """Return the beginning of each line's output, empty ones where there are none.
+    """Return the prefix of each line's output, empty if there are none.
 
     Raises:
-        InputError: not one beginning a line.
+        InputError: If there is not one prefix per line.
     """
     if prefixes is None:
         return [""] * count

@@ -1,4 +1,4 @@
-"""The searches and draws of a run: what the options of a search mean for its model, its task and its texts."""
+"""Searches and draws with a run: apply search options to its model, task and texts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_for_run(options: SearchOptions, run: Run) -> None:
     """Raise if an option needs outputs that sum to 1 and the run uses alpha-ReLU.
 
     Raises:
-        OptionError: A mass or a temperature, for a run with alpha-ReLU.
+        OptionError: If a mass or temperature is given for a run with alpha-ReLU.
     """
     given = options.given
     name = "mass" if "mass" in given else "temperature"
@@ -37,15 +37,15 @@ def search(
     """Search for the outputs of a batch.
 
     Args:
-        run: Run whose model is searched.
-        task: Of the run.
+        run: Run with the model.
+        task: Task of the run.
         batch: Batch of sources on the model's device.
         options: Options of the search, including those of the run's configuration.
         prefixes: Symbols that the outputs of each source begin with.
     """
     from tsallis.toolkit.evaluation.search_results import search_batch
 
-    if options.mode == "beam" and options.n_best is None and not options.min_risk:  # a risk counts the whole beam
+    if options.mode == "beam" and options.n_best is None and not options.min_risk:  # the risk needs the whole beam
         options = replace(options, n_best=1)
     return search_batch(run.model, batch, options, prefixes=prefixes, text=task.ambiguous_text(run.tgt_vocab))
 
@@ -61,11 +61,11 @@ def draw(
     """Draw outputs of a batch, with the probabilities of their texts.
 
     Args:
-        run: Run whose model draws.
-        task: Of the run.
+        run: Run with the model.
+        task: Task of the run.
         batch: Batch of sources on the model's device.
         options: Options of the draws, including those of the run's configuration.
-        lines: Numbers of the rows' lines, from 1. Draws depend on them and on the seed alone.
+        lines: Line numbers of the rows, from 1. Draws depend only on them and on the seed.
         prefixes: Symbols that the outputs of each source begin with.
     """
     from tsallis.search import sample
@@ -90,7 +90,7 @@ def seeds_of(options: SearchOptions, lines: Sequence[int]) -> list[int]:
 def choose(
     run: Run, task: Task, options: SearchOptions, outputs: Sequence[Output | None], result: Result | None = None
 ) -> RiskChoice | None:
-    """Return the choice of least risk among the outputs of a search, or draws; None if the options ask for none.
+    """Return the minimum-risk choice among the outputs of a search or draws, or None if not requested.
 
     Args:
         run: Run of the outputs.
@@ -107,7 +107,7 @@ def choose(
     weights, missing = [1.0] * len(candidates), 0.0
     if result is not None:
         weights = [output.prob for output in candidates]
-        # Where the certificate has a reason, the sum of the probabilities proves nothing either.
+        # If the certificate has a reason for failing, the sum of the probabilities proves nothing either.
         bounded = run.model.output.normalized and result.certificate.reason is None
         complete = result.certificate.kind == "complete"
         missing = 0.0 if complete else max(0.0, 1 - result.mass) if bounded else float("inf")
@@ -117,18 +117,18 @@ def choose(
 def spell_prefixes(
     run: Run, task: Task, options: SearchOptions, beginnings: Sequence[str], origins: Sequence[str]
 ) -> list[list[int]] | None:
-    """Return the symbols that each row's output begins with; None if no output has a beginning.
+    """Return the symbols of each row's prefix, or None if there are no prefixes.
 
     Args:
-        run: Run of the symbols.
-        task: Which spells.
-        options: With a prefix of all rows, or none.
-        beginnings: The text of each row, where there is no common prefix.
-        origins: The place of each row, for messages.
+        run: Run with the vocabulary.
+        task: Task of the run, which encodes the prefixes.
+        options: Options, possibly with a common prefix of all rows.
+        beginnings: Prefix of each row, used without a common prefix.
+        origins: Location of each row's prefix for error messages.
 
     Raises:
-        OptionError: The prefix has a symbol that the run does not know, or is longer than an output may be.
-        InputError: The same of a row's beginning.
+        OptionError: If the common prefix has a symbol that the run can't output, or exceeds the maximum length.
+        InputError: If a row's prefix does.
     """
     if options.prefix is not None:
         return [_spell_prefix(run, task, options, options.prefix, None)] * len(beginnings)
@@ -138,7 +138,7 @@ def spell_prefixes(
 
 
 def _spell_prefix(run: Run, task: Task, options: SearchOptions, text: str, origin: str | None) -> list[int]:
-    """Return the symbols of a beginning at a place of the input; at none it is the option `prefix`."""
+    """Return the symbols of a prefix; `origin` is its location in the input, or None for the option `prefix`."""
     from tsallis.symbols import UNK
 
     symbols = task.spell(text, run) if text else []

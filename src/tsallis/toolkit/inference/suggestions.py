@@ -1,4 +1,4 @@
-"""Completion of a partly typed output: every symbol that may come next, as text, with its probability."""
+"""Completion of partly typed outputs: the possible next symbols as text, with probabilities."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tsallis.toolkit.tasks.base import Task
     from tsallis.toolkit.training import Run
 
-LISTED = 10  # continuations of an output, where nothing else is said
+LISTED = 10  # default number of continuations to list
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class Suggestion:
     """Possible continuation of an output.
 
     Args:
-        text: the output so far, with the continuation.
-        symbols: strings of the added symbols after those that are certain; they include the typed text if several
-            symbol sequences can spell it.
-        prob: its probability given the typed text.
-        ends: whether it is the end of the output.
+        text: Output so far, with the continuation.
+        symbols: Strings of the symbols after the certain ones. They include the typed text if several sequences of
+            symbols can spell it.
+        prob: Probability given the typed text.
+        ends: Whether the output ends with it.
 
     Example:
         >>> Suggestion("rebell", ("l",), 0.75, False).ends
@@ -45,18 +45,18 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class Suggestions:
-    """Continuations of a typed output.
+    """Continuations of a partly typed output.
 
     Args:
-        line: the number of the line, from 1.
-        typed: the beginning of the output, as it was given.
-        text: the beginning with the symbols that are certain: while one continuation is possible it is taken.
-        certain: the strings of those symbols.
-        log_prob: natural logarithm of the probability of what is typed; -inf: impossible.
-        support: the continuations that are possible, listed or not.
-        mass: their probability: 1 where the model's probabilities sum to 1.
-        missing: upper bound on the probability of continuations that were not searched.
-        next: the best of them, the most probable one first.
+        line: Line number, from 1.
+        typed: Typed text as given.
+        text: Typed text with the certain symbols, which are added while only one continuation is possible.
+        certain: Strings of the certain symbols.
+        log_prob: Natural logarithm of the probability of the typed text; -inf if impossible.
+        support: Number of possible continuations, listed or not.
+        mass: Probability of all continuations; 1 if the model's probabilities sum to 1.
+        missing: Upper bound on the probability of continuations that were not searched.
+        next: Listed continuations, the most probable first.
 
     Example:
         >>> end = Suggestion("rebel", (), 1.0, True)
@@ -91,12 +91,12 @@ class Suggestions:
 
 @dataclass(frozen=True)
 class Completer:
-    """Completion of the outputs of one run: beginnings in text, suggestions in text.
+    """Completion of partly typed outputs of a run.
 
     Args:
-        run: with the model.
+        run: Run with the model.
         task: Task of the run, which reads the typed text.
-        n_best: continuations that are listed, the best ones.
+        n_best: Number of continuations to list.
     """
 
     run: Run
@@ -107,15 +107,15 @@ class Completer:
         """Return the continuations of a typed text.
 
         Args:
-            source: one row; None for a blank line, which has no continuations.
-            typed: the beginning of its output.
-            line: its number, from 1.
+            source: Batch of one row; None for a blank line, which has no continuations.
+            typed: Beginning of the output.
+            line: Line number, from 1.
         """
         if source is None:
             return Suggestions(line, typed, typed, (), float("-inf"), 0, 0.0, 0.0, ())
         completions, prompt, typed_symbols = self._complete(source, typed)
         certain, choices = completions.certain, completions.choices
-        # Where one sequence of symbols spells what is typed, its symbols are not among those that follow.
+        # If only one sequence of symbols spells the typed text, leave its symbols out.
         first, behind = (typed_symbols, 0) if certain else (0, typed_symbols)
         return Suggestions(
             line=line,
@@ -138,7 +138,7 @@ class Completer:
         )
 
     def _complete(self, source: Batch, typed: str) -> tuple[Completions, list[int], int]:
-        """Return what may follow what is typed, the prompt, and how many symbols are typed if only they spell it."""
+        """Return the completions, the prompt, and the number of typed symbols (0 if there are several spellings)."""
         from tsallis.models.protocol import device_of
         from tsallis.models.spellings import Place, spellings_of
         from tsallis.search import Completions, complete
@@ -148,11 +148,11 @@ class Completer:
         vocabulary: Any = self.run.tgt_vocab
         tokens, rest = self.task.split_typed(typed, self.run)
         prompt = self._prompt(source)
-        if UNK in tokens:  # of the text itself nothing is known
+        if UNK in tokens:  # the unknown symbol could stand for any text
             return Completions(float("-inf"), (), (), 0, 0.0, 0.0), prompt, 0
         batch = source.to(device_of(self.run.model))
         beginning = self._spell(tokens, prompt) + rest.replace(SPACE, " ")
-        if not (tokens or prompt):  # the space before the first word is not seen
+        if not (tokens or prompt):  # the first word has no visible space before it
             beginning = beginning.removeprefix(getattr(vocabulary, "separator", "") or " ")
         completions = complete(
             self.run.model,
@@ -170,12 +170,12 @@ class Completer:
         return tuple(self.run.tgt_vocab.name(token) for token in tokens)
 
     def _prompt(self, source: Batch) -> list[int]:
-        """Return the symbols of a source that the output continues: a language model's prompt."""
+        """Return the symbols of a language model's prompt, which the output continues; empty for other runs."""
         goes_on = not self.task.searched and self.task.ambiguous_text(self.run.tgt_vocab) is not None
         return [int(symbol) for symbol in source.src[0, : int(source.src_lengths[0])]] if goes_on else []
 
     def _spell(self, tokens: Sequence[int], prompt: Sequence[int] = ()) -> str:
-        """Return what tokens add to the text of a prompt."""
+        """Return the text that tokens add to a prompt."""
         vocabulary: Any = self.run.tgt_vocab
         return str(vocabulary.decode([*prompt, *tokens]))[len(vocabulary.decode(prompt)) :]
 

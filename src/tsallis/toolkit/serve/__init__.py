@@ -1,10 +1,10 @@
 """A server of runs: a page and a JSON API on Starlette, for the command `tsallis serve`.
 
-limits.py     how much a request may ask for, and the error of one that asks for more
-requests.py   the requests, as JSON holds them
-answers.py    what a run answers: searches, completions, steps, attention, facts
-worker.py     the thread that runs models: requests wait in a queue, equal searches are made together
-app.py        addresses, headers and errors
-page.py       the page's files
+limits.py     limits of requests, and the error for rejected requests
+requests.py   JSON schemas of requests
+answers.py    answers of a run: searches, completions, steps, attention, description
+worker.py     the thread that runs models, with a queue that batches compatible searches
+app.py        URLs, headers and errors
+page.py       files of the page
 server.py     sockets and signals
 """

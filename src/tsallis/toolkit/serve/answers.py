@@ -1,4 +1,4 @@
-"""The answers of a run: searches, completions, the steps of an output, attention, and facts about itself."""
+"""The answers of a run: searches, completions, the steps of an output, attention, and a description."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ from tsallis.toolkit.training import Run
 from tsallis.toolkit.training.file_names import MODEL
 from tsallis.toolkit.training.schema import ModelRecord, read_record
 
-ROWS = 512  # prefixes that a model reads together
-TIME_SHARE = 0.8  # share of a request's time after which searches end early
+ROWS = 512  # number of prefixes in a batch of the model
+TIME_SHARE = 0.8  # share of a request's time that searches may use
 Content = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class ServedRun:
-    """A run that answers requests. Models know no threads: one thread calls all that needs one.
+    """A run that answers requests. Models are not thread-safe, so one thread must call all methods that use the model.
 
     Args:
-        name: that requests call it by.
-        run: with the model.
-        task: of the run.
-        search: Options of searches that requests do not give.
-        limits: of the server.
-        checkpoint: that the model is of.
-        examples: lines that the page offers.
+        name: Name of the run in requests.
+        run: Run with the model.
+        task: Task of the run.
+        search: Default search options, for those that a request does not set.
+        limits: Limits of the server.
+        checkpoint: Checkpoint of the model.
+        examples: Example lines for the page.
     """
 
     name: str
@@ -72,7 +72,7 @@ class ServedRun:
 
     @cached_property
     def facts(self) -> Content:
-        """The description of the run, as JSON holds it."""
+        """Return the description of the run as a JSON object."""
         described, metrics = read_record(self.run.folder / MODEL, ModelRecord), self.run.facts.get("metrics", {})
         layers = self._reader.layers if self._reader else ()
         return {
@@ -102,14 +102,14 @@ class ServedRun:
             return None
 
     def key(self, request: SearchRequest) -> Hashable:
-        """Return what two searches have in common if they can be made together; None if one is made alone.
+        """Return a key that is equal for searches that can share a batch; None for a search that can't.
 
-        A search that has a clock is made alone: others would take of its time.
+        A search with a time limit runs alone, because others would use up its time.
         """
         return None if request.options.mode in ("exact", "all") else (self.name, "translate", request.key)
 
     def translate(self, requests: Sequence[SearchRequest], check: Check) -> list[Content]:
-        """Answer requests of one key by one search."""
+        """Answer requests with the same key in one search."""
         first = requests[0]
         lines = [self._read(request.sources, request) for request in requests]
         options = self._options(first)
@@ -124,10 +124,10 @@ class ServedRun:
         return [{"run": self.name, "mode": options.mode, "answers": part} for part in contents]
 
     def _options(self, request: SearchRequest) -> SearchOptions:
-        """Return the options of a request, with those of the run that it does not give.
+        """Return the options of a request, with the run's options as defaults.
 
         Raises:
-            OptionError: Options that are not for this run.
+            OptionError: If the run doesn't support an option.
         """
         check_for_run(request.options, self.run)
         options = request.options.with_defaults(self.search)
@@ -136,35 +136,35 @@ class ServedRun:
         return options
 
     def _read(self, sources: Sequence[str], request: Request) -> Lines:
-        """Turn sources into numbers.
+        """Encode the lines of sources.
 
         Raises:
-            InputError: The line is malformed or has too many symbols.
-            Refusal: a language that the run does not know.
+            InputError: If a line is malformed or has too many symbols.
+            Refusal: If the run doesn't support the language.
         """
         try:
             values = self.task.check_options(self.run, {"language": request.language})
             lines = self.task.read(sources, "sources", self.run, False, **values)
-        except OptionError as error:  # its place is a path of this machine
+        except OptionError as error:  # drop its location, which is a path on this machine
             raise Refusal(400, f"language: {error.reason}") from error
         refuse_long(lines.corpus, self.limits.symbols, lambda row, _: f"sources:{lines.numbers[row] + 1}")
         return lines
 
     def _search(self, options: SearchOptions, tree: bool, rows: Sequence[Any], check: Check) -> list[Content]:
-        """Return the answer to each row, a source's symbols and the number of its line."""
+        """Return the answer to each row, which is a source's symbols with its line number."""
         count = len(rows) or 1
-        if options.mode in ("beam", "sample"):  # the others limit themselves, and share their time
+        if options.mode in ("beam", "sample"):  # other modes have their own limits, and share the time
             count = max(1, ROWS // (options.num_samples or options.beam_size or 1))
         parts = (self._search_rows(options, tree, rows[i : i + count], check) for i in range(0, len(rows), count))
         return [answer for part in parts for answer in part]
 
     def _search_rows(self, options: SearchOptions, tree: bool, rows: Sequence[Any], check: Check) -> list[Content]:
-        """Return the answers to rows that are searched together.
+        """Return the answers to rows of one batch.
 
-        They are those of `tsallis translate --json`; outputs have the numbers of their symbols, too.
+        They have the format of `tsallis translate --json`, with the numbers of each output's symbols added.
 
         Raises:
-            OptionError: A prefix that the run never gives, or that is too long.
+            OptionError: If the prefix is too long or has symbols that the run can't output.
         """
         model: Any = InterruptibleModel(self.run.model, check)
         run, task, longest = replace(self.run, model=model), self.task, self.limits.longest
@@ -186,7 +186,7 @@ class ServedRun:
 
         if options.mode == "sample":
             lines = [line for _, line in rows]
-            if not task.searched and prefixes is None:  # these also return texts that were cut
+            if not task.searched and prefixes is None:  # draws of language models may be truncated
                 if options.min_risk:
                     raise Refusal(400, "min_risk is not for texts of language models")
                 texts = draw_texts(run, batch, bounded, lines)
@@ -194,7 +194,9 @@ class ServedRun:
             return [describe(*row) for row in enumerate(draw(run, task, batch, options, lines, prefixes))]
         results = search(run, task, batch, self._within_limits(options, tree, len(rows)), prefixes)
         results = [result.truncated(self.limits.outputs) for result in results]
-        if options.mode == "beam" and task.ambiguous_text(run.tgt_vocab) is not None:  # exact search used its time
+        if (
+            options.mode == "beam" and task.ambiguous_text(run.tgt_vocab) is not None
+        ):  # exact search already used its time
             results = complete_results(model, batch, results, run.tgt_vocab)
         contents = [describe(row, result.hypotheses, result) for row, result in enumerate(results)]
         if tree:
@@ -205,7 +207,7 @@ class ServedRun:
         return contents
 
     def _within_limits(self, options: SearchOptions, tree: bool, sources: int) -> SearchOptions:
-        """Return the options of a search that ends in time, and lists what its tree shows."""
+        """Return options with a time limit, which list the whole beam if its tree is requested."""
         if options.mode == "beam":
             whole = tree and options.n_best is None and not options.min_risk
             return replace(options, n_best=options.beam_size) if whole else options
@@ -213,7 +215,7 @@ class ServedRun:
         return replace(options, time_limit=min(limit, TIME_SHARE * self.limits.seconds / sources))
 
     def _batch(self, sources: Sequence[Sequence[int]]) -> Batch:
-        """Return sources as a batch, where the model is."""
+        """Return sources as a batch on the model's device."""
         corpus = TextCorpus([[int(symbol) for symbol in source] for source in sources], [[] for _ in sources])
         return whole_batch(corpus, self.run.model)
 
@@ -222,26 +224,26 @@ class ServedRun:
         return {"text": self.run.tgt_vocab.decode(text.tokens), **{name: getattr(text, name) for name in names}}
 
     def suggest(self, requests: Sequence[SuggestRequest], check: Check) -> list[Content]:
-        """Answer a request with the continuations of a typed text."""
+        """Return the continuations of a typed text."""
         (request,) = requests
         run = replace(self.run, model=InterruptibleModel(self.run.model, check))
         completer = Completer(run, self.task, self._choices(request))
         return [{"run": self.name, **completer.suggest(self._source(request), request.typed).to_dict()}]
 
     def _choices(self, request: SuggestRequest | StepsRequest) -> int:
-        """Return how many continuations or symbols an answer lists."""
+        """Return the number of continuations or symbols to list."""
         return request.n_best or min(LISTED, self.limits.outputs)
 
     def _source(self, request: SuggestRequest | OutputRequest) -> Batch | None:
-        """Return the source of a request as a batch; None if it is blank."""
+        """Return the source of a request as a batch, or None if it is blank."""
         lines = self._read([request.source], request)
         return self._batch([[*lines.corpus.src[0]]]) if lines.numbers else None
 
     def _output(self, request: OutputRequest, source: Batch, model: Any) -> list[int]:
-        """Return the symbols of a request's output, or of the best one.
+        """Return the symbols of the output in a request, or of the best output.
 
         Raises:
-            Refusal: A number is not a symbol, or the search found no output.
+            Refusal: If a number is not a symbol, or the search found no output.
         """
         if request.tokens is not None:
             for token in request.tokens:
@@ -267,7 +269,7 @@ class ServedRun:
     def _score_text(
         self, tokens: Sequence[int], text: str, source: Batch, model: Any
     ) -> tuple[TokenScores, TextProbability] | None:
-        """Return the probability of an output's text; None where no other symbols can spell it."""
+        """Return the probability of an output's text, or None if texts have only one spelling."""
         if self.task.ambiguous_text(self.run.tgt_vocab) is None:
             return None
         batch = TextCorpus([source.src[0].tolist()], [tokens]).batch([0]).to(source.src.device)
@@ -276,7 +278,7 @@ class ServedRun:
 
     @torch.no_grad()
     def steps(self, requests: Sequence[StepsRequest], check: Check) -> list[Content]:
-        """Answer a request with the possible symbols at each step of an output, up to an impossible one."""
+        """Return the possible symbols at each step of an output, up to the first impossible symbol."""
         (request,) = requests
         model: Any = InterruptibleModel(self.run.model, check)
         source = self._source(request)
@@ -303,7 +305,7 @@ class ServedRun:
         return [content]
 
     def _step(self, token: int, log_probs: torch.Tensor, num_attended: int, n_best: int) -> Content:
-        """Describe a possible symbol, given log-probabilities [d_vocab]."""
+        """Describe a symbol of the output and its most probable alternatives, given log-probabilities [d_vocab]."""
         log_prob, support = float(log_probs[token]), int((log_probs > -torch.inf).sum())
         best = log_probs.topk(min(n_best, support))
         words = zip(best.indices.tolist(), best.values.exp().tolist(), best.values.tolist(), strict=True)
@@ -323,7 +325,7 @@ class ServedRun:
         return {"output": self.run.tgt_vocab.decode(tokens), "tokens": tokens, "vocabulary": len(self.run.tgt_vocab)}
 
     def attention(self, requests: Sequence[AttentionRequest], check: Check) -> list[Content]:
-        """Answer a request by the weights above zero of some heads: for each query, keys and weights."""
+        """Return the non-zero attention weights of some heads, as keys and weights for each query."""
         (request,) = requests
         if self._reader is None:
             raise Refusal(400, f"{self.name}: heads are of models with discrete attention, this run has none")
@@ -346,7 +348,7 @@ class ServedRun:
         assert self._reader is not None
         layer, weights = self._reader.layers[number], sentence.weights[number].head(head)
         queries, keys = sentence.text.sides(layer.kind)
-        if layer.kind == "cross":  # a row belongs to the predicted symbol, not to the one that was read
+        if layer.kind == "cross":  # rows belong to the predicted symbols, not to those read
             queries = (*queries[1:], self._name(EOS))
         cells = list(zip(weights.columns.tolist(), weights.values.tolist(), strict=True))
         rows = [cells[first:last] for first, last in itertools.pairwise(weights.offsets.tolist())]

@@ -1,4 +1,4 @@
-"""The application: its addresses, the headers of its answers, and its errors, as an ASGI app."""
+"""The ASGI application: URLs, response headers and errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tsallis.toolkit.serve.requests import QUESTIONS, SearchRequest, parse_reque
 from tsallis.toolkit.serve.requests import Request as Query
 from tsallis.toolkit.serve.worker import Job, Worker
 
-CLIENT_GONE = 499  # the status of an answer that nobody reads
+CLIENT_GONE = 499  # status of a response to a closed connection
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -43,9 +43,9 @@ def build_app(runs: Sequence[ServedRun], limits: Limits, hosts: Collection[str] 
     """Return the application that serves runs.
 
     Args:
-        runs: of different names; the first answers requests that name none.
-        limits: of requests.
-        hosts: names that the server goes by, besides addresses and `localhost`.
+        runs: Runs with distinct names; the first is the default of requests.
+        limits: Limits of requests.
+        hosts: Host names of the server, in addition to IP addresses and `localhost`.
     """
     worker = Worker(limits)
     server = _Api({run.name: run for run in runs}, limits, worker)
@@ -64,7 +64,7 @@ def build_app(runs: Sequence[ServedRun], limits: Limits, hosts: Collection[str] 
 
 
 class _Api:
-    """The addresses below `/api`."""
+    """Handlers of the URLs below `/api`."""
 
     def __init__(self, runs: dict[str, ServedRun], limits: Limits, worker: Worker) -> None:
         self.runs, self.limits, self.worker = runs, limits, worker
@@ -84,7 +84,7 @@ class _Api:
         )
 
     def answer(self, name: str, schema: type[Query]) -> Callable[[Request], Any]:
-        """Return the function that answers a request of a schema by the method of that name of the run."""
+        """Return a handler that parses requests by a schema and calls the run's method of that name."""
 
         async def answer(request: Request) -> Response:
             query = parse_request(await self._body(request), schema, self.limits)
@@ -194,10 +194,10 @@ async def _server_error(_: Request, __: Exception) -> Response:
 
 
 class _KnownHosts:
-    """Middleware that answers requests for this server alone.
+    """Middleware that rejects requests with an unknown host or from other sites.
 
-    A page of another site may reach a server on this machine by a name that it lets point here, but not by an address;
-    and it may not send requests of its own, which browsers mark with their origin.
+    Another site could point its own host name at this machine (DNS rebinding), so only IP addresses and known names are
+    accepted. Browsers mark requests from pages of other sites with their origin, so those are rejected too.
     """
 
     def __init__(self, app: ASGIApp, hosts: set[str]) -> None:

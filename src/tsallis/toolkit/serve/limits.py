@@ -1,23 +1,23 @@
-"""The limits of a request, and the error of one that asks for more or is refused."""
+"""The limits of requests, and the error for rejected requests."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-MOST_HEADS = 16  # whose weights a request may ask for, and an answer holds
+MOST_HEADS = 16  # largest number of heads in a request for weights
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a server.
+    """Limits of a server.
 
     Args:
-        body: bytes of a request.
-        symbols: of a source, or of an output.
-        sources: of a request, and of requests that are searched together.
-        outputs: hypotheses, prefixes of a beam, draws or choices that a request may ask for.
-        seconds: of work on a request.
-        patience: seconds that a request waits for the model, or for the rest of its body.
+        body: Maximum number of bytes of a request.
+        symbols: Maximum number of symbols of a source or output.
+        sources: Maximum number of sources in a request, and in a batch of requests.
+        outputs: Maximum number of hypotheses, beam prefixes, draws or choices in a request.
+        seconds: Time limit of the work on a request.
+        patience: Time limit of waiting for the model, or for the rest of a request's body, in seconds.
 
     Example:
         >>> Limits(symbols=100).longest
@@ -33,21 +33,21 @@ class Limits:
 
     @property
     def longest(self) -> int:
-        """Symbols of an output that a request may ask for: as many as a search by itself goes to."""
+        """Return the maximum output length of a request, which is the default limit of a search."""
         return 2 * self.symbols + 20
 
     @property
     def characters(self) -> int:
-        """Characters of a line that a request may hold."""
+        """Return the maximum number of characters per line of a request."""
         return 8 * self.symbols
 
 
 class Refusal(Exception):
-    """A request that is not answered.
+    """Error for a rejected request.
 
     Args:
-        status: of HTTP.
-        message: what was wrong and what would be right, in one line.
+        status: HTTP status.
+        message: What is wrong and what would be valid, in one line.
 
     Example:
         >>> Refusal(404, "there is no run 'verbs'").status

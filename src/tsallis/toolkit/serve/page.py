@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from importlib import resources
 
-# Content type and files by address.
+# Content type and files by URL path.
 FILES: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "/": ("text/html", (("tsallis.toolkit.serve", "index.html"),)),
     "/style.css": ("text/css", (("tsallis.report", "page.css"), ("tsallis.toolkit.serve", "serve.css"))),
@@ -22,7 +22,7 @@ FILES: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
 
 @cache
 def page_file(path: str) -> tuple[str, str]:
-    """Return the text at an address of `FILES`, and its type."""
+    """Return the text for a URL path of `FILES`, and its content type."""
     kind, names = FILES[path]
     texts = [resources.files(package).joinpath(f"static/{name}").read_text(encoding="utf-8") for package, name in names]
     text = "\n".join(texts)

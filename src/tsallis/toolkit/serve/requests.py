@@ -1,4 +1,4 @@
-"""The requests of the API: the fields of their JSON, and the values that go together."""
+"""The requests of the API: JSON fields and checks of their values."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tsallis.toolkit.config import option_fields
 from tsallis.toolkit.serve.limits import MOST_HEADS, Limits, Refusal
 from tsallis.toolkit.training.schema import explain
 
-Positive = Annotated[int, Field(ge=1)]  # how many at most, the server's limits say
+Positive = Annotated[int, Field(ge=1)]  # the server's limits set the maximum
 
 
 class Request(BaseModel):
-    """The common base of requests: one of the runs, and the language of its lines where it knows several."""
+    """Base class of requests, with the run and, for multilingual runs, the language of the lines."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     run: str | None = None
@@ -27,13 +27,13 @@ class Request(BaseModel):
         """Raise if values exceed the server's limits or contradict each other.
 
         Raises:
-            Refusal: the first that goes beyond a limit.
-            OptionError: options that contradict each other.
+            Refusal: If a value exceeds a limit.
+            OptionError: If options contradict each other.
         """
 
 
 class SourceRequest(Request):
-    """A request about one source."""
+    """Base class of requests about one source."""
 
     source: str
 
@@ -42,17 +42,17 @@ class SourceRequest(Request):
 
 
 class SearchRequest(Request):
-    """A search for the outputs of some sources, or draws. Its other fields are those of `SearchOptions`."""
+    """Request for a search or draws for some sources; its other fields are those of `SearchOptions`."""
 
     sources: Annotated[list[str], Field(min_length=1)]
     tree: bool = False
 
     @property
     def options(self) -> SearchOptions:
-        """The options of the search. An empty `prefix` counts as not given.
+        """Return the options of the search. An empty `prefix` counts as not given.
 
         Raises:
-            OptionError: Options that contradict each other.
+            OptionError: If options contradict each other.
         """
         values = {name: getattr(self, name) for name in OPTIONS}
         return SearchOptions(**{**values, "prefix": values["prefix"] or None})
@@ -73,7 +73,7 @@ class SearchRequest(Request):
 
     @property
     def key(self) -> Hashable:
-        """All but the sources: requests in which these are equal can be searched together."""
+        """Return everything except the sources; requests with equal keys can be searched together."""
         return self.options, self.tree, self.language
 
 
@@ -81,7 +81,7 @@ TranslateRequest = create_model("TranslateRequest", __base__=SearchRequest, **op
 
 
 class SuggestRequest(SourceRequest):
-    """A request for the continuations of the beginning of an output."""
+    """Request for the continuations of a partly typed output."""
 
     typed: str = ""
     n_best: Positive | None = None  # LISTED, or the server's limit if it is lower
@@ -93,7 +93,7 @@ class SuggestRequest(SourceRequest):
 
 
 class OutputRequest(SourceRequest):
-    """A request about a source and an output of it, as text or as symbols; by default the best of the run's beam."""
+    """Request about a source and an output, as text or symbols (default: the best output of the run's beam)."""
 
     output: str | None = None
     tokens: list[int] | None = None
@@ -108,7 +108,7 @@ class OutputRequest(SourceRequest):
 
 
 class StepsRequest(OutputRequest):
-    """The symbols that are possible at each step of an output."""
+    """Request for the possible symbols at each step of an output."""
 
     n_best: Positive | None = None  # LISTED, or the server's limit if it is lower
 
@@ -118,12 +118,12 @@ class StepsRequest(OutputRequest):
 
 
 class AttentionRequest(OutputRequest):
-    """The weights of heads over a source and an output."""
+    """Request for the attention weights of heads over a source and an output."""
 
     heads: Annotated[list[str], Field(min_length=1, max_length=MOST_HEADS)] | None = None
 
 
-# By the end of their address, which is also the method of a run that answers them.
+# The keys are the last parts of URLs, and the names of the methods of a run that answer the requests.
 QUESTIONS: dict[str, type[Request]] = {
     "translate": TranslateRequest,
     "suggest": SuggestRequest,
@@ -134,10 +134,10 @@ Schema = TypeVar("Schema", bound=Request)
 
 
 def parse_request(body: bytes, schema: type[Schema], limits: Limits) -> Schema:
-    """Return a request from the bytes that hold it as JSON.
+    """Parse and check a JSON request.
 
     Raises:
-        Refusal: what is no JSON, or not what the schema says; with the first mistakes, each with its path.
+        Refusal: If the request is not JSON, doesn't match the schema, or exceeds the limits.
     """
     try:
         request = schema.model_validate_json(body)
@@ -151,10 +151,10 @@ def parse_request(body: bytes, schema: type[Schema], limits: Limits) -> Schema:
 
 
 def check_line(text: str, what: str, limits: Limits) -> None:
-    """Refuse a text that is too long, or more than a line.
+    """Raise if a text is too long or not a single line.
 
     Raises:
-        Refusal: such a text.
+        Refusal: If the text is too long, or has a line break or null character.
     """
     if len(text) > limits.characters:
         raise Refusal(400, f"{what} has at most {limits.characters} characters, found {len(text)}")
@@ -165,10 +165,10 @@ def check_line(text: str, what: str, limits: Limits) -> None:
 
 
 def check_most(name: str, value: int | None, most: int) -> None:
-    """Refuse a number that is too large.
+    """Raise if a number exceeds a limit.
 
     Raises:
-        Refusal: such a number.
+        Refusal: If the number is too large.
     """
     if value is not None and value > most:
         raise Refusal(400, f"{name}: at most {most}, found {describe(value)}")

@@ -1,4 +1,4 @@
-"""Run the application: a socket that is bound before anything is loaded, and signals that end it in order."""
+"""Run the application: bind a socket before loading runs, and shut down cleanly on signals."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from starlette.applications import Starlette
 
 from tsallis.errors import InputError
 
-CONNECTIONS = 900  # open at a time: a process may usually open 1,024 files, and needs some itself
-GRACE = 5  # seconds that answers under way have once the server is to end
+CONNECTIONS = 900  # open connections; the usual limit is 1,024 open files, and the process needs some
+GRACE = 5  # seconds that running answers get at shutdown
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket that listens to no one yet.
+    """Return a socket that is bound to a host and port.
 
     Raises:
-        InputError: a port that is in use or not allowed, a host that is not this machine's.
+        InputError: If the port is in use or not allowed, or the host is not on this machine.
     """
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -34,18 +34,18 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def url_of(opened: socket.socket) -> str:
-    """Return the address of a bound socket's page."""
+    """Return the URL of the page on a bound socket."""
     host, port = opened.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
 
 def is_loopback(opened: socket.socket) -> bool:
-    """Tell whether no other machine reaches a bound socket."""
+    """Return whether a bound socket is reachable only from this machine."""
     return ipaddress.ip_address(opened.getsockname()[0].split("%")[0]).is_loopback
 
 
 class Server(uvicorn.Server):
-    """A server that signals end in order, where uvicorn's own would end as the signal has it."""
+    """Server that shuts down cleanly on signals; uvicorn would raise the signal again afterwards."""
 
     def __init__(self, app: Starlette) -> None:
         config = uvicorn.Config(
@@ -72,5 +72,5 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._worker.stop()  # otherwise running answers would delay the end
+        self._worker.stop()  # otherwise running answers would delay the shutdown
         await super().shutdown(sockets)

@@ -1,4 +1,4 @@
-"""The thread that runs models: requests wait in a queue, and those that ask for equal searches are made together."""
+"""The thread that runs models, with a queue that batches compatible requests."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from typing import Any
 from tsallis.errors import memory_for
 from tsallis.toolkit.serve.limits import Limits, Refusal
 
-Check = Callable[[], None]  # raises where the work is to end
-Work = Callable[[Sequence[Any], Check], Sequence[Any]]  # from requests to an answer, or an error, of each
+Check = Callable[[], None]  # raises if the work must stop
+Work = Callable[[Sequence[Any], Check], Sequence[Any]]  # maps requests to an answer or an error for each
 
 
 class Cancellation(Exception):
-    """Work that nobody waits for any more."""
+    """Error that stops work whose answer nobody waits for."""
 
 
 class InterruptibleModel:
-    """A model that ends a search between two steps, by the error that `check` raises.
+    """Wrapper of a model that calls `check` before each step, which can raise to stop a search.
 
     Args:
-        model: with the decoder protocol.
-        check: called before each step.
+        model: Model with the decoder protocol.
+        check: Function called before each step.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
@@ -43,7 +43,7 @@ class InterruptibleModel:
         self._model, self._check = model, check
 
     def __getattr__(self, name: str) -> Any:
-        if name == "run_beams":  # all steps in one call, between which nothing could be checked
+        if name == "run_beams":  # it makes all steps in one call, so nothing could be checked between them
             raise AttributeError(name)
         value = getattr(self._model, name)
         if name not in ("step", "step_best"):
@@ -58,13 +58,13 @@ class InterruptibleModel:
 
 @dataclass(eq=False)
 class Job:
-    """A request that waits for the model, or has its answer.
+    """Request in the queue, with a future for its answer.
 
     Args:
-        work: that answers it.
-        key: jobs of one key are worked on together; None: this one alone.
-        request: given to `work`.
-        size: sources that it holds.
+        work: Function that answers requests.
+        key: Key of jobs that can be answered together; None if this one can't be.
+        request: Argument of `work`.
+        size: Number of sources.
     """
 
     work: Work
@@ -75,16 +75,16 @@ class Job:
     cancelled: bool = False
 
     def cancel(self) -> None:
-        """Say that nobody waits for the answer: a job that waits is dropped, work on it ends at its next step."""
+        """Cancel the job: drop it if it is waiting, else stop its work at the next step."""
         self.cancelled = True
         self.answer.cancel()
 
 
 class Worker:
-    """A queue of jobs, and the one thread that works on them.
+    """Queue of jobs with a single thread that answers them.
 
     Args:
-        limits: of the jobs that are worked on together, and of the time of the work.
+        limits: Limits of the batch size and of the time.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -97,14 +97,14 @@ class Worker:
 
     @property
     def waiting(self) -> int:
-        """The number of jobs that wait."""
+        """Return the number of waiting jobs."""
         return len(self._jobs)
 
     def submit(self, work: Work, key: Hashable, request: Any, size: int = 1) -> Job:
-        """Put a job into the queue.
+        """Add a job to the queue.
 
         Raises:
-            Refusal: a server that ends.
+            Refusal: If the server is shutting down.
         """
         job = Job(work, key, request, size)
         with self._changed:
@@ -115,7 +115,7 @@ class Worker:
         return job
 
     def close(self, seconds: float = 5.0) -> None:
-        """Do what `stop` does, and wait for the thread."""
+        """Stop, and wait for the thread for at most `seconds`."""
         self.stop()
         self._thread.join(seconds)
 
@@ -135,7 +135,7 @@ class Worker:
             self._answer(batch)
 
     def _next(self) -> list[Job]:
-        """Wait for a job, and return it with compatible jobs; return nothing when the server stops."""
+        """Wait for a job and return it with compatible jobs, or an empty list when the server stops."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._jobs or self._closed)
@@ -148,7 +148,7 @@ class Worker:
                         batch.append(job)
                         size += job.size
                         self._jobs.remove(job)
-            batch = [job for job in batch if job.answer.set_running_or_notify_cancel()]  # somebody waits for it
+            batch = [job for job in batch if job.answer.set_running_or_notify_cancel()]  # drop cancelled jobs
             if batch:
                 return batch
 
