@@ -1,4 +1,4 @@
-"""Analysis that needs runs: summaries on a corpus, numbers of logs, and sweeps."""
+"""Analysis of runs: summaries on a corpus, training logs, and sweeps."""
 
 from tsallis.toolkit.analysis_options import Options
 from tsallis.toolkit.run_analysis.densities import summarize_densities

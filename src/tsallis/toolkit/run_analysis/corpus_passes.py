@@ -1,4 +1,4 @@
-"""Passes of a run's model over a corpus, which take outputs from the batches that weights are taken from."""
+"""Passes of a run's model over a corpus, which record attention weights and outputs together."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from tsallis.errors import InputError
 from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.training.run_folder import Run
 
-BATCH = 32  # sentences that are recorded together
-WORDS = 12  # of a forced step, at most
+BATCH = 32  # number of sentences in a batch
+WORDS = 12  # largest number of listed words per teacher-forced step
 
 
 class CorpusPass(AttentionPass):
-    """One pass of a run's model over a corpus: weights and outputs are taken from the same batches.
+    """Pass of a run's model over a corpus, which records weights and outputs from the same batches.
 
     Args:
-        run: of an encoder-decoder with discrete attention, or of a language model.
-        corpus: as the run's own vocabularies number it.
-        count: sentences that are read, the first ones.
-        examples, counts: as of :class:`AttentionPass`.
+        run: Run of an encoder-decoder with discrete attention, or of a language model.
+        corpus: Corpus encoded by the run's vocabularies.
+        count: Number of sentences to read from the beginning.
+        examples, counts: See :class:`AttentionPass`.
 
     Raises:
-        InputError: a run of another kind.
+        InputError: If the run has another kind of model.
     """
 
     def __init__(self, run: Run, corpus: Corpus, count: int, examples: int, counts: PieceCounts | None) -> None:
@@ -35,7 +35,7 @@ class CorpusPass(AttentionPass):
         self.run, self.corpus, self.outputs = run, corpus, Outputs(run.model)
 
     def update(self, batch: RecordedBatch) -> None:
-        """Take a batch into all statistics, those of outputs among them."""
+        """Update all statistics by a batch, including those of outputs."""
         super().update(batch)
         self.outputs.update(batch.result, batch.batch)
 
@@ -48,11 +48,11 @@ def _reader(run: Run) -> Any:
 
 
 class ShownSentences(ReportWeights):
-    """The weights and the steps of the targets that a report on a run shows.
+    """Weights and teacher-forced steps of the sentences that a report shows.
 
     Args:
-        corpus_pass: the first one.
-        rows, heads: as of :class:`ReportWeights`.
+        corpus_pass: Pass over the corpus, which gives the run and its reader.
+        rows, heads: See :class:`ReportWeights`.
     """
 
     def __init__(self, corpus_pass: CorpusPass, rows: Sequence[int], heads: dict[int, set[HeadKey]]) -> None:
@@ -64,6 +64,6 @@ class ShownSentences(ReportWeights):
         super().__init__(corpus_pass.reader, batches, rows, heads)
 
     def read_outputs(self, batch: RecordedBatch) -> None:
-        """Take the steps of the targets."""
+        """Record the teacher-forced steps of a batch."""
         run = self.run
         self.steps.update(describe_steps(run.model, batch.result, batch.batch, run.tgt_vocab, WORDS, self.rows))

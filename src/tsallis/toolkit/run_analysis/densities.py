@@ -1,4 +1,4 @@
-"""The attention of runs that answer with labels, over words and images (Martins et al. 2020)."""
+"""The attention of classifiers over words and images (Martins et al. 2020)."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from tsallis.toolkit.training.file_names import MODEL
 from tsallis.toolkit.training.run_folder import Run
 from tsallis.toolkit.training.schema import ModelRecord, read_record
 
-BATCH = 32  # examples that are read together
+BATCH = 32  # number of examples in a batch
 BINS = 20
-WIDEST = 256  # pixels of an image on the page
+WIDEST = 256  # largest width of an image on the page, in pixels
 
 
 class _Sums:
-    """The running sums of :class:`DensitySummary`."""
+    """Values per example, from which a :class:`DensitySummary` is computed."""
 
     def __init__(self) -> None:
         self.zeros: list[float] = []
@@ -48,7 +48,7 @@ class _Sums:
         self.hits: list[float] = []
 
     def add(self, weights: Tensor | None, masses: Tensor | None, density: Density | None, row: int) -> None:
-        """Take in the attention to one example: weights and masses of its words or regions alone."""
+        """Add the attention to one example; weights and masses must be without padding."""
         if weights is not None:
             self.zeros.append(float((weights == 0).double().mean()))
         if density is None or masses is None:
@@ -59,7 +59,7 @@ class _Sums:
         self.sizes.append(area_of(one) if one.dims == 2 else length_of(one))
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of :class:`DensitySummary` that they give: means and histograms."""
+        """Return the means and histograms for a :class:`DensitySummary`."""
         centres = np.clip(np.transpose(self.means), 0, 1) if self.means else ()
         return {
             "accuracy": _mean(self.hits),
@@ -76,7 +76,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def is_label_run(run: Run) -> bool:
-    """Tell whether a run answers with labels, so that its attention is described by :func:`summarize_densities`."""
+    """Return whether a run outputs labels, so that :func:`summarize_densities` supports it."""
     return isinstance(run.model, LabelDecoder)
 
 
@@ -89,23 +89,23 @@ def summarize_densities(
     rows: Sequence[int] | None = None,
     advance: Callable[[int, str, int, int], None] = lambda run, stage, done, total: None,
 ) -> DensitySummary:
-    r"""Compute where a classifier attends, over words or images: densities, supports, and how much is exactly zero.
+    r"""Summarise a classifier's attention over words or images: densities, supports and exact zeros.
 
     A document of any length is the interval [0, 1], an image the unit square (Martins et al. 2020, sec. 4 and
-    fig. 2 and 3). The part that a support covers is its length or area inside of these; a Gaussian covers all of it.
+    fig. 2 and 3). The size of a support is its length or area inside these; that of a Gaussian is 1.
 
     Args:
-        run: of the classification or the visual task.
-        corpus, name, titles: examples as the run numbers them, their name, and what each says.
-        options: how many examples are read, and how many the summary holds with their whole attention.
-        rows: of those; by default the first ones, and as many with the smallest supports.
-        advance: called with 0, the work at hand, how much is done, and how much there is.
+        run: Run of the classification or the visual task.
+        corpus, name, titles: Encoded examples, the name of the corpus, and the text of each example.
+        options: Options with the numbers of examples to read, and to show with their whole attention.
+        rows: Rows of the examples to show (default: half the first ones, half those with the smallest supports).
+        advance: Function called with 0, the current stage, the amount done, and the total.
 
     Returns:
         Means, histograms and examples.
 
     Raises:
-        InputError: an empty corpus, or a run of another task.
+        InputError: If the corpus is empty, or the run has another task.
 
     Example:
         >>> import json, tempfile
@@ -146,7 +146,7 @@ Answers = dict[int, tuple[str, float]]
 
 
 def _read(run: Run, corpus: Corpus, count: int, advance: Callable[[int, str, int, int], None]) -> tuple[_Sums, Answers]:
-    """Return the sums of the attention to all examples, and the answers."""
+    """Return the collected attention to all examples, and the answers."""
     sums, answers = _Sums(), Answers()
     for rows, attention, results in _batches(run, corpus, count):
         for row, index in enumerate(rows):
@@ -181,13 +181,13 @@ def _attention(run: Run, src: Tensor, lengths: Tensor) -> AttentionMap | GridAtt
 
 def _of_row(attention: AttentionMap | GridAttention, row: int, length: int) -> tuple[Tensor | None, Tensor | None]:
     """Return weights and masses of one row, without padding."""
-    count = None if isinstance(attention, GridAttention) else length  # a grid has no padding
+    count = None if isinstance(attention, GridAttention) else length  # grids have no padding
     masses = None if attention.density is None else numbers(attention.masses[row]).flatten()[:count]
     return None if attention.weights is None else numbers(attention.weights[row]).flatten()[:count], masses
 
 
 def _choose(sizes: Sequence[float], order: Sequence[int], count: int, shown: int) -> list[int]:
-    """Choose examples: the first, and those whose support is smallest."""
+    """Choose examples: the first ones, and those with the smallest supports."""
     smallest = [index for _, index in sorted(zip(sizes, order, strict=False))]
     rows = set(range(min(count, (shown + 1) // 2 if smallest else shown)))
     for index in smallest:
@@ -233,7 +233,9 @@ def _picture(pixels: Tensor) -> str | None:
     step = max(1, -(-max(pixels.shape[:2]) // WIDEST))
     rgb = pixels[::step, ::step].contiguous().numpy().astype(np.uint8)
     height, width, _ = rgb.shape
-    rows = np.concatenate([np.zeros((height, 1), np.uint8), rgb.reshape(height, -1)], 1)  # each with filter 0
+    rows = np.concatenate(
+        [np.zeros((height, 1), np.uint8), rgb.reshape(height, -1)], 1
+    )  # PNG rows begin with their filter type, 0
 
     def chunk(name: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))

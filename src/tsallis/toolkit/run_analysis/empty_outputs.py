@@ -13,26 +13,25 @@ from tsallis.toolkit.evaluation.empty_output import compare_empty, empty_log_pro
 
 
 def empty_rate(model: Any, corpus: Corpus, results: Sequence[Result], vocabulary: Any = None) -> EmptyRate:
-    r"""Compute the share of sentences whose empty output is more probable than the best one of a search.
+    r"""Compute the share of sentences whose empty output is more probable than the best output of a search.
 
     .. math:: \frac{1}{N} \, \big|\{n : p(\langle/s\rangle \mid x_n) > p(\hat y_n \mid x_n)\}\big|
 
-    (Tezekbayev et al. 2022, table 2; Stahlberg and Byrne 2019). Both log-probabilities are sums in float64 of the same
-    steps, and compared exactly. A sentence whose best output is the empty one does not count, however its two sums
-    round.
+    (Tezekbayev et al. 2022, table 2; Stahlberg and Byrne 2019). Both log-probabilities are float64 sums of
+    the same steps, and compared exactly. Sentences whose best output is empty never count, whatever the rounding.
 
     Args:
-        model: an encoder-decoder.
-        corpus: the sources.
-        results: of a search, in the corpus's order.
-        vocabulary: Of the outputs, where results are about texts.
+        model: Encoder-decoder model.
+        corpus: Corpus with the sources.
+        results: Results of a search, in the order of the corpus.
+        vocabulary: Vocabulary of the outputs, if the results are about texts.
 
     Returns:
-        The share of such sentences, and each of them.
+        The share of such sentences, and a list of them.
 
     Raises:
-        InputError: an empty corpus.
-        ValueError: not one result a sentence.
+        InputError: If the corpus is empty.
+        ValueError: If there is not one result per sentence.
 
     Example:
         >>> import torch

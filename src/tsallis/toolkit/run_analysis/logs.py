@@ -1,4 +1,4 @@
-"""What the log of a run says of its training: alphas, densities, scores and norms over the updates."""
+"""Training logs of runs: alphas, densities, scores and norms over the updates."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def alpha_history(log: Path | str) -> HeadHistory:
     r"""Read the alpha of each head over a training (Correia et al. 2019, fig. 2).
 
     Args:
-        log: `log.jsonl` of a run, or the run's folder. Its "start" event stands for update 0.
+        log: Path of a run's `log.jsonl` or folder. The "start" event counts as update 0.
 
     Returns:
         The alphas of each kind of attention [events, layers, heads].
 
     Raises:
-        InputError: The file is not a log, or has no alphas.
+        InputError: If the file is not a log, or has no alphas.
 
     Example:
         >>> import tempfile
@@ -45,13 +45,13 @@ def density_history(log: Path | str) -> HeadHistory:
     """Read the density of each head on the development set over a training (Correia et al. 2019, sec. 5.1).
 
     Args:
-        log: `log.jsonl` of a run, or the run's folder.
+        log: Path of a run's `log.jsonl` or folder.
 
     Returns:
         The densities of each kind of attention [events, layers, heads].
 
     Raises:
-        InputError: The file is not a log, or has no densities.
+        InputError: If the file is not a log, or has no densities.
 
     Example:
         >>> import tempfile
@@ -64,21 +64,21 @@ def density_history(log: Path | str) -> HeadHistory:
 
 
 def value_history(log: Path | str) -> ValueHistory:
-    r"""Read the numbers of a run over its training.
+    r"""Read the logged values of a run over its training.
 
-    Among them are loss and scores on the development set, the mean norm :math:`\|z\|` of the output's scores and the
-    mean threshold :math:`\tau(z)` (Tezekbayev et al. 2022, fig. 7 and 8), and how many symbols and positions are above
-    zero. Logs written before thresholds were measured have none; alpha-ReLU's own is "tau". The seconds of training
-    (fig. 3) are those of `timing.jsonl` beside the log.
+    They include loss and scores on the development set, the mean norm :math:`\|z\|` of the output's scores, the mean
+    threshold :math:`\tau(z)` (Tezekbayev et al. 2022, fig. 7 and 8), and the numbers of symbols and positions above
+    zero. Older logs have no thresholds. The fixed threshold of alpha-ReLU is "tau". The seconds of training (fig. 3)
+    come from `timing.jsonl` next to the log.
 
     Args:
-        log: `log.jsonl` of a run, or the run's folder.
+        log: Path of a run's `log.jsonl` or folder.
 
     Returns:
-        The numbers at each validation.
+        The values at each validation.
 
     Raises:
-        InputError: The file is not a log, or has no validations.
+        InputError: If the file is not a log, or has no validations.
 
     Example:
         >>> import tempfile
@@ -127,7 +127,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     """Return the events of a run's log.
 
     Raises:
-        InputError: a file that can't be read, or that is none.
+        InputError: If the file can't be read, or is not a log.
     """
     try:
         lines = read_bytes(path).decode("utf-8").split("\n")
@@ -140,7 +140,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def _seconds(path: Path, events: Sequence[dict[str, Any]]) -> tuple[float, ...] | None:
-    """Return the seconds of training before each event; None where a timing of one is missing."""
+    """Return the seconds of training before each event, or None if a timing is missing."""
     if not path.exists():
         return None
     timings = read_log(path)

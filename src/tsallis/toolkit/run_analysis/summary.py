@@ -1,4 +1,4 @@
-"""Summaries of runs: everything that a report shows of trained models on a corpus is computed here."""
+"""Summaries of runs: compute what a report shows about trained models on a corpus."""
 
 from __future__ import annotations
 
@@ -39,27 +39,27 @@ from tsallis.toolkit.training.file_names import LOG, MODEL
 from tsallis.toolkit.training.run_folder import Run
 from tsallis.toolkit.training.schema import ModelRecord, read_record
 
-SEARCH_BATCH = 8  # sentences that are translated together
-Advance = Callable[[int, str, int, int], None]  # number of the run, work at hand, how much is done, and of how much
+SEARCH_BATCH = 8  # number of sentences in a batch of the search
+Advance = Callable[[int, str, int, int], None]  # number of the run, current stage, amount done, total
 
 
 @dataclass(frozen=True)
 class TrainingCounts:
-    """Counts of the pieces of the data that a run was trained on, and of its pairs."""
+    """Number of pairs and counts of pieces in a run's training data."""
 
-    pairs: int  # of source and target
-    pieces: PieceCounts  # by side, as of `count_pieces`
+    pairs: int  # number of pairs of source and target
+    pieces: PieceCounts  # by side, from `count_pieces`
 
 
 def count_pieces(corpus: Corpus, src_vocab: Symbols, tgt_vocab: Symbols) -> PieceCounts:
-    """Count how often each piece occurs in the sources and in the targets of a corpus, for the scores of rare ones.
+    """Count each piece in the sources and targets of a corpus, for the scores of rare pieces.
 
     Args:
-        corpus: encoded sources and targets.
-        src_vocab, tgt_vocab: spell their symbols.
+        corpus: Encoded sources and targets.
+        src_vocab, tgt_vocab: Vocabularies of the sources and the targets.
 
     Returns:
-        Counts by piece, of the sides "source" and "target".
+        Counts by piece for the sides "source" and "target".
 
     Example:
         >>> from tsallis.toolkit.data.vocabulary import Vocabulary
@@ -77,14 +77,14 @@ def _counts(rows: Rows, vocab: Symbols) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class RunInput:
-    """A run, and the corpus that it reads.
+    """Run and the corpus to summarise it on.
 
     Args:
-        run: of an encoder-decoder with discrete attention, or of a language model.
-        corpus: with targets, as the run's own vocabularies number it.
-        name: of the corpus.
-        counts: of its training data, for the scores of rare pieces; None where it is not at hand.
-        target_run: name of the run whose answers the targets are; None where they are references.
+        run: Run of an encoder-decoder with discrete attention, or of a language model.
+        corpus: Corpus with targets, encoded by the run's vocabularies.
+        name: Name of the corpus.
+        counts: Counts of the training data, for the scores of rare pieces; None if unavailable.
+        target_run: Name of the run whose outputs are the targets; None if they are references.
     """
 
     run: Run
@@ -99,19 +99,19 @@ def _ignore(run: int, stage: str, done: int, total: int) -> None:
 
 
 def summarize(run: Run, corpus: Corpus, name: str, options: Options | None = None) -> RunSummary:
-    """Compute what the heads and outputs of a run do on a corpus with targets.
+    """Summarise the heads and outputs of a run on a corpus with targets.
 
     Args:
-        run: of an encoder-decoder with discrete attention, or of a language model.
-        corpus: as the run's own vocabularies number it.
-        name: of the corpus.
-        options: how much of it is read.
+        run: Run of an encoder-decoder with discrete attention, or of a language model.
+        corpus: Corpus encoded by the run's vocabularies.
+        name: Name of the corpus.
+        options: Options with the numbers of sentences to read and to show.
 
     Returns:
-        What a report shows of the run.
+        The summary for a report.
 
     Raises:
-        InputError: a run of another kind, or an empty corpus.
+        InputError: If the run has another kind of model, or the corpus is empty.
 
     Example:
         >>> import json, tempfile
@@ -136,19 +136,19 @@ def summarize_runs(
 ) -> tuple[list[RunSummary], list[ComparisonSummary]]:
     """Compute what the heads and outputs of several runs do on the same sentences, and where the first differs.
 
-    All models read batch by batch, in turn. The first run is compared with each other one that spells the sentences
-    by the same pieces, and has a kind of attention that the first one has.
+    All models read the corpus batch by batch, in turn. The first run is compared with each other run that splits the
+    sentences into the same pieces and shares a kind of attention with it.
 
     Args:
-        inputs: runs with the same sentences.
-        options: how much of them is read.
-        advance: called with the number of a run, the work at hand, how much of it is done, and how much there is.
+        inputs: Runs with the same sentences.
+        options: Options with the numbers of sentences to read and to show.
+        advance: Function called with the number of a run, the current stage, the amount done, and the total.
 
     Returns:
-        What a report shows of each run, all of them with the same sentences; and the comparisons.
+        A summary of each run, all with the same sentences, and the comparisons.
 
     Raises:
-        InputError: a run of another kind, an empty corpus, or corpora of different lengths.
+        InputError: If a run has another kind of model, a corpus is empty, or corpora have different lengths.
 
     Example:
         >>> summaries, comparisons = summarize_runs([RunInput(one, dev, "dev"), RunInput(other, dev, "dev")])
@@ -188,7 +188,7 @@ def summarize_runs(
 def _read_together(
     passes: Sequence[CorpusPass], inputs: Sequence[RunInput], count: int, advance: Advance
 ) -> list[ComparisonSummary]:
-    """Run all passes batch by batch, and compare the first with each of the others while they read the same."""
+    """Run all passes batch by batch in step, and compare the first with each compatible other."""
     comparisons: dict[int, Comparison] = {}
     for number, other in enumerate(passes[1:], 1):
         kinds = [{layer.kind for layer in x.reader.layers} for x in (passes[0], other)]
@@ -209,7 +209,7 @@ def _read_together(
 
 
 def _same_texts(one: RunInput, other: RunInput, count: int) -> bool:
-    """Tell whether two runs spell the sentences by the same pieces."""
+    """Return whether two runs split the sentences into the same pieces."""
     for side in ("src", "tgt"):
         vocabularies = [getattr(x.run, f"{side}_vocab") for x in (one, other)]
         rows = [getattr(x.corpus, side) for x in (one, other)]
@@ -260,7 +260,7 @@ def _summary(
 
 
 class _CountingIterable:
-    """An iterable that says how far it is."""
+    """Iterable that reports its progress."""
 
     def __init__(self, items: Iterable[Any], stage: str, total: int, advance: Callable[..., None]) -> None:
         self.items, self.stage, self.total, self.advance, self.done = items, stage, total, advance, 0
@@ -294,14 +294,14 @@ def _history(run: Run, read: Callable[..., Any]) -> Any:
         return None
     try:
         return read(run.folder)
-    except InputError:  # a log without such values
+    except InputError:  # the log has no such values
         return None
 
 
 def _search(
     run: Run, corpus: Corpus, rows: Sequence[int], options: Options, advance: Callable[..., None]
 ) -> dict[int, Result]:
-    """Return the results of a beam search for some rows, as many outputs as the beam holds; none of language models."""
+    """Return the results of a beam search for rows, with the whole beam; empty for language models."""
     results: dict[int, Result] = {}
     if isinstance(run.model, LanguageModel):
         return results
@@ -318,7 +318,7 @@ def _search(
 
 
 def _empty(run: Run, corpus: Corpus, results: dict[int, Result]) -> EmptyRate | None:
-    """Return the rate of empty outputs among the rows that were searched, with the rows' own numbers."""
+    """Return the rate of empty outputs among the searched rows, numbered as in the corpus."""
     rows = list(results)
     if not rows:
         return None

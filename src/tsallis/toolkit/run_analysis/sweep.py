@@ -1,4 +1,4 @@
-"""Sweeps: the scores of runs against the one setting in which they differ, with their seeds as spread."""
+"""Sweeps: the scores of runs against the one setting in which they differ, with the spread over seeds."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from tsallis.analysis.score_names import rank_score
 from tsallis.errors import InputError
 from tsallis.nn.output import MAP_ALPHAS
 
-SEEDS = ("training.seed", "run_dir")  # settings in which the runs of one point may differ
+SEEDS = ("training.seed", "run_dir")  # settings that may differ between the runs of a point
 OUTPUT, ATTENTION, TAU = "model.output", "model.attention", "model.tau"
 BOTH = "model.attention_alpha and model.output_alpha"
 
 
 @dataclass(frozen=True)
 class SweepRun:
-    """A run of a sweep.
+    """Run of a sweep.
 
     Args:
-        name: of its folder.
-        settings: of its configuration, by path, such as "model.output_alpha".
-        history: its numbers over the training.
+        name: Name of the run's folder.
+        settings: Settings of its configuration by path, such as "model.output_alpha".
+        history: Logged values over the training.
     """
 
     name: str
@@ -32,21 +32,21 @@ class SweepRun:
 
 
 def sweep(runs: Sequence[SweepRun]) -> Sweep:
-    r"""Compute the scores of runs against the one setting in which they differ, with their seeds as spread.
+    r"""Compute the scores of runs against the one setting in which they differ.
 
-    These are figure 8 of Tezekbayev et al. 2022, and figure 4 of Peters et al. 2019. Softmax counts as
-    :math:`\alpha = 1` and sparsemax as :math:`\alpha = 2`, so that a sweep of alpha may hold them. Attention and output
-    may be swept together, with one alpha for both. Runs of one value differ in their seeds. A run stands for its best
-    validation, by the score that its training went by.
+    Runs with the same value must differ only in their seeds, which give the spread. Figure 8 of Tezekbayev et al. 2022
+    and figure 4 of Peters et al. 2019 are such sweeps. A sweep of alpha can include softmax (:math:`\alpha = 1`) and
+    sparsemax (:math:`\alpha = 2`). Attention and output can be swept together, with the same alpha. Each run counts at
+    its best validation, by the score that selected its checkpoint.
 
     Args:
-        runs: at least two, of one task.
+        runs: Runs of the same task, at least two.
 
     Returns:
         The points of the sweep.
 
     Raises:
-        InputError: runs that differ in no number, in several settings, or in their scores.
+        InputError: If the runs differ in no number, in several settings, or in the names of their scores.
 
     Example:
         >>> runs = []
@@ -74,7 +74,9 @@ def sweep(runs: Sequence[SweepRun]) -> Sweep:
 def _swept(runs: Sequence[SweepRun]) -> tuple[str, list[float]]:
     """Return the one setting in which runs differ, and its value in each."""
     columns = [_effective(run) for run in runs]
-    if len({column.get(TAU) for column in columns}) > 1:  # "auto" in all runs is one setting, whatever the estimates
+    if (
+        len({column.get(TAU) for column in columns}) > 1
+    ):  # keep "auto" as one setting if all runs use it, although their estimates differ
         for column, run in zip(columns, runs, strict=True):
             if isinstance(column.get(TAU), str):
                 column[TAU] = run.history.last("tau")
@@ -96,7 +98,7 @@ def _swept(runs: Sequence[SweepRun]) -> tuple[str, list[float]]:
 
 
 def _effective(run: SweepRun) -> dict[str, Any]:
-    """Return the settings without seeds, maps as alphas, and a threshold of alpha-ReLU alone."""
+    """Return the settings without seeds, with activations as alphas, and tau only for alpha-ReLU."""
     settings = {name: value for name, value in run.settings.items() if name not in SEEDS}
     for part in (OUTPUT, ATTENTION):
         name = settings.get(part)
@@ -132,7 +134,7 @@ def _point(value: float, runs: Sequence[SweepRun], score: str) -> SweepPoint:
 
 
 def _best(run: SweepRun, score: str) -> int:
-    """Return the number of the best validation: the best score, of equal ones that of the lowest loss."""
+    """Return the index of the validation with the best score; ties go to the lowest loss."""
     scores, losses = (run.history.values.get(name, ()) for name in (score, f"{ON_DEV}loss"))
 
     def judge(number: int) -> tuple[float, float]:
