@@ -1,7 +1,7 @@
-"""The Transformer by a backend's own kernels, where they know the model; else it is made of its modules.
+"""The Transformer by a backend's compiled kernels; models that the kernels don't support run their modules.
 
-A decoder state's rows are rows of addresses, see `tsallis.ops.cpu.transformer`: nothing is copied when a search chooses
-among them, and states share all memory.
+The rows of a decoder state are rows of addresses, see `tsallis.ops.cpu.transformer`. So states share all memory, and a
+search selects rows without copying keys and values.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from tsallis.ops.arguments import AttentionWeights, DecoderResult, LayerWeights,
 from tsallis.ops.choice import choose_transformer
 from tsallis.ops.transforms import traced
 
-ROOM = 64  # steps that there are positions for at first
+ROOM = 64  # initial number of position encodings
 
 
 class CompiledState(NamedTuple):
-    """Rows of a decoder state, as addresses of what they have read."""
+    """Rows of a decoder state, as addresses of the keys and values of their tokens."""
 
-    decoder: Any  # of the backend
+    decoder: Any  # the backend's compiled decoder
     positions: _Positions
-    table: Tensor  # [steps and more, d_model], of it
+    table: Tensor  # position encodings [steps and more, d_model]
     rows: Tensor  # [rows, columns]
-    steps: int  # tokens read, by the row that has read most
-    width: int  # source positions of attention weights
+    steps: int  # tokens that the longest row has read
+    width: int  # source length of attention weights
     memory: tuple[Tensor, ...]  # keeps the memory of the addresses alive
 
     def select(self, index: Tensor) -> CompiledState:
@@ -48,7 +48,7 @@ class CompiledState(NamedTuple):
 
     @staticmethod
     def join(states: Sequence[CompiledState]) -> CompiledState:
-        """Concatenate the rows of several states, which may have read differently many tokens."""
+        """Concatenate the rows of several states, which may have read different numbers of tokens."""
         columns = max(state.rows.shape[1] for state in states)
         rows = torch.cat([F.pad(state.rows, (0, columns - state.rows.shape[1])) for state in states])
         memory = tuple({id(x): x for state in states for x in state.memory}.values())
@@ -67,9 +67,9 @@ class CompiledState(NamedTuple):
         return Step(result.scores, result.attention, state)
 
     def step_best(self, token: Tensor, count: int, end: int, only: Tensor | None, keep: bool) -> BestStep:
-        """Read a token [rows] and return the best symbols of each row, and weights of attention to `keep`.
+        """Read a token [rows] and return the best symbols of each row; return attention weights if `keep`.
 
-        Tokens are those that a search has chosen: they are not checked.
+        Tokens are not checked, because a search chose them.
         """
         if only is not None:
             check_symbols(only, self.decoder.symbols)
@@ -77,7 +77,7 @@ class CompiledState(NamedTuple):
         return BestStep(result.best, result.num_attended, result.attention, state)
 
     def run_beams(self, beams: Any, end: int, keep: bool) -> list[Tensor] | None:
-        """Make all steps of a beam search, or those up to a NaN, see `TransformerSeq2Seq.run_beams`."""
+        """Run all steps of a beam search, or those before a NaN; see `TransformerSeq2Seq.run_beams`."""
         if not self.decoder.runs(beams):
             return None
         table = self.positions.first(self.steps + beams.steps)
@@ -87,14 +87,14 @@ class CompiledState(NamedTuple):
         return weights
 
     def _read(self, token: Tensor, **options: Any) -> tuple[DecoderResult, CompiledState]:
-        """Make a step and return its results and the state after it."""
+        """Run a step and return its results and the new state."""
         if self.steps >= len(self.table):
             return self._replace(table=self.positions.first(2 * self.steps))._read(token, **options)
         result: DecoderResult = self.decoder.step(self.rows, token, self.table, **options)
         return result, self._with(result.state, self.steps + 1, (*self.memory, result.cache))
 
 
-# Settings of modules other than parts and tensors.
+# Attributes of modules that change results, other than submodules and tensors.
 SETTINGS: dict[type[nn.Module], tuple[str, ...]] = {
     MultiheadAttention: ("alpha", "add_zero_attn", "positions", "length_scale", "num_kv_heads"),
     nn.LayerNorm: ("eps",),
@@ -105,7 +105,7 @@ SETTINGS: dict[type[nn.Module], tuple[str, ...]] = {
 
 
 class _ModelSnapshot:
-    """A model as it was: its modules, what they are set to, and the versions of their tensors."""
+    """Snapshot of a model: its modules, their settings, and the versions of their tensors."""
 
     def __init__(self, model: nn.Module) -> None:
         modules = [model]
@@ -121,7 +121,7 @@ class _ModelSnapshot:
         )
 
     def matches(self, model: nn.Module) -> bool:
-        """Return whether the model is what it was."""
+        """Return whether the model is unchanged since the snapshot."""
         now = _ModelSnapshot(model)
         return (
             now.modules == self.modules
@@ -132,25 +132,25 @@ class _ModelSnapshot:
 
 
 class _Positions:
-    """Position encodings of a model, as many as were requested."""
+    """Table of a model's position encodings, which grows on demand."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
         self._table = torch.empty(0, dtype=torch.float32, device="cpu")
 
     def first(self, count: int) -> Tensor:
-        """Return encodings [count or more, d_model]."""
+        """Return at least `count` encodings [count or more, d_model]."""
         if len(self._table) < count:
             self._table = self._module(self._table, 0, max(ROOM, 2 * count))
         return self._table
 
 
 class _PackedWeights(NamedTuple):
-    """Packed weights of a model, and its state when they were packed."""
+    """Packed weights of a model, and a snapshot of the model when they were packed."""
 
     snapshot: _ModelSnapshot
     kernels: Any
-    encoder: Any  # None: the kernels don't know it
+    encoder: Any  # None if the kernels don't support it
     decoder: Any
     positions: _Positions
 
@@ -159,9 +159,9 @@ _packs: weakref.WeakKeyDictionary[nn.Module, _PackedWeights] = weakref.WeakKeyDi
 
 
 class CompiledMemory(Memory):
-    """States that kernels have computed, and the weights they did it with: they are not looked for again.
+    """Encoder states from the kernels, with the packed weights, so that decoding needn't look them up.
 
-    The mask is made when it is first read.
+    The mask is computed on first access.
     """
 
     lengths: Tensor  # [batch]
@@ -184,7 +184,7 @@ def _watch_fused_optimizers() -> None:
 
 
 def encode_compiled(model: Any, src: Tensor, lengths: Tensor) -> CompiledMemory | None:
-    """Return the states of sources [batch, src]; None where no kernels know the model, or may not be called."""
+    """Return the states of sources [batch, src], or None if no kernels support the model and the call."""
     packed = _pack(model, src)
     if packed is None or packed.encoder is None or src.dtype != torch.int64:
         return None
@@ -193,7 +193,7 @@ def encode_compiled(model: Any, src: Tensor, lengths: Tensor) -> CompiledMemory 
 
 
 def start_compiled(model: Any, memory: Memory) -> CompiledState | None:
-    """Return the state before the first token; None where no kernels know the model, or may not be called."""
+    """Return the state before the first token, or None if no kernels support the model and the call."""
     own = memory if isinstance(memory, CompiledMemory) else None
     packed = _pack(model, memory.states, None if own is None else own.packed)
     if packed is None or packed.decoder is None or memory.states.dtype != torch.float32:
@@ -204,9 +204,10 @@ def start_compiled(model: Any, memory: Memory) -> CompiledState | None:
 
 
 def _pack(model: Any, like: Tensor, known: _PackedWeights | None = None) -> _PackedWeights | None:
-    """Return the packed weights of a model; None where kernels may not be called on its tensors.
+    """Return the packed weights of a model, or None if kernels can't be used.
 
-    They are those that are `known` to be of the model as it is, or are packed again if it has changed.
+    `known` weights are returned without a check. Otherwise weights come from a cache, and are packed again if the model
+    has changed.
     """
     if model.positions is None or traced() or torch.is_grad_enabled() or type(like) is not Tensor:
         return None
@@ -266,7 +267,7 @@ def _stack_weights(model: Any, embedding: Any, layers: Sequence[LayerWeights | N
 
 
 def _layer_weights(layer: Any, own: tuple[Any, Any], cross: tuple[Any, Any] | None, norm: Any) -> LayerWeights | None:
-    """Return the weights of a layer: attentions with their norms, and the norm of its network."""
+    """Return the weights of a layer: attentions with their norms, and the feed-forward network with its norm."""
     if not _is(layer, type(layer)) or layer.activation is not F.relu:
         return None
     attentions = [_attention(*part) for part in (own, cross) if part is not None]
@@ -315,11 +316,11 @@ def _weight_and_bias(module: Any) -> tuple[Tensor, Tensor] | None:
 
 
 def _is(module: Any, kind: type[nn.Module]) -> bool:
-    """Tell whether a module is of exactly a kind, evaluates, and has no hooks that it would have to call."""
+    """Return whether a module has exactly this type, is in eval mode, and has no hooks."""
     return type(module) is kind and not (module.training or module._forward_hooks or module._forward_pre_hooks)
 
 
 def _plain(x: Tensor) -> bool:
-    """Tell whether kernels can read a parameter, and its changes are counted."""
+    """Return whether kernels support a parameter, and changes to it are detectable."""
     plain = type(x) in (Tensor, nn.Parameter) and x.device.type == "cpu"
     return plain and x.dtype == torch.float32 and not x.is_inference()

@@ -1,4 +1,4 @@
-"""The decoding state of the Transformer: projected sources, and keys and values of the tokens each row has read."""
+"""The decoding state of the Transformer: projected sources, and the keys and values of each row's tokens."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-ROOM = 8  # places by which the memory of a row's tokens grows at least
+ROOM = 8  # smallest number of tokens by which buffers grow
 
 
 def _room(steps: int) -> int:
-    """Return the places for some tokens and more to come: an eighth more of many, so that they are seldom copied."""
+    """Return the buffer size for `steps` tokens, with room to grow (an eighth if long) so that copies are rare."""
     return (steps // ROOM + 1) * ROOM + steps // 64 * ROOM
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Sources as the decoder's layers read them: projected once, whatever rows there will be."""
+    """Keys and values of the sources for each decoder layer, shared by all rows."""
 
-    keys: tuple[Tensor, ...]  # one [sources, heads, src, head size] a layer
+    keys: tuple[Tensor, ...]  # one [sources, heads, src, head size] per layer
     values: tuple[Tensor, ...]
     lengths: Tensor  # [sources]
 
@@ -36,22 +36,22 @@ class Sources:
 class KVBuffers:
     """Keys and values of the tokens that rows have read, with room for more.
 
-    States share the memory: entries are never changed, and the first state that needs a place writes it. Any other one
-    copies.
+    States share the memory. Entries never change once written: the first state that needs a free entry writes it, and
+    any other state copies the buffers.
     """
 
     def __init__(self, buffers: tuple[Tensor, ...], used: int) -> None:
         self.buffers = buffers  # keys and values of each layer in turn, [rows, heads, room, head size]
-        self.used = used  # places that are written, or about to be
+        self.used = used  # number of entries that are written or reserved
 
     def reserve(self, steps: int) -> KVBuffers:
-        """Return these buffers with room to write one token behind `steps` tokens."""
+        """Reserve room for one token after `steps` tokens; return these buffers, or a copy if it is taken."""
         if self.used == steps < self.buffers[0].shape[2]:
             self.used += 1
             return self
         buffers = []
         for have in self.buffers:
-            # Zeros: rows that have read less look at places that nobody has written, with a weight of zero.
+            # Fill with zeros: shorter rows read unwritten entries, with weight zero, which NaN would spoil.
             room = have.new_zeros(*have.shape[:2], _room(steps), have.shape[3])
             room[:, :, :steps] = have[:, :, :steps]
             buffers.append(room)
@@ -69,12 +69,12 @@ class KVBuffers:
 
 
 def selects_all(index: Tensor, rows: int) -> bool:
-    """Tell whether an index selects all rows in their order, so that nothing needs to be copied."""
+    """Return whether an index selects all rows in order, so that no copy is needed."""
     return len(index) == rows and index.equal(torch.arange(rows, device=index.device))
 
 
 def select_counts(read: Tensor | None, steps: int, index: Tensor) -> tuple[Tensor | None, int]:
-    """Return how many tokens the rows `index` have read, None where all have read as many, and the most."""
+    """Return the tokens read by each row of `index` (None if equal), and their maximum."""
     if read is None or not len(index):
         return read, steps
     read = read[index]
@@ -83,7 +83,7 @@ def select_counts(read: Tensor | None, steps: int, index: Tensor) -> tuple[Tenso
 
 
 def join_buffers(parts: Sequence[tuple[KVBuffers, int, Tensor | None]]) -> tuple[KVBuffers, int, Tensor | None]:
-    """Concatenate the rows of what states have read, each with its steps and its rows' where these differ."""
+    """Concatenate the rows of several states' buffers, given with their steps and tokens read per row."""
     steps = max(own for _, own, _ in parts)
     counts = None
     if any(read is not None or own < steps for _, own, read in parts):
@@ -97,9 +97,9 @@ def join_buffers(parts: Sequence[tuple[KVBuffers, int, Tensor | None]]) -> tuple
 
 @dataclass(frozen=True)
 class RowPacking:
-    """Rows of one source as several queries of one batch element, so that no source is copied for its rows.
+    """Packing of rows with the same source as queries of one batch element, which avoids copies of sources.
 
-    `slot` says where each row stands among `sources * width` of them; None, where rows and places are the same.
+    `slot` is each row's position among `sources * width` queries; None if the packing keeps all rows in place.
     """
 
     sources: int
@@ -118,7 +118,7 @@ class RowPacking:
         return cls(sources, width, None if rows == sources * width and slot.equal(everywhere) else slot)
 
     def gather(self, x: Tensor) -> Tensor:
-        """Map [rows, 1, size] to [sources, width, size], zeros where no row is."""
+        """Map [rows, 1, size] to [sources, width, size], with zeros in empty positions."""
         if self.slot is not None:
             x = x.new_zeros(self.sources * self.width, x.shape[2]).index_copy(0, self.slot, x.squeeze(1))
         return x.reshape(self.sources, self.width, -1)
@@ -131,14 +131,14 @@ class RowPacking:
 
 @dataclass(frozen=True)
 class TransformerState:
-    """Rows of a decoder state; rows of one source look at the same memory."""
+    """Rows of a decoder state; rows with the same source share its keys and values."""
 
     sources: Sources
-    source: Tensor  # [rows]: the source that each row translates
+    source: Tensor  # [rows], index of each row's source
     kv: KVBuffers
-    steps: int  # tokens read, by the row that has read most
-    read: Tensor | None = None  # [rows], where not all have read as many
-    active: tuple[Sources, Tensor] | None = None  # some sources, among them all that rows attend to; their indices
+    steps: int  # tokens that the longest row has read
+    read: Tensor | None = None  # [rows], tokens that each row has read, if they differ
+    active: tuple[Sources, Tensor] | None = None  # a subset with all sources that rows use, and its indices
 
     def select(self, index: Tensor) -> TransformerState:
         if selects_all(index, len(self.source)):
@@ -149,20 +149,20 @@ class TransformerState:
 
     @staticmethod
     def join(states: Sequence[TransformerState]) -> TransformerState:
-        """Concatenate the rows of several states, which may have read differently many tokens."""
+        """Concatenate the rows of several states, which may have read different numbers of tokens."""
         kv, steps, counts = join_buffers([(state.kv, state.steps, state.read) for state in states])
         sources, source = _merge_sources(states)
         return TransformerState(sources, source, kv, steps, counts)
 
     def attended_sources(self) -> tuple[Sources, Tensor]:
-        """Return the sources to compute, at most twice as many as rows look at, and which of all they are, in order."""
+        """Return a subset of sources with all that rows use, at most half of it unused, and its sorted indices."""
         sources, which = self.active or (self.sources, torch.arange(len(self.sources), device=self.source.device))
         index = self.source.unique()
         return (self.sources.select(index), index) if 2 * len(index) <= len(sources) else (sources, which)
 
 
 def _merge_sources(states: Sequence[TransformerState]) -> tuple[Sources, Tensor]:
-    """Return the sources of all states, those that states share once, and each row's among them."""
+    """Return the sources of all states, without duplicates, and the index of each row's source."""
     distinct = list({id(state.sources): state.sources for state in states}.values())
     starts, total = {}, 0
     for sources in distinct:
@@ -181,13 +181,13 @@ class StepCache:
 
     def __init__(self, kv: KVBuffers, steps: int, read: Tensor | None) -> None:
         self.steps, self.count = steps, read
-        self.in_place = not torch.is_grad_enabled()  # gradients need what went before as it was
+        self.in_place = not torch.is_grad_enabled()  # gradients need the earlier buffers unchanged
         self.kv = kv.reserve(steps) if self.in_place else kv
         self.buffers: list[Tensor] = []
 
     @property
     def position(self) -> int | Tensor:
-        """The position of this step's token; [rows] where rows differ."""
+        """Return the position of this step's token, [rows] if rows differ."""
         return self.steps if self.count is None else self.count
 
     @property
@@ -196,27 +196,27 @@ class StepCache:
 
     @property
     def lengths(self) -> Tensor | None:
-        """Tokens that each row can look at, where they differ."""
+        """Return the number of tokens that each row can attend to, or None if all are equal."""
         return None if self.count is None else self.count + 1
 
     def read(self) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of the layer that was the last to add."""
+        """Return the keys and values of the last layer that was appended."""
         k, v = (x[:, :, : self.steps + 1] for x in self.buffers[-2:])
         return k, v
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the next layer's keys and values of this token [rows, heads, 1, head size]; return all that it has."""
+        """Append the next layer's keys and values [rows, heads, 1, head size]; return all of that layer."""
         begin = len(self.buffers)
         for have, new in zip(self.kv.buffers[begin : begin + 2], (keys, values), strict=True):
             self.buffers.append(self._append(have, new))
         return self.read()
 
     def next_buffers(self) -> KVBuffers:
-        """Return keys and values after the step, when all layers have added."""
+        """Return the keys and values after the step, once all layers are appended."""
         return self.kv if self.in_place else KVBuffers(tuple(self.buffers), self.steps + 1)
 
     def following(self, state: TransformerState, active: tuple[Sources, Tensor] | None) -> TransformerState:
-        """Return the state after the step, when all layers have added."""
+        """Return the state after the step, once all layers are appended."""
         return TransformerState(state.sources, state.source, self.next_buffers(), self.steps + 1, self.lengths, active)
 
     def _append(self, have: Tensor, new: Tensor) -> Tensor:

@@ -39,11 +39,11 @@ NORMS = ("post", "pre")
 
 
 class Stack(nn.Module):
-    """Layers, and the norm behind them if there is one, under the names of `torch.nn.TransformerEncoder`.
+    """Stack of layers with an optional final norm, with the parameter names of `torch.nn.TransformerEncoder`.
 
     Args:
-        layers: from the input to the output.
-        norm: of the last layer's output.
+        layers: Layers from the input to the output.
+        norm: Norm of the last layer's output, or None.
     """
 
     def __init__(self, layers: Sequence[nn.Module], norm: nn.Module | None) -> None:
@@ -57,46 +57,47 @@ class Stack(nn.Module):
 
 
 class TransformerSeq2Seq(SharingModel):
-    r"""An encoder-decoder Transformer with any map in each of its attentions and in its output.
+    r"""Encoder-decoder Transformer with sparse attention and sparse outputs.
 
     .. math:: \mathrm{head}_h = \mathrm{entmax}_{\alpha_h}\big(Q_h K_h^\top / \sqrt{d}\big) V_h, \qquad
               \alpha_h = 1 + \sigma(a_h)
 
     (Vaswani et al. 2017; Correia et al. 2019, eq. 8 and 10, learn an alpha for every head of every layer). There are
-    three kinds of attention: of the encoder to itself, of the decoder to itself, and of the decoder to the source
-    ("cross"). Parameters have the names of `torch.nn.Transformer`.
+    three kinds of attention: self-attention of the encoder, self-attention of the decoder, and attention of the decoder
+    to the source ("cross"). Parameters have the names of `torch.nn.Transformer`.
 
     Args:
-        src_vocab: number of source symbols; 0 is padding.
-        tgt_vocab: number of target symbols; 0 is padding.
-        d_model: size of embeddings and states; even, and a multiple of `heads`.
-        heads: of each attention.
-        layers: of the encoder and of the decoder.
-        d_ff: hidden units of the network behind each attention.
-        dropout: on embeddings, hidden units, and what attention and network add.
-        attention_dropout: on attention weights; None: as `dropout`.
-        norm: "post" normalises sums (Vaswani et al. 2017), "pre" what each part reads, and the end.
-        activation: "relu" or "gelu".
-        attention: "softmax", "sparsemax", "entmax" or "learned", for every kind.
-        attention_alpha: for attention "entmax".
-        encoder_attention, decoder_attention, cross_attention: in place of `attention` for one kind.
-        tie_alphas: how learned alphas are shared: "none" has one per head, "layer" one per attention, "kind" one per
-            kind of attention, "global" one for all.
-        output: "softmax", "sparsemax", "entmax" or "alpha_relu".
-        output_alpha: for output "entmax" and "alpha_relu".
-        tau: the threshold for output "alpha_relu", see :func:`tsallis.estimate_tau_from_scores`.
-        share: "target" makes one matrix of the target embedding and the output's projection, "all" of the source
-            embedding, too.
-        forbidden: target symbols that are never predicted (by default padding, start and unknown).
-        encoder_layers, decoder_layers: overrides `layers` for one of them.
-        checkpoint_activations: hold only the input of each layer, and compute the layer again in the backward pass.
-        positions: "sinusoids" are added to embeddings; "rope", "alibi", "nape" and "none" are of the self-attentions,
-            see :class:`tsallis.nn.MultiheadAttention`.
-        length_scale: the kind of :class:`tsallis.nn.LengthScale` of the self-attentions: "input", "head", "ssmax" or
-            None.
+        src_vocab: Number of source symbols; 0 is padding.
+        tgt_vocab: Number of target symbols; 0 is padding.
+        d_model: Size of embeddings and states; even, and a multiple of `heads`.
+        heads: Number of heads of each attention.
+        layers: Number of layers of the encoder and of the decoder.
+        d_ff: Number of hidden units of the feed-forward networks.
+        dropout: Dropout on embeddings, hidden units, and outputs of attention and feed-forward networks.
+        attention_dropout: Dropout on attention weights; None for the value of `dropout`.
+        norm: Place of layer norms: "post" after residual sums (Vaswani et al. 2017), "pre" before each sublayer and at
+            the end of a stack.
+        activation: Activation of the feed-forward networks, "relu" or "gelu".
+        attention: Activation of all kinds of attention: "softmax", "sparsemax", "entmax" or "learned".
+        attention_alpha: Alpha of attention "entmax".
+        encoder_attention, decoder_attention, cross_attention: Override of `attention` for one kind.
+        tie_alphas: Sharing of learned alphas: "none" has one per head, "layer" one per attention, "kind" one per kind
+            of attention, "global" one for all.
+        output: Activation of the output: "softmax", "sparsemax", "entmax" or "alpha_relu".
+        output_alpha: Alpha of output "entmax" and "alpha_relu".
+        tau: Threshold of output "alpha_relu", see :func:`tsallis.estimate_tau_from_scores`.
+        share: Weight tying: "target" ties the target embedding and the output's projection, "all" also the source
+            embedding; "none" ties nothing.
+        forbidden: Target symbols that are never predicted (by default padding, start and unknown).
+        encoder_layers, decoder_layers: Override of `layers` for one of them.
+        checkpoint_activations: Whether to store only the input of each layer, and recompute the layer in the backward
+            pass.
+        positions: Position encoding: "sinusoids" are added to embeddings; "rope", "alibi", "nape" and "none" apply to
+            the self-attentions, see :class:`tsallis.nn.MultiheadAttention`.
+        length_scale: Kind of :class:`tsallis.nn.LengthScale` of the self-attentions: "input", "head", "ssmax" or None.
 
     Raises:
-        ValueError: sizes that don't fit, names that are none of these.
+        ValueError: If sizes don't fit, or a name is unknown.
 
     Example:
         >>> model = TransformerSeq2Seq(20, 15, d_model=8, heads=2, layers=1, d_ff=16, attention="learned")
@@ -203,17 +204,17 @@ class TransformerSeq2Seq(SharingModel):
                 table.weight[0] = 0
 
     def encode(self, src: Tensor, src_lengths: Tensor) -> Memory:
-        """Encode symbols [batch, src] with their counts [batch] to states; what lies beyond a count changes nothing.
+        """Encode symbols [batch, src] with their counts [batch]; symbols beyond a count have no effect.
 
         Raises:
-            ValueError: counts below 1 or above the width of `src`.
+            ValueError: If a count is below 1 or above the width of `src`.
         """
         lengths = self._counts(src, src_lengths)
         compiled = encode_compiled(self, src, lengths) if type(self) is TransformerSeq2Seq else None
         return Memory(self._encode(src, lengths), source_mask(lengths, src)) if compiled is None else compiled
 
     def _counts(self, src: Tensor, src_lengths: Tensor) -> Tensor:
-        """Return the lengths, checked and on the CPU, where reading them waits for no device."""
+        """Check the lengths and return them on the CPU, so that reading them doesn't wait for a device."""
         if traced():
             return src_lengths
         counts = src_lengths.cpu()
@@ -269,7 +270,7 @@ class TransformerSeq2Seq(SharingModel):
         only: Tensor | None,
         keep: bool,
     ) -> BestStep:
-        """Make a step as far as a beam search reads it, see :func:`tsallis.models.protocol.best_of_step`."""
+        """Run a step and return what a beam search needs, see :func:`tsallis.models.protocol.best_of_step`."""
         if isinstance(state, CompiledState):
             return state.step_best(token, count, end, only, keep)
         return best_of_step(self.output, self.step(state, token), count, end, only)
@@ -277,23 +278,23 @@ class TransformerSeq2Seq(SharingModel):
     def run_beams(
         self, state: TransformerState | CompiledState, beams: Any, end: int, keep: bool
     ) -> list[Tensor] | None:
-        """Make all steps of a beam search where one call can; else return None, and make none.
+        """Run all steps of a beam search in one call, or return None if that is not supported.
 
         Args:
-            state: of the first rows.
-            beams: the bookkeeping, at its beginning: see `tsallis.ops.eager.beams`.
-            end: the symbol that ends an output.
-            keep: whether weights of attention are returned.
+            state: State of the first rows.
+            beams: Initial bookkeeping of the search, see `tsallis.ops.eager.beams`.
+            end: Symbol that ends an output.
+            keep: Whether to return attention weights.
 
         Returns:
-            Weights of attention [rows, src] to `keep`, part after part of the rows of the search.
+            Attention weights [rows, src] if `keep`, as consecutive parts of the rows of the search.
         """
         return state.run_beams(beams, end, keep) if isinstance(state, CompiledState) else None
 
     def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = False) -> DecoderOutput:
-        """Decode all steps with the target: [batch, src] symbols, their counts [batch], [batch, tgt] tokens.
+        """Decode all steps with teacher forcing: symbols [batch, src], counts [batch], target tokens [batch, tgt].
 
-        Attention weights, the mean of the last layer's heads, are held only if `need_attention` asks for them.
+        Attention weights (the mean of the last layer's heads) are returned only with `need_attention`.
         """
         lengths = self._counts(src, src_lengths)
         memory = self._encode(src, lengths)
@@ -335,22 +336,23 @@ class TransformerSeq2Seq(SharingModel):
         return {kind: torch.stack([a.alphas().detach() for a in self._attentions(kind)]) for kind in KINDS}
 
     def attention_stats(self) -> dict[str, list[AttentionStats]]:
-        """Return the sparsity of the last pass: for each kind of attention, the statistics of each layer's heads.
+        """Return the sparsity in the last pass: for each kind of attention, statistics of each layer's heads.
 
-        Padding of the source counts for nothing; padding of the target is a step like any other.
+        Source padding is excluded; target padding counts like any other step.
 
         Raises:
-            RuntimeError: before the first pass, or if it was compiled.
+            RuntimeError: If there was no pass yet, or it was compiled.
         """
         return {kind: [a.stats() for a in self._attentions(kind)] for kind in KINDS}
 
     def num_attended(self, decoded: DecoderOutput) -> Tensor:
-        """Count source positions with a weight above zero at each step [batch, tgt]: the mean of layers and heads.
+        """Return the mean number of attended source positions per step [batch, tgt], over layers and heads.
 
-        It is what the pass that made `decoded` recorded: to be asked before the next one.
+        Attended positions have a weight above zero. The pass that made `decoded` recorded them, so call this before the
+        next pass.
 
         Raises:
-            RuntimeError: if the last pass was another one, or was compiled.
+            RuntimeError: If the last pass was another one, or was compiled.
         """
         attentions = self._attentions("cross")
         if any(not attention.recorded for attention in attentions):
@@ -384,7 +386,7 @@ def _step_through(
 
 
 def _alphas(arguments: dict[str, Any]) -> Callable[[str], float | PerHeadAlpha]:
-    """Return a function that makes the alpha of each attention of a kind in turn; tied ones get the same module."""
+    """Return a function that creates the alpha of each attention of a kind; tied ones share a module."""
     tie, tied = arguments["tie_alphas"], {}
 
     def alpha(kind: str) -> float | PerHeadAlpha:
@@ -402,7 +404,7 @@ def _alphas(arguments: dict[str, Any]) -> Callable[[str], float | PerHeadAlpha]:
 
 
 def _check(arguments: dict[str, Any]) -> None:
-    """Refuse arguments that make no model."""
+    """Raise if an argument of the model is invalid."""
     d_model, heads = arguments["d_model"], arguments["heads"]
     for name in ("heads", "encoder_layers", "decoder_layers", "d_ff"):
         if arguments[name] < 1:
