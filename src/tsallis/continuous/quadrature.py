@@ -292,7 +292,7 @@ def sine_disk(radial: int, angular: int, alpha: Tensor) -> Rule:
 
 
 def _crowd(rule: Rule, alpha: Tensor) -> Rule:
-    """Crowd the nodes of a rule near 1 if alpha is above 2, because the weight ends steeply there."""
+    """Move the nodes of a rule closer to 1 if alpha is above 2, because the weight ends steeply there."""
     steep, turn = alpha.detach() > 2, rule.nodes * (math.pi / 2)
     slope = torch.where(steep, torch.cos(turn) * (math.pi / 2), 1)
     return Rule(torch.where(steep, torch.sin(turn), rule.nodes), rule.weights * slope)

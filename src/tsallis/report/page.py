@@ -235,7 +235,7 @@ def _compact(value: Any) -> Any:
 
 
 def _thin(history: Any) -> Any:
-    """Thin out each list to at most `EVENTS` numbers, including the first and the last."""
+    """Return each list with at most `EVENTS` of its numbers, including the first and the last."""
     if isinstance(history, dict):
         return {name: _thin(values) for name, values in history.items()}
     if not isinstance(history, list) or len(history) <= EVENTS:

@@ -26,8 +26,8 @@ class Choice:
     """Possible continuation of a typed text.
 
     Args:
-        tokens: Tokens of the continuation without the end: first any that spell the typed text, then the chosen one and
-            those that are certain after it.
+        tokens: Tokens of the continuation, without the end. They may begin with the spelling of the typed text, and
+            include the tokens that are certain after the choice.
         prob: Probability of the choice, given the typed text and the certain tokens.
         ends: Whether the output ends after the tokens.
 
@@ -106,12 +106,11 @@ def complete(
     n_best: int = 10,
     longest: int = 100,
 ) -> Completions:
-    """Find what may follow the beginning of an output, and run ahead while there is only one continuation.
+    """Find the continuations of a partly typed output, and take steps while only one is possible.
 
     A sparse model often leaves a single continuation, which is then certain (Peters et al. 2019, fig. 2). Every choice
-    includes the tokens that are certain after it. The search covers all spellings of the typed text, including those
-    whose last token extends beyond it. Probabilities are conditional on the typed text. Choices with the same text are
-    merged.
+    includes the tokens that are certain after it. The search covers all spellings of the typed text, also those whose
+    last token extends beyond it. Probabilities are given the typed text. Choices with the same text are merged.
 
     Args:
         model: Model with the decoder protocol, see :mod:`tsallis.models.protocol`.

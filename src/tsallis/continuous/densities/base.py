@@ -1,4 +1,4 @@
-"""Standardised densities with mean 0 and covariance I: every density is one of them, shifted and scaled.
+"""Standardised densities with mean 0 and covariance I, from which all densities are shifted and scaled.
 
 A family describes the shape. A density adds a factor: its standard deviation, or the Cholesky factor of its covariance.
 An entropy depends on the factor only through `log_det`, the logarithm of the determinant.

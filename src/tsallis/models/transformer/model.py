@@ -89,7 +89,7 @@ class TransformerSeq2Seq(SharingModel):
         share: Weight tying: "target" ties the target embedding and the output's projection, "all" also the source
             embedding; "none" ties nothing.
         forbidden: Target symbols that are never predicted (by default padding, start and unknown).
-        encoder_layers, decoder_layers: Override of `layers` for one of them.
+        encoder_layers, decoder_layers: Number of layers of one part, in place of `layers`.
         checkpoint_activations: Whether to store only the input of each layer, and recompute the layer in the backward
             pass.
         positions: Position encoding: "sinusoids" are added to embeddings; "rope", "alibi", "nape" and "none" apply to

@@ -104,10 +104,10 @@ class _Api:
         return run
 
     async def _body(self, request: Request) -> bytes:
-        """Return the body of a request that sends JSON, from a page of this server or from no page.
+        """Return the body of a JSON request.
 
         Raises:
-            Refusal: another type, another page, a body that is too large or takes too long.
+            Refusal: If the content type is not JSON, or the body is too large or takes too long.
         """
         if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
             raise Refusal(415, "expected the content-type application/json")
@@ -126,10 +126,10 @@ class _Api:
 
 
 async def _wait(job: Job, request: Request, seconds: float) -> Response:
-    """Return the answer of a job; a client that leaves cancels it.
+    """Return the answer of a job; cancel the job if the client disconnects.
 
     Raises:
-        Refusal: no answer within the time.
+        Refusal: If there is no answer in time.
     """
     answer = asyncio.wrap_future(job.answer)
     leaving = asyncio.ensure_future(_disconnected(request))
@@ -148,7 +148,7 @@ async def _wait(job: Job, request: Request, seconds: float) -> Response:
 
 
 async def _disconnected(request: Request) -> None:
-    """Return once the client is gone."""
+    """Wait until the client disconnects."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
