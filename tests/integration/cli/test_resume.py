@@ -136,7 +136,7 @@ def first_and_last(calls: list[Call], places: list[int]) -> list[int]:
 def test_some_calls_go_wrong(whole: Whole, calls: list[Call], tmp_path: Path, kind: str) -> None:
     """One of each sort, at one place of the training or another."""
     chance, sorts = random.Random(kind), sorted({name for name, _ in calls})
-    assert {"open", "write", "fsync", "replace", "mkdir", "chmod", "unlink", "rmdir"} == set(sorts)
+    assert {"open", "write", "fsync", "ftruncate", "replace", "mkdir", "chmod", "unlink", "rmdir"} == set(sorts)
     places = [[i for i in places_of(calls, kind) if calls[i - 1][0] == name] for name in sorts]
     check_training(whole, tmp_path, [chance.choice(some) for some in places if some], kind)
 

@@ -236,7 +236,7 @@ def test_evaluate_writes_outputs_beside_references(tsallis, trained: Path, small
         ("translate", ("--device", "tpu"), "device must be"),
         ("translate", ("--budget", 5), "--budget is for --mode exact or all, not for --mode beam"),
         ("translate", ("--exact", "--all"), "--exact and --all both set the search mode"),
-        ("translate", ("--exact", "--mode", "beam"), "--mode beam and --exact set the mode of the search"),
+        ("translate", ("--exact", "--mode", "beam"), "--mode beam and --exact both set the search mode"),
         ("translate", ("--end-rule", "no"), "'no' is not one of 'every', 'competing'"),
         ("translate", ("--exact", "--mass", 0.5), "--mass is for lists: give --n-best, too, or --mode all"),
         ("translate", ("--min-risk", "--n-best", 2), "--n-best ranks outputs, --min-risk chooses one"),

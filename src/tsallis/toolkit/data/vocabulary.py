@@ -74,6 +74,9 @@ class Vocabulary:
         ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
         return cls([symbol for symbol, count in ranked if count >= min_count], separator)
 
+    def __contains__(self, symbol: str) -> bool:
+        return symbol in self._number
+
     def __len__(self) -> int:
         return len(self.symbols) + len(SPECIALS)
 

@@ -49,6 +49,7 @@ __all__ = ["Run", "build_model", "load_run", "locked", "start_run"]
 
 Symbols = Vocabulary | Subwords
 SYMBOLS: dict[str, type[Vocabulary] | type[Subwords]] = {"vocab.json": Vocabulary, "model": Subwords}  # by file ending
+ESTIMATES = ("tau",)  # arguments estimated from the data, which may differ between machines
 # Errors that model constructors raise for arguments of a wrong type or size.
 REFUSALS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RuntimeError, MemoryError)
 
@@ -259,7 +260,7 @@ def start_run(
         resumed = os.path.lexists(path)
         if resumed:
             same = config if changes is None or read_text(path) == config else changes.before
-            _check_same(folder, same, task_record, vocabularies)
+            _check_same(folder, same, record, task_record, vocabularies)
             if changes is not None and same != config:
                 changes.check(folder)
                 if not dry:
@@ -282,8 +283,10 @@ def start_run(
     return resumed
 
 
-def _check_same(folder: Path, config: str, task: TaskRecord, vocabularies: Mapping[Path, Symbols]) -> None:
-    """Raise unless a folder contains a run with the same configuration, data and task."""
+def _check_same(
+    folder: Path, config: str, record: ModelRecord, task: TaskRecord, vocabularies: Mapping[Path, Symbols]
+) -> None:
+    """Raise unless a folder contains a run with the same configuration, data, model and task."""
     path = folder / CONFIG
     before = read_text(path)
     if before != config:
@@ -293,7 +296,13 @@ def _check_same(folder: Path, config: str, task: TaskRecord, vocabularies: Mappi
         check_file(file)
         if type(symbols).load(file) != symbols:
             raise InputError(f"{file}: the training data has changed since the run was started")
-    _, saved_task = _read_records(folder)
+    saved, saved_task = _read_records(folder)
+    for key in sorted((saved.arguments.keys() & record.arguments.keys()).difference(ESTIMATES)):
+        if saved.arguments[key] != record.arguments[key]:
+            raise InputError(
+                f"{folder / MODEL}: {key} is {saved.arguments[key]!r}, {record.arguments[key]!r} by {CONFIG}; "
+                "restore the file"
+            )
     if saved_task.task != task.task:
         raise InputError(f"{folder / TASK}: not the task of {CONFIG}; restore the file")
 
