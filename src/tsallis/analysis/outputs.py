@@ -19,7 +19,7 @@ from tsallis.search.checks import check_at_least_one
 from tsallis.search.step import eval_mode
 from tsallis.symbols import IGNORE_INDEX
 
-AT_ONCE = 1 << 22  # scores that are held together
+AT_ONCE = 1 << 22  # maximum number of scores in memory at a time
 WIDTHS = {"total": 0.05, "norm": 1.0, "threshold": 0.1}  # of the histograms' bins
 
 
@@ -138,7 +138,7 @@ def output_statistics(model: Any, batches: Iterable[Batch]) -> OutputStatistics:
 
 
 class Outputs:
-    """The sums and counts of :class:`OutputStatistics`, batch by batch: of passes that were made for something else.
+    """Sums and counts for :class:`OutputStatistics`, collected batch by batch from passes with another purpose.
 
     Args:
         model: an encoder-decoder of this package.

@@ -316,7 +316,7 @@ class TransformerReader(_Reader):
         self.layers = tuple(layers)
 
     def run(self, batch: Batch, receive: Receive) -> Any:
-        """Run a batch, pass on the weights of each attention as they are computed, and return the decoder's pass."""
+        """Run a batch, send the weights of each attention to `receive`, and return the decoder's output."""
         with capture_weights(self.attentions, receive):
             return self._forward(batch)
 
@@ -347,7 +347,7 @@ class RNNReader(_Reader):
         self.layers = (AttentionLayer("cross", 0, (_alpha_of(model.attention),)),)
 
     def run(self, batch: Batch, receive: Receive) -> Any:
-        """Run a batch, pass on the weights of its steps, and return the decoder's pass."""
+        """Run a batch, send the weights of each step to `receive`, and return the decoder's output."""
         decoded = self._forward(batch)
         receive(0, decoded.attention.unsqueeze(1))  # [batch, 1, tgt, src]
         return decoded

@@ -113,7 +113,7 @@ class ComparisonSummary(Record):
 
     first: str  # name of a run
     second: str  # name of another one
-    kinds: tuple[ModelContrast, ...]  # one for each kind of attention that both have
+    kinds: tuple[ModelContrast, ...]  # one for each kind of attention that both models have
 
 
 @dataclass(frozen=True)

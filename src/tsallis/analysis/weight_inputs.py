@@ -17,7 +17,7 @@ Pieces = list[tuple[str, ...]]  # of each sentence
 
 
 class LayerWeights(NamedTuple):
-    """The weights of one layer on all sentences."""
+    """Attention weights of one layer for all sentences."""
 
     name: str  # name of the tensor in errors, such as "attention[1]"
     number: int

@@ -17,7 +17,8 @@ from tsallis.ops.transforms import outside_tracers
 T = TypeVar("T")
 # Truncate densities at exp(-39) of their peak, which is below the rounding of float64.
 TAIL = 39.0
-# Above this (alpha - 1) / (alpha + 1) a rule differentiable in alpha spans the whole support, below it omits the tail.
+# Limit of (alpha - 1) / (alpha + 1). Above it, a rule that is differentiable in alpha covers the whole support; below
+# it, the rule omits the tail.
 WHOLE = 0.1
 
 
@@ -202,7 +203,7 @@ def laplace_line(points: int) -> Rule:
 
 @constant
 def laplace_narrow_line(points: int) -> Rule:
-    """Return the rule for the Laplace density of variance 1 and functions narrower than the density.
+    """Return a quadrature rule for the Laplace density of variance 1 times a function narrower than the density.
 
     It is Gauss-Legendre in the square root of the distance, which makes points dense on both sides of the peak.
 

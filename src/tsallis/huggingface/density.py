@@ -89,7 +89,9 @@ class _Counts:
         active = None
         if self.kind == "self" and mask is not None and queries == keys and queries > 1:
             allowed = mask if mask.dtype == torch.bool else mask > -torch.inf
-            active = allowed.any(-2).expand(-1, -1, queries)  # a key that no query sees is padding, also as a query
+            active = allowed.any(-2).expand(
+                -1, -1, queries
+            )  # a position that no query can see is padding, so it is ignored as a query too
         sums = sum_support(support, visible, active)
         self._sums = self._sums.to(sums.device) + sums
         self.passes += 1

@@ -272,7 +272,7 @@ class LabelDecoder(nn.Module):
         return DecoderOutput(states, attention.masses.unsqueeze(1).expand(-1, tgt, -1) if need_attention else None)
 
     def num_attended(self, decoded: DecoderOutput) -> Tensor:
-        """Count places with a weight, or with mass of the density [batch, tgt], in the pass that made `decoded`.
+        """Return the number of attended positions [batch, tgt] in the pass that made `decoded`.
 
         Raises:
             RuntimeError: The last pass was another one, or was compiled.

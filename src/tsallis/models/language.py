@@ -196,7 +196,7 @@ class LanguageModel(SharingModel):
             self.embedding.weight[PAD] = 0
         if share:
             self.output.tie(self.embedding.weight)  # type: ignore[arg-type]
-        self._texts: RowTexts | None = None  # texts of the last pass, if attention read them separately
+        self._texts: RowTexts | None = None  # texts of the last pass, if attention was computed separately for each
         self._positions: Tensor | None = None  # [batch, tgt]: positions of the last pass among all tokens that it read
 
     def read(self, tokens: Tensor) -> Tensor:
@@ -267,7 +267,7 @@ class LanguageModel(SharingModel):
         return Step(self.output.scores(hidden.squeeze(1)), attention, after)
 
     def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = False) -> DecoderOutput:
-        """Read prompts [batch, src] with their counts [batch], and continuations [batch, tgt] that start with BOS.
+        """Run the model on prompts [batch, src] with their lengths [batch] and continuations [batch, tgt] after BOS.
 
         Without prompts (`src` of width 0), rows of `tgt_in` may contain several texts, each with its own BOS, and may
         start inside a text.

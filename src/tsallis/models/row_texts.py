@@ -36,7 +36,9 @@ class RowTexts:
 
 
 def split_rows(tokens: Tensor, d_model: int) -> RowTexts | None:
-    """Return the texts of rows [batch, length]; None where each row is one, or a mask costs less, or under a compiler.
+    """Return the limits of the texts in rows [batch, length], or None.
+
+    It is None if each row is one text, if a mask is cheaper than separate texts, or under torch.compile.
 
     Example:
         >>> texts = split_rows(torch.tensor([[1, 7, 1, 8], [9, 9, 1, 8]]), 4)

@@ -30,7 +30,7 @@ SEQUENCE_ROWS = {
 def share_embeddings(
     share: str, src_embedding: nn.Embedding, tgt_embedding: nn.Embedding, output: OutputLayer, known: tuple[str, ...]
 ) -> None:
-    """Make one matrix of the target embedding and the output projection, and for "all" of the source embedding, too.
+    """Let target embedding and output projection share a matrix; with "all", the source embedding shares it too.
 
     Raises:
         ValueError: a way to share that is not `known`, vocabularies that cannot share.

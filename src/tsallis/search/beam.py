@@ -127,7 +127,7 @@ def _search(model: Decoder, state: Any, beams: Any, keep_attention: bool, device
         while searching:
             only = beams.forced()
             only = only if only is None else only.to(device)
-            # One symbol more than the beam holds bounds the dropped prefixes.
+            # Request one symbol more than the beam can hold: its probability bounds those of all dropped prefixes.
             step = _advance(model, state, beams.tokens().to(device), beams.size + 1, only, keep_attention)
             if keep_attention and step.attention is not None:
                 weights.append(step.attention)

@@ -100,7 +100,7 @@ def draw_outputs(
 
 @dataclass
 class Draw:
-    """Draws of one output so far."""
+    """One output and the symbols drawn for it so far."""
 
     limits: Limits
     src_length: int

@@ -67,7 +67,7 @@ class EmbeddingsConfig(Section):
 
     file: FileName  # text, or .safetensors
     words: FileName | None = None  # words of the rows of a matrix, one per line; default: rows are symbols in order
-    tensor: str | None = Field(None, max_length=1000)  # of a file with several matrices
+    tensor: str | None = Field(None, max_length=1000)  # name of the tensor to read from a file with several matrices
     freeze: bool = False
 
     @model_validator(mode="before")

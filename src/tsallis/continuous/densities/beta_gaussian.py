@@ -149,7 +149,7 @@ class BetaGaussian:
         return (total - c.peak + log_det).to(log_det)
 
     def marginal(self) -> BetaGaussian:
-        """Return the marginal of one coordinate in the plane: same reach, power larger by 1/2."""
+        """Return the marginal density of one coordinate of the plane: same support radius, exponent larger by 1/2."""
         if self.dims != 2:
             raise NotImplementedError(f"marginal densities are known of the plane, got {self.dims} dimensions")
         eps = self.alphas - 1

@@ -191,7 +191,7 @@ class Mixture(Density):
         return self.tsallis_entropy(1.0)
 
     def _panels(self) -> tuple[Tensor, Tensor]:
-        """Return nodes and weights [points, ...] of a rule on the line, the batch last."""
+        """Return nodes and weights [points, ...] of a quadrature rule on the line; batch dimensions come last."""
         if self.dims != 1:
             raise NotImplementedError("the entropy of a mixture is computed on the line only")
         breaks = self._breaks().sort(-1).values

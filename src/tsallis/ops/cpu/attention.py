@@ -15,7 +15,7 @@ from tsallis.ops.eager.attention import resolve as resolve
 
 ROWS, LEAST_ROWS = 64, 8  # largest and smallest number of queries per tile
 LEAST_SLOPED_ROWS = 32  # minimum with slopes, whose windows make tiles small; more tiles would touch more pages
-TILE = 1 << 17  # maximum number of scores per tile, if it has more than the minimum of rows
+TILE = 1 << 17  # maximum number of scores per tile; a tile with the minimum number of rows may exceed it
 MOST_LISTED = 128  # backward reads saved lists up to this average length per query
 
 

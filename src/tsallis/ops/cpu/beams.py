@@ -42,7 +42,7 @@ class Beams:
         self._memory = torch.empty(columns * self.capacity + sources * self._score_row, dtype=torch.int64, device="cpu")
         prefixes = self._memory.data_ptr()
         self._history: list[tuple[Tensor, int]] = []  # columns of earlier steps, and their number of rows
-        self._used: list[int] = []  # number of used rows in each of them when the next was allocated
+        self._used: list[int] = []  # rows in use in each full block of `_history` when the next block was allocated
         self._first = 0  # number of the previous step's first row
         self.call = Beam(
             sources=sources,

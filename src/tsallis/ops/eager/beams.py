@@ -141,7 +141,7 @@ class _Beam:
         return remaining
 
     def _at_limit(self, length: int) -> bool:
-        """Return whether a prefix with one more token could no longer end."""
+        """Return whether a prefix with one more token would have no room for the end symbol."""
         return length + 2 > self.limits.steps
 
     def _add_cost(self, cost: float) -> bool:

@@ -20,7 +20,7 @@ class Short(NamedTuple):
 
     rows: int
     width: int
-    lanes: int  # subsets whose maxima bound the threshold; `width`: no bound
+    lanes: int  # number of subsets of a row whose maxima bound the threshold; if equal to `width`, no bound is computed
     warps: int
 
 

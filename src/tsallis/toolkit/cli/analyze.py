@@ -133,7 +133,7 @@ def report_runs(
                 )
             report = Report(densities=describe_labels(loaded, split or "dev", lines, values, options))
         else:
-            # The training data of a run can be far larger than the lines that somebody looks at.
+            # Default to dev: training data can be far larger than anybody wants to look at.
             summaries = summarize_all(loaded, split or "dev", lines, values, options, command == "analyze")
             report = Report(*summaries)
         _write(report._replace(sweep=sweep_if_any(runs)), out, records)

@@ -172,7 +172,7 @@ def _print_answers(question: Question, sparse: Result, softmax: Result, *runs: R
 
 
 def _hypotheses(question: Question, result: Result, run: Run) -> list[str]:
-    """Return the rows of a column: the best hypotheses, the number of the others, and the sum."""
+    """Return the lines of a model's column: its best outputs, the number of others, and the sum of probabilities."""
     texts = [(run.tgt_vocab.decode(hypothesis.tokens), hypothesis.prob) for hypothesis in result.hypotheses]
     rows = [f"  {text:<14}{prob:.6f}{'  right' * (text in question.right)}" for text, prob in texts[:MOST_ANSWERS]]
     if others := texts[MOST_ANSWERS:]:

@@ -56,7 +56,7 @@ def train(
 
 
 class TrainingStart(NamedTuple):
-    """A prepared training."""
+    """Run, parameters and state before the first update."""
 
     run: PreparedRun
     parameters: Start

@@ -33,7 +33,7 @@ class Piece(NamedTuple):
 
 
 class Sampler:
-    """Base class of samplers, which splits a text into stretches that are segmented independently.
+    """Base class of samplers. It splits a text into parts and segments each part independently.
 
     A text is split between two characters that are not adjacent in any piece, because no piece can cross this position.
     This separates words, and most neighbouring characters in texts without spaces.

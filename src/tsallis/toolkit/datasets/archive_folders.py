@@ -14,7 +14,7 @@ from tsallis.toolkit.datasets.converters import CorruptDownloadError
 from tsallis.toolkit.datasets.download import Part, SourceFile
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
-LONGEST = 1 << 20  # maximum bytes of a line or a small file, to detect other content early
+LONGEST = 1 << 20  # maximum bytes of a line or a small file; larger input is rejected as a wrong file
 Make = Callable[[re.Match[str], bytes, str], Iterator[bytes]]
 
 

@@ -26,7 +26,7 @@ def synthetic_vocabulary(name: str) -> Vocabulary:
 
 @dataclass(frozen=True)
 class SyntheticCorpus(Corpus):
-    """Corpus of synthetic examples after a start symbol, which are created on access.
+    """Corpus of synthetic examples, which start with a start symbol and are created on access.
 
     Args:
         streams: Streams of examples, with equal numbers of rows.

@@ -98,7 +98,7 @@ class Answer:
 
     @property
     def best(self) -> Output | None:
-        """Return the best output, the minimum-risk output or the first draw, or None."""
+        """Return the minimum-risk output if requested, else the best output or the first draw, or None."""
         if self.choice is not None:
             return [output for output in self.outputs if output is not None][self.choice.index]
         return self.outputs[0] if self.outputs else None

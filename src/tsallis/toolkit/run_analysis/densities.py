@@ -227,7 +227,7 @@ def _examples(
 
 
 def _picture(pixels: Tensor) -> str | None:
-    """Return an image [height, width, 3] as a data URI of a PNG; None for features."""
+    """Return an image [height, width, 3] as the data URI of a PNG; None for features instead of pixels."""
     if pixels.is_floating_point() or pixels.shape[-1] != 3:
         return None
     step = max(1, -(-max(pixels.shape[:2]) // WIDEST))

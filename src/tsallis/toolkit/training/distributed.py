@@ -44,7 +44,7 @@ class World:
 
     @property
     def main(self) -> bool:
-        """Whether this is the first process, which decides and writes files."""
+        """Return whether this is the first process, the only one that writes files and makes decisions for all."""
         return self.rank == 0
 
     def sum(self, *numbers: float) -> tuple[float, ...]:

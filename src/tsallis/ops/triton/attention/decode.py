@@ -294,7 +294,9 @@ def decode(launch: Launch, output: Tensor, support: Tensor) -> None:
     tiling = decode_tiling(launch.size, launch.value_size, query.dtype, per_key_head, launch.memory)
     assert tiling is not None  # as `decodes` made sure
     blocks = -(-keys // tiling.keys)
-    programs = -(-4 * processors(query.device) // (batch * key_heads))  # programs that a multiprocessor can choose from
+    programs = -(
+        -4 * processors(query.device) // (batch * key_heads)
+    )  # number of programs per multiprocessor, so that it can switch between them
     span = -(-blocks // min(programs, blocks)) * tiling.keys
     splits = -(-keys // span)
     stats = launch.new_float32(3, *rows)
