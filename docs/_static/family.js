@@ -1,5 +1,5 @@
 "use strict";
-// The picture of the page "From softmax to sparsemax": scores and alpha by sliders, probabilities as bars.
+// The figure of the page "From softmax to sparsemax": sliders set the scores and alpha, bars show the probabilities.
 (() => {
   const LABELS = ["a", "b", "c", "d", "e"];
   const START = [2, 1.4, 1, 0.2, -1];
@@ -8,7 +8,7 @@
     return x <= 0 ? 0 : Math.pow(x, 1 / eps);
   }
 
-  // Entmax by bisection of the threshold: p_i = [(alpha - 1) z_i - tau]_+^(1 / (alpha - 1)), of sum 1.
+  // Entmax by bisection of the threshold: p_i = [(alpha - 1) z_i - tau]_+^(1 / (alpha - 1)); the sum is 1.
   function entmax(scores, alpha) {
     const eps = alpha - 1;
     const top = Math.max(...scores);

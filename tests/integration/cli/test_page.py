@@ -284,7 +284,7 @@ def test_densities_are_drawn_with_their_supports(visits: Callable[..., Visit], d
     visit = visits(densities, color_scheme=scheme)
     tab = visit.open("densities")
     assert len(tab.query_selector_all("svg rect.bars")) == 1  # weights of zero have none
-    assert len(tab.query_selector_all("svg .support")) == 1 and "neg (.750), right is pos" in tab.inner_text("main")
+    assert len(tab.query_selector_all("svg .support")) == 1 and "neg (.750), correct: pos" in tab.inner_text("main")
     tab.click("summary")
     tab.wait_for_selector("table.weights tbody tr")
     cells = "rows => rows.map(r => [...r.cells].map(c => c.innerText))"
@@ -367,7 +367,7 @@ def test_a_page_on_attention_alone_has_no_outputs_and_no_training(
     links = tab.eval_on_selector_all("nav a", "links => links.map(link => link.innerText)")
     assert links == ["Overview", "Heads", "Sentences", "Contrasts", "Layers"]
     facts = tab.inner_text("table.facts")
-    assert "parameters" in facts and "updates" not in facts and "Symbols possible" not in facts
+    assert "parameters" in facts and "updates" not in facts and "Possible symbols" not in facts
     for view in VIEWS[:-1]:
         tab = visit.open(view)
         tab.wait_for_selector(f'main[data-view="{view}"] h1')

@@ -275,7 +275,7 @@ def test_an_output_is_completed_with_the_keyboard(tab: Any) -> None:
         # A selector: the page's policy refuses the evaluation that polling for an expression needs.
         tab.wait_for_selector("#typed:not([aria-activedescendant])")
     tab.fill("#typed", "#")
-    tab.wait_for_selector("text=Impossible: no output of the model begins so.")
+    tab.wait_for_selector("text=Impossible: no output of the model starts with this text.")
     tab.fill("#typed", "walk")
     tab.keyboard.press("Enter")
     tab.wait_for_selector("table.steps")

@@ -331,7 +331,7 @@ def test_what_a_decoder_attends_to_depends_on_what_it_sees(open_page: Open, caus
     weights = torch.full((2, 1, 3, 3), 1 / 3) if not causal else torch.eye(3).expand(2, 1, 3, 3)
     summary = summarize_weights(decoder_attention=[weights], decoder_tokens=[["▁a", "▁b", "▁c"]] * 2)
     tab = open_page(build_page([summary]), "sentence")
-    assert tab.inner_text("section .hint") == f"Decoder, {note}. Choose a head to put it first above."
+    assert tab.inner_text("section .hint") == f"Decoder, {note}. Click a head to show it above."
     assert tab.locator("nav a >> text=Contrasts").count() == 1  # of two sentences
 
 
@@ -429,7 +429,7 @@ def test_labels_and_regions_are_called_what_they_are(open_page: Open) -> None:
     plane = draw_density(Gaussian(torch.tensor([0.5, 0.4]), 0.01 * torch.eye(2), dims=2))
     example = DensityExample(1, "where?", (), "neg", "neg", 1.0, (0.5, 0.0, 0.5, 0.0), (2, 2), (0.25,) * 4, plane, None)
     text = open_page(build_page([], densities=[labels_of(example)]), "densities").inner_text("main")
-    assert "no region is excluded" in text and "neg (1), which is right" in text and "Neg" not in text
+    assert "no region is excluded" in text and "neg (1), correct" in text and "Neg" not in text
     assert ">99.9 %" in text
 
 

@@ -1,4 +1,7 @@
-"""Compile the CPU kernel: `python build.py [--sanitize] [--out PATH]`. Build hooks need it to import nothing else."""
+"""Compile the CPU kernel: `python build.py [--sanitize] [--out PATH]`.
+
+This file imports only the standard library, because build hooks run it before the package is installed.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from typing import NamedTuple
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE / "csrc"
 LIBRARY = HERE / "_kernel.so"
-NO_KERNEL = "_no_kernel.txt"  # beside the library's place: why it is not there
+NO_KERNEL = "_no_kernel.txt"  # in the library's folder: the reason why there is no library
 LEFT_OUT = "left out of this installation"
 
 COMMON = (
@@ -24,24 +27,24 @@ COMMON = (
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
 )
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-O1", "-g")
-UNITS = {"float": ("F32", "BF16", "F16"), "double": ("F64",)}  # how numbers are stored, by what computes them
+UNITS = {"float": ("F32", "BF16", "F16"), "double": ("F64",)}  # storage types per type of the computation
 PORTABLE = {"portable": ()}
-# GCC takes the undefined operand of its own AVX-512 intrinsics for a mistake in what calls them.
+# GCC warns about the undefined operand of its own AVX-512 intrinsics in the code that calls them.
 FALSE_ALARM = ("-Wno-uninitialized", "-Wno-maybe-uninitialized")
 X86 = {
     "avx2": ("-march=x86-64-v3",),
     "avx512": ("-march=x86-64-v4",),
     "avx512bf16": ("-march=x86-64-v4", "-mavx512bf16"),
 }
-BETTER = {"avx512bf16": {"bfloat16": ("BF16",)}}  # what alone it does better than the one before it
+BETTER = {"avx512bf16": {"bfloat16": ("BF16",)}}  # storage types for which it beats the set before it
 
 
 class BuildError(Exception):
-    """There is no compiler, or it refused the sources; the text says why."""
+    """Raised if there is no compiler or the compilation fails; the message gives the reason."""
 
 
 class Compiler(NamedTuple):
-    """A C++ compiler that has shown that it works."""
+    """A C++ compiler that works on this machine."""
 
     command: tuple[str, ...]
     machine: str
@@ -58,7 +61,7 @@ def sources(folder: Path = SOURCES) -> list[Path]:
 
 
 def source_hash(folder: Path = SOURCES) -> str:
-    """Return 16 hex digits that change with any name or content among the sources, and with how they are compiled."""
+    """Return a hash (16 hex digits) of the names and contents of the sources and of this file."""
     digest = hashlib.sha256(Path(__file__).read_bytes())
     for path in sources(folder):
         content = path.read_bytes()
@@ -68,7 +71,7 @@ def source_hash(folder: Path = SOURCES) -> str:
 
 
 def find_compiler() -> Compiler:
-    """Return the compiler that CXX names, else the first of c++, g++ and clang++ that works."""
+    """Return the compiler named by CXX, or the first of c++, g++ and clang++ that works."""
     chosen = os.environ.get("CXX", "").strip()
     problems = []
     for command in [chosen] if chosen else ["c++", "g++", "clang++"]:
@@ -80,12 +83,12 @@ def find_compiler() -> Compiler:
 
 
 def is_current(library: Path) -> bool:
-    """Tell whether a library was compiled from these sources; not if CXX asks for a compiler of its own."""
+    """Return whether a library was compiled from these sources; always False if CXX is set."""
     return "CXX" not in os.environ and library.is_file() and source_hash().encode() in library.read_bytes()
 
 
 def build(out: Path = LIBRARY, sanitize: bool = False) -> Path:
-    """Compile the kernel and put it at `out`, whole or not at all."""
+    """Compile the kernel and write it to `out`; a failed compilation leaves no partial file."""
     compiler = find_compiler()
     out = Path(out).absolute()
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -103,13 +106,13 @@ def build(out: Path = LIBRARY, sanitize: bool = False) -> Path:
 
 
 def _processors() -> int:
-    """Return how many processors this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _compilations(compiler: Compiler, folder: Path, extra: tuple[str, ...]) -> dict[Path, tuple[str, ...]]:
-    """For each object, in the order of linking, the command that makes it."""
-    # Of an inline function that several objects hold, the linker keeps the first one's: it must run on every machine.
+    """Return the command that compiles each object file, in the order of linking."""
+    # If several objects hold an inline function, the linker keeps the first one's: it must run on every machine.
     library = [f'-DTSALLIS_SOURCE="{source_hash()}"', *(["-DTSALLIS_WITH_X86"] if compiler.x86 else [])]
     units = {"library": ("bindings.cpp", library)}
     for isa, flags in {**PORTABLE, **(X86 if compiler.x86 else {})}.items():
@@ -129,23 +132,23 @@ def _compilations(compiler: Compiler, folder: Path, extra: tuple[str, ...]) -> d
 
 
 def _linking(compiler: Compiler, sanitize: bool) -> tuple[str, ...]:
-    # A sanitizer intercepts calls into the shared runtime, so it gets that one.
+    # A sanitizer intercepts calls into the shared runtime, so link that one.
     if sanitize:
         return ("-shared", *SANITIZE)
-    # Nor does the library lend its copy of the runtime to others, or take theirs.
+    # Link the runtime statically and hide its symbols: the library neither exports its copy nor uses another.
     own = ("-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL") if compiler.gnu else ()
     return ("-shared", *own)
 
 
 def _probe(command: tuple[str, ...]) -> Compiler:
-    """Return the compiler behind a command, once it has preprocessed a C++17 file with a standard header."""
+    """Return the compiler behind a command; raise if it cannot preprocess C++17 with a standard header."""
     machine = _run((*command, "-dumpmachine"))
     macros = _run((*command, "-std=c++17", "-x", "c++", "-dM", "-E", "-"), text="#include <cstdint>\n")
     return Compiler(command, machine.strip(), gnu="__ELF__" in macros and "__clang__" not in macros)
 
 
 def _run(command: tuple[str, ...], text: str = "") -> str:
-    """Run a command and return its output; pass its warnings on, raise a BuildError if it fails."""
+    """Run a command and return its output; print its warnings and raise a BuildError if it fails."""
     try:
         process = subprocess.run(command, input=text, capture_output=True, text=True, errors="replace")
     except OSError as problem:
@@ -157,13 +160,13 @@ def _run(command: tuple[str, ...], text: str = "") -> str:
 
 
 def main() -> None:
-    """Build as the command line says and print the path of the result."""
+    """Build the kernel with the options of the command line and print its path."""
     parser = argparse.ArgumentParser(description="Compile the CPU kernel.")
     parser.add_argument("--out", type=Path, help="where the library goes (default: beside this file)")
     parser.add_argument("--sanitize", action="store_true", help="with address and undefined behaviour sanitizers")
     options = parser.parse_args()
     if options.sanitize and not options.out:
-        # Beside this file every process would load it, and abort without the sanitizer's runtime.
+        # In the default place every process would load the library, and abort without the sanitizer's runtime.
         parser.error("--sanitize needs --out")
     try:
         print(build(options.out or LIBRARY, options.sanitize))

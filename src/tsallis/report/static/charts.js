@@ -16,7 +16,7 @@ function label(value) {
   return String(+value.toPrecision(4));
 }
 
-// Axes of a chart: x and y are [low, high]; returns the drawing and the maps from values to points.
+// The axes of a chart; x and y are [low, high]. Return the drawing and the functions from values to coordinates.
 function axes({ width = 340, height = 190, x, y, xName = "", yName = "", xTicks = 4, yTicks = 4, left = 44,
   xMarks = null }) {
   const [top, right, bottom] = [10, 10, 38];
@@ -38,12 +38,12 @@ function axes({ width = 340, height = 190, x, y, xName = "", yName = "", xTicks 
   return { svg, toX, toY, width, height, left, right, bottom, top };
 }
 
-// The least and the greatest of numbers, of which there may be more than a function takes arguments.
+// The minimum and the maximum. `Math.min(...values)` would fail on long arrays: a function takes limited arguments.
 function bounds(values) {
   return values.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
 }
 
-// Bounds with some room around values.
+// Bounds with some room around the values.
 function padded(low, high) {
   const room = (high - low) * 0.08 || Math.abs(high) * 0.08 || 1;
   return [low - room, high + room];
@@ -53,7 +53,7 @@ function shade(index, count) {
   return `var(--shade-${count > 1 ? Math.round((7 * index) / (count - 1)) : 4})`;
 }
 
-// Lines [{name, values, colour, steps}] over steps, their own or those of all, nulls left out.
+// Draw lines [{name, values, colour, steps}] without their nulls. A line without `steps` uses the shared ones.
 function lineChart(steps, lines, options) {
   const points = lines.map((line) => (line.steps || steps).map((step, i) => [step, line.values[i]])
     .filter(([, value]) => value !== null && value !== undefined));
@@ -72,7 +72,7 @@ function lineChart(steps, lines, options) {
   return chart.svg;
 }
 
-// Bars of counts between edges, of one width.
+// Bars of counts between equally spaced edges.
 function barChart(edges, counts, options) {
   const chart = axes({ ...options, x: [edges[0], edges[edges.length - 1]], y: [0, Math.max(...counts, 1)] });
   counts.forEach((count, i) => {
@@ -87,14 +87,14 @@ function barChart(edges, counts, options) {
   return chart.svg;
 }
 
-// The colour of a value between bounds, as a share of the accent; none for nothing.
+// The colour of a value as a share of the accent colour, from 0 to 1. A missing value has share 0.
 function tone(measure, value, high) {
   if (value === null || value === undefined) return 0;
   const top = measure.high ?? high ?? 1;
   return clamp((value - measure.low) / (top - measure.low || 1), 0, 1);
 }
 
-// Heads of a run, a block for each kind: rows are layers, columns heads; each one is a link to its card.
+// The heads of a run, one block per kind: rows are layers, columns are heads. Each head links to its card.
 function headMap(run, measure) {
   const [size, gap, left, top] = [34, 44, 56, 38];
   const kinds = kindsOf(run);
@@ -139,8 +139,8 @@ function headCell(head, measure, high, x, y, size) {
     signOf(head) ? s("text", { x: x + size / 2, y: y + size / 2 + 4.5, "text-anchor": "middle" }, signOf(head)) : null);
 }
 
-// The sign on a cell is in the colour of text up to the share of the tone where that of paper is told apart better: it
-// differs in light and in dark colours.
+// The sign on a cell changes its colour where the other colour has more contrast with the tone: at a share of 0.75 in
+// the light theme and 0.62 in the dark one.
 function signShade(share) {
   return share > 0.75 ? "cell deep" : share > 0.62 ? "cell middling" : "cell";
 }
@@ -164,15 +164,15 @@ function scale(measure, heads) {
     h("span", null, measure.show(high)));
 }
 
-// A weight's share of the colour: the smallest above zero can be seen, a zero has none.
+// The opacity of a weight: even the smallest weight above zero is visible. A zero is not drawn.
 function opacity(value) {
   return (0.14 + 0.86 * Math.sqrt(Math.min(value, 1))).toFixed(3);
 }
 
-const SHADES = 16; // of weights: a row is a path for each of them, however many weights it has
-const LONG = 100; // words from which on cells have no gaps, and lines would be a thicket
+const SHADES = 16; // a row has at most one path per shade, however many weights it has
+const LONG = 100; // words; from here on cells have no gaps, and lines would overlap too much
 
-// The weights of a row by their shade, as [the shade's weight, its keys].
+// Group the weights of a row by shade, as [the shade's weight, its keys].
 function byShade(cells) {
   const groups = Array.from({ length: SHADES }, () => []);
   for (const [key, value] of cells) groups[Math.round(Math.sqrt(Math.min(value, 1)) * (SHADES - 1))].push(key);
@@ -183,7 +183,7 @@ function isLong(weights) {
   return weights.queries * weights.keys > LONG * LONG;
 }
 
-// Squares of keys as one path; without gaps neighbours are one rectangle.
+// One path with a square per key. Without gaps, neighbouring squares are merged into one rectangle.
 function squares(keys, cell, gap) {
   const parts = [];
   for (let i = 0; i < keys.length; i += 1) {
@@ -195,7 +195,7 @@ function squares(keys, cell, gap) {
   return parts.join("");
 }
 
-// Tell what is under the pointer by the title of a drawing, which browsers show.
+// Describe what is under the pointer in the title of the drawing, which browsers show as a tooltip.
 function tooltip(svg, textAt) {
   const title = s("title");
   svg.prepend(title);
@@ -207,7 +207,7 @@ function tooltip(svg, textAt) {
   });
 }
 
-// Let the pointer and the arrow keys choose a query of a drawing, of which `chosen` returns the present one.
+// Let the pointer and the arrow keys choose a query of a drawing; `chosen` returns the current query.
 function chooseRows(drawing, count, chosen, choose) {
   drawing.setAttribute("tabindex", "0");
   drawing.addEventListener("pointerover", (event) => {
@@ -226,7 +226,7 @@ function chooseRows(drawing, count, chosen, choose) {
 let pen = null;
 const textWidths = new Map();
 
-// The width of a text in the letters of figures, and of those that stand out.
+// The width of a text in the font of the figures; the default is the bold font of highlighted words.
 function measureText(text, font = "600 12px") {
   if (!pen) {
     pen = document.createElement("canvas").getContext("2d");
@@ -248,7 +248,7 @@ function wordLabel(piece) {
   return short(spell(piece), 14);
 }
 
-// The weights of one head as cells: rows are queries, columns keys; what is exactly zero is blank.
+// The weights of one head as cells: rows are queries, columns are keys. Exact zeros are blank.
 function matrix(weights, queries, keys, selected) {
   const cell = keys.length > 40 || queries.length > 40 ? 13 : 17;
   const gap = isLong(weights) ? 0 : 1;
@@ -278,7 +278,7 @@ function matrix(weights, queries, keys, selected) {
   return svg;
 }
 
-// The same as lines from each query, at the left, to its keys, at the right.
+// The same weights as lines from each query on the left to its keys on the right.
 function lines(weights, queries, keys, selected) {
   const [step, gap] = [19, 120];
   const left = widest(queries) + 8;
@@ -311,7 +311,7 @@ function linesOrMatrix(weights, queries, keys) {
   return (queries.length + keys.length > 48 ? matrix : lines)(weights, queries, keys, null);
 }
 
-// Set one query off from the others, or none.
+// Highlight one query, or none.
 function select(svg, query) {
   const row = query === null || query === undefined ? null : svg.querySelector(`.row[data-query="${query}"]`);
   for (const other of svg.querySelectorAll(".row.on")) if (other !== row) other.classList.remove("on");
@@ -319,7 +319,7 @@ function select(svg, query) {
   svg.classList.toggle("chosen", row !== null);
 }
 
-// How many keys a query can attend to, the first ones.
+// The number of keys that a query can attend to, counted from the first key.
 function visibleKeys({ keys, causal }, query) {
   return causal ? Math.min(query + 1, keys) : keys;
 }

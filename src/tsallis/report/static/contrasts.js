@@ -1,4 +1,4 @@
-// One head on two sentences, sparse and dense; and the words about which two runs agree and differ.
+// One head on two sentences, one sparse and one dense; and the words on which two runs agree and differ.
 
 function viewContrasts() {
   const pairs = RUNS.some((run) => run.contrasts.length);
@@ -6,10 +6,10 @@ function viewContrasts() {
   return [
     h("h1", { tabindex: "-1" }, "Contrasts"),
     h("p", { class: "lead" }, "Where attention depends on the sentence, and where it depends on the run: one head on two "
-      + "sentences of the same length", several ? ", and words about which two runs agree and differ" : "", "."),
+      + "sentences of the same length", several ? ", and words on which two runs agree and differ" : "", "."),
     ...(several ? DATA.comparisons.map(comparisonPart) : []),
-    several && DATA.comparisons.length < RUNS.length - 1 ? h("p", { class: "hint" }, "Runs that spell the sentences by "
-      + "other pieces than the first run, or have other kinds of attention, are not compared with it.") : null,
+    several && DATA.comparisons.length < RUNS.length - 1 ? h("p", { class: "hint" }, "Runs that tokenize the sentences "
+      + "differently from the first run, or have other kinds of attention, are not compared with it.") : null,
     ...(pairs ? RUNS.map(pairsPart) : [h("p", { class: "hint" },
       "No head has two sentences of the same length, of at least six words, with different densities.")]),
   ];
@@ -19,7 +19,7 @@ function comparisonPart(comparison) {
   const { first, second } = comparison;
   return h("section", null, h("h2", null, `${first} and ${second}`),
     h("p", { class: "hint" }, "Divergence (Jensen–Shannon): 0 where both runs attend to the same words, 1 where they "
-      + "share none. A run’s heads are averaged for it; “within” is the divergence among the heads of one run."),
+      + "share none. The heads of each run are averaged first; “within” is the divergence among the heads of one run."),
     comparison.kinds.map((kind) => h("div", null,
       h("h3", null, `${KIND_NAMES[kind.kind]}: mean divergence ${plain(kind.mean, 3)} over ${whole(kind.words)} words`),
       wordTable(comparison, kind, "differ", "Differ most"), wordTable(comparison, kind, "agree", "Agree most"))));
@@ -51,8 +51,8 @@ function pairsPart(run) {
   const place = h("div", { class: "pairs" });
   showPairs(run, place);
   return h("section", null, h("h2", null, titleOf(run, "one head, two sentences")),
-    h("p", { class: "hint" }, "Left the sparsest, right the densest sentence of one length for the same head. The head is "
-      + "sure on the left, and spreads its weight on the right."), place);
+    h("p", { class: "hint" }, "The same head on two sentences of equal length: on the left the one on which it is "
+      + "sparsest, on the right the one on which it is densest."), place);
 }
 
 async function showPairs(run, place) {

@@ -1,10 +1,10 @@
-// The data of the report. Weights of a sentence are unpacked when they are first looked at.
+// The data of the report. The weights of a sentence are unpacked when they are first shown.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const RUNS = DATA.runs;
-const OUTPUT_RUNS = RUNS.filter((run) => run.outputs); // of the others attention alone was analysed
-const TRAINED = RUNS.some((run) => run.step !== null); // not so where all are models without a run
-const TARGET_RUN = RUNS.length ? RUNS[0].corpus.target_run : null; // whose answers the targets are; null: references
+const OUTPUT_RUNS = RUNS.filter((run) => run.outputs); // for the other runs only attention was analysed
+const TRAINED = RUNS.some((run) => run.step !== null); // false if all models come without a training run
+const TARGET_RUN = RUNS.length ? RUNS[0].corpus.target_run : null; // its answers are the targets; null: references
 const KINDS = Object.keys(DATA.sides).filter((kind) => RUNS.some((run) => run.layers.some((l) => l.kind === kind)));
 const KIND_NAMES = { encoder: "Encoder", decoder: "Decoder", cross: "Cross-attention" };
 const ROLE_LETTERS = {
@@ -23,17 +23,17 @@ RUNS.forEach((run, number) => {
 });
 const HEADS = new Map(RUNS.flatMap((run) => run.heads.map((head) => [head.id, head])));
 
-// Whether there is a text on a side, "source" or "target", of any sentence.
+// Return whether any sentence has a text on this side, "source" or "target".
 function hasSide(side) {
   return RUNS[0].sentences.some((sentence) => sentence[side].length);
 }
 
-// What a side is called: where there is one alone it is neither source nor target.
+// The name of a side. A single side is called "text", neither source nor target.
 function sideName(side) {
   return hasSide("source") && hasSide("target") ? side : "text";
 }
 
-// What a target is called: a reference, or the answer of a run to a line without one.
+// The name of the target: a reference, or the answer of a run if the line has no reference.
 function targetName() {
   if (sideName("target") === "text") return "Text";
   if (TARGET_RUN) return RUNS.length > 1 ? `Answer of ${TARGET_RUN}, taken as target` : "Answer, taken as target";
@@ -48,7 +48,7 @@ function layersOf(run, kind) {
   return run.layers.filter((layer) => layer.kind === kind);
 }
 
-// From what to what the heads of a kind attend.
+// Describe what the heads of a kind attend from and to.
 function kindNote(run, kind) {
   if (kind === "cross") return "each target word, as it is predicted, to the source";
   const name = sideName(DATA.sides[kind][0]);
@@ -56,13 +56,13 @@ function kindNote(run, kind) {
   return causal ? `${name} to the ${name} so far` : `${name} to ${name}`;
 }
 
-// The words of queries and keys. Attention to the source belongs to the word that is predicted, not to the one read.
+// The words of queries and keys. Cross-attention belongs to the word that is predicted, not to the word that is read.
 function sides(kind, text) {
   const [queries, keys] = DATA.sides[kind];
   return [kind === "cross" ? [...text.target.slice(1), "</s>"] : text[queries], text[keys]];
 }
 
-// What a sentence is known by: its source, or where there is none its target.
+// The text that identifies a sentence: its source, or its target if there is no source.
 function titleText(sentence, letters) {
   return short(sentenceText(sentence.source.length ? sentence.source : sentence.target), letters);
 }
@@ -72,17 +72,17 @@ function roleOf(head) {
   return head.tendency ? `no role, nearest: ${DATA.roles[head.tendency].phrase}` : "no role";
 }
 
-// How near a head without a role comes to one: 1 is the role's threshold.
+// How close a head without a role is to its closest role; 1 is the role's threshold.
 function nearness(head) {
   return head.tendency ? head.scores[head.tendency] / DATA.roles[head.tendency].threshold : 0;
 }
 
-// Whether a part of an address is the place of a sentence.
+// Return whether a part of an address is the index of a sentence.
 function isSentence(text) {
   return /^\d+$/.test(text) && Number(text) < RUNS[0].sentences.length;
 }
 
-// The weights of heads, for each shape a list; their rows are made where they are looked at, see `withRows`.
+// Unpack the weights: one list of heads per shape. `withRows` creates the rows of a head when they are needed.
 async function unpack(text, shapes) {
   const packed = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
@@ -111,7 +111,8 @@ async function unpack(text, shapes) {
   }));
 }
 
-// A head with its rows of [key, weight], one for each query. Those of all heads of a long sentence would fill the memory.
+// A head with its rows of [key, weight], one per query. They are created on demand: the rows of all heads of a long
+// sentence would fill the memory.
 function withRows({ queries, keys, support, gaps, units }, causal) {
   let cell = 0;
   const rows = Array.from(support, (count) => {
@@ -128,7 +129,7 @@ function withRows({ queries, keys, support, gaps, units }, causal) {
 
 const unpacked = new Map();
 
-// The weights of a head on a sentence of the selection: rows of [key, weight], one for each query.
+// The weights of a head on one of the report's sentences: rows of [key, weight], one per query.
 async function weightsOf(head, position) {
   const name = `weights-${head.run.number}-${position}`;
   if (!unpacked.has(name)) {
@@ -146,7 +147,7 @@ async function exampleWeights(head, example) {
   return withRows((await unpack(example.weights, [shape]))[0][0], head.causal);
 }
 
-// The names of the scores of validations, and a number as the table of scores has it.
+// The names of the validation scores, and a number in the format that the table of scores sets.
 const DEV_SCORES = Object.keys(DATA.scores).filter((name) => name.startsWith("dev_"));
 
 function showScore(name, value) {
@@ -154,12 +155,12 @@ function showScore(name, value) {
   return (kind === "%" ? percent : plain)(value, Number(digits));
 }
 
-// What a figure of a score is called; a score that has no row there has its own name.
+// The heading of a score's figure. A score that is missing from the table is shown by its name.
 function headingOf(name) {
   return name in DATA.scores ? DATA.scores[name].heading : name;
 }
 
-// What heads can be sorted and coloured by.
+// The measures by which heads can be sorted and coloured.
 const MEASURES = [
   { key: "density", name: "Density", value: (head) => head.density, show: (v) => percent(v), low: 0, high: 1 },
   { key: "alpha", name: "Alpha", value: (head) => head.alpha, show: (v) => plain(v), low: 1, high: 2 },

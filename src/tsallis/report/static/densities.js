@@ -10,7 +10,7 @@ function viewDensities() {
   const what = runs[0].shown[0].grid ? "regions" : "words";
   return [
     h("h1", { tabindex: "-1" }, "Densities"),
-    h("p", { class: "lead" }, `Where the answer looks, on ${whole(runs[0].examples)} examples of ${runs[0].corpus}. `
+    h("p", { class: "lead" }, `Where the model looks, on ${whole(runs[0].examples)} examples of ${runs[0].corpus}. `
       + (what === "words" ? "A text of any length is the line from 0 to 1." : "An image is the unit square.")
       + " Outside its support a density is exactly zero."),
     h("section", null, h("h2", null, runs.length > 1 ? "Runs" : "The run"), densityFacts(runs, what)),
@@ -28,11 +28,11 @@ function densityFacts(runs, what) {
   const rows = [
     ["Task", (run) => run.task],
     ["Attention", (run) => run.arguments.attention],
-    ["Map of its weights", (run) => String(run.arguments.transform ?? "")],
-    ["Density", (run) => (run.size === null ? null : String(run.arguments.density ?? "that of the map"))],
+    ["Function of its weights", (run) => String(run.arguments.transform ?? "")],
+    ["Density", (run) => (run.size === null ? null : String(run.arguments.density ?? "that of the function"))],
     ["Accuracy", (run) => (run.accuracy === null ? null : percent(run.accuracy, 1))],
     [`Share of ${what} with a weight of exactly zero`, (run) => (run.zeros === null ? null : percent(run.zeros, 1))],
-    [`Share of ${what} without mass of the density`, (run) => (run.zero_masses === null ? null
+    [`Share of ${what} with no mass under the density`, (run) => (run.zero_masses === null ? null
       : percent(run.zero_masses, 1))],
     [what === "words" ? "Part of the text in the support" : "Part of the image in the support", (run) => (run.size === null
       ? null : percent(run.size, 1))],
@@ -43,7 +43,7 @@ function densityFacts(runs, what) {
 function densityHistograms(run) {
   const name = DATA.densities.length > 1 ? `${run.name}: ` : "";
   const axis = run.centres.length > 1 ? ["across the image, from the left", "down the image, from the top"]
-    : ["place in the text, 0 is its start"];
+    : ["position in the text, 0 is its start"];
   const bars = (title, histogram, xName) => figure(name ? name + title : capital(title), barChart(histogram.edges, histogram.counts,
     { xName, yName: "examples", left: 56, height: 170 }));
   return [...run.centres.map((histogram, i) => bars("centres of densities", histogram, axis[i])),
@@ -51,7 +51,7 @@ function densityHistograms(run) {
 }
 
 function exampleFigure(run, example) {
-  const right = example.gold === "" ? "" : example.gold === example.answer ? ", which is right" : `, right is ${example.gold}`;
+  const right = example.gold === "" ? "" : example.gold === example.answer ? ", correct" : `, correct: ${example.gold}`;
   const name = DATA.densities.length > 1 ? `${run.name}: ` : "";
   const title = `${name}${example.answer || "no answer"} (${probability(example.prob)})${right}`;
   const drawing = example.grid ? imageDrawing(example) : wordsDrawing(example);
@@ -64,7 +64,7 @@ function exampleFigure(run, example) {
 function supportNote(example) {
   const { density } = example;
   if (!density) return "discrete attention";
-  if (!density.bounded) return `the density has no end: no ${example.grid ? "region" : "word"} is excluded`;
+  if (!density.bounded) return `the density is unbounded: no ${example.grid ? "region" : "word"} is excluded`;
   return `support: ${percent(density.size, 1)} of the ${example.grid ? "image" : "text"}`;
 }
 
@@ -143,7 +143,7 @@ function massTable(example) {
     example.words.map((word, i) => [spell(word), ...columns.map(([, values]) => numeric(weight(values[i])))]), "weights"));
 }
 
-// One row for each channel: the supports of its densities as lines, their centres as dots.
+// One row per channel: lines show the supports of its densities, and dots their centres.
 function viewSignals() {
   const channels = [...new Set(DATA.signals.map((one) => one.channel))];
   const heads = Math.max(...DATA.signals.map((one) => one.head)) + 1;
@@ -173,8 +173,8 @@ function viewSignals() {
   });
   return [
     h("h1", { tabindex: "-1" }, "Time"),
-    h("p", { class: "lead" }, "Where the densities of each channel look, for all series alike: a dot is a centre, a line the "
-      + "support, dashed two standard deviations where the density has no end."),
+    h("p", { class: "lead" }, "Where the densities of each channel look, the same for all series. A dot is a centre, "
+      + "a line the support. If a density is unbounded, a dashed line spans two standard deviations to each side."),
     figure("Densities over time", svg),
     scroller("Densities over time as a table", table("Densities over time", ["Channel", "Head", "Centre", "Deviation", "Support"],
       DATA.signals.map(({ channel, head, density }) => [channel, numeric(head + 1), numeric(plain(density.mean[0])),

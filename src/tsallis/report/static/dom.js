@@ -1,4 +1,4 @@
-// Elements of the page, and figures that can be saved.
+// Create the elements of the page, and figures that can be saved.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -33,7 +33,7 @@ function clamp(value, low, high) {
   return Math.min(Math.max(value, low), high);
 }
 
-// Numbers as people read them.
+// Numbers, formatted for reading.
 
 function plain(value, digits = 2) {
   return value === null || value === undefined ? "–" : value.toFixed(digits);
@@ -53,7 +53,7 @@ function weight(value) {
   return value < 1.5 / DATA.units ? "<.002" : value.toFixed(3).replace(/^0/, "");
 }
 
-// A probability, "0" where it is exactly zero: one that no number is small enough for is known by its logarithm.
+// A probability, "0" only if it is exactly zero. `log` is its logarithm, needed when the probability underflows to 0.
 function probability(value, log = Math.log(value)) {
   if (value === null) return "–";
   if (value === 0) return Number.isFinite(log) && log !== null ? smallProbability(log / Math.LN10) : "0";
@@ -72,7 +72,7 @@ function powerOfTen(digit, power) {
   return `${digit}·10⁻${[...String(power)].map((d) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[d]).join("")}`;
 }
 
-// The logarithm of a sum, from those of its parts.
+// The logarithm of a sum, from the logarithms of its terms.
 function logSum(logs) {
   const high = logs.reduce((one, other) => Math.max(one, other), -Infinity);
   return Number.isFinite(high) ? high + Math.log(logs.reduce((sum, log) => sum + Math.exp(log - high), 0)) : high;
@@ -86,12 +86,12 @@ function capital(text) {
   return text === "" ? "" : text[0].toUpperCase() + text.slice(1);
 }
 
-// What a figure of a run is called: the run is named where there are several.
+// The title of a figure about a run. With several runs it starts with the run's name.
 function titleOf(run, text) {
   return RUNS.length > 1 ? `${run.name}: ${text}` : capital(text);
 }
 
-// Pieces of a sentence, without the mark of a word's beginning; what could not be seen has a name.
+// Pieces of a sentence, without the word-start mark ▁. Invisible characters are shown by name.
 
 function spell(piece) {
   const text = piece.startsWith("▁") ? piece.slice(1) : piece;
@@ -101,7 +101,7 @@ function spell(piece) {
   return name.trim() === "" ? "␣" : name;
 }
 
-// Controls, and marks without a width such as those of a writing direction, are spelled by their numbers.
+// Show control characters and zero-width marks, such as those for writing direction, by their code points.
 function visible(text) {
   return text.replace(/[\p{Cc}\p{Cs}\p{Zl}\p{Zp}\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff]/gu,
     (letter) => `U+${letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`);
@@ -110,7 +110,7 @@ function visible(text) {
 function sentenceText(pieces) {
   const words = pieces.some((piece) => piece.startsWith("▁"));
   return pieces.filter((piece) => piece !== "<s>" && piece !== "</s>")
-    .map((piece) => (/^(\[.+\]|<.+>)$/.test(piece) ? ` ${piece} ` // a mark of a tokenizer, such as [SEP]
+    .map((piece) => (/^(\[.+\]|<.+>)$/.test(piece) ? ` ${piece} ` // a special token, such as [SEP]
       : words ? piece.replace("▁", " ") : [...piece].length > 1 ? ` ${piece} ` : piece)).join("").replace(/ +/g, " ").trim();
 }
 
@@ -139,7 +139,7 @@ function figure(title, drawing, options = {}) {
     options.after || null);
 }
 
-// The names of colours, in a line above a figure.
+// The legend of colours, in a line above a figure.
 function legend(colours) {
   return h("p", { class: "legend" }, colours.map(([colour, name]) => h("span", null,
     h("i", { class: "swatch", style: { background: colour } }), ` ${name}`)));
@@ -157,7 +157,7 @@ function saveSvg(drawing, title) {
     node.removeAttribute("class");
     node.removeAttribute("style");
   });
-  copy.querySelector(":scope > title")?.remove(); // what the pointer was at
+  copy.querySelector(":scope > title")?.remove(); // the tooltip, if there is one
   copy.setAttribute("xmlns", SVG);
   const box = drawing.viewBox.baseVal;
   copy.setAttribute("width", box.width);
@@ -165,7 +165,7 @@ function saveSvg(drawing, title) {
   const paper = s("rect", { x: box.x, y: box.y, width: box.width, height: box.height,
     fill: getComputedStyle(document.body).backgroundColor });
   copy.prepend(paper);
-  // XML has no place for controls and halves of surrogate pairs.
+  // XML allows neither control characters nor lone surrogates.
   const text = new XMLSerializer().serializeToString(copy)
     .replace(/[^\t\n\r\u{20}-\u{d7ff}\u{e000}-\u{fffd}\u{10000}-\u{10ffff}]/gu, "\ufffd");
   const url = URL.createObjectURL(new Blob([text], { type: "image/svg+xml" }));
@@ -177,7 +177,7 @@ function saveSvg(drawing, title) {
 
 // Tables.
 
-// A table: the first cell of a row is its header.
+// A table in which the first cell of each row is the row's header.
 function table(name, columns, rows, kind = null, caption = "unseen") {
   return h("table", { class: kind }, h("caption", { class: caption }, name),
     h("thead", null, h("tr", null, columns.map((text) => h("th", { scope: "col" }, text)))),
@@ -189,12 +189,12 @@ function numeric(text) {
   return h("td", { class: "number" }, text);
 }
 
-// A wide part of the page, in a frame that scrolls.
+// Put wide content into a frame that scrolls.
 function scroller(name, content) {
   return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": name }, content);
 }
 
-// A table that is made when it is first looked at.
+// A table that is created when it is first opened.
 function tableDetails(summary, make) {
   const details = h("details", null, h("summary", null, summary));
   details.addEventListener("toggle", () => {

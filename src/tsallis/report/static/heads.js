@@ -1,4 +1,4 @@
-// The table of all heads, and the card of one.
+// The table of all heads, and the card of one head.
 
 let sortKey = MEASURES.some((measure) => measure.key === "confidence") ? "confidence" : "name";
 let sortUp = sortKey === "name";
@@ -44,8 +44,8 @@ function viewHeads() {
   const runs = [["all", "all runs"], ...RUNS.map((run) => [String(run.number), run.name])];
   return [
     h("h1", { tabindex: "-1" }, "Heads"),
-    h("p", { class: "lead" }, "Choose a column to sort by it, a head for its card. Scores are mean weights, from 0 to 1; "
-      + "a role is the score that exceeds its threshold by most."),
+    h("p", { class: "lead" }, "Click a column to sort by it, or a head to open its card. Scores are mean weights "
+      + "from 0 to 1. A head’s role is the score that exceeds its threshold most."),
     h("div", { class: "controls" },
       choice("Attention", kinds, kindFilter, (value) => { kindFilter = value; draw(); }),
       RUNS.length > 1 ? choice("Run", runs, runFilter, (value) => { runFilter = value; draw(); }) : null),
@@ -132,11 +132,11 @@ function scoreFigure(head) {
         width: toX(head.scores[name]) - left, height: row - 9 }),
       s("line", { class: "threshold", x1: toX(threshold), x2: toX(threshold), y1: y, y2: y + row - 3 }),
       s("line", { class: "uniform", x1: toX(head.uniform[name]), x2: toX(head.uniform[name]), y1: y + 1, y2: y + row - 4 },
-        s("title", null, `${name}: equal weights have ${plain(head.uniform[name])}`)),
+        s("title", null, `${name}: equal weights would have ${plain(head.uniform[name])}`)),
       s("text", { class: "value", x: toX(1) + 8, y: y + 12 }, plain(head.scores[name])));
   });
   svg.append(s("text", { class: "name", x: left, y: height - 6 }, "mean weight"));
-  return figure("Scores", svg, { note: "lines: thresholds of roles; dashes: equal weights" });
+  return figure("Scores", svg, { note: "solid lines: thresholds of roles; dashed lines: equal weights" });
 }
 
 function densityFigure(head) {
@@ -151,7 +151,7 @@ function historyFigure(head) {
   if (!alphas || !alphas.values[head.kind] || alphas.steps.length < 2) return null;
   const values = alphas.values[head.kind].map((layers) => layers[head.layer][head.head]);
   if (values.every((value) => value === values[0])) return null;
-  return figure("Alpha over the training", lineChart(alphas.steps, [{ name: head.name, values, colour: "var(--accent)" }],
+  return figure("Alpha during training", lineChart(alphas.steps, [{ name: head.name, values, colour: "var(--accent)" }],
     { height: 200, low: 1, high: Math.max(2, bounds(values)[1]), xName: "update", yName: "alpha" }));
 }
 

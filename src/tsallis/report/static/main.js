@@ -1,6 +1,6 @@
-// Which view is shown, by the address.
+// Choose the view from the address.
 
-const PAIRS = RUNS.length > 1 || (RUNS.length && RUNS[0].corpus.sentences > 1); // of runs or sentences
+const PAIRS = RUNS.length > 1 || (RUNS.length && RUNS[0].corpus.sentences > 1); // of runs or sentences to compare
 const RUN_VIEWS = [
   ["overview", "Overview", viewOverview],
   ["heads", "Heads", viewHeads],
@@ -14,7 +14,7 @@ const VIEWS = [...(RUNS.length ? RUN_VIEWS : []),
   ...(DATA.signals.length ? [["signals", "Time", viewSignals]] : []),
   ...(DATA.sweep ? [["sweep", "Sweep", viewSweep]] : [])];
 
-// The parts of the address; one that can't be decoded stands as it is.
+// The parts of the address. An address that can't be decoded is used as it is.
 function addressParts() {
   const address = location.hash.slice(1);
   try {
@@ -40,7 +40,7 @@ function show(focus) {
   let parts;
   try {
     parts = viewParts(view, rest);
-  } catch (error) { // in place of the view before, which would seem to be this one
+  } catch (error) { // replace the previous view, which would look like this one
     console.error(error);
     parts = [h("h1", { tabindex: "-1" }, "This view can’t be drawn"),
       h("p", { class: "hint", role: "alert" }, String(error))];
@@ -50,7 +50,7 @@ function show(focus) {
   for (const link of document.querySelectorAll("nav a")) {
     if (link.hash === `#${current}`) {
       link.setAttribute("aria-current", "page");
-      link.parentElement.scrollLeft = link.offsetLeft - link.parentElement.offsetLeft - 40; // on a phone views scroll
+      link.parentElement.scrollLeft = link.offsetLeft - link.parentElement.offsetLeft - 40; // on a phone this scrolls
     } else link.removeAttribute("aria-current");
   }
   if (focus) {

@@ -1,4 +1,4 @@
-// What the output layer holds possible: over the corpus, at each step of a target, and in the beam.
+// The symbols that are possible in the output layer: over the corpus, at each step of a target, and in the beam.
 
 let outputSentence = 0;
 
@@ -11,8 +11,8 @@ function viewOutputs(number) {
   draw();
   return [
     h("h1", { tabindex: "-1" }, "Outputs"),
-    h("p", { class: "lead" }, `At each step of the ${TARGET_RUN ? "target" : "reference"}: which symbols the model holds possible, the most `
-      + "probable first, and how many. All others are excluded: their probability is exactly zero."),
+    h("p", { class: "lead" }, `For each step of the ${TARGET_RUN ? "target" : "reference"}: which symbols are possible, `
+      + "the most probable first, and how many. All others are excluded: their probability is exactly zero."),
     h("div", { class: "controls" }, sentenceChoice(outputSentence, (number) => {
       outputSentence = number;
       draw();
@@ -35,7 +35,8 @@ function outputsOf(run) {
   ];
 }
 
-// How many steps exclude the target's symbol. A run's own answer has none, which says nothing about the run.
+// Describe how many steps exclude the target's symbol. A run never excludes the symbols of its own answer, so that
+// number is left out.
 function excludedSteps(run, steps) {
   const count = `${steps.length} ${steps.length === 1 ? "step" : "steps"}`;
   if (run.name === TARGET_RUN) return `${count}.`;
@@ -78,7 +79,7 @@ function outputFigures(run) {
     counts: outputs.support_counts,
   });
   const figures = [
-    figure(titleOf(run, "possible symbols a step"), barChart(counts.edges, counts.counts, { xName: "symbols above zero",
+    figure(titleOf(run, "possible symbols per step"), barChart(counts.edges, counts.counts, { xName: "symbols above zero",
       yName: "steps", left: 56, height: 170 }), { note: `mean ${plain(outputs.support)}; ${percent(outputs.sparsity, 1)} zeros` }),
     ...[["total", "sum of the values"], ["norm", "norm of the scores"], ["threshold", "threshold τ(z)"]]
       .filter(([key]) => outputs[key] && outputs[key].histogram.counts.length > 1)
@@ -93,7 +94,7 @@ function outputFigures(run) {
 
 const MOST_BARS = 40;
 
-// A histogram whose neighbouring bins are added up until there are few enough; what is left at the end is one bin.
+// Merge neighbouring bins of a histogram until there are at most MOST_BARS; the last bin holds the remainder.
 function coarser({ edges, counts }) {
   const size = Math.ceil(counts.length / MOST_BARS);
   const bins = Math.ceil(counts.length / size);

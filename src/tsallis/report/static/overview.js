@@ -1,4 +1,4 @@
-// The first view: what was analysed, and all heads at a glance.
+// The first view: what was analysed, and an overview of all heads.
 
 let measureOfMap = "density";
 
@@ -22,17 +22,17 @@ function factRows() {
     ["Trained for", (run) => run.step !== null && `${whole(run.step)} updates`],
     ...DEV_SCORES.map((key) => [`${DATA.scores[key].title}, development set`, (run) => (key in run.metrics
       ? showScore(key, run.metrics[key]) : null)]),
-    ["Attention map", (run) => attentionMap(run)],
+    ["Attention function", (run) => attentionMap(run)],
     ...KINDS.map((kind) => [`Alpha, ${kind}`, (run) => range(run, kind, (head) => head.alpha, plain)]),
     ...KINDS.map((kind) => [`Density, ${kind}`, (run) => range(run, kind, (head) => head.density, percent)]),
     ["Heads with a role", (run) => `${run.heads.filter((head) => head.role).length} of ${run.heads.length}`],
-    ["Output map", mapOf],
-    ["Sum of the output’s values", (run) => run.outputs && plain(run.outputs.total.mean, 3)],
+    ["Output function", mapOf],
+    ["Sum of the output values", (run) => run.outputs && plain(run.outputs.total.mean, 3)],
     ["Empty output more probable than the best", (run) => run.empty
       && `${percent(run.empty.rate, 1)} of ${whole(run.empty.sentences)} searched sentences`],
-    ["Rare tokens", (run) => (run.training_pairs === null ? "no score: the training data was not at hand"
-      : `by their counts in ${whole(run.training_pairs)} training ${run.task === "language" ? "texts" : "pairs"}`)],
-    ["Symbols possible a step", (run) => run.outputs
+    ["Rare tokens", (run) => (run.training_pairs === null ? "no score: the training data was not available"
+      : `by their counts in the ${whole(run.training_pairs)} training ${run.task === "language" ? "texts" : "pairs"}`)],
+    ["Possible symbols per step", (run) => run.outputs
       && `${plain(run.outputs.support)} of ${whole(run.outputs.symbols)}`],
   ];
 }
@@ -50,7 +50,7 @@ function range(run, kind, value, show) {
   return show(low) === show(high) ? show(low) : `${show(mean(values))} (${show(low)} to ${show(high)})`;
 }
 
-// Heads with a role first, the most confident before the others; then those nearest to one; then the sparsest.
+// Sort the heads: those with a role first, by confidence; then those closest to a role; then the sparsest.
 function rankedHeads(run) {
   return [...run.heads].sort((one, other) => (one.role === null) - (other.role === null)
     || (other.confidence ?? 0) - (one.confidence ?? 0) || nearness(other) - nearness(one) || one.density - other.density);
@@ -91,8 +91,8 @@ function viewOverview() {
       corpus.unknown ? `, of which ${whole(corpus.unknown)} are unknown to the vocabularies` : "", "."),
     h("section", null,
       h("div", { class: "head" }, h("h2", null, "Heads"), measureChoice(draw)),
-      h("p", { class: "hint" }, "Each square is a head; the darker, the higher. A sign marks a role, "
-        + "in brackets the role that a head without one comes nearest to. Choose one for its card."),
+      h("p", { class: "hint" }, "Each square is a head; the stronger its colour, the higher the value. A symbol shows "
+        + "the head’s role (in brackets: the closest role). Click a square for details."),
       maps),
     h("section", null, h("h2", null, factTitle()), facts(RUNS, factRows())),
     ...RUNS.map((run) => standouts(run)),
@@ -104,7 +104,7 @@ function factTitle() {
   return RUNS.length > 1 ? `${name[0].toUpperCase()}${name.slice(1)}s` : `The ${name}`;
 }
 
-// A table of facts, each of them a name and what returns its value of a run; those that no run has are left out.
+// A table of facts. Each row is a name and a function that returns a run's value. Rows without any value are left out.
 function facts(runs, rows) {
   const known = rows.map(([name, value]) => [name, ...runs.map((run) => value(run) || "–")])
     .filter(([, ...values]) => values.some((value) => value !== "–"));
@@ -116,7 +116,7 @@ function standouts(run) {
   const heads = rankedHeads(run);
   return h("section", null,
     h("h2", null, RUNS.length > 1 ? `Heads of ${run.name} that stand out` : "Heads that stand out"),
-    h("p", { class: "hint" }, run.heads.some((head) => head.role) ? "The most confident first, then those nearest to a role."
-      : "No head reaches the threshold of any role: those nearest to one first, then the sparsest."),
+    h("p", { class: "hint" }, run.heads.some((head) => head.role) ? "Sorted by confidence, then by closest role."
+      : "No head has a clear role. Sorted by closest role, then by sparsity."),
     h("ol", { class: "cards" }, heads.slice(0, 6).map(headItem)));
 }

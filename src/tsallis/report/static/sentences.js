@@ -1,11 +1,11 @@
-// The sentence explorer: any heads of any runs on one sentence, beside each other.
+// The sentence explorer: any heads of any runs on one sentence, side by side.
 
 let shownSentence = 0;
 let shownHeads = null;
 let shownForm = "both";
 let shownQuery = null;
 const PANELS = 6;
-const contents = new WeakMap(); // what a place shows last: weights that arrive after others were chosen are left out
+const contents = new WeakMap(); // the head last chosen per place; weights that load too late are ignored
 
 function firstHeads() {
   const run = RUNS[0];
@@ -25,7 +25,7 @@ function viewSentence(number, id) {
   const panels = h("div", { class: "panels" });
   const text = h("div", { class: "text" });
   const row = h("p", { class: "rowtext", "aria-live": "polite" });
-  // Panels are made anew where their number or order changes; their controls, which may have the focus, stay otherwise.
+  // Recreate the panels only if their number or order changes: one of their controls may have the focus.
   const drawPanels = () => {
     panels.replaceChildren(...shownHeads.map((_, place) => panel(place, row, remove)));
   };
@@ -43,7 +43,7 @@ function viewSentence(number, id) {
   const draw = () => {
     shownQuery = null;
     text.replaceChildren(...sentenceLines());
-    row.textContent = "Point at a word, or choose a figure and use the arrow keys, to read its weights.";
+    row.textContent = "Point at a word to read its weights, or select a figure and use the arrow keys.";
     drawPanels();
     thumbs.draw();
   };
@@ -91,7 +91,7 @@ function sentenceLines() {
     .filter(([, side]) => hasSide(side)).map(([name, side]) => [name, sentenceText(sentence[side])]);
   for (const run of OUTPUT_RUNS.filter((one) => one.name !== TARGET_RUN)) {
     const own = run.sentences[shownSentence];
-    if (own.tree === null) continue; // nothing was searched
+    if (own.tree === null) continue; // no search was run
     lines.push([RUNS.length > 1 ? `Answer of ${run.name}` : "Answer", own.answer === null ? "none" : own.answer]);
   }
   return [h("dl", { class: "lines" }, lines.map(([name, value]) => h("div", null, h("dt", null, name),
@@ -171,7 +171,7 @@ function weightTable(name, weights, queries, keys) {
     weights.rows[i].map(([key, value]) => `${spell(keys[key])} ${weight(value)}`).join(", ")]), "weights"));
 }
 
-// All heads of one kind as small matrices: a click puts one beside the others.
+// All heads of one kind as small matrices. A click shows a head in the first panel.
 let thumbKind = null;
 let thumbRun = "0";
 
@@ -181,7 +181,7 @@ function allHeads(show) {
   const draw = () => {
     const run = RUNS[Number(thumbRun)];
     const kind = kindOfThumbs(run);
-    hint.textContent = `${titleOf(run, `${KIND_NAMES[kind]}, ${kindNote(run, kind)}`)}. Choose a head to put it first above.`;
+    hint.textContent = `${titleOf(run, `${KIND_NAMES[kind]}, ${kindNote(run, kind)}`)}. Click a head to show it above.`;
     drawThumbs(run, kind, grid, show);
   };
   const kindChoice = () => {
@@ -223,7 +223,7 @@ async function drawThumbs(run, kind, grid, show) {
   grid.replaceChildren(...nodes);
 }
 
-const THUMB = 96; // cells of a side of a small matrix; of longer sentences one stands for the largest of several weights
+const THUMB = 96; // cells per side of a small matrix; in longer sentences a cell is the largest of several weights
 
 function thumb(weights) {
   const [down, across] = [weights.queries, weights.keys].map((count) => Math.ceil(count / THUMB));

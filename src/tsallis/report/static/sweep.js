@@ -1,4 +1,4 @@
-// Scores of runs against the one setting in which they differ; the spread is that of their seeds.
+// Scores of runs against the one setting in which they differ, with the spread over seeds.
 
 function settingName(setting) {
   return setting.replace(/model\./g, "").replace("output_alpha", "alpha of the output")
@@ -14,10 +14,10 @@ function viewSweep() {
   return [
     h("h1", { tabindex: "-1" }, "Sweep"),
     h("p", { class: "lead" }, `${whole(runs)} runs that differ in one setting, the ${settingName(sweep.setting)}. Each run `
-      + `stands for its best validation, by ${headingOf(sweep.score)}. A dot is a run, the line joins the `
-      + "means, a bar is one standard deviation over seeds."),
-    /alpha/.test(sweep.setting) ? h("p", { class: "hint" }, "Each alpha has a loss of its own: losses are not on one scale.")
-      : null,
+      + `is shown at its best validation, by ${headingOf(sweep.score)}. A dot is a run, the line joins the `
+      + "means, and a bar is one standard deviation over seeds."),
+    /alpha/.test(sweep.setting)
+      ? h("p", { class: "hint" }, "Each alpha has its own loss function: do not compare the losses.") : null,
     h("div", { class: "columns" }, order.filter((name) => varies(sweep, name)).map((name) => sweepFigure(sweep, name))),
     h("section", null, h("h2", null, "Over the updates"),
       legend(sweep.points.map((point, i) => [shade(i, sweep.points.length), label(point.value)])),

@@ -1,4 +1,4 @@
-// How alphas and densities moved, and how they are spread at the end.
+// How alphas and densities change during training, and how they are distributed at the end.
 
 function viewTraining() {
   if (!TRAINED) return [h("h1", { tabindex: "-1" }, "Layers"), ...RUNS.map(histograms), spread()];
@@ -12,13 +12,13 @@ function viewTraining() {
   });
   return [
     h("h1", { tabindex: "-1" }, "Training"),
-    h("p", { class: "lead" }, "The alpha of each head over the updates: 1 is softmax, 2 sparsemax. Heads of the first layer "
-      + "are light, those of the last dark; densities are those of the development set."),
+    h("p", { class: "lead" }, "The alpha of each head over the updates: 1 is softmax, 2 is sparsemax. Colours go "
+      + "from light in the first layer to dark in the last. Densities are measured on the development set."),
     curves(), ...parts, spread(),
   ];
 }
 
-// What logs hold of each validation, the loss first.
+// The scores that are logged at each validation, the loss first.
 const CURVES = [...new Set(["dev_loss", ...Object.keys(DATA.scores)])];
 
 function valuesOf(run, name) {
@@ -26,12 +26,12 @@ function valuesOf(run, name) {
   return values[name] || (name === "output_threshold" ? values.tau : undefined) || null;
 }
 
-// What curves are drawn over: updates, or minutes of training where all logs have them.
+// The x-axis of the curves: updates, or minutes of training if all logs contain them.
 let curvesOver = "updates";
 
 function curves() {
   const runs = RUNS.filter((run) => run.values);
-  if (!runs.length) return h("p", { class: "hint" }, "There is no log of validations.");
+  if (!runs.length) return h("p", { class: "hint" }, "No validations were logged.");
   const missing = runs.filter((run) => !valuesOf(run, "output_threshold") && run.outputs && run.outputs.threshold !== null);
   const timed = runs.every((run) => run.values.seconds);
   const body = h("div");
@@ -77,7 +77,7 @@ function runLegend() {
 }
 
 function history(run, record, title, range) {
-  if (!record) return title === "Alpha" ? h("p", { class: "hint" }, `There is no log of the alphas of ${run.name}.`) : null;
+  if (!record) return title === "Alpha" ? h("p", { class: "hint" }, `The alphas of ${run.name} were not logged.`) : null;
   const kinds = KINDS.filter((kind) => record.values[kind]);
   const all = kinds.flatMap((kind) => record.values[kind].flat(2));
   const high = Math.max(range.high, bounds(all)[1]);
@@ -119,7 +119,7 @@ function histograms(run) {
     })));
 }
 
-// Densities and diversity by layer, all runs on one page.
+// Densities and diversity by layer, for all runs.
 function spread() {
   const dense = (run) => run.heads.every((head) => head.density === 1);
   const rows = RUNS.filter((run) => !dense(run)).flatMap((run) => kindsOf(run).map((kind) => [run, kind]));

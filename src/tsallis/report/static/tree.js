@@ -1,10 +1,10 @@
-// Outputs of a search as a tree, and the symbols that are possible at a step.
+// The outputs of a search as a tree, and the symbols that are possible at a step.
 
 const CERTIFICATES = {
   complete: "complete: no other output has a probability above zero",
   optimal: "optimal: no other output is more probable than the best one",
   bounded: "bounded: no missing output is more probable than the bound",
-  none: "no certificate: the search proves nothing",
+  none: "none: the search proves nothing",
 };
 
 function shares(words, gold, support) {
@@ -17,7 +17,7 @@ function shares(words, gold, support) {
       : null));
 }
 
-// Runs of symbols without a branch are one label; branches go down, the most probable first.
+// Draw a tree. Consecutive symbols without a branch share one label. Branches are sorted, the most probable on top.
 function treeDrawing(edges) {
   const children = new Map();
   for (const [parent, node, symbol, logProb, total, end] of edges) {

@@ -7,12 +7,12 @@
 
 namespace {
 
-constexpr int MARKS = 16;  // keys whose marks are the bits of one number
-// From so many entries a key, gradients of keys and values are summed key by key.
+constexpr int MARKS = 16;  // keys whose marks share one number, a bit each
+// From this many entries per key on, gradients of keys and values are summed key by key.
 constexpr double BY_COLUMNS = 3;
-constexpr int64_t ENTRIES_PER_STEP = 4096;  // of lists, whose gradients are computed at once
-// With so many bytes of keys or values and lists of so many entries on average, lists are read in
-// passes over so many keys, which stay in the cache meanwhile.
+constexpr int64_t ENTRIES_PER_STEP = 4096;  // with more entries, N rows are computed at a time
+// With more than FAR_BYTES of keys or values and more than LONG_LIST entries per list on average,
+// lists are read in passes over KEYS_PER_PASS keys, which stay in the cache.
 constexpr int64_t FAR_BYTES = 1 << 18, LONG_LIST = 64, KEYS_PER_PASS = 256;
 
 template <class T> class AttentionBackward : AttentionTile<T> {
@@ -24,8 +24,8 @@ template <class T> class AttentionBackward : AttentionTile<T> {
   public:
     explicit AttentionBackward(const AttentionCall& call) : Base(call), sharing(call) {}
 
-    // Compute the parts [first, last) of all heads of keys. Where heads or batch elements share the
-    // gradient of a mask, a part comprises all of these.
+    // Compute the parts [first, last) of all key heads. If heads or batch elements share the
+    // gradient of a mask, a part comprises all of them.
     void run(int64_t first, int64_t last) {
         Arena::allocate([&](Arena& arena) { allocate(arena); });
         const int64_t group = sharing.batch * sharing.heads;
@@ -39,8 +39,8 @@ template <class T> class AttentionBackward : AttentionTile<T> {
             key_grads = whole_keys ? of_keys : key_grad_copy;
             value_grads = whole_values ? of_values : value_grad_copy;
             zero(key_grads, call.keys * width), zero(value_grads, call.keys * value_width);
-            // Each part takes every splits-th tile: the last tiles of causal attention are the most
-            // work.
+            // Each part takes every splits-th tile, because the last tiles of causal attention take
+            // the most work.
             for (int64_t g = 0; g < call.group; g++)
                 for (int64_t i = now.number; i < tiles; i += call.splits) {
                     if (!this->begin(this->tile_index(now.batch, now.head * call.group + g, i)))
@@ -99,7 +99,7 @@ template <class T> class AttentionBackward : AttentionTile<T> {
         for (int64_t i = 0; i < n; i += N) store(p + i, Vec<T>{});
     }
 
-    // One of the parts that the tiles of a head of keys are divided into.
+    // One of the parts into which the tiles of a key head are divided.
     struct Part {
         int64_t number, batch, head;
     };
@@ -110,7 +110,8 @@ template <class T> class AttentionBackward : AttentionTile<T> {
                 own % head_groups + within % sharing.heads};
     }
 
-    // Prefetch what this tile writes and the next one reads; i is the tile of head g of the part.
+    // Prefetch what this tile writes and the next one reads; i is the index of the tile in head g
+    // of the part.
     void prefetch(const Part& now, int64_t number, int64_t g, int64_t i) {
         this->prefetch_rows(call.query_grad, tile.batch, tile.head, tile.first_row, tile.rows,
                             call.size, true);
@@ -194,7 +195,7 @@ template <class T> class AttentionBackward : AttentionTile<T> {
                    call.query_grad.row);
     }
 
-    // Narrow a tile to the keys of its lists.
+    // Narrow the tile to the keys of its lists.
     void set_window_of(const int32_t* index) {
         int64_t begin = tile.keys, end = 0;
         for (int64_t r = 0; r < tile.rows; r++)
@@ -204,8 +205,9 @@ template <class T> class AttentionBackward : AttentionTile<T> {
         if (end > begin) tile.begin = begin, tile.span = end - begin;
     }
 
-    // Compress all rows of weights that were computed again; return false if they don't fit. Tiny
-    // weights may round to zero in one computation and not in the other, so lengths may differ.
+    // Compress all rows of recomputed weights; return false if they don't fit. Their lengths may
+    // differ from the saved counts: tiny weights may round to zero in only one of the two
+    // computations.
     bool compress_rows() {
         for (int64_t r = 0; r < tile.rows; r++) {
             const int64_t at = starts[r];
@@ -217,7 +219,7 @@ template <class T> class AttentionBackward : AttentionTile<T> {
         return true;
     }
 
-    // Where the gradient of the tile's summands of the scores goes.
+    // Return where to add the gradient of the tile's part of the mask.
     T* mask_grad(int64_t part) const {
         const int64_t* strides = call.mask_grad_strides;
         return (T*)call.mask_grad + part * strides[0] + tile.batch * strides[1] +
@@ -234,7 +236,7 @@ template <class T> class AttentionBackward : AttentionTile<T> {
         }
     }
 
-    // All gradients as products of matrices. The gradients of the scores replace the scores.
+    // Compute all gradients as matrix products. The gradients of the scores replace the scores.
     void backward_dense(const T* weights, T* alpha_grad, int64_t part) {
         const int64_t rows = tile.rows, n = tile.span;
         this->prepare_keys();
@@ -263,7 +265,7 @@ template <class T> class AttentionBackward : AttentionTile<T> {
                           key_grads + tile.begin * width, prefetcher);
     }
 
-    // The gradient of a row's slope, from the gradients of its scores or of its list.
+    // Return the gradient of a row's slope, from the gradients of its scores or of its list.
     T slope_gradient(int64_t r) const {
         Vec<T> distance = this->distances(r), total = {};
         for (int64_t j = 0; j < tile.span; j += N, distance += (T)N)
@@ -279,8 +281,8 @@ template <class T> class AttentionBackward : AttentionTile<T> {
 
     bool by_columns() const { return (double)total > BY_COLUMNS * (double)tile.span; }
 
-    // Call visit(row, from, to) for all lists; or for parts of them, first those of the first
-    // KEYS_PER_PASS keys, if the keys don't fit into the cache.
+    // Call visit(row, from, to) for every list. If the keys don't fit into the cache, visit the
+    // lists in parts, starting with the entries of the first KEYS_PER_PASS keys.
     template <class Visit>
     void for_each_list(const int32_t* index, int64_t key_width, Visit&& visit) {
         const int64_t n = tile.span, end = tile.begin + n;
@@ -299,11 +301,11 @@ template <class T> class AttentionBackward : AttentionTile<T> {
             }
     }
 
-    // All gradients as sums over the lists.
+    // Compute all gradients as sums over the lists.
     void backward_sparse(const int32_t* index, const T* weight, T* alpha_grad, int64_t part) {
         const int64_t rows = tile.rows;
         this->prepare_keys(), this->prepare_values();
-        const bool long_lists = total > rows * N;  // they fill vectors
+        const bool long_lists = total > rows * N;  // lists that fill vectors
         prefetcher.pace_over((long_lists ? rows : (total + N - 1) / N) +
                              (by_columns() ? tile.span : rows) + rows);
         for (int64_t r = 0; r < rows; r++)
@@ -349,7 +351,7 @@ template <class T> class AttentionBackward : AttentionTile<T> {
                             to + starts[r]);
     }
 
-    // Pull the gradients of the lists' weights back to scores and alphas.
+    // Compute the gradients of scores and alphas from the gradients of the lists' weights.
     void score_gradients(const T* weight, T* alpha_grad) {
         const AlphaParams<T> f = alpha_params<T>(alpha, tile.span, MAPS);
         const int64_t rows = tile.rows, step = total > ENTRIES_PER_STEP ? N : rows;
@@ -362,7 +364,7 @@ template <class T> class AttentionBackward : AttentionTile<T> {
         }
     }
 
-    // Gradients of keys and values list by list.
+    // Add the gradients of keys and values list by list.
     void scatter_add_rows(const int32_t* index, const T* weight) {
         for (int64_t r = 0; r < tile.rows; r++) {
             const int64_t from = starts[r], n = starts[r + 1] - from;
@@ -374,8 +376,9 @@ template <class T> class AttentionBackward : AttentionTile<T> {
         }
     }
 
-    // Gradients of keys and values key by key: scatter the lists into `scores` (weights) and
-    // `weight_grads` (gradients of scores), mark the entries, and sum each marked column.
+    // Prepare the gradients of keys and values key by key: scatter the lists into `scores`
+    // (weights) and `weight_grads` (gradients of scores), and mark the entries. add_columns sums
+    // each marked column.
     void scatter_lists(const int32_t* index, const T* weight) const {
         const int64_t n = tile.span;
         std::memset(marks, 0, (size_t)((n + MARKS - 1) / MARKS * MAX_TILE_ROWS) * sizeof(uint16_t));

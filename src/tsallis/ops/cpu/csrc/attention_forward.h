@@ -1,4 +1,4 @@
-// Attention, forward: scores, weights and output of a tile of queries at a time.
+// Attention, forward: compute scores, weights and output, one tile of queries at a time.
 
 #pragma once
 
@@ -40,7 +40,7 @@ template <class T> class AttentionForward : AttentionTile<T> {
 
   private:
     T* output_copy;  // [rows, value_width]
-    int32_t* index;  // a row's list where it is not saved
+    int32_t* index;  // a row's list, if lists are not saved
     T* weight;
 
     void compute_tile() {
@@ -57,7 +57,7 @@ template <class T> class AttentionForward : AttentionTile<T> {
         if (!this->compute_window()) this->compute_scores();
         const int64_t n = tile.span;
         const MapCall map{layout(), scores, scores, stats()};
-        map_range<T, T>(map, 0, rows);  // scores become weights
+        map_range<T, T>(map, 0, rows);  // replaces the scores by weights
         int64_t total = 0;
         for (int64_t r = 0; r < rows; r++) {
             const T* row = stats() + r * STATS;
@@ -81,8 +81,8 @@ template <class T> class AttentionForward : AttentionTile<T> {
             store_rows(output, value_width, rows, call.value_size, (T)1, out, call.out.row);
     }
 
-    // Compress the rows into lists, save these if they fit, and sum the values over them unless the
-    // output is a dense product.
+    // Compress the rows into lists, which are saved if `save` is set. Sum the values over the lists
+    // unless the output is a dense product.
     void sum_lists(bool save, bool dense, T* output) {
         int64_t at = saved_offset(tile);
         for (int64_t r = 0; r < tile.rows; r++) {

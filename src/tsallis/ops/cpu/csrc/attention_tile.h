@@ -1,10 +1,10 @@
-// What forward and backward of attention share: tiles of queries, their scores, lists and dropout.
+// Shared by forward and backward of attention: tiles of queries, their scores, lists and dropout.
 //
-// Most weights are zero, and products with them need not be computed. Only the scores are a product
-// of whole matrices. A tile of them fits into the core's cache, where its rows become weights and
-// then lists of the keys in the support. Output and gradients are sums over these lists, at as few
-// instructions an entry as a dense product takes. Where the supports are large, dense products of
-// matrices are faster and are computed instead.
+// Most weights are zero, and products with them need not be computed. Only the scores are computed
+// as a product of whole matrices. A tile of scores fits into the core's cache. There its rows
+// become weights, and then lists of the keys in the support. Output and gradients are sums over
+// these lists, with as few instructions per entry as a dense product takes. If the supports are
+// large, dense matrix products are faster and are used instead.
 
 #pragma once
 
@@ -17,7 +17,7 @@ namespace {
 constexpr int MAX_TILE_ROWS = 64;
 // The density of a tile's supports above which dense products are faster, forward and backward.
 constexpr double DENSE = 0.75, DENSE_BACKWARD = 0.4;
-// exp(-x) is 0 in float and double.
+// From this x on, exp(-x) is 0 in double or float.
 template <class T> constexpr double UNDERFLOW_AT = sizeof(T) == 8 ? 746 : 104;
 
 template <class T> INLINE int64_t whole_vectors(int64_t n) { return num_vectors<T>(n) * LANES<T>; }
@@ -26,7 +26,7 @@ template <class T> INLINE T* row_of(const Heads& x, int64_t batch, int64_t head,
     return (T*)x.memory + batch * x.batch + head * x.head + row * x.row;
 }
 
-// Copy rows of `size` entries times a factor into rows of `width` entries, with zeros behind.
+// Copy rows of `size` entries times a factor into rows of `width` entries, padded with zeros.
 template <class T>
 INLINE void load_rows(const T* from, int64_t stride, int64_t rows, int64_t size, T factor,
                       int64_t width, T* to) {
@@ -35,7 +35,7 @@ INLINE void load_rows(const T* from, int64_t stride, int64_t rows, int64_t size,
             store(to + r * width + i, load_row(from + r * stride, i, size, (T)0) * factor);
 }
 
-// Copy the first `size` entries of rows of `width` times a factor into a tensor.
+// Copy the first `size` entries of rows of `width` entries, times a factor, into a tensor.
 template <class T>
 INLINE void store_rows(const T* from, int64_t width, int64_t rows, int64_t size, T factor, T* to,
                        int64_t stride) {
@@ -44,8 +44,8 @@ INLINE void store_rows(const T* from, int64_t width, int64_t rows, int64_t size,
             store_row(to + r * stride, i, size, load(from + r * width + i) * factor);
 }
 
-// Buffers in one piece of scratch memory: `request` runs twice, first to add up their sizes, then
-// to set their addresses.
+// Buffers in one piece of scratch memory. `request` runs twice: first to add up the sizes, then to
+// set the addresses.
 class Arena {
   public:
     template <class T> void take(T*& buffer, int64_t count) {
@@ -65,12 +65,12 @@ class Arena {
     int64_t used = 0;
 };
 
-// Which rows of a table are computed: a range, which grows to what tiles need.
+// The range of rows of a table that are computed. It grows to the rows that tiles need.
 struct ReadyRows {
     int64_t begin = 0, end = 0;
 
-    // Call compute(first, last) for rows of [from, to) that are not ready. Rows behind a gap are
-    // forgotten: windows move on.
+    // Call compute(first, last) for the rows of [from, to) that are not ready. If there is a gap
+    // between them and the range, the range starts anew: windows move on.
     template <class Compute> void extend(int64_t from, int64_t to, Compute&& compute) {
         if (from > end || to < begin) begin = end = from;
         if (from < begin) compute(from, begin), begin = from;
@@ -78,14 +78,14 @@ struct ReadyRows {
     }
 };
 
-// Which queries a tile has, and how many keys they may attend to.
+// The queries of a tile, and the number of keys that they may attend to.
 struct TileIndex {
     int64_t batch = -1, head = -1, key_head = -1;
-    int64_t row_of_heads;     // of tensors [batch * heads, ...]
+    int64_t row_of_heads;     // row of tensors [batch * heads, ...]
     int64_t first_row, rows;  // queries
-    int64_t length;           // keys of the sequence
+    int64_t length;           // number of keys in the sequence
     int64_t keys;             // keys that the tile may attend to: fewer if causal
-    int64_t begin, span;      // those of them that are computed, see compute_window
+    int64_t begin, span;      // the part of these keys that is computed, see compute_window
 };
 
 template <class T> class AttentionTile {
@@ -93,16 +93,16 @@ template <class T> class AttentionTile {
     static constexpr int N = LANES<T>;
 
     const AttentionCall& call;
-    const int64_t heads, tiles;        // heads of queries; tiles of a head
-    const int64_t width, value_width;  // sizes of keys and values in whole vectors
-    const uint32_t keep_limit;         // an entry is kept whose draw is below it
+    const int64_t heads, tiles;        // number of query heads; tiles per head
+    const int64_t width, value_width;  // sizes of keys and values, rounded up to whole vectors
+    const uint32_t keep_limit;         // entries with a draw below this are kept
     const T keep_scale;
     const bool drops, few_queries;
 
     TileIndex tile;
     double alpha;
-    T slope;             // of the bias: a score loses it for every key between query and key
-    double largest_key;  // none of the keys of the first `bounded` blocks has a larger norm
+    T slope;             // of the bias: a score is reduced by slope times the distance of its key
+    double largest_key;  // bound of the key norms in the first `bounded` blocks
     int64_t bounded;
     ReadyRows panel_rows, key_rows, value_rows;
     Table<T> keys, values;  // [keys, width] and [keys, value_width]
@@ -142,7 +142,7 @@ template <class T> class AttentionTile {
     bool has_same_keys(const TileIndex& other) const {
         return other.batch == tile.batch && other.key_head == tile.key_head;
     }
-    // Start work on a tile; return whether its keys are those of the tile before.
+    // Start a tile; return whether it has the same keys as the previous tile.
     bool begin(const TileIndex& next) {
         const bool same = has_same_keys(next);
         if (!same) panel_rows = key_rows = value_rows = {}, largest_key = bounded = 0;
@@ -157,7 +157,8 @@ template <class T> class AttentionTile {
         return same;
     }
 
-    // Keys and values as rows of whole vectors: in place, or copied as far as the tile needs them.
+    // Return keys or values as rows of whole vectors: in place, or copied as far as the tile needs
+    // them.
     Table<T> table(const Heads& x, ReadyRows& ready, T* copy, int64_t size, int64_t width) const {
         const T* from = row_of<T>(x, tile.batch, tile.key_head, 0);
         if (size == width && (few_queries || x.row == width)) return {from, x.row};
@@ -171,7 +172,7 @@ template <class T> class AttentionTile {
     void prepare_values() {
         values = table(call.value, value_rows, value_copy, call.value_size, value_width);
     }
-    // The panels of the tile's keys or values, of which those in `ready` are packed.
+    // Return the panels of the tile's keys or values. Those in `ready` are packed already.
     const T* pack_panels(const Heads& x, ReadyRows& ready, T* panels, int64_t size) const {
         const T* from = row_of<T>(x, tile.batch, tile.key_head, 0);
         const int64_t end = tile.begin + tile.span, last_panel = end + PANEL<T> - 1;
@@ -183,21 +184,22 @@ template <class T> class AttentionTile {
         return panels + tile.begin * size;
     }
 
-    // Whether a tensor's rows of values are whole vectors, one behind the other.
+    // Return whether a tensor's rows of values are whole vectors without gaps between them.
     bool has_whole_vectors(const Heads& x) const {
         return call.value_size == value_width && x.row == value_width;
     }
-    // scale Q [rows, width]
+    // Load the scaled queries [rows, width].
     void load_queries() {
         load_rows(row_of<T>(call.query, tile.batch, tile.head, tile.first_row), call.query.row,
                   tile.rows, call.size, (T)call.scale, width, queries);
     }
 
-    // The position among the keys of a tile's row, and a table from the tile's first key on.
+    // Return the position of a tile's row among the keys; and a table that starts at the tile's
+    // first key.
     int64_t position(int64_t r) const { return tile.first_row + r + call.offset; }
     Table<T> from_begin(Table<T> table) const { return {table[tile.begin], table.step}; }
 
-    // Compute the tile's scores [rows, span] with slopes and masks added.
+    // Compute the tile's scores [rows, span], including slopes and masks.
     void compute_scores() {
         const int64_t rows = tile.rows, n = tile.span;
         prefetcher.pace_over((few_queries ? 0 : product_units<T>(rows, n)) + rows);
@@ -219,7 +221,7 @@ template <class T> class AttentionTile {
                 for (int64_t j = max((int64_t)0, position(r) + 1 - tile.begin); j < n; j++)
                     scores[r * n + j] = (T)-INFINITY;
     }
-    // Distances between a row's position and the keys from `begin` on, a vector.
+    // Return the signed distances from a row's position to the keys from `begin` on, as a vector.
     Vec<T> distances(int64_t r) const {
         Vec<T> number;
         for (int i = 0; i < N; i++) number[i] = (T)i;
@@ -232,9 +234,9 @@ template <class T> class AttentionTile {
                       load_row(row, j, tile.span, (T)0) - slope * absolute(distance));
     }
 
-    // A bound of the norms of a block of keys; infinite where one is not finite. It is computed
-    // once, by the thread that needs it first; threads that compute it at once write the same
-    // number.
+    // Return a bound of the norms of a block of keys; it is infinite if a norm is not finite. The
+    // first thread that needs the bound computes it. Threads that compute it at the same time write
+    // the same number.
     double norm_of_block(int64_t block) const {
         const int64_t head = tile.batch * call.key_heads + tile.key_head;
         double* const known = call.block_norms + head * norm_blocks(call.keys) + block;
@@ -257,7 +259,7 @@ template <class T> class AttentionTile {
         __atomic_store(known, &norm, __ATOMIC_RELAXED);
         return norm;
     }
-    // A bound of the norms of all keys that the tile may attend to.
+    // Return a bound of the norms of all keys that the tile may attend to.
     double largest_norm() {
         if (call.key_norms)
             return (double)((const T*)call.key_norms)[tile.batch * call.key_heads + tile.key_head];
@@ -266,14 +268,14 @@ template <class T> class AttentionTile {
         return largest_key;
     }
 
-    // What bounds the window of a tile. The score of a key does not exceed |q| |k| less what the
-    // slope takes, and a weight is zero if its score lies `cutoff` below the row's largest: so a
-    // row sees no key of a norm that is farther than |q| |k| / slope + rest.
+    // Bounds of the window of a tile. The score of a key is at most |q| |k| minus what the slope
+    // takes. A weight is zero if its score is `cutoff` below the row's largest. So a row does not
+    // see a key with norm |k| that is farther away than |q| |k| / slope + rest.
     struct Reach {
-        double length[MAX_TILE_ROWS], rest[MAX_TILE_ROWS];  // |q| / slope
-        double first, last;  // positions that no key of the largest norm is seen beyond
+        double length[MAX_TILE_ROWS], rest[MAX_TILE_ROWS];  // length: |q| / slope
+        double first, last;  // beyond these positions, not even keys of the largest norm are seen
     };
-    // Compute it by the largest of the scores at hand; return false where nothing is bounded.
+    // Compute the reach from the largest of the scores at hand; return false if nothing is bounded.
     bool bound_reach(double cutoff, Reach& reach) {
         const double longest = largest_norm();
         reach.first = 1e15, reach.last = -1e15;
@@ -291,7 +293,7 @@ template <class T> class AttentionTile {
         }
         return true;
     }
-    // Whether a row may see a key of the block.
+    // Return whether any row may see a key of the block.
     bool reaches(const Reach& reach, int64_t block) const {
         const double norm = norm_of_block(block), begin = (double)(block * NORM_BLOCK),
                      end = begin + (double)NORM_BLOCK;
@@ -303,8 +305,8 @@ template <class T> class AttentionTile {
         }
         return result;
     }
-    // Compute the scores of the keys near the tile, and then of all that these don't exclude;
-    // return false if that is of no use here.
+    // Compute the scores of the keys near the tile, and then of all keys that these scores don't
+    // exclude. Return false if that does not help: the caller then computes all scores.
     bool compute_window() {
         const double eps = alpha - 1,
                      cutoff = eps * UNDERFLOW_AT<T> > 1 ? 1 / eps : UNDERFLOW_AT<T>;
@@ -320,7 +322,7 @@ template <class T> class AttentionTile {
         if (!bound_reach(cutoff, reach)) return set_window(0, end), false;
         int64_t from = reach.first > 0 ? min((int64_t)reach.first, near_begin) : 0,
                 to = reach.last < (double)end ? max((int64_t)reach.last, near_end) : end;
-        // Leave out blocks of smaller norms, from the farthest on.
+        // Leave out blocks of smaller norms, starting with the farthest.
         if (call.block_norms) {
             int64_t block = from / NORM_BLOCK;
             while ((block + 1) * NORM_BLOCK <= near_begin && !reaches(reach, block)) block++;
@@ -334,7 +336,7 @@ template <class T> class AttentionTile {
         compute_scores();
         return true;
     }
-    // Panels begin at multiples of their size.
+    // The window begins with a whole panel.
     void set_window(int64_t begin, int64_t end) {
         tile.begin = begin / PANEL<T> * PANEL<T>;
         tile.span = min(end, tile.keys) - tile.begin;
@@ -359,7 +361,7 @@ template <class T> class AttentionTile {
         }
     }
 
-    // The tile's scores as rows for the maps.
+    // Return the layout of the tile's scores as rows.
     Layout layout() const {
         return {sizeof(T) == 8 ? STORE_F64 : STORE_F32, tile.rows, tile.span, 1, alpha, nullptr};
     }
@@ -370,9 +372,9 @@ template <class T> class AttentionTile {
         return call.support + of.row_of_heads * call.queries + of.first_row;
     }
 
-    // Of a tile whose supports have so many entries, forward saves lists if they are short enough,
-    // else all weights if there are few keys, else nothing. A list's end is stored as a whole
-    // vector, which must not reach into the next tile's lists: hence - N.
+    // Forward saves all weights of a tile if it has few keys and dense supports, otherwise lists if
+    // they fit, otherwise nothing. The end of a list is stored as a whole vector, which must not
+    // reach into the next tile's lists: hence - N.
     int64_t saved_offset(const TileIndex& of) const {
         return (of.row_of_heads * call.queries + of.first_row) * call.capacity;
     }
@@ -387,12 +389,13 @@ template <class T> class AttentionTile {
                !saves_weights(of, entries);
     }
 
-    // Compress a row of weights into a list, which has room for one more vector; return its length.
+    // Compress a row of weights into a list and return its length. The list needs room for one more
+    // vector.
     int64_t compress_row(const T* row, int32_t* index, T* weight) const {
         int64_t n = 0;
         for (int64_t j = 0; j < tile.span; j += N) {
             const Vec<T> p = load_row(row, j, tile.span, (T)0);
-            // No branch on an empty mask: it could not be predicted.
+            // Don't branch on an empty mask: the branch could not be predicted.
             const uint32_t support = not_le<T>(p, Vec<T>{});
             compress_store(weight + n, p, support);
             compress_lane_indices(index + n, (int32_t)(tile.begin + j), support, T{});
@@ -401,7 +404,7 @@ template <class T> class AttentionTile {
         return n;
     }
 
-    // Dropout of a row of weights, and of a list.
+    // Apply dropout to a row of weights, or to a list.
     uint64_t drop_seed(int64_t r) const {
         return row_seed(call.seed, tile.row_of_heads * call.queries + tile.first_row + r);
     }
@@ -427,7 +430,8 @@ template <class T> class AttentionTile {
         prefetch_rows(call.query, next.batch, next.head, next.first_row, next.rows, call.size,
                       false);
     }
-    // Keys and values only if there are so few that nothing else has read them before.
+    // Prefetch keys and values that this tile does not share with the next, if there are only a
+    // few.
     void prefetch_keys(const TileIndex& next) {
         if (has_same_keys(next) || call.keys > MAX_TILE_ROWS) return;
         prefetch_rows(call.key, next.batch, next.key_head, 0, call.keys, call.size, false);
@@ -435,7 +439,7 @@ template <class T> class AttentionTile {
     }
 };
 
-// Bytes of scratch memory that a thread holds between calls; with very many keys it frees the rest.
+// Bytes of scratch memory that a thread keeps between calls; a larger buffer is freed.
 constexpr int64_t SCRATCH_LIMIT = 64 << 20;
 
 }  // namespace

@@ -1,5 +1,6 @@
-// The bookkeeping of a beam search: after a step, which outputs are finished, which prefixes go on,
-// and how probable the best one is that does not. ../../eager/beams.py is the same in Python.
+// Bookkeeping of a beam search. After each step it decides which outputs are finished and which
+// prefixes continue, and keeps the probability of the best prefix that was dropped.
+// ../../eager/beams.py is the same in Python.
 
 #pragma once
 
@@ -13,7 +14,7 @@
 namespace {
 
 struct Candidate {
-    double cost;  // its log-probability's negative
+    double cost;  // negative log-probability
     int64_t row, symbol;
 
     bool operator<(const Candidate& other) const {
@@ -27,7 +28,7 @@ class Beams {
     explicit Beams(BeamCall& call)
         : call(call), most_costs(std::max(call.n_best, call.num_recorded)) {}
 
-    // Give every source its first prefix, a token.
+    // Start every source with a prefix of one token.
     void begin(int64_t token) const {
         for (int64_t s = 0; s < call.sources; s++) {
             int64_t *prefix = call.prefixes + s, *source = source_of(s);
@@ -44,14 +45,14 @@ class Beams {
 
     bool fit() const { return call.used + call.rows <= call.room; }
     const int64_t* tokens() const { return call.prefixes; }
-    // Where the current prefixes come from, among the rows of the step before, the first of which
-    // has this number.
+    // Return the index of a prefix's parent among the rows of the previous step; `first` is the
+    // number of the first of these rows.
     int64_t parent(int64_t row, int64_t first) const {
         return call.prefixes[PARENT * call.capacity + row] - first;
     }
 
-    // Write the symbols that must follow the prefixes, -1 where any may; tell whether there are
-    // any.
+    // Write the symbol that must follow each prefix, or -1 if any may. Return false if no symbol is
+    // forced at this length.
     bool write_forced(int64_t* only) const {
         if (FORCED + call.length >= call.source_row) return false;
         const int64_t* owner = call.prefixes + OWNER * call.capacity;
@@ -59,7 +60,7 @@ class Beams {
         return true;
     }
 
-    // Choose the next prefixes by the results of a step, unless a probability is NaN.
+    // Choose the next prefixes from the results of a step, unless a probability is NaN.
     void follow(const RankCall& step, const int64_t* attended) {
         call.nan_source = find_nan(step);
         if (call.nan_source >= 0) return;
@@ -82,7 +83,7 @@ class Beams {
   private:
     BeamCall& call;
     int64_t most_costs;
-    std::vector<Candidate> best;    // of a source, in order
+    std::vector<Candidate> best;    // candidates of a source, in order
     std::vector<double> best_ends;  // costs of a source's endings, in order
 
     int64_t* history(int64_t column) const { return call.history + column * call.room + call.used; }
@@ -119,11 +120,11 @@ class Beams {
         std::memcpy(value(END), step.ends, bytes);
     }
 
-    // Tell whether a prefix one token longer could not even end.
+    // Return whether a prefix with one more token could not even end.
     bool at_limit(int64_t source) const { return call.length + 2 > source_of(source)[STEPS]; }
 
-    // Give up endings that are not among the best continuations of the step, endings included; at
-    // the limit of length nothing else is left.
+    // Drop endings that are not among the best continuations of the step, which include endings. At
+    // the length limit none is dropped, because nothing else is left.
     void compete(int64_t source, int64_t row, int64_t end) {
         if (call.length < source_of(source)[FREE_FROM] || at_limit(source)) return;
         double *ends = value(END), *before = value(LOG_PROB);
@@ -143,7 +144,7 @@ class Beams {
         }
     }
 
-    // Note the outputs that prefixes are, unless enough others are better.
+    // Record the outputs that end here, unless enough others are better.
     void finish(int64_t source, int64_t row, int64_t end) const {
         double *ends = value(END), *before = value(LOG_PROB);
         const bool may_end = call.length >= source_of(source)[FREE_FROM];
@@ -159,7 +160,8 @@ class Beams {
         }
     }
 
-    // Tell whether a score is among the best; one that equals the last of them is, too.
+    // Insert a cost if it is among the best. Return whether it is; a cost equal to the last of them
+    // counts, too.
     bool add_cost(int64_t source, double cost) const {
         double* own = costs(source);
         int64_t& count = source_of(source)[COSTS];
@@ -170,8 +172,8 @@ class Beams {
         return true;
     }
 
-    // Make the best continuations of a source's prefixes the next ones, from `next` on; return
-    // where they end.
+    // Make the best continuations of a source's prefixes its next prefixes, in rows from `next` on.
+    // Return the row after them.
     int64_t choose(int64_t source, int64_t next) const {
         const int64_t candidates = (int64_t)best.size();
         int64_t chosen = at_limit(source) ? 0 : std::min(candidates, call.size);
@@ -189,7 +191,7 @@ class Beams {
         return next + chosen;
     }
 
-    // Sort the best candidates, one more than a source may have prefixes.
+    // Collect the best candidates in order, one more than a source may have prefixes.
     void find_best(const RankCall& step, int64_t row, int64_t end) {
         const size_t most = (size_t)call.size + 1;
         const double* before = value(LOG_PROB);
@@ -216,7 +218,8 @@ class Beams {
     }
 
     // Drop candidates that can change neither the best outputs nor the certificate of a normalised
-    // model, with a list that is not the whole distribution.
+    // model. It is called once a prefix was dropped, when the list can no longer be the whole
+    // distribution.
     int64_t shrink(int64_t source, int64_t chosen) const {
         if (source_of(source)[COSTS] < call.n_best) return chosen;
         const double worst = -costs(source)[call.n_best - 1];

@@ -1,5 +1,5 @@
-// The exported functions: they pick the instruction set, share rows out among torch's threads, and
-// hold each thread's scratch memory.
+// The exported functions. They pick the instruction set, distribute rows among torch's threads, and
+// hold the scratch memory of each thread.
 
 #include <atomic>
 #include <cstdlib>
@@ -39,14 +39,14 @@ namespace {
 
 struct InstructionSet {
     const char* name;
-    const Kernels* kernels[4];  // by Storage
+    const Kernels* kernels[4];  // indexed by Storage
     const DecodingKernels* decoding;
 };
 
 #define AT_PORTABLE(storage) &PORTABLE(storage)
 #define AT_AVX2(storage) &AVX2(storage)
 #define AT_AVX512(storage) &AVX512(storage)
-// In ascending order: a machine that supports one supports those before it.
+// In ascending order: a machine that supports one set supports all sets before it.
 const InstructionSet INSTRUCTION_SETS[] = {
     {"portable", {STORAGES(AT_PORTABLE)}, &decoding_portable},
 #if defined(TSALLIS_WITH_X86)
@@ -61,7 +61,7 @@ const InstructionSet INSTRUCTION_SETS[] = {
 // Return the last instruction set that this machine supports.
 const InstructionSet* best() {
 #if defined(TSALLIS_WITH_X86)
-    // Check all features of -march=x86-64-v3 and -v4; older compilers don't know the names of some.
+    // Check all features of -march=x86-64-v3 and -v4; older compilers lack the names of some.
     __builtin_cpu_init();
     unsigned a, b, c = 0, d, extended = 0;
     constexpr unsigned F16C = 1u << 29, MOVBE = 1u << 22, LZCNT = 1u << 5;
@@ -83,8 +83,9 @@ const InstructionSet* instructions = best();
 
 const Kernels& kernels_of(int32_t storage) { return *instructions->kernels[storage]; }
 
-// GOMP_parallel and omp_get_thread_num of the OpenMP runtime that torch has loaded: one pool of
-// threads in the process, not two that wait for each other. Null where there is none by that name.
+// GOMP_parallel and omp_get_thread_num of the OpenMP runtime that torch has loaded. With it the
+// process has one pool of threads, not two that wait for each other. Null if there is no such
+// runtime.
 typedef void (*Parallel)(void (*)(void*), void*, unsigned, unsigned);
 typedef int (*ThreadNumber)();
 Parallel runtime = nullptr;
@@ -97,8 +98,8 @@ struct Memory {
 };
 thread_local Memory memories[SCRATCHES];
 
-// While there is one, results of this thread below the least normal number are zero. Powers of what
-// is hardly in a support are full of such results, and each costs some processors a hundred cycles.
+// While an instance exists, subnormal results of this thread are flushed to zero. Powers of entries
+// at the edge of a support often produce them, and each costs some processors a hundred cycles.
 struct FlushSubnormals {
 #if defined(TSALLIS_WITH_X86)
     const unsigned before = _mm_getcsr();
@@ -110,14 +111,14 @@ struct FlushSubnormals {
 };
 
 constexpr int MAX_THREADS = 128;
-constexpr int64_t CHUNK_DIVISOR = 6;  // a chunk is one part in so many of what is left of a share
+constexpr int64_t CHUNK_DIVISOR = 6;  // a chunk is 1 / CHUNK_DIVISOR of what is left of a share
 
 template <class Call> using Work = void (*)(const Call*, int64_t first, int64_t last);
 
-// Work stealing. Each thread has a share of consecutive rows, divided as torch's own operations
-// divide them, so that it finds in its core's cache what it wrote there. It works on its share in
-// chunks, each smaller than the one before, and then on chunks of the other threads' shares: a
-// thread that is held up delays the others but for one chunk.
+// Work stealing. Each thread has a share of consecutive rows. The shares are divided as in torch's
+// own operations, so that a thread finds in its core's cache what it wrote there. A thread works on
+// its share in chunks of falling size, and then on chunks of the other threads' shares. A thread
+// that is held up delays the others by at most one chunk.
 template <class Call> struct WorkStealing {
     Work<Call> work;
     const Call* call;
@@ -179,8 +180,8 @@ template <class Call> void run_rows(Work<Call> work, const Call* call, int threa
              threads);
 }
 
-// The first access to fresh memory, page by page, costs more than the computation. Huge pages of
-// two megabytes, where the system has them, make that a small part.
+// Page by page, the first access to fresh memory costs more than the computation. Huge pages of two
+// megabytes, if the system has them, make that cost small.
 void request_huge_pages(void* memory, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
     constexpr uintptr_t PAGE = 1 << 21;
@@ -257,7 +258,7 @@ EXPORT void tsallis_set_parallel(void* parallel, void* number) {
     runtime = (Parallel)parallel, thread_number = (ThreadNumber)number;
 }
 
-// For tests: use another instruction set that this machine has. Returns 0 if it has not.
+// For tests: use another instruction set. Return 0 if this machine does not support it, else 1.
 EXPORT int32_t tsallis_use_isa(const char* name) {
     for (const InstructionSet* one = INSTRUCTION_SETS; one <= best(); one++) {
         if (std::strcmp(one->name, name)) continue;
@@ -299,7 +300,8 @@ EXPORT void tsallis_gather(const GatherCall* call, int threads) {
 EXPORT void tsallis_rank(const RankCall* call, int threads) {
     run_rows(instructions->decoding->rank, call, call->rows, call->d, 1, threads);
 }
-// Each thread has one share of the rows: smaller chunks would read the weights more often.
+// Each thread takes its share of the rows in one chunk: smaller chunks would read the weights more
+// often.
 EXPORT void tsallis_decoder(const DecoderCall* call, int threads) {
     const int64_t numbers = call->layers * call->d * call->hidden + call->d * call->rank.d;
     run_rows(instructions->decoding->decoder, call, call->rows, numbers,
@@ -324,10 +326,10 @@ EXPORT void tsallis_project(const ProjectCall* call, int threads) {
              call->width * call->d * call->columns, (call->batch + threads - 1) / threads, threads);
 }
 
-// Give all sources of a search their first prefix, a token.
+// Start all sources of a search with a prefix of one token.
 EXPORT void tsallis_begin(BeamCall* call, int token) { Beams(*call).begin(token); }
 
-// Follow the step whose results the call names.
+// Advance the search by the step whose results are in the call.
 EXPORT void tsallis_beam(BeamCall* call, int) { Beams(*call).follow(call->rank, call->attended); }
 
 EXPORT void tsallis_search(SearchCall* call, int threads) {
@@ -358,8 +360,8 @@ EXPORT void tsallis_search(SearchCall* call, int threads) {
     }
 }
 
-// Give a call memory for bounds of the norms of blocks of keys, none of which is known yet, if its
-// slopes may bound windows by them.
+// Return the call with memory for bounds of the norms of key blocks if its slopes may limit windows
+// by them. The bounds are not known yet (-1).
 static AttentionCall with_block_norms(const AttentionCall& from, std::vector<double>& norms) {
     AttentionCall call = from;
     if (call.slopes && !call.key_norms && call.queries >= MIN_PANEL_QUERIES &&
@@ -396,9 +398,9 @@ EXPORT void tsallis_attention_gradient(const AttentionCall* call, int threads) {
              threads);
 }
 
-// Transpose CSR rows [rows] to CSR rows by class [classes]: entry k of row r, of class c and value
-// v, becomes entry r of class c with value v times the row's weight; a row with a target y >= 0
-// adds -weight to class y.
+// Transpose CSR rows [rows] to CSR rows by class [classes]. An entry of row r with class c and
+// value v becomes an entry of class c with index r and value v times the row's weight. A row with a
+// target y >= 0 also adds -weight to class y; rows without a target are skipped.
 template <class T>
 static void transpose(int64_t rows, int64_t classes, const int64_t* offsets, const int32_t* index,
                       const T* value, const T* weight, const int64_t* target, int64_t* out_offsets,

@@ -1,6 +1,6 @@
-// One step of a Transformer's decoder over a range of rows: embedding, layers, and the output with
-// what a search needs of it. Keys and values stay where earlier steps wrote them, so that no row is
-// copied when a search reorders, repeats or drops rows; sources have no padding.
+// One step of a Transformer's decoder over a range of rows: embedding, layers, output, and the
+// ranking of its scores for a search. Keys and values stay where earlier steps wrote them, so that
+// no row is copied when a search reorders, repeats or drops rows. Sources have no padding.
 
 #pragma once
 
@@ -34,11 +34,11 @@ class DecoderRows : TransformerRows {
     }
 
   private:
-    static constexpr int64_t OUTPUT_ROWS = 96;  // rows whose scores are held at once
+    static constexpr int64_t OUTPUT_ROWS = 96;  // rows whose scores are in memory at once
 
     const DecoderCall& call;
     const Kernels& table;
-    int64_t begin, symbol, step;  // numbers of a symbol in a layer, and in all of them
+    int64_t begin, symbol, step;  // symbol, step: numbers per symbol in one layer, in all layers
 
     static int64_t most_keys(const DecoderCall& call, int64_t first, int64_t last) {
         int64_t most = 1;
@@ -90,8 +90,8 @@ class DecoderRows : TransformerRows {
         feed_forward(w, call.hidden);
     }
 
-    // Count the source symbols that any head has a weight for; write the heads' mean if it is asked
-    // for.
+    // Count the source symbols that any head attends to. Write the mean of the heads if it is
+    // requested.
     void record(int64_t first, int64_t count, int64_t n, int64_t head_step) {
         const float share = 1 / (float)heads;
         for (int64_t g = 0; g < count; g++) {

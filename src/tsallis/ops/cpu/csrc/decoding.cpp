@@ -1,5 +1,5 @@
-// The kernels of decoding for one instruction set, TSALLIS_ISA: apart from the others, because they
-// are small and change for other reasons. Maps and thresholds are those of isa.cpp's tables.
+// The decoding kernels of one instruction set, TSALLIS_ISA. They are compiled separately because
+// they are small and change for other reasons. Mappings and thresholds come from isa.cpp's tables.
 
 #include "decoder_step.h"
 #include "encoder.h"
@@ -15,7 +15,7 @@ extern const Kernels TABLE(TSALLIS_ISA, f32);
 namespace {
 
 void rank_range(const RankCall* call, int64_t first, int64_t last) {
-    // As many rows at a time as the second-level cache holds.
+    // Rank as many rows at a time as fit into the second-level cache.
     const int64_t together = max((int64_t)1, (int64_t)131072 / call->d);
     float* memory = (float*)scratch_memory(rank_memory(*call, together) * 4, FOR_DECODING);
     for (int64_t r = first; r < last; r += together)

@@ -1,5 +1,5 @@
-// Dense rows: long rows in which most entries are candidates. Compressing them would not pay, so
-// each pass reads the whole row.
+// Dense rows: long rows in which most entries are candidates. Compressing them would not pay off,
+// so each pass reads the whole row.
 
 #pragma once
 
@@ -11,20 +11,20 @@ template <Kind K, class T>
 constexpr bool DENSE_KIND = sizeof(T) == 4 && (K == INTEGER || K == GENERAL);
 constexpr int64_t MIN_DENSE_SIZE = 8192;
 constexpr int SAMPLE_LINE = 16;  // entries of a cache line: a sample consists of whole lines
-constexpr int SAMPLE_STEP = 16;  // a sample takes one line in so many
+constexpr int SAMPLE_STEP = 16;  // a sample takes every SAMPLE_STEP-th line
 
 template <class T> struct DenseSums {
     Sums<T> sums;
-    Vec<T> v = {}, mean = {};  // of u^(b-4), and of p x
+    Vec<T> v = {}, mean = {};  // sums of u^(b-4) and of p x
     int64_t count = 0;
 };
 
-// How powers are computed: by logarithms for b above 20, by products for b from 3 to 5 (LOW) and
-// for b from 5 (HIGH).
+// How powers are computed: with logarithms for b above 20, with products for b from 3 to 5 (LOW)
+// and from 5 on (HIGH).
 enum Form { LOGARITHMS, LOW, HIGH };
 
-// Add W vectors of scores to the sums. An entry outside the support counts as the least one inside,
-// which is negligible.
+// Add W vectors of scores to the sums. An entry outside the support is treated as the least entry
+// inside, which is negligible.
 template <Kind K, Form FORM, int W, class T>
 INLINE void add_vectors(DenseSums<T>& total, const Vec<T>* z, T shift, T t,
                         const AlphaParams<T>& f) {
@@ -48,7 +48,7 @@ INLINE void add_vectors(DenseSums<T>& total, const Vec<T>* z, T shift, T t,
         else
             for (int k = 0; k < W; k++) v[k] = fill((T)1);
         if constexpr (K == GENERAL) multiply_fraction_power<W>(u, f.fraction_power, v);
-        if constexpr (FORM == LOW) {  // not negligible outside the support
+        if constexpr (FORM == LOW) {  // entries outside the support are not negligible
             const bool four = f.n == 4;
             for (int k = 0; k < W; k++) {
                 const Vec<T> low = x[k] > least ? v[k] : Vec<T>{};
@@ -104,7 +104,7 @@ DenseSums<T> dense_sums(const T* z, int64_t d, T shift, T t, AlphaParams<T> f, R
     return total;
 }
 
-// Return an upper bound of the size of a row's support, hardly above it.
+// Return a tight upper bound of the size of a row's support.
 template <class T>
 INLINE int64_t count_dense_support(const T* z, int64_t d, T shift, Threshold<T> at,
                                    const AlphaParams<T>& f) {
@@ -115,8 +115,8 @@ INLINE int64_t count_dense_support(const T* z, int64_t d, T shift, Threshold<T> 
     return count;
 }
 
-// The series of a row's mass in the threshold around t, to fourth order: where it is 1, and the
-// mean there.
+// Fourth-order series of a row's mass as a function of the threshold around t. It gives the
+// threshold at which the mass is 1, and the mean there.
 struct RootSeries {
     double b, excess, sums[5], c[6];
 
@@ -129,7 +129,7 @@ struct RootSeries {
         for (int k = 1; k < 6; k++) c[k] = c[k - 1] * (b - k + 1) / k;
     }
 
-    // Return how far above t the root is, or NaN where the series is not exact enough.
+    // Return how far above t the root is, or NaN if the series is not exact enough.
     double root(int64_t d) const {
         double by = 0;
         for (int round = 0; round < 6; round++) {
@@ -202,8 +202,9 @@ template <Kind K, class T> T sample_lower_bound(Rows<T>& s, int row, const RowSa
     return t;
 }
 
-// Compress a row's scores above the cut, set `top` to its maximum, and return their number. Vectors
-// that hold any are noted without a branch, which could not be predicted.
+// Compress a row's scores above the cut, set `top` to the row's maximum, and return the number of
+// compressed scores. Vectors that contain such scores are noted without a branch, which could not
+// be predicted.
 template <class T>
 int64_t compress_highest(const T* z, int64_t d, T cut, T* out, int32_t* holds, T& top) {
     constexpr int N = LANES<T>;
@@ -224,8 +225,8 @@ int64_t compress_highest(const T* z, int64_t d, T cut, T* out, int32_t* holds, T
     return n;
 }
 
-// Take Newton's steps from s.t on a row's highest scores and a sample of the others, which stands
-// for `share` times as many; both scaled and compressed.
+// Take Newton's steps from s.t on a row's highest scores and a sample of the others, whose sums are
+// multiplied by `share`. Both are scaled and compressed.
 template <Kind K, class T>
 void approximate_dense(Rows<T>& s, int row, const T* high, int64_t n, const T* low, int64_t others,
                        T share) {
@@ -246,8 +247,9 @@ void approximate_dense(Rows<T>& s, int row, const T* high, int64_t n, const T* l
     }
 }
 
-// Compute threshold, mass and mean of a row from a nearly right threshold: one pass over the row
-// and a series of fourth order; further passes where the series does not reach.
+// Compute the threshold, mass and mean of a row from a good approximation of the threshold: one
+// pass over the row and a fourth-order series. More passes follow if the series is not exact
+// enough.
 template <Kind K, class T> void refine_dense(Rows<T>& s, int row, const T* z) {
     const AlphaParams<T>& f = s.params[row];
     const int64_t d = s.d;
@@ -281,7 +283,7 @@ template <Kind K, class T> void refine_dense(Rows<T>& s, int row, const T* z) {
     }
 }
 
-// Solve a row if a sample says that most of its scores are candidates; return whether it did. The
+// Solve a row if a sample shows that most of its scores are candidates; return whether it did. The
 // first threshold comes from the sample and the highest scores, which the pass for the maximum
 // collects.
 template <Kind K, class T> bool solve_dense(Rows<T>& s, int row, const T* z) {

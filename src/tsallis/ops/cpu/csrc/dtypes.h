@@ -1,4 +1,5 @@
-// Rows as the caller stores them, and as the kernels want them: contiguous floats or doubles.
+// Conversion of rows between the caller's storage and the format of the kernels, contiguous floats
+// or doubles.
 
 #pragma once
 
@@ -30,8 +31,8 @@ INLINE float upcast(Float16 x) {
     std::memcpy(&half, &x, 2);
     return half;
 #else
-    // Exponent and mantissa move up; a product with 2^112 puts the exponent right, subnormals
-    // included.
+    // Shift exponent and mantissa up. Multiplying by 2^112 then corrects the exponent, also of
+    // subnormals.
     uint32_t sign = (uint32_t)(x.bits & 0x8000) << 16, rest = (uint32_t)(x.bits & 0x7fff) << 13;
     uint32_t magnitude;
     if (rest >= 0x7c00u << 13) {
@@ -173,7 +174,7 @@ INLINE float32x4_t upcast_vector(uint16x4_t v, BFloat16) { return (float32x4_t)v
 INLINE uint16x4_t downcast_vector(float32x4_t v, Float16) { return (uint16x4_t)vcvt_f16_f32(v); }
 INLINE uint16x4_t downcast_vector(float32x4_t v, BFloat16) {
     const uint32x4_t wide = (uint32x4_t)v, last = vandq_u32(vshrq_n_u32(wide, 16), vdupq_n_u32(1));
-    // The sum's upper half.
+    // vaddhn takes the upper half of the sum.
     const uint16x4_t rounded = vaddhn_u32(wide, vaddq_u32(last, vdupq_n_u32(0x7fff)));
     return vbsl_u16(vmovn_u32(vceqq_f32(v, v)), rounded, vdup_n_u16(0x7fc0));
 }
@@ -181,7 +182,7 @@ template <class S> INLINE F load_half(const S* row, int64_t i) {
     return (F)upcast_vector(vld1_u16((const uint16_t*)(row + i)), S{});
 }
 template <class S> INLINE F load_half_part(const S* row, int64_t n, float rest) {
-    uint64_t some = 0;  // n is below a whole vector
+    uint64_t some = 0;  // n is less than a whole vector
     if (n & 2) std::memcpy(&some, row, 4);
     if (n & 1) some |= (uint64_t)row[n & 2].bits << 16 * (n & 2);
     return FI{0, 1, 2, 3} < (int32_t)n ? (F)upcast_vector(vcreate_u16(some), S{}) : fill(rest);
@@ -233,7 +234,8 @@ template <class S> INLINE void store_half_part(S* row, int64_t n, F v) {
     for (int i = 0; i < n; i++) downcast(v[i], row[i]);
 }
 #endif
-// The names that floats have, so that templates read and write rows of halves in place.
+// Overloads with the names of the functions for floats, so that templates read and write
+// half-precision rows in place.
 template <class S> INLINE F load_half_row(const S* row, int64_t i, int64_t d, float rest) {
     return i + LANES<float> <= d ? load_half(row, i) : load_half_part(row + i, d - i, rest);
 }
@@ -256,16 +258,15 @@ INLINE F load_row(const Float16* row, int64_t i, int64_t d, float rest) {
     return load_half_row(row, i, d, rest);
 }
 
-// Rows up to this long are solved transposed, a row in each lane.
+// Rows up to this length are solved transposed, one row per lane.
 constexpr int64_t MAX_SHORT_SIZE = 512;
-constexpr int64_t MAX_SEPARATE_SIZE =
-    64;  // rows up to this long have each a row of their own in a tile
+constexpr int64_t MAX_SEPARATE_SIZE = 64;  // each row up to this length has its own row in a tile
 
-// False for halves, which are computed in float.
+// False for half precision, which is computed in float.
 template <class T, class S> constexpr bool SAME_SIZE = sizeof(T) == sizeof(S);
 
-// Access to blocks of rows of a tensor as contiguous rows of T; where the tensor has none, they are
-// copied to `tile`, whose rows lie `stride` elements apart.
+// Access to blocks of rows of a tensor as contiguous rows of T. If the tensor has no such rows,
+// they are copied to `tile`, whose rows are `stride` elements apart.
 template <class T, class S> class Tile {
   public:
     Tile(const Layout& layout, T* tile, int64_t stride)
@@ -273,7 +274,7 @@ template <class T, class S> class Tile {
 
     INLINE bool direct() const { return SAME_SIZE<T, S> && layout.inner == 1; }
 
-    // Set rows[r - first] to the rows [first, last).
+    // Point rows[r - first] to row r, for the rows [first, last).
     void read(const void* memory, int64_t first, int64_t last, const T** rows) const {
         const S* base = (const S*)memory;
         const int64_t d = layout.d, inner = layout.inner;
@@ -294,27 +295,27 @@ template <class T, class S> class Tile {
                 tile[k * stride + j] = upcast(base[start[k] + j * inner]);
     }
 
-    // Whether rows are contiguous, in whichever dtype.
+    // Return whether rows are contiguous, in any dtype.
     INLINE bool contiguous() const { return layout.inner == 1; }
     void row_pointers(const void* memory, int64_t first, int64_t last, const S** rows) const {
         for (int64_t r = first; r < last; r++) rows[r - first] = (const S*)memory + r * layout.d;
     }
 
-    // Where to write row r of a block that begins at `first`: into the tensor itself or into the
+    // Return where to write row r of a block that begins at `first`: in the tensor itself or in the
     // tile.
     INLINE T* output_row(void* memory, int64_t first, int64_t r) const {
         return direct() ? (T*)memory + r * layout.d
                         : tile + (reuses_first_row() ? 0 : (r - first) * stride);
     }
 
-    // To be called when row r is complete: halves are copied out at once, while the row is in the
+    // Call this when row r is complete. It copies a half-precision row out while the row is in the
     // first-level cache.
     INLINE void finish_row(void* memory, int64_t first, int64_t r) const {
         if (!direct() && layout.inner == 1)
             copy_out(output_row(memory, first, r), (S*)memory + r * layout.d, layout.d);
     }
 
-    // To be called when all rows of a block are complete: strided rows are copied out.
+    // Call this when all rows of a block are complete. It copies strided rows out.
     void finish_block(void* memory, int64_t first, int64_t last) const {
         const int64_t d = layout.d, inner = layout.inner;
         if (inner == 1) return;
@@ -327,13 +328,13 @@ template <class T, class S> class Tile {
     }
 
   private:
-    // Whether each row of a block is copied out before the next one: then all use the tile's first
-    // row.
+    // Return whether each row of a block is copied out before the next one, so that all rows use
+    // the tile's first row.
     INLINE bool reuses_first_row() const {
         return layout.inner == 1 && layout.d > MAX_SEPARATE_SIZE;
     }
 
-    // Where the rows of a block begin in the tensor.
+    // Find where the rows of a block begin in the tensor.
     void find_starts(int64_t first, int64_t last, int64_t* start) const {
         const int64_t inner = layout.inner;
         for (int64_t r = first; r < last; r++)

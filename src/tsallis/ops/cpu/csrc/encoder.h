@@ -1,5 +1,5 @@
-// A Transformer's encoder over a range of sources, whose symbols stand one behind the other without
-// padding.
+// A Transformer's encoder over a range of sources, whose symbols are stored one after the other
+// without padding.
 
 #pragma once
 
@@ -52,7 +52,7 @@ class EncoderRows : TransformerRows {
         multiply_linear<WRITE>({w.query, w.query_bias, d, d}, in, row, rows, q, row);
         multiply_linear<WRITE>({w.key_value, w.key_value_bias, d, 2 * d}, in, row, rows, key_value,
                                symbol);
-        // The rows are visited in order: the source of the latest one is remembered.
+        // Rows are visited in order, so the source of the latest row is remembered.
         int64_t source = first_source, start = 0;
         auto find_source = [&](int64_t r) {
             while (r >= start + call.lengths[source]) start += call.lengths[source++];
@@ -88,8 +88,8 @@ class EncoderRows : TransformerRows {
     }
 };
 
-// Sources [first, last) for all layers of a decoder; their states are moved together, so that the
-// weights are read once.
+// Project the sources [first, last) for all layers of a decoder. Their states are packed together
+// first, so that the weights are read once.
 void project_sources(const ProjectCall& call, int64_t first, int64_t last) {
     int64_t before = 0, rows = 0;
     for (int64_t s = 0; s < first; s++) before += call.lengths[s];

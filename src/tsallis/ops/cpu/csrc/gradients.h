@@ -1,4 +1,4 @@
-// Gradients of the maps, computed from the probabilities alone.
+// Gradients of the mappings, computed from the probabilities alone.
 
 #pragma once
 
@@ -42,23 +42,23 @@ INLINE void slope_and_curvature(Vec<T> p, const AlphaParams<T>& f, Vec<T>& s, Ve
 }
 
 // Prefetch entries into the second-level cache: where a gradient is written, and the next row's
-// input. In longer rows the processor's own prefetcher suffices.
+// input. For rows longer than MAX_PREFETCH_SIZE the processor's own prefetcher suffices.
 constexpr int64_t MAX_PREFETCH_SIZE = 4096;
 template <class S> INLINE void prefetch_entries(const S* p, int entries, int64_t by = 0) {
     for (int i = 0; i < entries; i += 64 / (int)sizeof(S)) __builtin_prefetch(p + by + i, 0, 2);
 }
 
-// In rows so long groups of zeros are so frequent that branches on them are predicted.
+// From this length on, groups of zeros are so frequent that branches on them are predicted.
 constexpr int64_t MIN_SPARSE_SIZE = 4096;
 
-// Write dz = s (g - delta) with delta = s.g / sum s, over all entries: for slopes that are cheap.
-// `roots` is dz itself, or scratch for a row where dz is of lower precision.
+// Write dz = s (g - delta) with delta = s.g / sum s, over all entries. Used if slopes are cheap to
+// compute. `roots` is dz itself, or scratch for a row if dz has lower precision.
 template <Kind K, class T, class S, class O>
 void gradient_of_all(const S* p, const S* g, int64_t d, const AlphaParams<T>& f, O* dz, T* roots) {
     constexpr int N = LANES<T>;
-    // Whole groups are zero then, and their upstream gradients need not be read.
+    // In sparse rows whole groups are zero, and their upstream gradients need not be read.
     const bool sparse = K != SOFTMAX && d >= MIN_SPARSE_SIZE;
-    // Square roots are dear: they are saved for the second pass.
+    // Square roots are expensive, so they are saved for the second pass.
     constexpr bool SAVE_SLOPES = K == THREE_HALVES || K == INTEGER;
     Vec<T> total = {}, weighted = {};
     for (int64_t first = 0; first < d; first += BLOCK * N) {
@@ -102,8 +102,8 @@ void gradient_of_all(const S* p, const S* g, int64_t d, const AlphaParams<T>& f,
     }
 }
 
-// The same over the compressed support, and with `dalpha` the gradient of alpha, -sum curvature (g
-// - delta).
+// Compute the same over the compressed support. If `dalpha` is given, also compute the gradient of
+// alpha, -sum curvature (g - delta).
 template <Kind K, class T, class S, class O>
 void gradient_of_support(const S* p, const S* g, int64_t d, const AlphaParams<T>& f, O* dz,
                          T* dalpha, T* ps, T* gs, T* ss) {
@@ -152,7 +152,7 @@ void gradient_of_support(const S* p, const S* g, int64_t d, const AlphaParams<T>
     }
 }
 
-// The same for a row of M vectors, which stay in registers.
+// Compute the same for a row of M vectors, which stay in registers.
 template <Kind K, int M, class T, class S, class O>
 INLINE void gradient_of_vectors(const S* p, const S* g, int64_t d, const AlphaParams<T>& f, O* dz,
                                 T* dalpha) {
@@ -182,10 +182,10 @@ INLINE void gradient_of_vectors(const S* p, const S* g, int64_t d, const AlphaPa
     if (dalpha) *dalpha = sum<T>(alpha_sum);
 }
 
-// The same for CSR rows: entries [starts[r], starts[r + 1]) are row r's. Rows may be far shorter
-// than a vector: powers are computed over all entries as over one row, and sums over many rows at
-// once. Up to a vector behind the last entry of `dz` is overwritten. `slopes` and `curvatures` are
-// scratch of as many entries.
+// Compute the same for CSR rows: entries starts[r] to starts[r + 1] (exclusive) belong to row r.
+// Rows may be far shorter than a vector, so powers are computed over all entries as if they were
+// one row, and sums over many rows at once. Up to a vector after the last entry of `dz` is
+// overwritten. `slopes` and `curvatures` are scratch of as many entries.
 template <Kind K, class T>
 void gradient_of_csr_rows(const T* p, const T* g, const int64_t* starts, int64_t rows,
                           const AlphaParams<T>& f, T* dz, T* dalpha, T* slopes, T* curvatures) {
@@ -224,14 +224,14 @@ void gradient_of_csr_rows(const T* p, const T* g, const int64_t* starts, int64_t
     }
 }
 
-// Write NaN for a row that contains one.
+// Fill the gradient with NaN, for a row that contains a NaN.
 template <class T, class O>
 __attribute__((noinline)) void fill_row_nan(O* dz, int64_t d, T* dalpha) {
     fill_row(dz, d, (T)NAN);
     if (dalpha) *dalpha = (T)NAN;
 }
 
-// Write the gradient of one row; `scratch` are three rows.
+// Write the gradient of one row; `scratch` holds three rows.
 template <Kind K, class T, class S, class O>
 INLINE void gradient_of_row(const S* p, const S* g, int64_t d, const AlphaParams<T>& f, O* dz,
                             T* dalpha, T* const* scratch) {
@@ -272,7 +272,7 @@ void map_gradient_range(const MapGradientCall& call, int64_t first, int64_t last
                 dz += stride;
             }
         };
-        if (p_tile.contiguous()) {  // halves are read and written in place
+        if (p_tile.contiguous()) {  // half-precision rows are read and written in place
             const S *p[MAX_ROWS], *g[MAX_ROWS];
             p_tile.row_pointers(call.probs, begin, end, p),
                 g_tile.row_pointers(call.grad, begin, end, g);

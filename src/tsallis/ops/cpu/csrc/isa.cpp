@@ -1,6 +1,6 @@
-// The kernels of one instruction set, TSALLIS_ISA: a table for each storage type that a macro
-// TSALLIS_F32, ... requests. build.py compiles double apart from the others, so that more cores
-// share the work.
+// The kernels of one instruction set, TSALLIS_ISA, with a table for each storage type that a macro
+// (TSALLIS_F32, ...) requests. build.py compiles double separately, so that more cores share the
+// work.
 
 #include <type_traits>
 

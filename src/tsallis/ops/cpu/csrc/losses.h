@@ -32,9 +32,8 @@ template <class T> struct RowLoss {
     T loss, scale, count, dalpha;
 };
 
-// Return the loss of a solved row. In differences from its maximum it is ((c - mean)/alpha + mean)
-// + (max - z_y), where c = t b and mean = sum p (z - max). The support is saved in `list` if it
-// fits.
+// Return the loss of a solved row. Relative to the row's maximum it is ((c - mean)/alpha + mean) +
+// (max - z_y), where c = t b and mean = sum p (z - max). The support is saved in `list` if it fits.
 template <Kind K, class T>
 RowLoss<T> loss_of(Rows<T>& s, int row, const T* z, T gold, bool need_alpha,
                    const Support<T>& list) {
@@ -82,7 +81,8 @@ RowLoss<T> loss_of(Rows<T>& s, int row, const T* z, T gold, bool need_alpha,
                 compress_indices(list.index + list_size, where + i, m, (T)0);
             }
             list_size += __builtin_popcount(m);
-            // A last small step may add entries that have no value here yet; the base u shows them.
+            // A last small step may have added entries whose values are still missing here; their
+            // base u shows them.
             if (K == GENERAL)
                 count += __builtin_popcount(bits(at.base(v) >= f.least * COUNT_MARGIN<T>));
             part += u * (m ? max(v, fill(OUTSIDE<T>)) : Vec<T>{});
@@ -129,8 +129,8 @@ template <class T, class S> void loss_range(const LossCall& call, int64_t first,
             const Threshold<T> at = kind == SOFTMAX ? Threshold<T>{0, 0} : threshold(s, row);
             stats[0] = s.top[row], stats[1] = at.t, stats[2] = at.fine, stats[3] = result.scale,
             stats[4] = result.count;
-            // Rows without a target and rows of -inf have no loss; of rows with a NaN the scale
-            // is NaN.
+            // Rows without a target and rows of -inf have no loss. Rows with a NaN have a scale of
+            // NaN.
             const bool counts =
                 y >= 0 && !(s.top[row] == (T)-INFINITY && s.count[row] == 0 && kind != SOFTMAX) &&
                 !(kind == SOFTMAX && s.top[row] == (T)-INFINITY && result.scale == (T)INFINITY);
@@ -166,7 +166,8 @@ template <bool STREAM, class T> void write_list(const Support<T>& list, int64_t 
     if (whole < d) store_part(out + whole, d - whole, vector(whole, d));
 }
 
-// A gradient of so many bytes leaves every cache before it is read again: it is streamed to memory.
+// A gradient of at least this many bytes leaves every cache before it is read again, so it is
+// streamed to memory.
 constexpr int64_t MIN_STREAM_BYTES = 16 << 20;
 
 template <class T, class S>

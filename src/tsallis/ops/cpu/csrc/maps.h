@@ -1,4 +1,4 @@
-// Probabilities of rows of scores, and the same computed again from saved statistics.
+// Probabilities of rows of scores, and their recomputation from saved statistics.
 
 #pragma once
 
@@ -34,7 +34,7 @@ template <class T> INLINE void scale_row(T* row, int64_t d, T by) {
     for (int64_t i = 0; i < d; i += LANES<T>) store_row(row, i, d, load_row(row, i, d, (T)0) * by);
 }
 
-// The number of entries before the first at an aligned address.
+// Return the number of entries before the first one at an aligned address.
 template <class T> INLINE int64_t unaligned(const T* p) {
     return (int64_t)(-(uintptr_t)p % VECTOR_BYTES / sizeof(T));
 }
@@ -54,8 +54,7 @@ void write_range(const T* z, int64_t d, T shift, Threshold<T> at, T scale, Alpha
     int64_t i = 0;
     if constexpr (K == INTEGER || K == GENERAL) {
         const Vec<T> bound = fill((at.t - 1) * f.b - (T)1e-6 * f.b);
-        // General powers cost most: where the support is small, compute only its entries,
-        // compressed.
+        // General powers cost most: if the support is small, compute only its entries, compressed.
         if (K == GENERAL && d >= 1024) {
             constexpr int STRETCH = 32;
             alignas(VECTOR_BYTES) T packed[(STRETCH + WIDE) * N];
@@ -99,7 +98,7 @@ void write_range(const T* z, int64_t d, T shift, Threshold<T> at, T scale, Alpha
     if (i < d) store_part(out + i, d - i, value(load_part(z + i, d - i, (T)-INFINITY) - shift));
 }
 
-// Write a solved row's probabilities times `scale`; with `stream` past the caches.
+// Write a solved row's probabilities times `scale`, past the caches if `stream` is set.
 template <Kind K, class T>
 INLINE void write_probabilities(const T* z, int64_t d, T shift, Threshold<T> at, T scale,
                                 const AlphaParams<T>& f, T* out, bool stream = false) {
@@ -158,7 +157,7 @@ template <class T> INLINE int64_t count_support(const T* p, int64_t d) {
     return count;
 }
 
-// What to prefetch while the rows [begin, end) are solved.
+// Return what to prefetch while the rows [begin, end) are solved.
 template <class S>
 INLINE RowPrefetch row_prefetch(const Layout& layout, bool plain, const void* out, const void* in,
                                 int64_t begin, int64_t end) {
@@ -187,7 +186,7 @@ template <class T, class S> void map_range(const MapCall& call, int64_t first, i
             out.finish_row(call.probs, begin, begin + row);
         };
         if constexpr (ROW_PER_LANE<T> &&
-                      !SAME_SIZE<T, S>) {  // halves are read and written in place
+                      !SAME_SIZE<T, S>) {  // half-precision rows are read and written in place
             if (kind != SOFTMAX && in.contiguous() && s.d <= MAX_SHORT_SIZE && !call.stats) {
                 const S* z[MAX_ROWS];
                 in.row_pointers(call.scores, begin, end, z);
@@ -205,7 +204,7 @@ template <class T, class S> void map_range(const MapCall& call, int64_t first, i
     for_each_block<T>(call.layout, block.params, MAPS, first, last, compute_block);
 }
 
-// Replace a row of scores by its probabilities, from the statistics that were saved.
+// Replace a row of scores by its probabilities, computed from the saved statistics.
 template <class T> void entmax_weights(const AlphaParams<T>& f, const T* stats, int64_t d, T* row) {
     const T top = stats[0], scale = stats[3];
     const Threshold<T> at{stats[1], stats[2]};

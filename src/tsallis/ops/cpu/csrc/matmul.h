@@ -14,17 +14,17 @@ template <int K> struct Count {
 // The block of rows and columns that a product keeps in registers.
 constexpr int MATRIX_ROWS = VECTOR_BYTES == 32 ? 4 : 8, MATRIX_VECTORS = 2;
 
-// Prefetch of memory that is needed next, a few cache lines at a time beside other work.
+// Prefetches memory that is needed next, a few cache lines at a time between other work.
 class Prefetcher {
   public:
     void clear() { runs = run = 0, row = line = all = pace = 0; }
-    // Rows of `bytes` that lie `stride` bytes apart.
+    // Add rows of `bytes` bytes that are `stride` bytes apart.
     void add(const void* at, int64_t stride, int64_t rows, int64_t bytes, bool to_write) {
         if (rows <= 0 || runs == MAX_RUNS) return;
         list[runs++] = {(const char*)at, stride, rows, (bytes + 63) / 64, to_write};
         all += rows * ((bytes + 63) / 64);
     }
-    // Set the pace such that all is prefetched after so many units of work.
+    // Set the pace so that everything is prefetched after `units` units of work.
     void pace_over(int64_t units) { pace = (all + units - 1) / units; }
     // Prefetch what is due after `units` more units of work.
     INLINE void advance(int64_t units) {
@@ -50,13 +50,13 @@ class Prefetcher {
     } list[MAX_RUNS];
     int runs = 0, run = 0;
     int64_t row = 0, line = 0, all = 0,
-            pace = 0;  // all: cache lines of all runs; pace: cache lines a unit of work
+            pace = 0;  // all: cache lines of all runs; pace: cache lines per unit of work
 };
 // Units of work of one register block of a product; a sparse row of a few entries is one unit.
 constexpr int BLOCK_UNITS = 4;
 
-// A matrix by strides: entry (r, k) lies at at[r * row + k * k]; a transposed one has its strides
-// swapped.
+// A matrix given by its strides: entry (i, j) is at[i * row + j * k]. A transposed matrix has its
+// strides swapped.
 template <class T> struct Strided {
     const T* at;
     int64_t row, k;
@@ -99,7 +99,7 @@ INLINE void multiply_block(Strided<T> a, const T* b, int64_t b_row, int64_t dept
     }
 }
 
-// The same for any number of rows.
+// Compute the same for any number of rows.
 template <bool ADD, int W, class T>
 INLINE void multiply_rows(Strided<T> a, const T* b, int64_t b_row, int64_t rows, int64_t depth,
                           T* c, int64_t c_row, int64_t columns, Prefetcher& prefetcher) {
@@ -120,7 +120,7 @@ template <class T> INLINE int64_t product_units(int64_t rows, int64_t columns) {
     return (rows + MATRIX_ROWS - 1) / MATRIX_ROWS * ((columns + WIDTH - 1) / WIDTH) * BLOCK_UNITS;
 }
 
-// c [rows, width] = or += a b, b [depth, width] and c in whole vectors.
+// c [rows, width] = or += a b. The rows of b [depth, width] and c are whole vectors.
 template <bool ADD, class T>
 void multiply(Strided<T> a, Table<T> b, int64_t rows, int64_t depth, int64_t width, T* c,
               Prefetcher& prefetcher) {
@@ -135,8 +135,8 @@ void multiply(Strided<T> a, Table<T> b, int64_t rows, int64_t depth, int64_t wid
     }
 }
 
-// A transposed matrix [rows, size] in panels of PANEL rows: panel p has entry k of row p PANEL + j
-// at [k][j].
+// Panels hold a matrix [rows, size] transposed, PANEL rows each: panel p has entry k of row p PANEL
+// + j at [k][j].
 template <class T> constexpr int PANEL = MATRIX_VECTORS * LANES<T>;
 template <class T> INLINE int64_t panels_size(int64_t rows, int64_t size) {
     return (rows + PANEL<T> - 1) / PANEL<T> * PANEL<T> * size;
@@ -233,8 +233,8 @@ INLINE void sddmm_row(const int32_t* index, int64_t n, const T* x, Table<T> tabl
     }
 }
 
-// The same for n entries of CSR rows, which may be far shorter than a vector: out[k] =
-// x[list_rows[k]] . table[index[k]]. Up to a vector behind the n-th is overwritten.
+// Compute the same for n entries of CSR rows, which may be far shorter than a vector: out[k] =
+// x[list_rows[k]] . table[index[k]]. Up to a vector after the n-th entry is overwritten.
 template <class T>
 INLINE void sddmm_rows(const int32_t* list_rows, const int32_t* index, int64_t n, Table<T> x,
                        Table<T> table, int64_t width, T* out, Prefetcher& prefetcher) {
@@ -266,7 +266,7 @@ template <class T> void dots_of_rows(Table<T> table, int64_t n, const T* x, int6
     }
 }
 
-// Return which of 64 rows have the bit of one of 16 columns, a bit a row.
+// Return a mask with a bit per row: which of 64 rows have the bit of `column` (one of 16) set.
 template <class T> INLINE uint64_t column_mask(const uint16_t* rows, int column) {
     uint64_t mask = 0;
 #if defined(__AVX512BW__)

@@ -1,11 +1,12 @@
 // How a row's threshold is computed: parameters of alpha, sums over candidates, Newton's steps.
 //
-// A row is solved in the scaled scores x = eps (z - max z), eps = alpha - 1, which lie in (-1, 0]
-// where they matter: p = u^b with u = 1 + x - t and b = 1/eps, and t >= 0 such that the row sums
-// to 1. The threshold is a sum of two numbers, t + fine: rounded to one, it would be off by a digit
-// for every entry at once. Only scores above a lower bound of the threshold can be in the support:
-// these candidates are compressed into a buffer, and Newton's steps read that buffer alone. Up to a
-// vector of rows is solved at once, so that the steps are vector arithmetic too.
+// A row is solved in the scaled scores x = eps (z - max z) with eps = alpha - 1. Scores that matter
+// lie in (-1, 0]. The probabilities are p = u^b with u = 1 + x - t and b = 1/eps, where t >= 0
+// makes the row sum to 1. The threshold is stored as two numbers, t + fine: a single rounded number
+// would shift all entries by the same error. Only scores above a lower bound of the threshold can
+// be in the support. These candidates are compressed into a buffer, and Newton's steps read only
+// that buffer. Up to a vector of rows is solved at once, so that the steps are vector arithmetic,
+// too.
 
 #pragma once
 
@@ -14,28 +15,29 @@
 namespace {
 
 template <class T> constexpr T TINY = 1e-30;
-constexpr int MAX_PLAIN_POWER = 8;  // in higher powers the digits that u lacks near 1 would show
+constexpr int MAX_PLAIN_POWER = 8;  // in higher powers the rounding error of u near 1 would show
 
-// Who asks: losses may round tiny probabilities to zero, and alpha-ReLU's u may exceed 1.
+// The purpose of a computation: losses may round tiny probabilities to zero, and the u of
+// alpha-ReLU may exceed 1.
 enum Use { MAPS, LOSSES, RELU };
 
 enum Kind { SOFTMAX, TWO, THREE_HALVES, INTEGER, GENERAL };  // alpha 1, 2, 1.5, 1 + 1/n, the others
 
-// A support is counted and listed from sums that round differently. The count takes in entries a
-// little below the least one, so that a list never lacks room.
+// Counting a support and listing it round differently. The count includes entries slightly below
+// the least one, so that a list never runs out of room.
 template <class T> constexpr T COUNT_MARGIN = (T)0.99;
 
-template <class T> struct AlphaParams {  // an alpha and what is derived from it
+template <class T> struct AlphaParams {  // alpha and the values derived from it
     Kind kind;
     double alpha;
     T eps, b, max_threshold;
-    int n;       // the whole part of b
+    int n;       // the integer part of b
     T fraction;  // b - n
-    // How far the series may move t: entries that then join the support stay below 1e-7.
+    // The largest move of t by the series: entries that then join the support stay below 1e-7.
     T reach;
     T least;  // a smaller u counts as outside the support
-    // For b below 2, how far up the series may move t: its error at the support's end is at most
-    // 2e-7.
+    // For b below 2, the largest upward move of t by the series: its error at the edge of the
+    // support is at most 2e-7.
     T reach_up;
     bool has_fraction_power;  // whether fraction_power is filled in
     FractionPower fraction_power;
@@ -54,7 +56,7 @@ template <class T> AlphaParams<T> alpha_params(double alpha, int64_t d, Use use)
         eps = b = 1;
     } else {
         double whole = ::nearbyint(b);
-        // A float32 alpha such as 4/3 is as near to 1 + 1/n as float32 can say.
+        // A float32 alpha such as 4/3 is as close to 1 + 1/n as float32 allows.
         double near = sizeof(T) == 4 ? 2e-6 : 1e-15;
         if (whole <= 20 && ::fabs(b - whole) <= near * whole) {
             f.n = (int)whole;
@@ -83,9 +85,9 @@ template <class T> AlphaParams<T> alpha_params(double alpha, int64_t d, Use use)
 
 constexpr int MAX_ROWS = LANES<float>;  // rows solved together
 
-// Prefetch of memory that a block of rows needs soon, a cache line with every step: where its
-// probabilities are written, and where the next block's scores lie. Rows of a few dozen entries fit
-// into the first-level cache.
+// Prefetches memory that a block of rows needs soon, a cache line at every step: where its
+// probabilities are written, and the scores of the next block. Rows of a few dozen entries fit into
+// the first-level cache.
 struct RowPrefetch {
     const char *out, *next;
     int64_t row, entry;  // bytes
@@ -109,31 +111,31 @@ template <class T> struct Rows {  // a block of up to MAX_ROWS rows while it is 
     int64_t d, stride;  // stride: of the buffers, in elements
     const AlphaParams<T>* params;
     T *x, *p;           // [rows][stride]: candidates, and for GENERAL their probabilities
-    T above[MAX_ROWS];  // a candidate's score less the row's shift exceeds this
+    T above[MAX_ROWS];  // a candidate's score minus the row's shift exceeds this
     alignas(64) T top[MAX_ROWS], t[MAX_ROWS], fine[MAX_ROWS], mass[MAX_ROWS], low[MAX_ROWS],
         high[MAX_ROWS], eps[MAX_ROWS], b[MAX_ROWS], reach[MAX_ROWS];
-    alignas(64) T shift[MAX_ROWS];  // the row's maximum, or 0 where all scores are -inf
+    alignas(64) T shift[MAX_ROWS];  // the row's maximum, or 0 if all scores are -inf
     // Sums of u^b, u^(b-1), u^(b-2), u^(b-3), not yet added across the lanes.
     alignas(64) Vec<T> sums[4][MAX_ROWS];
     int64_t count[MAX_ROWS];
     RowPrefetch prefetch;
-    int32_t* where;  // [rows][stride]: the candidates' columns, of the first index_room at least
+    int32_t* where;  // [rows][stride]: columns of the candidates, at least of the first index_room
     int64_t index_room;
     // Whether rows that are nearly all candidates may be solved in place, uncompressed
     // (dense_rows.h).
     bool allow_dense;
     bool dense[MAX_ROWS];
-    T mean[MAX_ROWS];  // of dense rows: the mean of x; their count is that of the support or more
+    T mean[MAX_ROWS];  // of dense rows: the mean of x; their count may exceed the support
 };
 
 constexpr int LANE_VECTORS = 4;  // vectors of running maxima
 
 template <class T> INLINE int64_t num_vectors(int64_t n) { return (n + LANES<T> - 1) / LANES<T>; }
 
-template <class T> constexpr T OUTSIDE = -3;  // a scaled score that is in no support
+template <class T> constexpr T OUTSIDE = -3;  // a scaled score outside every support
 
-// Return the maximum of a row, and in `lanes` the maxima of its elements k, k + step, ... : of a
-// subset of it.
+// Return the maximum of a row. Each lane of `lanes` gets the maximum of a subset of the row, its
+// elements k, k + step, ...
 template <class T> INLINE T row_maximum(const T* z, int64_t d, Vec<T>* lanes) {
     constexpr int N = LANES<T>;
     Vec<T> m[LANE_VECTORS];
@@ -146,7 +148,7 @@ template <class T> INLINE T row_maximum(const T* z, int64_t d, Vec<T>* lanes) {
     return maximum<T>(max(max(m[0], m[1]), max(m[2], m[3])));
 }
 
-// Write first + lane for the lanes of a mask, one behind the other.
+// Write first + lane for each lane of a mask, without gaps.
 INLINE void compress_lane_indices(int32_t* out, int32_t first, uint32_t mask, float) {
     FI lane;
     for (int k = 0; k < LANES<float>; k++) lane[k] = k;
@@ -156,7 +158,7 @@ INLINE void compress_lane_indices(int32_t* out, int32_t first, uint32_t mask, do
     for (; mask; mask &= mask - 1) *out++ = first + __builtin_ctz(mask);
 }
 
-// Write the indices of the lanes of a mask, one behind the other.
+// Write from[lane] for each lane of a mask, without gaps.
 INLINE void compress_indices(int32_t* out, const int32_t* from, uint32_t mask, float) {
     compress_store<float>((float*)out, load((const float*)from), mask);
 }
@@ -165,7 +167,7 @@ INLINE void compress_indices(int32_t* out, const int32_t* from, uint32_t mask, d
 }
 
 // Compress the scaled scores above the bound (and every NaN) into `out`; return how many there are.
-// Their columns go to `where`, of the first index_room at least.
+// Their columns are written to `where`, at least those of the first index_room candidates.
 template <class T>
 INLINE int64_t compress_candidates(const T* z, int64_t d, T shift, T eps, T above, T* out,
                                    int32_t* where, int64_t index_room) {
@@ -202,29 +204,29 @@ INLINE int64_t compress_candidates(const T* z, int64_t d, T shift, T eps, T abov
 }
 
 template <class T> struct Sums {
-    Vec<T> p = {}, q = {}, r = {}, w = {};  // of u^b, u^(b-1), u^(b-2), u^(b-3)
+    Vec<T> p = {}, q = {}, r = {}, w = {};  // sums of u^b, u^(b-1), u^(b-2), u^(b-3)
     INLINE void add(const Sums& other) { p += other.p, q += other.q, r += other.r, w += other.w; }
 };
 
-// Vectors that are added up before their sum joins a longer one: in one long sum equal terms would
-// round to the same side every time.
+// Number of vectors that are summed before their sum is added to a longer one. In one long sum,
+// equal terms would round in the same direction every time.
 constexpr int64_t BLOCK = 32;
 
-template <class T, class V = T> struct Threshold {  // of one row, or of a row in each lane
+template <class T, class V = T> struct Threshold {  // of one row, or of one row per lane
     V t, fine;
 
-    // The base u = 1 + x - t, exact in its last digit near 0.
+    // Return the base u = 1 + x - t, exact to its last digit near 0.
     INLINE Vec<T> base(Vec<T> x) const {
         const V below = t - (T)1, rounding = t - (below + (T)1);
         return positive_part(x - below - (fine + rounding));
     }
-    // u - 1, exact in its last digit near 0.
+    // Return u - 1, exact to its last digit near 0.
     INLINE Vec<T> base_minus_one(Vec<T> x, Vec<T> u) const {
         return u > (T)0.5 ? x - t - fine : u - (T)1;
     }
 };
-// u^b for GENERAL and u > 0; undefined for a NaN. With a small b the digits that u lacks don't
-// show.
+// Return u^b for GENERAL and u > 0; undefined for a NaN. With a small b the rounding error of u
+// does not show.
 template <class T, class At>
 INLINE Vec<T> general_power(Vec<T> x, Vec<T> u, Vec<T> inside, At at, const AlphaParams<T>& f,
                             Vec<T> b) {
@@ -248,7 +250,7 @@ INLINE void probabilities(const Vec<T>* x, Threshold<T> at, const AlphaParams<T>
             p[k] = u >= f.least ? v : u * (T)0;
         }
     } else {
-        // First-order correction of the power by the digits that u lost.
+        // Correct the power to first order for the digits that u lost to rounding.
         const T coarse = at.t - 1, rest = at.fine + (at.t - (coarse + 1)), below = coarse + rest;
         const T last = (coarse - below) + rest;
         Vec<T> raw[W], u[W], power[W];
@@ -323,8 +325,8 @@ INLINE Sums<T> block_sums(const T* x, int64_t i, int64_t last, Threshold<T> at,
     return even;
 }
 
-// Compute the sums over n vectors of candidates, in blocks and the mass in double, so that rounding
-// errors don't grow.
+// Compute the sums over n vectors of candidates, in blocks and with the mass in double, so that
+// rounding errors don't grow.
 template <Kind K, class T, bool STORE>
 INLINE Sums<T> candidate_sums(const T* x, int64_t n, Threshold<T> at, const AlphaParams<T>& f,
                               T* out) {
@@ -340,8 +342,8 @@ INLINE Sums<T> candidate_sums(const T* x, int64_t n, Threshold<T> at, const Alph
     return total;
 }
 
-// Nearly the same for GENERAL, over every `step`-th vector: u^b = u^n u^rest by a quadratic at 1,
-// or to four digits.
+// Approximate the sums for GENERAL over every `step`-th vector. u^b = u^n u^rest is computed with a
+// quadratic at 1 for u^rest, or to four digits if n is 0.
 template <class T>
 INLINE Sums<T> approx_sums(const T* x, int64_t n, int64_t step, T t, const AlphaParams<T>& f) {
     constexpr int N = LANES<T>;
@@ -385,7 +387,7 @@ template <class T> INLINE void set_sums(Rows<T>& s, int row, const Sums<T>& sums
     s.sums[2][row] = sums.r * times;
 }
 
-// Steps: one row a lane.
+// The steps have one row per lane.
 
 template <class T> struct State {
     Vec<T> mass, q, r, excess;
@@ -395,10 +397,10 @@ template <class T> INLINE State<T> state(const Rows<T>& s, int first) {
     return {mass, lane_sums<T>(s.sums[1] + first), lane_sums<T>(s.sums[2] + first), mass - (T)1};
 }
 
-// The step in t from sums at t: Newton's on the b-norm of u, which is convex and nearly linear, so
-// that from either side it lands on a lower bound. For 1.5 the root of the current support's
-// quadratic; for large b a step corrected to third order. With BOUND always Newton's own, for
-// callers that need the lower bound.
+// Return the step in t from sums at t. It is Newton's step on the b-norm of u, which is convex and
+// nearly linear, so that the step lands on a lower bound from either side. For alpha 1.5 it is the
+// step to the root of the current support's quadratic, for large b a step corrected to third order.
+// With BOUND it is always Newton's own step, for callers that need the lower bound.
 template <Kind K, class T, bool BOUND = false>
 INLINE Vec<T> newton_step(const State<T>& s, Vec<T> eps, Vec<T> b) {
     if constexpr (K == TWO) return s.excess / s.q;
@@ -406,11 +408,11 @@ INLINE Vec<T> newton_step(const State<T>& s, Vec<T> eps, Vec<T> b) {
         if (BOUND) return (s.mass - square_root(s.mass)) / s.q;
         Vec<T> inside = s.q * s.q - s.r * s.excess;
         Vec<T> exact = s.excess / (s.q + square_root(positive_part(inside)));
-        // Far off the quadratic has no root. A little more than Newton's step saves steps; the next
-        // ones come back.
+        // Too far away, the quadratic has no root. A little more than Newton's step saves steps;
+        // the next ones correct it.
         return inside >= 0 ? exact : (s.mass - square_root(s.mass)) / s.q * (T)1.15;
     }
-    // F (1 - F^-eps) / G, by series where F is near 1
+    // F (1 - F^-eps) / G, by series if F is near 1
     constexpr bool WIDE = sizeof(T) == 8;
     Vec<T> e = s.excess;
     Vec<T> log_mass = absolute(e) < (T)(WIDE ? 1e-4 : 1e-2)
@@ -425,8 +427,8 @@ INLINE Vec<T> newton_step(const State<T>& s, Vec<T> eps, Vec<T> b) {
     return ((b >= 2) & (curvature > (T)0.3) & (curvature < 3)) ? step / curvature : step;
 }
 
-// How far t is from the root of the cubic that the sums, the last of them of u^(b-3), are the
-// coefficients of.
+// Return the distance from t to the root of a cubic whose coefficients are the sums; `last` is the
+// sum of u^(b-3).
 template <class T> INLINE Vec<T> series_root(const State<T>& s, Vec<T> b, Vec<T> last) {
     const Vec<T> c1 = b * s.q, c2 = b * (b - (T)1) * (T)0.5 * s.r;
     const Vec<T> c3 = b * (b - (T)1) * (b - (T)2) * (T)(1.0 / 6) * last;
@@ -450,7 +452,7 @@ constexpr int32_t ONE_BIT[16] = {1,   2,   4,    8,    16,   32,   64,    128,
                                  256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
 constexpr int64_t ONE_BIT_WIDE[8] = {1, 2, 4, 8, 16, 32, 64, 128};
 
-// A mask of the lanes that hold the rows first, first + 1, ... of a set.
+// Return a mask of lanes; lane k is set if row first + k is in the set `rows`.
 INLINE FI row_lanes(uint32_t rows, int first, float) {
     FI lane;
     std::memcpy(&lane, ONE_BIT, sizeof lane);
@@ -462,8 +464,8 @@ INLINE DI row_lanes(uint32_t rows, int first, double) {
     return ((DI{} + (int64_t)(rows >> first)) & lane) != 0;
 }
 
-// Move the thresholds of active rows by a step, within their limits; what t rounds off goes into
-// the fine part.
+// Move the thresholds of active rows by a step, within their limits. The digits that t rounds off
+// go into the fine part.
 template <class T> INLINE void move_threshold(Rows<T>& s, int first, Ints<T> active, Vec<T> step) {
     const Vec<T> t = load(s.t + first), fine = load(s.fine + first), by = fine + step;
     const Vec<T> target = t + by,
@@ -473,7 +475,8 @@ template <class T> INLINE void move_threshold(Rows<T>& s, int first, Ints<T> act
     store(s.fine + first, active ? rest : fine);
 }
 
-// One step of the open rows from their sums. Returns those whose mass is off by more than `off`.
+// Take one step on the open rows from their sums. Return the rows whose mass differs from 1 by more
+// than `off`.
 template <Kind K, class T> INLINE uint32_t approx_step(Rows<T>& s, uint32_t open, T off) {
     uint32_t left = 0;
     for (int first = 0; first < s.rows; first += LANES<T>) {

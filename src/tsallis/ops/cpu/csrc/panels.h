@@ -1,6 +1,6 @@
-// Products of a few rows with weights that were packed once: panels of PANEL_COLUMNS columns, each
-// [inputs][PANEL_COLUMNS]. A row's sums run over the inputs in one order, whatever rows are beside
-// it.
+// Products of a few rows with weights that were packed once into panels of PANEL_COLUMNS columns,
+// each [inputs][PANEL_COLUMNS]. The sums of a row always run over the inputs in the same order,
+// whatever other rows there are.
 
 #pragma once
 
@@ -9,10 +9,11 @@
 
 namespace {
 
-// Loops over the rows of a tile must be unrolled, or its sums are moved through memory.
+// Loops over the rows of a tile must be unrolled; otherwise the compiler moves its sums through
+// memory.
 #define UNROLL _Pragma("GCC unroll 12")
 
-enum Finish { WRITE, WRITE_POSITIVE, ADD };  // what becomes of what the result holds already
+enum Finish { WRITE, WRITE_POSITIVE, ADD };  // how a product is stored into the result
 
 INLINE int64_t whole_panels(int64_t columns) {
     return (columns + PANEL_COLUMNS - 1) / PANEL_COLUMNS * PANEL_COLUMNS;
@@ -28,13 +29,14 @@ struct Linear {  // a matrix of `columns` outputs and its bias
     }
 };
 
-// A tile of few rows has more columns, so that enough sums are in the making at once.
+// A tile of few rows has more columns, so that enough sums are computed at the same time.
 constexpr int FEW_ROWS = 3;
 template <int M>
-constexpr int FEW_ROWS_VECTORS = VECTOR_BYTES == 64 || M == 1 ? 8 : 4;  // of columns
+constexpr int FEW_ROWS_VECTORS = VECTOR_BYTES == 64 || M == 1 ? 8 : 4;  // vectors of columns
 
-// M rows times W vectors of columns. The places of many rows' results, and the columns at `next`,
-// are fetched into the cache meanwhile; with few rows the weights' own loads are what takes time.
+// Multiply M rows by W vectors of columns. With many rows, the places of the results and the
+// columns at `next` are prefetched meanwhile. With few rows, loading the weights takes most of the
+// time.
 template <int M, int W, Finish FINISH>
 INLINE void multiply_tile(const float* a, int64_t a_row, const float* b, int64_t inputs,
                           const float* bias, const float* next, float* c, int64_t c_row) {
@@ -42,7 +44,7 @@ INLINE void multiply_tile(const float* a, int64_t a_row, const float* b, int64_t
     F sum[M][W];
     UNROLL for (int m = 0; m < M; m++) UNROLL for (int w = 0; w < W; w++) sum[m][w] =
         load(bias + w * N);
-    constexpr int FETCHED = M > FEW_ROWS && VECTOR_BYTES == 64 ? M : 0;  // shorter ones don't gain
+    constexpr int FETCHED = M > FEW_ROWS && VECTOR_BYTES == 64 ? M : 0;  // no gain if shorter
     UNROLL for (int m = 0; m < FETCHED; m++) for (int n = 0; n < W * N; n += 16)
         __builtin_prefetch(c + m * c_row + n, 1);
     for (int64_t k = 0; k < inputs; k++) {
@@ -66,7 +68,7 @@ INLINE void multiply_tile(const float* a, int64_t a_row, const float* b, int64_t
     }
 }
 
-// Rows of a tile: as many as there are registers for.
+// Number of rows of a tile, limited by the number of registers.
 constexpr int TILE_ROWS = VECTOR_BYTES == 64 ? 12 : 6;
 
 template <Finish FINISH>
@@ -94,7 +96,7 @@ void multiply_rows_of_tile(int rows, const float* a, int64_t a_row, const float*
     }
 }
 
-// M rows times as many of the columns as wide tiles hold; return how many these are.
+// Multiply M rows by as many columns as wide tiles can cover; return the number of these columns.
 template <int M, Finish FINISH>
 int64_t multiply_few_rows(const Linear& w, const float* a, int64_t a_row, float* c, int64_t c_row) {
     constexpr int SIDE = FEW_ROWS_VECTORS<M> * LANES<float>;
@@ -111,7 +113,7 @@ template <Finish FINISH>
 void multiply_linear(const Linear& w, const float* a, int64_t a_row, int64_t rows, float* c,
                      int64_t c_row) {
     constexpr int SIDE = 2 * LANES<float>;
-    const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;  // even ones: 13 rows are 7 and 6
+    const int64_t tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;  // of even size: 13 rows as 6 and 7
     int64_t n = 0;
     if (rows == 1) n = multiply_few_rows<1, FINISH>(w, a, a_row, c, c_row);
     if (rows == 2) n = multiply_few_rows<2, FINISH>(w, a, a_row, c, c_row);

@@ -1,6 +1,7 @@
-// What a search needs of a row of scores: the best few log-probabilities and those of the end, in
-// double precision, how many symbols have a probability, and their sum. A row's threshold comes
-// from the losses' kernel in float32 and gets the digits of double here.
+// Ranking of a row of scores for a search: the best few log-probabilities and that of the end in
+// double precision, the number of symbols with a probability above zero, and the sum of the
+// probabilities. The losses' kernel computes a row's threshold in float32, which is refined to
+// double here.
 
 #pragma once
 
@@ -11,8 +12,8 @@
 
 namespace {
 
-// The largest few of the numbers that are added, the largest first; of equal ones that which was
-// added first.
+// Keeps the largest numbers of those added, the largest first. Of equal numbers the one that was
+// added first comes first.
 struct Largest {
     int64_t room;
     float* value;
@@ -40,8 +41,8 @@ INLINE float rank_bound(const F* lanes, int64_t rank, Largest largest) {
     return largest.value[rank - 1];
 }
 
-// e^(x + low) for x from -87 to 0, NaN of NaN. A multiple of log(2) is taken off x in two parts,
-// the first of which is exact: sums over thousands of rows show what is biased.
+// Return e^(x + low) for x from -87 to 0, and NaN for NaN. A multiple of log(2) is subtracted from
+// x in two parts, the first of which is exact: a bias would show in sums over thousands of rows.
 INLINE F exp_of_negative(F x, F low) {
     const F k = nearest(x * LOG2_E);
     const F r = ((x - k * 0.693359375f) + (k * 2.12194440e-4f + low)) * LOG2_E;
@@ -68,7 +69,7 @@ INLINE D upper_half(F v) {
     return __builtin_convertvector(half, D);
 }
 
-// One row's results, where the caller wants them.
+// Pointers to one row's results in the memory of the caller.
 struct RankedRow {
     double* best;      // [count]
     int64_t* symbols;  // [count]
@@ -84,7 +85,8 @@ struct RankedRow {
           support(call.support + row),
           only(call.only ? call.only[row] : -1) {}
 
-    // Write the largest scores by a function from a score to a log-probability; -inf behind them.
+    // Write the log-probabilities of the largest scores, which `log_prob` computes, padded with
+    // -inf.
     template <class LogProb>
     INLINE void write(const Largest& largest, int64_t count, LogProb&& log_prob) const {
         for (int64_t k = 0; k < count; k++) {
@@ -92,11 +94,11 @@ struct RankedRow {
             symbols[k] = best[k] > -INFINITY ? largest.index[k] : 0;
         }
     }
-    // The same for the one symbol that may come, where there is such a one.
+    // Write the same for the only symbol to rank, if there is one.
     template <class LogProb>
     INLINE void write_only(const RankCall& call, const float* z, LogProb&& log_prob) const {
         if (only < 0) return;
-        const bool possible = z[only] > -INFINITY && only != call.end;  // the end is told apart
+        const bool possible = z[only] > -INFINITY && only != call.end;  // the end is separate
         const double own = possible ? log_prob(z[only]) : -INFINITY;
         for (int64_t k = 0; k < call.count; k++) best[k] = k ? -INFINITY : own, symbols[k] = only;
     }
@@ -110,8 +112,8 @@ struct RankedRow {
     }
 };
 
-// Add the entries of a vector that reach a bound, but for the end's; return the bound, which rises
-// once there are enough.
+// Add the entries of a vector that reach a bound, except the end's. Return the bound, which rises
+// once there are enough entries.
 INLINE float add_above(F x, int64_t first, uint32_t mask, int64_t end, float bound,
                        Largest& largest) {
     for (; mask; mask &= mask - 1) {
@@ -122,13 +124,13 @@ INLINE float add_above(F x, int64_t first, uint32_t mask, int64_t end, float bou
     return max(bound, largest.least());
 }
 
-// Where the scores are too large, see RankCall, the sum that is told is infinite.
+// Return the sum to report: infinite if the scores are too large, see RankCall.
 INLINE double told_mass(const RankCall& call, double top, double mass) {
     return ::fabs(top) >= call.distinct ? INFINITY : mass;
 }
 
-// Log-probabilities are computed in differences from the largest score. Its own exponentials are
-// counted apart: near 1 a probability is what the others leave.
+// Log-probabilities are computed from differences to the largest score. The exponentials of the
+// largest score itself are counted separately: a probability near 1 is what the others leave.
 void rank_softmax_row(const RankCall& call, const float* z, Largest largest, RankedRow out) {
     constexpr int N = LANES<float>;
     const int64_t d = call.d;
@@ -147,9 +149,9 @@ void rank_softmax_row(const RankCall& call, const float* z, Largest largest, Ran
     int64_t support = 0, ties = 0;
     for (int64_t i = 0; i < d; i += N) {
         const F x = load_row(z, i, d, -INFINITY), difference = x - top, back = difference + top;
-        // What the rounding of the difference took.
+        // The rounding error of the difference.
         const F low = (x - back) - (top + (difference - back));
-        // The far ones, -inf among them, add nothing that double has digits for.
+        // Scores far below the largest, -inf among them, are too small to change the sum in double.
         const F e = ((x == top) | (difference < -87.0f)) ? F{} : exp_of_negative(difference, low);
         even += lower_half(e), odd += upper_half(e);
         support += __builtin_popcount(bits(x > -INFINITY));
@@ -171,7 +173,7 @@ void rank_relu_row(const RankCall& call, const float* z, Largest largest, Ranked
     constexpr int N = LANES<float>;
     const int64_t d = call.d;
     const double eps = call.alpha - 1;
-    // Just below the least score with a value: the exact comparison is one in double.
+    // Just below the least score with a value above zero. The exact comparison is done in double.
     const double edge = call.tau / eps;
     const bool finite = ::fabs(edge) < std::numeric_limits<float>::max();
     const float cut = finite ? (float)(edge - 1e-6 * ::fabs(edge) - 1e-30) : -INFINITY;
@@ -211,22 +213,22 @@ void rank_relu_row(const RankCall& call, const float* z, Largest largest, Ranked
 // A row of alpha-entmax in double: p = u^b with u = 1 + eps (v - c), where v is the difference of a
 // score from the largest.
 struct EntmaxRow {
-    // A score that is no further than this above the threshold, in eps z, equals it up to rounding.
+    // A score at most this far above the threshold, in eps z, equals it up to rounding.
     static constexpr double EDGE = 0x1p-46;
     static constexpr int STEPS = 12;
 
     double top, eps, c;
-    int64_t ties = 0;  // scores that are the largest
-    int64_t n = 0;     // the others that may have a probability:
-    double* v;         // [n and the rest of a vector]
+    int64_t ties = 0;  // number of scores that equal the largest
+    int64_t n = 0;     // number of others that may be above zero, with
+    double* v;         // differences v [n], and a vector of padding
 
     double log_prob(float z) const {
         const double x = eps * (((double)z - top) - c);
         return 1 + x > EDGE ? ::log1p(x) / eps : -INFINITY;
     }
 
-    // Solve sum p = 1 from a threshold that float32 has found, by Newton's steps; up to alpha 1.5,
-    // where second derivatives are bounded, by Halley's.
+    // Solve sum p = 1 with Newton's steps, starting from the threshold that float32 has found. Up
+    // to alpha 1.5, where second derivatives are bounded, use Halley's steps.
     void solve() {
         constexpr int N = LANES<double>;
         const double b = 1 / eps;
@@ -242,7 +244,7 @@ struct EntmaxRow {
                 mass += p, slope += first;
                 if (eps <= 0.5) curvature += u > 0 ? first / u : D{};
             }
-            // Of the largest probability what is missing to 1, for that has more digits.
+            // Use what the largest probability lacks to 1, because that has more digits.
             const double log_p = ::log1p(-eps * c) * b, p = ::exp(log_p), u = 1 - eps * c;
             const double excess = ::expm1(log_p) + (double)(ties - 1) * p + sum<double>(mass);
             const double total = sum<double>(slope) + (double)ties * p / u;
@@ -253,7 +255,7 @@ struct EntmaxRow {
             if (!(total > 0) || newton != newton) return;
             const double move = halley ? newton / (1 - bend / 2) : newton;
             c = max(c + move, 0.0);
-            // What is left is of the next order.
+            // The remaining error is of the next order.
             const double left = ::fabs(move) * (halley ? bend * bend : 1e-5);
             if (left <= 1e-17 * max(c, 1e-300)) return;
         }
@@ -269,7 +271,7 @@ void rank_entmax_row(const RankCall& call, const float* z, EntmaxRow row, Larges
                      RankedRow out) {
     constexpr int N = LANES<float>;
     const int64_t d = call.d;
-    // Well below the least score of the support, by what float32 may have rounded.
+    // Well below the least score of the support, to allow for the rounding of float32.
     const double edge = row.top + row.c - (1 + 1e-3) / row.eps;
     const float cut = (float)(edge - 1e-6 * ::fabs(edge) - 1e-30);
     float bound = cut;
@@ -297,8 +299,8 @@ void rank_entmax_row(const RankCall& call, const float* z, EntmaxRow row, Larges
     *out.mass = told_mass(call, row.top, 1), *out.support = row.support();
 }
 
-// Rows [first, last) whose scores lie at `scores`, one row `call.stride` from the next. `memory`
-// holds rank_memory floats.
+// rank_rows ranks the rows [first, last). Their scores start at `scores`, `call.stride` apart.
+// `memory` holds rank_memory floats.
 inline int64_t differences_from(const RankCall& call, int64_t rows) {
     const int64_t room = max(call.count + 1, (int64_t)LANE_VECTORS * LANES<float>);
     return (2 * room + rows * (STATS + 3) + 64 + 15) / 16 * 16;

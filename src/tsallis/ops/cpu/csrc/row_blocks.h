@@ -1,4 +1,4 @@
-// Cutting a range of rows into blocks: rows of one kind of alpha that are solved at once.
+// Divides a range of rows into blocks: rows with one kind of alpha that are solved at once.
 
 #pragma once
 
@@ -52,7 +52,7 @@ void for_each_block(const Layout& layout, AlphaParams<T>* params, Use use, int64
             const double alpha = alpha_of<T>(layout, row);
             if (alpha != latest.alpha) latest = alpha_params<T>(alpha, layout.d, use);
             AlphaParams<T>& own = params[row - begin];
-            // Equal alphas often follow each other: most rows' parameters are those of the block
+            // Equal alphas often follow each other, so most rows keep the parameters of the block
             // before.
             if (own.alpha != alpha) own = latest;
             const bool same =

@@ -1,9 +1,8 @@
 // Short rows, solved transposed: vector j holds entry j of a whole vector of rows.
 //
 // A row of a few dozen entries fills its last vector only in part, spends as much time in sums
-// across lanes as in arithmetic, and ends in unpredictable branches. With a row in each lane there
-// is none of that. Each lane takes its own steps: a row's result does not depend on the rows beside
-// it.
+// across lanes as in arithmetic, and ends in unpredictable branches. One row per lane avoids all of
+// that. Each lane takes its own steps, so a row's result does not depend on the other rows.
 
 #pragma once
 
@@ -93,7 +92,8 @@ INLINE void transpose_rows(const S* const* z, int rows, int64_t d, Vec<T> shift,
     }
 }
 
-// Which entries of each row are candidates, a bit each, and the largest number in any row.
+// A bit for each entry of each row, set for candidates; and the largest number of candidates in a
+// row.
 template <class T> struct Candidates {
     uint32_t mask[MAX_ROWS][MAX_SHORT_SIZE / LANES<T>];
     int64_t most;
@@ -147,7 +147,7 @@ INLINE void untranspose_rows(const Vec<T>* p, Vec<T> scale, int rows, int64_t n,
 constexpr float APPROX_SLACK =
     1e-3f;  // margin of a bound that was computed from approximate powers
 
-template <class T> struct LaneState {  // a row in each lane
+template <class T> struct LaneState {  // one row per lane
     Vec<T> eps, b, reach, t, fine, low, high;
 };
 
@@ -174,8 +174,8 @@ INLINE State<T> column_sums(const Vec<T>* x, int64_t n, const LaneState<T>& a,
     return {total.p, total.q, total.r, total.p - (T)1};
 }
 
-// The same for GENERAL with approximate powers; n is the integer part of every lane's b, 0 where
-// that is above 20.
+// Compute the same for GENERAL with approximate powers; n is the integer part of every lane's b, or
+// 0 for b above 20.
 template <class T>
 INLINE State<T> approx_column_sums(const Vec<T>* x, int64_t count, const LaneState<T>& a, int n) {
     Vec<T> total = {}, q = {}, r = {};
@@ -225,19 +225,18 @@ template <class T> INLINE void move_threshold(LaneState<T>& a, Ints<T> active, V
     a.fine = active ? rest : a.fine;
 }
 
-// Set lower bounds of the thresholds: the threshold of a subset of a row is at most the row's, and
-// the subset here is the row's maximum in each lane.
+// Set lower bounds of the thresholds. The threshold of a subset of a row is at most the row's; here
+// the subset consists of the row's maximum in each lane.
 template <Kind K, class T>
 INLINE void bound_thresholds(const Vec<T>* groups, Vec<T> shift, Ints<T> finite, LaneState<T>& a,
                              const AlphaParams<T>& f, Vec<T>* p) {
-    constexpr int N = LANES<T> / 2;  // of pairs of lanes: half the work for nearly the same bound
+    constexpr int N = LANES<T> / 2;  // pairs of lanes: half the work for nearly the same bound
     Vec<T> x[N];
     for (int k = 0; k < N; k++)
         x[k] = max((max(groups[2 * k], groups[2 * k + 1]) - shift) * a.eps, fill(OUTSIDE<T>));
     for (int round = 0; round < 2; round++) {
         State<T> now;
-        // The last step lands on a lower bound from wherever it starts, if its sums are exact
-        // everywhere.
+        // The last step lands on a lower bound from any start, if its sums are exact everywhere.
         if constexpr (K == GENERAL)
             now = approx_column_sums(x, N, a, round == 0 ? f.n : 0);
         else
@@ -249,7 +248,8 @@ INLINE void bound_thresholds(const Vec<T>* groups, Vec<T> shift, Ints<T> finite,
     a.fine = Vec<T>{};
 }
 
-// Write the probabilities of rows of one kind and one integer part of b. Scratch: s.x and s.p.
+// Write the probabilities of rows with the same kind and the same integer part of b. Scratch: s.x
+// and s.p.
 template <Kind K, class T, class S, class Output, class Finish>
 void map_short(Rows<T>& s, const S* const* z, Output&& output_row, Finish&& finish) {
     constexpr bool FAST = K == GENERAL;
@@ -280,7 +280,7 @@ void map_short(Rows<T>& s, const S* const* z, Output&& output_row, Finish&& fini
     Candidates<T> candidates;
     const bool packed = d > N;
     if (packed) {
-        // Approximate powers are not exact enough for a bound there.
+        // With n = 0, approximate powers are not exact enough for a bound.
         if (!(FAST && f.n == 0)) bound_thresholds<K>(groups, shift, finite, a, f, p);
         a.low = a.t;
         store(s.shift, shift), store(s.above, (a.t - (T)1) * a.b);
@@ -299,8 +299,8 @@ void map_short(Rows<T>& s, const S* const* z, Output&& output_row, Finish&& fini
             open = finite & open & (absolute(now.excess) > near_enough);
             if (!bits(open)) break;
         }
-        // Powers with small b are too curved at 0 for the series: steps with four digits save one
-        // with all of them. They stop a little short, so that the last step is upwards.
+        // Powers with small b are too curved at 0 for the series. Steps with four-digit powers save
+        // one step with exact powers. They stop slightly short, so that the last step goes up.
         for (int round = f.n == 1 ? 0 : 1; round < 2 && (f.n == 1 || f.n == 2); round++) {
             const State<T> now = approx_column_sums(x, d, a, 0);
             const Vec<T> less = round == 1 ? (T)1e-4 / (a.b * now.q) : Vec<T>{};
@@ -321,13 +321,13 @@ void map_short(Rows<T>& s, const S* const* z, Output&& output_row, Finish&& fini
             Vec<T> root;
             Ints<T> near;
             if (f.n == 1) {
-                // Sums of negative powers are of no use, but a small Newton step is exact enough.
-                // It may only go up, and no further than entries that leave the support are tiny;
-                // none may enter.
+                // Sums of negative powers are useless here, but a small Newton step is exact
+                // enough. It may only go up, so that no entry joins the support, and only so far
+                // that the entries that leave it are tiny.
                 root = newton_step<K, T>(now, a.eps, a.b);
                 near = more & (root > 0) & (root < a.reach) & (now.excess < (T)1e-3);
             } else {
-                // The root of the series of the mass in t, if it is near enough.
+                // Use the root of the series of the mass in t, if it is close enough.
                 root = series_root(now, a.b, fourth);
                 near = more & (a.b >= 2) & (absolute(root) < a.reach);
             }

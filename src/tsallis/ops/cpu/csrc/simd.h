@@ -1,12 +1,12 @@
 // Vectors of floats and doubles, as wide as the instruction set this file is compiled for.
 //
-// Arithmetic is GCC's and Clang's vector extension, which every target has; what it lacks (square
-// roots, packing the lanes a mask names, partial loads) is intrinsics where there are some and
-// plain loops elsewhere. NaN follows the comparisons: `larger(a, b)` is b unless a > b.
+// Arithmetic uses the vector extension of GCC and Clang, which every target has. Operations that it
+// lacks (square roots, packing the lanes of a mask, partial loads) use intrinsics if there are any,
+// and plain loops otherwise. NaN follows the comparisons: `max(a, b)` is b unless a > b.
 //
-// Everything sits in an anonymous namespace and nothing of the standard library is instantiated:
-// the same code is compiled once for each instruction set, and a function the linker took from the
-// wrong one would crash old machines.
+// Everything is in an anonymous namespace, and nothing of the standard library is instantiated. The
+// same code is compiled once per instruction set: a function that the linker took from the wrong
+// one would crash old machines.
 
 #pragma once
 
@@ -67,7 +67,7 @@ template <class T> INLINE Vec<T> load(const T* p) {
 }
 template <class T, class V> INLINE void store(T* p, V v) { std::memcpy(p, &v, sizeof v); }
 
-// Load n lanes and set the others to `rest`; no byte behind the n-th is read.
+// Load n lanes and set the others to `rest`; no byte after the n-th number is read.
 template <class T> INLINE Vec<T> load_part(const T* p, int64_t n, T rest) {
     alignas(VECTOR_BYTES) T lanes[LANES<T>];
     for (int i = 0; i < LANES<T>; i++) lanes[i] = i < n ? p[i] : rest;
@@ -99,7 +99,7 @@ template <class V> INLINE V prevent_fma(V v) {
     return v;
 }
 
-// One bit a lane. not_le is "not less or equal", so that a NaN always passes.
+// One bit per lane. not_le is "not less or equal", so that a NaN always passes.
 template <class I> INLINE uint32_t bits(I mask) {
     uint32_t result = 0;
     for (unsigned i = 0; i < sizeof(I) / sizeof(mask[0]); i++)
@@ -108,7 +108,7 @@ template <class I> INLINE uint32_t bits(I mask) {
 }
 template <class T> INLINE uint32_t not_le(Vec<T> a, Vec<T> b) { return bits(~(a <= b)); }
 
-// Store the lanes of a mask one behind the other; up to a full vector may be overwritten.
+// Store the lanes of a mask without gaps; up to a full vector may be overwritten.
 template <class T> INLINE void compress_store(T* out, Vec<T> v, uint32_t mask) {
     for (; mask; mask &= mask - 1) *out++ = v[__builtin_ctz(mask)];
 }
@@ -120,7 +120,7 @@ template <class T> INLINE Vec<T> expand_load(const T* p, uint32_t mask) {
     return v;
 }
 
-// Store a vector to aligned memory past the caches, which then need not read the line first;
+// Store a vector to aligned memory past the caches, which then need not read the line first.
 // stream_fence orders such stores.
 template <class T> INLINE void stream_store(T* p, Vec<T> v) {
 #if defined(__AVX512F__)
@@ -131,7 +131,7 @@ template <class T> INLINE void stream_store(T* p, Vec<T> v) {
     store(p, v);
 #endif
 }
-// Past the caches or not.
+// Store past the caches, or normally.
 template <bool STREAM, class T> INLINE void store_or_stream(T* p, Vec<T> v) {
     if constexpr (STREAM)
         stream_store(p, v);
@@ -154,7 +154,7 @@ template <class T> INLINE T maximum(Vec<T> v) {
     for (int i = 1; i < LANES<T>; i++) most = max(v[i], most);
     return most;
 }
-// Lane i is the sum over the lanes of v[i].
+// Return a vector whose lane i is the sum of the lanes of v[i].
 template <class T> INLINE Vec<T> lane_sums(const Vec<T>* v) {
     Vec<T> sums;
     for (int i = 0; i < LANES<T>; i++) sums[i] = sum<T>(v[i]);
@@ -178,8 +178,8 @@ template <> INLINE uint32_t bits(DI m) { return _mm512_movepi64_mask((__m512i)m)
 template <> INLINE uint32_t not_le<float>(F a, F b) {
     return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_NLE_UQ);
 }
-// Compressed in a register and stored whole: the instruction that compresses into memory is slow on
-// many machines.
+// Compress in a register and store the whole vector: the instruction that compresses into memory is
+// slow on many machines.
 template <> INLINE void compress_store(float* out, F v, uint32_t mask) {
     _mm512_storeu_ps(out, _mm512_maskz_compress_ps((__mmask16)mask, (__m512)v));
 }
@@ -222,7 +222,7 @@ struct CompressTable {
             }
     }
 };
-// constexpr: nothing of this file may run when the library is loaded.
+// constexpr: no code of this file may run when the library is loaded.
 constexpr CompressTable COMPRESS;
 
 INLINE __m256i first_lanes(int64_t n) {
@@ -283,7 +283,7 @@ INLINE F approx_reciprocal(F v) { return (F)_mm256_rcp_ps((__m256)v); }
 #elif defined(__aarch64__)
 
 struct CompressTable {
-    // Of bytes; 255 in `to`: a byte that gets zero.
+    // Indices of bytes; 255 in `to`: a byte that gets zero.
     alignas(16) uint8_t from[16][16] = {}, to[16][16] = {};
     constexpr CompressTable() {
         for (int mask = 0; mask < 16; mask++)
@@ -294,10 +294,10 @@ struct CompressTable {
             }
     }
 };
-// constexpr: nothing of this file may run when the library is loaded.
+// constexpr: no code of this file may run when the library is loaded.
 constexpr CompressTable COMPRESS;
 
-// n is below a whole vector.
+// n is less than a whole vector.
 template <> INLINE F load_part(const float* p, int64_t n, float rest) {
     float32x4_t v = vdupq_n_f32(rest);
     if (n & 2) {
@@ -319,11 +319,11 @@ template <> INLINE void compress_store(float* out, F v, uint32_t mask) {
 template <> INLINE F expand_load(const float* p, uint32_t mask) {
     return (F)vqtbl1q_u8((uint8x16_t)load(p), vld1q_u8(COMPRESS.to[mask]));
 }
-// In pairs: of vaddvq_f32(v + 8) GCC makes vaddvq_f32(v) + 32, which rounds otherwise.
+// Add in pairs: GCC turns vaddvq_f32(v + 8) into vaddvq_f32(v) + 32, which rounds differently.
 template <> INLINE float sum<float>(F v) {
     return vpadds_f32(vget_low_f32(vpaddq_f32((float32x4_t)v, (float32x4_t)v)));
 }
-// Of maxima: there is no NaN.
+// Used on running maxima, which hold no NaN.
 template <> INLINE float maximum<float>(F v) { return vmaxvq_f32((float32x4_t)v); }
 template <> INLINE F lane_sums<float>(const F* v) {
     float32x4_t low = vpaddq_f32((float32x4_t)v[0], (float32x4_t)v[1]);
@@ -371,12 +371,12 @@ constexpr double INVERSE_FACTORIAL[] = {
     1.0 / 1307674368000,
     1.0 / 20922789888000,
 };
-template <class T> constexpr int TERMS = sizeof(T) == 4 ? 8 : 15;  // of series in |x| < 1/2
+template <class T> constexpr int TERMS = sizeof(T) == 4 ? 8 : 15;  // terms of series for |x| < 1/2
 
 constexpr float LOG2_E = 1.44269504f;
 
-// u = 2^exponent * m with m in [sqrt(1/2), sqrt(2)); returns log(m), off by 3e-8 of it. u must be
-// positive and normal.
+// Split u into 2^exponent * m with m in [sqrt(1/2), sqrt(2)); return log(m) with a relative error
+// of 3e-8. u must be positive and normal.
 INLINE F log_mantissa(F u, F& exponent) {
     FI k = ((FI)u - 0x3f3504f3) >> 23;
     F f = (F)((FI)u - (k << 23)) - 1.0f;
@@ -390,7 +390,7 @@ INLINE F log_mantissa(F u, F& exponent) {
     F square = f * f;
     return f + (y * f * square - 0.5f * square);
 }
-// t = k + r, k the nearest integer.
+// Return k, the integer nearest to t.
 INLINE F nearest(F t) {
 #if defined(__AVX512F__)
     return (F)_mm512_roundscale_ps((__m512)t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -402,7 +402,8 @@ INLINE F nearest(F t) {
     return (t + 12582912.0f) - 12582912.0f;
 #endif
 }
-// y 2^k for whole k up to 127; where t, which k is of, lies below -125 it may be zero.
+// Return y 2^k for integers k up to 127. If t, from which k was rounded, is below -125, the result
+// may be zero.
 INLINE F times_power_of_two(F y, F k, F t) {
 #if defined(__AVX512F__)
     (void)t;
@@ -412,7 +413,7 @@ INLINE F times_power_of_two(F y, F k, F t) {
     return t < -125.0f ? F{} : y * (F)scale;
 #endif
 }
-// 2^t for t up to 127, zero far below -125.
+// Return 2^t for t up to 127; it is zero far below -125.
 INLINE F exp2_(F t) {
     F clamped = max(fill(-150.0f), t), k = nearest(clamped), r = clamped - k;
     F y = 1.535336188e-4f * r + 1.339887440e-3f;
@@ -424,7 +425,7 @@ INLINE F exp2_(F t) {
     return times_power_of_two(y, k, clamped);
 }
 INLINE F exp_(F x) { return exp2_(x * LOG2_E); }
-// e^h - 1 - h for h from 0 to 88, with every digit also near 0, where that is h^2/2.
+// Return e^h - 1 - h for h from 0 to 88, with all digits also near 0, where it is h^2/2.
 INLINE F exp_minus_tangent(F h) {
     F k = nearest(h * LOG2_E), r = (h - k * 0.693359375f) + k * 2.12194440e-4f;
     F y = 1.98994193e-4f * r + 1.39337539e-3f;
@@ -440,7 +441,7 @@ INLINE F log_(F u) {
     F m = log_mantissa(u, exponent);
     return exponent * 0.693359375f + (exponent * -2.12194440e-4f + m);
 }
-// (1 + y)^b for y > -1: the digits of y that 1 + y loses are put back into the logarithm.
+// Return (1 + y)^b for y > -1. The digits of y that 1 + y loses are added back to the logarithm.
 INLINE F power_of_one_plus(F y, F u, F b) {
     F exponent;
     F m = log_mantissa(u, exponent) + (y - (u - 1.0f)) * (2.0f - u);
@@ -452,7 +453,7 @@ INLINE F power(F p, F c) {
     return exp2_((m * LOG2_E + exponent) * c);
 }
 INLINE F power(F p, float c) { return power(p, fill(c)); }
-// u^b to about four digits, for steps that later steps correct.
+// Return u^b to about four digits, for steps that later steps correct.
 INLINE F approx_power(F u, F b) {
     FI k = ((FI)u - 0x3f3504f3) >> 23;
     F f = (F)((FI)u - (k << 23)) - 1.0f;
@@ -496,10 +497,10 @@ INLINE D approx_power(D u, D b) {
     for (int i = 0; i < LANES<double>; i++) u[i] = ::pow(u[i], b[i]);
     return u;
 }
-// Vectors that a loop works on at once, as far as registers allow.
+// Number of vectors that a loop works on at once, limited by the registers.
 constexpr int WIDE = VECTOR_BYTES == 64 ? 4 : 2;
 
-// u^n of W vectors for n >= 1, by repeated squaring.
+// Compute u^n of W vectors for n >= 1, by repeated squaring.
 template <int W, class V> INLINE void integer_powers(const V* u, int n, V* result) {
     V square[W];
     for (int k = 0; k < W; k++) square[k] = result[k] = u[k];
@@ -515,15 +516,15 @@ template <class V> INLINE V integer_power(V u, int n) {
     return u;
 }
 
-// u^r for one r in (0, 1) and u in [2^-31, 2): a polynomial in the mantissa, off by 4e-8 at most,
-// times a factor for each exponent.
+// u^r for one r in (0, 1) and u in [2^-31, 2): a polynomial in the mantissa, with an error of at
+// most 4e-8, times a factor for each exponent.
 struct FractionPower {
     float series[8], binade[32];
 };
 inline FractionPower fraction_power(double r) {
     constexpr int N = 8;
     double at[N], value[N], series[N] = {};
-    // Interpolation at Chebyshev's points around 3/4, by divided differences.
+    // Interpolate at Chebyshev's points around 3/4, by divided differences.
     for (int k = 0; k < N; k++)
         at[k] = 0.25 * ::cos(M_PI * (k + 0.5) / N), value[k] = ::pow(0.75 + at[k], r);
     for (int k = 1; k < N; k++)
@@ -534,7 +535,7 @@ inline FractionPower fraction_power(double r) {
     }
     FractionPower result;
     for (int k = 0; k < N; k++) result.series[k] = (float)series[k];
-    // Of the exponents 96 to 127.
+    // The factors of the exponents 96 to 127.
     for (int k = 0; k < 32; k++) result.binade[k] = (float)::exp2((k - 30) * r);
     return result;
 }

@@ -28,8 +28,8 @@ void support_range(const SupportCall& call, int64_t first, int64_t last) {
                 Vec<T> w = load_row(row, i, d, (T)-INFINITY) - shift;
                 if (!not_le<T>(w, bound)) continue;
                 Vec<T> p = {};
-                // Rounded as where the loss counted the support: otherwise a row might have one
-                // entry more than room.
+                // Round as the loss does when it counts the support: otherwise a row might have one
+                // entry more than it has room for.
                 const Vec<T> x = prevent_fma(w * f.eps);
                 DISPATCH_KIND(kind, if constexpr (K == SOFTMAX) p = exp_(w);
                               else p = probability<K>(x, at, f))

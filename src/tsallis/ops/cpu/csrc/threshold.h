@@ -8,10 +8,10 @@
 namespace {
 
 constexpr int64_t MIN_SAMPLED_VECTORS =
-    64;  // vectors of candidates, from which first steps use an eighth of them
+    64;  // from this many vectors of candidates on, first steps use an eighth of them
 
-// Take Newton's steps on the candidates of TWO, THREE_HALVES and INTEGER; set the threshold and the
-// mass at it.
+// Take Newton's steps on the candidates of TWO, THREE_HALVES and INTEGER; set the threshold and its
+// mass.
 template <Kind K, class T> INLINE void solve_integer(Rows<T>& s, uint32_t open) {
     constexpr int N = LANES<T>;
     if constexpr (K == INTEGER) {
@@ -81,7 +81,7 @@ template <class T> INLINE T shift_probabilities(Rows<T>& s, int row, T delta) {
 template <class T> INLINE void solve_general(Rows<T>& s, uint32_t open) {
     constexpr bool FAST = sizeof(T) == 4;
     constexpr T NEAR =
-        (T)0.2;  // from this excess of mass on, one more step is near enough for the series
+        (T)0.2;  // below this excess of mass, one more step is close enough for the series
     auto each = [&](uint32_t some, auto&& visit) {
         for (; some; some &= some - 1) {
             int row = __builtin_ctz(some);
@@ -149,10 +149,11 @@ template <class T> INLINE void solve_general(Rows<T>& s, uint32_t open) {
     });
 }
 
-// Compute maxima, candidates, thresholds and masses of the rows of a block, which are of one kind.
+// Compute maxima, candidates, thresholds and masses of a block's rows, which all have one kind.
 template <Kind K, class T> void solve(Rows<T>& s, const T* const* z) {
     constexpr int N = LANES<T>;
-    // Vectors of lanes' maxima (of at least four entries each) that give a first bound; 0: none.
+    // Number of vectors of lane maxima (each over at least four entries) for a first bound; 0: no
+    // bound.
     const int bounds = s.d >= 4 * LANE_VECTORS * N ? LANE_VECTORS : s.d >= 4 * N ? 1 : 0;
     for (int row = 0; row < MAX_ROWS; row++) {
         const AlphaParams<T>& f = s.params[row < s.rows ? row : 0];
@@ -178,15 +179,15 @@ template <Kind K, class T> void solve(Rows<T>& s, const T* const* z) {
                   max((lanes[k] - shift) * s.eps[row], fill(OUTSIDE<T>)));
     }
     if (bounds) {
-        // The threshold of a subset of a row is at most the row's: the lanes' maxima give a lower
-        // bound.
+        // The threshold of a subset of a row is at most the row's, so the lanes' maxima give a
+        // lower bound.
         const int rounds = bounds == 1 ? 2 : 3;
         for (int round = 0; round < rounds; round++) {
             for (uint32_t rest = left; rest; rest &= rest - 1) {
                 const int row = __builtin_ctz(rest);
                 const T* x = s.x + row * s.stride;
                 const AlphaParams<T>& f = s.params[row];
-                // The last step lands on a lower bound from wherever it starts.
+                // The last step lands on a lower bound from any start.
                 if (K == GENERAL && sizeof(T) == 4 && round < rounds - 1)
                     set_sums(s, row, approx_sums(x, bounds, 1, s.t[row], f));
                 else

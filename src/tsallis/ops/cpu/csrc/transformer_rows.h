@@ -1,4 +1,4 @@
-// What encoder and decoder share: rows of numbers on their way through layers, one row a symbol.
+// Shared by encoder and decoder: rows of numbers that pass through the layers, one row per symbol.
 
 #pragma once
 
@@ -51,7 +51,7 @@ INLINE void softmax_in_place(float* x, int64_t n) {
     for (int64_t i = 0; i < n; i += N) store_row(x, i, n, load_row(x, i, n, 0.0f) * by);
 }
 
-// Scores of a query and n keys for every head, scaled: out[h * head_step + j].
+// Compute the scaled scores of a query and n keys for every head: out[h * head_step + j].
 INLINE void attention_scores(const float* query, const float* const* keys, int64_t n, int64_t heads,
                              int64_t size, float scale, float* out, int64_t head_step) {
     constexpr int N = LANES<float>;
@@ -68,8 +68,8 @@ INLINE void attention_scores(const float* query, const float* const* keys, int64
     }
 }
 
-// W vectors of the sums of values, each a head's weights times the values that lie `value` numbers
-// behind the keys.
+// Compute W vectors of the sums of values: each head's weights times the values, which are stored
+// `value` numbers after the keys.
 template <int W>
 INLINE void mix_vectors(const float* const* keys, int64_t n, int64_t value, const float* weights,
                         int64_t head_step, int64_t vectors_per_head, int64_t first, float* out) {
@@ -84,7 +84,7 @@ INLINE void mix_vectors(const float* const* keys, int64_t n, int64_t value, cons
     for (int w = 0; w < W; w++) store(out + (first + w) * N, total[w]);
 }
 
-// The numbers from one row of n to the next: whole panels, and more where the rows of a tile would
+// Return the distance between rows of n numbers: whole panels, and more if the rows of a tile would
 // otherwise share few sets of a first-level cache.
 INLINE int64_t row_stride(int64_t n) {
     constexpr int64_t LINE = 16, SETS = 64;
@@ -103,8 +103,8 @@ class TransformerRows {
     float *x, *h, *q, *context, *hidden, *weights, *alphas, *spare;
     const float** keys;
 
-    // `longest`: the most keys of a row. `hidden` has room for `hidden_size` numbers at least, and
-    // `spare` for `spare_size`.
+    // `longest`: the largest number of keys of a row. `hidden` has room for at least `hidden_size`
+    // numbers, and `spare` for `spare_size`.
     template <class Call>
     TransformerRows(const Call& call, int64_t rows, int64_t longest, int64_t hidden_size,
                     int64_t spare_size)
@@ -145,12 +145,13 @@ class TransformerRows {
         for (int64_t i = d; i < row; i++) x[r * row + i] = 0;
     }
 
-    // What a part of a layer reads: the rows normalised, or with norms behind the parts the rows.
+    // Return the input of a part of a layer: the normalised rows, or with post-norm the rows
+    // themselves.
     const float* input(const float* weight, const float* bias) {
         if (pre_norm) norm(x, weight, bias, h);
         return pre_norm ? h : x;
     }
-    // Add what a part of a layer returns to the rows.
+    // Add the output of a part of a layer to the rows.
     void add(const Linear& w, const float* from, int64_t from_row, const float* norm_weight,
              const float* norm_bias) {
         multiply_linear<ADD>(w, from, from_row, rows, x, row);
@@ -163,10 +164,10 @@ class TransformerRows {
         add({w.shrink, w.shrink_bias, size, d}, hidden, wide, w.norm3, w.norm3_bias);
     }
 
-    // Rows that follow each other and have as many keys are attended together: weights are
-    // [heads, rows, keys], so that equal alphas stand together. `count_keys` of a row tells how
-    // many it has, `find_keys` where they are, and `done` is called with the first row of a group,
-    // the number of its rows and that of their keys.
+    // Compute attention for adjacent rows with the same number of keys together. Weights are
+    // [heads, rows, keys], so that equal alphas are adjacent. `count_keys` returns the number of
+    // keys of a row, and `find_keys` sets where they are. `done` is called with the first row of a
+    // group, the number of its rows and the number of their keys.
     template <class Count, class Find, class Done>
     void attend(const Kernels& table, const float* head_alphas, Count&& count_keys,
                 Find&& find_keys, Done&& done) {

@@ -1,4 +1,4 @@
-// Requests to this server: a new one of a kind cancels the one before it, and the server its work.
+// Requests to this server. A new request cancels the pending one of the same kind, and the server stops its work.
 
 const pending = new Map();
 
@@ -13,7 +13,7 @@ async function ask(kind, content) {
     }).catch((error) => { throw error.name === "AbortError" ? error : new Error("The server does not answer"); });
     const answer = await response.json().catch((error) => {
       if (error.name === "AbortError") throw error;
-      return null; // no JSON: the page of a proxy, say
+      return null; // not JSON, for example the error page of a proxy
     });
     if (!response.ok || answer === null) {
       throw new Error((answer && answer.error) || `The server answers with status ${response.status} and no message`);
@@ -24,12 +24,13 @@ async function ask(kind, content) {
   }
 }
 
-// Cancel what is asked of some kinds.
+// Cancel the pending requests of the given kinds.
 function cancel(...kinds) {
   for (const kind of kinds) if (pending.has(kind)) pending.get(kind).abort();
 }
 
-// Show what `work` draws with an answer in `place`, or an error: true if there was an answer, null if it was cancelled.
+// Show in `place` what `work` makes of the response, or the error.
+// Return true on success, false after an error, and null if the request was cancelled.
 async function show(place, request, work) {
   place.setAttribute("aria-busy", "true");
   let content;

@@ -1,3 +1,3 @@
-// Settings that the drawings shared with reports need.
+// Settings for the drawing code that this page shares with the report.
 
-const DATA = { units: 1000 }; // of a weight; the smallest above zero is one unit
+const DATA = { units: 1000 }; // units in a weight of 1; the smallest weight above zero is one unit

@@ -1,7 +1,7 @@
-// Completion as one types: a text field, and below it what may follow.
+// Completion while typing: a text field, with the possible continuations below it.
 
 function completionField(noun, ask_, chosen) {
-  const list = h("ul", { id: "choices", role: "listbox", "aria-label": "What may follow" });
+  const list = h("ul", { id: "choices", role: "listbox", "aria-label": "Possible continuations" });
   const state = h("p", { class: "hint", "aria-live": "polite" });
   let choices = [];
   let active = -1;
@@ -26,9 +26,9 @@ function completionField(noun, ask_, chosen) {
     choices = answer.next;
     active = -1;
     field.setAttribute("aria-expanded", String(choices.length > 0));
-    state.textContent = !answer.possible ? "Impossible: no output of the model begins so."
+    state.textContent = !answer.possible ? "Impossible: no output of the model starts with this text."
       : `${whole(answer.support)} ${answer.support === 1 ? "continuation is" : "continuations are"} possible`
-        + `${choices.length < answer.support ? `, the best ${choices.length} are shown` : ""}.`;
+        + `${choices.length < answer.support ? `, the ${choices.length} most probable are shown` : ""}.`;
     list.replaceChildren(...choices.map((choice, i) => h("li", {
       id: `choice-${i}`, role: "option", "aria-selected": "false", onpointerdown: (event) => {
         event.preventDefault();
@@ -77,7 +77,8 @@ function completionField(noun, ask_, chosen) {
       mark();
     },
     node: h("div", { class: "completion" },
-      h("label", { for: "typed" }, `The ${noun}, as far as you know it`), field,
-      h("p", { class: "hint" }, "Arrows choose, Enter takes the choice, and shows the steps of what is typed."), state, list),
+      h("label", { for: "typed" }, `Start of the ${noun}`), field,
+      h("p", { class: "hint" }, "Use the arrow keys and Enter to choose. "
+        + "Enter without a choice shows the steps of the text."), state, list),
   };
 }

@@ -1,12 +1,12 @@
-// The page: a source, and all that the run at the head of the page answers about it.
+// The page: a source, and everything that the selected run predicts for it.
 
-const DELAY = 300; // milliseconds after the last key
+const DELAY = 300; // milliseconds after the last key press
 const MODES = [["beam", "Beam"], ["exact", "Exact"], ["all", "All"], ["sample", "Sample"]];
 const MODE_NOTES = {
-  beam: "The best outputs of a beam, with what it proves.",
-  exact: "The most probable outputs of all, with a proof.",
-  all: "Every output with a probability, as far as time goes.",
-  sample: "Outputs drawn at random, as often as the model holds them probable.",
+  beam: "Finds the most likely outputs and says whether they are proved best.",
+  exact: "Finds the most probable outputs and proves that they are.",
+  all: "Lists all outputs with a probability above zero, within the search limits.",
+  sample: "Draws random outputs from the model’s distribution.",
 };
 
 function later(work) {
@@ -20,7 +20,7 @@ function later(work) {
 function describeRun(run) {
   const parts = [`${capital(run.task)}, ${run.model} with ${whole(run.parameters)} parameters`,
     `${whole(run.symbols.target)} output symbols`, `checkpoint ${run.checkpoint} after ${whole(run.step)} updates`];
-  const text = run.normalized ? "" : " Its values are no probabilities that sum to 1: less can be proved.";
+  const text = run.normalized ? "" : " Its output values do not sum to 1, so less can be proved.";
   return `${parts.join(", ")}.${text}`;
 }
 
@@ -36,17 +36,17 @@ function numberField(label, value, most, change) {
   }));
 }
 
-// A language model goes on from nothing, too.
+// A language model can also start from an empty text.
 function mayBeEmpty(run) {
   return run.task === "language";
 }
 
 function missingText(columns) {
-  return `Type ${columns.join(" and ")}: nothing is searched without`;
+  return `Please fill in ${columns.join(" and ")}`;
 }
 
 function runPage(run, limits) {
-  // `query` is the source, with its language, that the outputs below are of: what is typed may be another one by now.
+  // `query` is the source, with its language, of the outputs shown below. The fields may have changed since.
   const state = { mode: "beam", count: Math.min(5, limits.outputs), query: null, output: null, head: null };
   const [outputs, steps, weights] = ["Outputs", "Step by step", "Attention"].map(() => h("div"));
   const fields = run.columns.map((column, i) => field(`column-${i}`, column, () => changed()));
@@ -96,7 +96,7 @@ function runPage(run, limits) {
     show(weights, ask("attention", ofSource({ ...state.output, heads: [state.head] })), attentionOf);
   }
 
-  // What is shown of an output goes with it.
+  // Clear the steps and the attention: they belong to the output.
   function clearOutput() {
     cancel("steps", "attention");
     state.output = null;

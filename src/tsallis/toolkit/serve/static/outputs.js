@@ -1,9 +1,9 @@
-// The outputs of a source: certificate, list and tree; then the steps and the attention of the chosen one.
+// The outputs for a source: certificate, list and tree; then the steps and the attention of the selected output.
 
 const BADGES = { complete: "Complete", optimal: "Optimal", bounded: "Bounded", none: "No proof" };
 const MEANINGS = {
-  complete: "These are all the outputs that the model holds possible. Every other one has a probability of exactly zero.",
-  optimal: "No other output is more probable than the best one: that is proved.",
+  complete: "These are all possible outputs. Every other output has a probability of exactly zero.",
+  optimal: "It is proved that no other output is more probable than the best one.",
   bounded: "A better output may be missing. None is more probable than",
   none: "Nothing is proved about outputs that are not listed.",
 };
@@ -18,7 +18,7 @@ function certificateOf(answer) {
       answer.stopped_by ? ` The search ended early (${answer.stopped_by}), after ${whole(answer.expanded)} prefixes.` : null));
 }
 
-// A list of outputs of which one is chosen. Their logarithms tell those apart that are too improbable for a number.
+// A list of outputs, one of them selected. Log-probabilities tell outputs apart whose probabilities underflow to 0.
 function outputList(outputs, name, choose) {
   const most = outputs.reduce((high, output) => Math.max(high, output.log_prob), -Infinity);
   return h("fieldset", { class: "outputs" }, h("legend", { class: "unseen" }, name),
@@ -29,7 +29,7 @@ function outputList(outputs, name, choose) {
         h("span", { class: "share", "aria-hidden": "true", style: { width: `${100 * Math.exp(output.log_prob - most)}%` } })))));
 }
 
-// A text of white space alone is spelled, so that it can be seen.
+// Spell out a text that is only white space, so that it can be seen.
 function outputText(text) {
   return text.trim() === "" && text !== "" ? [...text].map(spell).join("") : text || "(empty)";
 }
@@ -47,10 +47,10 @@ function drawsOf(draws) {
 function searchResult(answer, choose) {
   if (answer.draws) {
     const outputs = drawsOf(answer.draws);
-    if (!outputs.length) return h("p", { class: "hint" }, "No draw came to an end.");
+    if (!outputs.length) return h("p", { class: "hint" }, "No sample came to an end.");
     choose(outputs[0]);
-    return [h("p", { class: "hint" }, `${whole(answer.draws.length)} draws, ${whole(outputs.length)} different outputs, the `
-      + "most frequent first, each with its probability."), outputList(outputs, "Draws", choose)];
+    return [h("p", { class: "hint" }, `${whole(answer.draws.length)} samples, ${whole(outputs.length)} different `
+      + "outputs, the most frequent first, each with its probability."), outputList(outputs, "Samples", choose)];
   }
   if (!answer.hypotheses.length) return h("p", { class: "hint" }, "The search found no output.");
   choose(answer.hypotheses[0]);
@@ -63,7 +63,7 @@ function searchResult(answer, choose) {
   ];
 }
 
-// The name of an output's symbol; the last one is its end.
+// The displayed name of an output's symbol; the last symbol marks the end.
 function symbolName(symbol) {
   return symbol === "</s>" ? "(end)" : symbol;
 }
@@ -71,8 +71,8 @@ function symbolName(symbol) {
 function stepsOf(answer) {
   return [
     h("p", { class: "hint" }, answer.possible
-      ? "What is not counted as possible has a probability of exactly zero at its step."
-      : `The model holds this output impossible, from step ${answer.steps.length} on.`),
+      ? "Excluded symbols have a probability of exactly zero at their step."
+      : `This output is impossible for the model, from step ${answer.steps.length} on.`),
     h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Steps of the output" },
       h("table", { class: "steps" },
         h("thead", null, h("tr", null, ["Step", "Symbol", "Probability", "Possible", "Excluded", "Symbols and shares"]
@@ -94,7 +94,7 @@ function attentionOf(answer) {
   const weights = { rows: head.rows, keys: head.keys.length, queries: head.queries.length };
   const cells = head.rows.reduce((sum, row) => sum + row.length, 0);
   const row = h("p", { class: "rowtext", "aria-live": "polite" },
-    "Point at a symbol, or choose a figure and use the arrow keys, to read its weights.");
+    "Point at a symbol to read its weights, or select a figure and use the arrow keys.");
   let chosen = null;
   const draw = (form) => form(weights, head.queries, head.keys, null);
   const matrixOnly = isLong(weights);
