@@ -24,7 +24,7 @@ RUNTIME = $(shell $(CXX) -print-file-name=$(1))
 
 help:
 	@echo "make demo        train on embedded English verbs and show answers with their proof (some two minutes)"
-	@echo "make test        the tests, but for the slow ones (some 8 minutes on two cores)"
+	@echo "make test        the tests, but for the slow ones (some 7 minutes on two cores)"
 	@echo "make test-slow   the slow ones (some 45 minutes; TSALLIS_PART=1/3: the first third of them)"
 	@echo "make test-fast   what to run while one works: no kernels for GPUs, no commands, no other processes (2 minutes)"
 	@echo "make test-eager  those of the maps and models, with PyTorch's operations instead of the compiled kernel"

@@ -74,7 +74,7 @@ SCORES = {
         "threshold of the output", ".3f", heading="Threshold of the output τ(z)", axis="mean threshold"
     ),
     "output_support": ScoreFormat(
-        "symbols in support a step", ".2f", heading="Symbols possible a step", axis="symbols"
+        "symbols in support a step", ".2f", heading="Possible symbols per step", axis="symbols"
     ),
     "output_sum": ScoreFormat("sum of outputs a step", ".4f"),
     "attention_support": ScoreFormat(

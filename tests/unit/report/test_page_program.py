@@ -202,7 +202,7 @@ SCORES = {
 OTHERS = {
     "logit_norm": ("Norm of the output’s scores ‖z‖", "mean norm"),
     "output_threshold": ("Threshold of the output τ(z)", "mean threshold"),
-    "output_support": ("Symbols possible a step", "symbols"),
+    "output_support": ("Possible symbols per step", "symbols"),
     "attention_support": ("Source positions attended to a step", "positions"),
 }
 
