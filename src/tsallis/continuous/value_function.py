@@ -314,7 +314,7 @@ class ValueFunction(nn.Module):
             if mask.dtype != torch.bool:
                 raise TypeError(f"mask must be boolean (True takes part), got {mask.dtype}")
             if positions is None and self.basis.dims == 1:
-                raise ValueError("a mask needs positions: without them give lengths, which say where the cells are")
+                raise ValueError("a mask needs positions; without positions give lengths instead")
             return mask.expand(values.shape[:-1])
         if lengths is None:
             return None

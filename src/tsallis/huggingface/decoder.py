@@ -123,7 +123,7 @@ class TransformersDecoder(nn.Module):
             self._options["output_attentions"] = True
             if (implementation := base.config.get_text_config()._attn_implementation) not in WITH_WEIGHTS:
                 raise ValueError(
-                    f"attention is for models whose attention returns weights, and that of {name} is {implementation}: "
+                    f"attention weights can't be returned: the attention of {name} is {implementation}, with none: "
                     'sparsify it, or load it with attn_implementation="eager"'
                 )
 

@@ -174,7 +174,8 @@ def _run_to_head(lm: Any, head: nn.Linear, inputs: dict[str, Any]) -> Tensor:
         for hook in hooks:
             hook.remove()
     if len(states) != 1:
-        raise ValueError(f"{type(lm).__name__} calls its head {len(states)} times, not once")
+        calls = f"{type(lm).__name__} calls its output layer {len(states)} times per pass"
+        raise ValueError(f"{calls}; only models that call it once are supported")
     if logits.shape[-1:] != probes[0].shape or not (logits == probes[0]).all():
         config = lm.config.get_text_config()
         settings = {name: getattr(config, name, neutral) for name, neutral in SCALINGS.items()}

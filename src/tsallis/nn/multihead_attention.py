@@ -427,7 +427,8 @@ class MultiheadAttention(ConstantBuffers):
     def _last_pass(self) -> _PassRecord:
         if self._last is None:
             raise RuntimeError(
-                "there was no forward pass, or it was compiled; make one in torch.compiler.set_stance('force_eager')"
+                "no weights are recorded: run the model first, and a compiled one in "
+                "'with torch.compiler.set_stance(\"force_eager\")'"
             )
         return self._last
 

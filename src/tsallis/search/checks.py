@@ -71,7 +71,7 @@ def check_seeds(seeds: Any, sources: int) -> list[int]:
     if len(numbers) != sources:
         raise ValueError(f"there must be one seed a source, got {len(numbers)} for {sources} sources")
     if (largest := max(numbers, default=0)) > LARGEST_SEED:
-        raise ValueError(f"a seed must be at most {LARGEST_SEED}, got {describe(largest)}")
+        raise ValueError(f"seed must be at most {LARGEST_SEED}, got {describe(largest)}")
     return numbers
 
 

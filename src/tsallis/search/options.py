@@ -144,8 +144,8 @@ class SearchOptions:
         of_runs=True,
     )
     end_rule: EndRule | None = _option(  # noqa: RUF009
-        "Outputs that beam search keeps: every one, or only those whose end competes with the best "
-        "continuations, as in other toolkits (default: the run's).",
+        "Finished outputs that beam search keeps: all, or only those that rank within the beam when they end, as in "
+        "other toolkits (default: the run's).",
         "beam",
         default="every",
         of_runs=True,

@@ -202,7 +202,7 @@ def make_limits(
     if prefixes is None:
         starts: list[tuple[int, ...]] = [()] * len(src_lengths)
     elif isinstance(prefixes, str) or not isinstance(prefixes, Iterable):
-        raise TypeError(f"prefixes must be a sequence with the symbols of each source, got {describe(prefixes)}")
+        raise TypeError(f"prefixes must be a list with one sequence of symbols per source, got {describe(prefixes)}")
     else:
         starts = [check_prefix(prefix, f"the prefix of source {source}") for source, prefix in enumerate(prefixes)]
     if len(starts) != len(src_lengths):

@@ -162,7 +162,7 @@ def test_an_output_that_is_full_or_that_nobody_reads_ends_it_with_one_line(train
     os.close(reading)
     ended = serve_into(writing)
     os.close(writing)
-    message = "tsallis: standard output is closed: nobody would learn the server's address\n"
+    message = "tsallis: standard output is closed, so the server's address can't be printed\n"
     assert ended == Ended(2, "", message)
 
 
@@ -249,10 +249,10 @@ def test_all_searches_of_the_page(tab: Any) -> None:
         with tab.expect_response("**/api/translate") as answer:
             tab.check(f'input[type="radio"][name^="segments"] >> nth={number}', force=True)
         assert answer.value.json()["mode"] == search
-    expect(tab.locator(".pair section").first).to_contain_text("5 draws")
+    expect(tab.locator(".pair section").first).to_contain_text("5 samples")
     tab.fill("input.count", "20")
     tab.keyboard.press("Enter")
-    expect(tab.locator(".pair section").first).to_contain_text("20 draws")
+    expect(tab.locator(".pair section").first).to_contain_text("20 samples")
 
 
 @pytest.mark.process

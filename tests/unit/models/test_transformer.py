@@ -261,7 +261,7 @@ def test_attended_positions_are_those_of_the_last_pass() -> None:
     fresh = sharp()
     with pytest.raises(RuntimeError, match="recorded by passes that are not compiled, and there was none"):
         fresh.num_attended(decoded)
-    with pytest.raises(RuntimeError, match="no forward pass"):
+    with pytest.raises(RuntimeError, match="no weights are recorded"):
         fresh.attention_stats()
     result(src[:2], lengths[:2], tgt[:2, :3])
     with pytest.raises(RuntimeError, match="last pass, of 2 rows and 3 steps; asked for one of 3 and 4"):

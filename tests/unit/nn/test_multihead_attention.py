@@ -429,7 +429,7 @@ def test_statistics_are_those_of_the_weights(
     if attn_mask is not None:  # a query without keys counts for nothing
         attn_mask[..., 1, :] = True if attn_mask.dtype == torch.bool else -torch.inf
     options = {"key_padding_mask": pad, "attn_mask": attn_mask, "is_causal": causal}
-    with pytest.raises(RuntimeError, match="no forward pass"):
+    with pytest.raises(RuntimeError, match="no weights are recorded"):
         attention.stats()
     _, weights = attention(x, x, x, average_attn_weights=False, **options)
     hidden = blocked(KEYS, KEYS, pad, attn_mask, causal)

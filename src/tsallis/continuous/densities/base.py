@@ -108,5 +108,5 @@ def tensors(mean: Tensor | float, spread: Tensor | float) -> tuple[Tensor, Tenso
 
 def one_number(points: int | tuple[int, int]) -> int:
     if isinstance(points, tuple):
-        raise ValueError(f"a rule on the line has one number of points, got {points}")
+        raise ValueError(f"points must be one number for a density on the line, got {points}")
     return points

@@ -43,7 +43,7 @@ def analyze(
         int, typer.Option(min=1, help="Number of sentences that the page shows with all weights.")
     ] = Options.sentences,
     importance: Annotated[
-        int, typer.Option(min=0, help="Number of sentences on which to measure the loss without each head.")
+        int, typer.Option(min=0, help="Measure how much the loss rises without each head, on this many sentences.")
     ] = 0,
     searched: Annotated[int, typer.Option(min=0, help="Number of further sentences to search for empty outputs.")] = 0,
     sweep: Annotated[

@@ -60,7 +60,8 @@ def evaluate(
         typer.Option(help="Write the scores and everything needed to reproduce them to this file."),
     ] = None,
     length: Annotated[
-        int | None, typer.Option(min=2, max=LENGTH, help="Language models: tokens per row of a split.")
+        int | None,
+        typer.Option(min=2, max=LENGTH, help="For language models: tokens read at once (default: the run's)."),
     ] = None,
     others: With = None,
     language: SplitLanguage = None,

@@ -20,9 +20,9 @@ def look(
     run: RunArgument,
     options: SearchOptions,
     file: FileArgument = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="The page; default: look.html.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File for the page (default: look.html).")] = None,
     weights: Annotated[
-        bool, typer.Option("--weights", help="Print the weights above zero instead, one JSON object per line.")
+        bool, typer.Option("--weights", help="Write no page; print the weights above zero, one JSON object per line.")
     ] = False,
     heads: Annotated[
         str | None,

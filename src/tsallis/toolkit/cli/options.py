@@ -28,7 +28,8 @@ SplitLanguage = Annotated[
 TextLanguage = Annotated[
     str | None,
     typer.Option(
-        "--language", help="Language of --text, if the run has several; without --text, use only this language."
+        "--language",
+        help="Language of --text if the run has several languages. Without --text: use only lines of this language.",
     ),
 ]
 SplitImages = Annotated[

@@ -47,7 +47,7 @@ def serve(
     ] = 100,
     time: Annotated[float, typer.Option(min=0.1, max=3600, help="Maximum work on a request, in seconds.")] = 10.0,
     patience: Annotated[
-        float, typer.Option(min=0.1, max=3600, help="Maximum waiting time of a request, besides --time, in seconds.")
+        float, typer.Option(min=0.1, max=3600, help="Maximum time that a request waits before work starts, in seconds.")
     ] = 30.0,
     checkpoint: Which = "best",
     device: Device = "auto",
@@ -77,7 +77,7 @@ def serve(
             print_fields(f"{', '.join(run.name for run in served)}: {url_of(opened)} (Ctrl-C ends)")
             sys.stdout.flush()
         except BrokenPipeError as error:  # nobody can read the address, so the command must not go on quietly
-            raise InputError("standard output is closed: nobody would learn the server's address") from error
+            raise InputError("standard output is closed, so the server's address can't be printed") from error
         Server(app).answer(opened)
 
 

@@ -49,7 +49,7 @@ def translate(
     alignment: Annotated[
         Literal["largest", "support"] | None,
         typer.Option(
-            help="Print aligned positions: each symbol's largest attention weight, or all non-zero weights (support)."
+            help="Print alignments: per symbol, the position with the largest weight, or all above zero (support)."
         ),
     ] = None,
     as_json: Json = False,

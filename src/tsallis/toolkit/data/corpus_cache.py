@@ -98,7 +98,7 @@ def encode_pairs(
         if not rows_count:
             long = f", {pairs_read - empty} more than {max_length} subwords on one (max_length)"
             reason = f"{empty} have an empty side{long if empty < pairs_read else ''}"
-            raise InputError(f"{name}: none of {pairs_read} pairs is left: {reason}")
+            raise InputError(f"{name}: no pair is left of {pairs_read}: {reason}")
         for writer in (*writers, *text_writers):
             writer.finish()
     counts = Counts(pairs_read, rows_count, empty, pairs_read - rows_count - empty)

@@ -183,7 +183,7 @@ class Subwords:
         if self.kind == "word":
             raise ValueError("words are segmented in one way alone: only bpe and unigram models sample")
         if any(seed < 0 for seed in seeds):
-            raise ValueError(f"a seed must not be negative, got {min(seeds)}")
+            raise ValueError(f"seed must not be negative, got {min(seeds)}")
         normalized = self._processor.Normalize(list(texts))
         return [self._sampler.draw(text, alpha, seed) for text, seed in zip(normalized, seeds, strict=True)]
 

@@ -148,7 +148,7 @@ class Vocabulary:
         if not isinstance(symbols, list) or not all(isinstance(s, str) for s in symbols):
             raise InputError(f"{source}: symbols must be a list of strings")
         if not isinstance(separator, str):
-            raise InputError(f"{source}: separator must be a text, found {describe(separator)}")
+            raise InputError(f"{source}: separator must be a string, found {describe(separator)}")
         try:
             vocabulary = cls(symbols, separator)
         except InputError as error:

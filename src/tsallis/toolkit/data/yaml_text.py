@@ -27,7 +27,7 @@ def parse_yaml(text: str, name: str) -> Any:
         if node is None:
             return None
         if sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)) > MOST_ALIASES:
-            raise InputError(f"{name}: not a configuration: more than {MOST_ALIASES} aliases")
+            raise InputError(f"{name}: a configuration may use at most {MOST_ALIASES} YAML aliases (*name)")
         _refuse_duplicates(node, name, (), set())
         return loader.construct_document(node)
     except InputError:

@@ -56,11 +56,11 @@ def fetch_text(file: SourceFile, path: Path, packed: Path, report: Report | None
         try:
             _write(file, beside, packed)
             if not same_digest(file, beside, path):
-                raise CorruptDownloadError(f"{path}: what arrived is not {known(file, path)} (its digest differs)")
+                raise CorruptDownloadError(f"{path}: the download differs from {known(file, path)} (wrong checksum)")
         except CorruptDownloadError as error:
             beside.unlink(missing_ok=True)
             _throw_away(file, packed, error.culprit)
-            raise InputError(f"{error}; it was thrown away") from error
+            raise InputError(f"{error}; it was deleted") from error
         take_name(file, beside, path)
     except OSError as error:
         raise InputError(f"{path}: can't be written: {error}") from error

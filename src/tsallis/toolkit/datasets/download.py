@@ -76,7 +76,7 @@ def fetch(file: SourceFile, path: Path) -> Path:
             # A wrong partial file is detected only at the end: then download once more from the start.
             if not (part.exists() and _complete(file, part, path)) and not _complete(file, part, path):
                 raise InputError(
-                    f"{path}: what arrived is not {known(file, path)} (its digest differs); it was thrown away"
+                    f"{path}: the download differs from {known(file, path)} (wrong checksum); it was deleted"
                 )
             take_name(file, part, path)
     except OSError as error:
@@ -98,7 +98,7 @@ def _is_unknown(file: SourceFile, path: Path) -> bool:
 def verify(file: SourceFile, path: Path) -> None:
     """Raise an InputError as :func:`check` does; write no record."""
     if not same_digest(file, path, path):
-        raise InputError(f"{path}: is not {known(file, path)} (its digest differs); remove it to fetch it again")
+        raise InputError(f"{path}: is not {known(file, path)} (wrong checksum); remove it to download it again")
     if _is_unknown(file, path) and file.lines is not None and (count := count_lines(path)) != file.lines:
         raise InputError(f"{path}: expected {file.lines} lines, found {count}; remove it to fetch it again")
 
@@ -189,7 +189,7 @@ def _stream(url: str, part: Path, size: int | None) -> None:
             os.fsync(stream.fileno())
     if size is None and position >= MOST:
         part.unlink()
-        raise InputError(f"{url}: expected a file of less than {MOST} bytes, the server sends on; it was thrown away")
+        raise InputError(f"{url}: expected a file of less than {MOST} bytes, the server sends on; it was deleted")
     if size is not None and position < size:
         raise ConnectionError("the connection ended early")
 

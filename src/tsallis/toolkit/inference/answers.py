@@ -130,7 +130,7 @@ class Answer:
             ValueError: If no run made this answer.
         """
         if self._form is None:
-            raise ValueError("an answer is described by the run that gave it: this one was made by hand")
+            raise ValueError("only answers that a run returned can be described; this one was created by hand")
         return {"line": self.line, "unknown": self.unknown, **self._form.describe(self)}
 
 
@@ -258,7 +258,7 @@ class TextScore:
         from tsallis.toolkit.evaluation.outputs import describe_text, describe_tokens
 
         if self._vocabulary is None:
-            raise ValueError("a score is described by the run that gave it: this one was made by hand")
+            raise ValueError("only scores that a run returned can be described; this one was created by hand")
         if self.scores is None:
             return {"line": self.line, "possible": None, "log_prob": None, "tokens": [], "impossible": None}
         if self.text is not None:

@@ -188,7 +188,7 @@ class Translation(SequenceTask):
         lengths = lines.corpus.lengths()[:, 1].tolist() if len(lines.corpus) else []
         rows = [row for row, length in enumerate(lengths) if length]
         if not rows:
-            raise InputError(f"{name}: of {len(examples)} pairs of sentences none has symbols on both sides")
+            raise InputError(f"{name}: all {len(examples)} pairs of sentences have an empty side")
         return lines.select(rows)
 
     def utility(self, text: str, reference: str) -> float:

@@ -139,14 +139,14 @@ def test_what_is_encoded_and_what_is_left_out(tmp_path: Path, monkeypatch: pytes
 
 
 def test_nothing_left(tmp_path: Path) -> None:
-    reason = r"none of 2 pairs is left: 1 have an empty side, 1 more than 1 subwords on one \(max_length\)$"
+    reason = r"no pair is left of 2: 1 have an empty side, 1 more than 1 subwords on one \(max_length\)$"
     with pytest.raises(InputError, match=f"^the text: {reason}"):
         encode_pairs([("", "x"), ("der Hund", "the dog")], tmp_path / "c", SRC, TGT, 1)
     files = written(tmp_path, ["", "der Hund"], ["x", "the dog"])
     with pytest.raises(InputError, match=f"^{files[0]} and {files[1]}: {reason}"):
         cached_corpus(tmp_path / "cache", *files, SRC, TGT, 1)
     files = written(tmp_path, [""], ["x"])
-    with pytest.raises(InputError, match=r"none of 1 pairs is left: 1 have an empty side$"):
+    with pytest.raises(InputError, match=r"no pair is left of 1: 1 have an empty side$"):
         cached_corpus(tmp_path / "cache", *files, SRC, TGT, 1)
     with pytest.raises(ValueError, match="max_length must be at least 1, got 0"):
         encode_pairs([], tmp_path / "d", SRC, TGT, 0)

@@ -206,7 +206,7 @@ def test_segmentations_drawn_at_random(model: Subwords) -> None:
     assert model.sample_many([line] * 50, 0.3, range(50)) == drawn
     model.sample("etwas anderes", 0.9, 12345)
     assert model.sample(line, 0.3, 7) == drawn[7]
-    with pytest.raises(ValueError, match="a seed must not be negative, got -1"):
+    with pytest.raises(ValueError, match="seed must not be negative, got -1"):
         model.sample_many([line] * 2, 0.3, [0, -1])
     with pytest.raises(ValueError, match=r"alpha must be from 0 to 1, got 1\.5"):
         model.sample(line, 1.5, 0)

@@ -132,7 +132,7 @@ def content(**changes: object) -> bytes:
         (content(fingerprint=None), "don't belong together"),
         (content(separator=" "), "don't belong together"),
         (content(separator="b"), "symbols are separated by 'b', found 'b'"),
-        (content(separator=3), "separator must be a text, found 3"),
+        (content(separator=3), "separator must be a string, found 3"),
     ],
 )
 def test_damaged_files(tmp_path: Path, data: bytes, message: str) -> None:

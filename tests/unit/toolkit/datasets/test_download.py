@@ -89,7 +89,7 @@ def test_a_part_of_something_else_is_fetched_anew(server: Server, tmp_path: Path
 
 def test_wrong_content_never_takes_the_name(server: Server, tmp_path: Path) -> None:
     server.files["/file"] = CONTENT[:-1] + b"x"
-    with pytest.raises(InputError, match="what arrived is not the known file"):
+    with pytest.raises(InputError, match="the download differs from the known file"):
         fetch(server.file(), tmp_path / "file")
     assert list(tmp_path.iterdir()) == []
 
@@ -107,7 +107,7 @@ def test_no_more_than_the_known_size_is_kept(server: Server, tmp_path: Path, mon
     digest = download.digest_file
     monkeypatch.setattr(download, "digest_file", lambda p: (sizes.append(p.stat().st_size), digest(p))[1])
     server.files["/file"], server.length = b"x" * 2_000_000, False
-    with pytest.raises(InputError, match="not the known file"):
+    with pytest.raises(InputError, match="differs from the known file"):
         fetch(server.file(), tmp_path / "file")
     assert sizes == [len(CONTENT)] and list(tmp_path.iterdir()) == []
 
@@ -185,7 +185,7 @@ def test_the_first_transfer_of_an_unknown_file_is_recorded(server: Server, tmp_p
         fetch(file, path)
     path.unlink()
     server.files["/file"] = b"another version"
-    with pytest.raises(InputError, match=r"what arrived is not the file that file\.sha256 describes .*thrown away"):
+    with pytest.raises(InputError, match=r"the download differs from the file that file\.sha256 describes .*deleted"):
         fetch(file, path)
     assert [p.name for p in tmp_path.iterdir()] == ["file.sha256"] and record.read_text() == f"{DIGEST}  file\n"
     server.files["/file"] = CONTENT
@@ -233,7 +233,7 @@ def test_the_published_md5_will_do(server: Server, tmp_path: Path) -> None:
     fetch(file, tmp_path / "file")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
     server.files["/file"] = CONTENT[:-1] + b"x"
-    with pytest.raises(InputError, match="not the known file"):
+    with pytest.raises(InputError, match="differs from the known file"):
         fetch(file, tmp_path / "again")
     (tmp_path / "file").write_bytes(b"mine")
     with pytest.raises(InputError, match="is not the known file"):
@@ -296,7 +296,7 @@ def test_a_damaged_archive_is_thrown_away(server: Server, tmp_path: Path, packin
     sha256 = hashlib.sha256(damaged).hexdigest() if known else None
     part = Part(SourceFile(part.archive.name, part.archive.urls, sha256=sha256), packing, member)
     file = text_file(server, part, content=TEXT)
-    with pytest.raises(InputError, match=r"archive1.*: (can't be unpacked|holds no text).*thrown away"):
+    with pytest.raises(InputError, match=r"archive1.*: (can't be unpacked|holds no text).*deleted"):
         fetch_text(file, tmp_path / "text", tmp_path / "packed")
     assert not (tmp_path / "text").exists() and not (tmp_path / "text.part").exists()
     # What is as it was published stays; its damage would come back with it.
@@ -348,7 +348,7 @@ def test_another_number_of_lines_never_takes_the_name(server: Server, tmp_path: 
 
 def test_other_content_never_takes_the_name(server: Server, tmp_path: Path) -> None:
     part = packed_in(server, "gz", gzip.compress(TEXT.upper()))
-    with pytest.raises(InputError, match="what arrived is not the known file"):
+    with pytest.raises(InputError, match="the download differs from the known file"):
         fetch_text(text_file(server, part, content=TEXT), tmp_path / "text", tmp_path / "packed")
     with pytest.raises(InputError, match=f"expected {len(TEXT) + 1} bytes, found {len(TEXT)}"):
         fetch_text(text_file(server, part, content=TEXT + b"x"), tmp_path / "text", tmp_path / "packed")
@@ -364,7 +364,7 @@ def test_an_unknown_text_is_recorded(server: Server, tmp_path: Path) -> None:
     for saved in (tmp_path / "packed").iterdir():
         saved.unlink()
     server.files["/archive1"] = gzip.compress(TEXT.upper())
-    with pytest.raises(InputError, match=r"what arrived is not the file that text\.sha256 describes"):
+    with pytest.raises(InputError, match=r"the download differs from the file that text\.sha256 describes"):
         fetch_text(file, path, tmp_path / "packed")
     assert not path.exists()
 
@@ -481,7 +481,7 @@ def forged_zip(flag: int = 0, method: int = 0) -> bytes:
 @pytest.mark.parametrize("content", [forged_zip(flag=1), forged_zip(method=99)], ids=["encrypted", "unknown method"])
 def test_zip_files_that_cannot_be_unpacked(server: Server, tmp_path: Path, content: bytes) -> None:
     part = packed_in(server, "zip", content, "text")
-    with pytest.raises(InputError, match=r"archive1: text: can't be unpacked: .*; it was thrown away"):
+    with pytest.raises(InputError, match=r"archive1: text: can't be unpacked: .*; it was deleted"):
         fetch_text(text_file(server, part), tmp_path / "text", tmp_path / "packed")
     assert list((tmp_path / "packed").iterdir()) == []
 

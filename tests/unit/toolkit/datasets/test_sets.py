@@ -101,7 +101,7 @@ def test_reviews_become_lines(server: Server, tmp_path: Path, monkeypatch: pytes
 def test_a_published_archive_must_be_whole(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = moved(server, monkeypatch, "imdb", known=True)
     server.files["/aclImdb_v1.tar.gz"] = content = tar(REVIEWS)
-    with pytest.raises(InputError, match=r"expected 25000 files aclImdb/train/.*, found 3; it was thrown away"):
+    with pytest.raises(InputError, match=r"expected 25000 files aclImdb/train/.*, found 3; it was deleted"):
         get("imdb", tmp_path)
     assert not list(tmp_path.glob("train.tsv*")) and not list((tmp_path / ".packed").iterdir())
     original = SOURCES["imdb"].files[0].parts[0].archive
@@ -110,7 +110,7 @@ def test_a_published_archive_must_be_whole(server: Server, tmp_path: Path, monke
     published = SOURCES["imdb"].files[0].parts[0].archive
     assert published.md5 and published.size == 84125825 and original.name == published.name
     wrong = replace(published, urls=(f"{server.address}/aclImdb_v1.tar.gz",), size=len(content))
-    with pytest.raises(InputError, match="what arrived is not the known file"):
+    with pytest.raises(InputError, match="the download differs from the known file"):
         fetch_text(
             SourceFile("train.tsv", parts=(replace(SOURCES["imdb"].files[0].parts[0], archive=wrong),)),
             tmp_path / "train.tsv",
@@ -146,7 +146,7 @@ def test_a_damaged_folder(server: Server, tmp_path: Path, mode: str, damage: Cal
     members = {f"f/pos/{n}_1.txt": bytes(range(65, 90)) * n for n in range(1, 200)}
     pattern = r"f/(neg|pos)/(\d+)_(\d+)\.txt"
     part = packed_in(server, "tar-folder", damage(tar(members, mode)), pattern, form="reviews")
-    with pytest.raises(InputError, match=r"can't be unpacked: .*it was thrown away"):
+    with pytest.raises(InputError, match=r"can't be unpacked: .*it was deleted"):
         lines_of(SourceFile("half", parts=(part,)), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["packed"] and not list((tmp_path / "packed").iterdir())
     # Nothing but the number of its members tells that a tar file breaks off at a member's end.
@@ -157,7 +157,7 @@ def test_a_damaged_folder(server: Server, tmp_path: Path, mode: str, damage: Cal
         if whole:
             assert lines_of(file, tmp_path)
         else:
-            with pytest.raises(InputError, match=r"expected 199 files .*, found \d+; it was thrown away"):
+            with pytest.raises(InputError, match=r"expected 199 files .*, found \d+; it was deleted"):
                 lines_of(file, tmp_path)
 
 
@@ -318,7 +318,7 @@ def test_drawings_become_an_array(server: Server, tmp_path: Path) -> None:
         ({"i/0.png": b"<html>"}, r"archive\d+: i/0\.png can't be read as an image"),
     ):
         file = drawings(server, wrong)
-        with pytest.raises(InputError, match=f"{match}.*it was thrown away"):
+        with pytest.raises(InputError, match=f"{match}.*it was deleted"):
             fetch_text(file, tmp_path / file.name, tmp_path / "packed")
         assert not list(tmp_path.glob(f"{file.name}*"))
 
@@ -335,7 +335,7 @@ def photos(server: Server, count: int) -> SourceFile:
 def test_photographs_one_by_one(server: Server, tmp_path: Path) -> None:
     file, said = photos(server, 30), list[str]()
     server.files["/image20.png"], saved = b"<html>log in</html>", server.files["/image20.png"]
-    with pytest.raises(InputError, match=r"/image20\.png: is not a PNG file; it was thrown away"):
+    with pytest.raises(InputError, match=r"/image20\.png: is not a PNG file; it was deleted"):
         fetch_text(file, tmp_path / "images.tar", tmp_path / "packed", said.append)
     assert said == [f"{server.address}/image1.png and 29 more files, of unknown size"]
     # Only what is wrong goes; with it right, nothing else is fetched again.

@@ -311,7 +311,9 @@ def test_sentences_too_long_for_a_search(tmp_path: Path) -> None:
 
 def test_pairs_without_symbols_are_named_with_their_files(tmp_path: Path) -> None:
     corpus(tmp_path, dev=[("", "a"), ("ein", "")])
-    with pytest.raises(InputError, match=f"^{tmp_path}/dev.de and {tmp_path}/dev.en: of 2 pairs of sentences none"):
+    with pytest.raises(
+        InputError, match=f"^{tmp_path}/dev.de and {tmp_path}/dev.en: all 2 pairs of sentences have an empty side"
+    ):
         prepare(config(tmp_path))
 
 
