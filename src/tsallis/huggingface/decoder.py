@@ -123,7 +123,7 @@ class TransformersDecoder(nn.Module):
             self._options["output_attentions"] = True
             if (implementation := base.config.get_text_config()._attn_implementation) not in WITH_WEIGHTS:
                 raise ValueError(
-                    f"attention weights can't be returned: the attention of {name} is {implementation}, with none: "
+                    f"the attention of {name} ({implementation}) returns no weights: "
                     'sparsify it, or load it with attn_implementation="eager"'
                 )
 

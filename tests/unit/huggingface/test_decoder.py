@@ -211,7 +211,7 @@ def test_attention_joins_prefixes_of_several_lengths() -> None:
 
 
 def test_attention_without_weights_is_refused() -> None:
-    with pytest.raises(ValueError, match="that of LlamaForCausalLM is sdpa: sparsify it"):
+    with pytest.raises(ValueError, match=r"LlamaForCausalLM \(sdpa\) returns no weights: sparsify it"):
         TransformersDecoder(build("llama"), 1.5, end=END, attention=True)
 
 
