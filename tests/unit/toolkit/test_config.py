@@ -387,7 +387,7 @@ def test_aliases_that_stand_for_too_much(tmp_path: Path, kind: str) -> None:
     for level in range(1, 12):
         parts = [f"k{i}: *a{level - 1}" if kind == "mapping" else f"*a{level - 1}" for i in range(10)]
         lines.append(f"a{level}: &a{level} " + forms[kind].format(", ".join(parts)))
-    with pytest.raises(InputError, match="more than 20 aliases"):
+    with pytest.raises(InputError, match="at most 20 YAML aliases"):
         config(tmp_path, "\n".join(lines))
 
 

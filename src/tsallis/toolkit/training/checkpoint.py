@@ -307,7 +307,7 @@ class Checkpoints:
         try:
             state: dict[str, Any] = torch.load(io.BytesIO(blob), weights_only=True)
         except Exception as error:
-            raise InputError(f"{path}: is damaged or not a training state") from error
+            raise InputError(f"{path}: can't be read as a training state") from error
         if not isinstance(state, dict):
             raise InputError(f"{path}: can't be read as a training state: expected a dictionary")
         return state

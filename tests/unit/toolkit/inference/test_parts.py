@@ -48,8 +48,8 @@ def test_texts_have_no_targets() -> None:
 
 
 def test_what_no_run_gave_is_not_described() -> None:
-    with pytest.raises(ValueError, match="by the run that gave it"):
+    with pytest.raises(ValueError, match="that a run returned"):
         Answer(1).to_dict()
-    with pytest.raises(ValueError, match="by the run that gave it"):
+    with pytest.raises(ValueError, match="that a run returned"):
         TextScore(1, (), TokenScores((), (), (), None)).to_dict()
     assert (Answer(1).text, Answer(1).score, Answer(1).tokens, Answer(1).certificate) == ("", None, (), "none")
