@@ -98,7 +98,7 @@ def _is_unknown(file: SourceFile, path: Path) -> bool:
 def verify(file: SourceFile, path: Path) -> None:
     """Raise an InputError as :func:`check` does; write no record."""
     if not same_digest(file, path, path):
-        raise InputError(f"{path}: is not {known(file, path)} (wrong checksum); remove it to download it again")
+        raise InputError(f"{path}: is not {known(file, path)} (wrong checksum); remove it to fetch it again")
     if _is_unknown(file, path) and file.lines is not None and (count := count_lines(path)) != file.lines:
         raise InputError(f"{path}: expected {file.lines} lines, found {count}; remove it to fetch it again")
 
