@@ -333,7 +333,7 @@ def _head_role(layer: AttentionLayer, totals: Mapping[str, _Total], head: int) -
     lifts = {name: (scores[name] or 0.0) / (uniform[name] or 1.0) for name in shares}
     candidates = {name: share for name, share in shares.items() if share >= 1 and lifts[name] >= LIFT}
     if candidates.keys() & OFFSETS.keys():
-        candidates.pop("merging", None)  # of a word of two pieces, the previous piece and the other one are the same
+        candidates.pop("merging", None)  # in a word of two pieces, the other piece is the previous or the next one
     role = max(candidates, key=lambda name: candidates[name], default=None)
     tendency = None if role else _tendency(shares, lifts)
     example_of = role or tendency
@@ -344,7 +344,7 @@ def _head_role(layer: AttentionLayer, totals: Mapping[str, _Total], head: int) -
 
 
 def _tendency(shares: Mapping[str, float], lifts: Mapping[str, float]) -> str | None:
-    """Return of the roles whose thresholds are near the one that is farthest above equal weights."""
+    """Return the role that exceeds equal weights most, among those whose threshold is nearly reached."""
     near = [name for name, share in shares.items() if share >= TENDENCY]
     best = max(near, key=lambda name: lifts[name], default=None)
     return best if best and lifts[best] >= LIFT else None

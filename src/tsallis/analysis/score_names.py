@@ -9,12 +9,12 @@ class ScoreFormat(NamedTuple):
     """How a number is shown, and which one is better.
 
     Args:
-        title: in a table.
-        format: of the number there.
-        lower_is_better: whether it is a loss or a distance.
-        heading: of a figure of its values over a training; by default made of the title.
-        axis: what the axis of such a figure is called; by default the title up to its first comma.
-        brief: the format where few digits do; by default the same.
+        title: Name in a table.
+        format: Format of the number in the table.
+        lower_is_better: True for a loss or a distance.
+        heading: Title of the figure of its values during training; made from `title` by default.
+        axis: Name of that figure's axis; by default `title` up to its first comma.
+        brief: Format with fewer digits; by default `format`.
 
     Example:
         >>> SCORES["accuracy"].title, format(0.8432, SCORES["accuracy"].format)
@@ -95,10 +95,10 @@ def find_score(name: str) -> ScoreFormat | None:
     """Return how a score is shown.
 
     Args:
-        name: of the score, also as a mean of languages ("macro_ter").
+        name: Name of the score, or of its mean over languages ("macro_ter").
 
     Returns:
-        Its row of `SCORES`, or one like that of the score whose mean it is; None where there is neither.
+        Its row of `SCORES`, or for a mean a copy of the score's row with another title. None for an unknown name.
 
     Example:
         >>> find_score("macro_ter").title, find_score("f1")

@@ -129,7 +129,7 @@ class DensityExample(Record):
         prob: its probability.
         weights: the discrete weights of the words, or of the regions of an image, row by row; none without any.
         grid: rows and columns of the regions; None for words.
-        masses: of the density in each word or region; none without a density.
+        masses: Mass of the density in each word or region; empty without a density.
         density: None for discrete attention.
         image: a PNG as a data URI, at most 256 pixels wide and high; None for words and for features.
     """

@@ -114,17 +114,17 @@ class _Level:
 def beam_tree(model: Decoder, src: Tensor, result: Result, tgt_vocab: Symbols) -> BeamTree:
     """Compute the tree of a result's hypotheses (Peters et al. 2019, fig. 1).
 
-    Every prefix is run once more, all of one length together; the log-probabilities along a path sum to the
-    hypothesis's. With a complete certificate the tree is all that the model holds possible.
+    The model runs again on every prefix, in one batch per length. The log-probabilities along a path sum to that of
+    the hypothesis. With the certificate `complete` the tree contains every possible output.
 
     Args:
-        model: the one of the search.
-        src: [src] symbols of the source, or [1, src].
-        result: of a search, beam or exhaustive.
-        tgt_vocab: spells its symbols.
+        model: Model that was searched.
+        src: Symbols of the source [src] or [1, src].
+        result: Result of `beam_search` or `exhaustive`.
+        tgt_vocab: Vocabulary of the hypotheses.
 
     Returns:
-        The tree, the empty prefix as node 0.
+        The tree. Node 0 is the empty prefix.
 
     Raises:
         ValueError: a hypothesis that the model holds impossible: it is of another model or source.

@@ -83,9 +83,9 @@ def lm_loss(
         Loss [], a scalar tensor.
 
     Raises:
-        ValueError: inputs without labels, a model without a linear head, one that changes its logits after the
-            projection, one whose head does not get as many positions as there are labels, or one of which it is not
-            known whether it shifts labels.
+        ValueError: There are no labels, or the model has no linear output layer, changes its logits after it, or
+            gives it another number of positions than there are labels, or it is unknown whether the model shifts
+            labels.
         TypeError: The model is not a Transformers model.
 
     Example:

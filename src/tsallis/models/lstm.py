@@ -341,7 +341,7 @@ class RNNSeq2Seq(SharingModel):
 
 
 def _can_fuse(x: Tensor, *modules: nn.Module) -> bool:
-    """Tell whether operations on a CPU may take the place of modules: no one traces PyTorch's, or hooks the modules."""
+    """Return whether CPU kernels can replace the modules: x is on a CPU, and nothing traces or hooks the modules."""
     hooks = any(module._forward_hooks or module._forward_pre_hooks for module in modules)
     return x.device.type == "cpu" and not hooks and not tracing_active()
 

@@ -79,7 +79,7 @@ class Step(NamedTuple):
 
 
 class DerivedStep(Step):
-    """Step whose scores were computed from those of other models.
+    """Step that combines the scores of several models.
 
     `unclear` [batch] is True if the scores of one model were too large to be distinguished, see
     :class:`tsallis.search.Certificate`.
