@@ -35,7 +35,7 @@ CASES = [
     (
         "decoding.py",
         "--sizes multi30k --sentences 4 --single 2 --batches 4 --beams 2 --rounds 1 --eager --plain",
-        "decoding-cpu",
+        "decoding-multi30k-cpu",
     ),
 ]
 
