@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from tsallis.errors import InputError, describe, shorten
-from tsallis.toolkit.data.io import read_examples
+from tsallis.toolkit.data.io import number_lines, read_examples
 
 LINE_FORMAT = "series,time,channel,value"
 FIELDS = np.dtype([("series", "i8"), ("time", "f8"), ("channel", "O"), ("value", "f8")])
@@ -47,7 +48,7 @@ def read_events(path: Path | str) -> Events:
     Raises:
         InputError: a file that is missing, empty or damaged, or a malformed line, each with its place.
     """
-    lines = read_examples(path, LINE_FORMAT, separators=",")
+    lines = read_examples(path, LINE_FORMAT, partial(number_lines, separators=","))
     origin, header = next(lines)
     if header.count(",") != 3:
         raise InputError(f"{origin}: expected a header such as {LINE_FORMAT}, found {shorten(header)}")

@@ -25,9 +25,9 @@ class InputError(ValueError):
     The message is one line: the location (file and line, or the path of a setting), what was expected, and what was
     found. The commands print it without a traceback and exit with status 2.
 
-    >>> raise InputError("verbs.tsv:3: expected lemma<TAB>form<TAB>tags, found 1 column")
+    >>> raise InputError("verbs.tsv:3: expected source<TAB>target<TAB>features, found 1 column")
     Traceback (most recent call last):
-    tsallis.errors.InputError: verbs.tsv:3: expected lemma<TAB>form<TAB>tags, found 1 column
+    tsallis.errors.InputError: verbs.tsv:3: expected source<TAB>target<TAB>features, found 1 column
     """
 
 

@@ -47,6 +47,8 @@ SCORES = {
         heading="Distance to the reference, mean of languages",
     ),
     "accuracy": ScoreFormat("accuracy", ".2%", brief=".1%"),
+    "word_error_rate": ScoreFormat("word error rate", ".2%", lower_is_better=True, brief=".1%"),
+    "symbol_error_rate": ScoreFormat("symbol error rate", ".2%", lower_is_better=True, brief=".1%"),
     "levenshtein": ScoreFormat("mean Levenshtein", ".3f", lower_is_better=True, heading="Distance to the reference"),
     "loss": ScoreFormat(
         "loss a symbol", ".4f", lower_is_better=True, heading="Loss on the development set", brief=".3f"

@@ -276,7 +276,7 @@ def make_schema(
 
 
 def read_content(path: Path | str, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], list[Override]]:
-    """Read a YAML file and apply `key=value` overrides such as `model.output=sparsemax`.
+    """Read a YAML file and apply overrides, see :func:`apply_overrides`.
 
     Returns:
         The content, not yet checked against a schema, and the overrides.
@@ -294,7 +294,7 @@ def read_content(path: Path | str, overrides: Sequence[str] = ()) -> tuple[dict[
         raise InputError(f"{path}: the file is empty, expected a configuration (version: 1, data: ...)")
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected keys and values (version: 1, data: ...){_data_hint(path, text)}")
-    return content, _apply_overrides(content, overrides)
+    return content, apply_overrides(content, overrides)
 
 
 def _data_hint(path: Path | str, text: str) -> str:
@@ -375,8 +375,8 @@ def check_content(
     return check_content(content, name, schema, changed)
 
 
-def _apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> list[Override]:
-    """Apply overrides to the content of a file, and return them.
+def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> list[Override]:
+    """Apply overrides `key=value`, such as `model.output=sparsemax`, to the content of a file, and return them.
 
     Raises:
         InputError: If a text is not an override, or two overrides set the same value.

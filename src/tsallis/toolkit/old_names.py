@@ -12,9 +12,13 @@ KEYS = {
     "penalty": "ridge",
     "competing_ends": "end_rule",
     "validation_competing_ends": "validation_end_rule",
+    "tags": "columns",
 }
 # New values by old value, for keys whose values changed along with the name.
-VALUES = {key: {True: "competing", False: "every"} for key in ("competing_ends", "validation_competing_ends")}
+VALUES: dict[str, dict[bool, Any]] = {
+    **{key: {True: "competing", False: "every"} for key in ("competing_ends", "validation_competing_ends")},
+    "tags": {True: {"source": 1, "target": 2, "features": [3]}, False: {"source": 1, "target": 2, "features": []}},
+}
 # Values of the key `task` in config.yaml and task.json.
 TASKS = {"inflection": "strings"}
 

@@ -84,7 +84,7 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
 
 
 def write_examples(path: Path, examples: list[StringsExample]) -> None:
-    lines = [f"{e.lemma}\t{e.form}\t{';'.join(e.tags)}\n" for e in examples]
+    lines = [f"{e.source}\t{e.target}\t{';'.join(e.features)}\n" for e in examples]
     path.write_bytes("".join(lines).encode())
 
 

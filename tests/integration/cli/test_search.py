@@ -293,8 +293,8 @@ def test_a_line_without_tags_is_shown_those_of_the_run(tsallis, trained: Path) -
     for name, lines in (("translate", "rebel\n"), ("suggest", "rebel\tV;PST\nrebel\n")):
         message = tsallis(name, trained, stdin=lines, status=2).stderr
         number = lines.count("\n")
-        assert f"standard input:{number}: expected lemma<TAB>tags or" in message and message.count("\n") == 1
-        assert "found 1 column: 'rebel'; for example rebel<TAB>V (the run's tags, joined by semicolons: V, " in message
+        assert f"standard input:{number}: expected source<TAB>features or" in message and message.count("\n") == 1
+        assert "found 1 column: 'rebel'; for example rebel<TAB>V (the run's features, separated by ';': V, " in message
 
 
 def test_an_empty_output_has_a_score(tsallis, trained: Path) -> None:
@@ -302,7 +302,7 @@ def test_an_empty_output_has_a_score(tsallis, trained: Path) -> None:
     empty, form = (json.loads(x) for x in tsallis("score", trained, "--json", stdin=lines).stdout.splitlines())
     assert [token["symbol"] for token in empty["tokens"]] == ["</s>"] or empty["impossible"]["step"] == 1
     assert form["tokens"]
-    assert "found an empty form" in tsallis("evaluate", trained, "-", stdin=lines, status=2).stderr
+    assert "found an empty target" in tsallis("evaluate", trained, "-", stdin=lines, status=2).stderr
 
 
 def test_a_line_is_answered_before_the_next_is_written(trained: Path) -> None:

@@ -133,15 +133,15 @@ def test_a_terminal_is_answered_line_by_line(trained: Path) -> None:
         screen.wait_for("expected")  # one column is missing
         os.write(master, b"walk<TAB>V;PST\n")
         screen.wait_for("\r\n1\t")  # what an output may begin with
-        screen.wait_for("form: ")
+        screen.wait_for("output: ")
         os.write(master, b"a\n")
         screen.wait_for("\r\n1\ta")
-        screen.wait_for("form: ")
+        screen.wait_for("output: ")
         os.write(master, b"#\n")
         screen.wait_for("1\t#\t0\timpossible")
-        screen.wait_for("form: ")
+        screen.wait_for("output: ")
         os.write(master, b"\n")
-        screen.wait_for("lemma<TAB>tags: ")
+        screen.wait_for("source<TAB>features: ")
         os.write(master, b"\x04")  # the end of the input
         assert process.wait(timeout=60) == 0
     finally:

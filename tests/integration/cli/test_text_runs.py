@@ -236,7 +236,7 @@ def test_keywords_are_no_options(verbs: TextRun) -> None:
         (["walk\tV;PST", 5], "lines:2: expected a text, found 5"),
         (["walk\tV;\nPST"], "lines:1: expected one line, found a line break"),
         (["walk\tV;PST", "\ud800\tN"], "lines:2: expected text, found half a surrogate pair"),
-        (["walk\tV;PST", "bake"], "lines:2: expected lemma<TAB>tags"),
+        (["walk\tV;PST", "bake"], "lines:2: expected source<TAB>features"),
     ],
 )
 def test_what_are_no_lines_is_refused(verbs: TextRun, lines: Any, words: str) -> None:
@@ -252,5 +252,5 @@ def test_known_outputs_are_one_a_line(verbs: TextRun) -> None:
     ):
         with pytest.raises(InputError, match=words):
             verbs.score(VERBS, targets)
-    with pytest.raises(InputError, match=r"^sources:2: expected lemma<TAB>form<TAB>tags"):
+    with pytest.raises(InputError, match=r"^sources:2: expected source<TAB>target<TAB>features"):
         verbs.score(["walk\tV;PST", "walk"], ["walked", "walked"])

@@ -70,7 +70,7 @@ def test_every_mistake_is_in_one_line(tmp_path: Path) -> None:
         ("version: 1\n", "data: missing"),
         ("data: {embedded: english-verbs}\n", "version: missing"),
         (BASE + "zzz: 1\n", "zzz: unknown key$"),
-        ("version: 1\ndata: {}\n", "data: train and dev files are needed"),
+        ("version: 1\ndata: {}\n", "data: train file is needed"),
         ("version: 1\ndata: {embedded: english-verbs, test: t}\n", "embedded data takes no test"),
         ("version: 1\ndata: {train: a, dev: b, languages: [x, 2]}\n", r"data.languages.1: .*found 2"),
         (BASE + "model: {d_model: 7}\n", "model.d_model: input should be a multiple of 2, found 7"),
@@ -310,7 +310,9 @@ def test_prepared_runs_have_plain_arguments(tmp_path: Path) -> None:
     prepared = prepare(config(tmp_path, text, "data.languages=eo", "model.d_model=8", "training.seed=3"))
     assert prepared.task.facts() == {
         **{"task": "strings", "languages": ["eo"], "max_length": 256},
-        **{"tags": True, "src_symbols": "characters", "tgt_symbols": "characters"},
+        **{"columns": {"source": 1, "target": 2, "features": [3]}, "header": [], "comment": None},
+        **{"src_symbols": "characters", "tgt_symbols": "characters"},
+        **{"feature_separator": ";", "answer_separator": None, "src_normalization": None, "tgt_normalization": None},
     }
     data = prepared.data
     assert "<lang:eo>" in data.vocabularies.src and "<lang:eo>" not in data.vocabularies.tgt
@@ -334,7 +336,7 @@ def test_tau_is_estimated_from_the_first_batch(tmp_path: Path) -> None:
 def test_splits_that_are_not_there(tmp_path: Path) -> None:
     write(tmp_path, "train", "iri\tiras\tV;PRS")
     data = config(tmp_path, f"version: 1\ndata: {{folder: {tmp_path}, train: train, dev: train}}\n").data
-    assert read_split(data, "dev")[0].form == "iras"
+    assert read_split(data, "dev")[0].target == "iras"
     with pytest.raises(InputError, match="names no test file"):
         read_split(data, "test")
     with pytest.raises(InputError, match="train, dev or test, got 'tset'"):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from tsallis.errors import InputError
+from tsallis.errors import InputError, truncate
 from tsallis.search.options import EXPANSIONS, LENGTH, SearchOptions
 from tsallis.toolkit.cli.input import input_name, is_stdin, read_all
 from tsallis.toolkit.cli.options import (
@@ -22,17 +22,21 @@ from tsallis.toolkit.cli.options import (
     flag,
     search_options,
 )
-from tsallis.toolkit.cli.output import check_writable, print_fields, score_table
+from tsallis.toolkit.cli.output import check_writable, comparison_table, print_fields, score_table
 from tsallis.toolkit.inference import open_run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from tsallis.search import Result
+    from tsallis.toolkit.inference import TextRun
+    from tsallis.toolkit.tasks.base import Task
     from tsallis.toolkit.tasks.types import Lines
     from tsallis.toolkit.training import Run
 
 
+MOST_WRONG = 10  # wrong outputs that are shown
+WIDEST = 60  # characters of a source that are shown
 OF_SEARCH = ("mode", "beam_size", "budget", "length_penalty", "end_rule")
 
 
@@ -45,12 +49,16 @@ def evaluate(
     context: typer.Context,
     run: RunArgument,
     search: SearchOptions,
-    file: Annotated[
-        Path | None,
-        typer.Argument(metavar="[FILE]", help="Input file (-: standard input; default: a split of the run's data)."),
+    inputs: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[RUN2] [FILE]",
+            help="Another run to compare with, and an input file (-: standard input; default: a split of RUN's data).",
+        ),
     ] = None,
     split: Annotated[
-        str | None, typer.Option(help="Split to use without FILE: train, dev or test (default: test).")
+        str | None,
+        typer.Option(help="Split to use without FILE: train, dev or test (default: test, or dev if there is no test)."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write outputs and references to this file, one JSON object per line.")
@@ -72,8 +80,11 @@ def evaluate(
 ) -> None:
     """Score a model on lines with reference outputs: quality, loss, certificates and sparsity.
 
-    Strings get accuracy and edit distance; a run of several languages also gets scores per language and their means.
-    Translations get BLEU, chrF and TER with their signatures. Texts get epsilon-perplexity and sparsemax score.
+    Strings get accuracy, error rates and edit distance, with 95 % intervals, and the first wrong outputs. A run of
+    several languages also gets scores per language and their means. Translations get BLEU, chrF and TER with their
+    signatures. Texts get epsilon-perplexity and sparsemax score.
+
+    With RUN2, print the scores of both runs, and the 95 % interval of their difference.
 
     The command also counts how often the empty output is more probable than the answer found, or, with --exact, than
     every other output.
@@ -83,6 +94,9 @@ def evaluate(
     from tsallis.toolkit.tasks.scoring import evaluate_outputs
     from tsallis.toolkit.training.file_names import CONFIG
 
+    file, second = _split_inputs(inputs or [])
+    if second is not None and (out or manifest):
+        raise InputError("--out and --manifest are for one run, two were given")
     if file and split is not None:
         raise InputError(f"--split selects data of the run: it can't be used with {input_name(file)}")
     if file and length is not None:
@@ -99,37 +113,111 @@ def evaluate(
         of_search = map(flag, typed)
         raise InputError(f"{run}: a run of the task {task.name} is not searched and takes no {', '.join(of_search)}")
     config = load_config(loaded.folder / CONFIG)
+    if file is None and split is None:
+        split = "dev" if config.data.train is not None and config.data.test is None else "test"
     options = {"language": language, "images": images, "length": length}
-    if file:
-        lines = read_all(loaded, task, file, gold=True, **options)
-    else:
-        lines = task.split(loaded, config.data, split or "test", **options)
     search = search.with_defaults(config.search.options)
-    report, results = evaluate_outputs(task, loaded, lines, search)
+
+    def score(opened: TextRun) -> Evaluated:
+        if split is None:
+            lines = read_all(opened.run, opened.task, file, gold=True, **options)
+        else:
+            lines = opened.task.split(opened.run, config.data, split, **options)
+        return Evaluated(opened, lines, *evaluate_outputs(opened.task, opened.run, lines, search))
+
+    evaluated = score(opened)
+    lines, report = evaluated.lines, evaluated.report
+    unit = "lines" if file or task.searched else "rows"
+    data = split or input_name(file)
+    words = "" if file else f" split of {language}" if language else " split"
+    heading = f"on: {data}{words} ({lines.count} {unit})"
+    if second is not None:
+        _print_comparison(evaluated, score(open_run(second, checkpoint, device)), data if as_json else None, heading)
+        return
     # Compute everything, write files, then print: files are complete even if standard output is closed.
     files: dict[Path, str] = {}
     if out is not None:
-        files[out] = _records(loaded, lines, results)
+        files[out] = _records(loaded, lines, evaluated.results)
     if manifest is not None:
         from tsallis.toolkit.tasks.manifest import describe_result, manifest_text
 
-        evaluation: dict[str, Any] = {"split": None if file else split or "test", **options, "checkpoint": checkpoint}
+        evaluation: dict[str, Any] = {"split": split, **options, "checkpoint": checkpoint}
         if task.searched:
             budget = {"budget": EXPANSIONS} if search.mode == "exact" else {}
             evaluation |= {"mode": search.mode, **budget, **search.arguments}
         files[manifest] = manifest_text(describe_result(loaded, config, report, evaluation, others or (), file))
     for path, text in files.items():
         write_output(path, text)
-    data = input_name(file) if file else split or "test"
     if as_json:
         labels = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
         labels = {name: value for name, value in labels.items() if value is not None}
         print(json.dumps({"run": str(run), "on": data, **labels, **report}))
     else:
-        unit = "lines" if file or task.searched else "rows"
-        words = "" if file else f" split of {language}" if language else " split"
-        print_fields(f"on: {data}{words} ({lines.count} {unit})")
+        print_fields(heading)
         print(score_table(report))
+        for line in _wrong_outputs(task, lines, evaluated.texts):
+            print_fields(*line)
+
+
+class Evaluated(NamedTuple):
+    """Results of a run on lines with reference outputs."""
+
+    opened: TextRun
+    lines: Lines
+    report: dict[str, Any]
+    results: Sequence[Result]
+
+    @property
+    def texts(self) -> list[str]:
+        """Best outputs."""
+        from tsallis.toolkit.tasks.scoring import best_texts
+
+        return best_texts(self.results, self.opened.run.tgt_vocab)
+
+
+def _print_comparison(first: Evaluated, second: Evaluated, data: str | None, heading: str) -> None:
+    """Print the scores of two runs, as JSON if `data`, the name of the lines, is given.
+
+    Raises:
+        InputError: If the runs have different tasks or references.
+    """
+    from tsallis.toolkit.tasks.scoring import compare_outputs
+
+    names = [str(side.opened.run.folder) for side in (first, second)]
+    task, other = first.opened.task, second.opened.task
+    if other.name != task.name:
+        raise InputError(f"{names[1]}: expected a run of the task {task.name}, found {other.name}")
+    if first.lines.references != second.lines.references:
+        raise InputError(f"{names[1]}: expected the references that {names[0]} reads, found others")
+    compared = compare_outputs(task, first.texts, second.texts, first.lines.references)
+    if data is None:
+        print_fields(heading)
+        print(comparison_table(names, compared))
+    else:
+        scores = {name: score._asdict() for name, score in compared.items()}
+        print(json.dumps({"runs": names, "on": data, "samples": first.lines.count, "scores": scores}))
+
+
+def _split_inputs(inputs: Sequence[Path]) -> tuple[Path | None, Path | None]:
+    """Return the input file and the second run among the arguments after the first run."""
+    runs = [path for path in inputs if path.is_dir()]
+    files = [path for path in inputs if not path.is_dir()]
+    if len(runs) > 1 or len(files) > 1:
+        raise InputError(f"expected at most two runs and one file, found {', '.join(map(str, inputs))} after RUN")
+    return (files[0] if files else None), (runs[0] if runs else None)
+
+
+def _wrong_outputs(task: Task, lines: Lines, texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield rows that show the first wrong outputs, if the task counts right ones."""
+    right = task.line_scores(texts, lines.references).get("accuracy")
+    wrong = [row for row, value in enumerate(right.values) if not value] if right is not None else []
+    if not wrong:
+        return
+    yield ("",)
+    yield (f"wrong outputs: {len(wrong)}" + (f", the first {MOST_WRONG}" if len(wrong) > MOST_WRONG else ""),)
+    yield "line", "source", "output", "expected"
+    for row in wrong[:MOST_WRONG]:
+        yield str(lines.numbers[row] + 1), truncate(lines.titles[row], WIDEST), texts[row], lines.references[row]
 
 
 def _is_typed(context: typer.Context, name: str) -> bool:

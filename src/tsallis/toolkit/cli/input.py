@@ -6,9 +6,11 @@ import contextlib
 import os
 import select
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from tsallis.errors import InputError, one_line, shorten
+import typer
+
+from tsallis.errors import InputError, OptionError, one_line, shorten
 from tsallis.toolkit.inference.run import BLOCK
 
 if TYPE_CHECKING:
@@ -19,7 +21,9 @@ if TYPE_CHECKING:
     from tsallis.toolkit.tasks.types import Lines
     from tsallis.toolkit.training import Run
 
+OnError = Literal["stop", "skip"]
 STDIN = "standard input"  # its name in messages
+BAD_LINES = 1  # exit status after bad lines were skipped
 MOST_NAMED = 5  # unknown symbols that a warning names
 
 
@@ -43,7 +47,7 @@ class Block(NamedTuple):
 
 def read_all(run: Run, task: Task, file: Path | None, gold: bool, **options: Any) -> Lines:
     """Read all lines of a file, or of standard input."""
-    with _open_lines(task.columns[gold], file) as (lines, name, _):
+    with _open_lines(task.formats[gold], file) as (lines, name, _):
         read = task.read(list(lines), name, run, gold, **task.check_options(run, options))
     read.ignored.warn(name)
     return read
@@ -92,12 +96,14 @@ def line_blocks(
     beginnings: bool | None = False,
     empty_outputs: bool = False,
     check: Callable[[Block], object] = lambda block: None,
+    on_error: OnError | None = "stop",
     **options: Any,
 ) -> Iterator[Block]:
     """Read lines in blocks of up to 64; from standard input, only those that are available, to answer at once.
 
-    If a line is bad, the lines before it are yielded before the error is raised. At the end, unknown symbols and
-    ignored input are reported on standard error.
+    If a line is bad, the lines before it are yielded before the error is raised; with `skip`, its error is printed, the
+    line counts as blank, and the command ends with status 1. At the end, unknown symbols and ignored input are reported
+    on standard error.
 
     Args:
         run: Run whose vocabularies are used.
@@ -108,19 +114,28 @@ def line_blocks(
             extra column.
         empty_outputs: Whether the reference may be empty, if the task allows it.
         check: Function that raises InputError if a block has a line that can't be answered.
+        on_error: What a bad line does: "stop" or "skip"; None: "skip" for standard input.
         options: Options of the task.
     """
     from tsallis.toolkit.data.io import Ignored
 
-    expected = task.columns[gold] + ("<TAB>beginning" if beginnings else "")
+    expected = task.formats[gold] + ("<TAB>beginning" if beginnings else "")
     values = task.check_options(run, options) | ({"empty": True} if empty_outputs and task.empty_outputs else {})
     unknown_symbols, ends = UnknownSymbols(run, task), 0
-    with _open_lines(expected, file) as (lines, name, ready):
+    bad = 0
+
+    def skip_line(error: InputError) -> None:
+        nonlocal bad
+        bad += 1
+        print(one_line(f"tsallis: {error}"), file=sys.stderr)
+
+    skip = skip_line if (on_error or ("skip" if is_stdin(file) else "stop")) == "skip" else None
+    with _open_lines(expected, file, skip) as (lines, name, ready):
 
         def read(block: list[str], first: int) -> Block:
             texts = [""] * len(block)
             if beginnings is not False:
-                columns = task.columns[gold].count("<TAB>") + 1
+                columns = task.formats[gold].count("<TAB>") + 1
                 split = _split(block, columns, f"{name}:{{}}: expected {expected}", first, beginnings is None)
                 block, texts = (list(column) for column in zip(*split, strict=True))
             rows = task.read(block, name, run, gold, first, **values)
@@ -130,28 +145,43 @@ def line_blocks(
 
         first = 0
         for texts in _blocks(lines, ready):
-            for block in _good_lines(texts, first, read):
+            for block in _good_lines(texts, first, read, skip):
                 unknown_symbols.add(block)
                 ends += block.lines.ignored.ends
                 yield block
             first += len(texts)
     Ignored(ends=ends).warn(name)
     unknown_symbols.warn(name)
+    if bad:
+        raise typer.Exit(BAD_LINES)
 
 
-def _good_lines(lines: list[str], first: int, read: Callable[[list[str], int], Block]) -> Iterator[Block]:
-    """Yield lines as one block; if a line is bad, yield those before it and raise its error."""
+def _good_lines(
+    lines: list[str], first: int, read: Callable[[list[str], int], Block], skip: Callable[[InputError], object] | None
+) -> Iterator[Block]:
+    """Yield lines as one block.
+
+    If a line is bad, pass its error to `skip` and make it blank; without `skip`, yield the lines before it and raise.
+    """
     try:
         block = read(lines, first)
-    except InputError:
+    except OptionError:
+        raise
+    except InputError as wrong:
+        good = [*lines]
         for number, line in enumerate(lines):
             try:
                 read([line], first + number)
-            except InputError:
-                if number:
-                    yield read(lines[:number], first)
-                raise
-        raise
+            except InputError as error:
+                if skip is None:
+                    if number:
+                        yield read(lines[:number], first)
+                    raise
+                skip(error)
+                good[number] = ""
+        if good == lines:
+            raise wrong
+        block = read(good, first)
     yield block
 
 
@@ -223,13 +253,15 @@ class LineReader:
 
 
 @contextlib.contextmanager
-def _open_lines(expected: str, file: Path | None) -> Iterator[tuple[Iterator[str], str, Callable[[], bool]]]:
+def _open_lines(
+    expected: str, file: Path | None, skip: Callable[[InputError], object] | None = None
+) -> Iterator[tuple[Iterator[str], str, Callable[[], bool]]]:
     """Open a file or standard input; yield its lines, its name, and whether a line is available (a function)."""
     from tsallis.toolkit.data.io import decode_lines, decompress, input_errors, open_file
 
     if file is not None and not is_stdin(file):
         with open_file(file) as stream, input_errors(file):
-            yield decode_lines(decompress(stream, file), str(file), expected), str(file), lambda: True
+            yield decode_lines(decompress(stream, file), str(file), expected, skip), str(file), lambda: True
         return
     if sys.stdin is None:
         raise InputError("standard input is closed")
@@ -237,7 +269,7 @@ def _open_lines(expected: str, file: Path | None) -> Iterator[tuple[Iterator[str
     try:
         reader = LineReader(sys.stdin.buffer.fileno())
     except OSError:  # a stream without a file descriptor is complete
-        yield decode_lines(sys.stdin.buffer, name, expected), name, lambda: True
+        yield decode_lines(sys.stdin.buffer, name, expected, skip), name, lambda: True
     else:
         with input_errors(name):
-            yield decode_lines(reader, name, expected), name, reader.ready
+            yield decode_lines(reader, name, expected, skip), name, reader.ready

@@ -19,6 +19,13 @@ FileArgument = Annotated[
     Path | None, typer.Argument(metavar="[FILE]", help="Input file (default, or -: standard input).")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
+OnError = Annotated[
+    Literal["stop", "skip"] | None,
+    typer.Option(
+        help="What to do after a bad line: stop, or skip it with an empty answer and exit with status 1 at the end "
+        "(default: stop for files, skip for standard input)."
+    ),
+]
 Language = Annotated[str | None, typer.Option(help="Language of the lines, if the run has several languages.")]
 Images = Annotated[Path | None, typer.Option(help="Images that the lines refer to (default: those of the test split).")]
 SplitLanguage = Annotated[

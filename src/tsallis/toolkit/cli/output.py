@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from tsallis.errors import InputError, without_controls
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from tsallis.toolkit.tasks.scoring import ComparedScore
 
 WHERE_ANY = ("unknown_symbols",)  # rows that are omitted if the number is 0
 
@@ -64,7 +66,10 @@ def score_table(report: dict[str, Any]) -> str:
     others = {key: value for key, value in report.items() if isinstance(value, float) and key not in known}
     lines = [f"{key:<28}{value:>10.4f}" for key, value in others.items()]
     rows = {key: row for key, row in SCORES.items() if key in report and (report[key] or key not in WHERE_ANY)}
-    lines += [f"{row.title:<28}{format(report[key], row.format):>10}" for key, row in rows.items()]
+    for key, row in rows.items():
+        interval = report.get("intervals", {}).get(key)
+        ends = "" if interval is None else "   95 %: {} to {}".format(*(format(end, row.format) for end in interval))
+        lines.append(f"{row.title:<28}{format(report[key], row.format):>10}{ends}")
     lines += [f"{name}: {text}" for name, text in report.get("signatures", {}).items()]
     if report.get("languages"):
         lines += ["", *_language_table(report["languages"])]
@@ -72,6 +77,20 @@ def score_table(report: dict[str, Any]) -> str:
         lines += ["", f"{'length':<28}{'samples':>10}{'accuracy':>10}{'all right':>13}"]
     for name, scores in report.get("lengths", {}).items():
         lines.append(f"{name:<28}{scores['samples']:>10}{scores['accuracy']:>10.2%}{scores['whole']:>13.2%}")
+    return "\n".join(lines)
+
+
+def comparison_table(names: Sequence[str], scores: Mapping[str, ComparedScore]) -> str:
+    """Return the scores of two runs as a table; `names` are the names of the runs."""
+    from tsallis.analysis.score_names import SCORES
+
+    width = max(12, *(len(name) + 2 for name in names))
+    lines = [f"{'':<28}{names[0]:>{width}}{names[1]:>{width}}{'difference':>12}   95 %"]
+    for key, score in scores.items():
+        row = SCORES[key]
+        values = "".join(f"{format(value, row.format):>{width}}" for value in (score.first, score.second))
+        difference, *ends = (format(value, f"+{row.format}") for value in (score.difference, *score.interval))
+        lines.append(f"{row.title:<28}{values}{difference:>12}   {ends[0]} to {ends[1]}")
     return "\n".join(lines)
 
 

@@ -211,7 +211,7 @@ def _read_text(run: Run, task: Task, text: Text, values: Mapping[str, Any], limi
     has_outputs = _has_outputs(task, text.lines)
     read = task.read(text.lines[:limit], text.name, run, has_outputs, **task.check_options(run, values))
     read.ignored.warn(text.name)
-    plain, with_outputs = (columns.count("<TAB>") for columns in task.columns)
+    plain, with_outputs = (columns.count("<TAB>") for columns in task.formats)
     return read, has_outputs or with_outputs == plain
 
 
@@ -232,6 +232,6 @@ def _with_answers(run: Run, task: Task, corpus: Corpus, answers: _Answers) -> Co
 
 def _has_outputs(task: Task, lines: Sequence[str]) -> bool:
     """Return whether the first line that is not empty has a column for its output."""
-    plain = task.columns[0].count("<TAB>") + 1
+    plain = task.formats[0].count("<TAB>") + 1
     first = next((line for _, line in io.number_lines(lines, io.Ignored(), plain, task.separators)), "")
-    return first.count("\t") == task.columns[1].count("<TAB>")
+    return first.count("\t") >= task.formats[1].count("<TAB>")

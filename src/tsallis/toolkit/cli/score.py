@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tsallis.toolkit.cli.input import line_blocks
-from tsallis.toolkit.cli.options import Device, FileArgument, Images, Json, Language, RunArgument, Which, With
+from tsallis.toolkit.cli.options import Device, FileArgument, Images, Json, Language, OnError, RunArgument, Which, With
 from tsallis.toolkit.cli.output import print_fields, print_json
 from tsallis.toolkit.inference import open_run
 
@@ -27,13 +27,14 @@ def score(
     others: With = None,
     language: Language = None,
     images: Images = None,
+    on_error: OnError = None,
     checkpoint: Which = "best",
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
     """Print the log-probability of given outputs; -inf if the model excludes one.
 
-    An input line is `lemma<TAB>form<TAB>tags`, `source<TAB>target`, `label<TAB>text` or
+    An input line is `source<TAB>target<TAB>features`, `source<TAB>target`, `label<TAB>text` or
     `image<TAB>question<TAB>answer`. A form or a target may be empty.
 
     --tokens and --json also print each symbol's log-probability. For an impossible output they name its first
@@ -44,7 +45,8 @@ def score(
     """
     opened = open_run(run, checkpoint, device, others or ())
     loaded, task = opened.run, opened.task
-    for block in line_blocks(loaded, task, file, True, empty_outputs=True, language=language, images=images):
+    values: dict[str, Any] = {"language": language, "images": images}
+    for block in line_blocks(loaded, task, file, True, empty_outputs=True, on_error=on_error, **values):
         for known in opened.score_lines(block.lines, block.first):
             if as_json:
                 print_json(known.to_dict())

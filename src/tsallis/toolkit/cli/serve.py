@@ -98,7 +98,7 @@ def _load(folders: list[Path], checkpoint: str, device: str, limits: Limits, exa
         served.append(one)
     if lines and not any(one.examples for one in served):
         raise InputError(
-            f"{input_name(examples)}: no run can read any of these lines, expected {served[0].task.columns[0]}"
+            f"{input_name(examples)}: no run can read any of these lines, expected {served[0].task.formats[0]}"
         )
     return served
 

@@ -80,10 +80,10 @@ def _converse(completer: Completer, options: dict[str, Any]) -> None:
     An empty line ends the typed texts and asks for the next source.
     """
     run, task = completer.run, completer.task
-    print(f"Type {task.columns[0]}, then what the {task.noun} begins with. An empty line: next source. Ctrl-D: end.")
+    print(f"Type {task.formats[0]}, then what the {task.noun} begins with. An empty line: next source. Ctrl-D: end.")
     try:
         while True:
-            line = input(f"{task.columns[0]}: ").replace("<TAB>", "\t")
+            line = input(f"{task.formats[0]}: ").replace("<TAB>", "\t")
             try:
                 lines = task.read([line], "the line", run, False, **options)
             except InputError as error:

@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 
 
 def train(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Configuration file (YAML), see recipes/.")],
+    config: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CONFIG",
+            help="Configuration file (YAML), see recipes/, or a file with columns: source<TAB>target[<TAB>features].",
+        ),
+    ],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings that replace those of CONFIG.")
     ] = None,
@@ -36,23 +42,28 @@ def train(
 ) -> None:
     """Train a model, or resume an interrupted training.
 
+    For a file with columns, the settings follow from the file; the run is written to runs/NAME.
+
     On several processes: torchrun --nproc-per-node N -m tsallis train CONFIG
     """
     from tsallis.toolkit.config import refuse_idle
-    from tsallis.toolkit.tasks.registry import load_config
+    from tsallis.toolkit.tasks.data_file import is_data_file
+    from tsallis.toolkit.tasks.registry import config_of_file, load_config
     from tsallis.toolkit.training.distributed import init_distributed
     from tsallis.toolkit.training.file_names import CONFIG
 
     with init_distributed(device) as world:
         with world.share_mistakes():
-            loaded = load_config(config, overrides or [])
-            folder = run_dir or (Path(loaded.run_dir) if loaded.run_dir else Path("runs") / config.stem)
+            of_data = is_data_file(config)
+            loaded = (config_of_file if of_data else load_config)(config, overrides or [])
+            name = config.name.partition(".")[0] if of_data else config.stem
+            folder = run_dir or (Path(loaded.run_dir) if loaded.run_dir else Path("runs") / name)
             if not (folder / CONFIG).exists():  # a resumed run keeps its settings
                 refuse_idle(loaded, overrides or [])
         if dry_run:
             print_plan(loaded, folder, world)
         else:
-            run_training(loaded, folder, world)
+            run_training(loaded, folder, world, preview=of_data)
 
 
 class TrainingStart(NamedTuple):
@@ -92,8 +103,10 @@ def _write_run(run: PreparedRun, blob: bytes | None, folder: Path, lock: Lock | 
     )
 
 
-def run_training(loaded: Config, folder: Path, world: World) -> None:
+def run_training(loaded: Config, folder: Path, world: World, preview: bool = False) -> None:
     """Train a run until it is finished or SIGTERM arrives.
+
+    With `preview`, first print what was understood of the data.
 
     Raises:
         typer.Exit: SIGTERM arrived; the current update was completed.
@@ -129,6 +142,8 @@ def run_training(loaded: Config, folder: Path, world: World) -> None:
             if world.main:  # the first write: all checks come before it
                 _write_run(start.run, start.blob, folder, lock)
         stack.enter_context(display)
+        if preview:
+            display.print_lines([*_describe_data(start.run)])
         display.print_lines(start.parameters.lines)
         display.print_lines(start.run.changes.lines if start.run.changes else ())
         del start  # with the run that this one starts from
@@ -186,13 +201,20 @@ def print_plan(loaded: Config, folder: Path, world: World) -> None:
         print(start.run.text, end="")
 
 
-def _describe_plan(start: TrainingStart, folder: Path, world: World) -> Iterator[str]:
-    run, data, settings = start.run, start.run.data, start.run.settings
+def _describe_data(run: PreparedRun) -> Iterator[str]:
+    """Yield what was understood of the data: columns, sizes, symbols and some examples."""
+    data = run.data
     counts, symbols = data.train.counts, data.vocabularies
     yield f"{len(data.train)} examples to train on, {len(data.dev.corpus)} to validate on"
     if counts is not None and counts.rows < counts.read:
         yield f"left out of {counts.read}: {counts.long} longer than data.max_length, {counts.empty} with an empty side"
     yield f"{len(symbols.src)} source symbols, {len(symbols.tgt)} target symbols"
+    yield from run.task.preview(data)
+
+
+def _describe_plan(start: TrainingStart, folder: Path, world: World) -> Iterator[str]:
+    run, data, settings = start.run, start.run.data, start.run.settings
+    yield from _describe_data(run)
     yield f"{run.description['class']}: {sum(p.numel() for p in start.parameters.model.parameters())} parameters"
     updates = len(settings.plan(data.train.lengths()).updates(0, settings.accumulate, world.size))
     most = min(settings.epochs * updates, settings.updates or settings.epochs * updates)

@@ -16,6 +16,7 @@ from tsallis.toolkit.cli.options import (
     Images,
     Json,
     Language,
+    OnError,
     RunArgument,
     Which,
     With,
@@ -41,6 +42,7 @@ def translate(
     others: With = None,
     language: Language = None,
     images: Images = None,
+    on_error: OnError = None,
     checkpoint: Which = "best",
     device: Device = "auto",
     tokens: Annotated[
@@ -56,7 +58,7 @@ def translate(
 ) -> None:
     """Print the model's output for each input line.
 
-    An input line is `lemma<TAB>tags`, a sentence to translate, a document to classify, or `image<TAB>question`.
+    An input line is `source<TAB>features`, a sentence to translate, a document to classify, or `image<TAB>question`.
 
     By default the best output is printed, one per line. With --exact, --all or --n-best above 1, each row has the line
     number, the output and its probability, separated by tabs. The first row of each line also has the certificate,
@@ -82,7 +84,7 @@ def translate(
 
     reading = opened.run, opened.task, file, False, prefix_column
     shown = as_json or lists or options.mode == "sample" or options.min_risk
-    for block in line_blocks(*reading, check=check, language=language, images=images):
+    for block in line_blocks(*reading, check=check, on_error=on_error, language=language, images=images):
         rows = block.lines, options, block.first, block.beginnings
         for answer in opened.answer(*rows, name, tokens, alignment, probabilities=shown):
             if as_json:

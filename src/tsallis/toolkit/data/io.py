@@ -14,7 +14,7 @@ import stat
 import tempfile
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -321,7 +321,9 @@ def stream_lines(path: Path | str) -> Iterator[str]:
     return map(str.strip, read_lines(path))
 
 
-def decode_lines(stream: Stream, name: str, expected: str = "text") -> Iterator[str]:
+def decode_lines(
+    stream: Stream, name: str, expected: str = "text", skip: Callable[[InputError], object] | None = None
+) -> Iterator[str]:
     """Yield the lines of UTF-8 bytes, split at line feeds only: fields may contain other line separators.
 
     A carriage return before a line feed or at the end is part of the line end. A UTF-8 byte order mark at the start is
@@ -331,6 +333,7 @@ def decode_lines(stream: Stream, name: str, expected: str = "text") -> Iterator[
         stream: Stream of bytes.
         name: Name of the stream, for errors.
         expected: Description of the expected lines, for errors.
+        skip: Function that gets the error of a bad line, which is then yielded as an empty line; default: raise it.
 
     Raises:
         InputError: If there is no line, or a line is not UTF-8 or has more than 16 MiB.
@@ -338,12 +341,20 @@ def decode_lines(stream: Stream, name: str, expected: str = "text") -> Iterator[
     number = 0
     while line := stream.readline(LONGEST + 1):
         number += 1
-        if len(line) > LONGEST:
-            raise InputError(f"{name}:{number}: expected {expected}, found a line of more than {LONGEST} bytes")
         if number == 1 and not (line := without_mark(line)):
             number = 0  # the stream contains only the byte order mark
             break
-        text = _decode(line, f"{name}:{number}", " at byte {} of the line")
+        try:
+            if len(line) > LONGEST:
+                raise InputError(f"{name}:{number}: expected {expected}, found a line of more than {LONGEST} bytes")
+            text = _decode(line, f"{name}:{number}", " at byte {} of the line")
+        except InputError as error:
+            if skip is None:
+                raise
+            skip(error)
+            while not line.endswith(b"\n") and (line := stream.readline(LONGEST)):
+                pass
+            text = ""
         yield text.removesuffix("\n").removesuffix("\r")
     if number == 0:
         raise InputError(f"{name}: the file is empty, expected lines of {expected}")
@@ -412,20 +423,23 @@ def number_lines(
         yield number, text
 
 
-def read_examples(path: Path | str, expected: str, columns: int = 1, separators: str = "") -> Iterator[tuple[str, str]]:
+def read_examples(
+    path: Path | str,
+    expected: str,
+    numbered: Callable[[Iterable[str], Ignored], Iterator[tuple[int, str]]] = number_lines,
+) -> Iterator[tuple[str, str]]:
     """Yield the location (`file:number`) and the text of each line with an example.
 
     Args:
         path: Path of a UTF-8 file, plain, `.gz` or `.xz`.
         expected: Description of the expected lines, for errors.
-        columns: See :func:`number_lines`.
-        separators: See :func:`number_lines`.
+        numbered: Function that returns the lines with examples, with their numbers from 0.
 
     Raises:
-        InputError: See :func:`read_lines`, or if all lines are blank.
+        InputError: See :func:`read_lines`, or if no line has an example.
     """
     ignored, number = Ignored(), None
-    for number, line in number_lines(read_lines(path, expected), ignored, columns, separators):
+    for number, line in numbered(read_lines(path, expected), ignored):
         yield f"{path}:{number + 1}", line
     if number is None:
         raise InputError(f"{path}: holds blank lines alone, expected lines of {expected}")

@@ -13,15 +13,24 @@ from tsallis.symbols import BOS, EOS, PAD, SPECIALS, UNK
 from tsallis.toolkit.data.io import read_text, write_atomic
 
 FORMAT = 1
+GRAPHEMES = r"\X"  # separator that stands for grapheme clusters: characters with their combining marks
 
 
 def split_symbols(text: str | Iterable[str], separator: str) -> Iterable[str]:
-    """Return the symbols of a text: its characters, or the parts between separators. A list of symbols stays as it is.
+    """Return the symbols of a text: its characters, its graphemes, or the parts between separators.
 
-    >>> split_symbols("d uː ", " "), [*split_symbols("do", "")]
-    (['d', 'uː'], ['d', 'o'])
+    A list of symbols stays as it is.
+
+    >>> split_symbols("d uː ", " "), [*split_symbols("do", "")], len(split_symbols("e\u0301a", GRAPHEMES))
+    (['d', 'uː'], ['d', 'o'], 2)
     """
-    return [part for part in text.split(separator) if part] if separator and isinstance(text, str) else text
+    if not separator or not isinstance(text, str):
+        return text
+    if separator == GRAPHEMES:
+        import regex  # type: ignore[import-untyped]
+
+        return regex.findall(GRAPHEMES, text)
+    return [part for part in text.split(separator) if part]
 
 
 class Vocabulary:
@@ -32,7 +41,7 @@ class Vocabulary:
     Args:
         symbols: Different symbols, in the order of their numbers.
         separator: Separator of the symbols in a text, such as a space between phones. By default, every character is a
-            symbol.
+            symbol; with `GRAPHEMES`, every character with its combining marks.
 
     Raises:
         InputError: If a symbol occurs more than once, is empty, or contains the separator.
@@ -49,7 +58,8 @@ class Vocabulary:
     def __init__(self, symbols: Sequence[str], separator: str = "") -> None:
         self.symbols = tuple(symbols)
         self.separator = separator
-        if separator and (wrong := next((s for s in self.symbols if not s or separator in s), None)) is not None:
+        self.joiner = "" if separator == GRAPHEMES else separator
+        if self.joiner and (wrong := next((s for s in self.symbols if not s or separator in s), None)) is not None:
             raise InputError(f"vocabulary: symbols are separated by {describe(separator)}, found {describe(wrong)}")
         self._number = {symbol: i + len(SPECIALS) for i, symbol in enumerate(self.symbols)}
         if len(self._number) != len(self.symbols):
@@ -92,7 +102,7 @@ class Vocabulary:
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Return the text of encoded symbols, without padding, start and end; 3 becomes `<unk>`."""
-        return self.separator.join(self.name(token) for token in tokens if token not in (PAD, BOS, EOS))
+        return self.joiner.join(self.name(token) for token in tokens if token not in (PAD, BOS, EOS))
 
     def split_typed(self, text: str) -> tuple[list[int], str]:
         """Return the encoded complete symbols of a typed text, and the beginning of the next symbol.
@@ -104,13 +114,16 @@ class Vocabulary:
         """
         if not (self.separator and text):
             return self.encode(text), ""
+        if self.separator == GRAPHEMES:
+            rest = [*split_symbols(text, GRAPHEMES)][-1]
+            return self.encode(text.removesuffix(rest)), rest
         whole, _, rest = text.rpartition(self.separator)
         return self.encode(whole), self.separator + rest
 
     def spellings(self, numbers: Sequence[int]) -> tuple[dict[int, bytes], dict[int, bytes]]:
         """Return the UTF-8 bytes of symbols at the beginning of a text, and those after other symbols."""
         first = {number: self.name(number).encode() for number in numbers}
-        return first, {number: self.separator.encode() + spelling for number, spelling in first.items()}
+        return first, {number: self.joiner.encode() + spelling for number, spelling in first.items()}
 
     def name(self, number: int) -> str:
         """Return the spelling of one symbol; special symbols have one too."""

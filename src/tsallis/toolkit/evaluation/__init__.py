@@ -5,8 +5,8 @@ from tsallis.toolkit.evaluation.search_results import accuracy, search_corpus
 from tsallis.toolkit.evaluation.teacher_forcing import TeacherForcedScores, teacher_forced_scores
 from tsallis.toolkit.evaluation.text_scores import (
     CorpusScore,
+    LineScore,
     exact_match,
-    form_scores,
     levenshtein,
     translation_scores,
 )
@@ -14,11 +14,11 @@ from tsallis.toolkit.evaluation.text_scores import (
 __all__ = [
     "CorpusScore",
     "Evaluation",
+    "LineScore",
     "TeacherForcedScores",
     "accuracy",
     "evaluate",
     "exact_match",
-    "form_scores",
     "levenshtein",
     "search_corpus",
     "teacher_forced_scores",

@@ -47,22 +47,49 @@ def exact_match(texts: Sequence[Any], references: Sequence[Any]) -> float:
     return sum(a == b for a, b in zip(texts, references, strict=True)) / max(len(texts), 1)
 
 
-def form_scores(texts: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Return the share of texts that equal their reference, and the mean edit distance.
+@dataclass(frozen=True)
+class LineScore:
+    """Score that is a mean over lines: the sum of `values` divided by the sum of `weights`.
 
     Args:
-        texts: Forms, each a text or a list of symbols.
-        references: One reference for each text.
-
-    Returns:
-        "accuracy", and "levenshtein", the mean of :func:`levenshtein`.
+        values: Value of each line, such as its number of edits.
+        weights: Weight of each line, such as its number of symbols; default: 1.
 
     Example:
-        >>> form_scores(["drew", "drawed"], ["drew", "drew"])
-        {'accuracy': 0.5, 'levenshtein': 1.5}
+        >>> edits = LineScore([0, 2, 1, 0], [4, 5, 5, 6])
+        >>> edits.value, edits.interval()
+        (0.15, (0.0, 0.3181818181818182))
     """
-    distances = [levenshtein(a, b) for a, b in zip(texts, references, strict=True)]
-    return {"accuracy": exact_match(texts, references), "levenshtein": sum(distances) / max(len(texts), 1)}
+
+    values: Sequence[float]
+    weights: Sequence[float] | None = None
+
+    @property
+    def value(self) -> float:
+        """The mean; 0 if there are no lines."""
+        weight = len(self.values) if self.weights is None else sum(self.weights)
+        return sum(self.values) / max(weight, 1)
+
+    def interval(self, other: LineScore | None = None, samples: int = 2000, seed: int = 0) -> tuple[float, float]:
+        """Return the 95 % interval of the mean, or of its difference to `other`, the score of another model.
+
+        The lines are drawn with replacement, the same ones for both scores (paired bootstrap).
+        """
+        import numpy as np
+
+        count = len(self.values)
+        if not count:
+            return 0.0, 0.0
+        sides = [score for score in (self, other) if score is not None]
+        arrays = [(np.asarray(s.values), np.ones(count) if s.weights is None else np.asarray(s.weights)) for s in sides]
+        chosen = np.random.default_rng(seed)
+        means = []
+        for _ in range(samples):
+            rows = chosen.integers(0, count, count)
+            own, *others = (values[rows].sum() / max(weights[rows].sum(), 1) for values, weights in arrays)
+            means.append(own - sum(others))
+        low, high = np.quantile(means, (0.025, 0.975)).tolist()
+        return low, high
 
 
 @dataclass(frozen=True)

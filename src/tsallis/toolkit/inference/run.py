@@ -151,7 +151,7 @@ class TextRun:
         """Find the outputs of lines, with the options, defaults and results of `tsallis translate`.
 
         Args:
-            lines: Lines of input, such as sentences, or `lemma<TAB>tags`.
+            lines: Lines of input, such as sentences, or `source<TAB>features`.
             options: Options of the search, see :class:`tsallis.search.SearchOptions` (default: those of the run).
             prefixes: Prefix of each line's output, in place of the option `prefix`; empty ones restrict nothing.
             tokens: Whether to return the log-probability of each symbol.
@@ -503,7 +503,7 @@ def join_columns(task: Task, sources: Sequence[str], targets: Sequence[str]) -> 
     >>> join_columns(Strings(None), ["draw\tV;PST"], ["drew"])
     ['draw\tdrew\tV;PST']
     """
-    plain, gold = (columns.split("<TAB>") for columns in task.columns)
+    plain, gold = (columns.split("<TAB>") for columns in task.formats)
     if len(sources) != len(targets):
         raise InputError(f"there must be one target a source, got {len(targets)} for {len(sources)} sources")
     if len(gold) != len(plain) + 1:

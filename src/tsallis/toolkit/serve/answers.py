@@ -79,7 +79,7 @@ class ServedRun:
             "name": self.name,
             "task": self.task.name,
             "noun": self.task.noun,
-            "columns": self.task.columns[0].split("<TAB>"),
+            "columns": self.task.formats[0].split("<TAB>"),
             "languages": getattr(self.task, "languages", None),
             "model": described.name,
             "arguments": described.arguments,

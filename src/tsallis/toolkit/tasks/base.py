@@ -24,8 +24,8 @@ from tsallis.search import SearchOptions
 from tsallis.symbols import UNK
 from tsallis.toolkit.config import Section
 from tsallis.toolkit.data.corpus import Corpus
-from tsallis.toolkit.data.io import PACKED_ENDINGS, Ignored, find_packed, number_lines
-from tsallis.toolkit.evaluation.text_scores import CorpusScore
+from tsallis.toolkit.data.io import PACKED_ENDINGS, Ignored, find_packed, number_lines, read_examples, read_lines
+from tsallis.toolkit.evaluation.text_scores import CorpusScore, LineScore
 from tsallis.toolkit.tasks.types import SPLITS, Attention, Data, Lines, ModelSection, Vocabularies
 from tsallis.toolkit.training.file_names import CONFIG, MODEL, TASK
 from tsallis.toolkit.training.run_folder import Run
@@ -43,7 +43,7 @@ class Task(ABC):
     Interface:
         A new task defines these. `SequenceTask` and `LabelTask` define `models`, `attention` and, for labels, `score`.
 
-        - `name`, `Config`, `models`, `noun`, `scores` and `columns`: see below.
+        - `name`, `Config`, `models`, `noun`, `scores` and `formats`: see below.
         - `load`: read the training data, and build the vocabularies. The vocabularies decide how outputs become text:
           a :class:`~tsallis.toolkit.data.vocabulary.Vocabulary` joins its symbols by its separator, and
           :class:`~tsallis.toolkit.data.subwords.Subwords` join pieces to words. Their `decode` reverses their `encode`.
@@ -62,6 +62,7 @@ class Task(ABC):
         noun: Word for an output in messages, such as "answer".
         scores: Names of the scores that `score` returns. The first one selects the best checkpoint.
         costly_scores: Names of the scores that `score` skips if `quick` is true.
+        header: Columns of a first line that is ignored, such as that of the training data.
         options: Names of the keyword arguments of `read` and `examples`, such as `language`.
         searched: Whether evaluation searches for outputs. If not, the texts themselves are scored.
         search_defaults: Search options that differ from the defaults of :mod:`tsallis.search`.
@@ -78,6 +79,7 @@ class Task(ABC):
     scores: ClassVar[tuple[str, ...]]
     costly_scores: ClassVar[tuple[str, ...]] = ()
     options: ClassVar[tuple[str, ...]] = ()
+    header: tuple[str, ...] = ()
     searched: ClassVar[bool] = True
     search_defaults: ClassVar[SearchOptions] = SearchOptions()
     empty_outputs: ClassVar[bool] = False
@@ -85,7 +87,7 @@ class Task(ABC):
 
     @property
     @abstractmethod
-    def columns(self) -> tuple[str, str]:
+    def formats(self) -> tuple[str, str]:
         """The columns of an input line, without and with the reference output."""
 
     @property
@@ -133,9 +135,21 @@ class Task(ABC):
         """Return whether the input of an example contains any symbols."""
         return True
 
-    def number_lines(self, lines: Sequence[str], gold: bool, ignored: Ignored) -> Iterator[tuple[int, str]]:
-        """Yield the non-blank lines of input with their numbers, see :func:`tsallis.toolkit.data.io.number_lines`."""
-        return number_lines(lines, ignored, self.columns[gold].count("<TAB>") + 1, self.separators)
+    def number_lines(
+        self, lines: Iterable[str], gold: bool, ignored: Ignored, first: int = 0
+    ) -> Iterator[tuple[int, str]]:
+        """Yield the lines of input that are neither blank nor a header, with their numbers.
+
+        See :func:`tsallis.toolkit.data.io.number_lines`; `first` is the number of the first line in its file.
+        """
+        names = set(self.header)
+        for number, line in number_lines(lines, ignored, self.formats[gold].count("<TAB>") + 1, self.separators):
+            if first + number or not names.issuperset(line.split("\t")):
+                yield number, line
+
+    def example_lines(self, path: Path | str) -> Iterator[tuple[str, str]]:
+        """Yield the location and the text of each line with an example, see `data.io.read_examples`."""
+        return read_examples(path, self.formats[True], lambda lines, ignored: self.number_lines(lines, True, ignored))
 
     def parse_lines(
         self, lines: Iterable[tuple[int, str]], name: str, run: Run, gold: bool, first: int, **options: Any
@@ -150,6 +164,14 @@ class Task(ABC):
     @abstractmethod
     def score(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
         """Compute the scores of outputs; the first one selects the best model. `quick` skips costly scores."""
+
+    def preview(self, data: Data) -> list[str]:
+        """Return lines that show how the model sees some examples."""
+        return []
+
+    def line_scores(self, texts: Sequence[str], references: Sequence[str]) -> dict[str, LineScore]:
+        """Return the scores that are means over lines by name; empty if the task has none."""
+        return {}
 
     def measure_outputs(self, texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
         """Return other statistics of outputs by name, which are not scores."""
@@ -217,7 +239,8 @@ class Task(ABC):
 
     def facts(self) -> dict[str, Any]:
         """Return the content of `task.json`."""
-        return {"task": self.name, **asdict(self)}  # type: ignore[call-overload]
+        facts: dict[str, Any] = json.loads(json.dumps(asdict(self)))  # type: ignore[call-overload]
+        return {"task": self.name, **facts}
 
     @classmethod
     def restore(cls, facts: Mapping[str, Any], path: Path | str = TASK) -> Task:
@@ -288,7 +311,7 @@ class Task(ABC):
             InputError: If a line is malformed or longer than `limit`. The message names file and line.
         """
         ignored = Ignored()
-        numbered = self.number_lines(lines, gold, ignored)
+        numbered = self.number_lines(lines, gold, ignored, first)
         examples = self.parse_lines(numbered, name, run, gold, first, **options)
         if not gold:
             examples = [(number, example) for number, example in examples if self.holds_symbols(example)]
@@ -349,6 +372,11 @@ def split_name(config: Any, split: str) -> str:
     return name
 
 
+def read_header(path: Path | str, expected: str) -> tuple[str, ...]:
+    """Return the columns of the first line of a file; `expected` describes the lines, for errors."""
+    return tuple(next(read_lines(path, expected)).split("\t"))
+
+
 def find_file(folder: Path | str, name: str, endings: Sequence[str] = PACKED_ENDINGS) -> Path:
     """Return the file of that name in a folder, with one of the endings appended.
 
@@ -370,9 +398,14 @@ def split_columns(line: str, origin: str, expected: str, counts: Container[int])
     """
     fields = line.split("\t")
     if len(fields) not in counts:
-        found = f"{len(fields)} column" + ("s" if len(fields) != 1 else "")
-        raise InputError(f"{origin}: expected {expected}, found {found}: {shorten(line)}")
+        raise InputError(f"{origin}: expected {expected}, found {count_columns(line)}: {shorten(line)}")
     return fields
+
+
+def count_columns(line: str) -> str:
+    """Return the number of columns of a line, for a message."""
+    count = line.count("\t") + 1
+    return f"{count} column{'s' * (count > 1)}"
 
 
 def refuse_long(corpus: Corpus, limit: int | None, origin: Callable[[int, int], str]) -> None:

@@ -4,33 +4,46 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from tsallis.errors import InputError
+from tsallis.errors import InputError, describe, shorten
 from tsallis.models.batch import Batch
 from tsallis.toolkit.config import Alpha, Basis, Count, Density, Depth, FileName, Section, Size
 from tsallis.toolkit.data.corpus import Corpus
-from tsallis.toolkit.data.io import find_packed, read_examples
+from tsallis.toolkit.data.io import find_packed
 from tsallis.toolkit.data.ragged import RaggedRows, type_for
 from tsallis.toolkit.data.splits import hold_out
 from tsallis.toolkit.data.vocabulary import Vocabulary
-from tsallis.toolkit.tasks.base import Task, find_file, split_columns, split_name
+from tsallis.toolkit.tasks.base import Task, count_columns, find_file, read_header, split_name
 from tsallis.toolkit.tasks.labels import LabelModel, LabelTask, label_attention
 from tsallis.toolkit.tasks.types import Attention, Data, Lines, ModelSection, Vocabularies
 from tsallis.toolkit.training.run_folder import Run
 
-LINE_FORMAT = "label<TAB>text"
+FEWEST = 10  # documents of which fewer than half have different labels
 ENDINGS = ("", ".tsv", ".xz", ".gz", ".tsv.xz", ".tsv.gz")
 BREAK = re.compile(r"<br\s*/?>", re.IGNORECASE)  # line breaks in reviews from web pages
 WORD = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
 
 
+class LabelColumnsConfig(Section):
+    """Numbers of the columns of a line, from 1. Other columns are ignored."""
+
+    label: Count = 1
+    text: Count | Literal[-1] = -1  # -1: the last one
+
+    @model_validator(mode="after")
+    def _check_different(self) -> LabelColumnsConfig:
+        if self.label == self.text:
+            raise ValueError(f"expected two columns, found {self.label} for both")
+        return self
+
+
 class ClassificationData(Section):
-    """Documents and their classes: lines of `label<TAB>text`. Columns between the two are ignored.
+    """Documents and their classes: lines of `label<TAB>text`.
 
     `train: train` is the file train or train.tsv in the folder, plain or compressed (.xz, .gz).
     """
@@ -41,6 +54,8 @@ class ClassificationData(Section):
     dev: FileName | None = None
     test: FileName | None = None
     held_out: float = Field(0.1, gt=0, lt=1)  # share of train that is held out as dev, if dev is not set
+    columns: LabelColumnsConfig = LabelColumnsConfig()
+    header: bool = False  # whether the first line of each file is ignored
     max_length: Count = 256  # maximum number of words per document; the rest is ignored
     min_count: Count = 5  # minimum number of occurrences of a word in train; rarer words are unknown
 
@@ -59,33 +74,81 @@ class ClassifierConfig(LabelModel):
 
 
 @dataclass(frozen=True)
+class LabelColumns:
+    """Numbers of the columns of a line with a label; a text of -1 is the last column."""
+
+    label: Annotated[int, Field(ge=1)] = 1
+    text: int = -1
+
+
+@dataclass(frozen=True)
 class Classification(LabelTask):
-    """Task of classifying documents, one per line; with references `label<TAB>text`."""
+    """Task of classifying documents, one per line; with references also their labels."""
 
     max_length: Annotated[int, Field(ge=1)] | None = None
+    columns: LabelColumns = LabelColumns()
+    header: tuple[str, ...] = ()  # the first line of the training data, if it is a header
 
     name = "classification"
     Config = ClassificationData
     models: ClassVar[Mapping[str, type[ModelSection]]] = {"classifier": ClassifierConfig}
     noun = "label"
-    columns = ("text", LINE_FORMAT)
+
+    @property
+    def formats(self) -> tuple[str, str]:
+        label, text = self.columns.label, self.columns.text
+        known = {label: "label", label + 1 if text == -1 else text: "text"}
+        return "text", "<TAB>".join(known.get(column, "...") for column in range(1, max(known) + 1))
 
     @classmethod
     def load(cls, config: ClassificationData) -> tuple[Task, Data]:
         train, dev = cls.read_split(config, "train"), cls.read_split(config, "dev")
+        task = cls.of_config(config)
+        task.check_columns([*train, *dev], cls.files(config, "train")[0])
         for name, examples in (("train", train), ("dev", dev)):
             if not examples:
                 raise InputError(f"data.{name}: there are no documents (data.held_out: {config.held_out:g})")
-        task = cls(config.max_length)
         src = Vocabulary.build((words(e.text) for e in train), config.min_count)
         vocabularies = Vocabularies(src, Vocabulary(label_names(train)))
         return task, Data(task.encode(train, vocabularies).corpus, task.encode(dev, vocabularies), vocabularies)
 
     @classmethod
+    def of_config(cls, config: ClassificationData) -> Classification:
+        """Return the task of a configuration; the header is that of the training data."""
+        task = cls(config.max_length, LabelColumns(**config.columns.model_dump()))
+        if not config.header:
+            return task
+        return replace(task, header=read_header(cls.files(config, "train")[0], task.formats[True]))
+
+    @classmethod
+    def config_facts(cls, config: ClassificationData) -> dict[str, Any]:
+        return {"max_length": config.max_length, "columns": config.columns.model_dump()}
+
+    def check_columns(self, examples: Sequence[LabelledText], path: Path) -> None:
+        """Raise if labels have more words than texts, or almost every document has a label of its own.
+
+        Raises:
+            InputError: If one of them is true: columns may have been swapped.
+        """
+        labels, count = {e.label for e in examples}, len(examples)
+        fault = f"{len(labels)} different labels in {count} lines"
+        if count < 3:
+            return
+        if sum(len(e.label.split()) for e in examples) > sum(len(e.text.split()) for e in examples):
+            fault = "labels have more words than texts"
+        elif 2 * len(labels) <= count or (count < FEWEST and len(labels) < count):
+            return
+        example, other = examples[-1], "{label: 2, text: 1}"
+        raise InputError(
+            f"{path}: {fault}: label {describe(example.label)}, text {describe(example.text)}; if these are other "
+            f"columns, set for example data.columns='{other}', and data.header=true if the first line is a header"
+        )
+
+    @classmethod
     def examples(cls, config: ClassificationData, split: str) -> list[LabelledText]:
         """Read the documents of a split; if dev has no file, a share of train is held out."""
         (path,) = cls.files(config, split)
-        texts = read_labelled(path)
+        texts = read_labelled(path, cls.of_config(config))
         if config.dev is not None or split == "test":
             return texts
         sides = hold_out(texts, config.held_out, group=lambda e: e.text, stratify=lambda e: e.label)
@@ -98,7 +161,36 @@ class Classification(LabelTask):
         return [find_file(config.folder, name, ENDINGS)]
 
     def parse(self, line: str, origin: str, gold: bool) -> LabelledText:
-        return parse_labelled(line, origin) if gold else LabelledText("", line)
+        if not gold:
+            return LabelledText("", line)
+        fields, (label, text) = line.split("\t"), (self.columns.label, self.columns.text)
+        if len(fields) < max(label + (text == -1), text):
+            found = f"found {count_columns(line)}: {shorten(line)}"
+            raise InputError(f"{origin}: expected {self.formats[True]}, {found}")
+        example = LabelledText(fields[label - 1].strip(), fields[text - (text > 0)].strip())
+        if not example.label or not example.text:
+            missing = "text" if example.label else "label"
+            raise InputError(f"{origin}: expected {self.formats[True]}, found an empty {missing}")
+        return example
+
+    def parse_lines(
+        self, lines: Iterable[tuple[int, str]], name: str, run: Run, gold: bool, first: int, **options: Any
+    ) -> list[tuple[int, LabelledText]]:
+        """Return the documents on numbered lines.
+
+        Raises:
+            InputError: If most labels are unknown to the run.
+        """
+        examples = super().parse_lines(lines, name, run, gold, first, **options)
+        labels: Any = run.tgt_vocab
+        unknown = [(number, e) for number, e in examples if gold and e.label not in labels]
+        if len(examples) >= FEWEST and 2 * len(unknown) > len(examples):
+            number, example = unknown[0]
+            raise InputError(
+                f"{name}:{first + number + 1}: most labels are unknown to the run: label {describe(example.label)}, "
+                f"text {describe(example.text)}; expected {self.formats[True]}"
+            )
+        return examples
 
     def holds_symbols(self, example: LabelledText) -> bool:
         return bool(words(example.text))
@@ -129,28 +221,15 @@ class LabelledText(NamedTuple):
     text: str
 
 
-def read_labelled(path: Path | str) -> list[LabelledText]:
-    """Return the documents of a UTF-8 file, plain, `.gz` or `.xz`.
+def read_labelled(path: Path | str, task: Classification = Classification()) -> list[LabelledText]:
+    """Return the documents of a UTF-8 file, plain, `.gz` or `.xz`, by default with lines `label<TAB>text`.
 
-    The first column is the label, the last one the text. Other columns and blank lines are ignored.
+    Other columns and blank lines are ignored.
 
     Raises:
         InputError: If the file is missing, empty or damaged, or a line is malformed.
     """
-    return [parse_labelled(line, origin) for origin, line in read_examples(path, LINE_FORMAT, 2)]
-
-
-def parse_labelled(line: str, origin: str) -> LabelledText:
-    """Return the label and the text of a line.
-
-    >>> parse_labelled("pos\\tA fine film.", "reviews.tsv:1")
-    LabelledText(label='pos', text='A fine film.')
-    """
-    fields = split_columns(line, origin, LINE_FORMAT, range(2, len(line) + 2))
-    label, text = fields[0].strip(), fields[-1].strip()
-    if not label or not text:
-        raise InputError(f"{origin}: expected {LINE_FORMAT}, found an empty {'text' if label else 'label'}")
-    return LabelledText(label, text)
+    return [task.parse(line, origin, True) for origin, line in task.example_lines(path)]
 
 
 def find_split(folder: Path | str, name: str) -> Path | None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from tsallis.toolkit.config import Alpha, Map
-from tsallis.toolkit.evaluation.text_scores import CorpusScore, exact_match
+from tsallis.toolkit.evaluation.text_scores import CorpusScore, LineScore, exact_match
 from tsallis.toolkit.tasks.base import Task
 from tsallis.toolkit.tasks.types import Attention, ModelSection
 from tsallis.toolkit.training.run_folder import Run
@@ -46,6 +46,9 @@ class LabelTask(Task):
 
     def split_typed(self, text: str, run: Run) -> tuple[list[int], str]:
         return [], text
+
+    def line_scores(self, texts: Sequence[str], references: Sequence[str]) -> dict[str, LineScore]:
+        return {"accuracy": LineScore([float(a == b) for a, b in zip(texts, references, strict=True)])}
 
     def score(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
         return [CorpusScore("accuracy", exact_match(texts, references), "")]

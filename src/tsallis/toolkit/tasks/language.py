@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -126,7 +126,7 @@ class Language(SequenceTask):
     Config = LanguageData
     models: ClassVar[Mapping[str, type[ModelSection]]] = {"language": LanguageConfig}
     noun = "text"
-    columns = ("prompt", "text")
+    formats = ("prompt", "text")
     scores = OF_TEXT
     options = ("length",)
     searched = False
@@ -166,7 +166,9 @@ class Language(SequenceTask):
             raise InputError(f"{origin}: a run of the synthetic task {self.synthetic} reads no text")
         return ("", line) if gold else (line, "")
 
-    def number_lines(self, lines: Sequence[str], gold: bool, ignored: Ignored) -> Iterator[tuple[int, str]]:
+    def number_lines(
+        self, lines: Iterable[str], gold: bool, ignored: Ignored, first: int = 0
+    ) -> Iterator[tuple[int, str]]:
         """Yield lines unchanged: spaces are part of a text, and an empty line is an empty prompt."""
         for number, line in enumerate(lines):
             if gold and not line.strip():

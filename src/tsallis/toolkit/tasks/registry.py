@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from tsallis.errors import InputError, describe
-from tsallis.toolkit.config import Config, check_content, make_schema, read_content
+from tsallis.toolkit.config import Config, Override, apply_overrides, check_content, make_schema, read_content
 from tsallis.toolkit.tasks.base import Task
 from tsallis.toolkit.tasks.classification import Classification
+from tsallis.toolkit.tasks.data_file import describe_file
 from tsallis.toolkit.tasks.language import Language
 from tsallis.toolkit.tasks.strings import Strings
 from tsallis.toolkit.tasks.translation import Translation
@@ -44,6 +45,20 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
         ('strings', 'rnn', 3)
     """
     content, applied = read_content(path, overrides)
+    return _check(content, path, applied)
+
+
+def config_of_file(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Return the configuration for training on a file of columns; see :func:`load_config` for the overrides.
+
+    Raises:
+        InputError: If the file can't be read, or an override is wrong.
+    """
+    content = describe_file(path)
+    return _check(content, path, apply_overrides(content, overrides))
+
+
+def _check(content: dict[str, Any], path: Path | str, applied: Sequence[Override]) -> Config:
     return check_content(content, str(path), _choose_schema(content, str(path)), applied)
 
 

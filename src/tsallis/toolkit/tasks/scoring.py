@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tsallis.analysis.score_names import OF_TEXT, TEACHER_FORCED
 from tsallis.errors import InputError
@@ -33,8 +33,8 @@ def evaluate_outputs(task: Task, run: Run, lines: Lines, options: SearchOptions)
         options: Options of the search.
 
     Returns:
-        The values by name, with the scores of each language under "languages" if there are several; and the search
-        results.
+        The values by name, with the 95 % intervals of means over lines under "intervals", and the scores of each
+        language under "languages" if there are several; and the search results.
 
     Raises:
         InputError: If no line has symbols that the run can read.
@@ -53,10 +53,39 @@ def evaluate_outputs(task: Task, run: Run, lines: Lines, options: SearchOptions)
     report = score_values(scores, each)
     signatures = {score.name: score.signature for score in scores if score.signature}
     report.update(task.measure_outputs(texts, lines.references))
+    if intervals := {name: score.interval() for name, score in task.line_scores(texts, lines.references).items()}:
+        report["intervals"] = intervals
     report.update({"signatures": signatures} if signatures else {})
     report.update({"languages": each} if each else {})
     vocabulary = run.tgt_vocab if text is not None else None
     return {**report, **evaluate(run.model, lines.corpus, results, seconds, vocabulary).as_dict()}, results
+
+
+class ComparedScore(NamedTuple):
+    """Score of two runs on the same lines, and the 95 % interval of the difference (paired bootstrap)."""
+
+    first: float
+    second: float
+    difference: float
+    interval: tuple[float, float]
+
+
+def compare_outputs(
+    task: Task, first: Sequence[str], second: Sequence[str], references: Sequence[str]
+) -> dict[str, ComparedScore]:
+    """Compare the outputs of two runs by the scores that are means over lines.
+
+    Raises:
+        InputError: If the task has no such score.
+    """
+    sides = [task.line_scores(texts, references) for texts in (first, second)]
+    if not sides[0]:
+        raise InputError(f"the scores of the task {task.name} are no means over lines: two runs can't be compared")
+    compared = {}
+    for name, score in sides[0].items():
+        other = sides[1][name]
+        compared[name] = ComparedScore(score.value, other.value, other.value - score.value, other.interval(score))
+    return compared
 
 
 def score_texts(model: Any, corpus: Corpus) -> dict[str, Any]:

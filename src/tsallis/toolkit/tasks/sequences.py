@@ -125,6 +125,14 @@ class SequenceTask(Task):
         density = run.model.densities(*arguments) if hasattr(run.model, "densities") else None
         return {"source": Attention(run.model(*arguments, need_attention=True).attention, density)}
 
+    def preview(self, data: Data) -> list[str]:
+        lines = [f"columns: {self.formats[True]}; as the model sees them:"]
+        sides = (data.vocabularies.src, data.train.src), (data.vocabularies.tgt, data.train.tgt)
+        for row in range(min(3, len(data.train))):
+            source, target = (" ".join(vocab.name(int(symbol)) for symbol in side[row]) for vocab, side in sides)
+            lines.append(f"  {source}  ->  {target}")
+        return lines
+
     def attention_symbols(self, run: Run, source: Sequence[int], target: Sequence[int], title: str) -> dict[str, Any]:
         symbols = super().attention_symbols(run, source, target, title)
         start, end = (run.tgt_vocab.name(symbol) for symbol in (BOS, EOS))
@@ -152,11 +160,18 @@ def _first_threshold(description: dict[str, Any], corpus: Corpus, settings: Sett
     return float(estimate_tau_from_scores(model.output.scores(hidden), model.output.alpha))
 
 
-def check_source(data: Any, names: Sequence[str], embedded: str, sources: Sequence[str] = ("embedded",)) -> None:
-    """Raise a ValueError unless the section `data` names either files for train and dev or one other source."""
+def check_source(
+    data: Any,
+    names: Sequence[str],
+    embedded: str,
+    sources: Sequence[str] = ("embedded",),
+    needed: Sequence[str] = ("train", "dev"),
+) -> None:
+    """Raise a ValueError unless the section `data` names either the needed files or one other source."""
     chosen = [name for name in sources if getattr(data, name) is not None]
     files = [name for name in names if getattr(data, name) is not None]
     if chosen and files:
         raise ValueError(f"{chosen[0]} data takes no {', '.join(files)}")
-    if not chosen and (data.train is None or data.dev is None):
-        raise ValueError(f"train and dev files are needed (or embedded: {embedded})")
+    if not chosen and not set(needed).issubset(files):
+        plural = "files are" if len(needed) > 1 else "file is"
+        raise ValueError(f"{' and '.join(needed)} {plural} needed (or embedded: {embedded})")

@@ -1,39 +1,78 @@
-"""Transduction of strings: inflection (lemma and tags to form, CoNLL-SIGMORPHON 2018), or words to phones."""
+"""Transduction of strings: inflection, grapheme-to-phoneme conversion, transliteration, normalisation."""
 
 from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from tsallis.errors import InputError, OptionError, describe, shorten
 from tsallis.symbols import FIRST, UNK
 from tsallis.toolkit.config import Count, FileName, Section
 from tsallis.toolkit.data.corpus import Corpus, Counts
-from tsallis.toolkit.data.io import read_examples
-from tsallis.toolkit.data.vocabulary import Vocabulary, split_symbols
+from tsallis.toolkit.data.io import Ignored
+from tsallis.toolkit.data.splits import hold_out
+from tsallis.toolkit.data.vocabulary import GRAPHEMES, Vocabulary, split_symbols
 from tsallis.toolkit.datasets.embedded import read_embedded
-from tsallis.toolkit.evaluation.text_scores import CorpusScore, form_scores, levenshtein
-from tsallis.toolkit.tasks.base import LONGEST, Task, refuse_long, split_columns, split_name
+from tsallis.toolkit.evaluation.text_scores import CorpusScore, LineScore, levenshtein
+from tsallis.toolkit.tasks.base import LONGEST, Task, count_columns, read_header, refuse_long, split_name
 from tsallis.toolkit.tasks.sequences import SequenceTask, check_source
 from tsallis.toolkit.tasks.types import Data, Lines, Vocabularies
 from tsallis.toolkit.training.file_names import TASK
 from tsallis.toolkit.training.run_folder import Run
 
-COLUMNS = {True: ("lemma<TAB>tags", "lemma<TAB>form<TAB>tags"), False: ("word", "word<TAB>form")}  # with tags, without
-TAG_SEPARATOR = ";"
-SEPARATORS = {"characters": "", "spaces": " "}  # separators between the symbols of a string
+SEPARATORS = {"characters": "", "graphemes": GRAPHEMES, "spaces": " "}  # separators between the symbols of a string
+FEWEST = 5  # examples that a check of columns needs
 LANGUAGE = "<lang:"  # beginning of the symbols for languages
-TAG = "<tag:"
-MOST_NAMED = 5  # maximum number of tags in a message
+FEATURE = "<tag:"  # beginning of the symbols for features
+MOST_NAMED = 5  # maximum number of features in a message
+SIMILAR = 0.3  # similarity of a word and its inflected form
+SAMPLED = 1000  # examples that the check of columns reads
+NESTED = re.compile(r"([^()]+)\((.*)\)")  # a feature with features in brackets, such as NOM(3,SG)
 
-Symbols = Literal["characters", "spaces"]
+
+def _check_symbols(symbols: str) -> str:
+    """Raise unless symbols are characters, graphemes, or have a separator."""
+    if symbols not in SEPARATORS and (not symbols or len(symbols) > 10 or any(map(str.isalnum, symbols))):
+        choices = ", ".join(SEPARATORS)
+        raise ValueError(f"expected {choices}, or a separator without letters and digits, found {describe(symbols)}")
+    return symbols
+
+
+Symbols = Annotated[str, AfterValidator(_check_symbols)]
+Separator = Annotated[str, Field(min_length=1, max_length=10)]
+Normalization = Literal["NFC", "NFD", "NFKC", "NFKD"]
+
+
+class ColumnsConfig(Section):
+    """Numbers of the columns of a line, from 1. Other columns are ignored."""
+
+    source: Count = 1
+    target: Count = 2
+    # One column or several; auto: column 3 if the training data have it.
+    features: Literal["auto"] | Count | list[Count] | None = "auto"
+
+    @model_validator(mode="after")
+    def _check_different(self) -> ColumnsConfig:
+        numbers = [self.source, self.target, *(self.feature_numbers or ())]
+        if len(set(numbers)) < len(numbers):
+            raise ValueError(f"expected a different column for each, found {', '.join(map(str, numbers))}")
+        return self
+
+    @property
+    def feature_numbers(self) -> list[int] | None:
+        """Numbers of the columns with features; None if they depend on the data."""
+        if self.features == "auto":
+            return None if {self.source, self.target} == {1, 2} else []
+        return [self.features] if isinstance(self.features, int) else self.features or []
 
 
 class StringsData(Section):
@@ -45,11 +84,18 @@ class StringsData(Section):
     train: FileName | None = None  # file name in the folder; {language} is replaced by each language
     dev: FileName | None = None
     test: FileName | None = None
+    held_out: float = Field(0.1, gt=0, lt=1)  # share of the sources of train held out as dev, if dev is not set
     # One language, a list of languages, or "all" for every language with a training file.
     languages: Annotated[list[FileName], Field(min_length=1)] | Literal["all"] | None = None
-    tags: bool = True  # whether the last column of a line contains tags
-    src_symbols: Symbols = "characters"  # symbols of the source: characters, or separated by spaces (phones)
+    columns: ColumnsConfig = ColumnsConfig()
+    header: bool = False  # whether the first line of each file is ignored
+    comment: Separator | None = None  # beginning of lines that are ignored, such as "#"
+    src_symbols: Symbols = "characters"  # characters, graphemes, spaces, or another separator
     tgt_symbols: Symbols = "characters"
+    feature_separator: Separator = ";"
+    answer_separator: Separator | None = None  # separator of several right answers in the target column
+    src_normalization: Normalization | None = None  # Unicode normalisation
+    tgt_normalization: Normalization | None = None
     max_length: Count = 256  # maximum number of symbols per side; longer training examples are left out
 
     @field_validator("languages", mode="before")
@@ -59,46 +105,100 @@ class StringsData(Section):
 
     @model_validator(mode="after")
     def _check_source(self) -> StringsData:
-        check_source(self, ("train", "dev", "test", "languages"), "english-verbs")
-        if self.embedded is not None and not self.tags:
-            raise ValueError(f"embedded: {self.embedded} has tags, found tags: false")
+        check_source(self, ("train", "dev", "test", "languages"), "english-verbs", needed=("train",))
+        if self.embedded is not None:
+            names = ("header", "comment", "feature_separator", "answer_separator")
+            given = [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
+            if self.columns.feature_numbers not in (None, [3]):
+                given.append("columns")
+            if given:
+                raise ValueError(f"embedded data takes no {', '.join(given)}")
         return self
 
 
 @dataclass(frozen=True)
-class Strings(SequenceTask):
-    """Task of turning a lemma and tags, or a word without tags, into a form.
+class Columns:
+    """Numbers of the columns of a line, from 1.
 
-    Lines are `lemma<TAB>tags`, with references `lemma<TAB>form<TAB>tags`. Without tags, lines are `word`, with
-    references `word<TAB>form`.
+    Args:
+        source: Column of the source.
+        target: Column of the target, which input lines may lack.
+        features: Columns of features.
+    """
+
+    source: Annotated[int, Field(ge=1)] = 1
+    target: Annotated[int, Field(ge=1)] = 2
+    features: tuple[Annotated[int, Field(ge=1)], ...] = (3,)
+
+    @property
+    def width(self) -> int:
+        """Minimum number of columns of a line with a target."""
+        return max(self.source, self.target, *self.features)
+
+    @property
+    def plain_width(self) -> int:
+        """Minimum number of columns of a line without a target."""
+        return max(column - (column > self.target) for column in (self.source, *self.features))
+
+    def names(self, header: Sequence[str] = ()) -> list[str]:
+        """Return the names of the columns of a line with a target, those of the header if there is one."""
+        if len(header) >= self.width:
+            return [*header[: self.width]]
+        known = {self.source: "source", self.target: "target", **dict.fromkeys(self.features, "features")}
+        return [known.get(column, "...") for column in range(1, self.width + 1)]
+
+    def as_setting(self) -> str:
+        """Return the numbers as an override of the configuration."""
+        features = [*self.features] if len(self.features) > 1 else self.features[0] if self.features else "null"
+        return f"data.columns='{{source: {self.source}, target: {self.target}, features: {features}}}'"
+
+
+@dataclass(frozen=True)
+class Strings(SequenceTask):
+    """Task of turning a string, with features or without, into another string.
+
+    Input lines have the columns of the training data, with the target or without it.
     """
 
     languages: list[str] | None = None
     max_length: Annotated[int, Field(ge=1)] | None = None
-    tags: bool = True
+    columns: Columns = Columns()
+    header: tuple[str, ...] = ()  # the first line of the training data, if it is a header
+    comment: str | None = None
     src_symbols: Symbols = "characters"
     tgt_symbols: Symbols = "characters"
+    feature_separator: str = ";"
+    answer_separator: str | None = None
+    src_normalization: Normalization | None = None
+    tgt_normalization: Normalization | None = None
 
     name = "strings"
     Config = StringsData
-    noun = "form"
-    scores = ("accuracy", "levenshtein")
+    noun = "output"
+    scores = ("accuracy", "word_error_rate", "symbol_error_rate", "levenshtein")
     options = ("language",)
     empty_outputs = True
 
     @property
-    def columns(self) -> tuple[str, str]:
-        return COLUMNS[self.tags]
+    def formats(self) -> tuple[str, str]:
+        names = self.columns.names(self.header)
+        plain = [name for column, name in enumerate(names, 1) if column != self.columns.target]
+        return "<TAB>".join(plain[: self.columns.plain_width]), "<TAB>".join(names)
 
     @property
     def separators(self) -> str:
-        return TAG_SEPARATOR if self.tags else ""
+        return self.feature_separator if self.columns.width in self.columns.features else ""
 
     @classmethod
     def load(cls, config: StringsData) -> tuple[Task, Data]:
+        task = cls.of_config(config)
         examples, dev_examples = cls.read_split(config, "train"), cls.read_split(config, "dev")
-        dev = _in_turn(list(enumerate(dev_examples)))
-        separators = [SEPARATORS[config.src_symbols], SEPARATORS[config.tgt_symbols]]
+        if not examples or not dev_examples:
+            raise InputError(f"data.held_out: {config.held_out:g} of the sources leaves no train or no dev examples")
+        task.check_columns(examples)
+        dev = _in_turn(dev_examples)
+        examples = [replace(e, target=answer) for e in examples for answer in task.answers(e.target or "")]
+        separators = [SEPARATORS.get(symbols, symbols) for symbols in (config.src_symbols, config.tgt_symbols)]
         sides = [(e.src_tokens(separators[0]), e.tgt_tokens(separators[1])) for e in examples]
         rows = [row for row, (src, tgt) in enumerate(sides) if max(len(src), len(tgt)) <= config.max_length]
         train = [examples[row] for row in rows]
@@ -106,30 +206,54 @@ class Strings(SequenceTask):
             limit = f"{config.max_length} symbols (data.max_length)"
             name = "data.embedded" if config.train is None else Path(config.folder) / config.train
             raise InputError(f"{name}: none of {len(examples)} examples has at most {limit}")
-        task = _task_of(config)
         src, tgt = (Vocabulary.build([sides[row][i] for row in rows], separator=separators[i]) for i in range(2))
         vocabularies = Vocabularies(src, tgt)
-        lines = task.encode([example for _, example in dev], vocabularies)
-        refuse_long(lines.corpus, config.max_length, lambda row, _: _dev_origin(config, dev[row][0]))
+        lines = task.encode(dev, vocabularies)
+        refuse_long(lines.corpus, config.max_length, lambda row, _: dev[row].origin)
         counts = Counts(len(examples), len(train), 0, len(examples) - len(train))
-        return task, Data(replace(encode_examples(train, src, tgt), counts=counts), lines, vocabularies)
+        return task, Data(replace(task.encode(train, vocabularies).corpus, counts=counts), lines, vocabularies)
+
+    @classmethod
+    def of_config(cls, config: StringsData) -> Strings:
+        """Return the task of a configuration; columns and header may depend on the training data."""
+        facts = cls.config_facts(config)
+        columns = Columns(**facts.pop("columns")) if "columns" in facts else Columns()
+        task = cls(**{**facts, "languages": find_languages(config)}, columns=columns)
+        if config.embedded is None and (config.header or config.columns.feature_numbers is None):
+            path = cls.files(config, "train")[0]
+            if config.header:
+                task = replace(task, header=read_header(path, task.formats[True]))
+            if config.columns.feature_numbers is None:
+                plain = replace(task, columns=Columns(features=()))
+                _, first = next(plain.example_lines(path))
+                task = replace(task, columns=Columns(features=(3,) if first.count("\t") > 1 else ()))
+        return task
 
     @classmethod
     def examples(cls, config: StringsData, split: str, language: str | None = None) -> list[StringsExample]:
-        """Read the examples of a split, with `language` only those of that language."""
+        """Read the examples of a split, with `language` only those of that language.
+
+        If dev has no file, a share of the sources of train is held out.
+        """
         if config.embedded is not None:
             return english_verbs()[split]
         if language is not None:
             config = config.model_copy(update={"languages": [language]})
-        task = _task_of(config)
+        task = cls.of_config(config)
         languages: Sequence[str | None] = task.languages or [None]
-        pairs = zip(cls.files(config, split), languages, strict=True)
-        return [example for path, name in pairs for example in read_strings(path, name, task)]
+        examples: list[StringsExample] = []
+        for path, name in zip(cls.files(config, split), languages, strict=True):
+            own = read_strings(path, name, task)
+            if config.dev is None and split != "test":
+                own = hold_out(own, config.held_out, group=lambda example: example.source)[split == "dev"]
+            examples += own
+        return examples
 
     @classmethod
     def files(cls, config: StringsData, split: str) -> list[Path]:
         if config.embedded is not None:
             return []
+        split = "train" if config.dev is None and split == "dev" else split
         path, languages = Path(config.folder) / split_name(config, split), find_languages(config)
         if languages is None:
             return [path]
@@ -140,7 +264,12 @@ class Strings(SequenceTask):
     @classmethod
     def config_facts(cls, config: StringsData) -> dict[str, Any]:
         facts = super().config_facts(config)
-        return {key: value for key, value in facts.items() if value != "all"}  # "all" depends on the files
+        del facts["header"], facts["columns"]
+        if config.languages == "all":  # depends on the files
+            del facts["languages"]
+        if (features := config.columns.feature_numbers) is not None:
+            facts["columns"] = asdict(Columns(config.columns.source, config.columns.target, tuple(features)))
+        return facts
 
     def check_run(self, run: Run) -> None:
         super().check_run(run)
@@ -151,9 +280,51 @@ class Strings(SequenceTask):
             difference = f"languages is {describe(languages)}, the model's symbols are of {describe(sorted(known))}"
             raise InputError(f"{run.folder / TASK}: {difference}: not this run's file; restore it")
 
+    def check_columns(self, examples: Sequence[StringsExample]) -> None:
+        """Raise if the features of most examples are not features: columns may have been swapped.
+
+        Raises:
+            InputError: If most examples share no feature with another, or most features resemble the source more than
+                the target does.
+        """
+        columns = self.columns
+        if not columns.features or len(examples) < FEWEST:
+            return
+        counts = Counter(feature for example in examples for feature in example.features)
+        single = [e for e in examples if e.features and all(counts[feature] == 1 for feature in e.features)]
+        sample = examples[:: -(-len(examples) // SAMPLED)]
+        words = [
+            e
+            for e in sample
+            if similarity(e.source, ";".join(e.features)) > max(SIMILAR, similarity(e.source, e.target or ""))
+        ]
+        for found, of, fault in ((single, examples, "occur once"), (words, sample, "look like words")):
+            if 2 * len(found) > len(of):
+                other = replace(columns, target=columns.features[0], features=(columns.target, *columns.features[1:]))
+                raise InputError(
+                    f"{found[0].origin}: most features {fault}: {self.describe_columns(found[0])}; if these are other "
+                    f"columns, set for example {other.as_setting()} (features: null for none)"
+                )
+
+    def describe_columns(self, example: StringsExample) -> str:
+        """Return the columns of an example as they were read, for a message."""
+        target = "" if example.target is None else f", target {describe(example.target)}"
+        features = (
+            f", features {describe(self.feature_separator.join(example.features))}" if self.columns.features else ""
+        )
+        return f"source {describe(example.source)}{target}{features}"
+
     @property
     def limit(self) -> int:
         return self.max_length or LONGEST
+
+    def number_lines(
+        self, lines: Iterable[str], gold: bool, ignored: Ignored, first: int = 0
+    ) -> Iterator[tuple[int, str]]:
+        """Yield the lines that are neither blank, nor a comment, nor a header, with their numbers."""
+        for number, line in super().number_lines(lines, gold, ignored, first):
+            if self.comment is None or not line.startswith(self.comment):
+                yield number, line
 
     def read(
         self,
@@ -168,50 +339,104 @@ class Strings(SequenceTask):
         if language is None and self.languages and len(self.languages) == 1:
             language = self.languages[0]
         self.check_language(run, language)
-        for number, line in enumerate(() if gold or not self.tags else lines, first + 1):
-            if line.strip() and "\t" not in line:
-                raise InputError(
-                    f"{name}:{number}: expected {' or '.join(self.columns)}, found 1 column: {shorten(line)}"
-                    f"{self._example(run, line.strip())}"
-                )
         return super().read(lines, name, run, gold, first, language=language, **options)
 
-    def _example(self, run: Run, lemma: str) -> str:
-        """Return an example line with the run's most frequent tags, for a message."""
-        tags = [
-            s[len(TAG) : -1] for s in map(run.src_vocab.name, range(FIRST, len(run.src_vocab))) if s.startswith(TAG)
-        ]
-        if not tags:
+    def parse_lines(
+        self, lines: Iterable[tuple[int, str]], name: str, run: Run, gold: bool, first: int, **options: Any
+    ) -> list[tuple[int, StringsExample]]:
+        """Return the examples on numbered lines.
+
+        Raises:
+            InputError: If no feature of a line, or few symbols of all targets, are known to the run.
+        """
+        columns, examples = self.columns, []
+        src: Any = run.src_vocab
+        tgt: Any = run.tgt_vocab
+        for number, line in lines:
+            origin = f"{name}:{first + number + 1}"
+            if not gold and line.count("\t") + 1 < columns.plain_width:
+                found = f"expected {' or '.join(self.formats)}, found {count_columns(line)}: {shorten(line)}"
+                raise InputError(f"{origin}: {found}{self._example(run, line.strip())}")
+            example = self.parse(line, origin, gold, **options)
+            others = split_features(example.target or "", self.feature_separator)
+            known = [any(f"{FEATURE}{feature}>" in src for feature in each) for each in (example.features, others)]
+            looks_like_word = similarity(example.source, ";".join(example.features)) > SIMILAR
+            if example.features and not known[0] and (known[1] or looks_like_word):
+                raise InputError(
+                    f"{origin}: no feature is known to the run: {self.describe_columns(example)}; expected "
+                    f"{' or '.join(self.formats)}{self._example(run, example.source)}"
+                )
+            examples.append((number, example))
+        symbols = (
+            [
+                (s in tgt)
+                for _, e in examples
+                for s in self._symbols((*self.answers(e.target or ""), "")[0], self.tgt_symbols)
+            ]
+            if gold
+            else []
+        )
+        if len(examples) >= FEWEST and 2 * sum(symbols) < len(symbols):
+            example = examples[0][1]
+            raise InputError(
+                f"{example.origin}: most symbols of the targets are unknown to the run: "
+                f"{self.describe_columns(example)}; expected {self.formats[True]}"
+            )
+        return examples
+
+    def _example(self, run: Run, source: str) -> str:
+        """Return an example line with the run's most frequent features, for a message."""
+        names = map(run.src_vocab.name, range(FIRST, len(run.src_vocab)))
+        features = [name[len(FEATURE) : -1] for name in names if name.startswith(FEATURE)]
+        if not features:
             return ""
-        known = f"{', '.join(tags[:MOST_NAMED])}{', ...' if len(tags) > MOST_NAMED else ''}"
-        return f"; for example {shorten(lemma)[1:-1]}<TAB>{tags[0]} (the run's tags, joined by semicolons: {known})"
+        known = f"{', '.join(features[:MOST_NAMED])}{', ...' if len(features) > MOST_NAMED else ''}"
+        line = f"{shorten(source)[1:-1]}<TAB>{features[0]}"
+        joined = f"separated by {describe(self.feature_separator)}"
+        return f"; for example {line} (the run's features, {joined}: {known})"
 
     def unknown_symbols(self, run: Run, source: Sequence[int], title: str) -> list[str]:
-        lemma, tags = title, []
-        if self.tags:
-            lemma, _, joined = title.rpartition(" + ")
-            tags = joined.split(TAG_SEPARATOR)
-        symbols = [*tags, *self._split(lemma, self.src_symbols)]
+        text, features = title, []
+        if self.columns.features and " + " in title:
+            text, _, joined = title.rpartition(" + ")
+            features = joined.split(self.feature_separator)
+        symbols = [*features, *self._symbols(text, self.src_symbols)]
         return [s for s, n in zip(symbols, source[len(source) - len(symbols) :], strict=True) if n == UNK]
 
     def parse(
         self, line: str, origin: str, gold: bool, language: str | None = None, empty: bool = False
     ) -> StringsExample:
-        expected = self.columns[True] if gold else " or ".join(self.columns)
-        fields = split_columns(line, origin, expected, (1 + self.tags, 2 + self.tags)[gold:])
-        lemma, tags = fields[0], tuple(fields[-1].split(TAG_SEPARATOR)) if self.tags else ()
-        form = fields[1] if len(fields) == 2 + self.tags else None
-        if not self._split(lemma, self.src_symbols):
-            raise InputError(f"{origin}: expected {expected}, found an empty {self.columns[0].partition('<TAB>')[0]}")
-        if form is not None and not empty and not self._split(form, self.tgt_symbols):
-            raise InputError(f"{origin}: expected {expected}, found an empty form")
-        if not all(tags):
-            raise InputError(f"{origin}: expected tags separated by single semicolons, found {describe(fields[-1])}")
-        return StringsExample(lemma, tags, form, language)
+        columns, fields = self.columns, line.split("\t")
+        expected = self.formats[True] if gold else " or ".join(self.formats)
+        target = None
+        if len(fields) >= columns.width:
+            target = normalize(fields[columns.target - 1], self.tgt_normalization)
+        elif gold or len(fields) < columns.plain_width:
+            raise InputError(f"{origin}: expected {expected}, found {count_columns(line)}: {shorten(line)}")
+        else:
+            fields.insert(columns.target - 1, "")
+        source = normalize(fields[columns.source - 1], self.src_normalization)
+        texts = [fields[column - 1] for column in columns.features]
+        features = tuple(feature for text in texts for feature in split_features(text, self.feature_separator))
+        if not self._symbols(source, self.src_symbols):
+            raise InputError(f"{origin}: expected {expected}, found an empty {self._column_name(columns.source)}")
+        if target is not None and not empty and not self._symbols(target, self.tgt_symbols):
+            raise InputError(f"{origin}: expected {expected}, found an empty {self._column_name(columns.target)}")
+        if not all(features) or (texts and not features):
+            rule = f"features separated by single {describe(self.feature_separator)}"
+            raise InputError(f"{origin}: expected {rule}, found {describe(' '.join(texts))}")
+        return StringsExample(source, features, target, language, origin)
+
+    def _column_name(self, column: int) -> str:
+        return self.columns.names(self.header)[column - 1]
 
     @staticmethod
-    def _split(text: str, symbols: Symbols) -> list[str]:
-        return [*split_symbols(text, SEPARATORS[symbols])]
+    def _symbols(text: str, symbols: str) -> list[str]:
+        return [*split_symbols(text, SEPARATORS.get(symbols, symbols))]
+
+    def answers(self, target: str) -> list[str]:
+        """Return the right answers in a target column."""
+        return [target] if self.answer_separator is None else [a for a in target.split(self.answer_separator) if a]
 
     def split(self, run: Run, config: StringsData, split: str, **options: Any) -> Lines:
         if options.get("language") is not None:
@@ -232,27 +457,49 @@ class Strings(SequenceTask):
             raise OptionError(lambda _: f"the run knows no languages, {describe(language)} was given", where=run.folder)
 
     def encode(self, examples: Sequence[StringsExample], vocabularies: Vocabularies) -> Lines:
-        titles = [f"{e.lemma} + {TAG_SEPARATOR.join(e.tags)}" if self.tags else e.lemma for e in examples]
-        separator, count = SEPARATORS[self.tgt_symbols], len(examples)
-        forms = [separator.join(split_symbols(e.form or "", separator)) for e in examples]
+        """Encode examples as numbers; of several right answers the corpus has the first."""
+        joiner, count = self.feature_separator, len(examples)
+        titles = [f"{e.source} + {joiner.join(e.features)}" if e.features else e.source for e in examples]
+        references = [self._reference(e.target or "") for e in examples]
         languages = [e.language for e in examples if e.language is not None]
-        corpus = encode_examples(examples, vocabularies.src, vocabularies.tgt)
+        first = [replace(e, target=(*self.answers(e.target or ""), "")[0]) for e in examples]
+        corpus = encode_examples(first, vocabularies.src, vocabularies.tgt)
         known = languages if languages and len(languages) == count else None
-        return Lines(corpus, forms, titles, list(range(count)), count, known)
+        return Lines(corpus, references, titles, list(range(count)), count, known)
+
+    def _reference(self, target: str) -> str:
+        """Return a target column with single separators between symbols."""
+        separator = SEPARATORS.get(self.tgt_symbols, self.tgt_symbols)
+        if separator in ("", GRAPHEMES):
+            return target
+        answers = (separator.join(split_symbols(answer, separator)) for answer in self.answers(target))
+        return (self.answer_separator or "").join(answers)
 
     def utility(self, text: str, reference: str) -> float:
-        """Return 1 minus the edit distance divided by the length of the longer form."""
-        output, right = self._split(text, self.tgt_symbols), self._split(reference, self.tgt_symbols)
+        """Return 1 minus the edit distance divided by the length of the longer string."""
+        output, right = (self._symbols(side, self.tgt_symbols) for side in (text, reference))
         return 1 - levenshtein(output, right) / max(len(output), len(right), 1)
 
+    def line_scores(self, texts: Sequence[str], references: Sequence[str]) -> dict[str, LineScore]:
+        each = [self._compare(text, reference) for text, reference in zip(texts, references, strict=True)]
+        edits, symbols = [distance for distance, _ in each], [length for _, length in each]
+        right = [float(not distance) for distance in edits]
+        return {
+            "accuracy": LineScore(right),
+            "word_error_rate": LineScore([1 - value for value in right]),
+            "symbol_error_rate": LineScore(edits, symbols),
+            "levenshtein": LineScore(edits),
+        }
+
+    def _compare(self, text: str, reference: str) -> tuple[int, int]:
+        """Return the edit distance to the nearest right answer, and the length of that answer."""
+        output = self._symbols(text, self.tgt_symbols)
+        answers = [self._symbols(answer, self.tgt_symbols) for answer in self.answers(reference) or [""]]
+        return min((levenshtein(output, answer), len(answer)) for answer in answers)
+
     def score(self, texts: Sequence[str], references: Sequence[str], quick: bool = False) -> list[CorpusScore]:
-        outputs, rights = ([self._split(text, self.tgt_symbols) for text in side] for side in (texts, references))
-        return [CorpusScore(name, value, "") for name, value in form_scores(outputs, rights).items()]
-
-
-def _task_of(config: StringsData) -> Strings:
-    options = {name: getattr(config, name) for name in ("max_length", "tags", "src_symbols", "tgt_symbols")}
-    return Strings(find_languages(config), **options)
+        each = self.line_scores(texts, references)
+        return [CorpusScore(name, score.value, "") for name, score in each.items()]
 
 
 def find_languages(config: StringsData) -> list[str] | None:
@@ -271,38 +518,76 @@ def find_languages(config: StringsData) -> list[str] | None:
     return names
 
 
-def _dev_origin(config: StringsData, number: int) -> str:
-    """Return the file and line of an example of the development set."""
-    if config.embedded is not None:
-        return f"data.embedded:{number + 1}"
-    task, files = _task_of(config), Strings.files(config, "dev")
-    examples = (read_examples(file, task.columns[True], 2 + task.tags, task.separators) for file in files)
-    return [origin for lines in examples for origin, _ in lines][number]
-
-
-def _in_turn(examples: list[tuple[int, StringsExample]]) -> list[tuple[int, StringsExample]]:
+def _in_turn(examples: list[StringsExample]) -> list[StringsExample]:
     """Return the examples with languages interleaved, so that the first n examples cover all languages evenly."""
-    each: dict[str | None, list[tuple[int, StringsExample]]] = {}
-    for number, example in examples:
-        each.setdefault(example.language, []).append((number, example))
+    each: dict[str | None, list[StringsExample]] = {}
+    for example in examples:
+        each.setdefault(example.language, []).append(example)
     return [example for turn in zip_longest(*each.values()) for example in turn if example is not None]
 
 
 def encode_examples(examples: Sequence[StringsExample], src: Vocabulary, tgt: Vocabulary) -> Corpus:
-    """Encode examples as numbers; the target is empty if the form is unknown."""
+    """Encode examples as numbers; the target is empty if it is unknown."""
     sources = [src.encode(e.src_tokens(src.separator)) for e in examples]
-    return Corpus(sources, [tgt.encode(e.form or "") for e in examples])
+    return Corpus(sources, [tgt.encode(e.target or "") for e in examples])
+
+
+def normalize(text: str, form: Normalization | None) -> str:
+    """Return a text in a Unicode normalization form; None: unchanged."""
+    return text if form is None else unicodedata.normalize(form, text)
+
+
+def split_features(text: str, separator: str) -> list[str]:
+    """Return the features in a column. A separator at the end is ignored.
+
+    Features in brackets are separated by commas or semicolons, and keep the name before the brackets.
+
+    >>> split_features("V;PST;", ";"), split_features("N;ACC(PL;PSS(1,PL))", ";")
+    (['V', 'PST'], ['N', 'ACC(PL)', 'ACC(PSS(1))', 'ACC(PSS(PL))'])
+    """
+    text = text.strip()
+    while text.endswith(separator) and text != separator:
+        text = text.removesuffix(separator).rstrip()
+    return [feature for part in _outside_brackets(text, separator) for feature in _flatten(part)] if text else []
+
+
+def _flatten(feature: str) -> list[str]:
+    nested = NESTED.fullmatch(feature)
+    if nested is None:
+        return [feature]
+    parts = (part for piece in _outside_brackets(nested[2], ";") for part in _outside_brackets(piece, ","))
+    return [f"{nested[1]}({inner})" for part in parts for inner in _flatten(part)]
+
+
+def _outside_brackets(text: str, separator: str) -> list[str]:
+    """Split a text at the separators outside of brackets; at all of them if brackets don't match."""
+    parts = [""]
+    for part in text.split(separator):
+        is_open = parts[-1].count("(") > parts[-1].count(")")
+        parts[-1:] = [parts[-1] + separator + part] if is_open else [parts[-1], part]
+    return parts[1:] if parts[-1].count("(") == parts[-1].count(")") else text.split(separator)
+
+
+def similarity(a: str, b: str) -> float:
+    """Return the share of pairs of neighbouring characters that two texts have in common, of the shorter one's.
+
+    >>> similarity("walk", "walked"), similarity("walk", "V;PST")
+    (1.0, 0.0)
+    """
+    pairs = [{text[i : i + 2] for i in range(len(text) - 1)} for text in (a, b)]
+    return len(pairs[0] & pairs[1]) / max(1, min(map(len, pairs)))
 
 
 @dataclass(frozen=True)
 class StringsExample:
-    """Pair of input string and output form, such as one cell of a paradigm.
+    """Pair of a source and a target, such as one cell of a paradigm, or a word and its phones.
 
     Args:
-        lemma: Input string, such as a citation form or a written word.
-        tags: Morphological tags, if there are any.
-        form: Output, such as an inflected form or phones; None if unknown.
+        source: Input string, such as a lemma or a written word.
+        features: Features, such as morphological tags, if there are any.
+        target: Output, such as an inflected form or phones; None if unknown.
         language: Name of the language; None if there is only one.
+        origin: File and line.
 
     Example:
         >>> example = StringsExample("draw", ("V", "PST"), "drew", "english")
@@ -312,31 +597,36 @@ class StringsExample:
         ['d', 'r', 'e', 'w']
     """
 
-    lemma: str
-    tags: tuple[str, ...]
-    form: str | None = None
+    source: str
+    features: tuple[str, ...]
+    target: str | None = None
     language: str | None = None
+    origin: str = field(default="", compare=False, repr=False)
 
     def src_tokens(self, separator: str = "") -> list[str]:
-        """Return the source symbols: the language if there is one, the tags in their order, and the lemma."""
+        """Return the source symbols: the language if there is one, the features in their order, and the source."""
         language = [f"{LANGUAGE}{self.language}>"] if self.language is not None else []
-        return [*language, *(f"{TAG}{tag}>" for tag in self.tags), *split_symbols(self.lemma, separator)]
+        return [
+            *language,
+            *(f"{FEATURE}{feature}>" for feature in self.features),
+            *split_symbols(self.source, separator),
+        ]
 
     def tgt_tokens(self, separator: str = "") -> list[str]:
-        """Return the symbols of the form.
+        """Return the symbols of the target.
 
         Raises:
-            ValueError: If the example has no form.
+            ValueError: If the example has no target.
         """
-        if self.form is None:
-            raise ValueError(f"the example {describe(self.lemma)} has no form")
-        return [*split_symbols(self.form, separator)]
+        if self.target is None:
+            raise ValueError(f"the example {describe(self.source)} has no target")
+        return [*split_symbols(self.target, separator)]
 
 
 def read_strings(path: Path | str, language: str | None = None, task: Strings = Strings()) -> list[StringsExample]:
-    r"""Read the examples of a file with lines `lemma<TAB>form<TAB>tags`, tags separated by `;`.
+    r"""Read the examples of a file, by default with lines `source<TAB>target<TAB>features`, features separated by `;`.
 
-    Fields are not stripped: a form may end in a space. Blank lines and separators at the end of a line are ignored.
+    Fields are not stripped: a target may end in a space. Blank lines and separators at the end of a line are ignored.
 
     Args:
         path: Path of the UTF-8 file.
@@ -354,10 +644,9 @@ def read_strings(path: Path | str, language: str | None = None, task: Strings = 
         >>> path = Path(tempfile.mkdtemp()) / "english.tsv"
         >>> _ = path.write_text("draw\tdrew\tV;PST\n")
         >>> read_strings(path)
-        [StringsExample(lemma='draw', tags=('V', 'PST'), form='drew', language=None)]
+        [StringsExample(source='draw', features=('V', 'PST'), target='drew', language=None)]
     """
-    lines = read_examples(path, task.columns[True], 2 + task.tags, task.separators)
-    return [task.parse(line, origin, True, language) for origin, line in lines]
+    return [task.parse(line, origin, True, language) for origin, line in task.example_lines(path)]
 
 
 def english_verbs() -> dict[str, list[StringsExample]]:
@@ -374,6 +663,9 @@ def english_verbs() -> dict[str, list[StringsExample]]:
         (['dev', 'test', 'train'], '<tag:V>')
     """
     return {
-        split: [StringsExample(lemma, tuple(tags.split(TAG_SEPARATOR)), form) for lemma, form, tags in rows]
+        split: [
+            StringsExample(lemma, tuple(tags.split(";")), form, origin=f"data.embedded:{number}")
+            for number, (lemma, form, tags) in enumerate(rows, 1)
+        ]
         for split, rows in read_embedded("english-verbs").items()
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -117,7 +117,7 @@ class Translation(SequenceTask):
     name = "translation"
     Config = TranslationData
     noun = "translation"
-    columns = ("text", "source<TAB>target")
+    formats = ("text", "source<TAB>target")
     scores = ("bleu", "chrf", "ter", "exact")
     costly_scores = ("ter",)
     search_defaults = SearchOptions(end_rule="competing")
@@ -145,9 +145,12 @@ class Translation(SequenceTask):
     def limit(self) -> int:
         return max(LONGEST, self.max_length or 0)
 
-    def number_lines(self, lines: Sequence[str], gold: bool, ignored: Ignored) -> Iterator[tuple[int, str]]:
+    def number_lines(
+        self, lines: Iterable[str], gold: bool, ignored: Ignored, first: int = 0
+    ) -> Iterator[tuple[int, str]]:
         """Yield lines without ignored characters at their ends; trailing spaces of targets are kept for scoring."""
-        for number, line in super().number_lines(lines, gold, ignored):
+        lines = [*lines]
+        for number, line in super().number_lines(lines, gold, ignored, first):
             written = lines[number].removesuffix("\r")
             keep = gold and written.count("\t") == 1 and written.rpartition("\t")[2].strip()
             yield number, written if keep else line
@@ -155,10 +158,10 @@ class Translation(SequenceTask):
     def parse(self, line: str, origin: str, gold: bool, empty: bool = False) -> Pair:
         if not gold:
             return line, ""
-        fields = split_columns(line, origin, self.columns[1], (2,))
+        fields = split_columns(line, origin, self.formats[1], (2,))
         sides = zip(("source", "target"), fields, (False, empty), strict=True)
         if missing := [side for side, field, may_be_empty in sides if not field.strip() and not may_be_empty]:
-            raise InputError(f"{origin}: expected {self.columns[1]}, found an empty {missing[0]}")
+            raise InputError(f"{origin}: expected {self.formats[1]}, found an empty {missing[0]}")
         return fields[0], fields[1]
 
     def read(self, lines: Sequence[str], name: str, run: Run, gold: bool, first: int = 0, **options: Any) -> Lines:

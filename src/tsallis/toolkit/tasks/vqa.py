@@ -108,7 +108,7 @@ class Visual(LabelTask):
     Config = VisualData
     models: ClassVar[Mapping[str, type[ModelSection]]] = {"answerer": AnswererConfig}
     noun = "answer"
-    columns = ("image<TAB>question", "image<TAB>question<TAB>answer")
+    formats = ("image<TAB>question", "image<TAB>question<TAB>answer")
     options = ("images",)
     refusals: ClassVar[Mapping[str, str]] = {**Task.refusals, "serve": "requests hold no images"}
 

@@ -84,11 +84,11 @@ def test_the_file_is_what_the_rules_write() -> None:
 
 def test_every_lemma_has_its_four_cells_in_one_split(verbs: dict[str, list[StringsExample]]) -> None:
     assert tuple(verbs) == SPLITS
-    lemmas = {split: list(dict.fromkeys(e.lemma for e in examples)) for split, examples in verbs.items()}
+    lemmas = {split: list(dict.fromkeys(e.source for e in examples)) for split, examples in verbs.items()}
     for split, examples in verbs.items():
         cells = [(lemma, cell) for lemma in lemmas[split] for cell in CELLS]
-        assert list(dict.fromkeys((e.lemma, ";".join(e.tags)) for e in examples)) == cells
-        assert all(e.form and e.form.isascii() and e.form.islower() and e.language is None for e in examples)
+        assert list(dict.fromkeys((e.source, ";".join(e.features)) for e in examples)) == cells
+        assert all(e.target and e.target.isascii() and e.target.islower() and e.language is None for e in examples)
     everywhere = [lemma for split in SPLITS for lemma in lemmas[split]]
     assert len(everywhere) == len(set(everywhere)) >= 900
     assert 0.75 < len(lemmas["train"]) / len(everywhere) < 0.85
@@ -97,13 +97,13 @@ def test_every_lemma_has_its_four_cells_in_one_split(verbs: dict[str, list[Strin
 
 def test_what_no_rule_predicts_is_in_train(verbs: dict[str, list[StringsExample]]) -> None:
     """A held-out irregular verb is a prefix on one whose forms training has shown."""
-    known = {(e.lemma, e.tags): e.form for e in verbs["train"]}
+    known = {(e.source, e.features): e.target for e in verbs["train"]}
     irregular = {lemma for lemma, kind, _ in generator._read_list() if kind == "irregular"}
-    held_out = {e.lemma for split in ("dev", "test") for e in verbs[split]} & irregular
+    held_out = {e.source for split in ("dev", "test") for e in verbs[split]} & irregular
     assert {"understand", "withhold"} <= held_out
-    for example in (e for split in ("dev", "test") for e in verbs[split] if e.lemma in held_out):
-        prefix = next(p for p in generator.PREFIXES if (example.lemma.removeprefix(p), example.tags) in known)
-        assert example.form == prefix + str(known[example.lemma.removeprefix(prefix), example.tags])
+    for example in (e for split in ("dev", "test") for e in verbs[split] if e.source in held_out):
+        prefix = next(p for p in generator.PREFIXES if (example.source.removeprefix(p), example.features) in known)
+        assert example.target == prefix + str(known[example.source.removeprefix(prefix), example.features])
 
 
 def test_training_shows_every_letter_and_tag_of_the_others(verbs: dict[str, list[StringsExample]]) -> None:
@@ -115,11 +115,11 @@ def test_training_shows_every_letter_and_tag_of_the_others(verbs: dict[str, list
 
 def test_two_right_spellings_are_rows_of_train_alone(verbs: dict[str, list[StringsExample]]) -> None:
     either = {lemma for lemma, kind, _ in generator._read_list() if kind == "either"}
-    counts = {split: Counter((e.lemma, e.tags) for e in examples) for split, examples in verbs.items()}
+    counts = {split: Counter((e.source, e.features) for e in examples) for split, examples in verbs.items()}
     twice = {split: {lemma for (lemma, _), n in count.items() if n == 2} for split, count in counts.items()}
     assert twice == {"train": either, "dev": set(), "test": set()} and len(either) > 60
     assert max(counts["train"].values()) == 2
-    assert not {"model", "travel"} & {e.lemma for examples in verbs.values() for e in examples}
+    assert not {"model", "travel"} & {e.source for examples in verbs.values() for e in examples}
 
 
 def test_the_list_names_no_verb_twice() -> None:
@@ -131,8 +131,8 @@ def test_forms_follow_from_the_lemma(verbs: dict[str, list[StringsExample]]) -> 
     """Slips of the rules that no list of examples would catch: a lost stem, a tripled letter, a stray ending."""
     endings = {"V;3;SG;PRS": "s", "V;V.PTCP;PRS": "ing"}
     for example in (e for examples in verbs.values() for e in examples):
-        form, ending = str(example.form), endings.get(";".join(example.tags), "")
-        assert form.endswith(ending) and (not ending or form != example.lemma)
+        form, ending = str(example.target), endings.get(";".join(example.features), "")
+        assert form.endswith(ending) and (not ending or form != example.source)
         assert not any(c * 3 in form for c in form), form
-        stem = example.lemma[:-2] if example.lemma.endswith("ie") else example.lemma.rstrip("ey")
-        assert not ending or example.lemma == "have" or form.startswith(stem), form
+        stem = example.source[:-2] if example.source.endswith("ie") else example.source.rstrip("ey")
+        assert not ending or example.source == "have" or form.startswith(stem), form

@@ -6,14 +6,18 @@ import math
 
 import pytest
 
-from tsallis.toolkit.evaluation.text_scores import form_scores, length_ratio, sentence_chrf, translation_scores
+from tsallis.toolkit.evaluation.text_scores import LineScore, length_ratio, sentence_chrf, translation_scores
 
 
-def test_forms_are_compared_as_text() -> None:
-    assert form_scores(["drew", "drawed", ""], ["drew", "drew", "a"]) == {"accuracy": 1 / 3, "levenshtein": 4 / 3}
-    assert form_scores([], []) == {"accuracy": 0.0, "levenshtein": 0.0}
-    with pytest.raises(ValueError, match="shorter"):
-        form_scores(["a"], [])
+def test_intervals_of_means_over_lines() -> None:
+    assert LineScore([]).value == 0 and LineScore([]).interval() == (0, 0)
+    edits = LineScore([0, 3, 1, 0] * 50, [4, 6, 5, 5] * 50)
+    low, high = edits.interval()
+    assert edits.value == 0.2 and 0.12 < low < 0.2 < high < 0.28
+    # The difference of equal scores is 0 in every sample; half the edits on each line make half the error.
+    assert edits.interval(edits) == (0, 0)
+    half = LineScore([value / 2 for value in edits.values], edits.weights)
+    assert half.interval(edits) == pytest.approx((-high / 2, -low / 2))
 
 
 def test_translations_are_scored_by_sacrebleu() -> None:

@@ -256,7 +256,7 @@ def test_what_the_run_does_not_know_is_refused(served: ServedRun, method: str, s
 
 
 def test_bad_lines_are_refused_with_their_number(served: ServedRun) -> None:
-    with pytest.raises(InputError, match="sources:2: expected lemma<TAB>tags"):
+    with pytest.raises(InputError, match="sources:2: expected source<TAB>features"):
         translate(served, {"sources": [LINES[0], "scan"]})
     with pytest.raises(InputError, match=r"sources:1: 6 symbols, at most 5 are read"):
         translate(replace(served, limits=Limits(symbols=5)), {"sources": ["scan\tV;PST"]})
@@ -293,7 +293,7 @@ def test_words_have_logarithms(served: ServedRun) -> None:
 
 def test_facts_are_those_of_the_run(served: ServedRun) -> None:
     facts = served.facts
-    assert (facts["name"], facts["task"], facts["columns"]) == ("verbs", "strings", ["lemma", "tags"])
+    assert (facts["name"], facts["task"], facts["columns"]) == ("verbs", "strings", ["source", "features"])
     assert facts["model"] == "rnn" and facts["arguments"]["d_model"] == 8
     assert facts["parameters"] == sum(p.numel() for p in served.run.model.parameters())
     assert facts["attention"] == [{"kind": "cross", "layer": 1, "alphas": (1.5,)}]

@@ -22,7 +22,7 @@ def test_every_address_answers(serve: Serve) -> None:
     client = serve()
     status, content, headers = client.send("GET", "/api/health")
     assert status == 200 and content["status"] == "ok" and content["runs"] == ["verbs"] and content["waiting"] == 0
-    assert client.send("GET", "/api/runs")[1]["runs"][0]["columns"] == ["lemma", "tags"]
+    assert client.send("GET", "/api/runs")[1]["runs"][0]["columns"] == ["source", "features"]
     for name in ("translate", "suggest", "steps", "attention"):
         body = {"sources": [LINE]} if name == "translate" else {"source": LINE}
         status, content = client.post(name, body)
@@ -64,7 +64,7 @@ def test_answers_are_those_of_the_run(serve: Serve, served: ServedRun) -> None:
         ("POST", "/api/translate", b"", {}, 400, "no JSON"),
         ("POST", "/api/translate", b'{"sources": ["\xff\xfe"]}', {}, 400, "no JSON: invalid unicode"),
         ("POST", "/api/translate", {"sources": [3]}, {}, 400, "input should be a valid string"),
-        ("POST", "/api/translate", {"sources": ["scan"]}, {}, 400, "sources:1: expected lemma<TAB>tags"),
+        ("POST", "/api/translate", {"sources": ["scan"]}, {}, 400, "sources:1: expected source<TAB>features"),
         ("POST", "/api/translate", {"sources": ["a" * 2049]}, {}, 400, "at most 2048 characters"),
         ("POST", "/api/translate", {"sources": [f"{'a' * 300}\tV"]}, {}, 400, "at most 256 are read"),
         ("POST", "/api/translate", b" " * 70_000, {}, 413, "at most 65536 bytes"),

@@ -57,6 +57,8 @@ def test_from_files_to_labels(folder: Path, attention: str) -> None:
     assert data.vocabularies.tgt.symbols == ("bad", "good") and prepared.task.facts() == {
         "task": "classification",
         "max_length": 256,
+        "columns": {"label": 1, "text": -1},
+        "header": [],
     }
     run = train(prepared, folder / "run")
     lines = encode(run, read_split(inputs.data, "test"))

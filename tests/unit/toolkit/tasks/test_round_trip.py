@@ -23,7 +23,7 @@ class Case(NamedTuple):
 
 SENTENCES = {"train.de": "ein Hut\ndas Haus\n", "train.en": "a  hat, a 帽子\nthe house\n"}
 OUTPUTS = ["a hat, a 帽子", "the house"]
-PHONES = {"tags": False, "tgt_symbols": "spaces"}
+PHONES = {"columns": {"features": None}, "tgt_symbols": "spaces"}
 CASES = {
     "strings": Case({"train": "draw\tdrew \tV;PST\nsee\ts a w\tV;PST\n"}, ["drew ", "s a w"], {}),
     "strings: phones": Case({"train": "ship\tʃ ɪ p\nchurch\ttʃ ɜː  tʃ\n"}, ["ʃ ɪ p", "tʃ ɜː tʃ"], PHONES),

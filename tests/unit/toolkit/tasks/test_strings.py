@@ -17,6 +17,7 @@ from tsallis.toolkit.data.io import decode_lines
 from tsallis.toolkit.inference import TextRun
 from tsallis.toolkit.tasks.registry import task_of
 from tsallis.toolkit.tasks.strings import (
+    Columns,
     Strings,
     StringsData,
     StringsExample,
@@ -48,7 +49,7 @@ def test_tokens_keep_the_order_of_the_file() -> None:
     assert example.src_tokens() == ["<lang:italian>", "<tag:PRO>", "<tag:3>", "<tag:SG>", *"no uno"]
     assert StringsExample("a", ("V",)).src_tokens() == ["<tag:V>", "a"]
     assert example.tgt_tokens() == ["n", "’", "a"]
-    with pytest.raises(ValueError, match="'a' has no form"):
+    with pytest.raises(ValueError, match="'a' has no target"):
         StringsExample("a", ("V",)).tgt_tokens()
 
 
@@ -64,9 +65,9 @@ def test_separators_inside_and_at_the_ends_of_fields_are_characters(tmp_path: Pa
     s = separator
     path = write(tmp_path / "a", f"{s}a{s}b{s}\t{s}c{s}d{s}\tV;{s}X\nwalk\twalked\tV;PST\n")
     first, second = read_strings(path)
-    assert (first.lemma, first.form, first.tags) == (f"{s}a{s}b{s}", f"{s}c{s}d{s}", ("V", f"{s}X"))
+    assert (first.source, first.target, first.features) == (f"{s}a{s}b{s}", f"{s}c{s}d{s}", ("V", f"{s}X"))
     assert first.src_tokens()[2:] == [s, "a", s, "b", s] and first.tgt_tokens() == [s, "c", s, "d", s]
-    assert second.lemma == "walk"
+    assert second.source == "walk"
 
 
 def test_nothing_is_normalised(tmp_path: Path) -> None:
@@ -77,7 +78,9 @@ def test_nothing_is_normalised(tmp_path: Path) -> None:
 
 def test_lines_without_a_form(tmp_path: Path) -> None:
     path = write(tmp_path / "a", "walk\tV;PST\nrun\tran\tV;PST\n")
-    with pytest.raises(InputError, match=r"a:1: expected lemma<TAB>form<TAB>tags, found 2 columns: 'walk\\tV;PST'"):
+    with pytest.raises(
+        InputError, match=r"a:1: expected source<TAB>target<TAB>features, found 2 columns: 'walk\\tV;PST'"
+    ):
         read_strings(path)
     assert Strings().parse("walk\tV;PST", "stdin:1", gold=False, language="english").language == "english"
 
@@ -85,13 +88,12 @@ def test_lines_without_a_form(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "message"),
     [
-        ("walk\n", 1, "expected lemma<TAB>form<TAB>tags, found 1 column: 'walk'"),
+        ("walk\n", 1, "expected source<TAB>target<TAB>features, found 1 column: 'walk'"),
         ("a\tb\tV\n\nc\td\n", 3, "found 2 columns: 'c\\td'"),
-        ("a\tb\tV\na\tb\tV\tx\n", 2, "found 4 columns"),
         ("a\tb\tV\n" + "x" * 50 + "\n", 2, "found 1 column: '" + "x" * 37 + "...'"),
-        ("\tb\tV\n", 1, "found an empty lemma"),
-        ("a\t\tV\n", 1, "found an empty form"),
-        ("a\tb\t\n", 1, "expected tags separated by single semicolons, found ''"),
+        ("\tb\tV\n", 1, "found an empty source"),
+        ("a\t\tV\n", 1, "found an empty target"),
+        ("a\tb\t\n", 1, "expected features separated by single ';', found ''"),
         ("a\tb\t; ;\n", 1, "found '; ;'"),
         ("a\tb\tV;;N\n", 1, "found 'V;;N'"),
         ("\ufeffa\tb\n", 1, "found 2 columns: 'a\\tb'"),
@@ -114,10 +116,10 @@ def test_files_that_are_not_there_or_empty(tmp_path: Path) -> None:
         read_strings(tmp_path / "nothing")
     with pytest.raises(InputError, match="can't be read: Is a directory"):
         read_strings(tmp_path)
-    with pytest.raises(InputError, match="the file is empty, expected lines of lemma<TAB>form<TAB>tags"):
+    with pytest.raises(InputError, match="the file is empty, expected lines of source<TAB>target<TAB>features"):
         read_strings(write(tmp_path / "a", ""))
     with pytest.raises(InputError, match="standard input: the file is empty"):
-        list(decode_lines(io.BytesIO(b""), "standard input", Strings().columns[True]))
+        list(decode_lines(io.BytesIO(b""), "standard input", Strings().formats[True]))
 
 
 def test_many_languages_of_a_folder(tmp_path: Path) -> None:
@@ -129,7 +131,7 @@ def test_many_languages_of_a_folder(tmp_path: Path) -> None:
         return Strings.read_split(config, "train")
 
     examples = read("{language}-train-high", "norwegian-bokmal", "spanish")
-    assert [(e.language, e.form) for e in examples] == [("norwegian-bokmal", "så"), ("spanish", "fue")]
+    assert [(e.language, e.target) for e in examples] == [("norwegian-bokmal", "så"), ("spanish", "fue")]
     assert examples[0].src_tokens()[0] == "<lang:norwegian-bokmal>"
     with pytest.raises(InputError, match="finnish-train-high: can't be read"):
         read("{language}-train-high", "spanish", "finnish")
@@ -175,11 +177,11 @@ def test_published_files(shared_data: Path, tmp_path: Path) -> None:
     for name, count in counts.items():
         examples = read_strings(tmp_path / name)
         assert len(examples) == count
-        again = "".join("\t".join(f for f in (e.lemma, e.form, ";".join(e.tags)) if f) + "\n" for e in examples)
+        again = "".join("\t".join(f for f in (e.source, e.target, ";".join(e.features)) if f) + "\n" for e in examples)
         assert again.encode() == (tmp_path / name).read_bytes()
 
 
-PHONES = {"task": "strings", "train": "train", "dev": "train", "tags": False, "tgt_symbols": "spaces"}
+PHONES = {"task": "strings", "train": "train", "dev": "train", "tgt_symbols": "spaces"}
 RNN = {"architecture": "rnn", "d_model": 8, "layers": 1}
 
 
@@ -187,7 +189,7 @@ RNN = {"architecture": "rnn", "d_model": 8, "layers": 1}
 def phones(tmp_path: Path) -> Run:
     """A run that reads words and writes phones, untrained."""
     write(tmp_path / "train", "ship\tʃ ɪ p\nchurch\ttʃ ɜː tʃ \nsit\ts ɪ  t\n")
-    write(tmp_path / "config.yaml", "version: 1\ndata: {tags: false, tgt_symbols: spaces, train: train, dev: train}\n")
+    write(tmp_path / "config.yaml", "version: 1\ndata: {tgt_symbols: spaces, train: train, dev: train}\n")
     return untrained_run(tmp_path, PHONES, RNN)
 
 
@@ -218,26 +220,24 @@ def test_phones_that_are_typed(phones: Run) -> None:
 def test_scores_count_phones(phones: Run) -> None:
     task = task_of(phones.task)
     scores = {score.name: score.value for score in task.score(["tʃ ɜː tʃ"], ["tʃ ɪ tʃ"])}
-    assert scores == {"accuracy": 0.0, "levenshtein": 1.0}
+    assert scores == {"accuracy": 0, "word_error_rate": 1, "symbol_error_rate": 1 / 3, "levenshtein": 1}
     assert task.utility("tʃ ɜː tʃ", "tʃ ɪ tʃ") == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize(
     ("line", "gold", "message"),
     [
-        ("ship", True, "expected word<TAB>form, found 1 column: 'ship'"),
-        ("a\tb\tV", True, "expected word<TAB>form, found 3 columns"),
-        ("a\tb\tV", False, "expected word or word<TAB>form, found 3 columns"),
-        ("ship\t \tV", True, "found 3 columns"),
-        ("\tʃ", True, "found an empty word"),
-        ("ship\t  ", True, "found an empty form"),
+        ("ship", True, "expected source<TAB>target, found 1 column: 'ship'"),
+        ("ship\t \tV", True, "found an empty target"),
+        ("\tʃ", True, "found an empty source"),
+        ("ship\t  ", True, "found an empty target"),
     ],
 )
 def test_lines_of_words_that_are_malformed(line: str, gold: bool, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        Strings(tags=False, tgt_symbols="spaces").parse(line, "in:1", gold)
+        Strings(columns=Columns(features=()), tgt_symbols="spaces").parse(line, "in:1", gold)
 
 
-def test_embedded_data_has_tags() -> None:
-    with pytest.raises(ValidationError, match="english-verbs has tags, found tags: false"):
-        StringsData(embedded="english-verbs", tags=False)
+def test_embedded_data_has_its_own_columns() -> None:
+    with pytest.raises(ValidationError, match="embedded data takes no header, columns"):
+        StringsData(embedded="english-verbs", columns={"features": None}, header=True)

@@ -118,7 +118,12 @@ def test_forms() -> None:
     assert lines.numbers == [0, 1] and lines.count == 2
     with pytest.raises(InputError, match=r"in\.tsv:2: "):
         task.read(["a\tb\tN", "c"], "in.tsv", inputs, gold=True)
-    assert [s.name for s in task.score(["b"], ["b"])] == ["accuracy", "levenshtein"]
+    assert [s.name for s in task.score(["b"], ["b"])] == [
+        "accuracy",
+        "word_error_rate",
+        "symbol_error_rate",
+        "levenshtein",
+    ]
 
 
 def test_scores_of_translations() -> None:
@@ -146,20 +151,27 @@ def lines_of(references: list[str], languages: list[str] | None) -> Lines:
     return Lines(Corpus([], []), references, [], [], len(references), languages)
 
 
+def scores_of(accuracy: float, edits: float) -> dict[str, float]:
+    """Return the scores of strings of one symbol."""
+    errors = pytest.approx(1 - accuracy)
+    return {"accuracy": accuracy, "word_error_rate": errors, "symbol_error_rate": edits, "levenshtein": edits}
+
+
 def test_several_languages_count_the_same() -> None:
     """However many samples each has: 1 of 4 right in one and 1 of 1 in the other are 62.5 % right, not 40 %."""
     task, texts, references = task_of({}), ["a", "b", "b", "b", "a"], ["a", "a", "a", "a", "a"]
     each = language_scores(task, texts, lines_of(references, ["fi", "fi", "fi", "fi", "eo"]))
     assert each == {
-        "eo": {"samples": 1, "accuracy": 1.0, "levenshtein": 0.0},
-        "fi": {"samples": 4, "accuracy": 0.25, "levenshtein": 0.75},
+        "eo": {"samples": 1, **scores_of(1.0, 0.0)},
+        "fi": {"samples": 4, **scores_of(0.25, 0.75)},
     }
     values = score_values(task.score(texts, references), each)
-    assert values == {"macro_accuracy": 0.625, "macro_levenshtein": 0.375, "accuracy": 0.4, "levenshtein": 0.6}
+    macro = {f"macro_{name}": value for name, value in scores_of(0.625, 0.375).items()}
+    assert values == {**macro, **scores_of(0.4, 0.6)}
     assert next(iter(values)) == "macro_accuracy"  # which says what model is best
     for one in (None, ["fi"] * 5, []):
         assert language_scores(task, texts, lines_of(references, one)) == {}
-    assert score_values(task.score(texts, references), {}) == {"accuracy": 0.4, "levenshtein": 0.6}
+    assert score_values(task.score(texts, references), {}) == scores_of(0.4, 0.6)
 
 
 def test_an_evaluation_of_several_languages() -> None:
@@ -179,7 +191,7 @@ def test_an_evaluation_of_several_languages() -> None:
 
 
 EXPECTED = {
-    "strings": ("lemma<TAB>tags", "lemma<TAB>form<TAB>tags"),
+    "strings": ("source<TAB>features", "source<TAB>target<TAB>features"),
     "translation": ("text", "source<TAB>target"),
     "classification": ("text", "label<TAB>text"),
     "visual": ("image<TAB>question", "image<TAB>question<TAB>answer"),
@@ -228,13 +240,15 @@ def test_lines_on_which_a_search_would_not_end(task: dict[str, Any], lines: list
     [
         {
             **{"task": "strings", "languages": ["eo"], "max_length": 9},
-            **{"tags": True, "src_symbols": "characters", "tgt_symbols": "spaces"},
+            **{"columns": {"source": 1, "target": 3, "features": [2, 4]}, "header": ["a", "b"], "comment": "#"},
+            **{"src_symbols": "characters", "tgt_symbols": "spaces", "feature_separator": ",", "answer_separator": "/"},
+            **{"src_normalization": "NFC", "tgt_normalization": None},
         },
         {
             **{"task": "translation", "src": "de", "tgt": "en", "max_length": None},
             **{"lowercase": True, "tokenized": False, "joiner": "@@"},
         },
-        {"task": "classification", "max_length": 3},
+        {"task": "classification", "max_length": 3, "columns": {"label": 2, "text": 1}, "header": []},
         {"task": "visual", "images": "a.npy", "size": [4, 5], "max_length": None},
         {"task": "language", "length": 64, "synthetic": "copy"},
     ],

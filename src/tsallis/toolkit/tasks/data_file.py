@@ -1,0 +1,93 @@
+"""Configurations for files of columns: guess how a file's strings are written, and choose settings by its size."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tsallis.errors import InputError, shorten
+from tsallis.toolkit.data.io import read_lines
+
+EXPECTED = "source<TAB>target or source<TAB>target<TAB>features"
+READ = 10_000  # lines that are looked at
+# Column names that mark a header.
+NAMES = {
+    "source": ("source", "src", "input", "lemma", "word", "graphemes", "grapheme", "orthography", "spelling"),
+    "target": ("target", "tgt", "output", "form", "inflected", "phonemes", "phones", "pronunciation", "ipa"),
+    "features": ("features", "feats", "tags", "msd", "morphology"),
+}
+FEATURE_SEPARATORS = ";,|"
+LONGEST_SYMBOL = 4  # mean characters of a symbol, above which parts between spaces are words
+
+
+def is_data_file(path: Path) -> bool:
+    """Return whether a path names a file of columns, not a YAML file.
+
+    Raises:
+        InputError: If the file ends in .tsv or .csv and its first line has no tab.
+    """
+    if path.suffix in (".yaml", ".yml") or not path.is_file():
+        return False
+    table = {".tsv", ".csv"} & set(path.suffixes)
+    try:
+        line = next((line for line in read_lines(path) if line.strip()), "")
+    except InputError:
+        if table:
+            raise
+        return False
+    if table and "\t" not in line:
+        raise InputError(f"{path}: expected {EXPECTED}, columns separated by tabs, found {shorten(line)}")
+    return "\t" in line
+
+
+def describe_file(path: Path) -> dict[str, Any]:
+    """Return a configuration for training on a file of columns, as the content of a YAML file.
+
+    Raises:
+        InputError: If the file can't be read or has fewer than two columns.
+    """
+    lines = [line for line in read_lines(path, EXPECTED) if line.strip()]
+    rows = [line.split("\t") for line in lines[:READ]]
+    width = Counter(map(len, rows)).most_common(1)[0][0]
+    if width < 2:
+        raise InputError(f"{path}: expected {EXPECTED} in most lines, found {shorten(lines[0])}")
+    data: dict[str, Any] = {"folder": str(path.parent), "train": path.name}
+    columns: dict[str, Any] = {"source": 1, "target": 2, "features": 3 if width > 2 else None}
+    if named := _named_columns(rows[0]):
+        data["header"] = True
+        columns = named
+        rows = rows[1:]
+    data["columns"] = columns
+    rows = [row for row in rows if len(row) >= width]
+    for side, name in (("source", "src_symbols"), ("target", "tgt_symbols")):
+        if _has_symbols_between_spaces([row[columns[side] - 1] for row in rows]):
+            data[name] = "spaces"
+    if columns["features"] is not None:
+        text = re.sub(r"\([^()]*\)", "", " ".join(row[columns["features"] - 1] for row in rows))
+        separator = max(FEATURE_SEPARATORS, key=text.count)
+        data |= {"feature_separator": separator} if separator != FEATURE_SEPARATORS[0] else {}
+    return {"version": 1, "data": data, **settings_for(len(lines))}
+
+
+def _named_columns(header: Sequence[str]) -> dict[str, Any] | None:
+    """Return the columns that a header names; None if the line names no source or no target."""
+    cells = [cell.strip().lower() for cell in header]
+    found = {key: [i for i, cell in enumerate(cells, 1) if cell in names] for key, names in NAMES.items()}
+    if not found["source"] or not found["target"]:
+        return None
+    return {key: places[0] if places else None for key, places in found.items()}
+
+
+def _has_symbols_between_spaces(texts: Sequence[str]) -> bool:
+    """Return whether most texts are short symbols separated by spaces, such as phones."""
+    spaced = [text.split() for text in texts if " " in text.strip()]
+    symbols = sum(map(len, spaced))
+    return 2 * len(spaced) > len(texts) and sum(len(s) for text in spaced for s in text) < LONGEST_SYMBOL / 2 * symbols
+
+
+def settings_for(count: int) -> dict[str, Any]:
+    """Return the sections `model` and `training` for a number of examples."""
+    return {}

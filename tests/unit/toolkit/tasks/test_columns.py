@@ -1,0 +1,248 @@
+"""Files of columns as users have them: the formats of the shared tasks, one-command training, and wrong columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from task_runs import untrained_run
+from tsallis.errors import InputError
+from tsallis.toolkit.config import Config
+from tsallis.toolkit.data.vocabulary import GRAPHEMES, Vocabulary
+from tsallis.toolkit.tasks.classification import Classification, ClassificationData
+from tsallis.toolkit.tasks.data_file import describe_file, is_data_file
+from tsallis.toolkit.tasks.registry import config_of_file, task_of
+from tsallis.toolkit.tasks.strings import Strings, StringsData, StringsExample, split_features
+
+RNN = {"architecture": "rnn", "d_model": 4, "layers": 1}
+# Lines in the formats of the shared tasks by year, the settings that read them, and the first example.
+FORMATS: dict[str, tuple[list[str], dict[str, Any], StringsExample]] = {
+    "2016": (
+        ["gehen\tpos=V,mood=IND,num=SG\tgeht", "laufen\tpos=V,mood=IND,num=PL\tlaufen"],
+        {"columns": {"source": 1, "features": 2, "target": 3}, "feature_separator": ","},
+        StringsExample("gehen", ("pos=V", "mood=IND", "num=SG"), "geht"),
+    ),
+    "2017 and 2018": (
+        ["touch\ttouching\tV;V.PTCP;PRS", "dye\tdyed\tV;PST"],
+        {},
+        StringsExample("touch", ("V", "V.PTCP", "PRS"), "touching"),
+    ),
+    "2020 inflection": (
+        ["mopa\tmopera\tN;PL\t1", "tasa\ttasara\tN;PL"],  # another column is ignored
+        {},
+        StringsExample("mopa", ("N", "PL"), "mopera"),
+    ),
+    "2020 and 2021 phones": (
+        ["ship\tʃ ɪ p", "shoe\tʃ uː"],
+        {"tgt_symbols": "spaces"},
+        StringsExample("ship", (), "ʃ ɪ p"),
+    ),
+    "2022": (
+        ["gatto\tgatti\tN;PL;", "casa\tcase\tN;PL"],  # a separator too many
+        {},
+        StringsExample("gatto", ("N", "PL"), "gatti"),
+    ),
+    "2023": (
+        ["lav\tN;ACC(PL;PSS(1,PL))\tlaveinket", "ház\tN;ACC(SG)\tházat"],
+        {"columns": {"source": 1, "features": 2, "target": 3}},
+        StringsExample("lav", ("N", "ACC(PL)", "ACC(PSS(1))", "ACC(PSS(PL))"), "laveinket"),
+    ),
+    "several columns of features under a header": (
+        ["n\tlemma\tpos\tform\tnumber", "1\tkato\tN\tkatoj\tPL", "2\thundo\tN\thundoj\tPL"],
+        {"columns": {"source": 2, "target": 4, "features": [3, 5]}, "header": True},
+        StringsExample("kato", ("N", "PL"), "katoj"),
+    ),
+    "comments and Windows line ends": (
+        ["# made by hand\r", "kato\tkatoj\tN,PL\r", "\r", "hundo\thundoj\tN,PL\r"],
+        {"comment": "#", "feature_separator": ","},
+        StringsExample("kato", ("N", "PL"), "katoj"),
+    ),
+}
+
+
+def write(path: Path, lines: Sequence[str]) -> Path:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="")
+    return path
+
+
+@pytest.mark.filterwarnings("ignore::tsallis.errors.IgnoredInputWarning")
+@pytest.mark.parametrize("year", FORMATS)
+def test_formats_of_shared_tasks(year: str, tmp_path: Path) -> None:
+    lines, settings, first = FORMATS[year]
+    write(tmp_path / "train", lines)
+    config = StringsData(folder=str(tmp_path), train="train", dev="train", **settings)
+    assert Strings.read_split(config, "train")[0] == first
+    run = untrained_run(tmp_path, {"task": "strings", "train": "train", "dev": "train", **settings}, RNN)
+    task = task_of(run.task)
+    read = task.read(lines, "in", run, gold=True)
+    assert len(read.corpus) == 2 and read.count == len(lines)
+    # Lines with all columns, and lines without the target, mean the same input.
+    target = task.columns.target - 1  # type: ignore[attr-defined]
+    fields = [line.rstrip("\r").split("\t") for line in lines]
+    plain = ["\t".join([*row[:target], *row[target + 1 : task.columns.width]]) for row in fields]  # type: ignore[attr-defined]
+    for given in (lines, plain):
+        again = task.read(given, "in", run, gold=False)
+        assert [list(row) for row in again.corpus.src] == [list(row) for row in read.corpus.src]
+        assert again.numbers == read.numbers
+
+
+@pytest.mark.parametrize(
+    ("text", "separator", "features"),
+    [
+        ("V;PST", ";", ["V", "PST"]),
+        ("V;NOM(3,SG);ACC(PL;PSS(1,PL))", ";", ["V", "NOM(3)", "NOM(SG)", "ACC(PL)", "ACC(PSS(1))", "ACC(PSS(PL))"]),
+        ("N;(non)NOM;PL", ";", ["N", "(non)NOM", "PL"]),
+        ("N;A(B;C", ";", ["N", "A(B", "C"]),  # brackets that don't match are characters
+        ("pos=V|num=SG", "|", ["pos=V", "num=SG"]),
+        ("", ";", []),
+        ("V;;PST", ";", ["V", "", "PST"]),
+    ],
+)
+def test_features(text: str, separator: str, features: list[str]) -> None:
+    assert split_features(text, separator) == features
+
+
+def test_graphemes_and_normalization(tmp_path: Path) -> None:
+    write(tmp_path / "train", ["e\u0301a\tn\u0303a", "\u00e9b\t\u00f1"])
+    data = {"task": "strings", "train": "train", "dev": "train", "src_symbols": "graphemes", "tgt_symbols": "graphemes"}
+    run = untrained_run(tmp_path, data, RNN)
+    assert set(run.src_vocab.symbols) == {"e\u0301", "a", "\u00e9", "b"}
+    assert run.tgt_vocab.decode(run.tgt_vocab.encode("n\u0303a")) == "n\u0303a"
+    composed = untrained_run(tmp_path, {**data, "src_normalization": "NFC", "tgt_normalization": "NFD"}, RNN)
+    assert set(composed.src_vocab.symbols) == {"a", "\u00e9", "b"}
+    assert set(composed.tgt_vocab.symbols) == {"n\u0303", "a"}
+    vocabulary = Vocabulary.build(["e\u0301a"], separator=GRAPHEMES)
+    assert vocabulary.split_typed("ae") == (vocabulary.encode("a"), "e")  # a mark may follow the last letter
+    assert Vocabulary.from_json(vocabulary.to_json()) == vocabulary
+
+
+def test_several_right_answers(tmp_path: Path) -> None:
+    write(tmp_path / "train", ["color\tcolour/color", "go\twent"])
+    data = {"task": "strings", "train": "train", "dev": "train", "answer_separator": "/"}
+    config = StringsData(folder=str(tmp_path), **data)
+    assert len(Strings.load(config)[1].train) == 3
+    task = Strings.of_config(config)
+    scores = task.line_scores(["color", "colours", "gone"], ["colour/color", "colour/color", "went"])
+    assert scores["accuracy"].value == pytest.approx(1 / 3)
+    assert scores["levenshtein"].values == [0, 1, 3] and scores["symbol_error_rate"].weights == [5, 6, 4]
+
+
+@pytest.mark.parametrize("bad", ["", "ab", "x" * 11])
+def test_symbols_that_are_no_separator(bad: str) -> None:
+    with pytest.raises(ValidationError, match="expected characters, graphemes, spaces, or a separator"):
+        StringsData(train="a", src_symbols=bad)
+
+
+def test_columns_are_different() -> None:
+    with pytest.raises(ValidationError, match="expected a different column for each, found 1, 3, 3"):
+        StringsData(train="a", columns={"source": 1, "target": 3, "features": 3})
+
+
+def paradigms(order: str) -> list[str]:
+    """Return 24 lines; `order` names the columns: s(ource), t(arget), f(eatures)."""
+    cells = {"V;PST": "ed", "V;V.PTCP;PRS": "ing", "V;3;SG;PRS": "s", "V;NFIN": ""}
+    verbs = ("walk", "talk", "jump", "play", "open", "visit")
+    rows = [{"s": verb, "t": verb + end, "f": tags} for verb in verbs for tags, end in cells.items()]
+    return ["\t".join(row[column] for column in order) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("order", "columns", "setting"),
+    [
+        ("sft", {}, "{source: 1, target: 3, features: 2}"),
+        ("stf", {"source": 1, "features": 2, "target": 3}, "{source: 1, target: 2, features: 3}"),
+    ],
+)
+def test_swapped_columns_stop_before_training(
+    order: str, columns: dict[str, int], setting: str, tmp_path: Path
+) -> None:
+    write(tmp_path / "train", paradigms(order))
+    config = StringsData(folder=str(tmp_path), train="train", columns=columns)
+    with pytest.raises(
+        InputError, match=r"train:\d+: most features (look like words|occur once): source 'walk'"
+    ) as error:
+        Strings.load(config)
+    assert f"data.columns='{setting}'" in str(error.value)
+
+
+def test_swapped_columns_of_a_file_stop_a_command(tmp_path: Path) -> None:
+    write(tmp_path / "train", paradigms("stf"))
+    run = untrained_run(tmp_path, {"task": "strings", "train": "train", "dev": "train"}, RNN)
+    task = task_of(run.task)
+    for gold in (True, False):
+        with pytest.raises(
+            InputError, match="in:1: no feature is known to the run: source 'walk', target 'V;PST', feat"
+        ):
+            task.read(paradigms("sft"), "in", run, gold=gold)
+    with pytest.raises(InputError, match="in:1: no feature is known to the run: source 'walk', features 'walked'"):
+        task.read(["walk\twalked"], "in", run, gold=False)
+    greek = [f"walk\tπερπάτησα\tV;PST{end}" for end in ("", ";SG", ";3", ";PRS", ";NFIN")]
+    with pytest.raises(InputError, match="in:1: most symbols of the targets are unknown to the run"):
+        task.read(greek, "in", run, gold=True)
+    assert len(task.read(greek, "in", run, gold=False).corpus) == 5
+
+
+def test_a_file_becomes_a_configuration(tmp_path: Path) -> None:
+    phones = write(tmp_path / "phones.tsv", ["ship\tʃ ɪ p", "shoe\tʃ uː", "ah\tɑː"])
+    assert describe_file(phones)["data"] == {
+        **{"folder": str(tmp_path), "train": "phones.tsv", "tgt_symbols": "spaces"},
+        "columns": {"source": 1, "target": 2, "features": None},
+    }
+    table = write(tmp_path / "table.tsv", ["ID\tForm\tMSD\tLemma", "1\twent\tV,PST\tgo", "2\tran\tV,PST\trun"])
+    assert describe_file(table)["data"] == {
+        **{"folder": str(tmp_path), "train": "table.tsv", "header": True, "feature_separator": ","},
+        "columns": {"source": 4, "target": 2, "features": 3},
+    }
+    sentences = write(tmp_path / "sentences.txt", ["ein kleines Haus\ta small house"] * 3)
+    assert "tgt_symbols" not in describe_file(sentences)["data"]
+    nested = write(tmp_path / "nested.tsv", ["lav\tlavat\tN;ACC(PL,PSS(1,PL,2))"])
+    assert "feature_separator" not in describe_file(nested)["data"]
+    with pytest.raises(InputError, match=r"expected source<TAB>target or .* in most lines, found 'one'"):
+        describe_file(write(tmp_path / "odd.txt", ["one", "two", "a\tb"]))
+
+
+def test_what_is_a_data_file(tmp_path: Path) -> None:
+    yaml = write(tmp_path / "a.yaml", ["version: 1\t# not a column"])
+    assert not is_data_file(yaml) and not is_data_file(tmp_path / "missing.tsv")
+    assert is_data_file(write(tmp_path / "a.txt", ["", "a\tb"]))
+    assert not is_data_file(write(tmp_path / "config", ["version: 1"]))
+    with pytest.raises(InputError, match="columns separated by tabs, found 'a,b'"):
+        is_data_file(write(tmp_path / "a.csv", ["a,b"]))
+
+
+def test_a_part_is_held_out_by_source(tmp_path: Path) -> None:
+    path = write(tmp_path / "verbs.tsv", paradigms("stf"))
+    config: Config = config_of_file(path, ["data.held_out=0.2"])
+    task, data = Strings.load(config.data)
+    sources = {split: {e.source for e in task.read_split(config.data, split)} for split in ("train", "dev")}
+    assert len(sources["dev"]) == 1 and not sources["train"] & sources["dev"]
+    assert len(data.train) == 20 and len(data.dev.corpus) == 4
+    (heading, *examples) = task.preview(data)
+    assert heading == "columns: source<TAB>target<TAB>features; as the model sees them:"
+    assert examples[0] == "  <tag:V> <tag:PST> w a l k  ->  w a l k e d"
+
+
+DOCUMENTS = [(label, f"a {word} film") for label, word in zip("10" * 8, "abcdefghijklmnop", strict=True)]
+
+
+def test_labels_in_any_column(tmp_path: Path) -> None:
+    write(tmp_path / "train.tsv", ["sentence\tlabel", *(f"{text}\t{label}" for label, text in DOCUMENTS)])
+    data = {"task": "classification", "folder": str(tmp_path), "train": "train.tsv"}
+    columns = {"columns": {"label": 2, "text": 1}, "header": True}
+    task, found = Classification.load(ClassificationData(**data, **columns))
+    assert found.vocabularies.tgt.symbols == ("0", "1") and task.formats == ("text", "text<TAB>label")
+    for settings, fault in (({}, "labels have more words than texts"), ({"header": True}, "labels have more words")):
+        with pytest.raises(InputError, match=f"{fault}.*data.columns='{{label: 2, text: 1}}'"):
+            Classification.load(ClassificationData(**data, **settings))
+
+
+def test_almost_as_many_labels_as_lines(tmp_path: Path) -> None:
+    write(tmp_path / "train.tsv", [f"w{number}\ta" for number in range(12)])
+    with pytest.raises(InputError, match="different labels in"):
+        Classification.load(
+            ClassificationData(task="classification", folder=str(tmp_path), train="train.tsv", min_count=1)
+        )
