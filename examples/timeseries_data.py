@@ -21,6 +21,7 @@ from tsallis.errors import InputError, describe, shorten
 from tsallis.toolkit.data.io import number_lines, read_examples
 
 LINE_FORMAT = "series,time,channel,value"
+COMMAS = partial(number_lines, separators=",")  # commas at the end of a line are ignored
 FIELDS = np.dtype([("series", "i8"), ("time", "f8"), ("channel", "O"), ("value", "f8")])
 SKEW_LIMIT = 1.0  # a channel that leans to the right by more is taken by its logarithm
 
@@ -48,7 +49,7 @@ def read_events(path: Path | str) -> Events:
     Raises:
         InputError: a file that is missing, empty or damaged, or a malformed line, each with its place.
     """
-    lines = read_examples(path, LINE_FORMAT, partial(number_lines, separators=","))
+    lines = read_examples(path, LINE_FORMAT, COMMAS)
     origin, header = next(lines)
     if header.count(",") != 3:
         raise InputError(f"{origin}: expected a header such as {LINE_FORMAT}, found {shorten(header)}")
@@ -88,7 +89,7 @@ def read_labels(path: Path | str, column: str, series: str | None = None) -> dic
     Raises:
         InputError: a file that is missing, empty or damaged, a column it lacks, a malformed line, or a series twice.
     """
-    lines = read_examples(path, "a table", separators=",")
+    lines = read_examples(path, "a table", COMMAS)
     place, header = next(lines)
     names = header.strip().split(",")
     series = names[0] if series is None else series

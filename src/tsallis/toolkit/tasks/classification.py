@@ -104,7 +104,7 @@ class Classification(LabelTask):
     def load(cls, config: ClassificationData) -> tuple[Task, Data]:
         train, dev = cls.read_split(config, "train"), cls.read_split(config, "dev")
         task = cls.of_config(config)
-        task.check_columns([*train, *dev], cls.files(config, "train")[0])
+        task.check_columns([*train, *dev] if config.dev is None else train, cls.files(config, "train")[0])
         for name, examples in (("train", train), ("dev", dev)):
             if not examples:
                 raise InputError(f"data.{name}: there are no documents (data.held_out: {config.held_out:g})")

@@ -67,7 +67,7 @@ def test_what_is_shown_goes_with_its_source(visit: Visit) -> None:
     ask(tab)
     tab.wait_for_selector("svg.matrix")
     tab.fill('input[name="column-1"]', "")
-    tab.wait_for_selector("text=Please fill in tags.")
+    tab.wait_for_selector("text=Please fill in features.")
     assert tab.inner_text(STEPS) == "" and tab.locator("svg.matrix").count() == 0
     assert tab.locator(".proof").count() == 0 and tab.locator("#choices li").count() == 0
 
@@ -120,7 +120,7 @@ def test_a_prompt_may_be_empty(visit: Visit) -> None:
     assert request.value.post_data_json["sources"] == [""]
     tab = visit()
     tab.click("text=Search >> nth=0")
-    tab.wait_for_selector("text=Please fill in lemma and tags.")
+    tab.wait_for_selector("text=Please fill in source and features.")
 
 
 def test_outputs_that_are_possible_are_not_shown_as_impossible(visit: Visit) -> None:
