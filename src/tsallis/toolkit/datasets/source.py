@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -88,15 +89,12 @@ def _vouched_for(file: SourceFile) -> bool:
 
 
 def language_of(name: str) -> str:
-    """Return the language in a file name of the shared task.
+    """Return the language in a file name of a shared task; other names stay as they are.
 
-    >>> language_of("norwegian-bokmal-train-high"), language_of("spanish-dev")
-    ('norwegian-bokmal', 'spanish')
+    >>> language_of("norwegian-bokmal-train-high"), language_of("mlt_latn_dev.tsv"), language_of("deu.trn")
+    ('norwegian-bokmal', 'mlt_latn', 'deu')
     """
-    for ending in ("-train-high", "-train-medium", "-train-low", "-dev", "-test"):
-        if name.endswith(ending):
-            return name.removesuffix(ending)
-    return name
+    return re.sub(r"-train-(high|medium|low)|-(dev|test)|_(train|dev|test)\.tsv|\.(trn|dev|tst)", "", name)
 
 
 def read_sources() -> dict[str, Source]:

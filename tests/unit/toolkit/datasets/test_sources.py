@@ -84,6 +84,26 @@ def test_iwslt14_divides_its_talks() -> None:
         assert train.every == -dev.every == -23 and train.member == dev.member
 
 
+@pytest.mark.parametrize(
+    ("name", "archive", "languages"),
+    [
+        ("sigmorphon2021-g2p", "sigmorphon2021_g2p/g2p.tar.xz", 21),
+        ("sigmorphon2023-inflection", "sigmorphon2023_inflection/inflection.tar.xz", 27),
+    ],
+)
+def test_shared_tasks_of_strings(name: str, archive: str, languages: int, shared_data: Path) -> None:
+    source = SOURCES[name]
+    assert len(source.languages()) == languages and len(source.files) == 3 * languages
+    if not (shared_data / archive).is_file():
+        pytest.skip(f"needs data: {shared_data / archive}")
+    known = {file.name: file.sha256 for file in source.files}
+    with tarfile.open(shared_data / archive) as tar:
+        for member in (member for member in tar if member.isfile()):
+            stream = tar.extractfile(member)
+            assert stream is not None
+            assert hashlib.sha256(stream.read()).hexdigest() == known[Path(member.name).name]
+
+
 def test_languages_of_sigmorphon2018() -> None:
     source = SOURCES["sigmorphon2018"]
     names = {file.name for file in source.files}
