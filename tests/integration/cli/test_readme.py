@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[3]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 OTHERS = (
     "tutorial",
+    "own-file",
     "command-line",
     "training",
     "translation",
@@ -60,6 +61,8 @@ SMALLER = {
     "tsallis train recipes/kftt": MINUTE,
     "tsallis train recipes/tiny/strings.yaml training.epochs": " training.updates=20 model.d_model=16",
     "tsallis train recipes/tiny/strings": " training.epochs=1 model.d_model=16",
+    "tsallis train words.tsv": " training.updates=20 model.d_model=16",
+    "tsallis train paradigms.tsv": " training.updates=3 model.d_model=16",
     "tsallis train recipes/sigmorphon2018": " training.epochs=1 model.d_model=8 model.layers=1",
     "tsallis train recipes/easy-vqa": " training.epochs=1 training.updates=3 training.warmup=2 model.d_model=8",
     "tsallis train recipes/martins2020/imdb": " training.epochs=1 model.d_model=8 model.num_basis=8",
@@ -110,6 +113,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
             write_examples(data / f"{language}-{split}", english_verbs()["dev"][:60])
     write_pairs(folder / "data" / "multi30k", ("train", "val", "test_2016_flickr"), "de")
     write_pairs(folder / "data" / "kftt", ("kyoto-train", "kyoto-dev", "kyoto-test"), "ja")
+    write_strings(folder)
     write_others(folder)
     scripts = folder / "bin"
     scripts.mkdir()
@@ -129,6 +133,15 @@ def write_pairs(folder: Path, names: tuple[str, str, str], src: str) -> None:
         pairs = corpus[split][: 200 if split == "train" else 8]
         for i, side in enumerate((src, "en")):
             (folder / f"{name}.{side}").write_text("".join(f"{pair[i]}\n" for pair in pairs), encoding="utf-8")
+
+
+def write_strings(folder: Path) -> None:
+    """Files with columns, as of a spreadsheet."""
+    verbs = english_verbs()["dev"][:200]
+    words = [f"{e.source}\t{' '.join(e.source)}\n" for e in verbs[::4]]
+    for name, lines in (("words", words[:30]), ("dev", words[30:40]), ("test", words[40:]), ("new", words[40:])):
+        (folder / f"{name}.tsv").write_text("".join(lines))
+    (folder / "paradigms.tsv").write_text("".join(f"{e.source}\t{';'.join(e.features)}\t{e.target}\n" for e in verbs))
 
 
 def write_others(folder: Path) -> None:

@@ -1,0 +1,81 @@
+"""From a table to a model, and what bad lines and wrong columns do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from integration.cli.conftest import Run
+from tsallis.toolkit.tasks.strings import english_verbs
+
+SMALL = ("model.d_model=16", "model.layers=1", "training.updates=4", "training.validate_updates=4")
+
+
+@pytest.fixture
+def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A table of words and their letters with spaces between them."""
+    monkeypatch.chdir(tmp_path)
+    verbs = english_verbs()["dev"][:160:4]
+    Path("words.tsv").write_text("".join(f"{e.source}\t{' '.join(e.source)}\n" for e in verbs), encoding="utf-8")
+    return Path("words.tsv")
+
+
+def test_a_table_becomes_a_model(words: Path, tsallis: Run) -> None:
+    printed = tsallis("train", words, *SMALL).stdout
+    assert "columns: source<TAB>target; as the model sees them:" in printed
+    assert "36 examples to train on, 4 to validate on" in printed
+    first = words.read_text().partition("\t")[0]
+    assert f"  {' '.join(first)}  ->  {' '.join(first)}" in printed
+    run = Path("runs/words")
+    assert "on: dev split (4 lines)" in tsallis("evaluate", run).stdout  # there is no test file
+    assert "The run is finished" in tsallis("train", words, *SMALL).stdout
+    compared = json.loads(tsallis("evaluate", run, run, words, "--json").stdout)
+    assert compared["runs"] == [str(run)] * 2 and compared["samples"] == 40
+    for score in compared["scores"].values():
+        assert score["first"] == score["second"] and score["difference"] == 0 and score["interval"] == [0, 0]
+    lines = tsallis("evaluate", run, words).stdout.splitlines()
+    assert any(line.startswith("symbol error rate") and " 95 %: " in line for line in lines)
+    refused = tsallis("evaluate", run, run, words, "--out", "o", status=2).stderr
+    assert "--out and --manifest are for one run, two were given" in refused
+
+
+def test_settings_of_a_table(words: Path, tsallis: Run) -> None:
+    plan = tsallis("train", words, "--dry-run", "data.held_out=0.25", "training.seed=3").stdout
+    assert "# 30 examples to train on, 10 to validate on" in plan and "\n  tgt_symbols: spaces\n" in plan
+    assert not Path("runs").exists()
+    swapped = "".join(f"{e.source}\t{';'.join(e.features)}\t{e.target}\n" for e in english_verbs()["dev"][:80])
+    Path("verbs.tsv").write_text(swapped, encoding="utf-8")
+    error = tsallis("train", "verbs.tsv", status=2).stderr
+    assert "data.columns='{source: 1, target: 3, features: 2}'" in error and not Path("runs").exists()
+    columns = "data.columns={source: 1, target: 3, features: 2}"
+    assert "columns: source<TAB>features<TAB>target" in tsallis("train", "verbs.tsv", columns, "--dry-run").stdout
+
+
+BAD = b"walk\tV;PST\nbad line\n\xff\tV;PST\n\nwalk\tV;PST\twalked\nrun\tV;PST\n"
+
+
+def test_a_bad_line_does_not_end_standard_input(trained: Path, tsallis: Run, tmp_path: Path) -> None:
+    done = tsallis("translate", trained, stdin=BAD, status=1)
+    answers = done.stdout.split("\n")
+    assert len(answers) == 7 and [bool(answer) for answer in answers] == [True, False, False, False, False, True, False]
+    assert [error.split(":")[1:3] for error in done.stderr.splitlines()] == [
+        [" standard input", "3"],
+        [" standard input", "2"],
+        [" standard input", "5"],
+    ]
+    (tmp_path / "lines").write_bytes(BAD)
+    stopped = tsallis("translate", trained, tmp_path / "lines", status=2)
+    assert stopped.stdout == f"{answers[0]}\n"
+    skipped = tsallis("translate", trained, tmp_path / "lines", "--on-error", "skip", status=1)
+    assert skipped.stdout == done.stdout
+    assert tsallis("translate", trained, "--on-error", "stop", stdin=BAD, status=2).stdout == stopped.stdout
+    gold = b"walk\twalked\tV;PST\nwalk\nrun\tran\tV;PST\n"
+    scores = tsallis("score", trained, stdin=gold, status=1).stdout.split("\n")
+    assert len(scores) == 4 and scores[1] == "" and scores[0] and scores[2]
+
+
+def test_a_wrong_option_is_no_bad_line(trained: Path, tsallis: Run) -> None:
+    refused = tsallis("translate", trained, "--language", "eo", stdin=BAD, status=2)
+    assert refused.stdout == "" and "the run knows no languages" in refused.stderr
