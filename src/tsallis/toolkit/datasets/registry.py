@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tsallis.errors import InputError
 from tsallis.toolkit.datasets.archive import Report, fetch_text
-from tsallis.toolkit.datasets.download import SourceFile, count_lines, fetch, record_of, verify
+from tsallis.toolkit.datasets.download import SourceFile, check, count_lines, fetch, record_of
 from tsallis.toolkit.datasets.source import read_sources
 
 PACKED_FILE = ".packed"  # folder of downloaded archives, removed after unpacking
@@ -47,7 +47,7 @@ def get(
     packed = folder / PACKED_FILE
     present = [file for file in files if (folder / file.name).exists()]
     for file in present:  # before the first write
-        verify(file, folder / file.name)
+        check(file, folder / file.name)
     if source.parallel:
         check_sides([folder / file.name for file in present])
     paths = []

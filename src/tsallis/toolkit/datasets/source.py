@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -24,7 +25,7 @@ class Source:
         parallel: Whether the files are named `<split>.<language>`, with equal numbers of lines in each split.
 
     Example:
-        >>> from tsallis.toolkit.datasets import SOURCES
+        >>> from tsallis.toolkit.datasets.registry import SOURCES
         >>> SOURCES["multi30k"].languages()
         ['cs', 'de', 'en', 'fr']
     """
@@ -83,8 +84,8 @@ class Source:
 
 def _vouched_for(file: SourceFile) -> bool:
     """Return whether a digest is known for a file, or for all archives that it is unpacked from."""
-    digests = file.sha256 or file.md5
-    return bool(digests) or (bool(file.parts) and all(_vouched_for(a) for part in file.parts for a in part.needs))
+    packed = [archive for part in file.parts for archive in part.needs]
+    return file.has_digest or (bool(packed) and all(map(_vouched_for, packed)))
 
 
 def language_of(name: str) -> str:
@@ -93,10 +94,7 @@ def language_of(name: str) -> str:
     >>> language_of("norwegian-bokmal-train-high"), language_of("spanish-dev")
     ('norwegian-bokmal', 'spanish')
     """
-    for ending in ("-train-high", "-train-medium", "-train-low", "-dev", "-test"):
-        if name.endswith(ending):
-            return name.removesuffix(ending)
-    return name
+    return re.sub("-(train-(high|medium|low)|dev|test)$", "", name)
 
 
 def read_sources() -> dict[str, Source]:
