@@ -96,8 +96,8 @@ def _show(run_dir: Path, updates: int | None, device: str) -> None:
         arguments = [str(path), *overrides, *SOFTMAX, "--run-dir", str(softmax_dir), "--device", device]
         with _training_beside(arguments):
             run_training(config, run_dir, world)
-    opened = open_run(run_dir, device=device)
-    sparse, softmax, task = opened.run, open_run(softmax_dir, device=device).run, opened.task
+    opened = [open_run(folder, device=device) for folder in (run_dir, softmax_dir)]
+    sparse, softmax, task = opened[0].run, opened[1].run, opened[0].task
 
     scores = [evaluate_outputs(task, run, task.split(run, config.data, "dev"), SEARCH)[0] for run in (sparse, softmax)]
     print("\n1. On verbs that neither has seen:\n")
@@ -111,7 +111,7 @@ def _show(run_dir: Path, updates: int | None, device: str) -> None:
     _draw(sparse, task.read([QUESTIONS[0].line], "demo", sparse, gold=False).corpus.src[0], answers[0][0])
     print("\n4. A page about both models, to be opened in a browser:\n")
     limits = {"limit": REPORT_EXAMPLES, "sentences": 12}
-    report_runs([run_dir, softmax_dir], SearchOptions(), run_dir / "report.html", limits=limits, device=device)
+    report_runs(opened, SearchOptions(), run_dir / "report.html", limits=limits)
     print("\nTo try next:\n")
     print(f"  printf 'vlog\\tV;PST\\n' | tsallis translate {run_dir} --all")
     print(f"  printf 'travel\\tV;PST\\ttrav\\n' | tsallis suggest {run_dir}")

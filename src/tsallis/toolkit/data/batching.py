@@ -175,14 +175,9 @@ class BatchPlan:
         bucket: int = 40,
         sort_by: str = "total",
     ) -> None:
-        for name, value in (("batch_size", batch_size), ("max_tokens", max_tokens), ("bucket", bucket)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
         counts = np.asarray(lengths)
         if counts.size == 0:
             raise ValueError("there are no rows to make batches of")
-        if counts.ndim > 2 or (counts.ndim == 2 and counts.shape[1] != 2):
-            raise ValueError(f"lengths must be [rows] or [rows, 2], got {list(counts.shape)}")
         self.batch_size = batch_size
         self.max_tokens = max_tokens
         self.seed = seed

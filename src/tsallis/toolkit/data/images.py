@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import IO, Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -20,20 +20,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tsallis.errors import InputError, describe
-from tsallis.toolkit.data.io import PLAUSIBLE, input_errors, open_file, read_bytes
+from tsallis.toolkit.data.io import PLAUSIBLE, check_file, input_errors, open_file, read_bytes
 
 ARRAYS = (".npy", ".npy.xz")
 PHOTOS = (".jpg", ".jpeg", ".png")
-MOST_PIXELS = 1 << 26  # maximum number of pixels of a photograph, before and after resizing
+MOST_PIXELS = 1 << 26  # maximum number of pixels of a resized photograph
 MOST_BYTES = 1 << 28  # maximum size of a photograph's file
 MOST_PACKED = 8_000  # maximum compression ratio of xz
 LONGEST_HEADER = 10_000  # bytes, the limit of NumPy
 BAD_HEADER = (ValueError, TypeError, SyntaxError, OverflowError, RecursionError, tokenize.TokenError, struct.error)
 Load = Callable[[], bytes]
-
-
-class BadPicture(InputError):
-    """Raised for a file that is damaged or not an image."""
 
 
 class Pictures(Protocol):
@@ -200,25 +196,17 @@ def decode_picture(content: bytes, source: str, size: tuple[int, int] | None = N
     """Return the pixels [height, width, 3] of a JPEG or PNG file, resized if `size` is given.
 
     Raises:
-        BadPicture: If the file is damaged or has another format; `source` is its name.
-        InputError: If Pillow is missing.
+        InputError: If the file is damaged or has another format, or Pillow is missing; `source` is its name.
     """
     try:
         from PIL import Image, ImageOps
     except ImportError as error:
         raise InputError(f"{source}: JPEG and PNG files need Pillow: pip install 'tsallis[vision]'") from error
-    bad = (OSError, MemoryError, *BAD_HEADER, Image.DecompressionBombError)
     try:
         with Image.open(BytesIO(content), formats=("JPEG", "PNG")) as opened:
-            if math.prod(opened.size) > MOST_PIXELS:
-                raise BadPicture(
-                    f"{source} has {opened.width} x {opened.height} pixels, {MOST_PIXELS} are read at most"
-                )
             image = ImageOps.exif_transpose(opened).convert("RGB")
-    except BadPicture:
-        raise
-    except bad as error:
-        raise BadPicture(f"{source} can't be read as an image: {error}") from error
+    except (OSError, MemoryError, *BAD_HEADER, Image.DecompressionBombError) as error:
+        raise InputError(f"{source} can't be read as an image: {error}") from error
     if size is not None and image.size != size[::-1]:
         image = image.resize(size[::-1], Image.Resampling.BICUBIC)
     return np.array(image, np.uint8)
@@ -234,31 +222,18 @@ def _in_folder(folder: Path) -> dict[str, Load]:
 
 
 def _in_tar(path: Path) -> dict[str, Load]:
-    """Return a loader for each image of an uncompressed tar archive, which reads it in place."""
-
-    def load(offset: int, size: int) -> Load:
-        def read() -> bytes:
-            try:
-                if size > MOST_BYTES:
-                    raise InputError(f"{path}: expected images of at most {MOST_BYTES} bytes, found {size}")
-                with path.open("rb") as stream:
-                    stream.seek(offset)
-                    return stream.read(size)
-            except OSError as error:
-                raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
-
-        return read
-
+    """Return a loader for each image of an uncompressed tar archive, which stays open."""
+    check_file(path)
     try:
-        with open_file(path) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
-            members = [m for m in archive if m.isreg() and not m.issparse() and m.name.lower().endswith(PHOTOS)]
+        archive = tarfile.open(path, "r:")  # noqa: SIM115
+        members = [m for m in archive if m.isreg() and m.name.lower().endswith(PHOTOS)]
     except (tarfile.TarError, ValueError, OverflowError, RecursionError, EOFError) as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError(f"{path}: not a tar archive, or a damaged one: {error}") from error
-    except OSError as error:
-        raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
-    return {str(PurePosixPath(m.name)): load(m.offset_data, m.size) for m in members}
+
+    def load(member: tarfile.TarInfo) -> Load:
+        return lambda: cast("IO[bytes]", archive.extractfile(member)).read()
+
+    return {str(PurePosixPath(member.name)): load(member) for member in members}
 
 
 def _array(path: Path) -> NDArray[Any]:

@@ -88,13 +88,19 @@ class Subwords:
         Raises:
             InputError: If there is no text, or the size is too large or too small for it.
         """
-        if kind not in KINDS:
-            raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
-        guarded = _GuardedLines(lines)
+        errors: list[Exception] = []  # sentencepiece replaces errors of its input by its own
+
+        def guarded() -> Iterator[str]:
+            try:
+                yield from lines
+            except Exception as error:
+                errors.append(error)
+                raise
+
         written = BytesIO()
         try:
             _sentencepiece().SentencePieceTrainer.train(
-                sentence_iterator=iter(guarded),
+                sentence_iterator=guarded(),
                 model_writer=written,
                 vocab_size=size,
                 model_type=kind,
@@ -110,8 +116,8 @@ class Subwords:
                 **{f"{name}_id": i for name, i in (("pad", PAD), ("bos", BOS), ("eos", EOS), ("unk", UNK))},
             )
         except (RuntimeError, ValueError) as error:
-            if guarded.error is not None:
-                raise guarded.error from None
+            if errors:
+                raise errors[0] from None
             raise InputError(f"{name}: " * (name is not None) + _explain(str(error), size)) from error
         return cls(written.getvalue())
 
@@ -129,25 +135,19 @@ class Subwords:
 
     def encode(self, text: str) -> list[int]:
         """Return the best segmentation, without start and end; unknown characters are encoded as 3."""
-        tokens: list[int] = self._processor.encode(text)
-        return tokens
+        return self._processor.encode(text)
 
     def pieces(self, text: str) -> list[str]:
         """Return the parts of a text that :meth:`encode` encodes, with unknown parts unchanged."""
-        pieces: list[str] = self._processor.encode(text, out_type=str)
-        return pieces
+        return self._processor.encode(text, out_type=str)
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode several texts, which is several times faster than one by one."""
-        tokens: list[list[int]] = self._processor.encode(list(texts), num_threads=_threads())
-        return tokens
+        return self._processor.encode(list(texts), num_threads=_threads())
 
     def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Encode several texts as arrays, which need less memory than lists."""
-        arrays: list[NDArray[np.int32]] = self._processor.encode(
-            list(texts), num_threads=_threads(), return_type="numpy"
-        )
-        return arrays
+        return self._processor.encode(list(texts), num_threads=_threads(), return_type="numpy")
 
     def split_typed(self, text: str) -> tuple[list[int], str]:
         """Return the subwords of all words except the last, which may continue, and its spelling so far.
@@ -197,8 +197,7 @@ class Subwords:
         ids = [int(i) for i in tokens]
         for i in ids:
             self._check_number(i)
-        text: str = self._processor.decode([i for i in ids if i not in (PAD, BOS, EOS)])
-        return text
+        return self._processor.decode([i for i in ids if i not in (PAD, BOS, EOS)])
 
     def spellings(self, numbers: Sequence[int]) -> tuple[dict[int, bytes], dict[int, bytes]]:
         """Return the UTF-8 bytes of subwords at the beginning of a text, and those after other subwords.
@@ -261,26 +260,6 @@ def _threads() -> int:
     import torch
 
     return torch.get_num_threads()
-
-
-class _GuardedLines:
-    """Iterable of lines that stores errors, because sentencepiece replaces errors of its input by its own."""
-
-    def __init__(self, lines: Iterable[str]) -> None:
-        self.lines = lines
-        self.error: BaseException | None = None
-
-    def __iter__(self) -> Iterator[str]:
-        try:
-            for line in self.lines:
-                if not isinstance(line, str):
-                    raise TypeError(f"lines must be strings, got {line!r}")
-                yield line
-        except GeneratorExit:
-            raise
-        except BaseException as error:
-            self.error = error
-            raise
 
 
 def _explain(message: str, size: int) -> str:

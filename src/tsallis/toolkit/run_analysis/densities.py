@@ -175,8 +175,7 @@ def _attention(run: Run, src: Tensor, lengths: Tensor) -> AttentionMap | GridAtt
     with eval_mode(run.model):
         device = device_of(run.model)
         _, attention = run.model.classifier.read(src.to(device), lengths.to(device))
-    whole: AttentionMap | GridAttention = getattr(attention, "grid", attention)
-    return whole
+    return getattr(attention, "grid", attention)
 
 
 def _of_row(attention: AttentionMap | GridAttention, row: int, length: int) -> tuple[Tensor | None, Tensor | None]:

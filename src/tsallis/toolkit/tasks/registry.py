@@ -43,8 +43,8 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
         >>> config.data.task, config.model.architecture, config.training.epochs
         ('strings', 'rnn', 3)
     """
-    content, applied = read_content(path, overrides)
-    return check_content(content, str(path), _choose_schema(content, str(path)), applied)
+    content = read_content(path, overrides)
+    return check_content(content, str(path), _choose_schema(content, str(path)), overrides)
 
 
 def _choose_schema(content: Mapping[str, Any], name: str) -> type[Config]:

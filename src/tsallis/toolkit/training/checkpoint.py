@@ -138,7 +138,8 @@ class Checkpoints:
         torch.save(_canonical(training), stream)
         with writing(self.folder, self.lock):
             index = self.open()
-            blobs = {PARAMETERS: safetensors.torch.save(_drop_aliases(model)), TRAINING: stream.getvalue()}
+            parameters = {name: value.contiguous() for name, value in model.items()}
+            blobs = {PARAMETERS: safetensors.torch.save(parameters), TRAINING: stream.getvalue()}
             before = self._write(index, name, blobs, facts)
             history = (*index.validated, name) if validated else index.validated
             changes = {
@@ -296,7 +297,7 @@ class Checkpoints:
             raise InputError(f"{path}: the model's weights are not finite: {key}")
         return parameters
 
-    def load_training(self, which: str) -> dict[str, Any]:
+    def load_training(self, which: str) -> Any:
         """Return the training state that :meth:`save` stored; no code is executed.
 
         Raises:
@@ -305,12 +306,9 @@ class Checkpoints:
         name = self._name(which)
         path, blob = self.folder / name / TRAINING, self._read(name, TRAINING)
         try:
-            state: dict[str, Any] = torch.load(io.BytesIO(blob), weights_only=True)
+            return torch.load(io.BytesIO(blob), weights_only=True)
         except Exception as error:
             raise InputError(f"{path}: can't be read as a training state") from error
-        if not isinstance(state, dict):
-            raise InputError(f"{path}: can't be read as a training state: expected a dictionary")
-        return state
 
     def _name(self, which: str) -> str:
         index = self.index()
@@ -330,10 +328,9 @@ class Checkpoints:
 
     def _read(self, name: str, file: str) -> bytes:
         path = self.folder / name / file
-        sums = {key: value for key, value in self._manifest(name).files.items() if key == file}
-        if not sums:
+        expected = self._manifest(name).files.get(file)
+        if expected is None:
             raise InputError(f"{path.parent / MANIFEST}: says nothing of {file}")
-        (expected,) = sums.values()
         blob = read_bytes(path, expected.bytes)
         if len(blob) != expected.bytes:
             raise InputError(f"{path}: truncated or changed: {len(blob)} bytes, expected {expected.bytes}")
@@ -358,11 +355,3 @@ def _canonical(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_canonical(item) for item in value]
     return sys.intern(value) if type(value) is str else value
-
-
-def _drop_aliases(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the parameters with only the first name of each shared tensor."""
-    names: dict[tuple[int, tuple[int, ...]], str] = {}
-    for name, value in parameters.items():
-        names.setdefault((value.data_ptr() if value.numel() else -len(names), tuple(value.shape)), name)
-    return {name: parameters[name].contiguous() for name in names.values()}

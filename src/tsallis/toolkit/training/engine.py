@@ -60,8 +60,7 @@ class Objective(nn.Module):
         decoded = model(src, src_lengths, tgt_in)
         if self.collect_stats:
             self.batch_stats = batch_stats(model, decoded, tgt_out)
-        loss: Tensor = model.output.loss(decoded.hidden, tgt_out, reduction="sum", label_smoothing=self.label_smoothing)
-        return loss
+        return model.output.loss(decoded.hidden, tgt_out, reduction="sum", label_smoothing=self.label_smoothing)
 
 
 @torch.no_grad()
@@ -167,11 +166,6 @@ class Engine:
         self.optimizer.step()
         return int(reported), total
 
-    @property
-    def batch_stats(self) -> BatchStats | None:
-        """The statistics of the last pass that recorded them."""
-        return self.objective.batch_stats
-
     def _loss(self, batch: Batch) -> Tensor:
         device = self.world.device
         fields = (batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out)
@@ -200,8 +194,7 @@ class Engine:
         state = get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True))
         model = untrained_copy(self.model)
         model.to(self.world.device, next(self.model.parameters()).dtype).load_state_dict(state)
-        plain: nn.Module = model.eval()
-        return plain
+        return model.eval()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return parameters and optimizer state on the CPU; if sharded, only on the first process.

@@ -163,12 +163,7 @@ def _load_symbols(folder: Path, name: str) -> tuple[Path, Symbols]:
         path = folder / f"{name}.{ending}"
         if os.path.lexists(path):
             check_file(path)
-            try:
-                return path, kind.load(path)
-            except InputError:
-                raise
-            except REFUSALS as error:
-                raise InputError(f"{path}: not a vocabulary: {error}") from error
+            return path, kind.load(path)
     raise InputError(f"{folder / name}.vocab.json: can't be read: it is not there, and no {name}.model either")
 
 
@@ -223,9 +218,7 @@ def read_stored(folder: Path, configs: Sequence[str], arguments: Mapping[str, An
 
 
 def _read_records(folder: Path) -> tuple[ModelRecord, TaskRecord]:
-    kinds: list[tuple[str, Any]] = [(MODEL, ModelRecord), (TASK, TaskRecord)]
-    model, task = (read_record(folder / name, kind) for name, kind in kinds)
-    return model, task
+    return read_record(folder / MODEL, ModelRecord), read_record(folder / TASK, TaskRecord)
 
 
 def start_run(

@@ -15,8 +15,7 @@ from tsallis.errors import InputError
 from tsallis.toolkit.datasets import download, registry
 from tsallis.toolkit.datasets.archive import LONGEST, fetch_text
 from tsallis.toolkit.datasets.download import Part, SourceFile, fetch
-from tsallis.toolkit.datasets.registry import get
-from tsallis.toolkit.datasets.source import Source
+from tsallis.toolkit.datasets.registry import Source, get
 
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
 

@@ -19,8 +19,7 @@ from tsallis.errors import InputError
 from tsallis.toolkit.datasets import registry
 from tsallis.toolkit.datasets.archive import LONGEST, fetch_text
 from tsallis.toolkit.datasets.download import Part, SourceFile
-from tsallis.toolkit.datasets.registry import SOURCES, get
-from tsallis.toolkit.datasets.source import Source
+from tsallis.toolkit.datasets.registry import SOURCES, Source, get
 from tsallis.toolkit.tasks.classification import read_labelled
 
 QUESTIONS = "image\tquestion\tanswer"

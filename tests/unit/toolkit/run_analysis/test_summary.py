@@ -31,8 +31,7 @@ from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.data.vocabulary import Vocabulary
 from tsallis.toolkit.evaluation.search_results import search_corpus
 from tsallis.toolkit.run_analysis import Options, RunInput, empty_rate, summarize, summarize_runs
-from tsallis.toolkit.run_analysis.corpus_passes import BATCH
-from tsallis.toolkit.run_analysis.summary import TrainingCounts, count_pieces
+from tsallis.toolkit.run_analysis.summary import BATCH, TrainingCounts, count_pieces
 from tsallis.toolkit.training import Run
 
 

@@ -88,7 +88,7 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"files": {"model.safetensors": 3}}, r"files\.model\.safetensors: "),
         ({"files": {"model.safetensors": {"bytes": -1, "sha256": "0" * 64}}}, "bytes: "),
         ({"files": {"model.safetensors": {"bytes": 1, "sha256": "x"}}}, "sha256: "),
-        ({"files": {"../../model.safetensors": {"bytes": 1, "sha256": "0" * 64}}}, "files"),
+        ({"files": {"../../model.safetensors": {"bytes": 1, "sha256": "0" * 64}}}, "says nothing of model"),
         ({"of": "step-00000001"}, "of: "),
     ],
 }
@@ -209,7 +209,7 @@ def test_every_model_has_an_outline(description: dict[str, Any]) -> None:
 
 
 STATES: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
-    (lambda state: [state], "expected a dictionary"),
+    (lambda state: [state], "expected a JSON object"),
     (lambda state: {}, "optimizer: missing; schedule: missing; position: missing; and 3 more"),
     (lambda state: state.update(log=None), "log: "),
     (lambda state: state.update(log=-1), "log: "),
