@@ -155,12 +155,12 @@ def test_overrides_of_texts_are_taken_as_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("training: {epochs: 4, epochs: 5}\n", "config.yaml: training.epochs: stands twice; leave one of them"),
-        ("training:\n  epochs: 4\n  epochs: 5\n", "training.epochs: stands twice, on lines 4 and 5; leave one of them"),
-        ("model: {d_model: 8}\nmodel: {layers: 1}\n", "config.yaml: model: stands twice, on lines 3 and 4"),
-        ("model: {'layers': 1, layers: 1}\n", "model.layers: stands twice"),
-        ("x: [{a: 1, a: 1}]\n", "x.a: stands twice"),
-        ("training: &a {epochs: 4, epochs: 5}\nx: *a\n", "training.epochs: stands twice"),
+        ("training: {epochs: 4, epochs: 5}\n", "config.yaml: not YAML: line 3, column 23: epochs stands twice"),
+        ("training:\n  epochs: 4\n  epochs: 5\n", "line 5, column 3: epochs stands twice; leave one of them"),
+        ("model: {d_model: 8}\nmodel: {layers: 1}\n", "line 4, column 1: model stands twice"),
+        ("model: {'layers': 1, layers: 1}\n", "layers stands twice"),
+        ("x: [{a: 1, a: 1}]\n", "a stands twice"),
+        ("training: &a {epochs: 4, epochs: 5}\nx: *a\n", "epochs stands twice"),
     ],
 )
 def test_a_key_that_stands_twice(tmp_path: Path, text: str, words: str) -> None:

@@ -11,6 +11,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
+
 from tsallis.errors import InputError
 from tsallis.symbols import BOS, EOS, PAD, SPECIALS, UNK
 from tsallis.toolkit.data.io import read_bytes, write_atomic
@@ -44,7 +47,7 @@ class Subwords:
     def __init__(self, model: bytes, source: str = "subwords") -> None:
         self.model = bytes(model)
         self.kind = _kind(self.model, source)
-        self._processor = _sentencepiece().SentencePieceProcessor()
+        self._processor: Any = SentencePieceProcessor()
         try:
             self._processor.LoadFromSerializedProto(self.model)
         except (RuntimeError, ValueError) as error:
@@ -99,7 +102,7 @@ class Subwords:
 
         written = BytesIO()
         try:
-            _sentencepiece().SentencePieceTrainer.train(
+            SentencePieceTrainer.train(
                 sentence_iterator=guarded(),
                 model_writer=written,
                 vocab_size=size,
@@ -143,11 +146,11 @@ class Subwords:
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode several texts, which is several times faster than one by one."""
-        return self._processor.encode(list(texts), num_threads=_threads())
+        return self._processor.encode(list(texts), num_threads=torch.get_num_threads())
 
     def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Encode several texts as arrays, which need less memory than lists."""
-        return self._processor.encode(list(texts), num_threads=_threads(), return_type="numpy")
+        return self._processor.encode(list(texts), num_threads=torch.get_num_threads(), return_type="numpy")
 
     def split_typed(self, text: str) -> tuple[list[int], str]:
         """Return the subwords of all words except the last, which may continue, and its spelling so far.
@@ -245,21 +248,6 @@ class Subwords:
     def load(cls, path: Path | str) -> Subwords:
         """Read a sentencepiece model; raise an :class:`~tsallis.errors.InputError` for other files."""
         return cls(read_bytes(path), str(path))
-
-
-def _sentencepiece() -> Any:
-    try:
-        import sentencepiece
-    except ImportError as error:
-        raise ImportError("subwords need sentencepiece: pip install 'tsallis[toolkit]'") from error
-    return sentencepiece
-
-
-def _threads() -> int:
-    """Return PyTorch's number of threads: one per process if several share a machine."""
-    import torch
-
-    return torch.get_num_threads()
 
 
 def _explain(message: str, size: int) -> str:

@@ -134,12 +134,14 @@ def search_texts(run: Run, task: Task, batch: Batch, options: SearchOptions, def
         return beam_search(run.model, batch.src, batch.src_lengths, n_best=1, **arguments)
     results = beam_search(run.model, batch.src, batch.src_lengths, **arguments)
     prompts = [row[:length] for row, length in zip(batch.src.tolist(), batch.src_lengths.tolist(), strict=True)]
-    return [
-        merge_texts(
-            result, lambda tokens, prompt=prompt: spell([*prompt, *tokens]), run.model.output.normalized
-        ).truncated(1)
-        for result, prompt in zip(results, prompts, strict=True)
-    ]
+    merged = []
+    for result, prompt in zip(results, prompts, strict=True):
+
+        def text(tokens: Sequence[int], prompt: Sequence[int] = prompt) -> str:
+            return spell([*prompt, *tokens])
+
+        merged.append(merge_texts(result, text, run.model.output.normalized).truncated(1))
+    return merged
 
 
 def continue_prompt(run: Run, prompt: str, symbols: Sequence[int], output: GeneratedText | Hypothesis) -> Continuation:

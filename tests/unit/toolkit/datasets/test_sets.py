@@ -305,7 +305,7 @@ def test_drawings_become_an_array(server: Server, tmp_path: Path) -> None:
         ({"i/1.png": png(pixels[0])}, "expected images numbered from 0 to 0"),
         ({}, "at least one array"),
         ({"i/0.png": png(pixels[0]), "i/1.png": png(pixels[0, :2])}, "all input arrays must have the same shape"),
-        ({"i/0.png": b"<html>"}, r"archive\d+: i/0\.png can't be read as an image"),
+        ({"i/0.png": b"<html>"}, r"archive\d+: can't be read: i/0\.png can't be read as an image"),
     ):
         file = drawings(server, wrong)
         with pytest.raises(InputError, match=f"{match}.*it was deleted"):
