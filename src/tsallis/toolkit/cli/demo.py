@@ -36,21 +36,16 @@ BLOCKS = "░▒▓█"  # from a small weight to 1
 class Question(NamedTuple):
     """A question for the models, with the answers found in dictionaries."""
 
-    lemma: str
-    tags: str
-    words: str  # the tags in words
+    line: str  # lemma and tags
+    title: str
     right: tuple[str, ...]
-
-    @property
-    def line(self) -> str:
-        return f"{self.lemma}\t{self.tags}"
 
 
 # None is in the data: two verbs have two spellings, and one is newer than the list of verbs.
 QUESTIONS = (
-    Question("travel", "V;PST", "past tense", ("traveled", "travelled")),
-    Question("model", "V;V.PTCP;PRS", "present participle", ("modeling", "modelling")),
-    Question("vlog", "V;PST", "past tense", ("vlogged",)),
+    Question("travel\tV;PST", "travel, past tense", ("traveled", "travelled")),
+    Question("model\tV;V.PTCP;PRS", "model, present participle", ("modeling", "modelling")),
+    Question("vlog\tV;PST", "vlog, past tense", ("vlogged",)),
 )
 
 
@@ -162,7 +157,7 @@ def _answer(run: Run, task: Any) -> list[Result]:
 
 def _print_answers(question: Question, sparse: Result, softmax: Result, *runs: Run) -> None:
     """Print the hypotheses of both models side by side, with the sums of their probabilities."""
-    print(f"\n  {question.lemma}, {question.words}:")
+    print(f"\n  {question.title}:")
     columns = [
         [f"1.5-entmax: {sparse.certificate.kind}", *_hypotheses(question, sparse, runs[0])],
         [f"softmax: {softmax.certificate.kind}", *_hypotheses(question, softmax, runs[1])],

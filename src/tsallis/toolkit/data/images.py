@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Protocol, cast
+from typing import IO, Any, cast
 
 import numpy as np
 import torch
@@ -30,24 +30,6 @@ MOST_PACKED = 8_000  # maximum compression ratio of xz
 LONGEST_HEADER = 10_000  # bytes, the limit of NumPy
 BAD_HEADER = (ValueError, TypeError, SyntaxError, OverflowError, RecursionError, tokenize.TokenError, struct.error)
 Load = Callable[[], bytes]
-
-
-class Pictures(Protocol):
-    """Collection of images of one size, by name."""
-
-    shape: tuple[int, int, int]  # height, width and channels, or size of the features
-
-    def __len__(self) -> int: ...
-
-    def __contains__(self, name: object) -> bool: ...
-
-    def batch(self, names: Sequence[str]) -> Tensor:
-        """Return images [batch, height, width, channels]: pictures as uint8, features as float32.
-
-        Raises:
-            InputError: If a name is unknown or an image can't be read.
-        """
-        ...
 
 
 def open_pictures(path: Path | str, size: tuple[int, int] | None = None) -> Pictures:
@@ -110,7 +92,7 @@ class ArrayPictures:
             raise InputError(f"{source}: images of {height} x {width} stay so, {size[0]} x {size[1]} was asked for")
         self.array = array
         self.source = source
-        self.shape = (height, width, channels)
+        self.shape = (height, width, channels)  # or height, width and the size of the features
 
     def __len__(self) -> int:
         return len(self.array)
@@ -124,7 +106,7 @@ class ArrayPictures:
         return row if (row := int(name)) < len(self.array) else None
 
     def batch(self, names: Sequence[str]) -> Tensor:
-        """Return images [batch, height, width, channels], as uint8 or float32."""
+        """Return images [batch, height, width, channels]: pictures as uint8, features as float32."""
         rows = []
         for name in names:
             row = self._row(name)
@@ -190,6 +172,9 @@ class Photos:
 
     def _read(self, path: str) -> NDArray[np.uint8]:
         return decode_picture(self._files[path](), f"{self.source}: {path}", self.size)
+
+
+Pictures = ArrayPictures | Photos  # images of one size, by name
 
 
 def decode_picture(content: bytes, source: str, size: tuple[int, int] | None = None) -> NDArray[np.uint8]:

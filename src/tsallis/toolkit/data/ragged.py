@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -72,29 +72,16 @@ class RaggedRows(Sequence[Row]):
             InputError: If the manifest is missing (the rows are incomplete), or a file is missing or has another size.
         """
         folder = Path(folder)
-        match read_json(folder / MANIFEST):
-            case {
-                "format": 1,
-                "dtype": str(dtype),
-                "rows": int(rows),
-                "symbols": int(symbols),
-                "digest": str(digest),
-            } if dtype in TYPES:
+        manifest = read_json(folder / MANIFEST)
+        match [manifest.get(key) for key in ("format", "dtype", "rows", "symbols", "digest")]:
+            case [1, str(dtype), int(rows), int(symbols), str(digest)] if dtype in TYPES:
                 return cls(_map(folder / TOKENS, dtype, symbols), _map(folder / OFFSETS, "<i8", rows + 1), digest)
         raise InputError(f"{folder / MANIFEST}: not the manifest of token files")
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Row]: ...
-
-    def __getitem__(self, index: int | slice) -> Row | list[Row]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+    def __getitem__(self, index: int) -> Row:  # type: ignore[override]
         position = index + len(self) if index < 0 else index
         if not 0 <= position < len(self):
             raise IndexError(f"rows are numbered from 0 to {len(self) - 1}, got {index}")
@@ -185,7 +172,7 @@ def digest_of(rows: Rows) -> str:
     """
     digest = _Digest()
     for start in range(0, len(rows), CHUNK):
-        part = RaggedRows.of(rows[start : start + CHUNK])
+        part = RaggedRows.of([rows[i] for i in range(start, min(start + CHUNK, len(rows)))])
         digest.update(part.tokens, part.lengths)
     return digest.hex()
 

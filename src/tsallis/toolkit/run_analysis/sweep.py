@@ -87,7 +87,7 @@ def _swept(runs: Sequence[SweepRun]) -> tuple[str, list[float]]:
     if len(differ) != 1:
         found = ", ".join(differ) or "no setting but their seeds"
         raise InputError(f"a sweep needs runs that differ in one setting, these differ in {found}")
-    values = [column.get(differ[0]) for column in columns]
+    values: list[Any] = [column.get(differ[0]) for column in columns]
     if any(isinstance(value, bool) or not isinstance(value, int | float) for value in values):
         raise InputError(f"a sweep needs runs that differ in a number, these differ in {differ[0]}: {values}")
     return differ[0], list(map(float, values))

@@ -35,7 +35,7 @@ def test_rows_come_back(
     ragged = written(folder, rows, dtype, chunk)
     for form in (ragged, RaggedRows.open(folder), RaggedRows.of(rows)):
         assert len(form) == len(rows) and form == rows
-        assert [r.tolist() for r in form] == rows == [r.tolist() for r in form[:]]
+        assert [r.tolist() for r in form] == rows
         assert form.lengths.tolist() == list(map(len, rows))
         assert form.digest == digest_of(rows) == digest_of(form)
         index = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=9)) if rows else []
@@ -48,7 +48,6 @@ def test_rows_come_back(
 def test_single_rows(tmp_path: Path) -> None:
     rows = written(tmp_path / "r")
     assert rows[-2].tolist() == [4] * 100 and rows[2].dtype == np.uint16
-    assert [r.tolist() for r in rows[3:0:-2]] == [[4] * 100, []]
     for index in (5, -6):
         with pytest.raises(IndexError, match=f"numbered from 0 to 4, got {index}"):
             rows[index]
