@@ -119,15 +119,11 @@ def report_runs(
     try:
         if any(is_label_run(run) for run, _ in loaded):
             if search.beam_size or options.importance or options.searched:
-                raise InputError(
-                    f"{folders[0]}: a run of the task {opened[0].task.name} answers with labels and is not searched: "
-                    "it takes no --beam-size, --importance and --searched"
-                )
+                raise InputError(f"{folders[0]}: answers with labels, takes no --beam-size, --importance or --searched")
             report = Report(densities=describe_labels(loaded, split or "dev", lines, values, options))
         else:
             # Default to dev: training data can be far larger than anybody wants to look at.
-            summaries = summarize_all(loaded, split or "dev", lines, values, options, limits is not None)
-            report = Report(*summaries)
+            report = Report(*summarize_all(loaded, split or "dev", lines, values, options, limits is not None))
         _write(report._replace(sweep=sweep_if_any(folders)), out, records)
     except KeyboardInterrupt:
         print("tsallis: interrupted, nothing was written", file=sys.stderr)

@@ -194,10 +194,7 @@ class BatchPlan:
         self.keys: tuple[Ints, ...] = (self.totals,) if sort_by == "total" else (counts[:, 0], counts[:, 1])
         longest = int(self.widths.argmax())
         if max_tokens is not None and self.widths[longest] > max_tokens:
-            raise InputError(
-                f"row {longest} alone has {self.widths[longest]} symbols (the end included), more than max_tokens: "
-                f"{max_tokens}; allow more, or leave out longer rows"
-            )
+            raise InputError(f"row {longest} has {self.widths[longest]} symbols, more than max_tokens: {max_tokens}")
 
     def __len__(self) -> int:
         """Return the number of batches per epoch.

@@ -77,14 +77,10 @@ class ArrayPictures:
 
     def __init__(self, array: NDArray[Any], source: str = "images", size: tuple[int, int] | None = None) -> None:
         if array.ndim != 4 or not array.size:
-            raise InputError(
-                f"{source}: expected an array [images, height, width, channels], found {list(array.shape)}"
-            )
+            raise InputError(f"{source}: expected [images, height, width, channels], found {list(array.shape)}")
         pictures = array.dtype == np.uint8
         if not pictures and array.dtype.kind != "f":
-            raise InputError(
-                f"{source}: expected pictures of uint8, or features in floating point, found {array.dtype}"
-            )
+            raise InputError(f"{source}: expected uint8 or floating point, found {array.dtype}")
         if pictures and array.shape[-1] != 3:
             raise InputError(f"{source}: expected pictures with 3 channels, found {array.shape[-1]}")
         height, width, channels = array.shape[1:]
@@ -163,11 +159,8 @@ class Photos:
             self._images[paths[0]] = self._read(paths[0])
         image = self._images[paths[0]]
         if image.shape != self.shape:
-            size = f"{self.shape[0]} x {self.shape[1]}"
-            raise InputError(
-                f"{self.source}: {paths[0]} has {image.shape[0]} x {image.shape[1]} pixels and not {size} as the "
-                f"first one; give a size"
-            )
+            found, expected = (f"{shape[0]} x {shape[1]}" for shape in (image.shape, self.shape))
+            raise InputError(f"{self.source}: {paths[0]} has {found} pixels, the first one {expected}; give a size")
         return image
 
     def _read(self, path: str) -> NDArray[np.uint8]:

@@ -195,8 +195,7 @@ class Subwords:
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Return the text of subwords, without padding, start and end; unknown subwords become ⁇."""
-        ids = [int(i) for i in tokens]
-        return self._processor.decode([i for i in ids if i not in (PAD, BOS, EOS)])
+        return self._processor.decode([int(i) for i in tokens if i not in (PAD, BOS, EOS)])
 
     def spellings(self, numbers: Sequence[int]) -> tuple[dict[int, bytes], dict[int, bytes]]:
         """Return the UTF-8 bytes of subwords at the beginning of a text, and those after other subwords.

@@ -100,10 +100,7 @@ def _read_matrix(
     if words is None:
         index = {number: number for number in symbols.values()}
         if len(matrix) != max(index) + 1:
-            raise InputError(
-                f"{path}: {len(matrix)} rows, and the vocabulary has {max(index) + 1} symbols; name the file with the "
-                "word of each row (words)"
-            )
+            raise InputError(f"{path}: {len(matrix)} rows for {max(index) + 1} symbols; name the words' file (words)")
     else:
         spellings = list(read_lines(words))
         if len(spellings) != len(matrix):

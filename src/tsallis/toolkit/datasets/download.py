@@ -78,9 +78,7 @@ def fetch(file: SourceFile, path: Path) -> Path:
             part = path.with_name(path.name + ".part")
             # A wrong partial file is detected only at the end: then download once more from the start.
             if not (part.exists() and _complete(file, part, path)) and not _complete(file, part, path):
-                raise InputError(
-                    f"{path}: the download differs from {known(file, path)} (wrong checksum); it was deleted"
-                )
+                raise InputError(f"{path}: the download differs from {known(file, path)}; it was deleted")
             take_name(file, part, path)
     except OSError as error:
         raise InputError(f"{path}: can't be written: {error}") from error
@@ -162,10 +160,8 @@ def _download(file: SourceFile, part: Path) -> None:
             if error.code != 404:
                 raise InputError(f"{url}: the server answered {error.code} {error.reason}") from error
         except (OSError, HTTPException) as error:
-            raise InputError(
-                f"{url}: {error}; {_size(part)} of {'an unknown number of' if file.size is None else file.size} bytes "
-                "are kept, the same command goes on from there"
-            ) from error
+            kept = f"{_size(part)} of {file.size or 'an unknown number of'} bytes are kept"
+            raise InputError(f"{url}: {error}; {kept}, the same command goes on from there") from error
     raise InputError(f"{' and '.join(file.urls)}: not found on the server")
 
 

@@ -163,8 +163,7 @@ def _batches(run: Run, corpus: Corpus, count: int) -> Iterator[tuple[Sequence[in
     for batch in corpus.batches(BATCH, count):
         device = device_of(run.model)
         sources, text = (batch.src.to(device), batch.src_lengths.to(device)), ambiguous_text(run.tgt_vocab)
-        results = beam_search(run.model, *sources, beam_size=1, text=text)
-        best = [result.best for result in results]
+        best = [result.best for result in beam_search(run.model, *sources, beam_size=1, text=text)]
         texts = [(run.tgt_vocab.decode(one.tokens), one.prob) if one else ("", 0.0) for one in best]
         yield batch.index, _attention(run, batch.src, batch.src_lengths), texts
 

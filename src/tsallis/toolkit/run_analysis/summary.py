@@ -159,10 +159,8 @@ def summarize_runs(
             raise InputError(f"{one.run.folder}: a language model is not searched for empty outputs (--searched)")
     for other in inputs[1:]:
         if len(other.corpus) != len(first.corpus):
-            raise InputError(
-                f"{other.run.folder}: reads {len(other.corpus)} sentences of {first.name}, "
-                f"{first.run.folder} reads {len(first.corpus)}"
-            )
+            counts = f"{len(other.corpus)} sentences of {first.name}, {first.run.folder} reads {len(first.corpus)}"
+            raise InputError(f"{other.run.folder}: reads {counts}")
     passes = [
         CorpusPass(one.run, one.corpus, count, options.examples, one.counts.pieces if one.counts else None)
         for one in inputs

@@ -82,9 +82,8 @@ class PreparedRun:
 
     def _take(self, source: Run, model: Any) -> dict[str, Any]:
         if source.task["task"] != self.task.name:
-            raise InputError(
-                f"training.init_from: {source.folder}: a run of the task {source.task['task']}, not {self.task.name}"
-            )
+            tasks = f"{source.task['task']}, not {self.task.name}"
+            raise InputError(f"training.init_from: {source.folder}: a run of the task {tasks}")
         symbols = {"src": self.data.vocabularies.src, "tgt": self.data.vocabularies.tgt}
         facts = initial.take_parameters(model, source, symbols)
         which = {"checkpoint": self.settings.init_checkpoint, "step": source.facts["step"]}
@@ -201,10 +200,8 @@ def check_rows(settings: Settings, data: Data) -> None:
     """Raise if a row does not fit into a batch, or if `validation_rows` is below the number of languages."""
     count = len(set(data.dev.languages or ()))
     if settings.validation_rows is not None and settings.validation_rows < count:
-        raise InputError(
-            f"training.validation_rows: {settings.validation_rows} rows can't stand for {count} languages: "
-            f"expected at least {count}"
-        )
+        found = f"expected at least {count}, one per language, found {settings.validation_rows}"
+        raise InputError(f"training.validation_rows: {found}")
     settings.plan(data.train.lengths())
 
 

@@ -118,9 +118,7 @@ def _vocabularies(folder: Path, record: ModelRecord) -> tuple[Symbols, Symbols]:
         path, vocabulary = _load_symbols(folder, name)
         expected = record.arguments.get("vocab", record.arguments.get(f"{name}_vocab"))
         if len(vocabulary) != expected:
-            raise InputError(
-                f"{path}: the vocabulary has {len(vocabulary)} symbols, the model was trained with {expected}"
-            )
+            raise InputError(f"{path}: {len(vocabulary)} symbols, the model was trained with {expected}")
         prints = record.vocabularies and getattr(record.vocabularies, name)
         if prints not in (None, vocabulary.fingerprint()):
             raise InputError(f"{path}: not the vocabulary the model was trained with")

@@ -283,9 +283,8 @@ class Trainer:
         position, settings = self.position, self.settings
         windows = self.plan.updates(position.epoch, settings.accumulate, self.world.size)
         if position.update >= len(windows):
-            raise CommonError(
-                f"{self.checkpoints.folder}: the last checkpoint is of update {position.update} of {len(windows)}"
-            )
+            last = f"the last checkpoint is of update {position.update} of {len(windows)}"
+            raise CommonError(f"{self.checkpoints.folder}: {last}")
         self._start_clock()
         while position.update < len(windows):
             self._update(windows[position.update])

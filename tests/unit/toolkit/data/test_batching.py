@@ -167,7 +167,7 @@ def test_a_budget_is_used() -> None:
 
 
 def test_a_row_that_no_budget_holds() -> None:
-    with pytest.raises(InputError, match=r"row 1 alone has 9 symbols \(the end included\), more than max_tokens: 8;"):
+    with pytest.raises(InputError, match="row 1 has 9 symbols, more than max_tokens: 8"):
         BatchPlan([(3, 3), (4, 8), (2, 2)], max_tokens=8)
     assert BatchPlan([(3, 3), (4, 8)], max_tokens=9).epoch(0).costs.max() == 9
 

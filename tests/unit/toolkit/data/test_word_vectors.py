@@ -78,7 +78,7 @@ def test_a_matrix_of_the_vocabulary(tmp_path: Path) -> None:
     for tensor, message in (
         (None, r"expected one matrix, found a, b, c; name one of them \(tensor\)"),
         ("d", "expected a matrix 'd', found a, b, c"),
-        ("b", "2 rows, and the vocabulary has 8 symbols; name the file with the word of each row"),
+        ("b", "2 rows for 8 symbols; name the words' file"),
         ("c", "expected a matrix of floating-point numbers, found torch.int64"),
     ):
         with pytest.raises(InputError, match=message):
