@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
 from tsallis.errors import InputError
 from tsallis.symbols import BOS, EOS, PAD, SPECIALS, UNK
@@ -45,6 +44,8 @@ class Subwords:
     """
 
     def __init__(self, model: bytes, source: str = "subwords") -> None:
+        from sentencepiece import SentencePieceProcessor  # imported here, because other vocabularies don't need it
+
         self.model = bytes(model)
         self.kind = _kind(self.model, source)
         self._processor: Any = SentencePieceProcessor()
@@ -91,6 +92,8 @@ class Subwords:
         Raises:
             InputError: If there is no text, or the size is too large or too small for it.
         """
+        from sentencepiece import SentencePieceTrainer
+
         errors: list[Exception] = []  # sentencepiece replaces errors of its input by its own
 
         def guarded() -> Iterator[str]:

@@ -138,8 +138,7 @@ class Checkpoints:
         torch.save(_canonical(training), stream)
         with writing(self.folder, self.lock):
             index = self.open()
-            parameters = {name: value.contiguous() for name, value in model.items()}
-            blobs = {PARAMETERS: safetensors.torch.save(parameters), TRAINING: stream.getvalue()}
+            blobs = {PARAMETERS: safetensors.torch.save(_drop_aliases(model)), TRAINING: stream.getvalue()}
             before = self._write(index, name, blobs, facts)
             history = (*index.validated, name) if validated else index.validated
             changes = {
@@ -355,3 +354,11 @@ def _canonical(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_canonical(item) for item in value]
     return sys.intern(value) if type(value) is str else value
+
+
+def _drop_aliases(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the parameters with only the first name of each shared tensor."""
+    names: dict[tuple[int, tuple[int, ...]], str] = {}
+    for name, value in parameters.items():
+        names.setdefault((value.data_ptr() if value.numel() else -len(names), tuple(value.shape)), name)
+    return {name: parameters[name].contiguous() for name in names.values()}
