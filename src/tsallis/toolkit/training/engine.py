@@ -138,7 +138,7 @@ class Engine:
                 0, because all processes must run the same number of passes.
             count: Number of passes of each process.
             rate: Learning rate.
-            collect_stats: Whether to store a :class:`BatchStats` of the first batch in :attr:`batch_stats`.
+            collect_stats: Whether to store a :class:`BatchStats` of the first batch in `objective.batch_stats`.
             stop: Whether this process must stop after the update; :attr:`stop` is then True in all processes.
 
         Returns:
