@@ -193,11 +193,15 @@ def cached_corpus(
             if not _whole(entry, keep_text):
                 # Write to a temporary folder beside the entry, and rename it when it is complete.
                 with tempfile.TemporaryDirectory(".tmp", f".{key}.", cache, ignore_cleanup_errors=True) as folder:
+                    new = Path(folder) / "new"
                     pairs, name = read_parallel(src_path, tgt_path), f"{src_path} and {tgt_path}"
-                    encode_pairs(pairs, Path(folder) / "new", src, tgt, max_length, keep_text, name)
-                    shutil.rmtree(entry, ignore_errors=True)  # if it was damaged; processes that mapped it keep it
-                    with contextlib.suppress(OSError):  # without locks, another process may have written it meanwhile
-                        (Path(folder) / "new").rename(entry)
+                    encode_pairs(pairs, new, src, tgt, max_length, keep_text, name)
+                    try:
+                        new.rename(entry)
+                    except OSError:  # it is damaged; or, without locks, another process has written it meanwhile
+                        if not _whole(entry, keep_text):
+                            shutil.rmtree(entry)  # processes that mapped it keep it
+                            new.rename(entry)
     corpus = open_corpus(entry)
     if alpha is None:
         return corpus
