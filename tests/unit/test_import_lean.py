@@ -133,6 +133,12 @@ def test_help_does_not_load_torch() -> None:
     assert "torch" not in loaded and "pydantic" not in loaded
 
 
+def test_tasks_do_not_load_the_list_of_data_sets() -> None:
+    pytest.importorskip("pydantic")
+    (loaded,) = modules_after("import tsallis.toolkit.tasks.registry")
+    assert "tsallis.toolkit.datasets.embedded" in loaded and "tsallis.toolkit.datasets.registry" not in loaded
+
+
 def test_without_the_toolkit_the_command_says_what_it_needs() -> None:
     done = run("import sys; sys.modules['typer'] = None; import tsallis.toolkit.cli")
     assert done.returncode == 2 and "tsallis[toolkit]" in done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tsallis.errors import check_whole
 from tsallis.search.options import EndRule
 
 
@@ -22,9 +21,6 @@ class Options:
         beam_size: Beam size of the search for outputs.
         end_rule: Rule for finished outputs of the search, see :func:`tsallis.search.beam_search`.
 
-    Raises:
-        ValueError: If a number is below 1, or `importance` or `searched` is below 0.
-
     Example:
         >>> Options(limit=200).sentences
         30
@@ -37,7 +33,3 @@ class Options:
     examples: int = 3
     beam_size: int = 5
     end_rule: EndRule = "every"
-
-    def __post_init__(self) -> None:
-        for name in ("limit", "sentences", "importance", "searched", "examples", "beam_size"):
-            check_whole(name, getattr(self, name), least=0 if name in ("importance", "searched") else 1)

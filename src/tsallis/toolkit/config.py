@@ -9,10 +9,10 @@ import difflib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 from pydantic_core import ErrorDetails
 from torch import Tensor
 
@@ -22,16 +22,6 @@ from tsallis.toolkit.data.batching import BatchPlan
 from tsallis.toolkit.data.io import read_text
 from tsallis.toolkit.data.yaml_text import LARGEST_FILE, LONGEST_KEY, parse_yaml
 from tsallis.toolkit.old_names import with_new_names
-
-
-def _check_name(name: str) -> str:
-    """Raise if a text can't be a file name."""
-    if "\0" in name or len(name) > 4096:
-        raise ValueError("a file name has at most 4096 characters, none of them null")
-    if any("\ud800" <= character <= "\udfff" for character in name):
-        raise ValueError("a file name is text, without half surrogate pairs")
-    return name
-
 
 # Settings that take effect only with certain values of another setting of the same section.
 NEEDS = {
@@ -45,7 +35,7 @@ ON_RESUME = "may change when a run is resumed"  # metadata of such settings
 MOST_MISTAKES = 20  # number of errors in one message
 ARCHITECTURE = ("model", "architecture")
 
-FileName = Annotated[str, AfterValidator(_check_name)]
+FileName = Annotated[str, Field(pattern=r"^[^\x00]*$", max_length=4096)]
 # Upper limits: larger values exceed any machine's memory and the indices of the kernels.
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Size = Annotated[int, Field(ge=1, le=65_536)]  # width of a layer
@@ -275,33 +265,65 @@ def make_schema(
     return schema
 
 
-def read_content(path: Path | str, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], list[Override]]:
+def read_content(path: Path | str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Read a YAML file and apply overrides, see :func:`apply_overrides`.
 
     Returns:
-        The content, not yet checked against a schema, and the overrides.
+        The content, not yet checked against a schema.
 
     Raises:
         InputError: If the file cannot be read or contains no settings, or an override is malformed.
     """
-    text = ""
+    path = Path(path)
     try:
-        text = read_text(path, LARGEST_FILE)
-        content = with_new_names(parse_yaml(text, str(path)))
+        content = with_new_names(parse_yaml(read_text(path, LARGEST_FILE), str(path)))
+        if not isinstance(content, dict):
+            raise InputError(f"{path}: expected keys and values (version: 1, data: ...)")
     except InputError as error:
-        raise InputError(f"{error}{_data_hint(path, text)}") from error
-    if content is None:
-        raise InputError(f"{path}: the file is empty, expected a configuration (version: 1, data: ...)")
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: expected keys and values (version: 1, data: ...){_data_hint(path, text)}")
-    return content, apply_overrides(content, overrides)
+        if not path.is_file() or path.suffix in (".yaml", ".yml"):
+            raise
+        hint = "if it holds data, separate its columns by tabs, or write a YAML file with data.train and give that file"
+        raise InputError(f"{error}; {hint}") from error
+    apply_overrides(content, overrides)
+    return content
 
 
-def _data_hint(path: Path | str, text: str) -> str:
-    """Return a hint for a message if a data file may have been given as configuration."""
-    if not Path(path).is_file() or (Path(path).suffix in (".yaml", ".yml") and "\t" not in text.partition("\n")[0]):
-        return ""
-    return f"; if it holds data, write a YAML file with data.train: {Path(path).name} and give that file"
+def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Apply overrides `key=value`, such as `model.output=sparsemax`, to the content of a file.
+
+    Raises:
+        InputError: If a text is not an override, or two overrides set the same value.
+    """
+    keys: list[str] = []
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not key:
+            raise InputError(f"{_name(override)}: expected key=value, such as training.epochs=5")
+        if any(f"{other}.".startswith(f"{key}.") for other in keys):
+            raise InputError(f"{_name(override)}: another override sets that, too; leave one of them")
+        try:
+            value = parse_yaml(text, "")
+        except InputError:
+            value = text
+        _set(content, override, value)
+        keys.append(key)
+
+
+def _name(override: str) -> str:
+    """Return the name of an override in messages."""
+    return f"override {describe(override)}"
+
+
+def _set(content: dict[str, Any], override: str, value: Any) -> None:
+    """Give the setting of an override a value."""
+    *sections, last = override.partition("=")[0].split(".")
+    for section in sections:
+        if content.get(section) is None:  # not there, or a section without keys
+            content[section] = {}
+        content = content[section]
+        if not isinstance(content, dict):
+            raise InputError(f"{_name(override)}: {describe(section)[1:-1]} is no section")
+    content[last] = value
 
 
 def refuse_idle(config: Config, overrides: Sequence[str] = ()) -> None:
@@ -333,24 +355,7 @@ def refuse_idle(config: Config, overrides: Sequence[str] = ()) -> None:
             )
 
 
-class Override(NamedTuple):
-    """A `key=value` that changes a setting."""
-
-    whole: str
-    key: str
-    text: str  # text of the value
-    value: Any  # the text as YAML, or the text itself if it is not YAML
-    mistake: str = ""  # reason why the text is not YAML
-
-    @property
-    def name(self) -> str:
-        """Name of the override in messages."""
-        return f"override {describe(self.whole)}"
-
-
-def check_content(
-    content: dict[str, Any], name: str, schema: type[Config], overrides: Sequence[Override] = ()
-) -> Config:
+def check_content(content: dict[str, Any], name: str, schema: type[Config], overrides: Sequence[str] = ()) -> Config:
     """Check the content of a configuration file and return the configuration.
 
     Args:
@@ -366,69 +371,24 @@ def check_content(
         return schema.model_validate(content)
     except ValidationError as error:
         mistakes, texts = _find_mistakes(error, schema, content)
-        plain = [override for override in overrides if override.key in texts and not isinstance(override.value, str)]
+        plain = [override for override in overrides if override.partition("=")[0] in texts]
         if not plain:
             raise InputError(_explain(mistakes, name, overrides)) from error
     for override in plain:  # text that YAML parses as another type, such as 2018
-        _set(content, override.key, override.text)
-    changed = [override._replace(value=override.text) if override in plain else override for override in overrides]
-    return check_content(content, name, schema, changed)
+        _set(content, override, override.partition("=")[2])
+    return check_content(content, name, schema, overrides)
 
 
-def apply_overrides(content: dict[str, Any], overrides: Sequence[str]) -> list[Override]:
-    """Apply overrides `key=value`, such as `model.output=sparsemax`, to the content of a file, and return them.
-
-    Raises:
-        InputError: If a text is not an override, or two overrides set the same value.
-    """
-    applied: list[Override] = []
-    for whole in overrides:
-        override = _parse_override(whole)
-        for other in applied:
-            if f"{other.key}.".startswith(f"{override.key}."):
-                raise InputError(f"{override.name}: {describe(other.whole)} sets that, too; leave one of them")
-        _set(content, override.key, override.value, override.name)
-        applied.append(override)
-    return applied
-
-
-def _parse_override(whole: str) -> Override:
-    key, equals, text = whole.partition("=")
-    override = Override(whole, key, text, None)
-    if not equals or not key:
-        raise InputError(f"{override.name}: expected key=value, such as training.epochs=5")
-    if len(text) > LARGEST_FILE:
-        raise InputError(f"{override.name}: expected at most {LARGEST_FILE} characters, found {len(text)}")
-    try:
-        return override._replace(value=parse_yaml(text, override.name))
-    except InputError as error:
-        return override._replace(value=text, mistake=str(error))
-
-
-def _set(content: dict[str, Any], key: str, value: Any, name: str = "") -> None:
-    """Give a setting a value; errors begin with `name`."""
-    *sections, last = key.split(".")
-    for section in sections:
-        if content.get(section) is None:  # not there, or a section without keys
-            content[section] = {}
-        content = content[section]
-        if not isinstance(content, dict):
-            raise InputError(f"{name}: {describe(section)[1:-1]} is no section")
-    content[last] = value
-
-
-def _explain(mistakes: Mapping[str, str], name: str, overrides: Sequence[Override]) -> str:
+def _explain(mistakes: Mapping[str, str], name: str, overrides: Sequence[str]) -> str:
     """Return every error with its path and its file or override."""
     texts: dict[str, list[str]] = {}
-    for key, mistake in mistakes.items():
-        own = next((o for o in overrides if f"{key}.".startswith(f"{o.key}.")), None)
-        if own is not None and own.mistake:
-            texts[own.mistake] = []
-            continue
-        inner = [o.name for o in overrides if o.key.startswith(f"{key}.")]  # if settings contradict each other
-        origin = own.name if own is not None else " with ".join([name, ", ".join(inner)] if inner else [name])
-        texts.setdefault(origin, []).append(f"{truncate(key, LONGEST_KEY)}: {mistake}")
-    return "; ".join(f"{origin}: {'; '.join(lines)}" if lines else origin for origin, lines in texts.items())
+    for path, mistake in mistakes.items():
+        keys = {override: override.partition("=")[0] for override in overrides}
+        origins = [_name(override) for override, key in keys.items() if f"{path}.".startswith(f"{key}.")]
+        inner = [_name(override) for override, key in keys.items() if key.startswith(f"{path}.")]
+        origin = origins[0] if origins else " with ".join([name, *inner])  # inner: if settings contradict each other
+        texts.setdefault(origin, []).append(f"{truncate(path, LONGEST_KEY)}: {mistake}")
+    return "; ".join(f"{origin}: {'; '.join(lines)}" for origin, lines in texts.items())
 
 
 def _find_mistakes(
@@ -443,11 +403,8 @@ def _find_mistakes(
         mistakes = [(d, path) for d, path in mistakes if path == ARCHITECTURE or path[:1] != ("model",)]
     expected: dict[str, list[str]] = {}
     endings: dict[str, str] = {}
-    for detail, path in mistakes:
+    for detail, path in mistakes[:MOST_MISTAKES]:
         key = ".".join(map(str, path)) or "the file"
-        if key not in expected and len(expected) == MOST_MISTAKES:
-            expected["and more"] = [f"these are the first {MOST_MISTAKES} mistakes"]
-            break
         message, ending = describe_mistake(detail)
         if path == ARCHITECTURE:
             message = f"expected {' or '.join(map(repr, schema.models))}"
@@ -455,7 +412,7 @@ def _find_mistakes(
         lines.append(message.removeprefix("input should be ") if lines else message)
         endings[key] = ending + (_hint(path, schema) if detail["type"] == "extra_forbidden" else "")
     texts = {".".join(map(str, path)) for detail, path in mistakes if detail["type"] == "string_type"}
-    return {key: " or ".join(lines) + endings.get(key, "") for key, lines in expected.items()}, texts
+    return {key: " or ".join(lines) + endings[key] for key, lines in expected.items()}, texts
 
 
 def _path(detail: ErrorDetails, content: Any) -> tuple[int | str, ...]:

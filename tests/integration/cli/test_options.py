@@ -274,8 +274,8 @@ def test_options_of_other_runs_are_refused(questions: Path, forms: Path, name: s
     ("options", "words"),
     [
         (["--language", "aa"], "a visual run takes no --language, 'aa'"),
-        (["--beam-size", "2"], "what describes its attention is no search and takes no --beam-size"),
-        (["--importance", "1", "--searched", "2"], "no search and takes no --importance, --searched"),
+        (["--beam-size", "2"], "answers with labels, takes no --beam-size"),
+        (["--importance", "1"], "takes no --beam-size, --importance or --searched"),
         (["--sweep", "--beam-size", "2", "--limit", "5"], "--beam-size, --limit was given, too"),
         (["--sweep", "--checkpoint", "last", "--device", "cpu"], "--checkpoint, --device was given, too"),
     ],

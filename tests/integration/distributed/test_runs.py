@@ -134,7 +134,7 @@ def test_a_signal_to_one_process_ends_all_with_a_checkpoint(folders: Path) -> No
 def test_the_process_that_is_left_says_so(folders: Path, name: str, lost: int) -> None:
     """Either by itself, or torchrun was quicker to end it; which process was killed stands below in any case."""
     text = (folders / f"{name}.err").read_text()
-    message = f"tsallis (process {1 - lost}): another process of this run has ended; the same command goes on"
+    message = f"tsallis (process {1 - lost}): another process has ended; the same command goes on"
     said = [line for line in text.splitlines() if line.startswith("tsallis (")]
     assert all(line.startswith(message) for line in said) and len(said) <= 1, text
     assert "SIGKILL" in text or said, text
@@ -194,7 +194,7 @@ def test_a_process_that_does_not_see_the_folder(hindered: tuple[Path, list[str]]
     base, said = hindered
     for line, name in ((said[0], "fresh"), (said[2], "run")):
         assert line.startswith(f"tsallis (process 0): {base / name}: process 1 on ")
-        assert line.endswith("does not see this run folder; every process must see the same one")
+        assert line.endswith("does not see this run folder")
     assert not (base / "elsewhere").exists() and len(said) == 3
     assert not (base / "fresh" / "log.jsonl").exists()
 

@@ -78,7 +78,7 @@ def test_the_engine_trains_it(attention: str) -> None:
     for _ in range(60):
         model.train()
         symbols, loss = engine.update([corpus.batch(range(30))], 1, 1, 0.02, collect_stats=True)
-    assert symbols == 30 and loss.item() < 3 and engine.batch_stats.accuracy.item() >= 24
+    assert symbols == 30 and loss.item() < 3 and engine.objective.batch_stats.accuracy.item() >= 24
     results = search_corpus(model, corpus, SearchOptions(beam_size=1))
     right = sum(r.best.tokens[0] - 4 == label for r, label in zip(results, labels, strict=True))
     result = evaluate(model, corpus, results, 1.0)

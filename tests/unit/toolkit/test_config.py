@@ -105,7 +105,7 @@ def test_every_mistake_is_in_one_line(tmp_path: Path) -> None:
         (BASE + "training: {sort_by: target, max_tokens: 9}\n", "training: sort_by: target is for batches of batch_s"),
         (BASE + "training: {lowest_learning_rate: 1}\n", "training: lowest_learning_rate 1 is above 0.001"),
         (BASE + "? [1]\n: 2\n", "not YAML"),
-        ("", "the file is empty"),
+        ("", "expected keys and values"),
         ("- 1\n", "expected keys and values"),
     ],
 )
@@ -144,9 +144,9 @@ def test_overrides_of_texts_are_taken_as_they_are(tmp_path: Path) -> None:
     loaded = config(tmp_path, "version: 1\n", "data={train: a, dev: b}", "data.folder=2018", "data.test=null")
     assert loaded.data.folder == "2018" and loaded.data.test is None
     for override, words in (
-        ("training.epochs={language}-x", r"override 'training.epochs=\{language\}-x': not YAML: "),
+        ("training.epochs={language}-x", r"override 'training.epochs=\{language\}-x': training.epochs: "),
         ("training.src_embeddings={fiel: x}", "src_embeddings.file: missing"),
-        ("training={epochs: 1, epochs: 2}", "override 'training={epochs: 1, epochs: 2}': epochs: stands twice;"),
+        ("training={epochs: 1, epochs: 2}", "override 'training={epochs: 1, epochs: 2}': training: "),
     ):
         with pytest.raises(InputError, match=words):
             config(tmp_path, BASE, override)
@@ -155,12 +155,12 @@ def test_overrides_of_texts_are_taken_as_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("training: {epochs: 4, epochs: 5}\n", "config.yaml: training.epochs: stands twice; leave one of them"),
-        ("training:\n  epochs: 4\n  epochs: 5\n", "training.epochs: stands twice, on lines 4 and 5; leave one of them"),
-        ("model: {d_model: 8}\nmodel: {layers: 1}\n", "config.yaml: model: stands twice, on lines 3 and 4"),
-        ("model: {'layers': 1, layers: 1}\n", "model.layers: stands twice"),
-        ("x: [{a: 1, a: 1}]\n", "x.a: stands twice"),
-        ("training: &a {epochs: 4, epochs: 5}\nx: *a\n", "training.epochs: stands twice"),
+        ("training: {epochs: 4, epochs: 5}\n", "config.yaml: not YAML: line 3, column 23: epochs stands twice"),
+        ("training:\n  epochs: 4\n  epochs: 5\n", "line 5, column 3: epochs stands twice; leave one of them"),
+        ("model: {d_model: 8}\nmodel: {layers: 1}\n", "line 4, column 1: model stands twice"),
+        ("model: {'layers': 1, layers: 1}\n", "layers stands twice"),
+        ("x: [{a: 1, a: 1}]\n", "a stands twice"),
+        ("training: &a {epochs: 4, epochs: 5}\nx: *a\n", "epochs stands twice"),
     ],
 )
 def test_a_key_that_stands_twice(tmp_path: Path, text: str, words: str) -> None:
@@ -185,7 +185,7 @@ def test_merged_keys_may_be_set_again(tmp_path: Path) -> None:
     ],
 )
 def test_two_overrides_of_one_setting(tmp_path: Path, first: str, second: str) -> None:
-    with pytest.raises(InputError, match=re.escape(f"override '{second}': '{first}' sets that, too; leave one")):
+    with pytest.raises(InputError, match=re.escape(f"override '{second}': another override sets that, too")):
         config(tmp_path, BASE, first, second)
 
 
@@ -220,7 +220,7 @@ def test_mistakes_are_told_where_they_stand(tmp_path: Path) -> None:
     [
         ("epochs", "expected key=value"),
         ("=3", "expected key=value"),
-        ("training.epochs=[1", "not YAML"),
+        ("training.epochs=[1", r"training.epochs: .*found '\[1'"),
         ("version.major=1", "version is no section"),
         ("training.epocs=3", r"training.epocs: unknown key \(did you mean epochs\?\)"),
     ],
@@ -413,7 +413,7 @@ def test_every_integer_of_the_schema_has_an_end() -> None:
 
 def test_more_mistakes_than_one_reads(tmp_path: Path) -> None:
     unknown = "".join(f"{'k' * 500}{i}: 1\n" for i in range(400))
-    with pytest.raises(InputError, match="and more") as caught:
+    with pytest.raises(InputError, match="unknown key") as caught:
         config(tmp_path, BASE + unknown)
     assert len(str(caught.value)) < 3000
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tsallis.errors import InputError
 from tsallis.search.options import SearchOptions
 from tsallis.toolkit.analysis_options import Options
 from tsallis.toolkit.cli.input import input_name
@@ -19,6 +20,7 @@ from tsallis.toolkit.inference import open_run
 
 if TYPE_CHECKING:
     from tsallis.toolkit.cli.report_parts import Report
+    from tsallis.toolkit.inference import TextRun
 
 INTERRUPTED = 130  # exit status after Ctrl-C
 
@@ -60,7 +62,6 @@ def analyze(
 
     Beam size and end rule default to those of the first run's configuration.
     """
-    from tsallis.errors import InputError
     from tsallis.toolkit.cli.report_parts import Report, read_sweep
 
     if text and split is not None:
@@ -77,66 +78,53 @@ def analyze(
             raise InputError(f"--sweep reads logs, no sentences: {', '.join(names)} was given, too")
         _write(Report(sweep=read_sweep(runs)), out, records)
         return
-    report_runs(runs, search, out, split, text, records, options, checkpoint, device, language=language)
+    opened = [open_run(run, checkpoint, device) for run in runs]
+    for one in opened:
+        one.check_command("analyze")
+    report_runs(opened, search, out, split, text, records, options, language=language)
 
 
 def report_runs(
-    runs: Sequence[Path],
+    opened: Sequence[TextRun],
     search: SearchOptions,
     out: Path,
     split: str | None = None,
     text: Path | None = None,
     records: Path | None = None,
     limits: Mapping[str, Any] | None = None,
-    checkpoint: str = "best",
-    device: str = "auto",
-    command: str = "analyze",
     **values: Any,
 ) -> None:
     """Analyse runs and write the page.
 
     Args:
-        runs: Run folders.
+        opened: Runs.
         search: Options of the search that were given.
         out: Path of the page.
         split: Split of the first run's data; default: dev.
         text: Path of lines to read instead of a split.
         records: Path of a file for all numbers.
-        limits: Fields of :class:`tsallis.toolkit.run_analysis.Options`; default: every line of `text`.
-        checkpoint: Which checkpoint to load.
-        device, command: Where the models run, and the name of the command, for errors.
+        limits: Fields of :class:`tsallis.toolkit.run_analysis.Options`; default: every line of `text`, and no scores of
+            rare pieces, which need the training data.
         values: Options of the task, such as `language`; None where they were not given.
     """
-    from tsallis.errors import InputError
     from tsallis.toolkit.cli.report_parts import Report, Text, describe_labels, summarize_all, sweep_if_any
     from tsallis.toolkit.run_analysis.densities import is_label_run
 
-    opened = [open_run(run, checkpoint, device) for run in runs]
-    for one in opened:
-        one.check_command(command)
     loaded = [(one.run, one.task) for one in opened]
+    folders = [one.run.folder for one in opened]
     lines = None if text is None else Text.read(text)
     every = {} if lines is None else dict.fromkeys(("limit", "sentences"), max(1, len(lines.lines)))
     beam = search.with_defaults(opened[0].search_options.without_limits).arguments
     options = Options(**(limits or every), **beam)
     try:
         if any(is_label_run(run) for run, _ in loaded):
-            of_sequences = {
-                "--beam-size": search.beam_size,
-                "--importance": options.importance,
-                "--searched": options.searched,
-            }
-            if names := [name for name, value in of_sequences.items() if value]:
-                raise InputError(
-                    f"{runs[0]}: a run of the task {loaded[0][1].name} answers with labels: "
-                    f"what describes its attention is no search and takes no {', '.join(names)}"
-                )
+            if search.beam_size or options.importance or options.searched:
+                raise InputError(f"{folders[0]}: answers with labels, takes no --beam-size, --importance or --searched")
             report = Report(densities=describe_labels(loaded, split or "dev", lines, values, options))
         else:
             # Default to dev: training data can be far larger than anybody wants to look at.
-            summaries = summarize_all(loaded, split or "dev", lines, values, options, command == "analyze")
-            report = Report(*summaries)
-        _write(report._replace(sweep=sweep_if_any(runs)), out, records)
+            report = Report(*summarize_all(loaded, split or "dev", lines, values, options, limits is not None))
+        _write(report._replace(sweep=sweep_if_any(folders)), out, records)
     except KeyboardInterrupt:
         print("tsallis: interrupted, nothing was written", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None

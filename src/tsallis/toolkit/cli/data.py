@@ -36,7 +36,7 @@ def data_list(
         if language is None or language in source.languages()
     ]
     if not matches:
-        conditions = [f"{describe(value)}" for value in (text, language) if value is not None]
+        conditions = [describe(value) for value in (text, language) if value is not None]
         raise InputError(f"no data set matches {' and '.join(conditions)}; tsallis data list shows all of them")
     for source in matches:
         if as_json:

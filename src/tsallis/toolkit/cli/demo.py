@@ -36,21 +36,16 @@ BLOCKS = "░▒▓█"  # from a small weight to 1
 class Question(NamedTuple):
     """A question for the models, with the answers found in dictionaries."""
 
-    lemma: str
-    tags: str
-    words: str  # the tags in words
+    line: str  # lemma and tags
+    title: str
     right: tuple[str, ...]
-
-    @property
-    def line(self) -> str:
-        return f"{self.lemma}\t{self.tags}"
 
 
 # None is in the data: two verbs have two spellings, and one is newer than the list of verbs.
 QUESTIONS = (
-    Question("travel", "V;PST", "past tense", ("traveled", "travelled")),
-    Question("model", "V;V.PTCP;PRS", "present participle", ("modeling", "modelling")),
-    Question("vlog", "V;PST", "past tense", ("vlogged",)),
+    Question("travel\tV;PST", "travel, past tense", ("traveled", "travelled")),
+    Question("model\tV;V.PTCP;PRS", "model, present participle", ("modeling", "modelling")),
+    Question("vlog\tV;PST", "vlog, past tense", ("vlogged",)),
 )
 
 
@@ -96,8 +91,8 @@ def _show(run_dir: Path, updates: int | None, device: str) -> None:
         arguments = [str(path), *overrides, *SOFTMAX, "--run-dir", str(softmax_dir), "--device", device]
         with _training_beside(arguments):
             run_training(config, run_dir, world)
-    opened = open_run(run_dir, device=device)
-    sparse, softmax, task = opened.run, open_run(softmax_dir, device=device).run, opened.task
+    opened = [open_run(folder, device=device) for folder in (run_dir, softmax_dir)]
+    sparse, softmax, task = opened[0].run, opened[1].run, opened[0].task
 
     scores = [evaluate_outputs(task, run, task.split(run, config.data, "dev"), SEARCH)[0] for run in (sparse, softmax)]
     print("\n1. On verbs that neither has seen:\n")
@@ -111,7 +106,7 @@ def _show(run_dir: Path, updates: int | None, device: str) -> None:
     _draw(sparse, task.read([QUESTIONS[0].line], "demo", sparse, gold=False).corpus.src[0], answers[0][0])
     print("\n4. A page about both models, to be opened in a browser:\n")
     limits = {"limit": REPORT_EXAMPLES, "sentences": 12}
-    report_runs([run_dir, softmax_dir], SearchOptions(), run_dir / "report.html", limits=limits, device=device)
+    report_runs(opened, SearchOptions(), run_dir / "report.html", limits=limits)
     print("\nTo try next:\n")
     print(f"  printf 'vlog\\tV;PST\\n' | tsallis translate {run_dir} --all")
     print(f"  printf 'travel\\tV;PST\\ttrav\\n' | tsallis suggest {run_dir}")
@@ -162,7 +157,7 @@ def _answer(run: Run, task: Any) -> list[Result]:
 
 def _print_answers(question: Question, sparse: Result, softmax: Result, *runs: Run) -> None:
     """Print the hypotheses of both models side by side, with the sums of their probabilities."""
-    print(f"\n  {question.lemma}, {question.words}:")
+    print(f"\n  {question.title}:")
     columns = [
         [f"1.5-entmax: {sparse.certificate.kind}", *_hypotheses(question, sparse, runs[0])],
         [f"softmax: {softmax.certificate.kind}", *_hypotheses(question, softmax, runs[1])],

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tsallis.errors import InputError
 from tsallis.search.options import SearchOptions
+from tsallis.toolkit.cli.analyze import report_runs
 from tsallis.toolkit.cli.input import line_blocks
 from tsallis.toolkit.cli.options import Device, FileArgument, Images, Language, RunArgument, Which, search_options
-from tsallis.toolkit.cli.output import print_json
+from tsallis.toolkit.cli.output import check_writable, print_json
 from tsallis.toolkit.inference import open_run
+
+if TYPE_CHECKING:
+    from tsallis.toolkit.inference import TextRun
 
 
 @search_options("beam_size")
@@ -38,43 +43,30 @@ def look(
     The page is the report of `tsallis analyze` on all lines of FILE: lines with outputs are read with these, other
     lines with the model's answers.
     """
-    from tsallis.errors import InputError
-
     if weights and out is not None:
         raise InputError("--out is for the page, --weights prints numbers: give one of the two")
     if heads is not None and not weights:
         raise InputError("--heads is for --weights; the page shows every head")
-    values: dict[str, Any] = {"language": language, "images": images}
-    if weights:
-        _print_weights(run, file, heads, options, checkpoint, device, values)
-        return
-    from tsallis.toolkit.cli.analyze import report_runs
-    from tsallis.toolkit.cli.output import check_writable
-
-    out = out or Path("look.html")
-    check_writable(out)
-    values |= {"checkpoint": checkpoint, "device": device}
-    report_runs([run], options, out, text=file or Path("-"), command="look", **values)
+    if not weights:
+        out = out or Path("look.html")
+        check_writable(out)
+    opened = open_run(run, checkpoint, device)
+    opened.check_command("look")
+    if out is not None:
+        report_runs([opened], options, out, text=file or Path("-"), language=language, images=images)
+    else:
+        _print_weights(opened, file, heads, options, language=language, images=images)
 
 
 def _print_weights(
-    run: Path,
-    file: Path | None,
-    heads: str | None,
-    options: SearchOptions,
-    checkpoint: str,
-    device: str,
-    values: dict[str, Any],
+    opened: TextRun, file: Path | None, heads: str | None, options: SearchOptions, **values: Any
 ) -> None:
     """Print an object for each line of a file; one without an output attends to nothing."""
     from tsallis.toolkit.tasks.attention_weights import describe_attention
 
-    opened = open_run(run, checkpoint, device)
-    opened.check_command("look")
-    loaded, task = opened.run, opened.task
     search = options.with_defaults(opened.search_options).arguments
-    for block in line_blocks(loaded, task, file, gold=False, **values):
-        by_number = dict(describe_attention(task, loaded, block.lines, heads, **search))
+    for block in line_blocks(opened.run, opened.task, file, gold=False, **values):
+        by_number = dict(describe_attention(opened.task, opened.run, block.lines, heads, **search))
         for number in range(block.lines.count):
             content = by_number.get(number, {"text": None, "attention": []})
             print_json({"line": block.first + number + 1, **content})

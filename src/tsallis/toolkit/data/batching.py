@@ -175,14 +175,9 @@ class BatchPlan:
         bucket: int = 40,
         sort_by: str = "total",
     ) -> None:
-        for name, value in (("batch_size", batch_size), ("max_tokens", max_tokens), ("bucket", bucket)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
         counts = np.asarray(lengths)
         if counts.size == 0:
             raise ValueError("there are no rows to make batches of")
-        if counts.ndim > 2 or (counts.ndim == 2 and counts.shape[1] != 2):
-            raise ValueError(f"lengths must be [rows] or [rows, 2], got {list(counts.shape)}")
         self.batch_size = batch_size
         self.max_tokens = max_tokens
         self.seed = seed
@@ -199,10 +194,7 @@ class BatchPlan:
         self.keys: tuple[Ints, ...] = (self.totals,) if sort_by == "total" else (counts[:, 0], counts[:, 1])
         longest = int(self.widths.argmax())
         if max_tokens is not None and self.widths[longest] > max_tokens:
-            raise InputError(
-                f"row {longest} alone has {self.widths[longest]} symbols (the end included), more than max_tokens: "
-                f"{max_tokens}; allow more, or leave out longer rows"
-            )
+            raise InputError(f"row {longest} has {self.widths[longest]} symbols, more than max_tokens: {max_tokens}")
 
     def __len__(self) -> int:
         """Return the number of batches per epoch.

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tsallis.errors import InputError, describe
+from tsallis.errors import InputError
 from tsallis.toolkit.data.cache import key_of, locked
 from tsallis.toolkit.data.corpus import Corpus, Counts, SampledCorpus
 from tsallis.toolkit.data.io import digest_file, read_json, stream_lines, write_atomic
@@ -68,15 +68,14 @@ def encode_pairs(
         The memory-mapped corpus; its `counts` contain the numbers of skipped pairs.
 
     Raises:
-        InputError: If pairs can't be read, the folder is not empty, or no pair is left.
+        InputError: If pairs can't be read, or no pair is left.
+        OSError: If the folder can't be written or exists.
     """
-    if max_length is not None and max_length < 1:
-        raise ValueError(f"max_length must be at least 1, got {max_length}")
     folder, pairs_read, rows_count, empty = Path(folder), 0, 0, 0
     with contextlib.ExitStack() as stack:
 
         def create(name: str, dtype: str) -> RaggedWriter:
-            return stack.enter_context(RaggedWriter(folder / name, dtype))
+            return stack.enter_context(contextlib.closing(RaggedWriter(folder / name, dtype)))
 
         models, stream = (src, tgt), iter(pairs)
         writers = [create(name, type_for(len(model))) for name, model in zip(SIDES, models, strict=True)]
@@ -102,8 +101,7 @@ def encode_pairs(
         for writer in (*writers, *text_writers):
             writer.finish()
     counts = Counts(pairs_read, rows_count, empty, pairs_read - rows_count - empty)
-    content = {"format": FORMAT, "counts": asdict(counts)}
-    write_atomic(folder / CORPUS, json.dumps(content, indent=1, ensure_ascii=False))
+    write_atomic(folder / CORPUS, json.dumps({"counts": asdict(counts)}, indent=1))
     return open_corpus(folder)
 
 
@@ -115,14 +113,10 @@ def open_corpus(folder: Path | str) -> Corpus:
     """
     folder = Path(folder)
     content = read_json(folder / CORPUS)
-    if content.get("format") != FORMAT:
-        raise InputError(
-            f"{folder / CORPUS}: a corpus of format {describe(content.get('format'))}, this program reads {FORMAT}"
-        )
     try:
         counts = Counts(**content["counts"])
     except (KeyError, TypeError) as error:
-        raise InputError(f"{folder / CORPUS}: not the description of a corpus (format, counts)") from error
+        raise InputError(f"{folder / CORPUS}: not the description of a corpus") from error
     src, tgt = RaggedRows.open(folder / "src"), RaggedRows.open(folder / "tgt")
     if not len(src) == len(tgt) == counts.rows:
         raise InputError(f"{folder}: expected {counts.rows} pairs, found {len(src)} sources and {len(tgt)} targets")
@@ -192,35 +186,28 @@ def cached_corpus(
         }
         key = key_of(made_from)
         entry = cache / key
-        if not _whole(entry, keep_text):
-            with locked(cache / f"{key}.lock") as alone:
-                if alone:  # the process that left these folders has ended
-                    for left in cache.glob(f".{key}.*.tmp"):
-                        shutil.rmtree(left, ignore_errors=True)
-                if not _whole(entry, keep_text):
-                    # Write to a temporary folder beside the entry, and rename it when it is complete.
-                    with tempfile.TemporaryDirectory(".tmp", f".{key}.", cache, ignore_cleanup_errors=True) as folder:
-                        new = Path(folder) / "new"
-                        pairs, name = read_parallel(src_path, tgt_path), f"{src_path} and {tgt_path}"
-                        encode_pairs(pairs, new, src, tgt, max_length, keep_text, name)
-                        _move(new, entry, keep_text)
+        with locked(cache / f"{key}.lock") as alone:
+            if alone:  # the process that left these folders has ended
+                for left in cache.glob(f".{key}.*.tmp"):
+                    shutil.rmtree(left, ignore_errors=True)
+            if not _whole(entry, keep_text):
+                # Write to a temporary folder beside the entry, and rename it when it is complete.
+                with tempfile.TemporaryDirectory(".tmp", f".{key}.", cache, ignore_cleanup_errors=True) as folder:
+                    new = Path(folder) / "new"
+                    pairs, name = read_parallel(src_path, tgt_path), f"{src_path} and {tgt_path}"
+                    encode_pairs(pairs, new, src, tgt, max_length, keep_text, name)
+                    try:
+                        new.rename(entry)
+                    except OSError:  # it is damaged; or, without locks, another process has written it meanwhile
+                        if not _whole(entry, keep_text):
+                            shutil.rmtree(entry)  # processes that mapped it keep it
+                            new.rename(entry)
     corpus = open_corpus(entry)
     if alpha is None:
         return corpus
     texts = [RaggedRows.open(entry / f"{side}.text") for side in SIDES]
     parts: dict[str, Any] = {"src_text": texts[0], "tgt_text": texts[1], "src_subwords": src, "tgt_subwords": tgt}
     return SampledCorpus(**vars(corpus), **parts, alpha=alpha, max_length=max_length)
-
-
-def _move(new: Path, entry: Path, keep_text: bool) -> None:
-    """Move a complete entry to its place in the cache."""
-    try:
-        new.rename(entry)
-    except OSError:
-        # Without locks, another process may have written the same content first.
-        if not _whole(entry, keep_text):
-            entry.rename(new.with_name("old"))  # replace a damaged entry; processes that mapped it keep it
-            new.rename(entry)
 
 
 @contextlib.contextmanager
@@ -234,9 +221,9 @@ def _writable(cache: Path) -> Iterator[None]:
 
 
 def _whole(entry: Path, keep_text: bool) -> bool:
+    """Return whether an entry is complete."""
     try:
         corpus = open_corpus(entry)
-        texts: Sequence[RaggedRows] = [RaggedRows.open(entry / f"{n}.text") for n in SIDES if keep_text]
+        return all(len(RaggedRows.open(entry / f"{n}.text")) == len(corpus) for n in SIDES if keep_text)
     except InputError:
         return False
-    return all(len(text) == len(corpus) for text in texts)

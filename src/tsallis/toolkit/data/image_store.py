@@ -65,17 +65,8 @@ class ImageStore:
         Raises:
             InputError: If an image can't be read.
         """
-        by_file: dict[int, tuple[Pictures, list[int], list[str]]] = {}
-        for row, number in enumerate(numbers.tolist()):
-            pictures, name = self._images[number]
-            _, rows, names = by_file.setdefault(id(pictures), (pictures, [], []))
-            rows.append(row)
-            names.append(name)
-        parts = [(rows, pictures.batch(names)) for pictures, rows, names in by_file.values()]
-        if len(parts) == 1:
-            return parts[0][1]
-        order = torch.tensor([row for rows, _ in parts for row in rows])
-        return torch.cat([images for _, images in parts])[order.argsort()]
+        images = (self._images[number] for number in numbers.tolist())
+        return torch.cat([pictures.batch([name]) for pictures, name in images])
 
 
 def _size(shape: tuple[int, ...]) -> str:

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol
+from typing import IO, Any, cast
 
 import numpy as np
 import torch
@@ -20,38 +20,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tsallis.errors import InputError, describe
-from tsallis.toolkit.data.io import PLAUSIBLE, input_errors, open_file, read_bytes
+from tsallis.toolkit.data.io import PLAUSIBLE, check_file, input_errors, open_file, read_bytes
 
 ARRAYS = (".npy", ".npy.xz")
 PHOTOS = (".jpg", ".jpeg", ".png")
-MOST_PIXELS = 1 << 26  # maximum number of pixels of a photograph, before and after resizing
+MOST_PIXELS = 1 << 26  # maximum number of pixels of a resized photograph
 MOST_BYTES = 1 << 28  # maximum size of a photograph's file
 MOST_PACKED = 8_000  # maximum compression ratio of xz
 LONGEST_HEADER = 10_000  # bytes, the limit of NumPy
 BAD_HEADER = (ValueError, TypeError, SyntaxError, OverflowError, RecursionError, tokenize.TokenError, struct.error)
 Load = Callable[[], bytes]
-
-
-class BadPicture(InputError):
-    """Raised for a file that is damaged or not an image."""
-
-
-class Pictures(Protocol):
-    """Collection of images of one size, by name."""
-
-    shape: tuple[int, int, int]  # height, width and channels, or size of the features
-
-    def __len__(self) -> int: ...
-
-    def __contains__(self, name: object) -> bool: ...
-
-    def batch(self, names: Sequence[str]) -> Tensor:
-        """Return images [batch, height, width, channels]: pictures as uint8, features as float32.
-
-        Raises:
-            InputError: If a name is unknown or an image can't be read.
-        """
-        ...
 
 
 def open_pictures(path: Path | str, size: tuple[int, int] | None = None) -> Pictures:
@@ -99,14 +77,10 @@ class ArrayPictures:
 
     def __init__(self, array: NDArray[Any], source: str = "images", size: tuple[int, int] | None = None) -> None:
         if array.ndim != 4 or not array.size:
-            raise InputError(
-                f"{source}: expected an array [images, height, width, channels], found {list(array.shape)}"
-            )
+            raise InputError(f"{source}: expected [images, height, width, channels], found {list(array.shape)}")
         pictures = array.dtype == np.uint8
         if not pictures and array.dtype.kind != "f":
-            raise InputError(
-                f"{source}: expected pictures of uint8, or features in floating point, found {array.dtype}"
-            )
+            raise InputError(f"{source}: expected uint8 or floating point, found {array.dtype}")
         if pictures and array.shape[-1] != 3:
             raise InputError(f"{source}: expected pictures with 3 channels, found {array.shape[-1]}")
         height, width, channels = array.shape[1:]
@@ -114,7 +88,7 @@ class ArrayPictures:
             raise InputError(f"{source}: images of {height} x {width} stay so, {size[0]} x {size[1]} was asked for")
         self.array = array
         self.source = source
-        self.shape = (height, width, channels)
+        self.shape = (height, width, channels)  # or height, width and the size of the features
 
     def __len__(self) -> int:
         return len(self.array)
@@ -128,7 +102,7 @@ class ArrayPictures:
         return row if (row := int(name)) < len(self.array) else None
 
     def batch(self, names: Sequence[str]) -> Tensor:
-        """Return images [batch, height, width, channels], as uint8 or float32."""
+        """Return images [batch, height, width, channels]: pictures as uint8, features as float32."""
         rows = []
         for name in names:
             row = self._row(name)
@@ -185,40 +159,32 @@ class Photos:
             self._images[paths[0]] = self._read(paths[0])
         image = self._images[paths[0]]
         if image.shape != self.shape:
-            size = f"{self.shape[0]} x {self.shape[1]}"
-            raise InputError(
-                f"{self.source}: {paths[0]} has {image.shape[0]} x {image.shape[1]} pixels and not {size} as the "
-                f"first one; give a size"
-            )
+            found, expected = (f"{shape[0]} x {shape[1]}" for shape in (image.shape, self.shape))
+            raise InputError(f"{self.source}: {paths[0]} has {found} pixels, the first one {expected}; give a size")
         return image
 
     def _read(self, path: str) -> NDArray[np.uint8]:
         return decode_picture(self._files[path](), f"{self.source}: {path}", self.size)
 
 
+Pictures = ArrayPictures | Photos  # images of one size, by name
+
+
 def decode_picture(content: bytes, source: str, size: tuple[int, int] | None = None) -> NDArray[np.uint8]:
     """Return the pixels [height, width, 3] of a JPEG or PNG file, resized if `size` is given.
 
     Raises:
-        BadPicture: If the file is damaged or has another format; `source` is its name.
-        InputError: If Pillow is missing.
+        InputError: If the file is damaged or has another format, or Pillow is missing; `source` is its name.
     """
     try:
         from PIL import Image, ImageOps
     except ImportError as error:
         raise InputError(f"{source}: JPEG and PNG files need Pillow: pip install 'tsallis[vision]'") from error
-    bad = (OSError, MemoryError, *BAD_HEADER, Image.DecompressionBombError)
     try:
         with Image.open(BytesIO(content), formats=("JPEG", "PNG")) as opened:
-            if math.prod(opened.size) > MOST_PIXELS:
-                raise BadPicture(
-                    f"{source} has {opened.width} x {opened.height} pixels, {MOST_PIXELS} are read at most"
-                )
             image = ImageOps.exif_transpose(opened).convert("RGB")
-    except BadPicture:
-        raise
-    except bad as error:
-        raise BadPicture(f"{source} can't be read as an image: {error}") from error
+    except (OSError, MemoryError, *BAD_HEADER, Image.DecompressionBombError) as error:
+        raise InputError(f"{source} can't be read as an image: {error}") from error
     if size is not None and image.size != size[::-1]:
         image = image.resize(size[::-1], Image.Resampling.BICUBIC)
     return np.array(image, np.uint8)
@@ -234,31 +200,18 @@ def _in_folder(folder: Path) -> dict[str, Load]:
 
 
 def _in_tar(path: Path) -> dict[str, Load]:
-    """Return a loader for each image of an uncompressed tar archive, which reads it in place."""
-
-    def load(offset: int, size: int) -> Load:
-        def read() -> bytes:
-            try:
-                if size > MOST_BYTES:
-                    raise InputError(f"{path}: expected images of at most {MOST_BYTES} bytes, found {size}")
-                with path.open("rb") as stream:
-                    stream.seek(offset)
-                    return stream.read(size)
-            except OSError as error:
-                raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
-
-        return read
-
+    """Return a loader for each image of an uncompressed tar archive, which stays open."""
+    check_file(path)
     try:
-        with open_file(path) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
-            members = [m for m in archive if m.isreg() and not m.issparse() and m.name.lower().endswith(PHOTOS)]
+        archive = tarfile.open(path, "r:")  # noqa: SIM115
+        members = [m for m in archive if m.isreg() and m.name.lower().endswith(PHOTOS)]
     except (tarfile.TarError, ValueError, OverflowError, RecursionError, EOFError) as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError(f"{path}: not a tar archive, or a damaged one: {error}") from error
-    except OSError as error:
-        raise InputError(f"{path}: can't be read: {error.strerror or error}") from error
-    return {str(PurePosixPath(m.name)): load(m.offset_data, m.size) for m in members}
+
+    def load(member: tarfile.TarInfo) -> Load:
+        return lambda: cast("IO[bytes]", archive.extractfile(member)).read()
+
+    return {str(PurePosixPath(member.name)): load(member) for member in members}
 
 
 def _array(path: Path) -> NDArray[Any]:

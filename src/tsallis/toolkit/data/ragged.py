@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from tsallis.errors import InputError, describe
+from tsallis.errors import InputError
 from tsallis.toolkit.data.io import read_json, write_atomic
 
 MANIFEST, TOKENS, OFFSETS = "manifest.json", "tokens.bin", "offsets.bin"
-FORMAT = 1
 TYPES = ("<u1", "<u2", "<u4")
 CHUNK = 4096  # number of rows hashed at once
 
@@ -76,25 +73,15 @@ class RaggedRows(Sequence[Row]):
         """
         folder = Path(folder)
         manifest = read_json(folder / MANIFEST)
-        dtype, rows, symbols, digest = _facts(manifest, folder / MANIFEST)
-        tokens = _map(folder / TOKENS, dtype, symbols)
-        offsets = _map(folder / OFFSETS, "<i8", rows + 1)
-        if offsets[0] != 0 or offsets[-1] != symbols:
-            raise InputError(f"{folder / OFFSETS}: changed: expected offsets from 0 to {symbols}")
-        return cls(tokens, offsets, digest)
+        match [manifest.get(key) for key in ("format", "dtype", "rows", "symbols", "digest")]:
+            case [1, str(dtype), int(rows), int(symbols), str(digest)] if dtype in TYPES:
+                return cls(_map(folder / TOKENS, dtype, symbols), _map(folder / OFFSETS, "<i8", rows + 1), digest)
+        raise InputError(f"{folder / MANIFEST}: not the manifest of token files")
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Row]: ...
-
-    def __getitem__(self, index: int | slice) -> Row | list[Row]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+    def __getitem__(self, index: int) -> Row:  # type: ignore[override]
         position = index + len(self) if index < 0 else index
         if not 0 <= position < len(self):
             raise IndexError(f"rows are numbered from 0 to {len(self) - 1}, got {index}")
@@ -133,76 +120,48 @@ class RaggedWriter:
     """Writer of rows into a new folder, which is valid after :meth:`finish`.
 
     Args:
-        folder: New or empty folder.
-        dtype: Type of a symbol, see :func:`type_for`.
+        folder: New folder.
+        dtype: Type of a symbol, see :func:`type_for`; rows must contain no larger numbers.
 
-    Raises:
-        InputError: If the folder can't be created or is not empty.
-
-    >>> import tempfile, pathlib
+    >>> import contextlib, pathlib, tempfile
     >>> folder = pathlib.Path(tempfile.mkdtemp()) / "rows"
-    >>> with RaggedWriter(folder, type_for(300)) as writer:
+    >>> with contextlib.closing(RaggedWriter(folder, type_for(300))) as writer:
     ...     writer.extend([[299, 4], [5]])
-    ...     rows = writer.finish()
+    ...     writer.finish()
+    >>> rows = RaggedRows.open(folder)
     >>> rows == [[299, 4], [5]], rows.tokens.dtype
     (True, dtype('uint16'))
     """
 
-    def __init__(self, folder: Path | str, dtype: str) -> None:
-        self.folder = Path(folder)
-        self.dtype = np.dtype(dtype)
+    def __init__(self, folder: Path, dtype: str) -> None:
+        folder.mkdir(parents=True)
+        self.folder = folder
+        self.dtype = dtype
         self.count = self.symbols = 0
         self._digest = _Digest()
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            if any(self.folder.iterdir()):
-                raise InputError(f"{folder}: expected a new or empty folder, it holds something")
-            self._tokens: BinaryIO = (self.folder / TOKENS).open("xb")
-            self._offsets: BinaryIO = (self.folder / OFFSETS).open("xb")
-        except OSError as error:
-            raise InputError(f"{folder}: can't be written: {error.strerror}") from error
+        self._tokens = (folder / TOKENS).open("wb")
+        self._offsets = (folder / OFFSETS).open("wb")
         self._offsets.write(np.zeros(1, "<i8").tobytes())
 
-    def __enter__(self) -> RaggedWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Close the files."""
         self._tokens.close()
         self._offsets.close()
 
     def extend(self, rows: Sequence[ArrayLike]) -> None:
-        """Append rows; raise a ValueError if a number does not fit the dtype."""
-        arrays = [np.asarray(row) for row in rows]
-        lengths = np.array([len(a) for a in arrays], np.int64)
-        filled = [a for a in arrays if len(a)]
-        flat = np.concatenate(filled) if filled else np.empty(0, self.dtype)
-        info = np.iinfo(self.dtype)
-        if len(flat) and not (info.min <= flat.min() and flat.max() <= info.max):
-            raise ValueError(f"numbers must be from {info.min} to {info.max}, got {flat.min()} to {flat.max()}")
-        flat = flat.astype(self.dtype)
-        self._digest.update(flat, lengths)
-        self._tokens.write(flat.tobytes())
-        self._offsets.write((self.symbols + np.cumsum(lengths)).astype("<i8").tobytes())
-        self.count += len(arrays)
-        self.symbols += len(flat)
+        """Append rows."""
+        part = RaggedRows.of(rows, self.dtype)
+        self._digest.update(part.tokens, part.lengths)
+        self._tokens.write(part.tokens.tobytes())
+        self._offsets.write((self.symbols + part.offsets[1:]).astype("<i8").tobytes())
+        self.count += len(part)
+        self.symbols += len(part.tokens)
 
-    def finish(self) -> RaggedRows:
-        """Flush all rows to the disk, write the manifest, and return the memory-mapped rows."""
-        for stream in (self._tokens, self._offsets):
-            stream.flush()
-            os.fsync(stream.fileno())
-            stream.close()
-        facts = {
-            "format": FORMAT,
-            "dtype": self.dtype.str.replace("|", "<"),
-            "rows": self.count,
-            "symbols": self.symbols,
-            "digest": self._digest.hex(),
-        }
-        write_atomic(self.folder / MANIFEST, json.dumps(facts, indent=1, ensure_ascii=False))
-        return RaggedRows.open(self.folder)
+    def finish(self) -> None:
+        """Close the files and write the manifest."""
+        self.close()
+        facts = {"format": 1, "dtype": self.dtype, "rows": self.count, "symbols": self.symbols}
+        write_atomic(self.folder / MANIFEST, json.dumps({**facts, "digest": self._digest.hex()}, indent=1))
 
 
 def digest_of(rows: Rows) -> str:
@@ -213,7 +172,7 @@ def digest_of(rows: Rows) -> str:
     """
     digest = _Digest()
     for start in range(0, len(rows), CHUNK):
-        part = RaggedRows.of(rows[start : start + CHUNK])
+        part = RaggedRows.of([rows[i] for i in range(start, min(start + CHUNK, len(rows)))])
         digest.update(part.tokens, part.lengths)
     return digest.hex()
 
@@ -230,17 +189,6 @@ class _Digest:
 
     def hex(self) -> str:
         return hashlib.sha256(self._tokens.digest() + self._lengths.digest()).hexdigest()
-
-
-def _facts(manifest: dict[str, Any], path: Path) -> tuple[str, int, int, str]:
-    if manifest.get("format") != FORMAT:
-        raise InputError(
-            f"{path}: token files of format {describe(manifest.get('format'))}, this program reads {FORMAT}"
-        )
-    match [manifest.get(key) for key in ("dtype", "rows", "symbols", "digest")]:
-        case [str(dtype), int(rows), int(symbols), str(digest)] if dtype in TYPES and min(rows, symbols) >= 0:
-            return dtype, rows, symbols, digest
-    raise InputError(f"{path}: not the manifest of token files (format, dtype, rows, symbols, digest)")
 
 
 def _map(path: Path, dtype: str, count: int) -> NDArray[Any]:

@@ -11,6 +11,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from tsallis.errors import InputError
 from tsallis.symbols import BOS, EOS, PAD, SPECIALS, UNK
 from tsallis.toolkit.data.io import read_bytes, write_atomic
@@ -42,9 +44,11 @@ class Subwords:
     """
 
     def __init__(self, model: bytes, source: str = "subwords") -> None:
+        from sentencepiece import SentencePieceProcessor  # imported here, because other vocabularies don't need it
+
         self.model = bytes(model)
         self.kind = _kind(self.model, source)
-        self._processor = _sentencepiece().SentencePieceProcessor()
+        self._processor: Any = SentencePieceProcessor()
         try:
             self._processor.LoadFromSerializedProto(self.model)
         except (RuntimeError, ValueError) as error:
@@ -88,13 +92,21 @@ class Subwords:
         Raises:
             InputError: If there is no text, or the size is too large or too small for it.
         """
-        if kind not in KINDS:
-            raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
-        guarded = _GuardedLines(lines)
+        from sentencepiece import SentencePieceTrainer
+
+        errors: list[Exception] = []  # sentencepiece replaces errors of its input by its own
+
+        def guarded() -> Iterator[str]:
+            try:
+                yield from lines
+            except Exception as error:
+                errors.append(error)
+                raise
+
         written = BytesIO()
         try:
-            _sentencepiece().SentencePieceTrainer.train(
-                sentence_iterator=iter(guarded),
+            SentencePieceTrainer.train(
+                sentence_iterator=guarded(),
                 model_writer=written,
                 vocab_size=size,
                 model_type=kind,
@@ -107,11 +119,11 @@ class Subwords:
                 shuffle_input_sentence=True,
                 num_threads=THREADS,
                 minloglevel=2,
-                **{f"{name}_id": i for name, i in (("pad", PAD), ("bos", BOS), ("eos", EOS), ("unk", UNK))},
+                **dict[str, Any](pad_id=PAD, bos_id=BOS, eos_id=EOS, unk_id=UNK),
             )
         except (RuntimeError, ValueError) as error:
-            if guarded.error is not None:
-                raise guarded.error from None
+            if errors:
+                raise errors[0] from None
             raise InputError(f"{name}: " * (name is not None) + _explain(str(error), size)) from error
         return cls(written.getvalue())
 
@@ -129,25 +141,19 @@ class Subwords:
 
     def encode(self, text: str) -> list[int]:
         """Return the best segmentation, without start and end; unknown characters are encoded as 3."""
-        tokens: list[int] = self._processor.encode(text)
-        return tokens
+        return self._processor.encode(text)
 
     def pieces(self, text: str) -> list[str]:
         """Return the parts of a text that :meth:`encode` encodes, with unknown parts unchanged."""
-        pieces: list[str] = self._processor.encode(text, out_type=str)
-        return pieces
+        return self._processor.encode(text, out_type=str)
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode several texts, which is several times faster than one by one."""
-        tokens: list[list[int]] = self._processor.encode(list(texts), num_threads=_threads())
-        return tokens
+        return self._processor.encode(list(texts), num_threads=torch.get_num_threads())
 
     def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
         """Encode several texts as arrays, which need less memory than lists."""
-        arrays: list[NDArray[np.int32]] = self._processor.encode(
-            list(texts), num_threads=_threads(), return_type="numpy"
-        )
-        return arrays
+        return self._processor.encode(list(texts), num_threads=torch.get_num_threads(), return_type="numpy")
 
     def split_typed(self, text: str) -> tuple[list[int], str]:
         """Return the subwords of all words except the last, which may continue, and its spelling so far.
@@ -182,8 +188,6 @@ class Subwords:
             raise ValueError(f"alpha must be from 0 to 1, got {alpha}")
         if self.kind == "word":
             raise ValueError("words are segmented in one way alone: only bpe and unigram models sample")
-        if any(seed < 0 for seed in seeds):
-            raise ValueError(f"seed must not be negative, got {min(seeds)}")
         normalized = self._processor.Normalize(list(texts))
         return [self._sampler.draw(text, alpha, seed) for text, seed in zip(normalized, seeds, strict=True)]
 
@@ -194,11 +198,7 @@ class Subwords:
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Return the text of subwords, without padding, start and end; unknown subwords become ⁇."""
-        ids = [int(i) for i in tokens]
-        for i in ids:
-            self._check_number(i)
-        text: str = self._processor.decode([i for i in ids if i not in (PAD, BOS, EOS)])
-        return text
+        return self._processor.decode([int(i) for i in tokens if i not in (PAD, BOS, EOS)])
 
     def spellings(self, numbers: Sequence[int]) -> tuple[dict[int, bytes], dict[int, bytes]]:
         """Return the UTF-8 bytes of subwords at the beginning of a text, and those after other subwords.
@@ -225,13 +225,8 @@ class Subwords:
 
     def name(self, number: int) -> str:
         """Return the spelling of one subword, with `▁` for a space; special subwords have one too."""
-        self._check_number(number)
         spelling: str = self._processor.id_to_piece(int(number))
         return SPECIALS[number] if number < len(SPECIALS) else spelling
-
-    def _check_number(self, number: int) -> None:
-        if not 0 <= number < len(self):
-            raise IndexError(f"subwords are numbered from 0 to {len(self) - 1}, got {number}")
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of the model file."""
@@ -246,41 +241,6 @@ class Subwords:
     def load(cls, path: Path | str) -> Subwords:
         """Read a sentencepiece model; raise an :class:`~tsallis.errors.InputError` for other files."""
         return cls(read_bytes(path), str(path))
-
-
-def _sentencepiece() -> Any:
-    try:
-        import sentencepiece
-    except ImportError as error:
-        raise ImportError("subwords need sentencepiece: pip install 'tsallis[toolkit]'") from error
-    return sentencepiece
-
-
-def _threads() -> int:
-    """Return PyTorch's number of threads: one per process if several share a machine."""
-    import torch
-
-    return torch.get_num_threads()
-
-
-class _GuardedLines:
-    """Iterable of lines that stores errors, because sentencepiece replaces errors of its input by its own."""
-
-    def __init__(self, lines: Iterable[str]) -> None:
-        self.lines = lines
-        self.error: BaseException | None = None
-
-    def __iter__(self) -> Iterator[str]:
-        try:
-            for line in self.lines:
-                if not isinstance(line, str):
-                    raise TypeError(f"lines must be strings, got {line!r}")
-                yield line
-        except GeneratorExit:
-            raise
-        except BaseException as error:
-            self.error = error
-            raise
 
 
 def _explain(message: str, size: int) -> str:

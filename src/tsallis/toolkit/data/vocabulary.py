@@ -152,21 +152,13 @@ class Vocabulary:
         """Parse the text of :meth:`to_json`; raise an :class:`~tsallis.errors.InputError` at `source` otherwise."""
         try:
             content = json.loads(text)
-            symbols, fingerprint, version = content["symbols"], content["fingerprint"], content["format"]
-            separator = content.get("separator", "")
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise InputError(f"{source}: not a vocabulary file (JSON with format, fingerprint and symbols)") from error
-        if version != FORMAT:
-            raise InputError(f"{source}: vocabulary format {describe(version)}, this program reads {FORMAT}")
-        if not isinstance(symbols, list) or not all(isinstance(s, str) for s in symbols):
-            raise InputError(f"{source}: symbols must be a list of strings")
-        if not isinstance(separator, str):
-            raise InputError(f"{source}: separator must be a string, found {describe(separator)}")
-        try:
-            vocabulary = cls(symbols, separator)
+            vocabulary = cls(content["symbols"], content.get("separator", ""))
+            is_whole = content["format"] == FORMAT and content["fingerprint"] == vocabulary.fingerprint()
         except InputError as error:
             raise InputError(f"{source}: {error}") from error
-        if vocabulary.fingerprint() != fingerprint:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise InputError(f"{source}: not a vocabulary file (JSON with format, fingerprint and symbols)") from error
+        if not is_whole:
             raise InputError(f"{source}: symbols and fingerprint don't belong together: the file was changed or cut")
         return vocabulary
 

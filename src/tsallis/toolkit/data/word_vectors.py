@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,46 +64,33 @@ def read_word_vectors(
     else:
         rows = _read_text(path, symbols)
     if not rows:
-        raise InputError(f"{path}: holds none of the {len(symbols)} symbols, such as {_some(symbols)}")
+        some = ", ".join(map(describe, list(symbols)[:3]))
+        raise InputError(f"{path}: holds none of the {len(symbols)} symbols, such as {some}")
+    for symbol, number in symbols.items():
+        if number in rows and not rows[number].isfinite().all():
+            raise InputError(f"{path}: {describe(symbol)}: a number is not finite")
     numbers = tuple(sorted(rows))
     return WordVectors(numbers, torch.stack([rows[number] for number in numbers]))
 
 
-def _some(symbols: Mapping[str, int]) -> str:
-    return ", ".join(describe(symbol) for symbol in list(symbols)[:3])
-
-
 def _read_text(path: Path | str, symbols: Mapping[str, int]) -> dict[int, Tensor]:
+    """Return the first vector of each symbol by its number; words may contain spaces."""
     rows: dict[int, Tensor] = {}
-    for number, word, values in _split_lines(path):
-        if word in symbols and symbols[word] not in rows:
-            rows[symbols[word]] = torch.tensor(_numbers(values, f"{path}:{number}"))
-    return rows
-
-
-def _split_lines(path: Path | str) -> Iterator[tuple[int, str, Sequence[str]]]:
-    """Yield the number, the word and the values of each line; words may contain spaces."""
-    size = 0
-    ignored = Ignored()
+    size, ignored = 0, Ignored()
     for number, line in number_lines(read_lines(path, LINE_FORMAT), ignored):
-        if number == 0 and len(parts := line.split(" ")) == 2 and all(part.isdecimal() for part in parts):
-            continue  # the first line contains the counts of words and values
-        size = size or len(line.split(" ")) - 1
+        if number == 0 and re.fullmatch(r"\d+ \d+", line):
+            continue  # the counts of words and values
+        size = size or line.count(" ")
         word, *values = line.rsplit(" ", size)
         if not size or len(values) < size or not word:
             raise InputError(f"{path}:{number + 1}: expected {LINE_FORMAT}, {size} of them, found {shorten(line)}")
-        yield number + 1, word, values
+        if word in symbols:
+            try:
+                rows.setdefault(symbols[word], torch.tensor([float(value) for value in values]))
+            except ValueError as error:
+                raise InputError(f"{path}:{number + 1}: expected {LINE_FORMAT}: {error}") from error
     ignored.warn(str(path))
-
-
-def _numbers(values: Sequence[str], origin: str) -> list[float]:
-    try:
-        numbers = [float(value) for value in values]
-    except ValueError as error:
-        raise InputError(f"{origin}: expected {LINE_FORMAT}: {error}") from error
-    if not all(map(math.isfinite, numbers)):
-        raise InputError(f"{origin}: a number is not finite")
-    return numbers
+    return rows
 
 
 def _read_matrix(
@@ -113,10 +100,7 @@ def _read_matrix(
     if words is None:
         index = {number: number for number in symbols.values()}
         if len(matrix) != max(index) + 1:
-            raise InputError(
-                f"{path}: {len(matrix)} rows, and the vocabulary has {max(index) + 1} symbols; name the file with the "
-                "word of each row (words)"
-            )
+            raise InputError(f"{path}: {len(matrix)} rows for {max(index) + 1} symbols; name the words' file (words)")
     else:
         spellings = list(read_lines(words))
         if len(spellings) != len(matrix):
@@ -125,10 +109,7 @@ def _read_matrix(
         for row, spelling in enumerate(spellings):
             if spelling in symbols:
                 index.setdefault(symbols[spelling], row)
-    rows = {number: matrix[row].float() for number, row in index.items()}
-    if bad := next((number for number, row in rows.items() if not row.isfinite().all()), None):
-        raise InputError(f"{path}: row {index[bad]}: a number is not finite")
-    return rows
+    return {number: matrix[row].float() for number, row in index.items()}
 
 
 def _open_matrix(path: Path, tensor: str | None) -> Tensor:
@@ -139,15 +120,12 @@ def _open_matrix(path: Path, tensor: str | None) -> Tensor:
         with input_errors(path), safe_open(str(path), "pt") as content:
             shapes = {name: content.get_slice(name).get_shape() for name in content.keys()}  # noqa: SIM118
             names = [name for name, shape in shapes.items() if len(shape) == 2]
-            if tensor is None and len(names) != 1:
-                listed = ", ".join(names[:5]) or "none"
-                raise InputError(f"{path}: expected one matrix, found {listed}; name one of them (tensor)")
-            name = names[0] if tensor is None else tensor
-            if name not in names:
-                raise InputError(f"{path}: there is no matrix {describe(name)}, but {', '.join(names[:5]) or 'none'}")
-            matrix: Any = content.get_tensor(name)
+            if len(names) != 1 if tensor is None else tensor not in names:
+                wanted = "one matrix" if tensor is None else f"a matrix {describe(tensor)}"
+                raise InputError(f"{path}: expected {wanted}, found {', '.join(names[:5])}; name one of them (tensor)")
+            matrix: Any = content.get_tensor(tensor or names[0])
     except SafetensorError as error:
         raise InputError(f"{path}: not a safetensors file: {' '.join(str(error).split())}") from error
     if not matrix.is_floating_point():
         raise InputError(f"{path}: expected a matrix of floating-point numbers, found {matrix.dtype}")
-    return torch.as_tensor(matrix)
+    return matrix

@@ -15,6 +15,21 @@ LONGEST_KEY = 60  # maximum number of characters of a key in a message
 NOT_YAML = (yaml.YAMLError, ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError)
 
 
+class _Loader(yaml.SafeLoader):
+    """Loader that rejects duplicate keys; PyYAML would silently use the last one."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in seen:
+                    problem = f"{truncate(key.value, LONGEST_KEY)} stands twice; leave one of them"
+                    raise yaml.composer.ComposerError(None, None, problem, key.start_mark)
+                seen.add((key.tag, key.value))
+        return node
+
+
 def parse_yaml(text: str, name: str) -> Any:
     """Parse a YAML text.
 
@@ -22,13 +37,12 @@ def parse_yaml(text: str, name: str) -> Any:
         InputError: If the text is not YAML, is too large, or has a duplicate key. The message begins with `name`.
     """
     try:
-        loader = yaml.SafeLoader(text)
+        loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             return None
         if sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)) > MOST_ALIASES:
             raise InputError(f"{name}: a configuration may use at most {MOST_ALIASES} YAML aliases (*name)")
-        _refuse_duplicates(node, name, (), set())
         return loader.construct_document(node)
     except InputError:
         raise
@@ -40,23 +54,3 @@ def parse_yaml(text: str, name: str) -> Any:
         if mark is not None:
             detail = f"line {mark.line + 1}, column {mark.column + 1}: {getattr(error, 'problem', None)}"
         raise InputError(f"{name}: not YAML: {detail}") from error
-
-
-def _refuse_duplicates(node: yaml.Node, name: str, path: tuple[str, ...], done: set[int]) -> None:
-    """Raise for duplicate keys: PyYAML would silently use the last one."""
-    if isinstance(node, yaml.ScalarNode) or id(node) in done:
-        return
-    done.add(id(node))
-    lines: dict[tuple[str, str], int] = {}
-    for part in node.value:
-        key, value = part if isinstance(part, tuple) else (None, part)
-        own = path
-        if isinstance(key, yaml.ScalarNode):
-            own, line = (*path, key.value), key.start_mark.line + 1
-            if (first := lines.get((key.tag, key.value))) is not None:
-                where = f", on lines {first} and {line}" if first != line else ""
-                raise InputError(
-                    f"{name}: {truncate('.'.join(own), LONGEST_KEY)}: stands twice{where}; leave one of them"
-                )
-            lines[key.tag, key.value] = line
-        _refuse_duplicates(value, name, own, done)

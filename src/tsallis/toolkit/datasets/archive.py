@@ -1,34 +1,37 @@
-"""Texts from archives: members are read by their exact names, line by line; nothing else is unpacked."""
+"""Files from archives: members are read by their exact names or by a pattern; nothing else is unpacked."""
 
 from __future__ import annotations
 
 import gzip
 import lzma
+import re
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, cast
 
 from tsallis.errors import InputError
-from tsallis.toolkit.data.io import BoundedStream, Stream, TooLarge, decompress
+from tsallis.toolkit.data.io import BoundedStream, Stream, decompress
 from tsallis.toolkit.datasets import converters
-from tsallis.toolkit.datasets.archive_folders import LONGEST, open_tar, read_folder, write_files, write_images
-from tsallis.toolkit.datasets.converters import FOLDER_FORMS, LINE_FORMS, CorruptDownloadError
+from tsallis.toolkit.datasets.converters import FOLDER_FORMS, LINE_FORMS
 from tsallis.toolkit.datasets.download import Part, SourceFile, check, fetch, known, record_of, same_digest, take_name
 
+LONGEST = 1 << 20  # maximum bytes of a line or a small file; larger input is rejected as a wrong file
 LARGEST = 1 << 26  # maximum bytes of content that can't be read line by line
 MANY = 20  # maximum number of archives that are reported one by one
-# A zip file may be encrypted (RuntimeError), use an unknown compression (NotImplementedError), or have invalid member
-# names (UnicodeDecodeError).
+PNG = b"\x89PNG\r\n\x1a\n"  # first bytes of a PNG file
+# A zip file may be encrypted or use an unknown compression (RuntimeError).
 DAMAGE_ERRORS = (
     EOFError,
+    LookupError,
     MemoryError,
-    NotImplementedError,
     OverflowError,
     RuntimeError,
-    UnicodeDecodeError,
+    TypeError,
+    ValueError,
     gzip.BadGzipFile,
     lzma.LZMAError,
     tarfile.TarError,
@@ -56,10 +59,13 @@ def fetch_text(file: SourceFile, path: Path, packed: Path, report: Report | None
         try:
             _write(file, beside, packed)
             if not same_digest(file, beside, path):
-                raise CorruptDownloadError(f"{path}: the download differs from {known(file, path)} (wrong checksum)")
-        except CorruptDownloadError as error:
+                raise ValueError(f"{path}: the download differs from {known(file, path)} (wrong checksum)")
+        except ValueError as error:
             beside.unlink(missing_ok=True)
-            _throw_away(file, packed, error.culprit)
+            for archive in {source for part in file.parts for source in part.needs}:
+                if not archive.has_digest:  # otherwise it would always fail again
+                    (packed / archive.name).unlink(missing_ok=True)
+                    record_of(packed / archive.name).unlink(missing_ok=True)
             raise InputError(f"{error}; it was deleted") from error
         take_name(file, beside, path)
     except OSError as error:
@@ -79,28 +85,28 @@ def _fetch_parts(file: SourceFile, packed: Path, report: Report | None) -> None:
                 size = "of unknown size" if source.size is None else f"{source.size / 1e6:.1f} MB"
                 report(f"{source.urls[0]}, {size}")
             fetch(source, path)
+            if file.holds == "files" and not _is_png(path):
+                path.unlink()
+                record_of(path).unlink(missing_ok=True)
+                raise InputError(f"{source.urls[0]}: is not a PNG file; it was deleted")
 
 
-def _throw_away(file: SourceFile, packed: Path, culprit: SourceFile | None) -> None:
-    """Remove archives without a known digest after an error: otherwise they would always fail again."""
-    sources = {source for part in file.parts for source in part.needs}
-    for archive in sources if culprit is None else {culprit}:
-        if archive.sha256 is None and archive.md5 is None:
-            (packed / archive.name).unlink(missing_ok=True)
-            record_of(packed / archive.name).unlink(missing_ok=True)
+def _is_png(path: Path) -> bool:
+    with path.open("rb") as stream:
+        return stream.read(len(PNG)) == PNG
 
 
 def _write(file: SourceFile, path: Path, packed: Path) -> None:
     if file.holds == "lines":
         _write_lines(file, path, packed)
     elif file.holds == "files":
-        write_files(file, path, packed)
+        _write_files(file, path, packed)
     else:
         (part,) = file.parts
-        with _blame(part, part.archive.name):
-            write_images(part, path, packed / part.archive.name)
+        with _blame(part.archive.name):
+            _write_images(part, path, packed / part.archive.name)
     if file.size not in (None, size := path.stat().st_size):
-        raise CorruptDownloadError(f"{path.stem}: expected {file.size} bytes, found {size}")
+        raise ValueError(f"{path.stem}: expected {file.size} bytes, found {size}")
 
 
 def _write_lines(file: SourceFile, path: Path, packed: Path) -> None:
@@ -112,81 +118,134 @@ def _write_lines(file: SourceFile, path: Path, packed: Path) -> None:
         for part in file.parts:
             for line in read_part(part, packed / part.archive.name):
                 lines += 1
-                if file.lines is not None and lines > file.lines:
-                    raise CorruptDownloadError(f"{path.stem}: expected {file.lines} lines, found more")
                 stream.write(line + b"\n")
     if file.lines not in (None, lines):
-        raise CorruptDownloadError(f"{path.stem}: expected {file.lines} lines, found {lines}")
+        raise ValueError(f"{path.stem}: expected {file.lines} lines, found {lines}")
+
+
+def _write_images(part: Part, path: Path, archive: Path) -> None:
+    """Write the PNG files numbered 0, 1, ... as one array [images, height, width, 3] of uint8, in NumPy's format."""
+    import numpy as np  # imported here, because listing data sets does not need it
+
+    from tsallis.toolkit.data.images import decode_picture
+
+    images = {key: decode_picture(content, name[0]) for key, name, content in _members(part, archive)}
+    if sorted(images) != [(number,) for number in range(len(images))]:
+        raise ValueError(f"expected images numbered from 0 to {len(images) - 1}")
+    with path.open("wb") as stream:
+        np.save(stream, np.stack([images[key] for key in sorted(images)]))
+
+
+def _write_files(file: SourceFile, path: Path, packed: Path) -> None:
+    """Write files, as they are, into one tar file whose bytes depend on them alone."""
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for part in file.parts:
+            with (packed / part.archive.name).open("rb") as stream:
+                member = tarfile.TarInfo(part.archive.name)
+                member.size = (packed / part.archive.name).stat().st_size
+                tar.addfile(member, stream)
 
 
 def read_part(part: Part, path: Path) -> Iterator[bytes]:
     """Yield the selected lines of a text in an archive, without line ends."""
-    where = f"{path.name}: {part.member}" if part.member else path.name
-    with _blame(part, where):
+    with _blame(f"{path.name}: {part.member}" if part.member else path.name):
         step = abs(part.every)
-        for number, line in enumerate(_member_lines(part, path, where), start=1):
+        for number, line in enumerate(_part_lines(part, path), start=1):
             if not step or (number % step == 0) == (part.every > 0):
                 yield line
 
 
 @contextmanager
-def _blame(part: Part, where: str) -> Iterator[None]:
+def _blame(where: str) -> Iterator[None]:
+    """Convert errors of unpacking and conversion to a ValueError that names the file."""
     try:
         yield
-    except TooLarge as error:
-        raise CorruptDownloadError(str(error)) from error
     except DAMAGE_ERRORS as error:
-        raise CorruptDownloadError(f"{where}: can't be unpacked: {error or type(error).__name__}") from error
+        raise ValueError(f"{where}: can't be read: {error or type(error).__name__}") from error
 
 
-def _member_lines(part: Part, path: Path, where: str) -> Iterator[bytes]:
+def _part_lines(part: Part, path: Path) -> Iterator[bytes]:
     if part.packing == "tar-folder":
-        yield from read_folder(part, path, FOLDER_FORMS[part.form])
+        contents = {}
+        for key, name, content in _members(part, path):
+            with _blame(name[0]):
+                contents[key] = list(FOLDER_FORMS[part.form](name, content))
+        for key in sorted(contents):
+            yield from contents.pop(key)
         return
     with _open_part(part, path) as stream:
         if part.form == "questions":
-            yield from converters.questions(_whole(stream, where), where)
+            content = stream.read(LARGEST + 1)
+            if len(content) > LARGEST:
+                raise ValueError(f"expected at most {LARGEST} bytes, found more")
+            yield from converters.questions(content)
             return
-        lines = _lines(stream, where)
+        lines = _lines(stream)
         if part.listed is not None:
             with path.with_name(part.listed.name).open("rb") as names:
-                lines = converters.pairs(lines, list(_lines(names, part.listed.name)), where)
+                lines = converters.pairs(lines, list(_lines(names)))
         elif part.form != "lines":
-            lines = LINE_FORMS[part.form](lines, where, part)
+            lines = LINE_FORMS[part.form](lines, part)
         yield from lines
+
+
+def _members(part: Part, path: Path) -> Iterator[tuple[tuple[int | str, ...], re.Match[str], bytes]]:
+    """Yield the sort key, the name and the content of each member that matches; numbers sort as numbers."""
+    pattern = re.compile(part.member or "")
+    keys = set()
+    with _open_tar(path) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
+        for member in tar:
+            tar.members = []  # type: ignore[attr-defined]  # free the memory: tarfile keeps all members
+            name = pattern.fullmatch(member.name)
+            content = tar.extractfile(member) if name is not None and member.isreg() else None
+            if name is None or content is None:
+                continue
+            key = tuple(int(group) if group.isdecimal() else group for group in name.groups())
+            if key in keys or member.size > LONGEST:
+                problem = "is there twice" if key in keys else f"expected at most {LONGEST} bytes, found {member.size}"
+                raise ValueError(f"{member.name}: {problem}")
+            keys.add(key)
+            yield key, name, content.read()
+        # Read to the end, so that the checksum is verified: tarfile does not report truncated archives.
+        while stream.read(LONGEST):
+            pass
+    if part.count not in (None, len(keys)):
+        raise ValueError(f"expected {part.count} files {part.member}, found {len(keys)}")
 
 
 @contextmanager
 def _open_part(part: Part, path: Path) -> Iterator[Stream]:
     if part.packing == "tar":
-        with open_tar(path) as packed, tarfile.open(fileobj=packed, mode="r|") as tar:
+        with _open_tar(path) as packed, tarfile.open(fileobj=packed, mode="r|") as tar:
             for member in tar:
                 # Ignore links and devices of that name.
                 content = tar.extractfile(member) if member.name == part.member and member.isreg() else None
                 if content is not None:
                     yield BoundedStream(content, packed, path)
                     return
-            raise CorruptDownloadError(f"{path.name}: holds no {part.member}")
+            raise ValueError("is not in the archive")
     with path.open("rb") as packed:
         if part.packing in ("plain", "gz", "xz"):
             yield decompress(packed, path, part.packing)
             return
-        with zipfile.ZipFile(packed) as archive:
-            if part.member not in archive.namelist():
-                raise CorruptDownloadError(f"{path.name}: holds no {part.member}")
-            with archive.open(part.member) as stream:
-                yield BoundedStream(stream, packed, path)
+        with zipfile.ZipFile(packed) as archive, archive.open(str(part.member)) as stream:
+            yield BoundedStream(stream, packed, path)
 
 
-def _lines(stream: Stream, where: str) -> Iterator[bytes]:
+def _open_tar(path: Path) -> IO[bytes]:
+    """Return the tar file in an archive, packed with gzip or xz, or as it is.
+
+    The gzip reader of tarfile does not detect truncated headers.
+    """
+    with path.open("rb") as stream:
+        start = stream.read(6)
+    if start.startswith(b"\x1f\x8b"):
+        return cast("IO[bytes]", gzip.open(path, "rb"))
+    return cast("IO[bytes]", lzma.open(path, "rb")) if start == b"\xfd7zXZ\0" else path.open("rb")
+
+
+def _lines(stream: Stream) -> Iterator[bytes]:
     while line := stream.readline(LONGEST + 1):
         if len(line) > LONGEST:
-            raise CorruptDownloadError(f"{where}: expected text, found a line of more than {LONGEST} bytes")
+            raise ValueError(f"expected text, found a line of more than {LONGEST} bytes")
         yield line.removesuffix(b"\n")
-
-
-def _whole(stream: Stream, where: str) -> bytes:
-    content = stream.read(LARGEST + 1)
-    if len(content) > LARGEST:
-        raise CorruptDownloadError(f"{where}: expected at most {LARGEST} bytes, found more")
-    return content

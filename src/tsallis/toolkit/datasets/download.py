@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPException
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +14,6 @@ from tsallis.errors import InputError
 from tsallis.toolkit.data.io import created_folder, digest_file, write_atomic
 
 CHUNK = 1 << 16
-MOST = 1 << 33  # maximum size in bytes of a file of unknown size
 TIMEOUT = 60  # maximum number of seconds without data
 
 
@@ -35,6 +33,11 @@ class SourceFile:
     parts: tuple[Part, ...] = ()  # parts to concatenate, for files without an address
     holds: Literal["lines", "images", "files"] = "lines"  # images: an array in NumPy's format; files: a tar file
     header: str = ""  # first line, added by this package
+
+    @property
+    def has_digest(self) -> bool:
+        """Whether a digest is published."""
+        return bool(self.sha256 or self.md5)
 
 
 @dataclass(frozen=True)
@@ -75,9 +78,7 @@ def fetch(file: SourceFile, path: Path) -> Path:
             part = path.with_name(path.name + ".part")
             # A wrong partial file is detected only at the end: then download once more from the start.
             if not (part.exists() and _complete(file, part, path)) and not _complete(file, part, path):
-                raise InputError(
-                    f"{path}: the download differs from {known(file, path)} (wrong checksum); it was deleted"
-                )
+                raise InputError(f"{path}: the download differs from {known(file, path)}; it was deleted")
             take_name(file, part, path)
     except OSError as error:
         raise InputError(f"{path}: can't be written: {error}") from error
@@ -85,44 +86,38 @@ def fetch(file: SourceFile, path: Path) -> Path:
 
 
 def check(file: SourceFile, path: Path) -> None:
-    """Check an existing file against its known or recorded digest and number of lines."""
-    verify(file, path)
-    if _is_unknown(file, path):  # provided by the user: record its digest
-        write_record(path, digest_file(path))
+    """Check an existing file against its known or recorded digest, or else its number of lines, and record its digest.
 
-
-def _is_unknown(file: SourceFile, path: Path) -> bool:
-    return file.sha256 is None and file.md5 is None and not record_of(path).exists()
-
-
-def verify(file: SourceFile, path: Path) -> None:
-    """Raise an InputError as :func:`check` does; write no record."""
+    Raises:
+        InputError: If it is another file.
+    """
     if not same_digest(file, path, path):
         raise InputError(f"{path}: is not {known(file, path)} (wrong checksum); remove it to fetch it again")
-    if _is_unknown(file, path) and file.lines is not None and (count := count_lines(path)) != file.lines:
-        raise InputError(f"{path}: expected {file.lines} lines, found {count}; remove it to fetch it again")
+    if not file.has_digest and not record_of(path).exists():  # provided by the user
+        if file.lines is not None and (count := count_lines(path)) != file.lines:
+            raise InputError(f"{path}: expected {file.lines} lines, found {count}; remove it to fetch it again")
+        write_record(path, digest_file(path))
 
 
 def take_name(file: SourceFile, part: Path, path: Path) -> None:
     """Move a complete and checked file to its path; record its digest first if none is published."""
-    if file.sha256 is None and file.md5 is None:
+    if not file.has_digest:
         write_record(path, digest_file(part))
     part.replace(path)
 
 
 def known(file: SourceFile, path: Path) -> str:
-    recorded = file.sha256 is None and file.md5 is None
-    return f"the file that {record_of(path).name} describes" if recorded else "the known file"
+    return "the known file" if file.has_digest else f"the file that {record_of(path).name} describes"
 
 
 def same_digest(file: SourceFile, candidate: Path, path: Path) -> bool:
     """Return whether `candidate` has the digest of the file at `path`; True if none is published or recorded."""
-    if file.sha256 is not None:
-        return digest_file(candidate) == file.sha256
     if file.md5 is not None:
         return digest_file(candidate, "md5") == file.md5
     record = record_of(path)
-    return not record.exists() or digest_file(candidate) == record.read_text(encoding="utf-8").split(" ")[0]
+    if file.sha256 is None and not record.exists():
+        return True
+    return digest_file(candidate) == (file.sha256 or record.read_text(encoding="utf-8").split(" ")[0])
 
 
 def record_of(path: Path) -> Path:
@@ -165,51 +160,30 @@ def _download(file: SourceFile, part: Path) -> None:
             if error.code != 404:
                 raise InputError(f"{url}: the server answered {error.code} {error.reason}") from error
         except (OSError, HTTPException) as error:
-            raise InputError(
-                f"{url}: {error}; {_size(part)} of {'an unknown number of' if file.size is None else file.size} bytes "
-                "are kept, the same command goes on from there"
-            ) from error
+            kept = f"{_size(part)} of {file.size or 'an unknown number of'} bytes are kept"
+            raise InputError(f"{url}: {error}; {kept}, the same command goes on from there") from error
     raise InputError(f"{' and '.join(file.urls)}: not found on the server")
 
 
 def _stream(url: str, part: Path, size: int | None) -> None:
-    have, known_size = _size(part), size is not None
+    have = _size(part)
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
-        position, size = _start(answer, url, have, size)
-        if size is not None and size > MOST and not known_size:
-            raise InputError(f"{url}: expected a file of less than {MOST} bytes, the server has {size}")
+        sent = answer.headers.get("Content-Range", "")
+        if answer.status == 206 and not sent.startswith(f"bytes {have}-"):
+            raise InputError(f"{url}: expected bytes from {have} on of the file, the server sent {sent!r}")
+        position = have if answer.status == 206 else 0  # a server that ignores the range sends everything again
+        length = answer.headers.get("Content-Length", "")
+        end = position + int(length) if length.isdecimal() else size
         with part.open("ab" if position else "wb") as stream:
             # Limit the download to the expected size, even if the server sends more.
-            limit = MOST if size is None else size
-            while chunk := answer.read(min(CHUNK, limit - position)):
+            while chunk := answer.read(CHUNK if size is None else min(CHUNK, size - position)):
                 stream.write(chunk)
                 position += len(chunk)
             stream.flush()
             os.fsync(stream.fileno())
-    if size is None and position >= MOST:
-        part.unlink()
-        raise InputError(f"{url}: expected a file of less than {MOST} bytes, the server sends on; it was deleted")
-    if size is not None and position < size:
+    if position < (end or 0) and position != size:
         raise ConnectionError("the connection ended early")
-
-
-def _start(answer: HTTPResponse, url: str, have: int, size: int | None) -> tuple[int, int | None]:
-    """Return the offset of the answer's bytes and the file's size; raise if it can't be the file."""
-    if answer.status == 206:
-        content_range = answer.headers.get("Content-Range", "")
-        match = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", content_range.strip())
-        if not match or int(match[1]) != have or (size is not None and match[2] not in ("*", str(size))):
-            expected = f"bytes {have}-{size - 1}/{size}" if size is not None else f"bytes from {have} on"
-            raise InputError(f"{url}: expected {expected} of the file, the server sent {content_range!r}")
-        return have, size if size is not None or match[2] == "*" else int(match[2])
-    # A server that ignores the range answers 200 and sends everything again.
-    length = answer.headers.get("Content-Length", "").strip()
-    if size is None:
-        return 0, int(length) if length.isdecimal() else None
-    if length not in ("", str(size)):
-        raise InputError(f"{url}: expected a file of {size} bytes, the server has {length}")
-    return 0, size
 
 
 def _size(path: Path) -> int:

@@ -37,32 +37,15 @@ class SyntheticTask:
     make: Callable[[Random, int], SyntheticExample]
 
 
-def _with_answer(tokens: list[int], answer: list[int]) -> SyntheticExample:
-    """Return an example of input, separator and output; only the output is predicted."""
-    targets = [IGNORE] * len(tokens) + answer
-    return SyntheticExample([*tokens, SEPARATOR, *answer[:-1]], targets)
+def _rearranged(order: Callable[[list[int]], list[int]]) -> Callable[[Random, int], SyntheticExample]:
+    """Return the function that creates examples of a sequence, a separator and the sequence in another order."""
 
+    def make(random: Random, length: int) -> SyntheticExample:
+        tokens = [random.between(1, SYMBOLS) for _ in range(length // 2)]
+        answer = order(tokens)
+        return SyntheticExample([*tokens, SEPARATOR, *answer[:-1]], [IGNORE] * len(tokens) + answer)
 
-def _symbols(random: Random, length: int) -> list[int]:
-    return [random.between(1, SYMBOLS) for _ in range(length // 2)]
-
-
-def copied(random: Random, length: int) -> SyntheticExample:
-    """Return an example of copying a sequence."""
-    tokens = _symbols(random, length)
-    return _with_answer(tokens, tokens)
-
-
-def reversed_(random: Random, length: int) -> SyntheticExample:
-    """Return an example of reversing a sequence."""
-    tokens = _symbols(random, length)
-    return _with_answer(tokens, tokens[::-1])
-
-
-def sorted_(random: Random, length: int) -> SyntheticExample:
-    """Return an example of sorting the symbols of a sequence."""
-    tokens = _symbols(random, length)
-    return _with_answer(tokens, sorted(tokens))
+    return make
 
 
 def recall(random: Random, length: int) -> SyntheticExample:
@@ -133,9 +116,9 @@ SYNTHETIC_TASKS = {
     task.name: task
     for task in (
         SyntheticTask("recall", LETTERS + 1, 8, recall),
-        SyntheticTask("copy", SYMBOLS + 1, 2, copied),
-        SyntheticTask("reverse", SYMBOLS + 1, 2, reversed_),
-        SyntheticTask("sort", SYMBOLS + 1, 2, sorted_),
+        SyntheticTask("copy", SYMBOLS + 1, 2, _rearranged(list)),
+        SyntheticTask("reverse", SYMBOLS + 1, 2, _rearranged(lambda tokens: tokens[::-1])),
+        SyntheticTask("sort", SYMBOLS + 1, 2, _rearranged(sorted)),
         SyntheticTask("two-back", SYMBOLS + 1, 3, two_back),
         SyntheticTask("flip-flop", ZERO + 2, 4, flip_flop),
         SyntheticTask("local-count", SYMBOLS + 1, 1, local_count),

@@ -94,7 +94,7 @@ class Answer:
     choice: RiskChoice | None = None
     unknown: int = 0
     source: tuple[str, ...] | None = None
-    _form: Form | None = field(default=None, repr=False, compare=False)
+    _form: Any = field(default=None, repr=False, compare=False)
 
     @property
     def best(self) -> Output | None:
@@ -129,8 +129,6 @@ class Answer:
         Raises:
             ValueError: If no run made this answer.
         """
-        if self._form is None:
-            raise ValueError("only answers that a run returned can be described; this one was created by hand")
         return {"line": self.line, "unknown": self.unknown, **self._form.describe(self)}
 
 
@@ -257,8 +255,6 @@ class TextScore:
         """
         from tsallis.toolkit.evaluation.outputs import describe_text, describe_tokens
 
-        if self._vocabulary is None:
-            raise ValueError("only scores that a run returned can be described; this one was created by hand")
         if self.scores is None:
             return {"line": self.line, "possible": None, "log_prob": None, "tokens": [], "impossible": None}
         if self.text is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tsallis.errors import OptionError, choice_fault
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
 
     from tsallis.models.batch import Batch
     from tsallis.search import GeneratedText, Hypothesis, Result
-    from tsallis.search.texts import Text
     from tsallis.toolkit.tasks.base import Task
     from tsallis.toolkit.training import Run
 
@@ -136,14 +134,14 @@ def search_texts(run: Run, task: Task, batch: Batch, options: SearchOptions, def
         return beam_search(run.model, batch.src, batch.src_lengths, n_best=1, **arguments)
     results = beam_search(run.model, batch.src, batch.src_lengths, **arguments)
     prompts = [row[:length] for row, length in zip(batch.src.tolist(), batch.src_lengths.tolist(), strict=True)]
-    return [
-        merge_texts(result, partial(_spell_behind, spell, prompt), run.model.output.normalized).truncated(1)
-        for result, prompt in zip(results, prompts, strict=True)
-    ]
+    merged = []
+    for result, prompt in zip(results, prompts, strict=True):
 
+        def text(tokens: Sequence[int], prompt: Sequence[int] = prompt) -> str:
+            return spell([*prompt, *tokens])
 
-def _spell_behind(spell: Text, prompt: Sequence[int], tokens: Sequence[int]) -> str:
-    return spell([*prompt, *tokens])
+        merged.append(merge_texts(result, text, run.model.output.normalized).truncated(1))
+    return merged
 
 
 def continue_prompt(run: Run, prompt: str, symbols: Sequence[int], output: GeneratedText | Hypothesis) -> Continuation:

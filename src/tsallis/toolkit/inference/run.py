@@ -9,16 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from tsallis.errors import InputError, describe
 from tsallis.search.options import SearchOptions
+from tsallis.toolkit.inference import continuations
 from tsallis.toolkit.inference.alignment import Links, align, check_alignment
 from tsallis.toolkit.inference.answers import Answer, Form, Output, TextScore
-from tsallis.toolkit.inference.continuations import (
-    TOKENS,
-    Continuations,
-    check_generation,
-    continue_prompt,
-    draw_texts,
-    search_texts,
-)
+from tsallis.toolkit.inference.continuations import Continuations
 from tsallis.toolkit.inference.searching import check_for_run, choose, draw, search, spell_prefixes
 from tsallis.toolkit.inference.suggestions import LISTED, Completer, Suggestions
 
@@ -167,7 +161,7 @@ class TextRun:
             InputError: If the command would reject a line or an option.
         """
         texts = _check_lines(lines, "lines")
-        options = _check_options(options, SearchOptions())
+        options = options or SearchOptions()
         if options.prefix is not None and prefixes is not None:
             raise InputError("prefix is the beginning of all outputs, prefixes are of each line: give one of them")
         starts = _beginnings(prefixes, len(texts))
@@ -319,7 +313,7 @@ class TextRun:
             InputError: If the command would reject a line or an option.
         """
         texts = _check_lines(prompts, "prompts")
-        options = _check_options(options, SearchOptions(mode="sample"))
+        options = options or SearchOptions(mode="sample")
         self.check_generation(options)
         blocks = self._blocks(texts, "prompts", False)
         return [answer for first, read in blocks for answer in self.continue_lines(read, options, first)]
@@ -334,7 +328,7 @@ class TextRun:
             InputError: If an option is not supported, or the run is not a language model.
         """
         self.check_command("generate")
-        check_generation(options)
+        continuations.check_generation(options)
         check_for_run(options, self.run)
 
     def continue_lines(self, lines: Lines, options: SearchOptions, first: int = 0) -> list[Continuations]:
@@ -347,20 +341,22 @@ class TextRun:
         """
         if not len(lines.corpus):
             return []
-        options = replace(options, max_length=options.max_length or self.search_options.max_length or TOKENS)
+        options = replace(
+            options, max_length=options.max_length or self.search_options.max_length or continuations.TOKENS
+        )
         batch = whole_batch(lines.corpus, self.run.model)
         numbers = [first + number + 1 for number in lines.numbers]
         results: list[Result | None] = [None] * len(numbers)
         rows: Sequence[Sequence[GeneratedText | Hypothesis]]
         if options.mode == "sample":
-            rows = draw_texts(self.run, batch, options, numbers)
+            rows = continuations.draw_texts(self.run, batch, options, numbers)
         else:
-            searched = search_texts(self.run, self.task, batch, options, self.search_options)
+            searched = continuations.search_texts(self.run, self.task, batch, options, self.search_options)
             results, rows = [*searched], [result.hypotheses[:1] for result in searched]
         answers = []
         for row, (number, written, result) in enumerate(zip(numbers, rows, results, strict=True)):
             prompt, symbols = lines.titles[row], [int(symbol) for symbol in lines.corpus.src[row]]
-            texts = tuple(continue_prompt(self.run, prompt, symbols, text) for text in written)
+            texts = tuple(continuations.continue_prompt(self.run, prompt, symbols, text) for text in written)
             answers.append(Continuations(number, prompt, texts, result))
         return answers
 
@@ -468,17 +464,6 @@ class TextRun:
             values["empty"] = True
         for first in range(0, len(lines), BLOCK):
             yield first, self.task.read(lines[first : first + BLOCK], name, self.run, gold, first, **values)
-
-
-def _check_options(options: SearchOptions | None, default: SearchOptions) -> SearchOptions:
-    """Return the options, or the default if they are None.
-
-    Raises:
-        TypeError: If the argument is not search options.
-    """
-    if options is not None and not isinstance(options, SearchOptions):
-        raise TypeError(f"options must be tsallis.search.SearchOptions, got {describe(options)}")
-    return default if options is None else options
 
 
 def whole_batch(corpus: Corpus, model: Any) -> Batch:

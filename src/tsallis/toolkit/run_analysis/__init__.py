@@ -2,9 +2,8 @@
 
 from tsallis.toolkit.analysis_options import Options
 from tsallis.toolkit.run_analysis.densities import summarize_densities
-from tsallis.toolkit.run_analysis.empty_outputs import empty_rate
 from tsallis.toolkit.run_analysis.logs import alpha_history, density_history, value_history
-from tsallis.toolkit.run_analysis.summary import RunInput, summarize, summarize_runs
+from tsallis.toolkit.run_analysis.summary import RunInput, empty_rate, summarize, summarize_runs
 from tsallis.toolkit.run_analysis.sweep import SweepRun, sweep
 
 __all__ = [

@@ -163,8 +163,7 @@ def _batches(run: Run, corpus: Corpus, count: int) -> Iterator[tuple[Sequence[in
     for batch in corpus.batches(BATCH, count):
         device = device_of(run.model)
         sources, text = (batch.src.to(device), batch.src_lengths.to(device)), ambiguous_text(run.tgt_vocab)
-        results = beam_search(run.model, *sources, beam_size=1, text=text)
-        best = [result.best for result in results]
+        best = [result.best for result in beam_search(run.model, *sources, beam_size=1, text=text)]
         texts = [(run.tgt_vocab.decode(one.tokens), one.prob) if one else ("", 0.0) for one in best]
         yield batch.index, _attention(run, batch.src, batch.src_lengths), texts
 
@@ -175,8 +174,7 @@ def _attention(run: Run, src: Tensor, lengths: Tensor) -> AttentionMap | GridAtt
     with eval_mode(run.model):
         device = device_of(run.model)
         _, attention = run.model.classifier.read(src.to(device), lengths.to(device))
-    whole: AttentionMap | GridAttention = getattr(attention, "grid", attention)
-    return whole
+    return getattr(attention, "grid", attention)
 
 
 def _of_row(attention: AttentionMap | GridAttention, row: int, length: int) -> tuple[Tensor | None, Tensor | None]:

@@ -11,14 +11,10 @@ from typing import Any
 from tsallis.analysis.attention_summary import head_examples, summarize_contrasts, summarize_heads
 from tsallis.analysis.contrasts import Comparison
 from tsallis.analysis.importance import HeadImportance, head_importance
-from tsallis.analysis.outputs import EmptyRate
-from tsallis.analysis.record import AttentionReader, Symbols
-from tsallis.analysis.summary_records import (
-    ComparisonSummary,
-    CorpusSummary,
-    RunSummary,
-    SentenceSummary,
-)
+from tsallis.analysis.outputs import EmptyOutput, EmptyRate, Outputs, TeacherForcedStep, describe_steps
+from tsallis.analysis.passes import AttentionPass, HeadKey, ReportWeights
+from tsallis.analysis.record import AttentionReader, RecordedBatch, Symbols, read_model
+from tsallis.analysis.summary_records import ComparisonSummary, CorpusSummary, RunSummary, SentenceSummary
 from tsallis.analysis.tree import beam_tree
 from tsallis.analysis.words import PieceCounts
 from tsallis.errors import InputError
@@ -32,13 +28,14 @@ from tsallis.toolkit.analysis_options import Options
 from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.data.io import distinct_names
 from tsallis.toolkit.data.ragged import Rows
-from tsallis.toolkit.run_analysis.corpus_passes import BATCH, CorpusPass, ShownSentences
-from tsallis.toolkit.run_analysis.empty_outputs import empty_rate
+from tsallis.toolkit.evaluation.empty_output import compare_empty, empty_log_probs
 from tsallis.toolkit.run_analysis.logs import alpha_history, density_history, value_history
 from tsallis.toolkit.training.file_names import LOG, MODEL
 from tsallis.toolkit.training.run_folder import Run
 from tsallis.toolkit.training.schema import ModelRecord, read_record
 
+BATCH = 32  # number of sentences in a batch
+WORDS = 12  # largest number of listed words per teacher-forced step
 SEARCH_BATCH = 8  # number of sentences in a batch of the search
 Advance = Callable[[int, str, int, int], None]  # number of the run, current stage, amount done, total
 
@@ -94,10 +91,6 @@ class RunInput:
     target_run: str | None = None
 
 
-def _ignore(run: int, stage: str, done: int, total: int) -> None:
-    pass
-
-
 def summarize(run: Run, corpus: Corpus, name: str, options: Options | None = None) -> RunSummary:
     """Summarise the heads and outputs of a run on a corpus with targets.
 
@@ -132,7 +125,7 @@ def summarize(run: Run, corpus: Corpus, name: str, options: Options | None = Non
 
 
 def summarize_runs(
-    inputs: Sequence[RunInput], options: Options | None = None, advance: Advance = _ignore
+    inputs: Sequence[RunInput], options: Options | None = None, advance: Advance = lambda run, stage, done, total: None
 ) -> tuple[list[RunSummary], list[ComparisonSummary]]:
     """Compute what the heads and outputs of several runs do on the same sentences, and where the first differs.
 
@@ -166,10 +159,8 @@ def summarize_runs(
             raise InputError(f"{one.run.folder}: a language model is not searched for empty outputs (--searched)")
     for other in inputs[1:]:
         if len(other.corpus) != len(first.corpus):
-            raise InputError(
-                f"{other.run.folder}: reads {len(other.corpus)} sentences of {first.name}, "
-                f"{first.run.folder} reads {len(first.corpus)}"
-            )
+            counts = f"{len(other.corpus)} sentences of {first.name}, {first.run.folder} reads {len(first.corpus)}"
+            raise InputError(f"{other.run.folder}: reads {counts}")
     passes = [
         CorpusPass(one.run, one.corpus, count, options.examples, one.counts.pieces if one.counts else None)
         for one in inputs
@@ -345,3 +336,96 @@ def _sentences(
             tree=beam_tree(run.model, src, result, run.tgt_vocab) if result else None,
         )
         advance("trees", number, len(rows))
+
+
+class CorpusPass(AttentionPass):
+    """Pass of a run's model over a corpus, which records weights and outputs from the same batches.
+
+    Args:
+        run: Run of an encoder-decoder with discrete attention, or of a language model.
+        corpus: Corpus encoded by the run's vocabularies.
+        count: Number of sentences to read from the beginning.
+        examples, counts: See :class:`AttentionPass`.
+
+    Raises:
+        InputError: If the run has another kind of model.
+    """
+
+    def __init__(self, run: Run, corpus: Corpus, count: int, examples: int, counts: PieceCounts | None) -> None:
+        try:
+            reader = read_model(run.model, run.src_vocab, run.tgt_vocab)
+        except ValueError as error:
+            raise InputError(f"{run.folder}: {error}") from error
+        super().__init__(reader, corpus.batches(BATCH, count), examples, counts)
+        self.run, self.corpus, self.outputs = run, corpus, Outputs(run.model)
+
+    def update(self, batch: RecordedBatch) -> None:
+        """Update all statistics by a batch, including those of outputs."""
+        super().update(batch)
+        self.outputs.update(batch.result, batch.batch)
+
+
+class ShownSentences(ReportWeights):
+    """Weights and teacher-forced steps of the sentences that a report shows.
+
+    Args:
+        corpus_pass: Pass over the corpus, which gives the run and its reader.
+        rows, heads: See :class:`ReportWeights`.
+    """
+
+    def __init__(self, corpus_pass: CorpusPass, rows: Sequence[int], heads: dict[int, set[HeadKey]]) -> None:
+        self.run, corpus = corpus_pass.run, corpus_pass.corpus
+        self.steps: dict[int, tuple[TeacherForcedStep, ...]] = {}
+        lengths = corpus.lengths()
+        order = sorted({*rows, *heads}, key=lambda row: (int(lengths[row].sum()), row))
+        batches = (corpus.batch(order[first : first + BATCH]) for first in range(0, len(order), BATCH))
+        super().__init__(corpus_pass.reader, batches, rows, heads)
+
+    def read_outputs(self, batch: RecordedBatch) -> None:
+        """Record the teacher-forced steps of a batch."""
+        run = self.run
+        self.steps.update(describe_steps(run.model, batch.result, batch.batch, run.tgt_vocab, WORDS, self.rows))
+
+
+def empty_rate(model: Any, corpus: Corpus, results: Sequence[Result], vocabulary: Any = None) -> EmptyRate:
+    r"""Compute the share of sentences whose empty output is more probable than the best output of a search.
+
+    .. math:: \frac{1}{N} \, \big|\{n : p(\langle/s\rangle \mid x_n) > p(\hat y_n \mid x_n)\}\big|
+
+    (Tezekbayev et al. 2022, table 2; Stahlberg and Byrne 2019). Both log-probabilities are float64 sums of
+    the same steps, and compared exactly. Sentences whose best output is empty never count, whatever the rounding.
+
+    Args:
+        model: Encoder-decoder model.
+        corpus: Corpus with the sources.
+        results: Results of a search, in the order of the corpus.
+        vocabulary: Vocabulary of the outputs, if the results are about texts.
+
+    Returns:
+        The share of such sentences, and a list of them.
+
+    Raises:
+        InputError: If the corpus is empty.
+        ValueError: If there is not one result per sentence.
+
+    Example:
+        >>> import torch
+        >>> from tsallis.models import RNNSeq2Seq
+        >>> from tsallis.search import beam_search
+        >>> model = RNNSeq2Seq(6, 6, d_model=8, output="softmax")
+        >>> results = beam_search(model, torch.tensor([[4, 5]]), torch.tensor([2]), beam_size=4)
+        >>> empty_rate(model, Corpus([[4, 5]], [[5]]), results).rate  # the best of all was found
+        0.0
+    """
+    if len(corpus) == 0:
+        raise InputError("there are no sentences to compare outputs of: the corpus is empty")
+    if len(results) != len(corpus):
+        raise ValueError(f"there must be one result a sentence: got {len(results)} for {len(corpus)} sentences")
+    outputs = []
+    empties = empty_log_probs(model, corpus, vocabulary=vocabulary).tolist()
+    for index, (empty, result) in enumerate(zip(empties, results, strict=True)):
+        best = result.best
+        log_prob = best.log_prob if best else -float("inf")
+        if compare_empty(empty, result, vocabulary)[0]:
+            outputs.append(EmptyOutput(index, empty, log_prob))
+    return EmptyRate(len(corpus), len(outputs) / len(corpus), tuple(outputs))

@@ -74,9 +74,8 @@ def sweep(runs: Sequence[SweepRun]) -> Sweep:
 def _swept(runs: Sequence[SweepRun]) -> tuple[str, list[float]]:
     """Return the one setting in which runs differ, and its value in each."""
     columns = [_effective(run) for run in runs]
-    if (
-        len({column.get(TAU) for column in columns}) > 1
-    ):  # keep "auto" as one setting if all runs use it, although their estimates differ
+    # Keep "auto" as one setting if all runs use it, although their estimates differ.
+    if len({column.get(TAU) for column in columns}) > 1:
         for column, run in zip(columns, runs, strict=True):
             if isinstance(column.get(TAU), str):
                 column[TAU] = run.history.last("tau")
@@ -85,16 +84,13 @@ def _swept(runs: Sequence[SweepRun]) -> tuple[str, list[float]]:
     alphas = [f"{ATTENTION}_alpha", f"{OUTPUT}_alpha"]
     if sorted(differ) == sorted(alphas) and all(column[alphas[0]] == column[alphas[1]] for column in columns):
         return BOTH, [column[alphas[0]] for column in columns]
-    if not differ:
-        raise InputError("the runs differ in no setting but their seeds: there is nothing to draw a score against")
-    if len(differ) > 1:
-        raise InputError(f"a sweep needs runs that differ in one setting, these differ in {', '.join(differ)}")
-    (name,) = differ
-    values = [column.get(name) for column in columns]
-    bad = next((x for x in values if isinstance(x, bool) or not isinstance(x, int | float)), None)
-    if bad is not None or None in values:
-        raise InputError(f"a sweep needs runs that differ in a number, these differ in {name}: {bad!r} is none")
-    return name, [float(value) for value in values if value is not None]
+    if len(differ) != 1:
+        found = ", ".join(differ) or "no setting but their seeds"
+        raise InputError(f"a sweep needs runs that differ in one setting, these differ in {found}")
+    values: list[Any] = [column.get(differ[0]) for column in columns]
+    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in values):
+        raise InputError(f"a sweep needs runs that differ in a number, these differ in {differ[0]}: {values}")
+    return differ[0], list(map(float, values))
 
 
 def _effective(run: SweepRun) -> dict[str, Any]:

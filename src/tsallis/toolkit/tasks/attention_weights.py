@@ -35,15 +35,9 @@ def _heads_of_run(run: Run, names: str) -> list[Head]:
         InputError: If the model has no heads, or does not have a named one.
     """
     try:
-        layers = read_model(run.model, run.src_vocab, run.tgt_vocab).layers
+        return choose_heads(read_model(run.model, run.src_vocab, run.tgt_vocab).layers, names)
     except ValueError as error:
-        raise InputError(
-            f"{run.folder}: --heads is for encoder-decoders with discrete attention, this run has none"
-        ) from error
-    try:
-        return choose_heads(layers, names)
-    except InputError as error:
-        raise InputError(f"{run.folder}: {error}") from error
+        raise InputError(f"{run.folder}: --heads: {error}") from error
 
 
 def describe_attention(

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from tsallis.analysis.score_names import OF_TEXT
-from tsallis.errors import InputError, OptionError
+from tsallis.errors import InputError
 from tsallis.symbols import UNK
 from tsallis.toolkit.config import Alpha, Count, Depth, FileName, Section, Size
 from tsallis.toolkit.data.cache import cache_folder
@@ -209,11 +209,7 @@ class Language(SequenceTask):
         """
         if config.synthetic is not None:
             if length is not None:
-                raise OptionError(
-                    lambda spell: (
-                        f"{spell('length')} is for texts: of synthetic examples data.synthetic.test_lengths are tested"
-                    )
-                )
+                raise InputError("length is for texts; data.synthetic.test_lengths are those of synthetic examples")
             return _lines(config.synthetic.corpus(split))
         texts = _texts(config, split)
         try:

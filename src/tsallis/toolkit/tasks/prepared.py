@@ -25,17 +25,11 @@ from tsallis.toolkit.tasks.base import Task
 from tsallis.toolkit.tasks.registry import task_type
 from tsallis.toolkit.tasks.scoring import best_texts, language_scores, score_values
 from tsallis.toolkit.tasks.types import Data
+from tsallis.toolkit.training import initial
 from tsallis.toolkit.training.changes import Changes, find_changes
 from tsallis.toolkit.training.checkpoint import Checkpoints
 from tsallis.toolkit.training.file_names import CHECKPOINTS, CONFIG, TASK
-from tsallis.toolkit.training.initial import (
-    Start,
-    embedding_name,
-    load_start,
-    set_embeddings,
-    symbol_numbers,
-    take_parameters,
-)
+from tsallis.toolkit.training.initial import Start
 from tsallis.toolkit.training.run_folder import Run, build_model, load_run, read_stored
 from tsallis.toolkit.training.tensorboard import require_tensorboard
 from tsallis.toolkit.training.trainer import Measure
@@ -75,32 +69,31 @@ class PreparedRun:
         start = Start(model)
         if self.folder is not None:
             if (sides or self.settings.init_from) and Checkpoints(self.folder / CHECKPOINTS).index().last is None:
-                start.facts = load_start(model, self.folder)
+                start.facts = initial.load_start(model, self.folder)
         else:
             if self.source is not None:
                 start.facts["run"] = self._take(self.source, model)
             vectors = {side: self._embed(side, section, model) for side, section in sides.items()}
             start.facts.update({"embeddings": vectors} if vectors else {})
         for side, section in sides.items():
-            if section.freeze and (name := embedding_name(model, side)) is not None:
+            if section.freeze and (name := initial.embedding_name(model, side)) is not None:
                 model.get_parameter(name).requires_grad_(False)
         return start
 
     def _take(self, source: Run, model: Any) -> dict[str, Any]:
         if source.task["task"] != self.task.name:
-            raise InputError(
-                f"training.init_from: {source.folder}: a run of the task {source.task['task']}, not {self.task.name}"
-            )
+            tasks = f"{source.task['task']}, not {self.task.name}"
+            raise InputError(f"training.init_from: {source.folder}: a run of the task {tasks}")
         symbols = {"src": self.data.vocabularies.src, "tgt": self.data.vocabularies.tgt}
-        facts = take_parameters(model, source, symbols)
+        facts = initial.take_parameters(model, source, symbols)
         which = {"checkpoint": self.settings.init_checkpoint, "step": source.facts["step"]}
         return {"folder": str(source.folder), **which, **facts}
 
     def _embed(self, side: str, section: EmbeddingsConfig, model: Any) -> dict[str, Any]:
         origin = f"training.{side}_embeddings: {section.file}"
-        symbols = symbol_numbers(getattr(self.data.vocabularies, side))
+        symbols = initial.symbol_numbers(getattr(self.data.vocabularies, side))
         vectors = read_word_vectors(section.file, symbols, section.words, section.tensor)
-        set_embeddings(model, side, vectors, origin)
+        initial.set_embeddings(model, side, vectors, origin)
         return {
             "file": section.file,
             "symbols": len(vectors.numbers),
@@ -189,11 +182,10 @@ def read_source(config: RunConfig) -> Run | None:
     Raises:
         InputError: If the folder is not a run folder, or the checkpoint is damaged.
     """
-    folder = config.training.init_from
-    if folder is None:
+    if config.training.init_from is None:
         return None
     try:
-        return load_run(folder, config.training.init_checkpoint)
+        return load_run(config.training.init_from, config.training.init_checkpoint)
     except InputError as error:
         raise InputError(f"training.init_from: {error}") from error
 
@@ -208,10 +200,8 @@ def check_rows(settings: Settings, data: Data) -> None:
     """Raise if a row does not fit into a batch, or if `validation_rows` is below the number of languages."""
     count = len(set(data.dev.languages or ()))
     if settings.validation_rows is not None and settings.validation_rows < count:
-        raise InputError(
-            f"training.validation_rows: {settings.validation_rows} rows can't stand for {count} languages: "
-            f"expected at least {count}"
-        )
+        found = f"expected at least {count}, one per language, found {settings.validation_rows}"
+        raise InputError(f"training.validation_rows: {found}")
     settings.plan(data.train.lengths())
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tsallis.errors import InputError, describe
-from tsallis.toolkit.config import Config, Override, apply_overrides, check_content, make_schema, read_content
+from tsallis.toolkit.config import Config, apply_overrides, check_content, make_schema, read_content
 from tsallis.toolkit.tasks.base import Task
 from tsallis.toolkit.tasks.classification import Classification
 from tsallis.toolkit.tasks.data_file import describe_file
@@ -44,8 +44,8 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
         >>> config.data.task, config.model.architecture, config.training.epochs
         ('strings', 'rnn', 3)
     """
-    content, applied = read_content(path, overrides)
-    return _check(content, path, applied)
+    content = read_content(path, overrides)
+    return check_content(content, str(path), _choose_schema(content, str(path)), overrides)
 
 
 def config_of_file(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -55,11 +55,8 @@ def config_of_file(path: Path, overrides: Sequence[str] = ()) -> Config:
         InputError: If the file can't be read, or an override is wrong.
     """
     content = describe_file(path)
-    return _check(content, path, apply_overrides(content, overrides))
-
-
-def _check(content: dict[str, Any], path: Path | str, applied: Sequence[Override]) -> Config:
-    return check_content(content, str(path), _choose_schema(content, str(path)), applied)
+    apply_overrides(content, overrides)
+    return check_content(content, str(path), _choose_schema(content, str(path)), overrides)
 
 
 def _choose_schema(content: Mapping[str, Any], name: str) -> type[Config]:

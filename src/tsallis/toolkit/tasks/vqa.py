@@ -172,9 +172,7 @@ class Visual(LabelTask):
     ) -> list[tuple[int, ImageQuestion]]:
         source = images or self.images
         if source is None:
-            raise OptionError(
-                lambda spell: f"the run names no images, say where they are ({spell('images')})", where=run.folder
-            )
+            raise OptionError(lambda spell: f"the run names no images: give {spell('images')}", where=run.folder)
         store = self.vocabularies(run).images
         assert store is not None
         pictures = store.open(source, None if self.size is None else (self.size[0], self.size[1]))

@@ -47,14 +47,16 @@ class Changes:
             return
         last = checkpoints.facts("last")
         for path, key in (("training.epochs", "epoch"), ("training.updates", "step")):
-            before, now = self.values.get(path, (None, None))
-            expected = None
-            if path in self.values and key == "step" and self.settings.schedule == "linear":
+            if path not in self.values:
+                continue
+            before, now = self.values[path]
+            if key == "step" and self.settings.schedule == "linear":
                 expected = f"the learning rate of schedule linear depends on their number: expected {before} as before"
-            elif now is not None and now <= last[key]:
+            elif now is None or now > last[key]:
+                continue
+            else:
                 expected = f"{last[key]} are made already: expected more"
-            if expected is not None:
-                raise InputError(f"{folder}: {path}: {expected}, found {now}; or choose another folder")
+            raise InputError(f"{folder}: {path}: {expected}, found {now}; or choose another folder")
 
 
 def find_changes(text: str, before: Config, now: Config) -> Changes | None:

@@ -296,7 +296,7 @@ class Checkpoints:
             raise InputError(f"{path}: the model's weights are not finite: {key}")
         return parameters
 
-    def load_training(self, which: str) -> dict[str, Any]:
+    def load_training(self, which: str) -> Any:
         """Return the training state that :meth:`save` stored; no code is executed.
 
         Raises:
@@ -305,12 +305,9 @@ class Checkpoints:
         name = self._name(which)
         path, blob = self.folder / name / TRAINING, self._read(name, TRAINING)
         try:
-            state: dict[str, Any] = torch.load(io.BytesIO(blob), weights_only=True)
+            return torch.load(io.BytesIO(blob), weights_only=True)
         except Exception as error:
             raise InputError(f"{path}: can't be read as a training state") from error
-        if not isinstance(state, dict):
-            raise InputError(f"{path}: can't be read as a training state: expected a dictionary")
-        return state
 
     def _name(self, which: str) -> str:
         index = self.index()
@@ -330,10 +327,9 @@ class Checkpoints:
 
     def _read(self, name: str, file: str) -> bytes:
         path = self.folder / name / file
-        sums = {key: value for key, value in self._manifest(name).files.items() if key == file}
-        if not sums:
+        expected = self._manifest(name).files.get(file)
+        if expected is None:
             raise InputError(f"{path.parent / MANIFEST}: says nothing of {file}")
-        (expected,) = sums.values()
         blob = read_bytes(path, expected.bytes)
         if len(blob) != expected.bytes:
             raise InputError(f"{path}: truncated or changed: {len(blob)} bytes, expected {expected.bytes}")

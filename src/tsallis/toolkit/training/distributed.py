@@ -110,30 +110,22 @@ class World:
         if self.size == 1:
             return
         # Name the file like an unfinished write: if this process is killed, a later run removes it.
-        name, token = self.broadcast((f".{LOCK}.{secrets.token_hex(4)}.tmp", secrets.token_hex(16)))
-        path = folder / name
+        path = folder / self.broadcast(f".{LOCK}.{secrets.token_hex(4)}.tmp")
 
         def write() -> None:
             with writing(folder):
                 folder.mkdir(parents=True, exist_ok=True)
-                path.write_text(token, encoding="ascii")
+                path.touch()
 
         try:
             self.on_main(write)
-            try:
-                blind = path.read_text(encoding="ascii") != token
-            except (OSError, ValueError):
-                blind = True
-            processes = self.gather(f"process {self.rank} on {socket.gethostname()}" if blind else None)
+            processes = self.gather(None if path.exists() else f"process {self.rank} on {socket.gethostname()}")
         finally:
             if self.main:
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)
         if lacking := [process for process in processes if process is not None]:
-            raise CommonError(
-                f"{folder.absolute()}: {', '.join(lacking)} does not see this run folder; "
-                "every process must see the same one"
-            )
+            raise CommonError(f"{folder.absolute()}: {', '.join(lacking)} does not see this run folder")
 
 
 def device_kind(device: str) -> str:
@@ -169,10 +161,7 @@ def init_distributed(device: str = "auto") -> Iterator[World]:
     if kind == "cuda":
         processes, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", size)), torch.cuda.device_count()
         if processes > gpus:
-            raise CommonError(
-                f"{processes} processes on a machine with {gpus} GPUs: start as many as there are "
-                "(torchrun --nproc-per-node), or with --device cpu"
-            )
+            raise CommonError(f"{processes} processes on a machine with {gpus} GPUs: start fewer, or with --device cpu")
         torch.cuda.set_device(local)
     torch_device = torch.device(kind, local) if kind == "cuda" else torch.device("cpu")
     dist.init_process_group(
@@ -184,9 +173,7 @@ def init_distributed(device: str = "auto") -> Iterator[World]:
         yield World(dist.get_rank(), dist.get_world_size(), torch_device)
     except RuntimeError as error:
         if _is_lost(error):
-            raise InputError(
-                "another process of this run has ended; the same command goes on from the last checkpoint"
-            ) from error
+            raise InputError("another process has ended; the same command goes on from the last checkpoint") from error
         raise
     finally:
         dist.destroy_process_group()

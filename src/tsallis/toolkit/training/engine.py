@@ -60,8 +60,7 @@ class Objective(nn.Module):
         decoded = model(src, src_lengths, tgt_in)
         if self.collect_stats:
             self.batch_stats = batch_stats(model, decoded, tgt_out)
-        loss: Tensor = model.output.loss(decoded.hidden, tgt_out, reduction="sum", label_smoothing=self.label_smoothing)
-        return loss
+        return model.output.loss(decoded.hidden, tgt_out, reduction="sum", label_smoothing=self.label_smoothing)
 
 
 @torch.no_grad()
@@ -139,7 +138,7 @@ class Engine:
                 0, because all processes must run the same number of passes.
             count: Number of passes of each process.
             rate: Learning rate.
-            collect_stats: Whether to store a :class:`BatchStats` of the first batch in :attr:`batch_stats`.
+            collect_stats: Whether to store a :class:`BatchStats` of the first batch in `objective.batch_stats`.
             stop: Whether this process must stop after the update; :attr:`stop` is then True in all processes.
 
         Returns:
@@ -166,11 +165,6 @@ class Engine:
         nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
         self.optimizer.step()
         return int(reported), total
-
-    @property
-    def batch_stats(self) -> BatchStats | None:
-        """The statistics of the last pass that recorded them."""
-        return self.objective.batch_stats
 
     def _loss(self, batch: Batch) -> Tensor:
         device = self.world.device
@@ -200,8 +194,7 @@ class Engine:
         state = get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True))
         model = untrained_copy(self.model)
         model.to(self.world.device, next(self.model.parameters()).dtype).load_state_dict(state)
-        plain: nn.Module = model.eval()
-        return plain
+        return model.eval()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return parameters and optimizer state on the CPU; if sharded, only on the first process.

@@ -78,15 +78,11 @@ def take_parameters(model: Any, source: Run, vocabularies: Mapping[str, Any]) ->
     own = {name: value for name, value in model.state_dict().items() if name not in shared}
     taken: list[str] = []
     symbols: dict[str, list[int]] = {}
-    matches = [name for name in own if name in state]
-    for name in matches:
+    for name in (name for name in own if name in state):
         theirs, ours = (list(x[name].shape[name in by_symbol :]) for x in (state, own))
         if theirs != ours:
-            raise InputError(
-                f"training.init_from: {source.folder}: {'rows of ' if name in by_symbol else ''}{name} of shape "
-                f"{theirs} there, {ours} here; sizes of model must be the same"
-            )
-    for name in matches:
+            shapes = f"{name} of shape {theirs} there, {ours} here; sizes of model must be the same"
+            raise InputError(f"training.init_from: {source.folder}: {shapes}")
         if name in by_symbol:
             symbols[name] = _take_rows(own[name], state[name], by_symbol[name], source, vocabularies)
         else:
@@ -130,9 +126,7 @@ def set_embeddings(model: Any, side: str, vectors: WordVectors, origin: str) -> 
         raise InputError(f"{origin}: the model embeds nothing on this side")
     parameter = model.get_parameter(name)
     if vectors.matrix.shape[1] != parameter.shape[1]:
-        raise InputError(
-            f"{origin}: vectors of {vectors.matrix.shape[1]} numbers, the model's embeddings have {parameter.shape[1]}"
-        )
+        raise InputError(f"{origin}: expected vectors of {parameter.shape[1]} numbers, found {vectors.matrix.shape[1]}")
     parameter[list(vectors.numbers)] = vectors.matrix.to(parameter)
 
 

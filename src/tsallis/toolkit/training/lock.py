@@ -72,10 +72,7 @@ def _lock(folder: Path) -> Iterator[Lock]:
         check_file(path)
         try:
             if not lock_file(handle, wait=False) and os.name == "posix":
-                raise InputError(
-                    f"{folder}: can't be used as a run folder: its file system has no locks (flock), "
-                    "so that two trainings could write to it at once; choose a folder on another one"
-                )
+                raise InputError(f"{folder}: can't be used as a run folder: its file system has no locks (flock)")
         except BlockingIOError as error:
             removable = False  # another process opened the new file first
             raise InputError(f"{folder}: another process is training in this folder") from error

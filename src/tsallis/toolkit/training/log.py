@@ -48,8 +48,7 @@ class Log:
         Raises:
             InputError: If the file can't be written. No part of the line is then kept.
         """
-        line = json.dumps({"event": event, **values}) + "\n"
-        self._change(self.position, line.encode())
+        self._change(self.position, json.dumps({"event": event, **values}).encode() + b"\n")
 
     def rewind(self, position: int) -> None:
         """Remove the lines after `position`, because a resumed run writes them again.

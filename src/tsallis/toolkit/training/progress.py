@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, cast
 
 from rich.console import Console
@@ -17,13 +16,8 @@ from tsallis.toolkit.data.corpus import Counts
 from tsallis.toolkit.optional_output import OptionalOutput
 from tsallis.toolkit.training.trainer import Progress as State
 
-LINE = (
-    "bleu",
-    "macro_accuracy",
-    "accuracy",
-    "exact",
-    *OF_TEXT,
-)  # scores that the line of a validation shows, if present
+# Scores that the line of a validation shows, if present.
+LINE = ("bleu", "macro_accuracy", "accuracy", "exact", *OF_TEXT)
 
 
 class TrainingDisplay:
@@ -57,21 +51,15 @@ class TrainingDisplay:
         self.task: TaskID | None = None
 
     def __enter__(self) -> TrainingDisplay:
-        counts = self.counts
-        self.print_lines([f"{'Going on' if self.resumed else 'Training'} in {self.folder}"])
-        if counts is not None and counts.rows < counts.read:
-            self.print_lines(
-                [
-                    f"Left out of {counts.read} examples: {counts.long} longer than data.max_length, "
-                    f"{counts.empty} with an empty side"
-                ]
-            )
+        lines = [f"{'Going on' if self.resumed else 'Training'} in {self.folder}"]
+        if (counts := self.counts) is not None and counts.rows < counts.read:
+            left_out = f"{counts.long} longer than data.max_length, {counts.empty} with an empty side"
+            lines.append(f"Left out of {counts.read} examples: {left_out}")
+        self.print_lines(lines)
         self.progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.progress.stop()
 
     def print_lines(self, lines: Sequence[str]) -> None:

@@ -41,7 +41,6 @@ from tsallis.toolkit.training.schema import (
     TaskRecord,
     as_json,
     check_record,
-    parse_record,
     read_record,
 )
 
@@ -49,7 +48,6 @@ __all__ = ["Run", "build_model", "load_run", "locked", "start_run"]
 
 Symbols = Vocabulary | Subwords
 SYMBOLS: dict[str, type[Vocabulary] | type[Subwords]] = {"vocab.json": Vocabulary, "model": Subwords}  # by file ending
-ESTIMATES = ("tau",)  # arguments estimated from the data, which may differ between machines
 # Errors that model constructors raise for arguments of a wrong type or size.
 REFUSALS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RuntimeError, MemoryError)
 
@@ -120,9 +118,7 @@ def _vocabularies(folder: Path, record: ModelRecord) -> tuple[Symbols, Symbols]:
         path, vocabulary = _load_symbols(folder, name)
         expected = record.arguments.get("vocab", record.arguments.get(f"{name}_vocab"))
         if len(vocabulary) != expected:
-            raise InputError(
-                f"{path}: the vocabulary has {len(vocabulary)} symbols, the model was trained with {expected}"
-            )
+            raise InputError(f"{path}: {len(vocabulary)} symbols, the model was trained with {expected}")
         prints = record.vocabularies and getattr(record.vocabularies, name)
         if prints not in (None, vocabulary.fingerprint()):
             raise InputError(f"{path}: not the vocabulary the model was trained with")
@@ -163,12 +159,7 @@ def _load_symbols(folder: Path, name: str) -> tuple[Path, Symbols]:
         path = folder / f"{name}.{ending}"
         if os.path.lexists(path):
             check_file(path)
-            try:
-                return path, kind.load(path)
-            except InputError:
-                raise
-            except REFUSALS as error:
-                raise InputError(f"{path}: not a vocabulary: {error}") from error
+            return path, kind.load(path)
     raise InputError(f"{folder / name}.vocab.json: can't be read: it is not there, and no {name}.model either")
 
 
@@ -223,9 +214,7 @@ def read_stored(folder: Path, configs: Sequence[str], arguments: Mapping[str, An
 
 
 def _read_records(folder: Path) -> tuple[ModelRecord, TaskRecord]:
-    kinds: list[tuple[str, Any]] = [(MODEL, ModelRecord), (TASK, TaskRecord)]
-    model, task = (read_record(folder / name, kind) for name, kind in kinds)
-    return model, task
+    return read_record(folder / MODEL, ModelRecord), read_record(folder / TASK, TaskRecord)
 
 
 def start_run(
@@ -253,20 +242,18 @@ def start_run(
     vocabularies = {_symbols_path(folder, name, symbols): symbols for name, symbols in both.items()}
     prints = {name: symbols.fingerprint() for name, symbols in both.items()}
     record = check_record({**description, "vocabularies": prints}, ModelRecord, "model")
-    reading = json.dumps(task, indent=1)
-    task_record = parse_record(reading.encode(), TaskRecord, "task")
     names = (MODEL, TASK, START, CONFIG, *(p.name for p in vocabularies))
     with writing(folder, lock):
         resumed = os.path.lexists(path)
         if resumed:
             same = config if changes is None or read_text(path) == config else changes.before
-            _check_same(folder, same, record, task_record, vocabularies)
+            _check_same(folder, same, vocabularies)
             if changes is not None and same != config:
                 changes.check(folder)
                 if not dry:
                     write_atomic(path, config)
         else:
-            texts = {MODEL: json.dumps(as_json(record), indent=1).encode(), TASK: reading.encode()}
+            texts = {MODEL: json.dumps(as_json(record), indent=1).encode(), TASK: json.dumps(task, indent=1).encode()}
             texts.update({START: start} if start is not None else {})
             there = folder.iterdir() if os.path.lexists(folder) or not dry else ()
             if any(not _is_start_leftover(p, texts, vocabularies, names) for p in there):
@@ -283,12 +270,9 @@ def start_run(
     return resumed
 
 
-def _check_same(
-    folder: Path, config: str, record: ModelRecord, task: TaskRecord, vocabularies: Mapping[Path, Symbols]
-) -> None:
-    """Raise unless a folder contains a run with the same configuration, data, model and task."""
-    path = folder / CONFIG
-    before = read_text(path)
+def _check_same(folder: Path, config: str, vocabularies: Mapping[Path, Symbols]) -> None:
+    """Raise unless a folder contains a run with the same configuration and data."""
+    before = read_text(folder / CONFIG)
     if before != config:
         changed = _difference(before, config)
         raise InputError(f"{folder}: holds a run of another configuration ({changed}); choose another folder")
@@ -296,15 +280,6 @@ def _check_same(
         check_file(file)
         if type(symbols).load(file) != symbols:
             raise InputError(f"{file}: the training data has changed since the run was started")
-    saved, saved_task = _read_records(folder)
-    for key in sorted((saved.arguments.keys() & record.arguments.keys()).difference(ESTIMATES)):
-        if saved.arguments[key] != record.arguments[key]:
-            raise InputError(
-                f"{folder / MODEL}: {key} is {saved.arguments[key]!r}, {record.arguments[key]!r} by {CONFIG}; "
-                "restore the file"
-            )
-    if saved_task.task != task.task:
-        raise InputError(f"{folder / TASK}: not the task of {CONFIG}; restore the file")
 
 
 def _is_start_leftover(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from tsallis.toolkit.config import Settings
 
 
+@dataclass
 class Schedule:
     """Constant learning rate, and the base class of all schedules.
 
@@ -14,10 +16,8 @@ class Schedule:
     0.001
     """
 
-    stored: tuple[str, ...] = ()  # names of the attributes that checkpoints store
-
-    def __init__(self, learning_rate: float) -> None:
-        self.learning_rate = learning_rate
+    stored: ClassVar[tuple[str, ...]] = ()  # names of the attributes that checkpoints store
+    learning_rate: float
 
     def rate(self, step: int) -> float:
         """Return the learning rate of the next update after `step` updates."""
@@ -34,6 +34,7 @@ class Schedule:
         self.__dict__.update((name, state[name]) for name in self.stored)
 
 
+@dataclass
 class HalveOnWorse(Schedule):
     """Learning rate that is halved when the validation loss rises (Peters et al. 2019, sec. 4).
 
@@ -53,6 +54,7 @@ class HalveOnWorse(Schedule):
         self.previous = loss
 
 
+@dataclass
 class Plateau(Schedule):
     """Learning rate that is lowered after `patience` validations without a better score, down to `lowest`.
 
@@ -66,13 +68,10 @@ class Plateau(Schedule):
     """
 
     stored = ("learning_rate", "stale")
-
-    def __init__(self, learning_rate: float, patience: int = 2, factor: float = 0.5, lowest: float = 0.0) -> None:
-        super().__init__(learning_rate)
-        self.patience = patience
-        self.factor = factor
-        self.lowest = lowest
-        self.stale = 0
+    patience: int = 2
+    factor: float = 0.5
+    lowest: float = 0.0
+    stale: int = 0
 
     def after_validation(self, loss: float, best: bool) -> None:
         self.stale = 0 if best else self.stale + 1
@@ -80,6 +79,7 @@ class Plateau(Schedule):
             self.learning_rate, self.stale = max(self.learning_rate * self.factor, self.lowest), 0
 
 
+@dataclass
 class InverseSquareRoot(Schedule):
     """Linear warm-up to the learning rate, then decay with the inverse square root of the step.
 
@@ -88,16 +88,14 @@ class InverseSquareRoot(Schedule):
     (0.0005, 0.001, 0.0005)
     """
 
-    def __init__(self, learning_rate: float, warmup: int) -> None:
-        super().__init__(learning_rate)
-        self.warmup = warmup
+    warmup: int
 
     def rate(self, step: int) -> float:
         update = step + 1
-        factor: float = min(update / self.warmup, (self.warmup / update) ** 0.5)
-        return self.learning_rate * factor
+        return self.learning_rate * min(update / self.warmup, (self.warmup / update) ** 0.5)
 
 
+@dataclass
 class Linear(Schedule):
     """Linear warm-up to the learning rate, then linear decay to 0 at the end of the run.
 
@@ -106,14 +104,13 @@ class Linear(Schedule):
     (0.0005, 0.001, 0.0005, 0.0)
     """
 
-    def __init__(self, learning_rate: float, warmup: int, updates: int) -> None:
-        super().__init__(learning_rate)
-        self.warmup, self.updates = warmup, updates
+    warmup: int
+    updates: int
 
     def rate(self, step: int) -> float:
         update = step + 1
-        factor: float = min(update / self.warmup, max(0.0, (self.updates - update) / (self.updates - self.warmup)))
-        return self.learning_rate * factor
+        decay = max(0.0, (self.updates - update) / (self.updates - self.warmup))
+        return self.learning_rate * min(update / self.warmup, decay)
 
 
 def make_schedule(settings: Settings) -> Schedule:

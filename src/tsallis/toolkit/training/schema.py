@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -87,7 +87,7 @@ class Manifest(Record):
     epoch: Count = 0
     metrics: dict[str, Any] = {}
     of: list[Step] | None = None  # the averaged checkpoints
-    files: dict[Literal["model.safetensors", "training.pt"], Sum]
+    files: dict[str, Sum]
 
 
 class Fingerprints(Record):

@@ -50,8 +50,7 @@ def require_tensorboard(folder: Path | None = None) -> None:
     try:
         import torch.utils.tensorboard  # noqa: F401
     except ImportError as error:
-        raise InputError(
-            "training.tensorboard needs the package tensorboard: pip install 'tsallis[toolkit,tensorboard]'"
-        ) from error
+        message = "training.tensorboard needs the package tensorboard: pip install 'tsallis[toolkit,tensorboard]'"
+        raise InputError(message) from error
     if folder is not None and os.path.lexists(folder) and not folder.is_dir():
         raise InputError(f"{folder}: can't be written: expected a folder, found something else")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tsallis.analysis.score_names import OF_TEXT, TEACHER_FORCED, rank_score
-from tsallis.errors import InputError, describe
+from tsallis.errors import InputError
 from tsallis.search import Result, SearchOptions
 from tsallis.toolkit.config import Settings
 from tsallis.toolkit.data.corpus import Corpus
@@ -114,15 +114,13 @@ class Trainer:
         init: Mapping[str, Any] | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        if not (measure in ("accuracy", None) or callable(measure)):
-            raise ValueError(f"measure must be 'accuracy', a function or None, got {describe(measure)}")
         self.model = model
         self.train = train
         self.dev = dev
         self.folder = folder
         self.settings = settings
         self.watch = watch
-        self.measure = self._accuracy if measure == "accuracy" else measure
+        self.measure = (lambda results: {"accuracy": accuracy(results, dev)}) if measure == "accuracy" else measure
         self.world = world or World()
         self.lock = lock
         self.init = init
@@ -201,12 +199,16 @@ class Trainer:
             with writing(self.folder, self.lock):
                 remove_leftovers(self.folder, (LOCK,))
             if self.log_position is None:
-                self._start_log(start)
+                self.log.rewind(0)
+                self.timing.rewind(0)
+                init = {"init": dict(self.init)} if self.init else {}
+                self.log.write("start", parameters=sum(p.numel() for p in self.model.parameters()), **init, **start)
             else:
                 self._rewind(self.log_position)
                 if not self._is_finished():
                     self.checkpoints.reopen()
-            self._open_board()
+            if self.settings.tensorboard and not self._is_finished():
+                self.board = open_board(self.folder / BOARD, self.position.step)
 
         self.world.on_main(write)
 
@@ -228,16 +230,6 @@ class Trainer:
             self.timing.position_of(self.position.step)
         if self.settings.tensorboard:
             require_tensorboard(self.folder / BOARD)
-
-    def _start_log(self, values: dict[str, Any]) -> None:
-        self.log.rewind(0)
-        self.timing.rewind(0)
-        init = {"init": dict(self.init)} if self.init else {}
-        self.log.write("start", parameters=sum(p.numel() for p in self.model.parameters()), **init, **values)
-
-    def _open_board(self) -> None:
-        if self.settings.tensorboard and not self._is_finished():
-            self.board = open_board(self.folder / BOARD, self.position.step)
 
     def _rewind(self, position: int) -> None:
         self.log.rewind(position)
@@ -291,9 +283,8 @@ class Trainer:
         position, settings = self.position, self.settings
         windows = self.plan.updates(position.epoch, settings.accumulate, self.world.size)
         if position.update >= len(windows):
-            raise CommonError(
-                f"{self.checkpoints.folder}: the last checkpoint is of update {position.update} of {len(windows)}"
-            )
+            last = f"the last checkpoint is of update {position.update} of {len(windows)}"
+            raise CommonError(f"{self.checkpoints.folder}: {last}")
         self._start_clock()
         while position.update < len(windows):
             self._update(windows[position.update])
@@ -342,7 +333,7 @@ class Trainer:
         own = len(window[self.world.rank])
         symbols, loss = self.engine.update(batches, own, count, rate, collect_stats, self.stop())
         if collect_stats:
-            self.batch_stats = self.engine.batch_stats
+            self.batch_stats = self.engine.objective.batch_stats
         self.pending += loss
         self.num_symbols += symbols
         position.symbols += symbols
@@ -374,7 +365,7 @@ class Trainer:
         position, stats = self.position, self.batch_stats
         loss = position.loss / max(position.symbols, 1)
         names = ("accuracy", "supported", "num_attended")
-        shares = {} if stats is None else {name: _share(stats, name) for name in names}
+        shares = {} if stats is None else {n: float(getattr(stats, n) / stats.symbols.clamp(min=1)) for n in names}
         return Progress(position.model_copy(), updates, loss, self.speed, **shares, validation=validation)
 
     def _end_of_epoch(self, updates: int) -> None:
@@ -439,7 +430,7 @@ class Trainer:
             scores = self._search(model, self.measure)
         own = {name: getattr(teacher_forced, name) for name in TEACHER_FORCED}
         select = settings.select or ("loss" if self.measure is None else next(iter(scores)))
-        self._update_best(rank_score(select, _find_score(select, {**own, **scores})), teacher_forced.loss)
+        self._update_best(rank_score(select, {**own, **scores}[select]), teacher_forced.loss)
         return {
             "dev_loss": teacher_forced.loss,
             **{f"dev_{name}": value for name, value in {**scores, **own}.items()},
@@ -452,9 +443,6 @@ class Trainer:
             **{f"density_{kind}": values.tolist() for kind, values in densities.items()},
         }
 
-    def _accuracy(self, results: Sequence[Result]) -> dict[str, float]:
-        return {"accuracy": accuracy(results, self.dev)}
-
     def _search(self, model: Any, measure: Measure) -> dict[str, float]:
         """Search for outputs of the development set and compute their scores; all processes return the same values."""
         world, settings = self.world, self.settings
@@ -463,8 +451,7 @@ class Trainer:
         options = SearchOptions(beam_size=settings.validation_beam, end_rule=settings.validation_end_rule)
         parts = world.gather(search_batches(model, searched, options))
         results = [result for _, result in sorted((i, r) for part in parts for i, r in part.items())]
-        scores: dict[str, float] = world.broadcast(measure(results) if world.main else None)
-        return scores
+        return world.broadcast(measure(results) if world.main else None)
 
     def _update_best(self, score: float, loss: float) -> None:
         """Compare a score with the best one so far (larger is better); the loss breaks ties."""
@@ -482,16 +469,6 @@ class Trainer:
 def _seed(seed: int, step: int, rank: int) -> int:
     """Return a seed that depends on step and rank; neighbouring steps and ranks get unrelated seeds."""
     return int.from_bytes(hashlib.sha256(f"{seed} {step} {rank}".encode()).digest()[:8], "little") >> 1
-
-
-def _find_score(name: str, scores: Mapping[str, float]) -> float:
-    if name not in scores:
-        raise CommonError(f"select must be one of {', '.join(scores)}, got {name!r}")
-    return scores[name]
-
-
-def _share(stats: BatchStats, name: str) -> float:
-    return float(getattr(stats, name) / stats.symbols.clamp(min=1))
 
 
 def _of_model(model: Any) -> dict[str, Any]:

@@ -126,18 +126,10 @@ def test_rows_of_like_length_share_a_batch() -> None:
 
 
 def test_arguments_of_a_plan() -> None:
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
-        BatchPlan([1], 0)
-    with pytest.raises(ValueError, match="bucket must be at least 1, got 0"):
-        BatchPlan([1], bucket=0)
     with pytest.raises(ValueError, match="no rows"):
         BatchPlan([])
     with pytest.raises(ValueError, match="no rows"):
         BatchPlan(torch.empty(0, 2))
-    with pytest.raises(ValueError, match=r"lengths must be \[rows\] or \[rows, 2\], got \[1, 3\]"):
-        BatchPlan([[1, 2, 3]])
-    with pytest.raises(ValueError, match="max_tokens must be at least 1, got 0"):
-        BatchPlan([1], max_tokens=0)
     assert BatchPlan([1] * 65).batch_size == 64 and len(BatchPlan([1] * 65)) == 2
 
 
@@ -175,7 +167,7 @@ def test_a_budget_is_used() -> None:
 
 
 def test_a_row_that_no_budget_holds() -> None:
-    with pytest.raises(InputError, match=r"row 1 alone has 9 symbols \(the end included\), more than max_tokens: 8;"):
+    with pytest.raises(InputError, match="row 1 has 9 symbols, more than max_tokens: 8"):
         BatchPlan([(3, 3), (4, 8), (2, 2)], max_tokens=8)
     assert BatchPlan([(3, 3), (4, 8)], max_tokens=9).epoch(0).costs.max() == 9
 

@@ -15,8 +15,7 @@ from tsallis.errors import InputError
 from tsallis.toolkit.datasets import download, registry
 from tsallis.toolkit.datasets.archive import LONGEST, fetch_text
 from tsallis.toolkit.datasets.download import Part, SourceFile, fetch
-from tsallis.toolkit.datasets.registry import get
-from tsallis.toolkit.datasets.source import Source
+from tsallis.toolkit.datasets.registry import Source, get
 
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
 
@@ -67,7 +66,7 @@ def test_a_server_that_ignores_ranges_sends_all_again(server: Server, tmp_path: 
 def test_a_server_that_sends_another_range(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file.part").write_bytes(CONTENT[:5000])
     server.shift = 7
-    with pytest.raises(InputError, match=r"expected bytes 5000-255999/256000 .* sent 'bytes 5007-255999/256000'"):
+    with pytest.raises(InputError, match=r"expected bytes from 5000 on .* sent 'bytes 5007-255999/256000'"):
         fetch(server.file(), tmp_path / "file")
     assert (tmp_path / "file.part").read_bytes() == CONTENT[:5000] and not (tmp_path / "file").exists()
 
@@ -90,14 +89,6 @@ def test_a_part_of_something_else_is_fetched_anew(server: Server, tmp_path: Path
 def test_wrong_content_never_takes_the_name(server: Server, tmp_path: Path) -> None:
     server.files["/file"] = CONTENT[:-1] + b"x"
     with pytest.raises(InputError, match="the download differs from the known file"):
-        fetch(server.file(), tmp_path / "file")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("other", [b"<html>log in first</html>", CONTENT * 2], ids=["short", "long"])
-def test_content_of_another_length_is_refused_unread(server: Server, tmp_path: Path, other: bytes) -> None:
-    server.files["/file"] = other
-    with pytest.raises(InputError, match=f"expected a file of 256000 bytes, the server has {len(other)}"):
         fetch(server.file(), tmp_path / "file")
     assert list(tmp_path.iterdir()) == []
 
@@ -220,13 +211,6 @@ def test_a_whole_part_of_an_unknown_file_is_fetched_anew(server: Server, tmp_pat
     assert server.requests == [("/file", "bytes=256000-"), ("/file", None)]
 
 
-def test_an_unknown_file_and_a_wrong_range(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "file.part").write_bytes(CONTENT[:5000])
-    server.shift = 7
-    with pytest.raises(InputError, match="expected bytes from 5000 on of the file, the server sent 'bytes 5007-"):
-        fetch(SourceFile("file", (f"{server.address}/file",)), tmp_path / "file")
-
-
 def test_the_published_md5_will_do(server: Server, tmp_path: Path) -> None:
     md5 = hashlib.md5(CONTENT).hexdigest()
     file = SourceFile("file", (f"{server.address}/file",), md5=md5)
@@ -296,7 +280,7 @@ def test_a_damaged_archive_is_thrown_away(server: Server, tmp_path: Path, packin
     sha256 = hashlib.sha256(damaged).hexdigest() if known else None
     part = Part(SourceFile(part.archive.name, part.archive.urls, sha256=sha256), packing, member)
     file = text_file(server, part, content=TEXT)
-    with pytest.raises(InputError, match=r"archive1.*: (can't be unpacked|holds no text).*deleted"):
+    with pytest.raises(InputError, match=r"archive1.*: can't be read: .*deleted"):
         fetch_text(file, tmp_path / "text", tmp_path / "packed")
     assert not (tmp_path / "text").exists() and not (tmp_path / "text.part").exists()
     # What is as it was published stays; its damage would come back with it.
@@ -309,7 +293,7 @@ def test_a_damaged_archive_is_thrown_away(server: Server, tmp_path: Path, packin
 @pytest.mark.parametrize("start", [b"\x1f\x8b\x08\x04\xa3\xbc\x00/", b"\x1f\x8b", b"\xfd7zXZ\0", b""])
 def test_an_archive_may_break_off_in_its_first_bytes(server: Server, tmp_path: Path, start: bytes) -> None:
     part = packed_in(server, "tar", start, "text")
-    with pytest.raises(InputError, match=r"archive1: text: can't be unpacked"):
+    with pytest.raises(InputError, match=r"archive1: text: can't be read"):
         fetch_text(text_file(server, part), tmp_path / "text", tmp_path / "packed")
 
 
@@ -317,7 +301,7 @@ def test_a_zip_file_may_name_its_members_in_no_text(server: Server, tmp_path: Pa
     content = zipped({"text": TEXT})
     content = content.replace(b"text", b"t\xddxt", 1)  # the name before the content; that of the list is as it was
     part = packed_in(server, "zip", content[:6] + b"\x00\x08" + content[8:], "text")  # names are UTF-8
-    with pytest.raises(InputError, match="archive1: text: can't be unpacked"):
+    with pytest.raises(InputError, match="archive1: text: can't be read"):
         fetch_text(text_file(server, part), tmp_path / "text", tmp_path / "packed")
 
 
@@ -325,20 +309,20 @@ def test_a_zip_file_may_name_its_members_in_no_text(server: Server, tmp_path: Pa
 def test_members_are_read_by_their_exact_names_alone(server: Server, tmp_path: Path, packing: str) -> None:
     members = {"../text": TEXT, "./text": TEXT, "/text": TEXT, "TEXT": TEXT}
     part = packed_in(server, packing, (tar if packing == "tar" else zipped)(members), "text")
-    with pytest.raises(InputError, match="archive1: holds no text"):
+    with pytest.raises(InputError, match=r"archive1: text: can't be read: .*(not in the archive|no item)"):
         fetch_text(text_file(server, part), tmp_path / "text", tmp_path / "packed")
     assert [p.name for p in tmp_path.iterdir()] == ["packed"] and list((tmp_path / "packed").iterdir()) == []
 
 
 def test_a_link_is_not_followed(server: Server, tmp_path: Path) -> None:
     part = packed_in(server, "tar", tar({"else": TEXT}, link="text"), "text")
-    with pytest.raises(InputError, match="holds no text"):
+    with pytest.raises(InputError, match=r"text: .*is not in the archive"):
         fetch_text(text_file(server, part), tmp_path / "text", tmp_path / "packed")
     part = packed_in(server, "tar", tar({"text": TEXT}, link="text"), "text")
     assert fetch_text(text_file(server, part), tmp_path / "text", tmp_path / "packed").read_bytes() == TEXT
 
 
-@pytest.mark.parametrize(("lines", "match"), [(2, "expected 2 lines, found more"), (4, "expected 4 lines, found 3")])
+@pytest.mark.parametrize(("lines", "match"), [(2, "expected 2 lines, found 3"), (4, "expected 4 lines, found 3")])
 def test_another_number_of_lines_never_takes_the_name(server: Server, tmp_path: Path, lines: int, match: str) -> None:
     part = packed_in(server, "gz", gzip.compress(TEXT))
     with pytest.raises(InputError, match=match):
@@ -371,7 +355,7 @@ def test_an_unknown_text_is_recorded(server: Server, tmp_path: Path) -> None:
 
 def test_a_line_that_is_none(server: Server, tmp_path: Path) -> None:
     part = packed_in(server, "gz", gzip.compress(b"x" * LONGEST + b"\n" + b"y" * (LONGEST + 1)))
-    with pytest.raises(InputError, match=f"archive1: expected text, found a line of more than {LONGEST} bytes"):
+    with pytest.raises(InputError, match=f"archive1: .*expected text, found a line of more than {LONGEST} bytes"):
         fetch_text(text_file(server, part), tmp_path / "text", tmp_path / "packed")
 
 
@@ -386,9 +370,9 @@ def unpacked(server: Server, folder: Path, content: str | bytes, **options: obje
 def test_sentences_of_a_test_set(server: Server, tmp_path: Path) -> None:
     sgml = '<srcset>\n<doc id="1">\n<seg id="1"> Ein  Satz\u00a0hier. </seg>\n  <seg id="2"></seg>\n</doc>\n</srcset>\n'
     assert unpacked(server, tmp_path, sgml, form="segments") == ["Ein Satz hier.", ""]
-    with pytest.raises(InputError, match=r"expected <seg>\.\.\.</seg> in one line, found '<seg id=\"1\">Ein'"):
+    with pytest.raises(InputError, match=r"unexpected line '<seg id=\"1\">Ein'"):
         unpacked(server, tmp_path, '<seg id="1">Ein\nSatz</seg>\n', form="segments")
-    with pytest.raises(InputError, match="expected UTF-8 text, found byte 0xe4"):
+    with pytest.raises(InputError, match="can't decode byte 0xe4"):
         unpacked(server, tmp_path, b"<seg id='1'>M\xe4rz</seg>\n", form="segments")
 
 
@@ -413,7 +397,7 @@ def test_sides_of_pairs(server: Server, tmp_path: Path) -> None:
     assert [len(sides[split, 0]) for split in ("train", "dev", "test")] == [1000, 4000, 4000]
     for split in ("train", "dev", "test"):
         assert [s.replace("one", "eins") for s in sides[split, 0]] == sides[split, 1]
-    with pytest.raises(InputError, match="expected two columns, found 'alone'"):
+    with pytest.raises(InputError, match="unexpected line 'alone'"):
         unpacked(server, tmp_path, "alone\n", form="clusters", split="dev")
 
 
@@ -481,7 +465,7 @@ def forged_zip(flag: int = 0, method: int = 0) -> bytes:
 @pytest.mark.parametrize("content", [forged_zip(flag=1), forged_zip(method=99)], ids=["encrypted", "unknown method"])
 def test_zip_files_that_cannot_be_unpacked(server: Server, tmp_path: Path, content: bytes) -> None:
     part = packed_in(server, "zip", content, "text")
-    with pytest.raises(InputError, match=r"archive1: text: can't be unpacked: .*; it was deleted"):
+    with pytest.raises(InputError, match=r"archive1: text: can't be read: .*; it was deleted"):
         fetch_text(text_file(server, part), tmp_path / "text", tmp_path / "packed")
     assert list((tmp_path / "packed").iterdir()) == []
 
@@ -503,15 +487,3 @@ def test_archives_that_unpack_without_end(
     with pytest.raises(InputError, match="unpacks to more than 200 times its size"):
         fetch_text(text_file(server, part), tmp_path / "text", tmp_path / "packed")
     assert not (tmp_path / "text").exists() and not (tmp_path / "text.part").exists()
-
-
-@pytest.mark.parametrize("length", [True, False])
-def test_a_transfer_of_unknown_size_has_an_end(
-    server: Server, tmp_path: Path, length: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tsallis.toolkit.datasets.download.MOST", len(CONTENT) - 1)
-    server.length = length
-    with pytest.raises(InputError, match=f"expected a file of less than {len(CONTENT) - 1} bytes"):
-        fetch(SourceFile("file", (f"{server.address}/file",)), tmp_path / "file")
-    assert list(tmp_path.iterdir()) == []
-    assert fetch(server.file(), tmp_path / "file").read_bytes() == CONTENT  # one that is known may be larger

@@ -15,8 +15,7 @@ from pydantic import TypeAdapter
 
 from tsallis.toolkit.datasets.download import SourceFile
 from tsallis.toolkit.datasets.paraphrase_split import LARGEST, _bare, split_pairs
-from tsallis.toolkit.datasets.registry import SOURCES
-from tsallis.toolkit.datasets.source import language_of
+from tsallis.toolkit.datasets.registry import SOURCES, language_of
 
 PARALLEL = {
     "multi30k": {"cs", "de", "en", "fr"},

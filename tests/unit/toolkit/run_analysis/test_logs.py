@@ -40,13 +40,19 @@ def test_densities_have_a_history(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("events", "message"),
     [
-        (["nothing"], "one JSON object a line"),
+        (["nothing\n"], "log.jsonl:1: not a JSON file"),
         ([{"event": "epoch", "step": 1}], "no values of alpha"),
         ([{"event": "epoch", "alpha_encoder": [[1.5]]}], "must have a step"),
         ([{"event": "epoch", "step": 1, "alpha_encoder": [1.5]}], r"\[layers, heads\]"),
         ([{"event": "epoch", "step": 1, "alpha_encoder": [["x"]]}], "numbers"),
-        ([{"step": 1, "alpha_encoder": [[1.5]]}, {"step": 2, "alpha_encoder": [[1.5], [2.0, 1.0]]}], "numbers"),
-        (["[1]\n"], "no values of alpha"),
+        (
+            [
+                {"event": "epoch", "step": 1, "alpha_encoder": [[1.5]]},
+                {"event": "epoch", "step": 2, "alpha_encoder": [[1.5], [2.0, 1.0]]},
+            ],
+            "numbers",
+        ),
+        (["[1]\n"], "expected a JSON object"),
     ],
 )
 def test_bad_logs(tmp_path: Path, events: Any, message: str) -> None:
@@ -83,8 +89,8 @@ def test_seconds_add_up_over_epochs(tmp_path: Path) -> None:
     timing = (tmp_path / "timing.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "timing.jsonl").write_text("".join(timing[:-1]))
     assert value_history(tmp_path).seconds is None
-    (tmp_path / "timing.jsonl").write_text('{"event": "epoch", "step": 4}')
-    with pytest.raises(InputError, match="events must have a step and seconds"):
+    (tmp_path / "timing.jsonl").write_text('{"event": "epoch", "step": 4}\n')
+    with pytest.raises(InputError, match="events must have a step and numbers"):
         value_history(tmp_path)
 
 
@@ -97,7 +103,7 @@ def test_seconds_add_up_over_epochs(tmp_path: Path) -> None:
     ],
 )
 def test_logs_without_values(tmp_path: Path, event: Any, message: str) -> None:
-    (tmp_path / "log.jsonl").write_text(json.dumps(event))
+    log(tmp_path, event)
     with pytest.raises(InputError, match=message):
         value_history(tmp_path)
 

@@ -89,7 +89,7 @@ def test_of_equal_scores_the_lowest_loss_is_best() -> None:
         ([run("a", [1.0], 1), run("b", [1.0], 2)], "differ in no setting but their seeds"),
         ([run("a", [1.0], d=1, e=1), run("b", [1.0], d=2, e=2)], r"one setting, these differ in model\.d, model\.e"),
         ([run("a", [1.0], output="entmax"), run("b", [1.0], output="alpha_relu", tau=1)], "differ in one setting"),
-        ([run("a", [1.0], norm="pre"), run("b", [1.0], norm="post")], r"model\.norm: 'pre' is none"),
+        ([run("a", [1.0], norm="pre"), run("b", [1.0], norm="post")], r"model\.norm: \['pre', 'post'\]"),
         (
             [
                 run("a", [1.0], d=1),

@@ -362,7 +362,7 @@ def test_the_rows_that_are_searched_are_evenly_of_all_languages(tmp_path: Path, 
 
 
 def test_too_few_rows_for_all_languages_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"validation_rows: 2 rows can't stand for 3 languages: expected at least 3"):
+    with pytest.raises(InputError, match="validation_rows: expected at least 3, one per language, found 2"):
         prepare(languages_config(tmp_path, validation_rows=2))
 
 

@@ -98,7 +98,7 @@ def test_a_symbol_that_the_vocabulary_lacks_has_no_loss() -> None:
     symbols, loss = result.update([unknown], 1, 1, 0.01, collect_stats=True)
     assert symbols == unknown.tokens - 1 and loss.isfinite()
     assert all(grad.isfinite().all() for grad in gradients(net).values())
-    assert result.batch_stats is not None and result.batch_stats.symbols == symbols
+    assert result.objective.batch_stats is not None and result.objective.batch_stats.symbols == symbols
     assert has_loss(torch.tensor([2, UNK, IGNORE_INDEX, 4])).tolist() == [True, False, False, True]
 
 
@@ -157,11 +157,11 @@ def test_half_precision_trains_close_to_full(kind: str) -> None:
 def test_what_is_looked_at() -> None:
     net = model("transformer")
     result = engine(net)
-    assert result.batch_stats is None
+    assert result.objective.batch_stats is None
     result.update([batch(0, 1), batch(2)], 2, 2, 0.0)
-    assert result.batch_stats is None
+    assert result.objective.batch_stats is None
     result.update([batch(0, 1), batch(2)], 2, 2, 0.0, collect_stats=True)
-    inputs, stats = batch(0, 1), result.batch_stats
+    inputs, stats = batch(0, 1), result.objective.batch_stats
     with torch.no_grad():
         decoded = net(inputs.src, inputs.src_lengths, inputs.tgt_in)
         known = inputs.tgt_out != IGNORE_INDEX
@@ -206,7 +206,7 @@ def test_the_objective_can_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
         expected = plain.update([batch(*rows)], 1, 1, 0.01)
         result = compiled.update([batch(*rows)], 1, 1, 0.01, collects)
         assert result[0] == expected[0] and result[1].item() == pytest.approx(expected[1].item(), rel=1e-5)
-    assert calls and compiled.batch_stats is not None  # collecting needs a pass that is not compiled
+    assert calls and compiled.objective.batch_stats is not None  # collecting needs a pass that is not compiled
     assert compiled.state()[0].keys() == plain.state()[0].keys()
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, get_args
 
 from small_run import contents, train
 from tsallis.toolkit.training import file_names
-from tsallis.toolkit.training.schema import Manifest
 
 NAMES = {name: value for name, value in vars(file_names).items() if name.isupper()}
 SYMBOLS = {"src.vocab.json", "tgt.vocab.json"}
@@ -18,8 +16,3 @@ def test_a_training_writes_no_other_files(tmp_path: Path) -> None:
     written = {part for path in contents(tmp_path / "run") for part in Path(path).parts if not part.startswith("step-")}
     # A start of random parameters has no file of them, and TensorBoard is not asked for.
     assert written == {*NAMES.values(), *SYMBOLS} - {file_names.START, file_names.BOARD}
-
-
-def test_the_schema_knows_the_files_of_a_checkpoint() -> None:
-    kind: Any = Manifest.model_fields["files"].annotation
-    assert set(get_args(get_args(kind)[0])) == {file_names.PARAMETERS, file_names.TRAINING}

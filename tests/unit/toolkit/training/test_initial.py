@@ -118,7 +118,7 @@ def test_vectors_become_embeddings() -> None:
     assert model.src_embedding.weight[[4, 6]].equal(vectors.matrix)
     others = [0, 1, 2, 3, 5, 7, 8, 9]
     assert model.src_embedding.weight[others].equal(before[others])
-    with pytest.raises(InputError, match="here: vectors of 3 numbers, the model's embeddings have 8"):
+    with pytest.raises(InputError, match="here: expected vectors of 8 numbers, found 3"):
         set_embeddings(model, "tgt", WordVectors((4,), torch.zeros(1, 3)), "here")
     with pytest.raises(InputError, match="here: the model embeds nothing on this side"):
         set_embeddings(LabelDecoder(10, 6, d_model=8), "tgt", vectors, "here")

@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -265,13 +264,6 @@ def test_a_limit_of_updates(tmp_path: Path, updates: int, events: list[int]) -> 
     assert outcome(tmp_path) == before
 
 
-@pytest.mark.parametrize("measure", ["bleu", 3])
-def test_an_unknown_measure_is_an_error_before_anything_is_written(measure: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=f"measure must be 'accuracy', a function or None, got {measure!r}"):
-        Trainer(model(), TRAIN, DEV, tmp_path / "run", SETTINGS, measure=measure)
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_search_of_the_first_rows_and_a_measure_of_ones_own(tmp_path: Path) -> None:
     record: list[int] = []
 
@@ -415,11 +407,6 @@ def test_the_least_loss_decides_and_ends_a_run(tmp_path: Path) -> None:
     assert rises == [len(losses) - 1]
     facts = Checkpoints(tmp_path / "checkpoints").facts("best")
     assert facts["metrics"]["dev_loss"] == min(losses) and run.position.epoch < 9
-
-
-def test_a_score_that_there_is_not(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"select must be one of .*accuracy.*, got 'bleu'"):
-        trainer(tmp_path, changed(SETTINGS, select="bleu")).run()
 
 
 def test_validations_search_with_the_weights_of_their_update(tmp_path: Path) -> None:
