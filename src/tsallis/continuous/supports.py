@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -98,21 +97,9 @@ class Ellipse(constraints.Constraint):
         super().__init__()
 
     @property
-    def volume(self) -> Tensor:
-        """Return the volume [...], in the plane the area."""
-        ball: float = math.pi ** (self.dims / 2) / math.gamma(self.dims / 2 + 1)
-        return ball * self.factor.diagonal(dim1=-2, dim2=-1).prod(-1)
-
-    @property
     def semi_axes(self) -> Tensor:
         """Return half the lengths of the principal axes [..., n], shortest first, without a gradient."""
         axes: Tensor = torch.linalg.svdvals(self.factor.detach()).flip(-1)
-        return axes
-
-    @property
-    def directions(self) -> Tensor:
-        """Return unit vectors along the principal axes, as columns [..., n, n], in the order of `semi_axes`."""
-        axes: Tensor = torch.linalg.svd(self.factor.detach()).U.flip(-1)
         return axes
 
     def boundary(self, points: int = 64) -> Tensor:

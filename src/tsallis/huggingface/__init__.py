@@ -1,6 +1,6 @@
 """Use sparse attention, losses, sampling and search in Hugging Face Transformers; needs the extra `hf`."""
 
-from tsallis.huggingface.alphas import FixedAlpha, LearnedAlpha, alpha_parameters, alphas, parameter_groups
+from tsallis.huggingface.alphas import FixedAlpha, LearnedAlpha, alphas, parameter_groups
 from tsallis.huggingface.attention import register
 from tsallis.huggingface.callbacks import AnnealAlpha, AttentionLog
 from tsallis.huggingface.decoder import TransformersDecoder
@@ -21,7 +21,6 @@ __all__ = [
     "FixedAlpha",
     "LearnedAlpha",
     "TransformersDecoder",
-    "alpha_parameters",
     "alphas",
     "densify",
     "find_obstacles",

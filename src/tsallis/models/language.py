@@ -14,9 +14,9 @@ from tsallis.models.arguments import constructor_arguments
 from tsallis.models.checks import check_counts, check_last_pass
 from tsallis.models.protocol import DecoderOutput, Step
 from tsallis.models.row_texts import RowTexts, other_texts, split_rows
-from tsallis.models.sharing import SharingModel, SymbolRows
+from tsallis.models.sharing import AttentionModel, SymbolRows
 from tsallis.models.transformer.decoding_state import KVBuffers, StepCache, join_buffers, select_counts, selects_all
-from tsallis.nn import AttentionStats, KeyValueCache, MultiheadAttention, OutputLayer
+from tsallis.nn import KeyValueCache, MultiheadAttention, OutputLayer
 from tsallis.nn.dropout import Dropout
 from tsallis.nn.kv_cache import Cache
 from tsallis.nn.length_scale import LengthScaleKind
@@ -116,7 +116,7 @@ class LanguageState:
         return LanguageState(kv, steps, read, prompts, width, torch.cat(last) if last else None)
 
 
-class LanguageModel(SharingModel):
+class LanguageModel(AttentionModel):
     r"""Decoder-only Transformer with softmax, sparsemax or entmax in attention and output.
 
     It implements the decoder protocol: a source is a prompt, which may be empty, and an output continues it. A text
@@ -244,7 +244,7 @@ class LanguageModel(SharingModel):
     def _keys_and_values(self, tokens: Tensor) -> tuple[Tensor, ...]:
         """Return keys and values of tokens [batch, length], layer by layer."""
         if tokens.shape[1] == 0:
-            first = self._attentions()[0]
+            first = self.attentions()["decoder"][0]
             shape = len(tokens), first.num_kv_heads, 0, first.head_dim
             return (self.embedding.weight.new_zeros(shape),) * (2 * len(self.layers))
         caches = [KeyValueCache() for _ in self.layers]
@@ -300,26 +300,11 @@ class LanguageModel(SharingModel):
         Raises:
             RuntimeError: if the last pass was another one, or was compiled.
         """
-        attentions, positions = self._attentions(), self._positions
-        if any(not attention.recorded for attention in attentions):
-            check_last_pass(None, decoded)
-        counts = torch.stack([attention.support() for attention in attentions])  # [layers, batch, heads, text]
-        mean = counts.double().mean((0, 2))
+        positions = self._positions
+        mean = self._supports("decoder", decoded).double().mean((0, 2))
         mean = mean if self._texts is None else self._texts.join(mean)
         check_last_pass(mean.shape if positions is None else positions.shape, decoded)
         return mean if positions is None else mean.gather(1, positions)
 
-    def alphas(self) -> dict[str, Tensor]:
-        """Return the alphas [layers, heads] of the only kind of attention, "decoder"."""
-        return {"decoder": torch.stack([attention.alphas().detach() for attention in self._attentions()])}
-
-    def attention_stats(self) -> dict[str, list[AttentionStats]]:
-        """Return the sparsity of the heads per layer in the last pass, of the only kind, "decoder".
-
-        Raises:
-            RuntimeError: There was no pass yet, or it was compiled.
-        """
-        return {"decoder": [attention.stats() for attention in self._attentions()]}
-
-    def _attentions(self) -> list[MultiheadAttention]:
-        return [layer.self_attn for layer in self.layers if isinstance(layer, LanguageLayer)]
+    def attentions(self) -> dict[str, list[MultiheadAttention]]:
+        return {"decoder": [layer.self_attn for layer in self.layers]}  # type: ignore[misc]

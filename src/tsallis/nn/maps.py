@@ -74,7 +74,7 @@ class Entmax(_Alpha):
         return f"{super().extra_repr()}, dim={self.dim}"
 
 
-class Sparsemax(nn.Module):
+class Sparsemax(Entmax):
     r""":func:`tsallis.sparsemax` as a module: the Euclidean projection onto the simplex.
 
     .. math:: \arg\min_{p \in \triangle} \; \lVert p - z \rVert^2
@@ -91,15 +91,7 @@ class Sparsemax(nn.Module):
     """
 
     def __init__(self, dim: int = -1) -> None:
-        super().__init__()
-        self.dim = dim
-
-    def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the probabilities of scores; the mask is that of :func:`tsallis.sparsemax`."""
-        return functional.sparsemax(scores, self.dim, mask=mask)
-
-    def extra_repr(self) -> str:
-        return f"dim={self.dim}"
+        super().__init__(2.0, dim)
 
 
 class EntmaxLoss(_Alpha):

@@ -125,11 +125,6 @@ class OutputLayer(ConstantBuffers):
         """Return whether the probabilities sum to 1; False only for alpha-ReLU."""
         return self.transform != "alpha_relu"
 
-    @property
-    def margin(self) -> float:
-        r"""Return the margin :math:`1/(\alpha-1)` beyond which the loss is 0; infinite for softmax."""
-        return float("inf") if self.alpha == 1 else 1 / (self.alpha - 1)
-
     def scores(self, hidden: Tensor) -> Tensor:
         """Project hidden states [..., d_model] to scores [..., d_vocab]."""
         scores: Tensor = self.projection(hidden)

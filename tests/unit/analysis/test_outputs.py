@@ -16,7 +16,6 @@ from tsallis import alpha_relu, entmax
 from tsallis.analysis import beam_tree, head_importance, output_statistics, teacher_forced_supports
 from tsallis.analysis.importance import mask_head
 from tsallis.analysis.outputs import output_steps
-from tsallis.analysis.record import transformer_attentions
 from tsallis.errors import InputError
 from tsallis.models.batch import has_loss
 from tsallis.nn import MultiheadAttention, OutputLayer
@@ -260,7 +259,7 @@ def test_importance_beside_values_of_zero() -> None:
     assert importance.symbols == int(counts.sum()) and len(importance.heads) == 12
     assert importance.loss == pytest.approx(loss(), abs=1e-6)
     for head in importance.heads:
-        attention = transformer_attentions(model)[head.kind][head.layer]
+        attention = model.attentions()[head.kind][head.layer]
         assert attention.in_proj_weight is not None
         weight = attention.in_proj_weight.detach().clone()
         with torch.no_grad():

@@ -47,8 +47,8 @@ class Density(Distribution):
     Example:
         >>> from tsallis.continuous import Gaussian, Mixture, Triangular
         >>> densities = Triangular(torch.zeros(3), 1.0), Mixture(torch.ones(2) / 2, Gaussian(torch.zeros(2), 1.0))
-        >>> [isinstance(density, Density) for density in densities], densities[0].tsallis_entropy().shape
-        ([True, True], torch.Size([3]))
+        >>> [isinstance(density, Density) for density in densities]
+        [True, True]
     """
 
     dims: int
@@ -65,10 +65,6 @@ class Density(Distribution):
     @property
     def covariance(self) -> Tensor:
         """Return the covariance [..., n, n]; on the line the variance [...]."""
-        raise NotImplementedError
-
-    def tsallis_entropy(self) -> Tensor:
-        """Compute the Tsallis entropy [...] for the density's alpha."""
         raise NotImplementedError
 
 
