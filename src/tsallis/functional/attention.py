@@ -118,22 +118,8 @@ def entmax_attention(
         >>> support.shape, support[0, 0, 0].item()
         (torch.Size([2, 4, 5]), 1)
     """
-    result = attend(
-        query,
-        key,
-        value,
-        alpha,
-        attn_mask=attn_mask,
-        key_lengths=key_lengths,
-        is_causal=is_causal,
-        scale=scale,
-        dropout_p=dropout_p,
-        enable_gqa=enable_gqa,
-        need_weights=return_weights,
-        slopes=slopes,
-        query_offset=query_offset,
-        key_norms=key_norms,
-    )
+    masks, options = (attn_mask, key_lengths, is_causal), (scale, dropout_p, enable_gqa, return_weights)
+    result = attend(query, key, value, alpha, *masks, *options, slopes, query_offset, key_norms)
     more: tuple[Tensor, ...] = () if result.weights is None else (result.weights,)
     if return_support:
         more += (count_support(result.support).long().reshape(query.shape[:-1]),)
@@ -150,7 +136,6 @@ def attend(
     key: Tensor,
     value: Tensor,
     alpha: Alpha,
-    *,
     attn_mask: Tensor | None = None,
     key_lengths: Tensor | Sequence[int] | None = None,
     is_causal: bool = False,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tsallis.functional.alpha_relu import relu_alpha
 from tsallis.functional.losses import check_reduction, class_rows, reduce
 from tsallis.functional.rows import (
     alpha_along,
-    alpha_number,
     autocast_enabled,
     check_dense,
     check_floating,
@@ -113,9 +113,7 @@ def linear_alpha_relu_loss(
         >>> linear_alpha_relu_loss(hidden, weight, torch.tensor([0]))
         tensor(0.0104)
     """
-    alpha = alpha_number(alpha)
-    if alpha == 1:
-        raise ValueError("alpha of alpha-ReLU must be above 1, got 1")
+    alpha = relu_alpha(alpha)
     hidden, weight, bias = _check_arguments(hidden, weight, bias, reduction)
     return _reduce(hidden, weight, bias, target, alpha, finite_number("tau", tau), ignore_index, reduction)
 

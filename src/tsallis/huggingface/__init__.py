@@ -6,9 +6,9 @@ from tsallis.huggingface.callbacks import AnnealAlpha, AttentionLog
 from tsallis.huggingface.decoder import TransformersDecoder
 from tsallis.huggingface.density import DensityMeter
 from tsallis.huggingface.generation import EntmaxLogitsProcessor
+from tsallis.huggingface.implementation import find_obstacles
 from tsallis.huggingface.loading import from_pretrained
 from tsallis.huggingface.losses import lm_loss, trainer_loss
-from tsallis.huggingface.obstacles import find_obstacles
 from tsallis.huggingface.sparsify import densify, set_alpha, sparsify
 
 register()  # register at import, so that a model can be unpickled in another process
