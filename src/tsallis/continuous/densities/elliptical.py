@@ -54,6 +54,10 @@ class Density(Distribution):
     dims: int
     dtype: torch.dtype  # dtype of results
 
+    @property
+    def arg_constraints(self) -> dict[str, constraints.Constraint]:
+        return {}  # constructors raise clearer messages
+
     def pdf(self, t: Tensor) -> Tensor:
         """Evaluate the density, zero outside the support."""
         raise NotImplementedError
@@ -143,10 +147,6 @@ class Elliptical(Density):
             if not bool(((alpha >= 1) & (alpha < math.inf)).all()):
                 value = alpha[~((alpha >= 1) & (alpha < math.inf))][0].item()
                 raise ValueError(f"alpha must be finite and at least 1, got a tensor with {value:g}")
-
-    @property
-    def arg_constraints(self) -> dict[str, constraints.Constraint]:
-        return {}  # _check raises clearer messages
 
     @classmethod
     def _family(cls, **shape: Any) -> Family:

@@ -72,10 +72,6 @@ class Mixture(Density):
         if self._validate_args:
             _check_weights(self.weights, torch.finfo(weights.dtype).eps)
 
-    @property
-    def arg_constraints(self) -> dict[str, Any]:
-        return {}
-
     def _gather(self, values: Sequence[Tensor], trailing: int) -> Tensor:
         """Stack values of the parts to [..., K, *trailing], with `trailing` dimensions after the component."""
         return values[0] if self.stacked else torch.stack(list(values), values[0].dim() - trailing)
