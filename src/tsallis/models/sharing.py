@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from tsallis.errors import check_one_of
 from tsallis.models.checks import check_last_pass
 from tsallis.models.protocol import DecoderOutput
 from tsallis.nn import AttentionStats, MultiheadAttention, OutputLayer
@@ -38,8 +39,7 @@ def share_embeddings(
     Raises:
         ValueError: a way to share that is not `known`, vocabularies that cannot share.
     """
-    if share not in known:
-        raise ValueError(f"share must be one of {', '.join(known)}, got {share!r}")
+    check_one_of("share", share, known)
     if share == "none":
         return
     output.tie(cast(nn.Parameter, tgt_embedding.weight))

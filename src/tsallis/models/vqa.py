@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from tsallis import functional
 from tsallis.continuous import Density, Elliptical, grid_masses, image_basis
 from tsallis.continuous.moments import Matching
+from tsallis.errors import check_one_of
 from tsallis.models.arguments import constructor_arguments
 from tsallis.models.checks import check_attending, check_counts
 from tsallis.models.protocol import source_mask
@@ -314,8 +315,7 @@ def _basis(num_basis: int, basis: str) -> tuple[int, float]:
     side = math.isqrt(max(num_basis, 0))
     if side < 1 or side * side != num_basis:
         raise ValueError(f"num_basis must be a square number, got {num_basis}")
-    if basis not in VARIANCES:
-        raise ValueError(f"basis must be one of {', '.join(VARIANCES)}, got {basis!r}")
+    check_one_of("basis", basis, VARIANCES)
     return side, VARIANCES[basis]
 
 
@@ -354,8 +354,7 @@ class ImageGrid(nn.Module):
         self, d_model: int, kind: str = "cnn", d_image: int = 3, stages: int = 3, positions: bool = True
     ) -> None:
         super().__init__()
-        if kind not in KINDS:
-            raise ValueError(f"image must be one of {', '.join(KINDS)}, got {kind!r}")
+        check_one_of("image", kind, KINDS)
         if d_image < 1 or stages < 1:
             raise ValueError(f"d_image and stages must be at least 1, got {d_image} and {stages}")
         if positions and d_model % 4:
