@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -118,8 +118,9 @@ def entmax_attention(
         >>> support.shape, support[0, 0, 0].item()
         (torch.Size([2, 4, 5]), 1)
     """
-    masks, options = (attn_mask, key_lengths, is_causal), (scale, dropout_p, enable_gqa, return_weights)
-    result = attend(query, key, value, alpha, *masks, *options, slopes, query_offset, key_norms)
+    options: Any = (attn_mask, key_lengths, is_causal, scale, dropout_p, enable_gqa, return_weights)
+    positions: Any = {"slopes": slopes, "query_offset": query_offset, "key_norms": key_norms}
+    result = attend(query, key, value, alpha, *options, **positions)
     more: tuple[Tensor, ...] = () if result.weights is None else (result.weights,)
     if return_support:
         more += (count_support(result.support).long().reshape(query.shape[:-1]),)

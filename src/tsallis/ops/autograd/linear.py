@@ -100,8 +100,8 @@ _ARGUMENTS = "Tensor hidden, Tensor weight, Tensor? bias, Tensor target, float a
 
 
 def _layer(*arguments: Any) -> Layer:
-    *tensors, alpha, alphas, tau = arguments
-    return Layer(*tensors, alpha if alphas is None else alphas, tau).contiguous()
+    hidden, weight, bias, target, alpha, alphas, tau = arguments
+    return Layer(hidden, weight, bias, target, alpha if alphas is None else alphas, tau).contiguous()
 
 
 def _compute(*arguments: Any) -> Tensor:

@@ -138,16 +138,6 @@ def usable() -> bool:
     return available
 
 
-def use_instructions(name: str) -> bool:
-    """Select an instruction set for tests: `portable`, `avx2` or `avx512`."""
-    return bool(_load()[0].tsallis_use_isa(name.encode()))
-
-
-def instructions() -> str:
-    """Return the instruction set in use."""
-    return str(_load()[0].tsallis_isa().decode())
-
-
 def _layout(x: Tensor, alpha: Alpha, dim: int = -1) -> Layout:
     """Describe rows along the last dimension or along `dim`, with alphas [rows, 1] in the compute dtype."""
     d = x.shape[dim]
@@ -207,27 +197,18 @@ def _support_width(scores: Tensor) -> int:
     return 1 + room + room * 4 // compute_dtype(scores.dtype).itemsize if room else 0
 
 
-def entmax_loss_gradient(
-    scores: Tensor, target: Tensor, alpha: Alpha, stats: Tensor, grad: Tensor, out: Tensor | None = None
-) -> Tensor:
-    """Return the gradient of the scores, (p - e_y) times those of the losses [rows]; `out` may be the scores."""
-    return _loss_gradient(scores, target, alpha, stats, grad, out, relu=False)
-
-
-def alpha_relu_loss_gradient(
-    scores: Tensor, target: Tensor, alpha: Alpha, stats: Tensor, grad: Tensor, out: Tensor | None = None
-) -> Tensor:
-    """Return the gradient of the scores of :func:`alpha_relu_loss`, whose values may sum to more than 1."""
-    return _loss_gradient(scores, target, alpha, stats, grad, out, relu=True)
-
-
 def _loss_gradient(
-    scores: Tensor, target: Tensor, alpha: Alpha, stats: Tensor, grad: Tensor, out: Tensor | None, relu: bool
+    scores: Tensor, target: Tensor, alpha: Alpha, stats: Tensor, grad: Tensor, out: Tensor | None = None, *, relu: bool
 ) -> Tensor:
+    """Return the gradient of the scores for the gradient of the losses [rows]; `out` may be the scores."""
     scores_grad = torch.empty_like(scores) if out is None else out
     tensors = pointers(scores, target, stats, grad, scores_grad)
     run("loss_gradient", _layout(scores, alpha), *tensors, stats.shape[1], relu)
     return scores_grad
+
+
+entmax_loss_gradient = functools.partial(_loss_gradient, relu=False)
+alpha_relu_loss_gradient = functools.partial(_loss_gradient, relu=True)
 
 
 def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float, tau: float) -> tuple[Tensor, Tensor]:
@@ -244,28 +225,19 @@ def support_sizes(scores: Tensor, alpha: Alpha, stats: Tensor, target: Tensor) -
     return stats[:, STATS - 1].masked_fill_(target < 0, 0).long()
 
 
-def support(
-    scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor, size: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return classes (int32) and probabilities of the supports; row r is at offsets[r] to offsets[r + 1]."""
-    return _support(scores, alpha, stats, offsets, size, relu=False)
-
-
-def alpha_relu_support(
-    scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor, size: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return classes (int32) and values of the supports of :func:`alpha_relu_loss`."""
-    return _support(scores, alpha, stats, offsets, size, relu=True)
-
-
 def _support(
-    scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor, size: int | None, relu: bool
+    scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor, size: int | None = None, *, relu: bool
 ) -> tuple[Tensor, Tensor]:
+    """Return classes (int32) and values of the supports; row r is at offsets[r] to offsets[r + 1]."""
     size = int(offsets[-1]) if size is None else size
     index = torch.empty(size, dtype=torch.int32, device="cpu")
     value = torch.empty(size, dtype=stats.dtype, device="cpu")
     run("support", _layout(scores, alpha), *pointers(scores, stats, offsets, index, value), relu)
     return index, value
+
+
+support = functools.partial(_support, relu=False)
+alpha_relu_support = functools.partial(_support, relu=True)
 
 
 def transpose(lists: CsrRows, classes: int, weight: Tensor, target: Tensor) -> CsrRows:
