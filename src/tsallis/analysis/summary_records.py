@@ -98,9 +98,7 @@ class RunSummary(Record):
     diversity: tuple[LayerDiversity, ...]  # in the order of the layers
     outputs: OutputStatistics | None = None  # with teacher forcing; None where only attention was analysed
     empty: EmptyRate | None = None  # statistics of the searched sentences, or None
-    training_pairs: int | None = (
-        None  # whose pieces were counted for the score of rare ones; None where they were not at hand
-    )
+    training_pairs: int | None = None  # whose pieces were counted for the score of rare ones, where at hand
     contrasts: tuple[ContrastSummary, ...]  # the largest differences of density first
     values: ValueHistory | None = None  # None where the log has no validation
     alphas: HeadHistory | None = None  # None where the log has none
