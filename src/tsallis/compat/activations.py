@@ -99,7 +99,10 @@ class SparsemaxFunction:
         tensor([0.7000, 0.3000, 0.0000])
     """
 
-    apply = staticmethod(sparsemax)
+    @staticmethod
+    def apply(X: Tensor, dim: int = -1, k: int | None = None) -> Tensor:
+        """Return :func:`sparsemax` of scores."""
+        return functional.sparsemax(X, dim)
 
 
 class Entmax15Function:

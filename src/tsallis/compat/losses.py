@@ -11,7 +11,6 @@ from torch.autograd import Function
 from tsallis import functional
 from tsallis.compat.base import Map, support_size
 from tsallis.compat.root_finding import normmax_bisect, refuse_learned
-from tsallis.errors import check_one_of
 from tsallis.functional.losses import class_rows, reduce
 from tsallis.functional.rows import integer, result_dtype
 from tsallis.ops.alphas import Alpha
@@ -195,7 +194,8 @@ class _Loss(Map):
     def __init__(self, alpha: Alpha, ignore_index: int, reduction: str, return_support_size: bool = False) -> None:
         super().__init__()
         self._keep("alpha", alpha)
-        check_one_of("reduction", reduction, REDUCTIONS)
+        if reduction not in REDUCTIONS:
+            raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
         self.ignore_index = integer("ignore_index", ignore_index)
         self.reduction, self.return_support_size = reduction, return_support_size
 
@@ -346,7 +346,10 @@ class SparsemaxLossFunction:
         tensor([0.2500])
     """
 
-    apply = staticmethod(sparsemax_loss)
+    @staticmethod
+    def apply(X: Tensor, target: Tensor, k: int | None = None) -> Tensor:
+        """Return :func:`sparsemax_loss` of scores and targets."""
+        return functional.entmax_loss(X, target, 2.0, reduction="none")
 
 
 class Entmax15LossFunction:
@@ -357,7 +360,10 @@ class Entmax15LossFunction:
         tensor([0.])
     """
 
-    apply = staticmethod(entmax15_loss)
+    @staticmethod
+    def apply(X: Tensor, target: Tensor, k: int | None = None) -> Tensor:
+        """Return :func:`entmax15_loss` of scores and targets."""
+        return functional.entmax_loss(X, target, 1.5, reduction="none")
 
 
 class SparsemaxBisectLossFunction:
