@@ -192,6 +192,7 @@ def capture_weights(attentions: Sequence[nn.Module], receive: Receive) -> Iterat
         A context manager.
 
     Example:
+        >>> from tsallis.nn import MultiheadAttention
         >>> attention = MultiheadAttention(8, 2, batch_first=True)
         >>> x = torch.randn(1, 3, 8)
         >>> with capture_weights([attention], lambda number, weights: print(number, tuple(weights.shape))):
