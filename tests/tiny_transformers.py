@@ -16,6 +16,8 @@ import transformers as tf
 from packaging.version import Version
 from torch import Tensor
 
+from tsallis.huggingface import LearnedAlpha
+
 VOCABULARY = 40
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 SMALL = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -126,3 +128,8 @@ def inputs(family: Family, padding: str = "right") -> dict[str, Tensor]:
     if family.kind == "seq2seq":
         batch["decoder_input_ids"] = torch.randint(3, VOCABULARY, (2, 5), generator=generator)
     return batch
+
+
+def alpha_parameters(model: Any) -> list[torch.nn.Parameter]:
+    """Return the parameters of the learned alphas."""
+    return [module.bias for module in model.modules() if isinstance(module, LearnedAlpha)]

@@ -87,7 +87,8 @@ class EntmaxCategorical(Categorical):
 
     def __init__(self, scores: Tensor, alpha: Alpha = 1.5, validate_args: bool | None = None) -> None:
         _check_scores(scores)
-        self.scores = scores
+        self.scores = self._param = scores
+        self._num_events = scores.shape[-1]
         self.alpha = _checked_alpha(alpha, scores.shape[:-1])
         # Skip Categorical.__init__, which would compute probabilities and drop the scores.
         Distribution.__init__(self, scores.shape[:-1], validate_args=validate_args)
@@ -141,29 +142,6 @@ class EntmaxCategorical(Categorical):
         """Return the probabilities of `indices` [..., width], padded with 0."""
         return self.probs.gather(-1, self.indices.clamp(min=0)).masked_fill(self.indices < 0, 0)
 
-    @property
-    def num_classes(self) -> int:
-        return self.scores.shape[-1]
-
-    @property
-    def param_shape(self) -> torch.Size:
-        """Return the shape of the scores."""
-        return self.scores.shape
-
-    @property
-    def mode(self) -> Tensor:
-        return self.probs.argmax(-1)
-
-    @property
-    def mean(self) -> Tensor:
-        """Return NaN: classes have no mean."""
-        return self.scores.new_full(self._extended_shape(), torch.nan)
-
-    @property
-    def variance(self) -> Tensor:
-        """Return NaN: classes have no variance."""
-        return self.scores.new_full(self._extended_shape(), torch.nan)
-
     def log_prob(self, value: Tensor) -> Tensor:
         """Return log-probabilities; outside the support -inf with zero gradients.
 
@@ -178,12 +156,12 @@ class EntmaxCategorical(Categorical):
     def _check_classes(self, value: Tensor) -> None:
         if not isinstance(value, Tensor):
             raise ValueError(f"value must be a tensor of classes, got {value!r}")
-        right = (value >= 0) & (value < self.num_classes)  # False for NaN
+        right = (value >= 0) & (value < self._num_events)  # False for NaN
         if value.is_floating_point():
             right = right & (value == value.floor())
         if not torch._is_all_true(right):
             wrong = value[~right][0].item()
-            raise ValueError(f"value must hold classes from 0 to {self.num_classes - 1}, got {wrong:g}")
+            raise ValueError(f"value must hold classes from 0 to {self._num_events - 1}, got {wrong:g}")
 
     def loss(self, value: Tensor) -> Tensor:
         """Return the :func:`tsallis.entmax_loss` of values, which is finite outside the support too."""
@@ -226,7 +204,7 @@ class EntmaxCategorical(Categorical):
         cumulative = self.probs.double().cumsum(-1)
         draws = torch.rand(shape, dtype=torch.float64, device=self.scores.device, generator=generator)
         drawn = (cumulative <= (draws * cumulative[..., -1]).unsqueeze(-1)).sum(-1)
-        places = torch.arange(self.num_classes, device=self.scores.device)
+        places = torch.arange(self._num_events, device=self.scores.device)
         last = torch.where(self.probs > 0, places, 0).amax(-1)
         return torch.minimum(drawn, last)  # the product may round up to the sum
 
@@ -239,16 +217,11 @@ class EntmaxCategorical(Categorical):
         """Return the Tsallis entropy [...], which entmax maximizes, see :func:`tsallis.tsallis_entropy`."""
         return functional.tsallis_entropy(self.probs, self._row_alpha)
 
-    def enumerate_support(self, expand: bool = True) -> Tensor:
-        """Return all classes, because rows have different supports; those outside have log-probability -inf."""
-        classes = torch.arange(self.num_classes, device=self.scores.device)
-        classes = classes.view((-1,) + (1,) * len(self.batch_shape))
-        return classes.expand((-1, *self.batch_shape)) if expand else classes
-
     def expand(self, batch_shape: Any, _instance: EntmaxCategorical | None = None) -> EntmaxCategorical:
         new: EntmaxCategorical = self._get_checked_instance(EntmaxCategorical, _instance)
         shape = torch.Size(batch_shape)
-        new.scores = self.scores.expand(*shape, self.num_classes)
+        new._num_events = self._num_events
+        new.scores = new._param = self.scores.expand(*shape, self._num_events)
         new.alpha = self.alpha.expand(shape) if isinstance(self.alpha, Tensor) else self.alpha
         for name in ("probs", "logits", "_log_probs", "indices"):
             if name in self.__dict__:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import contextmanager
 from numbers import Real
 from typing import TYPE_CHECKING, Any
@@ -250,6 +250,19 @@ def choice_fault(value: Any, choices: Sequence[str]) -> str:
         return ""
     *others, last = map(repr, choices)
     return f"must be {', '.join(others)} or {last}, got {describe(value)}"
+
+
+def check_one_of(name: str, value: Any, choices: Iterable[str]) -> None:
+    """Raise if a value is not one of the choices.
+
+    Example:
+        >>> check_one_of("scorer", "dot", ("bilinear", "additive"))
+        Traceback (most recent call last):
+            ...
+        ValueError: scorer must be one of bilinear, additive, got 'dot'
+    """
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
 @contextmanager

@@ -426,26 +426,6 @@ def test_mixtures(name: str) -> None:
     wide = d.expand((3, 2))
     torch.testing.assert_close(wide.expect(basis)[2], d.expect(basis))
     assert not d.has_rsample
-    if d.dims == 2:
-        with pytest.raises(NotImplementedError, match="on the line only"):
-            d.entropy()
-
-
-def test_the_entropy_of_a_mixture_on_the_line() -> None:
-    d = mixtures()["stacked"]
-    t = torch.linspace(-2, 3, 2_000_001, dtype=torch.float64)
-    for row in range(2):
-        one = Mixture(d.weights[row], TruncatedParabola(d.parts[0].mean[row], d.parts[0].variance[row]))
-        p = one.pdf(t)
-        assert one.alpha == 2.0
-        expected = (1 - torch.trapezoid(p**2, t)) / 2
-        torch.testing.assert_close(one.tsallis_entropy(), expected, atol=1e-8, rtol=0)
-        shannon = -torch.trapezoid(torch.where(p > 0, p * torch.where(p > 0, p, 1).log(), 0), t)
-        torch.testing.assert_close(one.entropy(), shannon, atol=1e-7, rtol=0)
-    single = Mixture(torch.ones(2, 1, dtype=torch.float64), [Laplace(torch.zeros(2).double(), torch.ones(2).double())])
-    torch.testing.assert_close(single.entropy(), single.parts[0].entropy(), atol=1e-8, rtol=0)
-    with pytest.raises(ValueError, match="no alpha in common"):
-        mixtures()["several"].tsallis_entropy()
 
 
 def test_derivatives_of_mixtures() -> None:
@@ -470,47 +450,6 @@ def test_mixtures_that_fit_nowhere_are_refused() -> None:
         Mixture(torch.ones(2), pair)
     with pytest.raises(ValueError, match="share a space"):
         Mixture(torch.ones(2) / 2, [pair, TruncatedParaboloid(torch.zeros(2), torch.eye(2))])
-
-
-@pytest.mark.parametrize("alpha", [1.0, 1.3, 2.0, 2.5, 5.0])
-@pytest.mark.parametrize("entropy", ["entropy", "tsallis_entropy"])
-def test_derivatives_of_a_mixture_s_entropy(entropy: str, alpha: float) -> None:
-    """Above alpha 2 a density ends so steeply that nodes which stay where they are give other derivatives."""
-    weights = torch.tensor([0.4, 0.6], dtype=torch.float64)
-    mean = torch.tensor([0.37, 0.57], dtype=torch.float64)
-
-    def value(mean: Tensor, variance: Tensor) -> Tensor:
-        result: Tensor = getattr(Mixture(weights, BetaGaussian(mean, variance, alpha)), entropy)()
-        return result
-
-    def slopes(mean: Tensor, variance: Tensor) -> Tensor:
-        return torch.cat([x.reshape(-1) for x in torch.autograd.grad(value(mean, variance), (mean, variance))])
-
-    mean.requires_grad_()
-    variance = torch.tensor(0.02, dtype=torch.float64, requires_grad=True)
-    first = torch.autograd.grad(value(mean, variance), (mean, variance), create_graph=True)
-    second = torch.autograd.grad(first[1], (mean, variance))
-    step = 1e-6
-    steps = [variance.detach() + step, variance.detach() - step]
-    numeric = (value(mean, steps[0]) - value(mean, steps[1])) / (2 * step)
-    torch.testing.assert_close(first[1], numeric, rtol=1e-7, atol=0)
-    above, below = (slopes(mean, x.requires_grad_()) for x in steps)
-    expected = (above - below) / (2 * step)
-    torch.testing.assert_close(torch.cat([x.reshape(-1) for x in second]), expected, rtol=1e-6, atol=1e-4)
-
-
-@pytest.mark.parametrize("alpha", [1.0, 3.0, 6.0])
-def test_a_learned_alpha_has_derivatives_in_a_mixture_s_entropy(alpha: float) -> None:
-    mean, variance = torch.tensor([0.37, 0.57], dtype=torch.float64), torch.tensor(0.02, dtype=torch.float64)
-    weights = torch.tensor([0.4, 0.6], dtype=torch.float64)
-
-    def entropy(alpha: Tensor) -> Tensor:
-        return Mixture(weights, BetaGaussian(mean, variance, alpha)).tsallis_entropy(1.7)
-
-    at = torch.tensor(alpha, dtype=torch.float64, requires_grad=True)
-    (slope,) = torch.autograd.grad(entropy(at), at)
-    a, b, c = (entropy(torch.tensor(alpha + k * 1e-4, dtype=torch.float64)) for k in range(3))
-    torch.testing.assert_close(slope, (4 * b - 3 * a - c) / 2e-4, rtol=1e-5, atol=1e-8)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -661,16 +600,3 @@ def test_the_logarithm_of_a_mixture_has_gradients_in_weights_of_zero(name: str) 
     weights = torch.tensor([1.0, 0.0], requires_grad=True)
     far = Mixture(weights, Gaussian(torch.tensor([0.0, 30.0]), 0.01)).log_prob(torch.tensor(30.0))
     assert far.isfinite() and torch.autograd.grad(far, weights)[0].isfinite().all()
-
-
-@pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0, 3.0])
-def test_the_entropy_of_equal_components(alpha: float) -> None:
-    """That of one; its slope in a component's mean is zero, and in its variance the component's share of the whole."""
-    weights = torch.tensor([0.4, 0.6], dtype=torch.float64)
-    mean = torch.full((2,), 0.5, dtype=torch.float64, requires_grad=True)
-    variance = torch.full((2,), 0.02, dtype=torch.float64, requires_grad=True)
-    d = Mixture(weights, BetaGaussian(mean, variance, alpha))
-    to_mean, to_variance = torch.autograd.grad(d.entropy(), (mean, variance))
-    torch.testing.assert_close(d.entropy(), BetaGaussian(mean[0], variance[0], alpha).entropy())
-    torch.testing.assert_close(to_mean, torch.zeros_like(to_mean), atol=1e-5, rtol=0)
-    torch.testing.assert_close(to_variance, weights / 0.04, rtol=1e-6, atol=0)

@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers import AutoModel
 
 import tsallis
-from tiny_transformers import DECODERS, FAMILIES, Family, build, inputs
-from tsallis.huggingface import alpha_parameters, alphas, densify, from_pretrained, sparsify
+from tiny_transformers import DECODERS, FAMILIES, Family, alpha_parameters, build, inputs
+from tsallis.huggingface import alphas, densify, from_pretrained, sparsify
 
 every_family = pytest.mark.parametrize("family", FAMILIES, ids=str)
 every_decoder = pytest.mark.parametrize("family", DECODERS, ids=str)

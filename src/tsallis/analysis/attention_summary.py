@@ -22,7 +22,6 @@ from tsallis.analysis.summary_records import (
     RunSummary,
     SentenceSummary,
 )
-from tsallis.analysis.words import PieceCounts
 from tsallis.errors import InputError
 from tsallis.search.checks import check_at_least_one
 
@@ -38,7 +37,6 @@ def summarize_attention(
     corpus: str,
     sentences: int = SENTENCES,
     examples: int = EXAMPLES,
-    counts: PieceCounts | None = None,
 ) -> RunSummary:
     """Summarize the heads of any model for a report, without outputs and training.
 
@@ -50,7 +48,6 @@ def summarize_attention(
         corpus: Name of the sentences.
         sentences: Number of sentences that the summary contains with all weights.
         examples: Number of sentences that show the role of a head.
-        counts: Counts of pieces, see :func:`~tsallis.analysis.head_roles`.
 
     Returns:
         Summary for `tsallis.report.page.build_page`.
@@ -73,17 +70,8 @@ def summarize_attention(
         >>> len(summary.heads), summary.corpus.sentences, summary.outputs
         (6, 2, None)
     """
-    size = sum(parameter.numel() for parameter in model.parameters())
-    return summarize_reader(
-        reader,
-        batches,
-        (type(model).__name__, size),
-        name=name,
-        corpus=corpus,
-        sentences=sentences,
-        examples=examples,
-        counts=counts,
-    )
+    size = type(model).__name__, sum(parameter.numel() for parameter in model.parameters())
+    return summarize_reader(reader, batches, size, name=name, corpus=corpus, sentences=sentences, examples=examples)
 
 
 def summarize_reader(
@@ -95,16 +83,15 @@ def summarize_reader(
     corpus: str,
     sentences: int = SENTENCES,
     examples: int = EXAMPLES,
-    counts: PieceCounts | None = None,
 ) -> RunSummary:
     """Summarize the heads of a model like :func:`summarize_attention`, without the model itself.
 
     Args:
-        reader, batches, name, corpus, sentences, examples, counts: see :func:`summarize_attention`.
+        reader, batches, name, corpus, sentences, examples: see :func:`summarize_attention`.
         model: Class of the model, and its number of parameters if known.
     """
     check_at_least_one(sentences=sentences, examples=examples)
-    attention_pass = AttentionPass(reader, batches, examples, counts)
+    attention_pass = AttentionPass(reader, batches, examples)
     texts = [sentence.text for batch in attention_pass for sentence in batch]
     if not texts:
         raise InputError(f"{corpus}: there are no sentences to analyse")
@@ -117,27 +104,15 @@ def summarize_reader(
     report_weights = ReportWeights(reader, list(_batches_of(reader, batches, {*rows, *by_row})), rows, by_row)
     return RunSummary(
         name=name,
-        task="",
         model=model[0],
-        arguments={},
         parameters=model[1],
-        step=None,
-        metrics={},
         corpus=CorpusSummary(corpus, len(texts), len(texts), *symbols, unknown=0),
         layers=tuple(reader.layers),
         heads=summarize_heads(roles, attention_pass.densities.result(), report_weights),
         diversity=attention_pass.diversity.result().layers,
-        outputs=None,
-        empty=None,
-        training_pairs=None,
         contrasts=summarize_contrasts(contrasts, report_weights),
-        values=None,
-        alphas=None,
-        densities=None,
-        importance=None,
         sentences=tuple(
-            SentenceSummary(report_weights.sentences[row].text, report_weights.sentences[row].weights, (), None, None)
-            for row in rows
+            SentenceSummary(report_weights.sentences[row].text, report_weights.sentences[row].weights) for row in rows
         ),
     )
 
@@ -170,23 +145,9 @@ def summarize_heads(
     heads = []
     for card, role, density in zip(cards, roles.heads, densities.heads, strict=True):
         key = (card.kind, card.layer, card.head)
-        heads.append(
-            HeadSummary(
-                *key,
-                alpha=card.alpha,
-                density=card.density,
-                histogram=density.histogram,
-                role=card.role,
-                tendency=card.tendency,
-                confidence=card.confidence,
-                title=card.title,
-                scores=role.scores,
-                uniform=role.uniform,
-                counts=role.counts,
-                increase=increases.get(key),
-                examples=tuple(_example(example, key, report_weights) for example in card.examples),
-            )
-        )
+        examples = tuple(_example(example, key, report_weights) for example in card.examples)
+        own = {**vars(card), "examples": examples, "histogram": density.histogram, "increase": increases.get(key)}
+        heads.append(HeadSummary(**own, scores=role.scores, uniform=role.uniform, counts=role.counts))
     return tuple(heads)
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tsallis.analysis.density import Density, HeadDensity
-from tsallis.analysis.head_roles import EXAMPLES, ROLES, Example, HeadRole, Roles
+from tsallis.analysis.head_roles import ROLES, Example, HeadRole, Roles
 from tsallis.analysis.record import Recording
 from tsallis.analysis.statistics import collect
 from tsallis.analysis.tables import Record
-from tsallis.analysis.words import INTERROGATIVES, PieceCounts
 
 SPARSE, DENSE = 0.25, 0.95  # density thresholds for heads without a role
 
@@ -45,12 +44,7 @@ class HeadCard(Record):
     examples: tuple[Example, ...]
 
 
-def head_cards(
-    recording: Recording,
-    counts: PieceCounts | None = None,
-    interrogatives: Collection[str] = INTERROGATIVES["en"],
-    examples: int = EXAMPLES,
-) -> tuple[HeadCard, ...]:
+def head_cards(recording: Recording) -> tuple[HeadCard, ...]:
     """Describe every head by its role, alpha and density, with the sentences that show the role best.
 
     Heads with a role come first, the most confident before the others, then those that tend to one, the nearest first,
@@ -58,14 +52,12 @@ def head_cards(
 
     Args:
         recording: of a model.
-        counts, interrogatives, examples: as of :func:`head_roles`.
 
     Returns:
         One card a head.
 
     Raises:
         InputError: a recording without sentences.
-        ValueError: `examples` below 1.
 
     Example:
         >>> from tsallis.analysis.weights import AttentionLayer, Sentence
@@ -74,8 +66,7 @@ def head_cards(
         >>> card.title
         'encoder layer 3 head 1 attends to the previous token with confidence 1.00, alpha 1.71, density 33 %'
     """
-    statistics = Roles(recording.layers, counts, interrogatives, examples), Density(recording.layers)
-    roles, densities = collect(recording, *statistics)
+    roles, densities = collect(recording, Roles(recording.layers), Density(recording.layers))
     cards = zip(describe_heads(roles.heads, densities.heads), roles.heads, strict=True)
     return tuple(card for card, _ in sorted(cards, key=lambda pair: _rank(*pair)))
 

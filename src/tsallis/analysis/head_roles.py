@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -175,7 +175,7 @@ class Roles(Statistic[HeadRoles]):
 
     Args:
         layers: of the recording.
-        counts, interrogatives, examples: as of :func:`head_roles`.
+        counts, examples: as of :func:`head_roles`.
 
     Raises:
         ValueError: `examples` below 1.
@@ -191,12 +191,11 @@ class Roles(Statistic[HeadRoles]):
         self,
         layers: Sequence[AttentionLayer],
         counts: PieceCounts | None = None,
-        interrogatives: Collection[str] = INTERROGATIVES["en"],
         examples: int = EXAMPLES,
     ) -> None:
         super().__init__(layers)
         check_at_least_one(examples=examples)
-        self._piece_counts, self._interrogatives = counts, frozenset(interrogatives)
+        self._piece_counts = counts
         names = (*ROLES, *MEASURES)
         self._totals = [{name: _Total(layer.heads, examples) for name in names} for layer in self.layers]
 
@@ -233,7 +232,7 @@ class Roles(Statistic[HeadRoles]):
         marks = np.array([is_question_mark(piece) for piece in pieces], bool)
         for cluster in clusters:
             within[cluster.start : cluster.stop, cluster.start : cluster.stop] = True
-            if word_of(pieces, cluster).lower() in self._interrogatives:
+            if word_of(pieces, cluster).lower() in INTERROGATIVES:
                 question[cluster.start : cluster.stop] = marks
         return {**targets, "within_word": within, "question": question}
 
@@ -249,7 +248,6 @@ class Roles(Statistic[HeadRoles]):
 def head_roles(
     recording: Recording,
     counts: PieceCounts | None = None,
-    interrogatives: Collection[str] = INTERROGATIVES["en"],
     examples: int = EXAMPLES,
 ) -> HeadRoles:
     r"""Compute what each head attends to, and its role if it has one.
@@ -266,7 +264,7 @@ def head_roles(
       attends to the token itself scores well there, so the role depends on `merging`: the same score over words of
       several pieces alone. `within_word`: the weight inside the word of the query. Words are those of
       :func:`~tsallis.analysis.words.word_clusters`.
-    - `question`: the question mark, where the query is an interrogative word (fig. 9).
+    - `question`: the question mark, where the query is an English interrogative (fig. 9).
     - `punctuation`, `start`, `end`: such keys; `rare`: the keys that are rarest in `counts` among those of the
       sentence, its start and end left out (Voita et al. 2019, sec. 5).
 
@@ -276,7 +274,6 @@ def head_roles(
         recording: of a model.
         counts: how often each piece occurs in the sources and targets of a corpus; without them there is no score for
             rare ones.
-        interrogatives: words in lower case; `words.INTERROGATIVES` has some languages'.
         examples: how many sentences that show its role a head has.
 
     Returns:
@@ -292,7 +289,7 @@ def head_roles(
         >>> head.role, round(head.scores["previous"], 2), head.scores["question"]
         ('previous', 0.95, None)
     """
-    (roles,) = collect(recording, Roles(recording.layers, counts, interrogatives, examples))
+    (roles,) = collect(recording, Roles(recording.layers, counts, examples))
     return roles
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tsallis.analysis.record import transformer_attentions
 from tsallis.analysis.tables import Record
 from tsallis.errors import InputError
 from tsallis.models import LanguageModel, TransformerSeq2Seq
@@ -125,7 +124,7 @@ def head_importance(model: TransformerSeq2Seq | LanguageModel, batches: Iterable
     batches = list(batches) if isinstance(batches, Iterator) else batches
     loss, symbols = _loss(model, batches)
     heads = []
-    for kind, attentions in transformer_attentions(model).items():
+    for kind, attentions in model.attentions().items():
         for layer, attention in enumerate(attentions):
             for head, alpha in enumerate(attention.alphas().tolist()):
                 with mask_head(attention, head):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tsallis.analysis.weights import AttentionLayer, Sentence, SparseWeights, Text
 from tsallis.models import LanguageModel, RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.models.batch import Batch
-from tsallis.nn import ContinuousGlobalAttention, GlobalAttention, MultiheadAttention
+from tsallis.nn import ContinuousGlobalAttention, GlobalAttention
 from tsallis.search.step import eval_mode
 from tsallis.symbols import IGNORE_INDEX
 
@@ -192,6 +192,7 @@ def capture_weights(attentions: Sequence[nn.Module], receive: Receive) -> Iterat
         A context manager.
 
     Example:
+        >>> from tsallis.nn import MultiheadAttention
         >>> attention = MultiheadAttention(8, 2, batch_first=True)
         >>> x = torch.randn(1, 3, 8)
         >>> with capture_weights([attention], lambda number, weights: print(number, tuple(weights.shape))):
@@ -230,18 +231,6 @@ def _receive_from(attention: nn.Module, number: int, receive: Receive) -> list[A
 
     before = attention.register_forward_pre_hook(request_weights, with_kwargs=True)
     return [before, attention.register_forward_hook(take_weights)]
-
-
-def transformer_attentions(model: TransformerSeq2Seq | LanguageModel) -> dict[str, list[MultiheadAttention]]:
-    """Return the attention modules of a Transformer by kind, from the first layer to the last."""
-    if isinstance(model, LanguageModel):
-        return {"decoder": [layer.self_attn for layer in model.layers]}  # type: ignore[misc]
-    encoder, decoder = model.encoder.layers, model.decoder.layers
-    return {
-        "encoder": [layer.self_attn for layer in encoder],  # type: ignore[misc]
-        "decoder": [layer.self_attn for layer in decoder],  # type: ignore[misc]
-        "cross": [layer.multihead_attn for layer in decoder],  # type: ignore[misc]
-    }
 
 
 def read_model(model: Any, src_vocab: Symbols, tgt_vocab: Symbols) -> AttentionReader:
@@ -308,7 +297,7 @@ class TransformerReader(_Reader):
         super().__init__(model, src_vocab, tgt_vocab)
         self.attentions: list[nn.Module] = []
         layers = []
-        for kind, attentions in transformer_attentions(model).items():
+        for kind, attentions in model.attentions().items():
             for number, attention in enumerate(attentions):
                 alphas = tuple(attention.alphas().tolist())
                 layers.append(AttentionLayer(kind, number, alphas, causal=kind == "decoder"))

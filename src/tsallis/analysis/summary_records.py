@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tsallis.analysis.contrasts import ModelContrast
@@ -63,9 +63,9 @@ class SentenceSummary(Record):
 
     text: Text
     weights: tuple[SparseWeights, ...]  # in the order of the layers
-    steps: tuple[TeacherForcedStep, ...]
-    answer: str | None  # the best output
-    tree: BeamTree | None  # None where nothing was searched
+    steps: tuple[TeacherForcedStep, ...] = ()
+    answer: str | None = None  # the best output
+    tree: BeamTree | None = None  # None where nothing was searched
 
 
 @dataclass(frozen=True)
@@ -81,29 +81,29 @@ class CorpusSummary(Record):
     target_run: str | None = None  # name of the run whose answers the targets are; None where they are references
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class RunSummary(Record):
     """Content of a report on the heads and outputs of a run, or on the heads of any model."""
 
     name: str  # of its folder
-    task: str  # its name, such as "translation"; empty for other models
+    task: str = ""  # its name, such as "translation"; empty for other models
     model: str  # its class; empty where there are weights alone
-    arguments: dict[str, Any]  # of that class
+    arguments: dict[str, Any] = field(default_factory=dict)  # of that class
     parameters: int | None  # how many; None where there are weights alone
-    step: int | None  # updates before the checkpoint; None where it is not known
-    metrics: dict[str, float]  # of the checkpoint
+    step: int | None = None  # updates before the checkpoint; None where it is not known
+    metrics: dict[str, float] = field(default_factory=dict)  # of the checkpoint
     corpus: CorpusSummary  # the analysed sentences
     layers: tuple[AttentionLayer, ...]  # every attention module
     heads: tuple[HeadSummary, ...]  # in the order of the layers
     diversity: tuple[LayerDiversity, ...]  # in the order of the layers
-    outputs: OutputStatistics | None  # with teacher forcing; None where only attention was analysed
-    empty: EmptyRate | None  # statistics of the searched sentences, or None
-    training_pairs: int | None  # whose pieces were counted for the score of rare ones; None where they were not at hand
+    outputs: OutputStatistics | None = None  # with teacher forcing; None where only attention was analysed
+    empty: EmptyRate | None = None  # statistics of the searched sentences, or None
+    training_pairs: int | None = None  # whose pieces were counted for the score of rare ones, where at hand
     contrasts: tuple[ContrastSummary, ...]  # the largest differences of density first
-    values: ValueHistory | None  # None where the log has no validation
-    alphas: HeadHistory | None  # None where the log has none
-    densities: HeadHistory | None  # None where the log has none
-    importance: tuple[int, float] | None  # symbols, and the loss with all heads
+    values: ValueHistory | None = None  # None where the log has no validation
+    alphas: HeadHistory | None = None  # None where the log has none
+    densities: HeadHistory | None = None  # None where the log has none
+    importance: tuple[int, float] | None = None  # symbols, and the loss with all heads
     sentences: tuple[SentenceSummary, ...]  # a selection, in the corpus's order
 
 

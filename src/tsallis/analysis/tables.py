@@ -24,19 +24,20 @@ class Record:
 
     def to_dict(self) -> dict[str, Any]:
         """Return dictionaries, lists, numbers and strings, as JSON has them."""
-        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}  # type: ignore[arg-type]
+        return {field.name: plain(getattr(self, field.name)) for field in fields(self)}  # type: ignore[arg-type]
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return records as dictionaries, and arrays and tuples as lists."""
     if hasattr(value, "to_dict"):
         return value.to_dict()
     if isinstance(value, Mapping):
-        return {str(key): _plain(part) for key, part in value.items()}
+        return {str(key): plain(part) for key, part in value.items()}
     if isinstance(value, (tuple, list)):
-        return [_plain(part) for part in value]
+        return [plain(part) for part in value]
     if isinstance(value, (np.ndarray, np.generic)):
         return value.tolist()
-    return {f.name: _plain(getattr(value, f.name)) for f in fields(value)} if is_dataclass(value) else value
+    return {f.name: plain(getattr(value, f.name)) for f in fields(value)} if is_dataclass(value) else value
 
 
 def to_pandas(records: Iterable[Record]) -> Any:

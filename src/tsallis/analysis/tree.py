@@ -63,8 +63,8 @@ class BeamTree(Record):
     Example:
         >>> likely, unlikely = math.log(0.75), math.log(0.25)
         >>> edges = Edge(0, 1, "a", likely, likely, True), Edge(0, 2, "b", unlikely, unlikely, True)
-        >>> BeamTree(edges, 1.0, "complete", None).lines()
-        ['a 75.0%', 'b 25.0%']
+        >>> [edge.symbol for edge in BeamTree(edges, 1.0, "complete", None).children(0)]
+        ['a', 'b']
     """
 
     edges: tuple[Edge, ...]
@@ -83,21 +83,6 @@ class BeamTree(Record):
             chain += following
             following = self.children(following[0].node)
         return chain, following
-
-    def lines(self) -> list[str]:
-        """Return the tree as text, an edge with a choice or an end to a line, indented by its depth."""
-        lines: list[str] = []
-        stack = [(edge, 0) for edge in reversed(self.children(0))]
-        while stack:
-            edge, depth = stack.pop()
-            chain, following = self.chain(edge)
-            lines.append("  " * depth + " ".join(map(_label, chain)))
-            stack += [(child, depth + 1) for child in reversed(following)]
-        return lines
-
-
-def _label(edge: Edge) -> str:
-    return edge.symbol if edge.prob > 0.9995 else f"{edge.symbol} {edge.prob:.1%}"
 
 
 @dataclass

@@ -125,15 +125,6 @@ class SparseWeights:
             offsets - offsets[0], self.columns[part].copy(), self.values[part].copy(), (1, queries, keys)
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return lists that JSON can hold."""
-        return {
-            "shape": list(self.shape),
-            "offsets": self.offsets.tolist(),
-            "columns": self.columns.tolist(),
-            "values": self.values.tolist(),
-        }
-
 
 @dataclass(frozen=True)
 class Text:

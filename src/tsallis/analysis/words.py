@@ -12,12 +12,7 @@ WORD_START = "▁"
 STARTS = ("<s>", "[CLS]", "<bos>", "<|begin_of_text|>")
 ENDS = ("</s>", "[SEP]", "<eos>", "<|endoftext|>", "<|end_of_text|>")
 QUESTION_MARKS = ("?", "？", "؟", "\u037e")
-INTERROGATIVES = {
-    "en": frozenset(("what", "who", "whom", "whose", "which", "when", "where", "why", "how")),
-    "de": frozenset(
-        ("was", "wer", "wen", "wem", "wessen", "welche", "welcher", "welches", "wann", "wo", "woher", "warum", "wie")
-    ),
-}
+INTERROGATIVES = frozenset(("what", "who", "whom", "whose", "which", "when", "where", "why", "how"))
 
 
 def spelling(piece: str) -> str:

@@ -236,14 +236,12 @@ class ProductBasis(Basis):
         return centres, covs
 
 
-def gaussian_grid(size: int, widths: float | Sequence[float], low: float = 0.0, high: float = 1.0) -> GaussianBasis:
-    """Return Gaussians on the line with evenly spaced centres, equally many for each width.
+def gaussian_grid(size: int, widths: float | Sequence[float]) -> GaussianBasis:
+    """Return Gaussians on the line with evenly spaced centres from 0 to 1, equally many for each width.
 
     Args:
         size: Number of functions; a multiple of the number of widths.
         widths: Standard deviations, or a single one.
-        low: First centre.
-        high: Last centre.
 
     Returns:
         A basis of `size` functions on the line, grouped by width in the order of `widths`.
@@ -259,7 +257,7 @@ def gaussian_grid(size: int, widths: float | Sequence[float], low: float = 0.0, 
     if not widths or size < len(widths) or size % len(widths):
         raise ValueError(f"size must be a multiple of the number of widths, got {size} for {len(widths)}")
     each = size // len(widths)
-    centres = torch.linspace(low, high, each, dtype=torch.float64, device="cpu").repeat(len(widths))
+    centres = torch.linspace(0, 1, each, dtype=torch.float64, device="cpu").repeat(len(widths))
     variance = torch.tensor(widths, dtype=torch.float64, device="cpu").square().repeat_interleave(each)
     dtype = torch.get_default_dtype()
     return GaussianBasis(centres.to(dtype), variance.to(dtype))

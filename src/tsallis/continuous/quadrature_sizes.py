@@ -25,7 +25,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
 
 import torch
 
@@ -42,22 +41,20 @@ ETAS = tuple(0.004 * 1.2**k for k in range(42))  # each gives a bound; the small
 _warnings: set[tuple[str, int]] = set()
 
 
-class Error(Protocol):
-    """Error bound for a kind of rule."""
+class Error:
+    """Error bound for a kind of rule.
 
-    def __hash__(self) -> int:
-        """Return the hash of the rule, which is a key of the cache of bounds."""
+    Attributes:
+        exact: How many degrees of polynomials each point makes exact; 0 for a rule that is exact for none.
+        span: Half the interval that the rule covers, or one standard deviation if it is infinite.
+    """
 
-    @property
-    def exact(self) -> int:
-        """Return how many degrees of polynomials each point makes exact; 0 for a rule that is exact for none."""
-
-    @property
-    def span(self) -> float:
-        """Return half the interval that the rule covers, or one standard deviation if it is infinite."""
+    exact: int = 0
+    span: float = 1.0
 
     def log_error(self, points: int, sharpness: float) -> float:
         """Return the logarithm of the error bound, relative to the function's peak."""
+        raise NotImplementedError
 
 
 def _log_size(sharpness: float, y: float) -> float:
@@ -78,7 +75,7 @@ def _least(log_size: list[float], order: int) -> float:
 
 
 @dataclass(frozen=True)
-class WeightedRule:
+class WeightedRule(Error):
     """Gauss rules whose weight is the density, on a support of half-width `span`.
 
     They are along the line (`exact` is 2 degrees per point), a radius (4 per ring) or the angle (1 per point).
@@ -93,11 +90,8 @@ class WeightedRule:
 
 
 @dataclass(frozen=True)
-class Normal:
+class Normal(Error):
     """Gauss-Legendre rule for a normal density without its tails; the density is part of the integrand."""
-
-    exact: int = 0
-    span: float = 1.0
 
     def log_error(self, points: int, sharpness: float) -> float:
         height = [SPAN * math.sinh(eta) for eta in ETAS]
@@ -106,25 +100,23 @@ class Normal:
 
 
 @dataclass(frozen=True)
-class Hermite:
+class Hermite(Error):
     r"""Gauss-Hermite rule, whose remainder is :math:`n!\, \psi^{(2n)} / (2n)!`.
 
     By Cauchy's estimate it is at most :math:`n! \exp((\kappa r)^2/2)\, r^{-2n}` for every r.
     """
 
-    exact: int = 2
-    span: float = 1.0
+    exact = 2
 
     def log_error(self, points: int, sharpness: float) -> float:
         return math.lgamma(points + 1) + _cauchy(2 * points, sharpness)
 
 
 @dataclass(frozen=True)
-class Laguerre:
+class Laguerre(Error):
     r"""Gauss-Laguerre rule on both sides, whose remainder is :math:`n!^2\, \psi^{(2n)} / (2n)!`."""
 
-    exact: int = 2
-    span: float = 1.0
+    exact = 2
 
     def log_error(self, points: int, sharpness: float) -> float:
         return 2 * math.lgamma(points + 1) + _cauchy(2 * points, sharpness / math.sqrt(2))
@@ -138,7 +130,7 @@ def _cauchy(order: int, sharpness: float) -> float:
 
 
 @dataclass(frozen=True)
-class Sines:
+class Sines(Error):
     r"""Gauss-Legendre rule in f, with u = reach sin f and the weight :math:`\cos^p f`.
 
     f goes from -`end` to `end`; along a radius from 0, with the additional weight sin f. The weight is analytic for
@@ -150,10 +142,9 @@ class Sines:
     end: float
     reach: float
     radial: bool = False
-    exact: int = 0
 
     @property
-    def span(self) -> float:
+    def span(self) -> float:  # type: ignore[override]
         return self.reach * math.sin(self.end)
 
     def log_error(self, points: int, sharpness: float) -> float:
@@ -172,12 +163,11 @@ class Sines:
 
 
 @dataclass(frozen=True)
-class Halves:
+class Halves(Error):
     """Gauss-Legendre rule on each side of a peak, where the density is a polynomial of degree `weight`."""
 
     span: float
     weight: int = 1
-    exact: int = 0
 
     def log_error(self, points: int, sharpness: float) -> float:
         sizes = [math.log(2) + _log_size(sharpness, self.span / 2 * math.sinh(eta)) for eta in ETAS]
@@ -185,11 +175,8 @@ class Halves:
 
 
 @dataclass(frozen=True)
-class Roots:
+class Roots(Error):
     """Gauss-Legendre rule in the square root of the distance from the peak of a Laplace density."""
-
-    exact: int = 0
-    span: float = 1.0
 
     def log_error(self, points: int, sharpness: float) -> float:
         sizes = []

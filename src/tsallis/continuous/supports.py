@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -24,12 +23,8 @@ class WholeSpace(constraints.Constraint):
     bounded = False
 
     def __init__(self, dims: int) -> None:
-        self.dims, self._event_dim = dims, int(dims > 1)
+        self.dims, self.event_dim = dims, int(dims > 1)
         super().__init__()
-
-    @property
-    def event_dim(self) -> int:  # type: ignore[override]
-        return self._event_dim
 
     def check(self, value: Tensor) -> Tensor:
         finite = value.isfinite()
@@ -54,7 +49,6 @@ class Interval(constraints.Constraint):
 
     bounded = True
     dims = 1
-    event_dim = 0
 
     def __init__(self, lower: Tensor, upper: Tensor) -> None:
         self.lower, self.upper = lower, upper
@@ -98,21 +92,9 @@ class Ellipse(constraints.Constraint):
         super().__init__()
 
     @property
-    def volume(self) -> Tensor:
-        """Return the volume [...], in the plane the area."""
-        ball: float = math.pi ** (self.dims / 2) / math.gamma(self.dims / 2 + 1)
-        return ball * self.factor.diagonal(dim1=-2, dim2=-1).prod(-1)
-
-    @property
     def semi_axes(self) -> Tensor:
         """Return half the lengths of the principal axes [..., n], shortest first, without a gradient."""
         axes: Tensor = torch.linalg.svdvals(self.factor.detach()).flip(-1)
-        return axes
-
-    @property
-    def directions(self) -> Tensor:
-        """Return unit vectors along the principal axes, as columns [..., n, n], in the order of `semi_axes`."""
-        axes: Tensor = torch.linalg.svd(self.factor.detach()).U.flip(-1)
         return axes
 
     def boundary(self, points: int = 64) -> Tensor:
@@ -153,15 +135,9 @@ class Union(constraints.Constraint):
     def __init__(self, parts: Sequence[Interval | Ellipse | WholeSpace | Union], stacked: bool = False) -> None:
         self.parts, self.stacked = list(parts), stacked
         self.dims: int = parts[0].dims
+        self.event_dim = int(self.dims > 1)
+        self.bounded: bool = all(part.bounded for part in parts)
         super().__init__()
-
-    @property
-    def bounded(self) -> bool:
-        return all(part.bounded for part in self.parts)
-
-    @property
-    def event_dim(self) -> int:  # type: ignore[override]
-        return int(self.dims > 1)
 
     def check(self, value: Tensor) -> Tensor:
         if self.stacked:  # the members are the last batch dimension of the single part

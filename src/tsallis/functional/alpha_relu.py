@@ -50,7 +50,7 @@ def alpha_relu(scores: Tensor, alpha: float = 1.5, tau: float | Tensor = 0.0) ->
         >>> alpha_relu(torch.tensor([2.0, 1.0, 0.1]), tau=0.2)
         tensor([0.6400, 0.0900, 0.0000])
     """
-    eps = _eps(alpha)
+    eps = relu_alpha(alpha) - 1
     check_floating(scores)
     tau = _threshold(tau)
     if isinstance(tau, Tensor):
@@ -98,7 +98,7 @@ def alpha_relu_loss(
         >>> alpha_relu_loss(torch.tensor([[2.0, 0.0, 0.0]]), torch.tensor([0]))
         tensor(0.)
     """
-    eps = _eps(alpha)
+    alpha = relu_alpha(alpha)
     check_reduction(reduction)
     check_floating(scores)
     check_dense(target, "target")
@@ -106,16 +106,16 @@ def alpha_relu_loss(
     if scores.dim() == 0:
         raise ValueError("scores must be [..., classes], got a tensor without dimensions")
     fused = not (isinstance(tau, Tensor) or traced())
-    rows = as_rows(scores, 1 + eps, operation="alpha-ReLU" if fused else None)
+    rows = as_rows(scores, alpha, operation="alpha-ReLU" if fused else None)
     classes = class_rows(scores.shape, scores.device, target, ignore_index)
     if isinstance(tau, Tensor) and (tau.numel() != 1 or tau.dim() > 1):
         raise ValueError(f"tau must be one number, got a tensor of shape {tuple(tau.shape)}")
     z = rows.scores.reshape(-1, scores.shape[-1])  # [rows, classes]
     if isinstance(tau, Tensor) or not fused:
         # Ignored rows may be infinite or NaN, and 0 times these is NaN in the gradients.
-        loss = eager.loss(torch.where((classes >= 0).unsqueeze(-1), z, 0), classes, eps, tau)
+        loss = eager.loss(torch.where((classes >= 0).unsqueeze(-1), z, 0), classes, alpha - 1, tau)
     else:
-        loss = autograd.alpha_relu_loss(z, classes, 1 + eps, tau, rows.backend)
+        loss = autograd.alpha_relu_loss(z, classes, alpha, tau, rows.backend)
     loss = loss.reshape(scores.shape[:-1])
     return reduce(loss, (classes >= 0).sum(), reduction).to(rows.dtype)
 
@@ -202,7 +202,7 @@ def estimate_tau_from_scores(scores: Tensor, alpha: float = 1.5) -> float:
         >>> round(estimate_tau_from_scores(torch.zeros(2, 4)), 4)  # p = 1/4 = (0 - tau)^2
         -0.5
     """
-    alpha = 1 + _eps(alpha)
+    alpha = relu_alpha(alpha)
     rows = as_rows(scores.detach(), alpha).scores.double()
     finite = rows[rows.amax(-1).abs() < torch.inf]
     if not len(finite):
@@ -229,8 +229,9 @@ def _threshold(tau: float | Tensor) -> float | Tensor:
     return tau
 
 
-def _eps(alpha: float) -> float:
+def relu_alpha(alpha: float) -> float:
+    """Return an alpha of alpha-ReLU as a float; raise if it is not above 1."""
     alpha = alpha_number(alpha)
     if alpha == 1:
         raise ValueError("alpha of alpha-ReLU must be above 1, got 1")
-    return alpha - 1
+    return alpha

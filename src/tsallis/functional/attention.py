@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -118,22 +118,9 @@ def entmax_attention(
         >>> support.shape, support[0, 0, 0].item()
         (torch.Size([2, 4, 5]), 1)
     """
-    result = attend(
-        query,
-        key,
-        value,
-        alpha,
-        attn_mask=attn_mask,
-        key_lengths=key_lengths,
-        is_causal=is_causal,
-        scale=scale,
-        dropout_p=dropout_p,
-        enable_gqa=enable_gqa,
-        need_weights=return_weights,
-        slopes=slopes,
-        query_offset=query_offset,
-        key_norms=key_norms,
-    )
+    options: Any = (attn_mask, key_lengths, is_causal, scale, dropout_p, enable_gqa, return_weights)
+    positions: Any = {"slopes": slopes, "query_offset": query_offset, "key_norms": key_norms}
+    result = attend(query, key, value, alpha, *options, **positions)
     more: tuple[Tensor, ...] = () if result.weights is None else (result.weights,)
     if return_support:
         more += (count_support(result.support).long().reshape(query.shape[:-1]),)
@@ -150,7 +137,6 @@ def attend(
     key: Tensor,
     value: Tensor,
     alpha: Alpha,
-    *,
     attn_mask: Tensor | None = None,
     key_lengths: Tensor | Sequence[int] | None = None,
     is_causal: bool = False,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tsallis.functional.alpha_relu import relu_alpha
 from tsallis.functional.losses import check_reduction, class_rows, reduce
 from tsallis.functional.rows import (
     alpha_along,
-    alpha_number,
     autocast_enabled,
     check_dense,
     check_floating,
@@ -69,7 +69,7 @@ def linear_entmax_loss(
     """
     hidden, weight, bias = _check_arguments(hidden, weight, bias, reduction)
     alpha = alpha_along(alpha, hidden, hidden.shape, -1, hidden.dim())
-    return _reduce(hidden, weight, bias, target, alpha, None, ignore_index, reduction)
+    return _reduce(Layer(hidden, weight, bias, target, alpha, None), ignore_index, reduction)
 
 
 def linear_alpha_relu_loss(
@@ -113,11 +113,10 @@ def linear_alpha_relu_loss(
         >>> linear_alpha_relu_loss(hidden, weight, torch.tensor([0]))
         tensor(0.0104)
     """
-    alpha = alpha_number(alpha)
-    if alpha == 1:
-        raise ValueError("alpha of alpha-ReLU must be above 1, got 1")
+    alpha = relu_alpha(alpha)
     hidden, weight, bias = _check_arguments(hidden, weight, bias, reduction)
-    return _reduce(hidden, weight, bias, target, alpha, finite_number("tau", tau), ignore_index, reduction)
+    layer = Layer(hidden, weight, bias, target, alpha, finite_number("tau", tau))
+    return _reduce(layer, ignore_index, reduction)
 
 
 def _check_arguments(
@@ -145,30 +144,20 @@ def _check_arguments(
     return hidden, weight, None if bias is None else savable(bias).to(hidden.dtype)
 
 
-def _reduce(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor,
-    alpha: Alpha,
-    tau: float | None,
-    ignore_index: int,
-    reduction: str,
-) -> Tensor:
+def _reduce(layer: Layer, ignore_index: int, reduction: str) -> Tensor:
+    hidden, weight, bias, target, alpha, _ = layer
     leading = hidden.shape[:-1]
     rows = hidden.reshape(-1, hidden.shape[-1])
     check_dense(target, "target")
     classes = class_rows((*leading, len(weight)), weight.device, target, ignore_index)
     # Set ignored rows to 0: 0 times NaN would reach the gradient of the weight.
     rows = torch.where((classes >= 0).unsqueeze(-1), rows, 0)
-    layer = Layer(rows, weight, bias, classes, alpha, tau)
+    layer = layer._replace(hidden=rows, target=classes)
     if rows.shape[0] == 0:
         inputs = [x for x in (weight, bias, alpha) if isinstance(x, Tensor)]
         loss = (rows.sum(-1) + sum(x.sum() * 0 for x in inputs)).float()  # empty, with zero gradients
-    elif reduction == "none":
-        loss = linear_loss(layer)
     else:
-        loss = linear_loss(layer, total=True)
+        loss = linear_loss(layer, total=reduction != "none")
     if reduction == "none":
         loss = loss.reshape(leading)
     return reduce(loss, (classes >= 0).sum(), reduction).to(result_dtype(rows))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from tsallis.errors import check_one_of
 from tsallis.functional.rows import (
     as_rows,
     check_dense,
@@ -100,8 +101,7 @@ def reduce(loss: Tensor, total: Tensor | int, reduction: str) -> Tensor:
 
 def check_reduction(name: str) -> str:
     """Return a valid reduction, or raise a ValueError that lists them."""
-    if name not in REDUCTIONS:
-        raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, got {name!r}")
+    check_one_of("reduction", name, REDUCTIONS)
     return name
 
 

@@ -1,14 +1,14 @@
 """Use sparse attention, losses, sampling and search in Hugging Face Transformers; needs the extra `hf`."""
 
-from tsallis.huggingface.alphas import FixedAlpha, LearnedAlpha, alpha_parameters, alphas, parameter_groups
+from tsallis.huggingface.alphas import FixedAlpha, LearnedAlpha, alphas, parameter_groups
 from tsallis.huggingface.attention import register
 from tsallis.huggingface.callbacks import AnnealAlpha, AttentionLog
 from tsallis.huggingface.decoder import TransformersDecoder
 from tsallis.huggingface.density import DensityMeter
 from tsallis.huggingface.generation import EntmaxLogitsProcessor
+from tsallis.huggingface.implementation import find_obstacles
 from tsallis.huggingface.loading import from_pretrained
 from tsallis.huggingface.losses import lm_loss, trainer_loss
-from tsallis.huggingface.obstacles import find_obstacles
 from tsallis.huggingface.sparsify import densify, set_alpha, sparsify
 
 register()  # register at import, so that a model can be unpickled in another process
@@ -21,7 +21,6 @@ __all__ = [
     "FixedAlpha",
     "LearnedAlpha",
     "TransformersDecoder",
-    "alpha_parameters",
     "alphas",
     "densify",
     "find_obstacles",

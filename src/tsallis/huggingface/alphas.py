@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tsallis.functional.rows import alpha_number
+from tsallis.nn import parameter_groups as nn_parameter_groups
 from tsallis.nn.alpha import PerHeadAlpha
 from tsallis.ops.transforms import exporting_to_onnx, traced, without_numbers
 
@@ -181,26 +182,6 @@ def alphas(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def alpha_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters of learned alphas, for a separate group of an optimizer.
-
-    Args:
-        model: Model that :func:`sparsify` has changed.
-
-    Returns:
-        One parameter [heads] per attention with learned alphas.
-
-    Example:
-        >>> from transformers import BertConfig, BertModel
-        >>> config = BertConfig(hidden_size=8, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8)
-        >>> from tsallis.huggingface import alpha_parameters, sparsify
-        >>> alpha_parameters(sparsify(BertModel(config), "learned", initial=1.5))
-        [Parameter containing:
-        tensor([0., 0.], requires_grad=True)]
-    """
-    return [alpha.bias for _, alpha in alpha_modules(model) if isinstance(alpha, LearnedAlpha)]
-
-
 def parameter_groups(
     model: nn.Module, lr: float, *, alpha_lr_scale: float = 20.0, weight_decay: float = 0.0
 ) -> list[dict[str, Any]]:
@@ -226,19 +207,12 @@ def parameter_groups(
         >>> [(len(group["params"]), group["lr"], group["weight_decay"]) for group in groups]
         [(10, 5e-05, 0.01), (13, 5e-05, 0.0), (1, 0.001, 0.0)]
     """
-    own = alpha_parameters(model)
-    frozen_biases = [x for x in own if not x.requires_grad]
-    if frozen_biases:
+    learned = [alpha for _, alpha in alpha_modules(model) if isinstance(alpha, LearnedAlpha)]
+    num_frozen = sum(not alpha.bias.requires_grad for alpha in learned)
+    if num_frozen:
         warnings.warn(
-            f"the learned alphas of {len(frozen_biases)} attentions are frozen; PEFT trains and saves them with an "
+            f"the learned alphas of {num_frozen} attentions are frozen; PEFT trains and saves them with an "
             f"adapter if its configuration has modules_to_save=[{ALPHA!r}]",
             stacklevel=2,
         )
-    known = {id(parameter) for parameter in own}
-    rest = [x for x in model.parameters() if x.requires_grad and id(x) not in known]
-    groups: list[dict[str, Any]] = [
-        {"params": [x for x in rest if x.dim() > 1], "lr": lr, "weight_decay": weight_decay},
-        {"params": [x for x in rest if x.dim() <= 1], "lr": lr, "weight_decay": 0.0},
-        {"params": [x for x in own if x.requires_grad], "lr": lr * alpha_lr_scale, "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
+    return nn_parameter_groups(model, lr, alpha_lr_scale=alpha_lr_scale, weight_decay=weight_decay)

@@ -16,9 +16,8 @@ from tsallis.functional.maps import log_entmax
 from tsallis.functional.rows import alpha_number
 from tsallis.huggingface.alphas import unwrap
 from tsallis.huggingface.attention import FULL_MASKS, NAME
-from tsallis.huggingface.decoder_inputs import first_setting
 from tsallis.huggingface.reading import Reading, count_ids, find_obstacle
-from tsallis.huggingface.text_batches import pad_rows
+from tsallis.huggingface.text_batches import first_setting, pad_rows
 from tsallis.models.protocol import Step, source_mask
 from tsallis.ops.arguments import BestSymbols
 from tsallis.ops.choice import choose

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from tsallis.functional import entmax_loss, linear_entmax_loss
 from tsallis.huggingface.alphas import COMPILED
-from tsallis.huggingface.decoder_inputs import decoder_inputs
+from tsallis.huggingface.text_batches import decoder_inputs
 from tsallis.ops.tracing import untraced
 
 # Settings that change logits after the projection, and their neutral values.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +16,10 @@ class Spelling:
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
+        self.tokenizer, vocabulary = tokenizer, tokenizer.get_vocab()
+        self._marks_continuations = any(token.startswith(CONTINUATION) for token in vocabulary)
+        self._spells_bytes = any(token.startswith(BYTE_SPACE) for token in vocabulary)
+        self._special = frozenset(getattr(tokenizer, "all_special_tokens", ()))
 
     def spell(self, numbers: Sequence[int]) -> tuple[str, ...]:
         """Return the pieces of a sentence."""
@@ -29,15 +31,3 @@ class Spelling:
         if self._marks_continuations:
             return spell_word_piece(token)
         return spell_bytes(token) if self._spells_bytes else token
-
-    @functools.cached_property
-    def _marks_continuations(self) -> bool:
-        return any(token.startswith(CONTINUATION) for token in self.tokenizer.get_vocab())
-
-    @functools.cached_property
-    def _spells_bytes(self) -> bool:
-        return any(token.startswith(BYTE_SPACE) for token in self.tokenizer.get_vocab())
-
-    @functools.cached_property
-    def _special(self) -> frozenset[str]:
-        return frozenset(getattr(self.tokenizer, "all_special_tokens", ()))

@@ -1,4 +1,4 @@
-"""Convert texts to batches for a Transformers model."""
+"""Convert texts to batches for a Transformers model, and labels to decoder inputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from tsallis.errors import InputError
 from tsallis.huggingface.alphas import unwrap
-from tsallis.huggingface.decoder_inputs import decoder_inputs
 
 BATCH = 32  # number of texts per batch
 ENDLESS = 10**9  # tokenizers without a limit report a larger number
@@ -82,3 +81,32 @@ def count_positions(model: Any) -> int | None:
     tables = [x for name, x in model.named_modules() if name.endswith("position_embeddings")]
     offsets = [x.padding_idx + 1 for x in tables if getattr(x, "padding_idx", None) is not None]
     return positions - max(offsets, default=0)
+
+
+def decoder_inputs(model: Any, labels: Tensor) -> Tensor:
+    """Return the decoder inputs [batch, length]: the start and the labels without the last one.
+
+    Args:
+        model: Encoder-decoder of Transformers.
+        labels: Labels [batch, length]; -100 becomes padding.
+
+    Raises:
+        ValueError: The model has no start token for its decoder.
+    """
+    prepare = getattr(model, "prepare_decoder_input_ids_from_labels", None)
+    if prepare is not None:
+        inputs: Tensor = prepare(labels=labels)
+        return inputs
+    configs = model.config, getattr(model, "generation_config", None)
+    start, padding = first_setting("decoder_start_token_id", *configs), first_setting("pad_token_id", *configs)
+    if start is None:
+        raise ValueError(f"{type(model).__name__} has no decoder_start_token_id: give decoder_input_ids")
+    inputs = labels.roll(1, -1)
+    inputs[..., 0] = start
+    return inputs.masked_fill(inputs == -100, 0 if padding is None else padding)
+
+
+def first_setting(name: str, *configs: Any) -> Any:
+    """Return a setting from the first configuration that has it, or None."""
+    values = (getattr(config, name, None) for config in configs)
+    return next((value for value in values if value is not None), None)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from tsallis.errors import check_one_of
 from tsallis.models.protocol import DecoderOutput
 
 ATTENDING = ("discrete", "continuous", "combined")
@@ -52,7 +53,6 @@ def check_attending(layers: int, dropout: float, attention: str, density: str | 
         raise ValueError(f"layers must be at least 1, got {layers}")
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
-    if attention not in ATTENDING:
-        raise ValueError(f"attention must be one of {', '.join(ATTENDING)}, got {attention!r}")
+    check_one_of("attention", attention, ATTENDING)
     if density is not None and attention == "discrete":
         raise ValueError(f"discrete attention has no density, got {density!r}")

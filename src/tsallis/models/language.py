@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from tsallis.models.arguments import constructor_arguments
 from tsallis.models.checks import check_counts, check_last_pass
 from tsallis.models.protocol import DecoderOutput, Step
-from tsallis.models.row_texts import RowTexts, other_texts, split_rows
-from tsallis.models.sharing import SharingModel, SymbolRows
+from tsallis.models.sharing import AttentionModel, SymbolRows
 from tsallis.models.transformer.decoding_state import KVBuffers, StepCache, join_buffers, select_counts, selects_all
-from tsallis.nn import AttentionStats, KeyValueCache, MultiheadAttention, OutputLayer
+from tsallis.nn import KeyValueCache, MultiheadAttention, OutputLayer
 from tsallis.nn.dropout import Dropout
 from tsallis.nn.kv_cache import Cache
 from tsallis.nn.length_scale import LengthScaleKind
 from tsallis.nn.positions import AttentionPositions
+from tsallis.ops.transforms import traced
 from tsallis.symbols import BOS, PAD, UNK
 
 
@@ -116,7 +116,7 @@ class LanguageState:
         return LanguageState(kv, steps, read, prompts, width, torch.cat(last) if last else None)
 
 
-class LanguageModel(SharingModel):
+class LanguageModel(AttentionModel):
     r"""Decoder-only Transformer with softmax, sparsemax or entmax in attention and output.
 
     It implements the decoder protocol: a source is a prompt, which may be empty, and an output continues it. A text
@@ -244,7 +244,7 @@ class LanguageModel(SharingModel):
     def _keys_and_values(self, tokens: Tensor) -> tuple[Tensor, ...]:
         """Return keys and values of tokens [batch, length], layer by layer."""
         if tokens.shape[1] == 0:
-            first = self._attentions()[0]
+            first = self.attentions()["decoder"][0]
             shape = len(tokens), first.num_kv_heads, 0, first.head_dim
             return (self.embedding.weight.new_zeros(shape),) * (2 * len(self.layers))
         caches = [KeyValueCache() for _ in self.layers]
@@ -300,26 +300,79 @@ class LanguageModel(SharingModel):
         Raises:
             RuntimeError: if the last pass was another one, or was compiled.
         """
-        attentions, positions = self._attentions(), self._positions
-        if any(not attention.recorded for attention in attentions):
-            check_last_pass(None, decoded)
-        counts = torch.stack([attention.support() for attention in attentions])  # [layers, batch, heads, text]
-        mean = counts.double().mean((0, 2))
+        positions = self._positions
+        mean = self._supports("decoder", decoded).double().mean((0, 2))
         mean = mean if self._texts is None else self._texts.join(mean)
         check_last_pass(mean.shape if positions is None else positions.shape, decoded)
         return mean if positions is None else mean.gather(1, positions)
 
-    def alphas(self) -> dict[str, Tensor]:
-        """Return the alphas [layers, heads] of the only kind of attention, "decoder"."""
-        return {"decoder": torch.stack([attention.alphas().detach() for attention in self._attentions()])}
+    def attentions(self) -> dict[str, list[MultiheadAttention]]:
+        return {"decoder": [layer.self_attn for layer in self.layers]}  # type: ignore[misc]
 
-    def attention_stats(self) -> dict[str, list[AttentionStats]]:
-        """Return the sparsity of the heads per layer in the last pass, of the only kind, "decoder".
 
-        Raises:
-            RuntimeError: There was no pass yet, or it was compiled.
-        """
-        return {"decoder": [attention.stats() for attention in self._attentions()]}
+@dataclass(frozen=True)
+class RowTexts:
+    """The texts of some rows, as rows of their own: attention then costs a text's length, not its row's.
 
-    def _attentions(self) -> list[MultiheadAttention]:
-        return [layer.self_attn for layer in self.layers if isinstance(layer, LanguageLayer)]
+    Args:
+        index: [texts, longest]: the number of each token among all of the rows'; behind a text's end any.
+        lengths: [texts]
+        shape: batch and length of the rows.
+    """
+
+    index: Tensor
+    lengths: Tensor
+    shape: tuple[int, int]
+
+    def split(self, x: Tensor) -> Tensor:
+        """Return rows [batch, length, size] as texts [texts, longest, size], padded with finite numbers."""
+        return x.flatten(0, 1)[self.index]
+
+    def join(self, x: Tensor) -> Tensor:
+        """Return texts [texts, longest, ...] as rows [batch, length, ...]."""
+        active = torch.arange(x.shape[1], device=x.device) < self.lengths.unsqueeze(1)
+        return x[active].unflatten(0, self.shape)
+
+
+def split_rows(tokens: Tensor, d_model: int) -> RowTexts | None:
+    """Return the limits of the texts in rows [batch, length], or None.
+
+    It is None if each row is one text, if a mask is cheaper than separate texts, or under torch.compile.
+
+    Example:
+        >>> texts = split_rows(torch.tensor([[1, 7, 1, 8], [9, 9, 1, 8]]), 4)
+        >>> texts.lengths.tolist()
+        [2, 2, 2, 2]
+        >>> texts.join(texts.split(torch.arange(8.0).view(2, 4, 1))).flatten().tolist()
+        [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+    """
+    batch, length = tokens.shape
+    starts = tokens == BOS
+    if traced() or not starts[:, 1:].any():
+        return None
+    starts[:, 0] = True  # a row may begin in the middle of a text
+    begins = starts.flatten().nonzero().flatten()
+    lengths = begins.diff(append=begins.new_tensor([tokens.numel()]))
+    longest = int(lengths.max())
+    padded = len(begins) * longest
+    # Projections cost 4 d_model a token, scores and sums twice the keys it is compared with: half of a text's.
+    if padded * (4 * d_model + longest) > tokens.numel() * (4 * d_model + 2 * length):
+        return None
+    index = begins.unsqueeze(1) + torch.arange(longest, device=tokens.device)
+    return RowTexts(index.clamp(max=tokens.numel() - 1), lengths, (batch, length))
+
+
+def other_texts(tokens: Tensor) -> Tensor | None:
+    """Return which tokens belong to different texts [batch, 1, length, length]; None if rows have one text.
+
+    A start symbol begins a text.
+
+    Example:
+        >>> other_texts(torch.tensor([[1, 7, 1]]))[0, 0].tolist()
+        [[False, False, True], [False, False, True], [True, True, False]]
+    """
+    starts = tokens == BOS
+    if not traced() and not starts[:, 1:].any():
+        return None
+    number = starts.cumsum(1)
+    return (number.unsqueeze(1) != number.unsqueeze(2)).unsqueeze(1)

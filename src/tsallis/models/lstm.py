@@ -288,20 +288,9 @@ class RNNSeq2Seq(SharingModel):
         for i, layer in enumerate(layers):
             assert layer.weight is not None
             parts.append(LSTMLayer(layer.weight.t(), layer.recurrent.t(), layer.bias if i else None))
-        return LSTMSteps(
-            token_gates,
-            state.memory.states,
-            state.keys,
-            state.memory.mask,
-            state.feed,
-            self.combine.weight,
-            between,
-            out,
-            parts,
-            state.hidden,
-            state.cell,
-            attention.alpha,
-        )
+        memory = state.memory
+        inputs = token_gates, memory.states, state.keys, memory.mask, state.feed, self.combine.weight, between, out
+        return LSTMSteps(*inputs, parts, state.hidden, state.cell, attention.alpha)
 
     def _advance(
         self, state: RNNState, gates: Tensor, layers: list[CellWeights], between: Tensor | None, out: Tensor | None

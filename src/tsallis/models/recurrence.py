@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from tsallis.errors import check_one_of
 from tsallis.nn.dropout import dropout_mask
 from tsallis.ops.autograd.lstm_layer import fused_layer
 from tsallis.ops.dtypes import autocast_dtype
@@ -18,8 +19,7 @@ PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")  # of a layer
 
 def check_cell(cell: str) -> None:
     """Refuse the name of a cell that there is not."""
-    if cell not in CELLS:
-        raise ValueError(f"cell must be one of {', '.join(CELLS)}, got {cell!r}")
+    check_one_of("cell", cell, CELLS)
 
 
 class CellWeights(NamedTuple):

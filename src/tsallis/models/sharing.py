@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
+import torch
 from torch import Tensor, nn
 
-from tsallis.nn import OutputLayer
+from tsallis.errors import check_one_of
+from tsallis.models.checks import check_last_pass
+from tsallis.models.protocol import DecoderOutput
+from tsallis.nn import AttentionStats, MultiheadAttention, OutputLayer
 
 SHARES = ("none", "target", "all")
 
@@ -35,8 +39,7 @@ def share_embeddings(
     Raises:
         ValueError: a way to share that is not `known`, vocabularies that cannot share.
     """
-    if share not in known:
-        raise ValueError(f"share must be one of {', '.join(known)}, got {share!r}")
+    check_one_of("share", share, known)
     if share == "none":
         return
     output.tie(cast(nn.Parameter, tgt_embedding.weight))
@@ -79,6 +82,35 @@ class SharingModel(nn.Module):
     def _load_from_state_dict(self, *arguments: Any) -> None:
         self._shared = self.shared_parameters()
         super()._load_from_state_dict(*arguments)
+
+
+class AttentionModel(SharingModel):
+    """Base class of Transformers, with statistics of their attention heads."""
+
+    def attentions(self) -> dict[str, list[MultiheadAttention]]:
+        """Return the attention of each layer by kind: "encoder", "decoder" and "cross"."""
+        raise NotImplementedError
+
+    def alphas(self) -> dict[str, Tensor]:
+        """Return the alphas [layers, heads] of each kind of attention."""
+        return {kind: torch.stack([a.alphas().detach() for a in part]) for kind, part in self.attentions().items()}
+
+    def attention_stats(self) -> dict[str, list[AttentionStats]]:
+        """Return the sparsity in the last pass: for each kind of attention, statistics of each layer's heads.
+
+        Source padding is excluded; target padding counts like any other step.
+
+        Raises:
+            RuntimeError: If there was no pass yet, or it was compiled.
+        """
+        return {kind: [a.stats() for a in part] for kind, part in self.attentions().items()}
+
+    def _supports(self, kind: str, decoded: DecoderOutput) -> Tensor:
+        """Return the numbers of attended positions in the last pass [layers, batch, heads, steps]."""
+        attentions = self.attentions()[kind]
+        if any(not attention.recorded for attention in attentions):
+            check_last_pass(None, decoded)
+        return torch.stack([attention.support() for attention in attentions])
 
 
 def _share_again(model: SharingModel, _: Any = None) -> None:

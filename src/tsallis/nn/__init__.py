@@ -9,7 +9,7 @@ from tsallis.nn.continuous_attention.layers import (
 from tsallis.nn.global_attention import GlobalAttention
 from tsallis.nn.kv_cache import KeyValueCache
 from tsallis.nn.length_scale import LengthScale
-from tsallis.nn.maps import AlphaReLULoss, Entmax, EntmaxLoss, Sparsemax
+from tsallis.nn.maps import Entmax, EntmaxLoss, Sparsemax
 from tsallis.nn.multihead_attention import AttentionStats, MultiheadAttention, attention_stats
 from tsallis.nn.output import OutputLayer
 from tsallis.nn.parameter_groups import parameter_groups
@@ -17,7 +17,6 @@ from tsallis.nn.replacement import densify_module, sparsify_module
 from tsallis.nn.transformer_layers import TransformerDecoderLayer, TransformerEncoderLayer
 
 __all__ = [
-    "AlphaReLULoss",
     "AttentionStats",
     "ContinuousAttention1d",
     "ContinuousAttention2d",

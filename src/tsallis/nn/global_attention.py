@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from tsallis import functional
+from tsallis.errors import check_one_of
 from tsallis.functional.rows import check_dense
 from tsallis.nn.output import transform_alpha
 
@@ -26,8 +27,7 @@ class ScoredAttention(nn.Module):
 
     def __init__(self, d_query: int, d_memory: int, scorer: str = "bilinear") -> None:
         super().__init__()
-        if scorer not in SCORERS:
-            raise ValueError(f"scorer must be one of {', '.join(SCORERS)}, got {scorer!r}")
+        check_one_of("scorer", scorer, SCORERS)
         self.scorer = scorer
         if scorer == "bilinear":
             self.bilinear = nn.Linear(d_memory, d_query, bias=False)

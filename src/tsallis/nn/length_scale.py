@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tsallis.errors import check_one_of
 from tsallis.ops.dtypes import compute_dtype
 
 LengthScaleKind = Literal["input", "head", "ssmax"]
@@ -52,8 +53,7 @@ class LengthScale(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if kind not in get_args(LengthScaleKind):
-            raise ValueError(f"length_scale must be one of {', '.join(get_args(LengthScaleKind))}, got {kind!r}")
+        check_one_of("length_scale", kind, get_args(LengthScaleKind))
         self.kind: LengthScaleKind = kind
         shape = (num_heads, embed_dim) if kind == "input" else (num_heads,)
         self.beta = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))

@@ -7,20 +7,7 @@ from torch import Tensor, nn
 from tsallis import functional
 from tsallis.functional.losses import check_reduction
 from tsallis.functional.rows import alpha_number, integer
-from tsallis.nn.output import transform_alpha
 from tsallis.ops.alphas import Alpha
-
-
-def _hold(module: nn.Module, name: str, value: Alpha) -> None:
-    """Set an attribute to a number or a parameter, or register another tensor as a buffer."""
-    if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-        module.register_buffer(name, value)
-    else:
-        setattr(module, name, value)
-
-
-def _format(name: str, value: Alpha) -> str:
-    return f"{name}: {tuple(value.shape)}" if isinstance(value, Tensor) else f"{name}={value:g}"
 
 
 class _Alpha(nn.Module):
@@ -30,10 +17,13 @@ class _Alpha(nn.Module):
 
     def __init__(self, alpha: Alpha) -> None:
         super().__init__()
-        _hold(self, "alpha", alpha if isinstance(alpha, Tensor) else alpha_number(alpha, positive=True))
+        if isinstance(alpha, Tensor) and not isinstance(alpha, nn.Parameter):
+            self.register_buffer("alpha", alpha)
+        else:
+            self.alpha = alpha if isinstance(alpha, Tensor) else alpha_number(alpha, positive=True)
 
     def extra_repr(self) -> str:
-        return _format("alpha", self.alpha)
+        return f"alpha: {tuple(self.alpha.shape)}" if isinstance(self.alpha, Tensor) else f"alpha={self.alpha:g}"
 
 
 class Entmax(_Alpha):
@@ -74,7 +64,7 @@ class Entmax(_Alpha):
         return f"{super().extra_repr()}, dim={self.dim}"
 
 
-class Sparsemax(nn.Module):
+class Sparsemax(Entmax):
     r""":func:`tsallis.sparsemax` as a module: the Euclidean projection onto the simplex.
 
     .. math:: \arg\min_{p \in \triangle} \; \lVert p - z \rVert^2
@@ -91,15 +81,7 @@ class Sparsemax(nn.Module):
     """
 
     def __init__(self, dim: int = -1) -> None:
-        super().__init__()
-        self.dim = dim
-
-    def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the probabilities of scores; the mask is that of :func:`tsallis.sparsemax`."""
-        return functional.sparsemax(scores, self.dim, mask=mask)
-
-    def extra_repr(self) -> str:
-        return f"dim={self.dim}"
+        super().__init__(2.0, dim)
 
 
 class EntmaxLoss(_Alpha):
@@ -153,52 +135,3 @@ class EntmaxLoss(_Alpha):
             reduction=self.reduction,
             label_smoothing=self.label_smoothing,
         )
-
-
-class AlphaReLULoss(nn.Module):
-    r""":func:`tsallis.alpha_relu_loss` as a module, with a fixed or learned threshold.
-
-    .. math:: \ell(z, y) = (r - e_y)^\top \big(z - \tfrac{\tau}{\alpha-1}\big)
-              + \frac{1 - \sum_i r_i^\alpha}{\alpha(\alpha-1)}, \qquad r = [(\alpha - 1) z - \tau]_+^{1/(\alpha-1)}
-
-    (Tezekbayev et al. 2022, eq. 3.)
-
-    Args:
-        alpha: a number above 1.
-        tau: the threshold, see :func:`tsallis.estimate_tau`: a number, an `nn.Parameter`, or another tensor, which
-            becomes a buffer.
-        ignore_index: targets with this value have loss 0 and no gradient.
-        reduction: "mean" over the targets that are not ignored, "sum" or "none".
-
-    Raises:
-        ValueError: an alpha that is not above 1 or not finite, an unknown reduction.
-
-    Example:
-        >>> import torch
-        >>> AlphaReLULoss(tau=0.2)(torch.tensor([[2.4, 0.0, 0.1]]), torch.tensor([0]))
-        tensor(0.)
-    """
-
-    tau: float | Tensor
-
-    def __init__(
-        self,
-        alpha: float = 1.5,
-        tau: float | Tensor = 0.0,
-        *,
-        ignore_index: int = -100,
-        reduction: str = "mean",
-    ) -> None:
-        super().__init__()
-        self.alpha = transform_alpha("alpha_relu", alpha)
-        _hold(self, "tau", tau)
-        self.ignore_index, self.reduction = integer("ignore_index", ignore_index), check_reduction(reduction)
-
-    def forward(self, scores: Tensor, target: Tensor) -> Tensor:
-        """Return the loss of scores [..., classes] for classes [...]."""
-        return functional.alpha_relu_loss(
-            scores, target, self.alpha, self.tau, ignore_index=self.ignore_index, reduction=self.reduction
-        )
-
-    def extra_repr(self) -> str:
-        return f"alpha={self.alpha:g}, {_format('tau', self.tau)}"

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from tsallis import functional
+from tsallis.errors import check_one_of
 from tsallis.functional.alpha_relu import thresholds_of_probs
 from tsallis.functional.losses import reduce
 from tsallis.functional.maps import log_entmax
@@ -26,8 +27,7 @@ MAP_ALPHAS = {"softmax": 1.0, "sparsemax": 2.0}  # maps with a fixed alpha
 
 def transform_alpha(transform: str, alpha: float) -> float:
     """Return the alpha of a transform; only "entmax" and "alpha_relu" use `alpha`."""
-    if transform not in TRANSFORMS:
-        raise ValueError(f"transform must be one of {', '.join(TRANSFORMS)}, got {transform!r}")
+    check_one_of("transform", transform, TRANSFORMS)
     alpha = alpha_number(MAP_ALPHAS.get(transform, alpha))
     if transform == "alpha_relu" and alpha == 1:
         raise ValueError("alpha of alpha_relu must be above 1, got 1")
@@ -124,11 +124,6 @@ class OutputLayer(ConstantBuffers):
     def normalized(self) -> bool:
         """Return whether the probabilities sum to 1; False only for alpha-ReLU."""
         return self.transform != "alpha_relu"
-
-    @property
-    def margin(self) -> float:
-        r"""Return the margin :math:`1/(\alpha-1)` beyond which the loss is 0; infinite for softmax."""
-        return float("inf") if self.alpha == 1 else 1 / (self.alpha - 1)
 
     def scores(self, hidden: Tensor) -> Tensor:
         """Project hidden states [..., d_model] to scores [..., d_vocab]."""

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from tsallis.errors import check_one_of
 from tsallis.ops.transforms import traced
 
 AttentionPositions = Literal["none", "rope", "alibi", "nape"]
@@ -16,8 +17,7 @@ AttentionPositions = Literal["none", "rope", "alibi", "nape"]
 def check_positions(positions: str, more: tuple[str, ...] = ()) -> None:
     """Raise a ValueError unless attention supports these positions or `more` contains them."""
     known = (*get_args(AttentionPositions), *more)
-    if positions not in known:
-        raise ValueError(f"positions must be one of {', '.join(known)}, got {positions!r}")
+    check_one_of("positions", positions, known)
 
 
 def head_slopes(positions: str, num_heads: int) -> Tensor | None:

@@ -133,17 +133,10 @@ class TransformerEncoderLayer(_Layer):
     ) -> Tensor:
         """Return the layer's output, of the shape of `src`; masks and lengths as in :class:`MultiheadAttention`."""
 
+        masks = {"key_padding_mask": src_key_padding_mask, "attn_mask": src_mask, "key_lengths": src_key_lengths}
+
         def attend(x: Tensor) -> Tensor:
-            context, _ = self.self_attn(
-                x,
-                x,
-                x,
-                key_padding_mask=src_key_padding_mask,
-                need_weights=False,
-                attn_mask=src_mask,
-                is_causal=is_causal,
-                key_lengths=src_key_lengths,
-            )
+            context, _ = self.self_attn(x, x, x, need_weights=False, is_causal=is_causal, **masks)
             output: Tensor = self.dropout1(context)
             return output
 
@@ -235,36 +228,25 @@ class TransformerDecoderLayer(_Layer):
         mean over the heads of the weights of the memory.
         """
         own, other = caches if caches is not None else (None, None)
-        projected = other is not None and len(other) > 0
+        key = None if other is not None and len(other) > 0 else memory  # None: the cache holds the projected memory
         weights: list[Tensor] = []
+        masks = {"key_padding_mask": tgt_key_padding_mask, "attn_mask": tgt_mask, "is_causal": tgt_is_causal}
+        memory_masks = {
+            "key_padding_mask": memory_key_padding_mask,
+            "attn_mask": memory_mask,
+            "is_causal": memory_is_causal,
+            "key_lengths": memory_key_lengths,
+        }
 
         def attend(x: Tensor) -> Tensor:
             context: Tensor
-            context, _ = self.self_attn(
-                x,
-                x,
-                x,
-                key_padding_mask=tgt_key_padding_mask,
-                need_weights=False,
-                attn_mask=tgt_mask,
-                is_causal=tgt_is_causal,
-                cache=own,
-            )
+            context, _ = self.self_attn(x, x, x, need_weights=False, cache=own, **masks)
             return context
 
         def attend_memory(x: Tensor) -> Tensor:
             context: Tensor
-            context, memory_weights = self.multihead_attn(
-                x,
-                None if projected else memory,
-                None if projected else memory,
-                key_padding_mask=memory_key_padding_mask,
-                need_weights=need_weights,
-                attn_mask=memory_mask,
-                is_causal=memory_is_causal,
-                cache=other,
-                key_lengths=memory_key_lengths,
-            )
+            options = {"need_weights": need_weights, "cache": other, **memory_masks}
+            context, memory_weights = self.multihead_attn(x, key, key, **options)
             if memory_weights is not None:
                 weights.append(memory_weights)
             return context

@@ -8,7 +8,7 @@ import html
 import json
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import resources
 from typing import Any
@@ -29,6 +29,7 @@ from tsallis.analysis.summary_records import (
     RunSummary,
     SentenceSummary,
 )
+from tsallis.analysis.tables import plain
 from tsallis.analysis.tree import BeamTree
 from tsallis.analysis.weights import SIDES, SparseWeights
 from tsallis.errors import InputError
@@ -215,23 +216,19 @@ def embed_json(value: Any) -> str:
         >>> embed_json({"text": "</script>", "log_prob": -math.inf, "third": 1 / 3})
         '{"text":"\\u003c/script>","log_prob":null,"third":0.333333333}'
     """
-    text = json.dumps(_compact(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(_round(plain(value)), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     # Escape lone surrogates, which can't be encoded as UTF-8.
     text = text.encode("utf-8", "backslashreplace").decode("utf-8")
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def _compact(value: Any) -> Any:
+def _round(value: Any) -> Any:
     """Round floats to nine digits; non-finite ones become None, because JSON has none."""
     if isinstance(value, float):
         return float(f"{value:.9g}") if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _compact(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_compact(part) for part in value]
-    if isinstance(value, np.ndarray | np.generic):
-        return _compact(value.tolist())
-    return _compact(value.to_dict()) if hasattr(value, "to_dict") else value
+    if isinstance(value, dict):
+        return {key: _round(part) for key, part in value.items()}
+    return [_round(part) for part in value] if isinstance(value, list) else value
 
 
 def _thin(history: Any) -> Any:

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tsallis.search.beam import beam_search
-    from tsallis.search.best_first import exhaustive
+    from tsallis.search.best_first import exact_search, exhaustive
     from tsallis.search.certificate import Certificate, Hypothesis, Result
     from tsallis.search.completion import Choice, Completions, complete
     from tsallis.search.ensemble import Ensemble
-    from tsallis.search.exact import exact_search
-    from tsallis.search.generation import GeneratedText, generate
     from tsallis.search.options import SearchOptions
     from tsallis.search.risk import RiskChoice, minimum_risk
-    from tsallis.search.sampling import sample
+    from tsallis.search.sampling import GeneratedText, generate, sample
     from tsallis.search.scoring import Exclusion, TokenScores, score, score_tokens
 
 __all__ = [
@@ -51,7 +49,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'tsallis.search' has no attribute {name!r}")
     import importlib
 
-    names = "beam best_first certificate completion ensemble exact generation options risk sampling scoring"
+    names = "beam best_first certificate completion ensemble options risk sampling scoring"
     modules = [importlib.import_module(f"tsallis.search.{module}") for module in names.split()]
     for public in __all__:
         globals()[public] = next(getattr(module, public) for module in modules if hasattr(module, public))

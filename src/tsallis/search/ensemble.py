@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -91,7 +91,7 @@ def _mean_attention(each: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(each)).mean(0)
 
 
-class Ensemble:
+class Ensemble(nn.Module):
     r"""Models of one vocabulary that decode together, by the mean of their probabilities at every step.
 
     .. math:: p(y_t \mid y_{<t}, x) = \frac{1}{M} \sum_{m=1}^{M} p_m(y_t \mid y_{<t}, x)
@@ -118,23 +118,21 @@ class Ensemble:
     def __init__(self, models: Sequence[Decoder]) -> None:
         if not models:
             raise ValueError("an ensemble needs at least one model")
-        self.models = list(models)
+        super().__init__()
+        self.models: list[Any] = list(models)
+        self.members = nn.ModuleList(model for model in self.models if isinstance(model, nn.Module))
         self.output = AveragedOutput([model.output for model in self.models])
 
-    def __call__(
-        self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = False
-    ) -> EnsembleOutput:
+    def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = False) -> EnsembleOutput:
         """Decode all steps with the target, of models that have such a pass themselves."""
-        members: list[Any] = self.models
-        parts = tuple(model(src, src_lengths, tgt_in, need_attention=need_attention) for model in members)
+        parts = tuple(model(src, src_lengths, tgt_in, need_attention=need_attention) for model in self.models)
         weights = [part.attention for part in parts if part.attention is not None]
         attention = _mean_attention(weights) if len(weights) == len(parts) else None
         return EnsembleOutput(torch.cat([part.hidden for part in parts], -1), attention, parts)
 
     def num_attended(self, decoded: EnsembleOutput) -> Tensor:
         """Count source positions with a weight at each step [batch, tgt]: the mean of the models' counts."""
-        members: list[Any] = self.models
-        return torch.stack([m.num_attended(part) for m, part in zip(members, decoded.parts, strict=True)]).mean(0)
+        return torch.stack([m.num_attended(part) for m, part in zip(self.models, decoded.parts, strict=True)]).mean(0)
 
     @property
     def image_store(self) -> Any:
@@ -143,28 +141,8 @@ class Ensemble:
 
     @image_store.setter
     def image_store(self, images: Any) -> None:
-        members: list[Any] = self.models
-        for model in members:
+        for model in self.models:
             model.image_store = images
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Yield all parameters of all models."""
-        for model in self.models:
-            if hasattr(model, "parameters"):
-                yield from model.parameters()
-
-    def modules(self) -> Iterator[nn.Module]:
-        """Yield all modules of all models."""
-        for model in self.models:
-            if hasattr(model, "modules"):
-                yield from model.modules()
-
-    def eval(self) -> Ensemble:
-        """Turn off dropout in every model. Searches see to it themselves, and undo it."""
-        for model in self.models:
-            if hasattr(model, "eval"):
-                model.eval()
-        return self
 
     def encode(self, src: Tensor, src_lengths: Tensor) -> tuple[Any, ...]:
         return tuple(model.encode(src, src_lengths) for model in self.models)

@@ -216,11 +216,9 @@ def make_limits(
     return limits
 
 
-def _parts(model: Any) -> list[Any]:
+def _parts(model: Any) -> list[nn.Module]:
     """Return a model's modules, some perhaps twice; read from dictionaries for speed."""
-    if not isinstance(model, nn.Module):
-        return list(model.modules()) if hasattr(model, "modules") else []
-    modules = [model]
+    modules = [model] if isinstance(model, nn.Module) else []
     for module in modules:
         modules += [part for part in module.__dict__["_modules"].values() if part is not None]
     return modules

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -70,10 +69,11 @@ class _TemperedOutput:
         return log_probs
 
 
-class _TemperedModel:
+class _TemperedModel(nn.Module):
     """Model at a temperature, with the steps of the original model."""
 
     def __init__(self, model: Any, temperature: float) -> None:
+        super().__init__()
         self.model, self.output = model, _TemperedOutput(model.output, temperature)
 
     def encode(self, src: Tensor, src_lengths: Tensor) -> Any:
@@ -85,13 +85,3 @@ class _TemperedModel:
     def step(self, state: Any, token: Tensor) -> Step:
         step: Step = self.model.step(state, token)
         return step
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        yield from self.model.parameters() if hasattr(self.model, "parameters") else ()
-
-    def modules(self) -> Iterator[nn.Module]:
-        yield from self.model.modules() if hasattr(self.model, "modules") else ()
-
-    def eval(self) -> _TemperedModel:
-        self.model.eval()
-        return self

@@ -16,7 +16,6 @@ from tsallis import alpha_relu, entmax
 from tsallis.analysis import beam_tree, head_importance, output_statistics, teacher_forced_supports
 from tsallis.analysis.importance import mask_head
 from tsallis.analysis.outputs import output_steps
-from tsallis.analysis.record import transformer_attentions
 from tsallis.errors import InputError
 from tsallis.models.batch import has_loss
 from tsallis.nn import MultiheadAttention, OutputLayer
@@ -204,11 +203,12 @@ GRAMMAR = {
 }
 
 
-def test_a_tree_as_text() -> None:
+def test_a_tree_has_the_certificate_of_its_search() -> None:
     model = trie(GRAMMAR)
     result = search(model, torch.tensor([[4]]))
     tree = beam_tree(model, torch.tensor([[4]]), result, TGT)
-    assert tree.lines() == ["▁x", "  ▁y 66.4%", "    z 75.0% </s>", "    </s> 25.0%", "  z 33.6% </s>"]
+    chain, forks = tree.chain(*tree.children(0))
+    assert [edge.symbol for edge in (*chain, *forks)] == ["▁x", "▁y", "z"]
     assert tree.certificate == "complete" and tree.mass == pytest.approx(1, abs=1e-6)
 
 
@@ -221,7 +221,7 @@ def test_hypotheses_of_another_model_are_refused() -> None:
 
 def test_a_search_that_found_nothing_has_a_tree_without_edges() -> None:
     tree = beam_tree(lstm(), torch.tensor([[4]]), Result((), Certificate("none", -1.0)), TGT)
-    assert tree.edges == () and tree.lines() == [] and tree.mass == 0 and tree.bound == -1
+    assert tree.edges == () and tree.children(0) == [] and tree.mass == 0 and tree.bound == -1
 
 
 # Importance
@@ -260,7 +260,7 @@ def test_importance_beside_values_of_zero() -> None:
     assert importance.symbols == int(counts.sum()) and len(importance.heads) == 12
     assert importance.loss == pytest.approx(loss(), abs=1e-6)
     for head in importance.heads:
-        attention = transformer_attentions(model)[head.kind][head.layer]
+        attention = model.attentions()[head.kind][head.layer]
         assert attention.in_proj_weight is not None
         weight = attention.in_proj_weight.detach().clone()
         with torch.no_grad():

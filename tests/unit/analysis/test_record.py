@@ -31,7 +31,6 @@ from tsallis.analysis import (
     record,
 )
 from tsallis.analysis.contrasts import Contrasts
-from tsallis.analysis.record import transformer_attentions
 from tsallis.analysis.statistics import Statistic
 from tsallis.errors import InputError
 from tsallis.models import TransformerSeq2Seq
@@ -57,7 +56,7 @@ def compute_weights(model: TransformerSeq2Seq, data: Corpus, row: int) -> list[T
     """The weights of every attention on one sentence alone."""
     model.eval()
     by_module: dict[nn.Module, Tensor] = {}
-    attentions = transformer_attentions(model)
+    attentions = model.attentions()
 
     def keep(module: nn.Module, args: Any) -> None:
         causal = module in attentions["decoder"]

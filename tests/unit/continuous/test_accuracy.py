@@ -21,7 +21,6 @@ from tsallis.continuous import (
     Gaussian,
     GaussianBasis,
     Laplace,
-    Mixture,
     Triangular,
     TruncatedParabola,
     TruncatedParaboloid,
@@ -167,22 +166,6 @@ def test_a_cell_of_a_strongly_correlated_density() -> None:
     masses = grid_masses(Gaussian(torch.tensor([0.475, 0.49], dtype=D), cov, 2), 2, 1)
     below = 0.5 * math.erfc(-0.01 / 0.02 / math.sqrt(2))  # y below .5
     assert masses.flatten().tolist() == pytest.approx([below, 1 - below], abs=1e-12)
-
-
-@pytest.mark.parametrize("alphas", [[1.0, 1.0], [1.0, 2.0], [1.0001, 1.3], [2.0, 2.0]], ids=str)
-def test_entropies_of_mixtures_of_any_alpha(alphas: list[float]) -> None:
-    weights, mean, variance = (torch.tensor(x, dtype=D) for x in ([0.3, 0.7], [0.2, 0.8], [0.01, 0.04]))
-    t = torch.linspace(-4, 5, 900_001, dtype=D)
-    parts = [BetaGaussian(mean[i], variance[i], alphas[i]) for i in range(2)]
-    for mixture in (
-        Mixture(weights, BetaGaussian(mean, variance, torch.tensor(alphas, dtype=D))),
-        Mixture(weights, parts),
-    ):
-        p = mixture.pdf(t)
-        shannon = -torch.trapezoid(torch.xlogy(p, p), t)
-        torch.testing.assert_close(mixture.entropy(), shannon, atol=1e-8, rtol=0)
-        gini = (1 - torch.trapezoid(p**2, t)) / 2
-        torch.testing.assert_close(mixture.tsallis_entropy(2.0), gini, atol=1e-8, rtol=0)
 
 
 def test_wrong_spreads_places_and_factors_are_refused() -> None:

@@ -17,7 +17,7 @@ from tsallis.continuous import (
     gaussian_grid,
     image_basis,
 )
-from tsallis.continuous.characteristic_function import characteristic
+from tsallis.continuous.fourier import characteristic
 
 D = torch.float64
 NODES = (96, 192)

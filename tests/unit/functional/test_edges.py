@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import tsallis
 from tsallis.compat import SparsemaxLoss
-from tsallis.nn import AlphaReLULoss, EntmaxLoss, OutputLayer
+from tsallis.nn import EntmaxLoss, OutputLayer
 
 
 def test_a_mask_does_not_enlarge_scores() -> None:
@@ -241,7 +241,6 @@ LOSSES: dict[str, Callable[..., Any]] = {
     "linear_alpha_relu_loss": lambda x, target, **options: tsallis.linear_alpha_relu_loss(x, x, target, **options),
     "OutputLayer": lambda x, target, **options: OutputLayer(3, 5).loss(x, target, **options),
     "EntmaxLoss": lambda x, target, **options: EntmaxLoss(**options)(x, target),
-    "AlphaReLULoss": lambda x, target, **options: AlphaReLULoss(**options)(x, target),
     "compat": lambda x, target, **options: SparsemaxLoss(**options)(x, target),
 }
 BAD_INTEGERS = ["1", 1.0, True, None, 1j, torch.tensor([1, 2])]

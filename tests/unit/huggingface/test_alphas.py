@@ -11,11 +11,10 @@ pytest.importorskip("transformers")  # before what imports it
 
 import torch
 
-from tiny_transformers import BY_NAME, build, inputs
+from tiny_transformers import BY_NAME, alpha_parameters, build, inputs
 from tsallis.huggingface import (
     FixedAlpha,
     LearnedAlpha,
-    alpha_parameters,
     alphas,
     parameter_groups,
     set_alpha,

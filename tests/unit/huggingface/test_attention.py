@@ -13,8 +13,8 @@ import transformers as tf
 from torch import Tensor, nn
 
 import tsallis
-from tiny_transformers import BY_NAME, FAMILIES, GROUPED, SEQ2SEQ, TEXT, Family, build, fill, inputs
-from tsallis.huggingface import DensityMeter, FixedAlpha, alpha_parameters, sparsify
+from tiny_transformers import BY_NAME, FAMILIES, GROUPED, SEQ2SEQ, TEXT, Family, alpha_parameters, build, fill, inputs
+from tsallis.huggingface import DensityMeter, FixedAlpha, sparsify
 from tsallis.huggingface.attention import NAME, attention_forward, full_mask_forward
 
 SERIES = {"prediction_length": 5, "context_length": 8, "lags_sequence": [1, 2], "num_time_features": 1}

@@ -14,11 +14,10 @@ pytest.importorskip("accelerate")  # its Trainer needs it
 import torch
 import transformers as tf
 
-from tiny_transformers import BY_NAME, build, inputs
+from tiny_transformers import BY_NAME, alpha_parameters, build, inputs
 from tsallis.huggingface import (
     AnnealAlpha,
     AttentionLog,
-    alpha_parameters,
     alphas,
     from_pretrained,
     parameter_groups,

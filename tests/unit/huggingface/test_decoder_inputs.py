@@ -12,7 +12,7 @@ import torch
 import transformers as tf
 
 from tiny_transformers import SEQ2SEQ, TEXT, build, fill
-from tsallis.huggingface.decoder_inputs import decoder_inputs
+from tsallis.huggingface.text_batches import decoder_inputs
 
 LABELS = torch.tensor([[5, 6, 7, 2], [8, 2, -100, -100]])
 SHIFTED = [[1, 5, 6, 7], [1, 8, 2, 0]]

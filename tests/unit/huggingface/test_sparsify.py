@@ -16,8 +16,8 @@ import torch
 import transformers as tf
 from torch import nn
 
-from tiny_transformers import BY_NAME, SMALL, TEXT, build, inputs
-from tsallis.huggingface import alpha_parameters, alphas, densify, from_pretrained, set_alpha, sparsify
+from tiny_transformers import BY_NAME, SMALL, TEXT, alpha_parameters, build, inputs
+from tsallis.huggingface import alphas, densify, from_pretrained, set_alpha, sparsify
 
 FIRST, SECOND = (f"bert.encoder.layer.{i}.attention.self" for i in (0, 1))
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tsallis.models import LanguageModel, language
-from tsallis.models.row_texts import other_texts, split_rows
+from tsallis.models.language import other_texts, split_rows
 from tsallis.symbols import BOS
 
 VOCAB = 9

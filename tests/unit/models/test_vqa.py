@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 import tsallis
 from tsallis.continuous import grid_centres, grid_masses, moments
-from tsallis.models.image_encoder import ImageGrid
-from tsallis.models.vqa import PAPER, VisualAnswerer
+from tsallis.models.vqa import PAPER, ImageGrid, VisualAnswerer
 
 KINDS = [
     ("discrete", "softmax", None),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
+from tsallis.models import RNNSeq2Seq
+from tsallis.search import Ensemble
 from tsallis.search.step import eval_mode
 
 
@@ -21,16 +23,8 @@ def test_every_part_of_a_model_is_as_it_was() -> None:
 
 
 def test_an_ensemble_is_its_models() -> None:
-    models = [nn.Dropout(), nn.Sequential(nn.Dropout())]
-
-    class Both:
-        def modules(self) -> list[nn.Module]:
-            return [part for model in models for part in model.modules()]
-
-        def eval(self) -> None:
-            for model in models:
-                model.eval()
-
-    with eval_mode(Both()):
-        assert not any(part.training for part in Both().modules())
-    assert all(part.training for part in Both().modules())
+    models = [RNNSeq2Seq(9, 8, d_model=4, layers=1) for _ in range(2)]
+    both = Ensemble(models)
+    with eval_mode(both):
+        assert not any(part.training for model in models for part in model.modules())
+    assert all(part.training for model in models for part in model.modules())

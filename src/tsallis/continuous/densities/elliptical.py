@@ -47,12 +47,16 @@ class Density(Distribution):
     Example:
         >>> from tsallis.continuous import Gaussian, Mixture, Triangular
         >>> densities = Triangular(torch.zeros(3), 1.0), Mixture(torch.ones(2) / 2, Gaussian(torch.zeros(2), 1.0))
-        >>> [isinstance(density, Density) for density in densities], densities[0].tsallis_entropy().shape
-        ([True, True], torch.Size([3]))
+        >>> [isinstance(density, Density) for density in densities]
+        [True, True]
     """
 
     dims: int
     dtype: torch.dtype  # dtype of results
+
+    @property
+    def arg_constraints(self) -> dict[str, constraints.Constraint]:
+        return {}  # constructors raise clearer messages
 
     def pdf(self, t: Tensor) -> Tensor:
         """Evaluate the density, zero outside the support."""
@@ -65,10 +69,6 @@ class Density(Distribution):
     @property
     def covariance(self) -> Tensor:
         """Return the covariance [..., n, n]; on the line the variance [...]."""
-        raise NotImplementedError
-
-    def tsallis_entropy(self) -> Tensor:
-        """Compute the Tsallis entropy [...] for the density's alpha."""
         raise NotImplementedError
 
 
@@ -147,10 +147,6 @@ class Elliptical(Density):
             if not bool(((alpha >= 1) & (alpha < math.inf)).all()):
                 value = alpha[~((alpha >= 1) & (alpha < math.inf))][0].item()
                 raise ValueError(f"alpha must be finite and at least 1, got a tensor with {value:g}")
-
-    @property
-    def arg_constraints(self) -> dict[str, constraints.Constraint]:
-        return {}  # _check raises clearer messages
 
     @classmethod
     def _family(cls, **shape: Any) -> Family:

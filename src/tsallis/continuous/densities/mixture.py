@@ -13,15 +13,11 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from tsallis.continuous.densities.base import broadcast_batch
-from tsallis.continuous.densities.elliptical import Density, Elliptical, Function, Points
-from tsallis.continuous.quadrature import expm1_ratio, gauss_legendre
-from tsallis.continuous.supports import Interval, Union
+from tsallis.continuous.densities.elliptical import Density, Function, Points
+from tsallis.continuous.supports import Union
 from tsallis.functional.rows import check_floating, result_dtype
 from tsallis.ops.dtypes import compute_dtype, upcast
 from tsallis.ops.transforms import outside_tracers, physical
-
-PANEL = 48  # points of the rule on each piece on which all components are smooth
-MARKS = (2.0, 4.0, 8.0, 40.0)  # in standard deviations; a density beyond the last is negligible
 
 
 class Mixture(Density):
@@ -76,10 +72,6 @@ class Mixture(Density):
         if self._validate_args:
             _check_weights(self.weights, torch.finfo(weights.dtype).eps)
 
-    @property
-    def arg_constraints(self) -> dict[str, Any]:
-        return {}
-
     def _gather(self, values: Sequence[Tensor], trailing: int) -> Tensor:
         """Stack values of the parts to [..., K, *trailing], with `trailing` dimensions after the component."""
         return values[0] if self.stacked else torch.stack(list(values), values[0].dim() - trailing)
@@ -117,20 +109,9 @@ class Mixture(Density):
         """Return the union of all components' supports, including components of weight zero."""
         return Union([part.support for part in self.parts], self.stacked)  # type: ignore[misc]
 
-    @property
-    def alpha(self) -> float | Tensor | None:
-        """Return the components' alpha if they share one, else None."""
-        alphas = [part.alpha for part in self.parts if isinstance(part, (Elliptical, Mixture))]
-        same = not isinstance(alphas[0], Tensor) and all(not isinstance(a, Tensor) and a == alphas[0] for a in alphas)
-        return alphas[0] if same else None
-
     def pdf(self, t: Tensor) -> Tensor:
-        return self._pdf(t).to(self.dtype)
-
-    def _pdf(self, t: Tensor) -> Tensor:
-        """Return the density in the dtype of the computation."""
         points = self._spread_out(t)
-        return self._mix([part.pdf(points) for part in self.parts], 0)
+        return self._mix([part.pdf(points) for part in self.parts], 0).to(self.dtype)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the logarithm of the density; -inf, with gradient zero, outside the support."""
@@ -161,54 +142,6 @@ class Mixture(Density):
         component = torch.multinomial(flat, shape.numel(), replacement=True).T.reshape(shape + self.batch_shape)
         index = component.reshape(component.shape + (1,) * (1 + event)).expand(*component.shape, 1, *self.event_shape)
         return samples.gather(-1 - event, index).squeeze(-1 - event).to(self.dtype)
-
-    def tsallis_entropy(self, alpha: float | None = None) -> Tensor:
-        r"""Return the Tsallis entropy :math:`(1 - \int p^\alpha) / (\alpha(\alpha-1))` [...]; on the line only.
-
-        It is computed by quadrature on pieces on which all components are smooth.
-
-        Args:
-            alpha: Alpha of the entropy (default: the components' alpha).
-
-        Raises:
-            ValueError: If no alpha is given and the components share none.
-            NotImplementedError: If the mixture is in the plane.
-        """
-        alpha = self.alpha if alpha is None else alpha  # type: ignore[assignment]
-        if alpha is None or isinstance(alpha, Tensor):
-            raise ValueError("the components have no alpha in common: say which entropy, as in tsallis_entropy(2.0)")
-        t, steps = self._panels()  # [panels * points, ...]
-        p = self._pdf(t)
-        # Treat the logarithm of a tiny p as a constant: the square of 1 / p would overflow.
-        large = p > torch.finfo(p.dtype).tiny ** 0.5
-        constant = torch.where(p > 0, p, 1).detach().log()
-        log_p = torch.where(large, torch.where(large, p, 1).log(), constant)
-        deformed = log_p * expm1_ratio((alpha - 1) * log_p)
-        return (-(steps * p * deformed).sum(0) / alpha).to(self.dtype)
-
-    def entropy(self) -> Tensor:
-        """Return Shannon's differential entropy in nats [...]; on the line only."""
-        return self.tsallis_entropy(1.0)
-
-    def _panels(self) -> tuple[Tensor, Tensor]:
-        """Return nodes and weights [points, ...] of a quadrature rule on the line; batch dimensions come last."""
-        if self.dims != 1:
-            raise NotImplementedError("the entropy of a mixture is computed on the line only")
-        breaks = self._breaks().sort(-1).values
-        x, weights = gauss_legendre(PANEL).to(breaks)
-        # Crowd points at the ends of a panel, where a power of the distance vanishes. Do it twice: if two components
-        # end there, the slope of one times the logarithm of the other may be unbounded.
-        for _ in range(2):
-            turn = x * (torch.pi / 2)
-            x, weights = torch.sin(turn), weights * torch.cos(turn) * (torch.pi / 2)
-        nodes, steps = (1 + x) / 2, weights
-        low, width = breaks[..., :-1].unsqueeze(-1), breaks.diff(dim=-1).unsqueeze(-1)
-        return (low + width * nodes).flatten(-2).movedim(-1, 0), (width * steps).flatten(-2).movedim(-1, 0)
-
-    def _breaks(self) -> Tensor:
-        """Return the points [..., breaks] between which all components are smooth."""
-        each = [part._breaks() if isinstance(part, Mixture) else _breaks(part) for part in self.parts]
-        return each[0].flatten(-2) if self.stacked else torch.cat(each, -1)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Mixture:
         new: Mixture = self._get_checked_instance(Mixture, _instance)
@@ -242,24 +175,3 @@ def _upcast(density: Density) -> Density:
         density = copy.copy(density)
         density.dtype = compute_dtype(density.dtype)
     return density
-
-
-def _breaks(density: Density) -> Tensor:
-    """Return the mean and the ends of the support [..., breaks], with points in between if it is long.
-
-    They have gradients. Above alpha 2 the slope of a density is unbounded at the ends of its support, so derivatives
-    are correct only if the nodes of the rule move with the ends.
-    """
-    mean, std, support = density.mean, density.variance.sqrt(), density.support
-    reach = density.family.reach(mean) if isinstance(density, Elliptical) else math.inf
-    short = not isinstance(reach, Tensor) and reach <= 2 * MARKS[0]
-    steps = (0.0,) if short else (*(-k for k in reversed(MARKS)), 0.0, *MARKS)
-    places = mean.unsqueeze(-1) + std.unsqueeze(-1) * torch.tensor(steps, dtype=mean.dtype, device=mean.device)
-    if not isinstance(support, Interval):
-        return places
-    # Clamp the reach: an end beyond the last mark has no effect, and an infinite end would give NaN gradients.
-    half = std * (reach.clamp(max=2 * MARKS[-1]) if isinstance(reach, Tensor) else reach)
-    lower, upper = (mean - half).unsqueeze(-1), (mean + half).unsqueeze(-1)
-    # A mark at an end must move with the end; torch.maximum would split the gradient between them.
-    places = torch.where(places > lower, torch.where(places < upper, places, upper), lower)
-    return torch.cat([lower, places, upper], -1) if short else places

@@ -13,11 +13,10 @@ from torch.utils.checkpoint import checkpoint
 from tsallis.models.arguments import constructor_arguments
 from tsallis.models.checks import check_counts, check_last_pass
 from tsallis.models.protocol import BestStep, DecoderOutput, Memory, Step, best_of_step, source_mask
-from tsallis.models.sharing import SEQUENCE_ROWS, SHARES, SharingModel, SymbolRows, share_embeddings
+from tsallis.models.sharing import SEQUENCE_ROWS, SHARES, AttentionModel, SymbolRows, share_embeddings
 from tsallis.models.transformer.compiled import CompiledState, encode_compiled, start_compiled
 from tsallis.models.transformer.decoding_state import KVBuffers, RowPacking, Sources, StepCache, TransformerState
 from tsallis.nn import (
-    AttentionStats,
     KeyValueCache,
     MultiheadAttention,
     OutputLayer,
@@ -56,7 +55,7 @@ class Stack(nn.Module):
         return x if self.norm is None else self.norm(x)
 
 
-class TransformerSeq2Seq(SharingModel):
+class TransformerSeq2Seq(AttentionModel):
     r"""Encoder-decoder Transformer with sparse attention and sparse outputs.
 
     .. math:: \mathrm{head}_h = \mathrm{entmax}_{\alpha_h}\big(Q_h K_h^\top / \sqrt{d}\big) V_h, \qquad
@@ -234,8 +233,8 @@ class TransformerSeq2Seq(SharingModel):
         return self._start_plain(memory) if compiled is None else compiled
 
     def _start_plain(self, memory: Memory) -> TransformerState:
-        attentions = self._attentions("cross")
-        keys, values = zip(*(attention.keys_and_values(memory.states) for attention in attentions), strict=True)
+        pairs = (attention.keys_and_values(memory.states) for attention in self.attentions()["cross"])
+        keys, values = zip(*pairs, strict=True)
         sources = Sources(keys, values, memory.mask.sum(1).cpu())
         nothing = tuple(x[:, :, :0] for pair in zip(keys, values, strict=True) for x in pair)
         rows = torch.arange(len(memory.states), device=memory.states.device)
@@ -323,27 +322,13 @@ class TransformerSeq2Seq(SharingModel):
         embedded: Tensor = self.dropout(x)
         return embedded
 
-    def _attentions(self, kind: str) -> list[MultiheadAttention]:
-        stack, name = {
-            "encoder": (self.encoder, "self_attn"),
-            "decoder": (self.decoder, "self_attn"),
-            "cross": (self.decoder, "multihead_attn"),
-        }[kind]
-        return [getattr(layer, name) for layer in stack.layers]
-
-    def alphas(self) -> dict[str, Tensor]:
-        """Return the alphas [layers, heads] of each kind of attention: "encoder", "decoder" and "cross"."""
-        return {kind: torch.stack([a.alphas().detach() for a in self._attentions(kind)]) for kind in KINDS}
-
-    def attention_stats(self) -> dict[str, list[AttentionStats]]:
-        """Return the sparsity in the last pass: for each kind of attention, statistics of each layer's heads.
-
-        Source padding is excluded; target padding counts like any other step.
-
-        Raises:
-            RuntimeError: If there was no pass yet, or it was compiled.
-        """
-        return {kind: [a.stats() for a in self._attentions(kind)] for kind in KINDS}
+    def attentions(self) -> dict[str, list[MultiheadAttention]]:
+        encoder, decoder = self.encoder.layers, self.decoder.layers
+        return {
+            "encoder": [layer.self_attn for layer in encoder],  # type: ignore[misc]
+            "decoder": [layer.self_attn for layer in decoder],  # type: ignore[misc]
+            "cross": [layer.multihead_attn for layer in decoder],  # type: ignore[misc]
+        }
 
     def num_attended(self, decoded: DecoderOutput) -> Tensor:
         """Return the mean number of attended source positions per step [batch, tgt], over layers and heads.
@@ -354,11 +339,7 @@ class TransformerSeq2Seq(SharingModel):
         Raises:
             RuntimeError: If the last pass was another one, or was compiled.
         """
-        attentions = self._attentions("cross")
-        if any(not attention.recorded for attention in attentions):
-            check_last_pass(None, decoded)
-        counts = torch.stack([attention.support() for attention in attentions])  # [layers, batch, heads, tgt]
-        mean = counts.float().mean((0, 2))
+        mean = self._supports("cross", decoded).float().mean((0, 2))
         check_last_pass(mean.shape, decoded)
         return mean
 

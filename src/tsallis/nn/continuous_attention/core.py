@@ -23,6 +23,7 @@ from tsallis.continuous import (
 )
 from tsallis.continuous.densities.elliptical import Points
 from tsallis.continuous.moments import Matching
+from tsallis.errors import check_one_of
 from tsallis.functional.rows import alpha_number, check_floating
 from tsallis.nn.continuous_attention.density_head import DensityHead, DensityKind, PooledFeatures, linear
 from tsallis.nn.output import transform_alpha
@@ -128,8 +129,7 @@ class ContinuousAttention(nn.Module):
         d_query, d_values = d_query or d_model, d_values or d_model
         if d_model < 1 or num_heads < 1 or d_model % num_heads:
             raise ValueError(f"d_model must be a multiple of num_heads, got {d_model} and {num_heads}")
-        if moments not in MOMENTS:
-            raise ValueError(f"moments must be one of {', '.join(MOMENTS)}, got {moments!r}")
+        check_one_of("moments", moments, MOMENTS)
         if components < 1 or (moments == "scores" and components > 1):
             raise ValueError(f"components must be at least 1, and 1 with moments of scores, got {components}")
         if combine and moments not in ("discrete", "scores"):
@@ -166,9 +166,17 @@ class ContinuousAttention(nn.Module):
                 nn.init.xavier_uniform_(layer.weight)
                 nn.init.zeros_(layer.bias)
 
-    def _attend(self, query: Tensor | None, values: Tensor, observations: Observations) -> ContinuousContext:
+    def _observations(self, values: Tensor, mask: Tensor | None) -> Observations:
+        """Return the mask and positions of values, for the further arguments of `forward`."""
+        raise NotImplementedError
+
+    def attend(
+        self, query: Tensor | None, values: Tensor, mask: Tensor | None = None, *where: Any, **options: Any
+    ) -> ContinuousContext:
+        """Return the context, density and discrete weights, for the arguments of `forward`."""
+        self._check(values, mask)
         single = query is None or query.dim() == 2
-        mask, positions, fit = observations
+        mask, positions, fit = self._observations(values, mask, *where, **options)
         if mask is not None:  # masked values may be NaN
             values = torch.where(mask.unsqueeze(-1), values, 0)
         v = values if self.value_proj is None else self.value_proj(values)  # [batch, length, d_model]
@@ -250,10 +258,12 @@ class ContinuousAttention(nn.Module):
         scores: Tensor = (q @ k.mT) / math.sqrt(self.head_dim)  # [batch, heads, queries * components, length]
         return scores if self.components == 1 else scores.unflatten(2, (-1, self.components))
 
-    def _check(self, values: Tensor) -> None:
+    def _check(self, values: Tensor, mask: Tensor | None) -> None:
         check_floating(values, "values")
         if values.dim() != 3 or values.shape[-1] != self.d_values:
             raise ValueError(f"values must be [batch, length, {self.d_values}], got shape {tuple(values.shape)}")
+        if mask is not None and (mask.dtype != torch.bool or mask.shape != values.shape[:2]):
+            raise ValueError(f"mask must be boolean {list(values.shape[:2])}, got {mask.dtype} {list(mask.shape)}")
 
     def extra_repr(self) -> str:
         alpha = f", alpha={self.alpha:g}" if self.moments in ("discrete", "scores") else ""

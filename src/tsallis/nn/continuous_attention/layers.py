@@ -13,7 +13,6 @@ from tsallis.continuous.densities.elliptical import Points
 from tsallis.continuous.moments import Matching
 from tsallis.nn.continuous_attention.core import (
     ContinuousAttention,
-    ContinuousContext,
     Defaults,
     Observations,
     cell_edges,
@@ -108,30 +107,16 @@ class ContinuousAttention1d(ContinuousAttention):
         result = self.attend(query, values, mask, lengths, positions)
         return result.context, result.density if need_density else result.weights
 
-    def attend(
-        self,
-        query: Tensor | None,
-        values: Tensor,
-        mask: Tensor | None = None,
-        lengths: Tensor | Sequence[int] | None = None,
-        positions: Tensor | None = None,
-    ) -> ContinuousContext:
-        """Return the context, density and discrete weights, for the arguments of :meth:`forward`."""
-        self._check(values)
-        return self._attend(query, values, self._observations(values, mask, lengths, positions))
-
     def _observations(
         self,
         values: Tensor,
         mask: Tensor | None,
-        lengths: Tensor | Sequence[int] | None,
-        positions: Tensor | None,
+        lengths: Tensor | Sequence[int] | None = None,
+        positions: Tensor | None = None,
     ) -> Observations:
         size, like = values.shape[1], upcast(values)
         if mask is not None and lengths is not None:
             raise ValueError("give lengths or a mask, not both")
-        if mask is not None and (mask.dtype != torch.bool or mask.shape != values.shape[:2]):
-            raise ValueError(f"mask must be boolean {list(values.shape[:2])}, got {mask.dtype} {list(mask.shape)}")
         if lengths is not None:
             lengths = torch.as_tensor(lengths, device=values.device)
             if lengths.shape != values.shape[:1]:
@@ -211,29 +196,24 @@ class ContinuousAttention2d(ContinuousAttention):
         result = self.attend(query, values, mask, grid, positions)
         return result.context, result.density if need_density else result.weights
 
-    def attend(
+    def _observations(
         self,
-        query: Tensor | None,
         values: Tensor,
-        mask: Tensor | None = None,
+        mask: Tensor | None,
         grid: tuple[int, int] | None = None,
         positions: Tensor | None = None,
-    ) -> ContinuousContext:
-        """Return the context, density and discrete weights, for the arguments of :meth:`forward`."""
-        self._check(values)
+    ) -> Observations:
         if (grid is None) == (positions is None):
             raise ValueError("in the plane give a grid of height and width, or positions")
         fit: dict[str, Any] = {"grid": grid} if positions is None else {"positions": positions}
         if mask is not None:
-            if mask.dtype != torch.bool or mask.shape != values.shape[:2]:
-                raise ValueError(f"mask must be boolean {list(values.shape[:2])}, got {mask.dtype} {list(mask.shape)}")
             fit["mask"] = mask
         if grid is not None:
             if grid[0] * grid[1] != values.shape[1]:
                 raise ValueError(f"a grid of {grid[0]} times {grid[1]} doesn't hold {values.shape[1]} values")
             positions = grid_centres(*grid).to(upcast(values))
         assert positions is not None
-        return self._attend(query, values, Observations(mask, positions, fit))
+        return Observations(mask, positions, fit)
 
 
 class ContinuousGlobalAttention(ScoredAttention):

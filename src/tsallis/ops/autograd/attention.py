@@ -136,15 +136,8 @@ def dense_attention(args: AttentionArgs, backend: str = "eager") -> tuple[Tensor
 def differentiable_gradient(ctx: Any, args: AttentionArgs, grad: Tensor) -> Sequence[Tensor | None]:
     """Return gradients that can be differentiated again or batched, from all weights."""
 
-    def compute(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        alphas: Tensor | None,
-        mask: Tensor | None,
-        slopes: Tensor | None,
-    ) -> Tensor:
-        these = args._replace(query=query, key=key, value=value, alphas=alphas, mask=mask, slopes=slopes)
+    def compute(*inputs: Any) -> Tensor:
+        these = args._replace(**AttentionGradients(*inputs)._asdict())
         return dense_attention(_wide(these), ctx.backend)[0]
 
     return recompute_input_gradients(ctx, compute, args.differentiable, upcast(grad))

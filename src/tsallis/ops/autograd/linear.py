@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from tsallis.ops.alphas import Alpha, check_alpha
+from tsallis.ops.alphas import check_alpha
 from tsallis.ops.autograd.linear_chunks import Layer, SavedForBackward, gradients, losses
 from tsallis.ops.autograd.losses import entmax_loss
 from tsallis.ops.autograd.recompute import recompute_input_gradients
@@ -46,16 +46,8 @@ def materialise(layer: Layer) -> Tensor:
 
 class LinearLoss(Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        target: Tensor,
-        alpha: Alpha,
-        tau: float | None,
-        total: bool,
-    ) -> Tensor:
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        hidden, weight, bias, target, alpha, tau, total = inputs
         check_alpha(alpha)
         needs = ctx.needs_input_grad
         layer = Layer(hidden, weight, bias, target, alpha, tau).contiguous()
@@ -107,15 +99,8 @@ def linear_loss(layer: Layer, total: bool = False) -> Tensor:
 _ARGUMENTS = "Tensor hidden, Tensor weight, Tensor? bias, Tensor target, float alpha, Tensor? alphas, float? tau"
 
 
-def _layer(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor,
-    alpha: float,
-    alphas: Tensor | None,
-    tau: float | None,
-) -> Layer:
+def _layer(*arguments: Any) -> Layer:
+    hidden, weight, bias, target, alpha, alphas, tau = arguments
     return Layer(hidden, weight, bias, target, alpha if alphas is None else alphas, tau).contiguous()
 
 
@@ -188,16 +173,8 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
 
         return *recompute_input_gradients(ctx, compute, inputs, grad), None
     dh, dw, db, da = _backward_operator(grad, *inputs, ctx.tau)
-    needs = ctx.needs_input_grad
-    return (
-        dh if needs[0] else None,
-        dw if needs[1] else None,
-        db if needs[2] else None,
-        None,
-        None,
-        da if needs[5] else None,
-        None,
-    )
+    grads = (dh, dw, db, None, None, da, None)
+    return tuple(x if need else None for x, need in zip(grads, ctx.needs_input_grad, strict=True))
 
 
 _operator = operator("linear_loss", f"({_ARGUMENTS}) -> Tensor", _compute, _fake, _setup, _backward, waits=True)

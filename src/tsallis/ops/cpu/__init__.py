@@ -25,7 +25,7 @@ from torch import Tensor
 from tsallis.ops.alphas import Alpha
 from tsallis.ops.arguments import BestSymbols
 from tsallis.ops.cpu.build import LEFT_OUT, NO_KERNEL, source_hash
-from tsallis.ops.cpu.structs import CALLS, Beam, Decoder, Encoder, Layout, Project, Rank, Search, sizes
+from tsallis.ops.cpu.structs import CALLS, Layout, Rank, sizes
 from tsallis.ops.cpu.structs import STATS as STATS
 from tsallis.ops.dtypes import compute_dtype
 from tsallis.ops.eager.log_probs import largest_distinct
@@ -138,22 +138,17 @@ def usable() -> bool:
     return available
 
 
-def use_instructions(name: str) -> bool:
-    """Select an instruction set for tests: `portable`, `avx2` or `avx512`."""
-    return bool(_load()[0].tsallis_use_isa(name.encode()))
-
-
-def instructions() -> str:
-    """Return the instruction set in use."""
-    return str(_load()[0].tsallis_isa().decode())
-
-
 def _layout(x: Tensor, alpha: Alpha, dim: int = -1) -> Layout:
     """Describe rows along the last dimension or along `dim`, with alphas [rows, 1] in the compute dtype."""
     d = x.shape[dim]
     inner = 1 if dim == -1 else math.prod(x.shape[dim + 1 :])
     number, pointer = (alpha, None) if isinstance(alpha, float) else (0.0, alpha.data_ptr())
     return Layout(STORAGE[x.dtype], x.numel() // d, d, inner, number, pointer)
+
+
+def pointers(*tensors: Tensor | None) -> tuple[int | None, ...]:
+    """Return the addresses of tensors."""
+    return tuple([None if x is None else x.data_ptr() for x in tensors])
 
 
 def run(name: str, *fields: Any, **keywords: Any) -> None:
@@ -175,14 +170,7 @@ def entmax_gradient(
     scores_grad = torch.empty_like(probs)
     layout = _layout(probs, alpha, dim)
     alpha_grad = torch.empty(layout.rows, 1, dtype=compute_dtype(probs.dtype), device="cpu") if need_alpha else None
-    run(
-        "map_gradient",
-        layout,
-        probs.data_ptr(),
-        grad.data_ptr(),
-        scores_grad.data_ptr(),
-        None if alpha_grad is None else alpha_grad.data_ptr(),
-    )
+    run("map_gradient", layout, *pointers(probs, grad, scores_grad, alpha_grad))
     return scores_grad, alpha_grad
 
 
@@ -199,16 +187,7 @@ def entmax_loss(
     width = STATS + (_support_width(scores) if save_support else 0)
     loss, stats = torch.empty(rows, dtype=wide, device="cpu"), torch.empty(rows, width, dtype=wide, device="cpu")
     alpha_grad = torch.empty(rows, 1, dtype=wide, device="cpu") if need_alpha else None
-    run(
-        "loss",
-        _layout(scores, alpha),
-        scores.data_ptr(),
-        target.data_ptr(),
-        loss.data_ptr(),
-        stats.data_ptr(),
-        None if alpha_grad is None else alpha_grad.data_ptr(),
-        width,
-    )
+    run("loss", _layout(scores, alpha), *pointers(scores, target, loss, stats, alpha_grad), width)
     return loss, stats, alpha_grad
 
 
@@ -218,36 +197,18 @@ def _support_width(scores: Tensor) -> int:
     return 1 + room + room * 4 // compute_dtype(scores.dtype).itemsize if room else 0
 
 
-def entmax_loss_gradient(
-    scores: Tensor, target: Tensor, alpha: Alpha, stats: Tensor, grad: Tensor, out: Tensor | None = None
-) -> Tensor:
-    """Return the gradient of the scores, (p - e_y) times those of the losses [rows]; `out` may be the scores."""
-    return _loss_gradient(scores, target, alpha, stats, grad, out, relu=False)
-
-
-def alpha_relu_loss_gradient(
-    scores: Tensor, target: Tensor, alpha: Alpha, stats: Tensor, grad: Tensor, out: Tensor | None = None
-) -> Tensor:
-    """Return the gradient of the scores of :func:`alpha_relu_loss`, whose values may sum to more than 1."""
-    return _loss_gradient(scores, target, alpha, stats, grad, out, relu=True)
-
-
 def _loss_gradient(
-    scores: Tensor, target: Tensor, alpha: Alpha, stats: Tensor, grad: Tensor, out: Tensor | None, relu: bool
+    scores: Tensor, target: Tensor, alpha: Alpha, stats: Tensor, grad: Tensor, out: Tensor | None = None, *, relu: bool
 ) -> Tensor:
+    """Return the gradient of the scores for the gradient of the losses [rows]; `out` may be the scores."""
     scores_grad = torch.empty_like(scores) if out is None else out
-    run(
-        "loss_gradient",
-        _layout(scores, alpha),
-        scores.data_ptr(),
-        target.data_ptr(),
-        stats.data_ptr(),
-        grad.data_ptr(),
-        scores_grad.data_ptr(),
-        stats.shape[1],
-        relu,
-    )
+    tensors = pointers(scores, target, stats, grad, scores_grad)
+    run("loss_gradient", _layout(scores, alpha), *tensors, stats.shape[1], relu)
     return scores_grad
+
+
+entmax_loss_gradient = functools.partial(_loss_gradient, relu=False)
+alpha_relu_loss_gradient = functools.partial(_loss_gradient, relu=True)
 
 
 def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float, tau: float) -> tuple[Tensor, Tensor]:
@@ -255,15 +216,7 @@ def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float, tau: float) ->
     wide = compute_dtype(scores.dtype)
     loss = torch.empty(len(scores), dtype=wide, device="cpu")
     stats = torch.empty(len(scores), STATS, dtype=wide, device="cpu")
-    run(
-        "relu_loss",
-        _layout(scores, alpha),
-        scores.data_ptr(),
-        target.data_ptr(),
-        tau,
-        loss.data_ptr(),
-        stats.data_ptr(),
-    )
+    run("relu_loss", _layout(scores, alpha), *pointers(scores, target), tau, *pointers(loss, stats))
     return loss, stats
 
 
@@ -272,37 +225,19 @@ def support_sizes(scores: Tensor, alpha: Alpha, stats: Tensor, target: Tensor) -
     return stats[:, STATS - 1].masked_fill_(target < 0, 0).long()
 
 
-def support(
-    scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor, size: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return classes (int32) and probabilities of the supports; row r is at offsets[r] to offsets[r + 1]."""
-    return _support(scores, alpha, stats, offsets, size, relu=False)
-
-
-def alpha_relu_support(
-    scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor, size: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return classes (int32) and values of the supports of :func:`alpha_relu_loss`."""
-    return _support(scores, alpha, stats, offsets, size, relu=True)
-
-
 def _support(
-    scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor, size: int | None, relu: bool
+    scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor, size: int | None = None, *, relu: bool
 ) -> tuple[Tensor, Tensor]:
+    """Return classes (int32) and values of the supports; row r is at offsets[r] to offsets[r + 1]."""
     size = int(offsets[-1]) if size is None else size
     index = torch.empty(size, dtype=torch.int32, device="cpu")
     value = torch.empty(size, dtype=stats.dtype, device="cpu")
-    run(
-        "support",
-        _layout(scores, alpha),
-        scores.data_ptr(),
-        stats.data_ptr(),
-        offsets.data_ptr(),
-        index.data_ptr(),
-        value.data_ptr(),
-        relu,
-    )
+    run("support", _layout(scores, alpha), *pointers(scores, stats, offsets, index, value), relu)
     return index, value
+
+
+support = functools.partial(_support, relu=False)
+alpha_relu_support = functools.partial(_support, relu=True)
 
 
 def transpose(lists: CsrRows, classes: int, weight: Tensor, target: Tensor) -> CsrRows:
@@ -314,19 +249,8 @@ def transpose(lists: CsrRows, classes: int, weight: Tensor, target: Tensor) -> C
     offsets = torch.empty(classes + 1, dtype=torch.long, device="cpu")
     index = torch.empty(len(lists.column) + count, dtype=torch.int32, device="cpu")
     value = torch.empty(len(index), dtype=lists.value.dtype, device="cpu")
-    _load()[0].tsallis_transpose(
-        STORAGE[value.dtype],
-        len(target),
-        classes,
-        lists.offsets.data_ptr(),
-        lists.column.data_ptr(),
-        lists.value.data_ptr(),
-        weight.data_ptr(),
-        target.data_ptr(),
-        offsets.data_ptr(),
-        index.data_ptr(),
-        value.data_ptr(),
-    )
+    tensors = pointers(*lists, weight, target, offsets, index, value)
+    _load()[0].tsallis_transpose(STORAGE[value.dtype], len(target), classes, *tensors)
     return CsrRows(offsets, index, value)
 
 
@@ -344,20 +268,7 @@ def spmm(
     rows, m = len(lists.offsets) - 1, table.shape[1]
     out = torch.empty(rows, m, dtype=table.dtype, device="cpu")
     total = torch.empty(rows, dtype=lists.value.dtype, device="cpu") if need_total else None
-    run(
-        "gather",
-        STORAGE[table.dtype],
-        rows,
-        m,
-        lists.offsets.data_ptr(),
-        lists.column.data_ptr(),
-        lists.value.data_ptr(),
-        None if scale is None else scale.data_ptr(),
-        None if minus is None else minus.data_ptr(),
-        table.data_ptr(),
-        out.data_ptr(),
-        None if total is None else total.data_ptr(),
-    )
+    run("gather", STORAGE[table.dtype], rows, m, *pointers(*lists, scale, minus, table, out, total))
     if onto is not None and factor is not None:
         return onto.mul_(factor[0]).add_(out), total
     return out, total
@@ -378,44 +289,19 @@ def best_symbols(
     """Return the most probable symbols of each row of scores [rows, symbols]."""
     if scores.dtype == torch.float64:
         return best_symbols_in_float64(scores, alpha, tau, count, end, only)
-    call = rank_fields(scores.shape[1], alpha, tau, scores.dtype)
+    fields = rank_fields(scores.shape[1], alpha, tau, scores.dtype)
     scores = scores.float()
     rows, symbols = scores.shape
     best = allocate_best(rows, min(count, symbols))
-    point_to(call, best, end, only)
-    call.scores = scores.data_ptr()
-    _load()[0].tsallis_rank(call, torch.get_num_threads())
+    point_to(fields, best, end, only)
+    fields.scores = scores.data_ptr()
+    call_kernel("rank", fields)
     return best
 
 
-def call_decoder(call: Decoder) -> None:
-    """Run one step of a Transformer decoder."""
-    _load()[0].tsallis_decoder(call, torch.get_num_threads())
-
-
-def call_encoder(call: Encoder) -> None:
-    """Encode sources with a Transformer."""
-    _load()[0].tsallis_encoder(call, torch.get_num_threads())
-
-
-def call_project(call: Project) -> None:
-    """Compute the keys and values of sources for a Transformer decoder."""
-    _load()[0].tsallis_project(call, torch.get_num_threads())
-
-
-def call_begin(call: Beam, token: int) -> None:
-    """Start a beam search: the first prefix of each source is a token."""
-    _load()[0].tsallis_begin(call, token)
-
-
-def call_beam(call: Beam) -> None:
-    """Choose the next prefixes of a beam search from the results of a step."""
-    _load()[0].tsallis_beam(call, 1)
-
-
-def call_search(call: Search) -> None:
-    """Run steps of a beam search with a Transformer decoder, until memory or the search ends."""
-    _load()[0].tsallis_search(call, torch.get_num_threads())
+def call_kernel(name: str, arguments: ctypes.Structure, threads: int | None = None) -> None:
+    """Call a function of the kernels with its structure of arguments."""
+    getattr(_load()[0], f"tsallis_{name}")(arguments, torch.get_num_threads() if threads is None else threads)
 
 
 def allocate_best(rows: int, count: int) -> BestSymbols:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tsallis.ops.arguments import BeamLimits, BeamOptions, BeamOutcome, BestSymbols
-from tsallis.ops.cpu import call_beam, call_begin, point_to
+from tsallis.ops.cpu import call_kernel, point_to
 from tsallis.ops.cpu.structs import BEAM_SOURCE, HISTORY_COLUMNS, HISTORY_VALUES, NUMBER, PREFIX_COLUMNS, Beam
 
 STEPS_AT_ONCE = 16  # memory for this many steps of full beams is allocated together
@@ -54,7 +54,7 @@ class Beams:
             prefixes=prefixes,
             log_prob=prefixes + len(PREFIX_COLUMNS) * self.capacity * NUMBER,
         )
-        call_begin(self.call, token)
+        call_kernel("begin", self.call, token)
 
     def tokens(self) -> Tensor:
         """Return the last token of each prefix [rows]."""
@@ -85,7 +85,7 @@ class Beams:
         attended = num_attended.to(torch.int64).contiguous()
         point_to(self.call.rank, best, -1, None)
         self.call.attended = attended.data_ptr()
-        call_beam(self.call)
+        call_kernel("beam", self.call, 1)
         return self.call.rows > 0 and self.nan_source is None
 
     @property

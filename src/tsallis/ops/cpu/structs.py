@@ -4,100 +4,57 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import c_double, c_int32, c_int64, c_uint64, c_void_p
+from typing import Any
+
+Fields = tuple[tuple[str, Any], ...]
+
+
+def _fields(*groups: tuple[Any, str]) -> Fields:
+    """Return the fields of a structure, from types with the names of their fields."""
+    return tuple((name, kind) for kind, names in groups for name in names.split())
+
+
+def _call(*groups: tuple[Any, str]) -> type[ctypes.Structure]:
+    return type("Call", (ctypes.Structure,), {"_fields_": _fields(*groups)})
 
 
 class Layout(ctypes.Structure):
     """Layout of rows and their alphas."""
 
-    _fields_ = (
-        ("storage", c_int32),
-        ("rows", c_int64),
-        ("d", c_int64),
-        ("inner", c_int64),
-        ("alpha", c_double),
-        ("alphas", c_void_p),
-    )
-
-
-def _call(name: str, *pointers: str, numbers: tuple[str, ...] = ()) -> type[ctypes.Structure]:
-    fields = [("layout", Layout), *((p, c_void_p) for p in pointers), *((n, c_int64) for n in numbers)]
-    return type(name, (ctypes.Structure,), {"_fields_": fields})
-
-
-_Map = _call("_Map", "scores", "probs", "stats")
-_MapGradient = _call("_MapGradient", "probs", "grad", "scores_grad", "alpha_grad")
-_Loss = _call("_Loss", "scores", "target", "loss", "stats", "alpha_grad", numbers=("width",))
-_LossGradient = _call("_LossGradient", "scores", "target", "stats", "grad", "scores_grad", numbers=("width", "relu"))
-_Support = _call("_Support", "scores", "stats", "offsets", "index", "value", numbers=("relu",))
-
-
-class _ReluLoss(ctypes.Structure):
-    _fields_ = (
-        ("layout", Layout),
-        ("scores", c_void_p),
-        ("target", c_void_p),
-        ("tau", c_double),
-        ("loss", c_void_p),
-        ("stats", c_void_p),
-    )
-
-
-class _Gather(ctypes.Structure):
-    _fields_ = (
-        ("storage", c_int32),
-        ("rows", c_int64),
-        ("m", c_int64),
-        *((name, c_void_p) for name in ("offsets", "index", "value", "scale", "minus", "table", "out", "total")),
-    )
-
-
-class _Drop(ctypes.Structure):
-    _fields_ = (
-        ("storage", c_int32),
-        ("n", c_int64),
-        ("d", c_int64),
-        ("seed", c_uint64),
-        ("keep_prob", c_double),
-        ("in", c_void_p),
-        ("out", c_void_p),
-    )
+    _fields_ = _fields((c_int32, "storage"), (c_int64, "rows d inner"), (c_double, "alpha"), (c_void_p, "alphas"))
 
 
 class Heads(ctypes.Structure):
     """Tensor [batch, heads, rows, size] whose last dimension has stride 1."""
 
-    _fields_ = (("memory", c_void_p), ("batch", c_int64), ("head", c_int64), ("row", c_int64))
+    _fields_ = _fields((c_void_p, "memory"), (c_int64, "batch head row"))
 
 
 class Attention(ctypes.Structure):
     """Arguments of attention, forward and backward."""
 
     __slots__ = ()  # unknown field names raise an error
-    _fields_ = (
-        ("storage", c_int32),
-        ("causal", c_int32),
-        *((name, c_int64) for name in ("batch", "key_heads", "group", "queries", "keys", "size", "value_size")),
-        *((name, c_int64) for name in ("tile_rows", "capacity", "splits")),
-        ("scale", c_double),
-        ("keep_prob", c_double),
-        ("seed", c_uint64),
-        ("alpha", c_double),
-        ("alphas", c_void_p),
-        ("alpha_strides", c_int64 * 2),
-        ("lengths", c_void_p),
-        *((name, Heads) for name in ("query", "key", "value", "out")),
-        ("mask", c_void_p),
-        ("boolean_mask", c_int32),
-        ("mask_strides", c_int64 * 4),
-        ("slopes", c_void_p),
-        ("slope_strides", c_int64 * 2),
-        ("key_norms", c_void_p),
-        ("block_norms", c_void_p),
-        ("offset", c_int64),
-        *((name, c_void_p) for name in ("support", "stats", "columns", "weight")),
-        *((name, Heads) for name in ("grad", "query_grad", "key_grad", "value_grad")),
-        *((name, c_void_p) for name in ("alpha_grad", "slope_grad", "mask_grad")),
-        ("mask_grad_strides", c_int64 * 5),
+    _fields_ = _fields(
+        (c_int32, "storage causal"),
+        (c_int64, "batch key_heads group queries keys size value_size tile_rows capacity splits"),
+        (c_double, "scale keep_prob"),
+        (c_uint64, "seed"),
+        (c_double, "alpha"),
+        (c_void_p, "alphas"),
+        (c_int64 * 2, "alpha_strides"),
+        (c_void_p, "lengths"),
+        (Heads, "query key value out"),
+        (c_void_p, "mask"),
+        (c_int32, "boolean_mask"),
+        (c_int64 * 4, "mask_strides"),
+        (c_void_p, "slopes"),
+        (c_int64 * 2, "slope_strides"),
+        (c_void_p, "key_norms block_norms"),
+        (c_int64, "offset"),
+        (c_void_p, "support stats columns weight"),
+        (Heads, "grad query_grad key_grad value_grad"),
+        (c_void_p, "alpha_grad slope_grad mask_grad"),
+        (c_int64 * 5, "mask_grad_strides"),
     )
 
 
@@ -105,12 +62,10 @@ class Rank(ctypes.Structure):
     """Arguments that find the most probable symbols of rows of scores."""
 
     __slots__ = ()
-    _fields_ = (
-        *((name, c_int64) for name in ("rows", "d", "stride", "count", "end", "relu")),
-        ("alpha", c_double),
-        ("tau", c_double),
-        ("distinct", c_double),
-        *((name, c_void_p) for name in ("only", "scores", "best", "symbols", "ends", "mass", "support")),
+    _fields_ = _fields(
+        (c_int64, "rows d stride count end relu"),
+        (c_double, "alpha tau distinct"),
+        (c_void_p, "only scores best symbols ends mass support"),
     )
 
 
@@ -118,16 +73,15 @@ class Decoder(ctypes.Structure):
     """Arguments of a step of a Transformer decoder."""
 
     __slots__ = ()
-    _fields_ = (
-        ("rank", Rank),
-        *((name, c_int64) for name in ("rows", "layers", "d", "hidden", "heads", "pre_norm")),
-        ("embedding_scale", c_double),
-        ("epsilon", c_double),
-        *((name, c_void_p) for name in ("weights", "positions", "token", "state")),
-        ("state_row", c_int64),
-        *((name, c_void_p) for name in ("next_state", "cache", "attended", "attention")),
-        ("attention_row", c_int64),
-        ("scores", c_void_p),
+    _fields_ = _fields(
+        (Rank, "rank"),
+        (c_int64, "rows layers d hidden heads pre_norm"),
+        (c_double, "embedding_scale epsilon"),
+        (c_void_p, "weights positions token state"),
+        (c_int64, "state_row"),
+        (c_void_p, "next_state cache attended attention"),
+        (c_int64, "attention_row"),
+        (c_void_p, "scores"),
     )
 
 
@@ -135,12 +89,11 @@ class Encoder(ctypes.Structure):
     """Arguments of a Transformer encoder."""
 
     __slots__ = ()
-    _fields_ = (
-        *((name, c_int64) for name in ("batch", "width", "layers", "d", "hidden", "heads", "pre_norm")),
-        ("embedding_scale", c_double),
-        ("epsilon", c_double),
-        *((name, c_void_p) for name in ("weights", "positions", "token", "lengths", "states")),
-        *((name, c_int64) for name in ("symbols", "unknown_token")),
+    _fields_ = _fields(
+        (c_int64, "batch width layers d hidden heads pre_norm"),
+        (c_double, "embedding_scale epsilon"),
+        (c_void_p, "weights positions token lengths states"),
+        (c_int64, "symbols unknown_token"),
     )
 
 
@@ -148,32 +101,27 @@ class Project(ctypes.Structure):
     """Arguments that compute the keys and values of sources for a Transformer decoder."""
 
     __slots__ = ()
-    _fields_ = (
-        *((name, c_int64) for name in ("batch", "width", "d", "columns")),
-        *((name, c_void_p) for name in ("weights", "bias", "states", "lengths", "source", "state")),
-    )
+    _fields_ = _fields((c_int64, "batch width d columns"), (c_void_p, "weights bias states lengths source state"))
 
 
 class Beam(ctypes.Structure):
     """Arguments that manage the beams of a search."""
 
     __slots__ = ()
-    _fields_ = (
-        *((name, c_int64) for name in ("sources", "size", "n_best", "num_recorded")),
-        ("length_penalty", c_double),
-        ("competing_ends", c_int64),
-        ("source", c_void_p),
-        ("source_row", c_int64),
-        ("score", c_void_p),
-        *((name, c_int64) for name in ("length", "rows", "capacity")),
-        ("prefixes", c_void_p),
-        ("log_prob", c_void_p),
-        *((name, c_int64) for name in ("base", "used", "room")),
-        ("history", c_void_p),
-        ("history_value", c_void_p),
-        ("nan_source", c_int64),
-        ("rank", Rank),
-        ("attended", c_void_p),
+    _fields_ = _fields(
+        (c_int64, "sources size n_best num_recorded"),
+        (c_double, "length_penalty"),
+        (c_int64, "competing_ends"),
+        (c_void_p, "source"),
+        (c_int64, "source_row"),
+        (c_void_p, "score"),
+        (c_int64, "length rows capacity"),
+        (c_void_p, "prefixes log_prob"),
+        (c_int64, "base used room"),
+        (c_void_p, "history history_value"),
+        (c_int64, "nan_source"),
+        (Rank, "rank"),
+        (c_void_p, "attended"),
     )
 
 
@@ -181,24 +129,23 @@ class Search(ctypes.Structure):
     """Arguments of a beam search with a Transformer decoder."""
 
     __slots__ = ()
-    _fields_ = (
-        ("decoder", Decoder),
-        ("beam", Beam),
-        ("states", c_void_p),
-        ("only", c_void_p),
-        ("unknown_symbol", c_int64),
-    )
+    _fields_ = _fields((Decoder, "decoder"), (Beam, "beam"), (c_void_p, "states only"), (c_int64, "unknown_symbol"))
 
 
+ROWS = (Layout, "layout")
 CALLS: dict[str, type[ctypes.Structure]] = {
-    "map": _Map,
-    "map_gradient": _MapGradient,
-    "loss": _Loss,
-    "loss_gradient": _LossGradient,
-    "relu_loss": _ReluLoss,
-    "support": _Support,
-    "gather": _Gather,
-    "drop": _Drop,
+    "map": _call(ROWS, (c_void_p, "scores probs stats")),
+    "map_gradient": _call(ROWS, (c_void_p, "probs grad scores_grad alpha_grad")),
+    "loss": _call(ROWS, (c_void_p, "scores target loss stats alpha_grad"), (c_int64, "width")),
+    "loss_gradient": _call(ROWS, (c_void_p, "scores target stats grad scores_grad"), (c_int64, "width relu")),
+    "relu_loss": _call(ROWS, (c_void_p, "scores target"), (c_double, "tau"), (c_void_p, "loss stats")),
+    "support": _call(ROWS, (c_void_p, "scores stats offsets index value"), (c_int64, "relu")),
+    "gather": _call(
+        (c_int32, "storage"), (c_int64, "rows m"), (c_void_p, "offsets index value scale minus table out total")
+    ),
+    "drop": _call(
+        (c_int32, "storage"), (c_int64, "n d"), (c_uint64, "seed"), (c_double, "keep_prob"), (c_void_p, "in out")
+    ),
     "rank": Rank,
     "decoder": Decoder,
     "encoder": Encoder,

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tsallis.ops.arguments import AttentionWeights, DecoderResult, LayerWeights, OutputWeights, StackWeights
-from tsallis.ops.cpu import allocate_best, call_decoder, call_encoder, call_project, call_search, point_to, rank_fields
+from tsallis.ops.cpu import allocate_best, call_kernel, point_to, pointers, rank_fields
 from tsallis.ops.cpu.beams import Beams
 from tsallis.ops.cpu.huge_pages import gather
 from tsallis.ops.cpu.structs import FIRST_ADDRESS, NUMBER, PANEL_COLUMNS, Decoder, Encoder, Project, Search
@@ -91,7 +91,7 @@ class CompiledEncoder(_Stack):
         call.batch, call.width = token.shape
         call.positions, call.token, call.lengths = positions.data_ptr(), token.data_ptr(), lengths.data_ptr()
         call.states = states.data_ptr()
-        call_encoder(call)
+        call_kernel("encoder", call)
         if call.unknown_token >= 0:
             self.check_tokens(token)
         return states
@@ -126,11 +126,9 @@ class CompiledDecoder(_Stack):
         memory = torch.empty(sources * width, self._source_columns, dtype=torch.float32, device="cpu")
         rows = torch.empty(sources, FIRST_ADDRESS, dtype=torch.int64, device="cpu")
         weights, bias = self._source_weights
-        call = Project(
-            *(sources, width, self.d, self._source_columns),
-            *(x.data_ptr() for x in (weights, bias, states, lengths, memory, rows)),
-        )
-        call_project(call)
+        tensors = pointers(weights, bias, states, lengths, memory, rows)
+        call = Project(sources, width, self.d, self._source_columns, *tensors)
+        call_kernel("project", call)
         return rows, memory
 
     def step(
@@ -171,7 +169,7 @@ class CompiledDecoder(_Stack):
         call.cache, call.attended = cache.data_ptr(), attended.data_ptr()
         call.attention = None if weights is None else weights.data_ptr()
         call.scores = None if all_scores is None else all_scores.data_ptr()
-        call_decoder(call)
+        call_kernel("decoder", call)
         return DecoderResult(following, cache, best, attended, weights, all_scores)
 
     def runs(self, beams: Any) -> bool:
@@ -220,7 +218,7 @@ class CompiledDecoder(_Stack):
             if attention:
                 weights.append(torch.empty(room, attention, dtype=torch.float32, device="cpu"))
                 decoder.attention = weights[-1].data_ptr()
-            call_search(call)
+            call_kernel("search", call)
             weights[-1:] = [part[: call.beam.used] for part in weights[-1:]]
         return weights, None if call.unknown_symbol < 0 else int(call.unknown_symbol)
 

@@ -27,11 +27,7 @@ def support(
     return column.to(torch.int32), values[row, column]
 
 
-def alpha_relu_support(
-    scores: Tensor, alpha: float, stats: ReluStats, offsets: Tensor, size: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return classes (int32) and alpha-ReLU values of the supports, like :func:`support`."""
-    return support(scores, alpha, stats, offsets, size)
+alpha_relu_support = support
 
 
 def _values(scores: Tensor, alpha: Alpha, stats: LossStats | ReluStats) -> Tensor:
