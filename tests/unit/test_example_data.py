@@ -15,7 +15,6 @@ from safetensors.torch import save_file
 from torch import nn
 
 from tsallis.toolkit.data.word_vectors import read_word_vectors
-from tsallis.toolkit.datasets.split_mix import Random
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -108,15 +107,6 @@ def test_a_block_is_that_of_modules() -> None:
     torch.testing.assert_close(example.apply_block(x, weights, "b", 1), expected)
 
 
-def test_a_drawing_has_its_colours_in_its_cells() -> None:
-    shapes = load("shapes")
-    things = [shapes.Thing("square", "red", 0, 0), shapes.Thing("circle", "blue", 3, 2)]
-    image = shapes.render(things, Random(3))
-    assert tuple(image[4, 4]) == shapes.COLOURS["red"]
-    assert tuple(image[3 * 8 + 4, 2 * 8 + 4]) == shapes.COLOURS["blue"]
-    assert len({tuple(pixel) for row in image for pixel in row}) == 3
-
-
 def test_a_seed_makes_the_same_drawings_and_a_longer_train_no_other_test(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,14 +119,6 @@ def test_a_seed_makes_the_same_drawings_and_a_longer_train_no_other_test(
 
 
 FILES = ("train.npy", "train.tsv", "test.npy", "test.tsv")
-
-
-def test_a_result_takes_the_place_of_the_row_with_its_settings() -> None:
-    rows = load("rows", "benchmarks")
-    first = {"attention": "discrete", "seed": "2", "accuracy": "0.5"}
-    second = {"attention": "continuous", "seed": "1", "accuracy": "0.6"}
-    again = {**first, "accuracy": "0.7"}
-    assert rows.merge([first, second], [again]) == [second, again]
 
 
 def test_components_keep_what_varies() -> None:

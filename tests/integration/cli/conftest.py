@@ -57,18 +57,6 @@ def tsallis() -> Run:
     return run
 
 
-@pytest.fixture(scope="session")
-def process() -> Run:
-    """Run a command in a process of its own, as a user does."""
-
-    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            command(*arguments), capture_output=True, text=True, check=True, env=environment(), timeout=300
-        )
-
-    return run
-
-
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
     """Return a folder of the session that the first worker to ask for it fills and no test changes."""
     root = factory.getbasetemp()

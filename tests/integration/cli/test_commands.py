@@ -10,15 +10,6 @@ from pathlib import Path
 import pytest
 
 
-def test_help_answers_without_torch(process) -> None:
-    assert "train" in process("--help").stdout
-    import subprocess
-    import sys
-
-    code = "import sys, tsallis.toolkit.cli; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
-
-
 def test_info_compares_the_kernels(tsallis) -> None:
     lines = tsallis("info", "--check").stdout.splitlines()
     (header,) = (number for number, line in enumerate(lines) if line.startswith("backend device"))
@@ -26,24 +17,6 @@ def test_info_compares_the_kernels(tsallis) -> None:
     if any("cpu (compiled kernels" in line for line in lines):
         assert ["cpu", "cpu", "float32", "maps"] in rows and ["cpu", "cpu", "float16", "losses"] in rows
     assert not any("WRONG" in line for line in lines)
-
-
-def test_a_run_folder_holds_what_its_description_says(trained: Path) -> None:
-    names = {p.name for p in trained.iterdir()}
-    assert {"config.yaml", "model.json", "task.json", "src.vocab.json", "tgt.vocab.json", "log.jsonl"} <= names
-    index = json.loads((trained / "checkpoints" / "index.json").read_text())
-    assert index["finished"] is True
-    saved = {p.name for p in (trained / "checkpoints").glob("step-*")}
-    assert saved == {index["last"], index["best"]}
-    _, *events = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
-    assert [e["epoch"] for e in events] == [1, 2, 3, 4]
-    assert events[-1]["loss"] < events[0]["loss"]
-
-
-def test_training_a_finished_run_again_changes_nothing(tsallis, trained: Path, small_data: Path) -> None:
-    before = (trained / "checkpoints" / "index.json").read_bytes(), (trained / "log.jsonl").read_bytes()
-    assert "Going on" in tsallis("train", small_data / "config.yaml", "--run-dir", trained).stdout
-    assert before == ((trained / "checkpoints" / "index.json").read_bytes(), (trained / "log.jsonl").read_bytes())
 
 
 def test_translate_score_and_evaluate_agree(tsallis, trained: Path, small_data: Path) -> None:
@@ -121,14 +94,6 @@ def test_demo_needs_a_run_folder_with_a_name(
     done = tsallis("demo", "--run-dir", folder, status=2)
     assert done.stderr.count("\n") == 1 and f"{folder}: expected a folder with a name" in done.stderr
     assert list(tmp_path.rglob("*")) == [tmp_path / "here"]
-
-
-@pytest.mark.slow
-def test_demo_says_why_its_second_training_failed(tsallis, tmp_path: Path) -> None:
-    (tmp_path / "demo-softmax").mkdir()
-    (tmp_path / "demo-softmax/config.yaml").write_text("version: 1\n")
-    done = tsallis("demo", "--run-dir", tmp_path / "demo", "--updates", 2, status=2)
-    assert "demo-softmax" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_look_names_a_page_that_is_a_folder(tsallis, trained: Path, tmp_path: Path) -> None:

@@ -223,11 +223,6 @@ def test_a_beam_ends_as_the_run_or_an_option_says(tsallis, speaker: Path, tmp_pa
     assert tsallis("generate", run, *options, stdin=prompts).stdout == competing
 
 
-def test_suggest_lists_what_may_follow(tsallis, speaker: Path) -> None:
-    lines = tsallis("suggest", speaker, "--n-best", 3, stdin="a\tm\n").stdout.splitlines()
-    assert 1 <= len(lines) <= 3 and all(line.startswith("1\tm") for line in lines)
-
-
 def with_subwords(folder: Path) -> Path:
     """A run that reads subwords, hardly trained."""
     (folder / "config.yaml").write_text(CONFIG.replace("SEED", str(SEED)))

@@ -302,24 +302,6 @@ def test_files_of_an_evaluation(here: Path, damage: Damage, arguments: tuple[str
     refused("evaluate", RUN, "--out", "data", words="found a folder")
 
 
-REPORT = "--out", "new/page.html", "--json", "new/numbers.json", "--limit", "2"
-
-
-@pytest.mark.parametrize(
-    ("damage", "arguments", "words"),
-    [
-        (write("lines", "walk\n"), ("--text", "lines"), "lines:1"),
-        (str, ("--split", "tset"), "split must be"),
-        (str, ("--sweep", "--limit", "2"), "reads logs"),
-        (str, ("--language", "german"), "language"),
-        (lambda: Path("new/numbers.json").mkdir(parents=True), (), "found a folder"),
-    ],
-)
-def test_files_of_a_report(here: Path, damage: Damage, arguments: tuple[str, ...], words: str) -> None:
-    damage()
-    refused("analyze", RUN, *REPORT, *arguments, words=words)
-
-
 @pytest.mark.parametrize(
     ("line", "options", "words"),
     [
@@ -331,27 +313,6 @@ def test_files_of_a_report(here: Path, damage: Damage, arguments: tuple[str, ...
 def test_no_page_of_bad_lines(here: Path, line: str, options: tuple[str, ...], words: str) -> None:
     Path("lines").write_text(line)
     refused("look", RUN, "lines", *options, "--out", "new/look.html", words=words)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("translate", RUN, "lines", "--mode", "sample", "--num-samples", "2", "--beam-size", "1"),
-        ("translate", RUN, "nowhere"),
-        ("translate", RUN, "lines", "--prefix", "å"),
-        ("generate", RUN, "lines"),
-        ("score", RUN, "lines"),
-        ("suggest", RUN, "nowhere"),
-        ("serve", RUN, RUN),
-        ("serve", RUN, "--examples", "config.yaml"),
-        ("info", "nowhere"),
-        ("data", "get", "nothing", "--folder", "new"),
-        ("data", "get", "multi30k", "--languages", "xx", "--folder", "new"),
-    ],
-)
-def test_commands_that_write_nothing(here: Path, arguments: tuple[object, ...]) -> None:
-    Path("lines").write_text("walk\tV;PST\n")
-    refused(*arguments)
 
 
 def test_a_demo_in_a_folder_of_another_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,16 +69,3 @@ def test_it_learns(result: dict[str, Any]) -> None:
     mean = sum(row["questions"] * row["accuracy"] for row in result["kinds"].values()) / 40
     assert mean == pytest.approx(result["accuracy"]) and 0 < result["attended"] <= 1
     assert len(result["epochs"]) == 12 and result["model"]["density"] == 2 and result["options"]["seed"] == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--test-images", "train.tsv"), "train.tsv: expected .npy"),
-        (("--density", "2"), "discrete attention has no density"),
-    ],
-)
-def test_what_cannot_be_run(folder: Path, options: tuple[str, ...], message: str) -> None:
-    done = example(folder, *options, status=2)
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("visual: ") and message in last and "Traceback" not in done.stderr

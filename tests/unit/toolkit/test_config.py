@@ -13,7 +13,6 @@ import yaml
 
 from task_runs import read_split
 from tsallis.errors import InputError
-from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
 from tsallis.models.registry import MODELS
 from tsallis.search import beam_search
 from tsallis.toolkit.config import Config
@@ -22,7 +21,6 @@ from tsallis.toolkit.data.subwords import Subwords
 from tsallis.toolkit.tasks.classification import ClassificationData
 from tsallis.toolkit.tasks.prepared import prepare
 from tsallis.toolkit.tasks.registry import TASKS, load_config, schema
-from tsallis.toolkit.tasks.sequences import RNNConfig, TransformerConfig
 from tsallis.toolkit.tasks.translation import SubwordsConfig
 from tsallis.toolkit.tasks.vqa import VisualData
 from tsallis.toolkit.training.run_folder import build_model
@@ -237,12 +235,6 @@ def test_the_text_is_the_whole_configuration_without_the_folder(tmp_path: Path) 
     assert again == loaded.model_copy(update={"run_dir": None})
 
 
-def test_schemas_offer_what_the_classes_take() -> None:
-    for section, model in ((RNNConfig, RNNSeq2Seq), (TransformerConfig, TransformerSeq2Seq)):
-        assert set(section.model_fields) - {"architecture"} <= set(signature(model).parameters)
-    assert set(SubwordsConfig().learning()) <= set(signature(Subwords.train).parameters)
-
-
 SECTIONS = {name: section for task in TASKS.values() for name, section in task.models.items()}
 IMAGES = {"kind": "questions", "image": "features", "d_image": 5}  # what the data says
 
@@ -321,14 +313,6 @@ def test_prepared_runs_have_plain_arguments(tmp_path: Path) -> None:
     assert 3 in data.dev.corpus.tgt[0]  # "v" was never seen in training: nothing of dev is in the vocabulary
     everything = prepare(config(tmp_path, text, "data.languages=all", "model.d_model=8"))
     assert everything.task.facts()["languages"] == ["eo"]
-
-
-def test_tau_is_estimated_from_the_first_batch(tmp_path: Path) -> None:
-    change = ("model.output=alpha_relu", "model.d_model=8", "model.layers=1")
-    first, second = (prepare(config(tmp_path, BASE, *change)).description["arguments"]["tau"] for _ in range(2))
-    assert first == second and isinstance(first, float) and first != 0
-    inputs = prepare(config(tmp_path, BASE, *change, "model.tau=0.25"))
-    assert inputs.description["arguments"]["tau"] == 0.25
 
 
 def test_splits_that_are_not_there(tmp_path: Path) -> None:

@@ -397,24 +397,3 @@ def test_a_sampled_corpus_stands_in_for_a_corpus(tmp_path: Path) -> None:
 
 
 CHANGES: list[dict[str, object]] = [{"alpha": 0.2}, {"seed": 5}, {"max_length": 49}]
-
-
-def test_a_run_over_a_real_text(shared_data: Path, tmp_path: Path) -> None:
-    folder = shared_data / "multi30k" / "raw"
-    paths = folder / "val.de.xz", folder / "val.en.xz"
-    if not all(p.exists() for p in paths):
-        pytest.skip("needs data: multi30k")
-    pairs = list(read_parallel(*paths))
-    assert len(pairs) == 1014
-    model = Subwords.train((line for pair in pairs for line in pair), 2000)
-    corpus = cached_corpus(tmp_path / "cache", *paths, model, model, 100)
-    assert len(corpus) == 1014 and corpus.counts == Counts(1014, 1014, 0, 0)
-    calls = []
-    for rows in BatchPlan(corpus.lengths(), max_tokens=1500).epoch(0):
-        batch = corpus.batch(rows)
-        for row, src, tgt in zip(batch.index, batch.src.tolist(), batch.tgt_in.tolist(), strict=True):
-            assert (model.decode(src), model.decode(tgt)) == tuple(" ".join(t.split()) for t in pairs[row])
-        calls += batch.index
-    assert sorted(calls) == list(range(1014))
-    for src, _ in pairs[:200]:
-        assert model.sample(src, 0.0, 0) == model.encode(src)

@@ -49,14 +49,6 @@ def test_a_transfer_that_breaks_off_is_gone_on_with(server: Server, tmp_path: Pa
     assert [request for _, request in server.requests] == [None, "bytes=100000-", "bytes=200000-"]
 
 
-def test_an_answer_of_unknown_length_that_breaks_off(server: Server, tmp_path: Path) -> None:
-    server.length, server.cut = False, 1000
-    with pytest.raises(InputError, match="1000 of 256000 bytes are kept"):
-        fetch(server.file(), tmp_path / "file")
-    server.cut = None
-    assert fetch(server.file(), tmp_path / "file").read_bytes() == CONTENT
-
-
 def test_a_server_that_ignores_ranges_sends_all_again(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file.part").write_bytes(CONTENT[:5000])
     server.ranges = False
@@ -441,11 +433,6 @@ def test_a_parallel_corpus(server: Server, tmp_path: Path, corpus: Source) -> No
         get("corpus", tmp_path, ["fr"])
 
 
-def test_one_side_of_a_parallel_corpus(server: Server, tmp_path: Path, corpus: Source) -> None:
-    assert [p.name for p in get("corpus", tmp_path, ["en"])] == ["dev.en"]
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["dev.en", "dev.en.sha256"]
-
-
 def test_sides_with_different_numbers_of_lines(server: Server, tmp_path: Path, corpus: Source) -> None:
     server.files["/archive1"] = tar({"c/text.de": TEXT, "c/text.en": b"one\n"})
     for _ in range(2):
@@ -458,14 +445,6 @@ def test_what_is_not_ours_stays_in_the_folder_of_archives(server: Server, tmp_pa
     (tmp_path / ".packed" / "mine").write_bytes(b"")
     get("corpus", tmp_path)
     assert [p.name for p in (tmp_path / ".packed").iterdir()] == ["mine"]
-
-
-def test_what_a_reader_is_told(corpus: Source) -> None:
-    assert corpus.describe() == [
-        "corpus\tTitle",
-        "\t3 files, 2 of them without a published digest, more than 0.3 MB, licence: licence",
-        "\tcite: citation",
-    ]
 
 
 def forged_zip(flag: int = 0, method: int = 0) -> bytes:

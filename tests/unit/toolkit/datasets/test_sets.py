@@ -352,17 +352,6 @@ def test_photographs_one_by_one(server: Server, tmp_path: Path) -> None:
     assert again.read_bytes() == path.read_bytes()
 
 
-def test_photographs_after_a_break(server: Server, tmp_path: Path) -> None:
-    file = photos(server, 5)
-    gone = server.files.pop("/image4.png")
-    with pytest.raises(InputError, match=r"image4\.png: not found on the server"):
-        fetch_text(file, tmp_path / "images.tar", tmp_path / "packed")
-    assert not (tmp_path / "images.tar").exists()
-    server.files["/image4.png"], server.requests = gone, []
-    fetch_text(file, tmp_path / "images.tar", tmp_path / "packed")
-    assert [request for request, _ in server.requests] == ["/image4.png", "/image5.png"]
-
-
 def test_files_stand_for_languages(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     moved(server, monkeypatch, "easy-vqa")
     server.files["/answers.txt"] = b"red\nblue\n"

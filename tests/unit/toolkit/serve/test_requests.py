@@ -11,7 +11,7 @@ import pytest
 from tsallis.errors import OptionError
 from tsallis.search import exact_search, exhaustive
 from tsallis.search.options import EXPANSIONS, MODES, OPTIONS, TYPES
-from tsallis.toolkit.serve.limits import MOST_HEADS, Limits, Refusal
+from tsallis.toolkit.serve.limits import Limits, Refusal
 from tsallis.toolkit.serve.requests import (
     AttentionRequest,
     Request,
@@ -105,13 +105,6 @@ def test_a_request_expands_as_many_prefixes_as_a_search_by_itself_goes_to() -> N
     assert parse(TranslateRequest, content).model_dump()["budget"] == EXPANSIONS
     with pytest.raises(Refusal):
         parse(TranslateRequest, content | {"budget": EXPANSIONS + 1})
-
-
-def test_as_many_heads_as_an_answer_holds_may_be_asked_for() -> None:
-    heads = ["cross.1.1"] * MOST_HEADS
-    assert parse(AttentionRequest, {"source": "a", "heads": heads}).model_dump()["heads"] == heads
-    with pytest.raises(Refusal):
-        parse(AttentionRequest, {"source": "a", "heads": [*heads, "cross.1.1"]})
 
 
 @pytest.mark.parametrize("outputs", [1, 4, 100])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,8 +89,3 @@ def test_steps_and_suggestions_go_on_behind_a_prompt(speaker: ServedRun) -> None
     assert [step["symbol"] for step in steps["steps"]][:4] == list("zehn")[: len(steps["steps"])]
     (suggestion,) = speaker.suggest([SuggestRequest(source="drei", typed="z", n_best=2)], no_check)
     assert suggestion["typed"] == "z" and suggestion["possible"] == (suggestion["log_prob"] is not None)
-
-
-def test_the_facts_name_the_heads(speaker: ServedRun, tmp_path: Path) -> None:
-    facts = speaker.facts
-    assert facts["noun"] == "text" and [layer["kind"] for layer in facts["attention"]] == ["decoder", "decoder"]

@@ -110,17 +110,6 @@ def test_languages() -> None:
         assert len(read_lines(inputs, ["a\tN"], "in", gold=False, language=language).corpus) == 1
 
 
-def test_forms() -> None:
-    inputs = run({"task": "strings"})
-    task = task_of(inputs.task)
-    lines = task.read(["a\tb\tN;V", "c\td\tN"], "in.tsv", inputs, gold=True)
-    assert lines.references == ["b", "d"] and lines.titles == ["a + N;V", "c + N"]
-    assert lines.numbers == [0, 1] and lines.count == 2
-    with pytest.raises(InputError, match=r"in\.tsv:2: "):
-        task.read(["a\tb\tN", "c"], "in.tsv", inputs, gold=True)
-    assert [s.name for s in task.score(["b"], ["b"])] == ["accuracy", "levenshtein"]
-
-
 def test_scores_of_translations() -> None:
     task = Translation("de", "en")
     texts = ["a hat and a house and a door", "the house"]
@@ -245,16 +234,6 @@ def test_a_task_is_restored_from_its_facts(facts: dict[str, Any]) -> None:
     assert task.facts() == facts and type(task) is TASKS[facts["task"]] and next(iter(task.facts())) == "task"
     with pytest.raises(InputError, match=r"r/task\.json: expected the task \w+, found 'parsing'; restore the file"):
         task.restore({"task": "parsing"}, "r/task.json")
-
-
-def test_a_run_whose_task_was_changed_does_not_go_on(tmp_path: Path) -> None:
-    config = config_of({"version": 1, "data": {"embedded": "english-verbs"}, "model": {"d_model": 4}})
-    prepared = prepare(config)
-    start(prepared, tmp_path / "run")
-    assert prepare(config, tmp_path / "run").task == prepared.task
-    (tmp_path / "run" / "task.json").write_text('{"task": "strings", "langauges": null}')
-    with pytest.raises(InputError, match=r"task\.json: langauges: unknown key"):
-        prepare(config, tmp_path / "run")
 
 
 def test_scores_are_those_that_a_task_names() -> None:

@@ -101,13 +101,6 @@ def test_another_configuration_or_other_data(finished: Path) -> None:
     assert contents(finished) == before
 
 
-def test_one_process_at_a_time(tmp_path: Path) -> None:
-    with locked(tmp_path), pytest.raises(InputError, match="another process"), locked(tmp_path):
-        pass
-    with locked(tmp_path):
-        pass
-
-
 def test_folders_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for location in (tmp_path / "file", tmp_path / "file" / "below"):
@@ -124,8 +117,3 @@ def test_vocabularies_that_are_not_the_models(finished: Path) -> None:
         load_run(finished)
     TGT.save(finished / "tgt.vocab.json")
     load_run(finished)
-
-
-def test_no_run(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="not a run folder"):
-        load_run(tmp_path)

@@ -313,18 +313,6 @@ def test_a_model_that_is_not_that_of_the_configuration(run: Path) -> None:
     refused(run, path, "can't be read", train)
 
 
-def test_a_task_that_is_not_that_of_the_configuration(run: Path) -> None:
-    path = run / "task.json"
-    path.write_text(json.dumps({"task": "translation", "src": "de", "tgt": "en"}))
-    refused(run, path, r"not the task of config\.yaml", train)
-
-
-def test_tasks_are_what_they_were_written_as(run: Path) -> None:
-    assert load_run(run).task == {"task": "strings", "languages": None}
-    (run / "task.json").write_text("{}")  # of the first runs
-    assert task_of(load_run(run).task) == task_of({"task": "strings"})
-
-
 def test_files_of_absurd_sizes(run: Path) -> None:
     path = run / "task.json"
     with path.open("wb") as stream:

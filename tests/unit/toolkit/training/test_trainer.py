@@ -190,14 +190,6 @@ def test_learning_lowers_the_loss_and_the_log_says_so(tmp_path: Path) -> None:
     assert all(0 <= e["dev_accuracy"] <= 1 for e in events if "dev_loss" in e)
 
 
-def test_the_best_checkpoint_has_the_best_accuracy(tmp_path: Path) -> None:
-    trainer(tmp_path, changed(SETTINGS, epochs=8)).run()
-    events = logged(tmp_path)
-    best = max(events, key=lambda e: (e["dev_accuracy"], -e["dev_loss"], -e["epoch"]))
-    facts = Checkpoints(tmp_path / "checkpoints").facts("best")
-    assert facts["epoch"] == best["epoch"] and facts["metrics"]["dev_loss"] == best["dev_loss"]
-
-
 def kill_after(step: int) -> Callable[[Progress], None]:
     def watch(progress: Progress) -> None:
         if progress.position.step == step:
@@ -415,11 +407,6 @@ def test_the_least_loss_decides_and_ends_a_run(tmp_path: Path) -> None:
     assert rises == [len(losses) - 1]
     facts = Checkpoints(tmp_path / "checkpoints").facts("best")
     assert facts["metrics"]["dev_loss"] == min(losses) and run.position.epoch < 9
-
-
-def test_a_score_that_there_is_not(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"select must be one of .*accuracy.*, got 'bleu'"):
-        trainer(tmp_path, changed(SETTINGS, select="bleu")).run()
 
 
 def test_validations_search_with_the_weights_of_their_update(tmp_path: Path) -> None:
