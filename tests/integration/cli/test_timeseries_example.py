@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
 import lzma
 import random
@@ -18,6 +17,7 @@ import pytest
 import torch
 
 from integration.cli.conftest import environment
+from repository_tools import load_program
 
 pytestmark = pytest.mark.slow
 
@@ -28,11 +28,7 @@ QUICK = ("--epochs", "4", "--batch-size", "32", "--num-basis", "5", "--d-model",
 
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("timeseries_example", EXAMPLE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_program("examples/timeseries")
 
 
 def stay(identity: int, died: bool, chance: random.Random) -> list[tuple[int, int, str, float]]:

@@ -7,10 +7,10 @@ from collections import Counter
 
 import pytest
 
-from repository_tools import load_tool
+from repository_tools import load_program
 from tsallis.toolkit.tasks.strings import StringsExample, english_verbs
 
-generator = load_tool("english_verbs")
+generator = load_program("tools/english_verbs")
 CELLS, SPLITS = generator.CELLS, ("train", "dev", "test")
 
 

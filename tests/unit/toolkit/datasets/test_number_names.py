@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import lzma
 
-from repository_tools import load_tool
+from repository_tools import load_program
 from tsallis.toolkit.datasets.embedded import german_english_numbers
 from tsallis.toolkit.datasets.split_mix import Random
 
-generator = load_tool("number_names")
+generator = load_program("tools/number_names")
 SIZES, TEMPLATES = generator.SIZES, generator.TEMPLATES
 CORPUS = german_english_numbers()
 
