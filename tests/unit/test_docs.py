@@ -140,12 +140,6 @@ def test_types_are_shown_by_their_names(site: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_footer_names_who_holds_the_copyright(site: Path) -> None:
-    html = (site / "index.html").read_text(encoding="utf-8")
-    assert re.search(r"Copyright &#169; The tsallis developers", html)
-
-
-@pytest.mark.slow
 @pytest.mark.usefixtures("site")
 @pytest.mark.parametrize(
     ("formula", "warning"),

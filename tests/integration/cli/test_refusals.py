@@ -281,38 +281,45 @@ def test_an_average_that_can_not_be(here: Path, damage: Damage, arguments: tuple
     refused("average", RUN, *arguments, words=words)
 
 
+OUTPUTS = {
+    "evaluate": ("--out", "new/out.json", "--manifest", "old.json"),
+    "look": ("--out", "new/look.html"),
+    "analyze": ("--out", "new/page.html", "--json", "new/numbers.json"),
+}
+
+
 @pytest.mark.parametrize(
-    ("damage", "arguments", "words"),
+    ("damage", "command", "arguments", "words"),
     [
-        (write("lines", "walk\twalked\tV;PST\nwalk\n"), ("lines",), "lines:2"),
-        (write("lines", "walk\twalked\tV;PST\n"), ("lines", "--language", "german"), "knows no languages"),
-        (str, ("nowhere",), "nowhere"),
-        (str, ("--split", "tset"), "split must be"),
-        (remove("data/dev.tsv"), (), "dev.tsv"),
-        (write("run/timing.jsonl", "{}\n"), (), "timing.jsonl:1"),  # read when all is computed
-        (str, ("--checkpoint", "first"), "checkpoint must be"),
+        (write("lines", "walk\twalked\tV;PST\nwalk\n"), "evaluate", ("lines",), "lines:2"),
+        (write("lines", "walk\twalked\tV;PST\n"), "evaluate", ("lines", "--language", "german"), "knows no languages"),
+        (str, "evaluate", ("nowhere",), "nowhere"),
+        (str, "evaluate", ("--split", "tset"), "split must be"),
+        (remove("data/dev.tsv"), "evaluate", (), "dev.tsv"),
+        (write("run/timing.jsonl", "{}\n"), "evaluate", (), "timing.jsonl:1"),  # read when all is computed
+        (str, "evaluate", ("--checkpoint", "first"), "checkpoint must be"),
+        (write("lines", "walk\n"), "look", ("lines",), "lines:1"),
+        (write("lines", "w" * 300 + "\tV;PST\n"), "look", ("lines",), "302 symbols"),
+        (write("lines", "walk\tV;PST\n"), "look", ("lines", "--language", "german"), "knows no languages"),
+        (write("lines", "walk\n"), "analyze", ("--text", "lines"), "lines:1"),
+        (str, "analyze", ("--sweep", "--limit", "2"), "reads logs"),
+        (lambda: Path("new/numbers.json").mkdir(parents=True), "analyze", (), "found a folder"),
     ],
 )
-def test_files_of_an_evaluation(here: Path, damage: Damage, arguments: tuple[str, ...], words: str) -> None:
+def test_outputs_of_a_refused_command(
+    here: Path, damage: Damage, command: str, arguments: tuple[str, ...], words: str
+) -> None:
     """Neither a new folder, nor a change of the file that was there."""
     damage()
     Path("old.json").write_text("before")
-    refused("evaluate", RUN, *arguments, "--out", "new/out.json", "--manifest", "old.json", words=words)
+    refused(command, RUN, *arguments, *OUTPUTS[command], words=words)
+
+
+def test_outputs_that_can_not_be(here: Path) -> None:
+    Path("old.json").write_text("before")
     refused("evaluate", RUN, "--out", "old.json", "--manifest", "./old.json", words="two outputs")
-    refused("evaluate", RUN, "--out", "data", words="found a folder")
-
-
-@pytest.mark.parametrize(
-    ("line", "options", "words"),
-    [
-        ("walk\n", (), "lines:1"),
-        ("walk\tV;PST\n", ("--language", "german"), "knows no languages"),
-        ("w" * 300 + "\tV;PST\n", (), "302 symbols"),
-    ],
-)
-def test_no_page_of_bad_lines(here: Path, line: str, options: tuple[str, ...], words: str) -> None:
-    Path("lines").write_text(line)
-    refused("look", RUN, "lines", *options, "--out", "new/look.html", words=words)
+    for command in ("evaluate", "look"):
+        refused(command, RUN, "--out", "data", words="found a folder")
 
 
 def test_a_demo_in_a_folder_of_another_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

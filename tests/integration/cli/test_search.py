@@ -15,6 +15,7 @@ import safetensors.torch
 
 from small_run import replace
 from tsallis.search import SearchOptions
+from tsallis.toolkit.cli.input import LineReader
 from tsallis.toolkit.inference import open_run
 
 from .conftest import command, environment, train_here
@@ -323,8 +324,6 @@ def test_a_line_is_answered_before_the_next_is_written(trained: Path) -> None:
 
 
 def test_lines_in_pieces_are_the_same_lines() -> None:
-    from tsallis.toolkit.cli.input import LineReader
-
     text = b"one\n\ntwo three\n" + b"x" * 200_000 + b"\nlast"
     for size in (1, 7, 100_000):
         reading, writing = os.pipe()
@@ -344,29 +343,16 @@ def test_lines_in_pieces_are_the_same_lines() -> None:
         os.waitpid(child, 0)
 
 
-def test_a_long_line_comes_in_parts() -> None:
-    from tsallis.toolkit.cli.input import LineReader
-
-    reading, writing = os.pipe()
-    os.write(writing, b"abcdef\ngh\n")
-    reader = LineReader(reading)
-    assert not reader.buffer and reader.ready()
-    assert [reader.readline(4), reader.readline(4), reader.readline(4)] == [b"abcd", b"ef\n", b"gh\n"]
-    assert not reader.ready()  # nothing is there, and it may still come
-    os.close(writing)
-    assert reader.readline(4) == b"" and not reader.ready()
-
-
-def test_a_part_of_a_line_is_no_line_yet() -> None:
-    from tsallis.toolkit.cli.input import LineReader
-
+def test_a_line_is_ready_when_its_end_is_there_and_a_long_one_comes_in_parts() -> None:
     reading, writing = os.pipe()
     reader = LineReader(reading)
     for part in (b"ab", b"cd"):
         os.write(writing, part)
         assert not reader.ready()
-    os.write(writing, b"\nef")
-    assert reader.ready() and reader.readline() == b"abcd\n" and not reader.ready()
+    os.write(writing, b"\nabcdef\nef")
+    assert reader.ready() and reader.readline() == b"abcd\n"
+    assert [reader.readline(4), reader.readline(4)] == [b"abcd", b"ef\n"]
+    assert not reader.ready()  # nothing is there, and it may still come
     os.close(writing)
     assert reader.ready() and reader.readline() == b"ef" and not reader.ready()
     os.close(reading)
@@ -375,8 +361,6 @@ def test_a_part_of_a_line_is_no_line_yet() -> None:
 def test_of_a_line_without_an_end_no_more_is_read_than_a_line_may_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tsallis.toolkit.cli.input import LineReader
-
     monkeypatch.setattr("tsallis.toolkit.data.io.LONGEST", 100_000)
     (tmp_path / "line").write_bytes(b"x" * 1_000_000)
     with (tmp_path / "line").open("rb") as stream:
@@ -389,13 +373,3 @@ def test_versions_and_machines_as_json(tsallis) -> None:
     assert tsallis("--version").stdout == "tsallis 0.1.0\n"
     facts = json.loads(tsallis("info", "--json").stdout)
     assert facts["tsallis"] == "0.1.0" and facts["torch"].startswith("2.") and isinstance(facts["threads"], int)
-
-
-def test_data_sets_by_text_and_language(tsallis) -> None:
-    sets = [json.loads(line) for line in tsallis("data", "list", "--json").stdout.splitlines()]
-    assert len(sets) > 5 and all(s["licence"] and s["citation"] and s["files"] for s in sets)
-    german = [json.loads(x)["name"] for x in tsallis("data", "list", "--language", "de", "--json").stdout.splitlines()]
-    assert german == [s["name"] for s in sets if "de" in s["languages"]] and 0 < len(german) < len(sets)
-    (one,) = (json.loads(x) for x in tsallis("data", "list", "TASK 1: CAPTIONS", "--json").stdout.splitlines())
-    assert one["name"] == "multi30k" and one["bytes"] > 10**6
-    assert "no data set matches 'nothing'" in tsallis("data", "list", "nothing", status=2).stderr

@@ -166,16 +166,6 @@ def test_an_output_that_is_full_or_that_nobody_reads_ends_it_with_one_line(train
     assert ended == Ended(2, "", message)
 
 
-def test_runs_have_the_shortest_names_that_tell_them_apart() -> None:
-    from tsallis.errors import InputError
-    from tsallis.toolkit.cli.serve import _names
-
-    assert _names([Path("/a/x/run"), Path("/b/y")]) == ["run", "y"]
-    assert _names([Path("/a/x/run"), Path("/a/y/run"), Path("/z")]) == ["x/run", "y/run", "z"]
-    with pytest.raises(InputError, match="twice"):
-        _names([Path("/a/x"), Path("/a/y/../x")])
-
-
 @pytest.fixture
 def tab(browser: Any, serving: Serving, request: pytest.FixtureRequest) -> Iterator[Any]:
     """The page, without a message on its console or a request to another server."""
