@@ -39,6 +39,7 @@ TOPICS = sorted(
     if path.stem not in ("analysis", "run-folder") and "```python" in path.read_text(encoding="utf-8")
 )
 PACKAGES = {"export": ("onnxruntime", "onnxscript"), "distributions": ("pyro",)}  # of their own
+LONG = ("export", "distributions", "own-models")  # over five seconds each
 Y = torch.tensor([2])
 
 
@@ -99,6 +100,7 @@ def test_the_backend_of_the_page_is_short() -> None:
     assert len(code.splitlines()) <= 30
 
 
+@pytest.mark.slow
 def test_the_task_of_the_page(pronunciation: Any, tmp_path: Path) -> None:
     page = PAGE.read_text(encoding="utf-8")
     (words,) = re.findall(r"printf '(.*)' > words\.tsv", page)
@@ -134,7 +136,7 @@ def test_the_configuration_for_users_of_toolkits_is_whole(tmp_path: Path) -> Non
     assert config.model.encoder_layers == 6 and config.training.select == "bleu"
 
 
-@pytest.mark.parametrize("page", [pytest.param(x, marks=[pytest.mark.slow] * (x == "export")) for x in USERS])
+@pytest.mark.parametrize("page", [pytest.param(x, marks=[pytest.mark.slow] * (x in LONG)) for x in USERS])
 def test_every_block_runs_and_prints_what_it_says(page: str) -> None:
     for package in PACKAGES.get(page, ()):
         pytest.importorskip(package)

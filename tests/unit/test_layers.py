@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,10 +33,14 @@ def part_of(module: str) -> str:
 every_part = pytest.mark.parametrize("own", sorted({part(path) for path in FILES}))
 
 
+@functools.cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
 def imports(path: Path) -> Iterator[tuple[int, str]]:
     """Line and dotted name of everything of this package that a file imports, inside functions too."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.split(".")[0] == "tsallis":
@@ -96,7 +101,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 def packages(path: Path) -> set[str]:
     """Return the first words of everything that a file imports."""
-    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    nodes = nodes_of(path)
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
     return {name.split(".")[0] for name in names}

@@ -9,14 +9,13 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from process_fork import command as forked_command
-from process_fork import run_forked
 from run_seed import SEED
 from tsallis.toolkit.tasks.strings import StringsExample, english_verbs
 
@@ -30,6 +29,7 @@ data:
 model: {{d_model: 24, layers: 1, dropout: 0.1}}
 training: {{epochs: 4, batch_size: 16, learning_rate: 0.01, checkpoint_every: 5, seed: {seed}}}
 """
+EXAMPLES = Path(__file__).parents[3] / "examples"
 LONGEST = 30  # symbols in an output of the translator
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -45,14 +45,23 @@ def environment() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def tsallis() -> Run:
-    """Run a command in a fork of this process, which has imported everything already."""
+    """Run a command in this process, which has imported everything already, with standard input from a file."""
+    from tsallis.toolkit.cli import main
 
     def run(*arguments: object, stdin: str | bytes = "", status: int = 0) -> subprocess.CompletedProcess[str]:
-        ended = run_forked(
-            forked_command(*arguments), stdin if isinstance(stdin, bytes) else stdin.encode(), seconds=300
-        )
-        assert ended.status == status, ended.errors or ended.text
-        return subprocess.CompletedProcess(list(arguments), ended.status, ended.text, ended.errors)
+        line = ["tsallis", *map(str, arguments)]
+        out, errors = io.StringIO(), io.StringIO()
+        with tempfile.TemporaryFile() as content, pytest.MonkeyPatch.context() as patch:
+            content.write(stdin if isinstance(stdin, bytes) else stdin.encode())
+            content.seek(0)
+            patch.setattr(sys, "argv", line)
+            patch.setattr(sys, "stdin", io.TextIOWrapper(content))
+            patch.setattr(sys, "stdout", out)
+            patch.setattr(sys, "stderr", errors)
+            with pytest.raises(SystemExit) as leave:
+                main()
+        assert (leave.value.code or 0) == status, errors.getvalue() or out.getvalue()
+        return subprocess.CompletedProcess(line, status, out.getvalue(), errors.getvalue())
 
     return run
 
@@ -69,6 +78,13 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
             make(folder)
             done.touch()
     return folder
+
+
+def run_example(name: str, *arguments: object, status: int = 0) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, str(EXAMPLES / f"{name}.py"), *map(str, arguments)]
+    done = subprocess.run(line, capture_output=True, text=True, env=environment(), timeout=600)
+    assert done.returncode == status, done.stderr
+    return done
 
 
 def write_examples(path: Path, examples: list[StringsExample]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 import safetensors.torch
 
+from process_fork import Child, command
 from small_run import replace
 from tsallis.search import SearchOptions
 from tsallis.toolkit.cli.input import LineReader
 from tsallis.toolkit.inference import open_run
 
-from .conftest import command, environment, train_here
+from .conftest import train_here
 
 ASKED = "walk\tV;PST\nbake\tV;V.PTCP;PRS\nrebel\tV;PST\n"
 Answers = Callable[..., list[dict[str, Any]]]
@@ -308,19 +309,25 @@ def test_an_empty_output_has_a_score(tsallis, trained: Path) -> None:
 
 def test_a_line_is_answered_before_the_next_is_written(trained: Path) -> None:
     """Whoever types a line waits for its answer, and so does a program behind a pipe."""
-    process = subprocess.Popen(
-        command("translate", trained), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(), bufsize=0
-    )
-    assert process.stdin and process.stdout
+    (reading, asked), (answered, writing) = os.pipe(), os.pipe()
+    translate = command("translate", trained)
+
+    def work() -> None:
+        os.close(asked)
+        sys.stdin, sys.stdout = os.fdopen(reading), os.fdopen(writing, "w")
+        translate()
+
+    child = Child(work)
+    os.close(reading)
+    os.close(writing)
     result = []
-    for line in (b"walk\tV;PST\n", b"bake\tV;PST\nrebel\t", b"V;PST\n"):
-        process.stdin.write(line)
-        if line.endswith(b"\t"):
-            result.append(process.stdout.readline())  # of the whole line alone
-            continue
-        result.append(process.stdout.readline())  # hangs if a block of lines is waited for
-    rest, _ = process.communicate(timeout=300)
-    assert len(result) == 3 and all(result) and rest == b""
+    with os.fdopen(answered) as answers:
+        for part in (b"walk\tV;PST\n", b"bake\tV;PST\nrebel\t", b"V;PST\n"):
+            os.write(asked, part)
+            result.append(answers.readline())  # hangs if more than whole lines is waited for
+        os.close(asked)
+        assert all(result) and answers.read() == ""
+    assert child.ended().status == 0
 
 
 def test_lines_in_pieces_are_the_same_lines() -> None:

@@ -100,6 +100,7 @@ def test_the_options_of_the_documentation_are_those_of_the_command() -> None:
     assert limits == vars(Limits())
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_an_interrupt_ends_it_in_order_and_a_host_that_others_reach_is_warned_of(trained: Path) -> None:
     serving = Serving(trained, "--host", "0.0.0.0", "--port", 0)
@@ -280,6 +281,7 @@ def test_mistakes_are_shown_as_text(tab: Any) -> None:
     assert tab.query_selector("main img") is None and tab.query_selector("main b") is None
 
 
+@pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.parametrize(
     "tab",

@@ -7,7 +7,6 @@ import json
 import lzma
 import random
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,12 +15,11 @@ from types import ModuleType
 import pytest
 import torch
 
-from integration.cli.conftest import environment
+from integration.cli.conftest import run_example
 from repository_tools import load_program
 
 pytestmark = pytest.mark.slow
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "timeseries.py"
 STAYS = 120
 QUICK = ("--epochs", "4", "--batch-size", "32", "--num-basis", "5", "--d-model", "8")
 
@@ -75,10 +73,7 @@ def run(example: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 def test_continuous_attention_finds_the_end_of_the_stay(challenge: Path, tmp_path: Path) -> None:
     out, page = tmp_path / "results" / "one.json", tmp_path / "densities.html"
     inputs = ["--data", challenge, *QUICK, "--learning-rate", "0.02", "--epochs", "12", "--out", out, "--page", page]
-    done = subprocess.run(
-        [sys.executable, EXAMPLE, *map(str, inputs)], env=environment(), capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_example("timeseries", *inputs)
     result = json.loads(done.stdout)
     assert json.loads(out.read_text()) == result and "epoch 1: loss" in done.stderr
     assert result["auroc"] > 0.9 and result["auprc"] > 0.8

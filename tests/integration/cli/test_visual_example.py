@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from integration.cli.conftest import environment
+from integration.cli.conftest import run_example
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[3]
 COLOURS = ["red", "green", "blue"]
 
 
@@ -37,26 +34,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def example(folder: Path, *options: object, status: int = 0) -> subprocess.CompletedProcess[str]:
-    splits = [f"--{name}-{part}" for name in ("train", "test") for part in ("questions", "images")]
-    files = ["train.tsv", "train.npy", "test.tsv", "test.npy"]
-    inputs = [x for pair in zip(splits, files, strict=True) for x in pair]
-    small = ["--d-model", "16", "--warmup", "5", "--batch-size", "16", "--learning-rate", "0.005"]
-    command = [sys.executable, ROOT / "examples" / "visual.py", "--data", folder, *inputs, *small, *options]
-    done = subprocess.run(
-        [str(x) for x in command], env=environment(), capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == status, done.stderr
-    return done
-
-
 @pytest.fixture(scope="module")
 def result(folder: Path) -> dict[str, Any]:
     out = folder / "new" / "result.json"
-    done = example(
-        folder, "--attention", "continuous", "--density", "2", "--num-basis", "16", "--epochs", "12", "--looks", "3",
-        "--out", out,
-    )  # fmt: skip
+    files = [f"--{split}-{part}" for split in ("train", "test") for part in ("questions", "images")]
+    names = ["train.tsv", "train.npy", "test.tsv", "test.npy"]
+    options = """--d-model 16 --warmup 5 --batch-size 16 --learning-rate 0.005 --attention continuous --density 2
+        --num-basis 16 --epochs 12 --looks 3"""
+    inputs = [part for pair in zip(files, names, strict=True) for part in pair]
+    done = run_example("visual", "--data", folder, *inputs, *options.split(), "--out", out)
     assert json.loads(done.stdout) == json.loads(out.read_text(encoding="utf-8"))
     actual: dict[str, Any] = json.loads(done.stdout)
     return actual

@@ -47,6 +47,7 @@ def test_many_cases() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_files_of_earlier_searches_end_well() -> None:
     done = fuzz(module="guided")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -120,6 +121,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 def test_faults_are_noticed_and_put_down_to_their_case() -> None:
     """One of five cases behaves badly: it alone is reported, whatever it does to the process."""
     code = f"""

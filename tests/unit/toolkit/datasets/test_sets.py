@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import lzma
@@ -386,52 +385,3 @@ def test_sentences_of_the_copy(
         assert next(train, None) is next(test, None) is None
     else:
         assert paths == whole
-
-
-def test_questions_about_drawings_of_the_copy(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_data: Path
-) -> None:
-    source = moved(server, monkeypatch, "easy-vqa", known=True)
-    members = {}
-    for file in source.files:
-        if file.name.endswith("_questions.tsv"):
-            rows = unpacked(shared_data / "easy_vqa" / f"{file.name}.xz").decode().split("\n")[1:-1]
-            entries = [[request, answer, int(image)] for image, request, answer in (row.split("\t") for row in rows)]
-            members[file.parts[0].member] = json.dumps(entries).encode()
-    server.files["/easy-VQA.tar.gz"] = tar(members)
-    server.files["/answers.txt"] = (shared_data / "easy_vqa" / "answers.txt").read_bytes()
-    # With the published sizes and digests.
-    for path in get("easy-vqa", tmp_path, ["train_questions.tsv", "test_questions.tsv", "answers.txt"]):
-        assert path.is_file()
-
-
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_drawings_of_the_copy(server: Server, tmp_path: Path, shared_data: Path, split: str) -> None:
-    copy = unpacked(shared_data / "easy_vqa" / f"{split}_images.npy.xz")
-    (known,) = (file for file in SOURCES["easy-vqa"].files if file.name == f"{split}_images.npy")
-    assert (len(copy), hashlib.sha256(copy).hexdigest()) == (known.size, known.sha256)
-    pixels = np.load(io.BytesIO(copy))
-    assert len(pixels) == known.parts[0].count
-    some = pixels[:60]
-    file = drawings(server, {f"i/{n}.png": png(image) for n, image in enumerate(some)}, count=60)
-    made = fetch_text(file, tmp_path / file.name, tmp_path / "packed").read_bytes()
-    expected = io.BytesIO()
-    np.save(expected, some)
-    assert made == expected.getvalue() and made[:8] == copy[:8] and made[128:] == copy[128 : 128 + some.nbytes]
-
-
-def test_questions_about_rooms_of_the_copy(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_data: Path
-) -> None:
-    source = moved(server, monkeypatch, "daquar", known=True)
-    text, expected = "", {}
-    for split in ("train", "test"):
-        expected[f"{split}.tsv"] = unpacked(shared_data / "daquar" / f"{split}.tsv.xz")
-        rows = [row.split("\t") for row in expected[f"{split}.tsv"].decode().split("\n")[1:-1]]
-        server.files[f"/{split}_images_list.txt"] = "\n".join(sorted({row[0] for row in rows})).encode()
-        text += "".join(f"{question} in the {image} ?\n{answer}\n" for image, question, answer in rows)
-    server.files["/all_qa_pairs.txt"] = text.removesuffix("\n").encode()
-    assert {path.name: path.read_bytes() for path in get("daquar", tmp_path, list(expected))} == expected
-    with tarfile.open(shared_data / "daquar" / "images_240x180_q85.tar") as archive:
-        names = {Path(name).stem for name in archive.getnames()}
-    assert names == {part.archive.name.removesuffix(".png") for part in source.files[-1].parts}

@@ -152,18 +152,3 @@ def test_splits_of_paraphrases_share_no_sentence() -> None:
     index = {pair: i for i, pair in enumerate(dict.fromkeys((" ".join(e.split()), g) for e, g in pairs))}
     for split in splits.values():
         assert [index[pair] for pair in split] == sorted(index[pair] for pair in split)
-
-
-@pytest.mark.slow
-def test_splits_of_tatoeba_share_no_sentence(shared_data: Path) -> None:
-    columns = []
-    for side in ("en", "de"):
-        texts = [unpacked(shared_data / "tatoeba_deu-eng" / f"{s}.{side}.xz") for s in ("train", "dev", "test")]
-        columns.append(b"".join(texts).decode().split("\n")[:-1])
-    pairs = list(zip(*columns, strict=True))
-    splits = split_pairs(pairs)
-    assert sum(map(len, splits.values())) == len(pairs)
-    assert all(4000 <= len(splits[s]) < 4000 + LARGEST for s in ("dev", "test"))
-    for side in (0, 1):
-        train, dev, test = ({_bare(pair[side]) for pair in splits[s]} for s in ("train", "dev", "test"))
-        assert not train & dev and not train & test and not dev & test

@@ -55,9 +55,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return result
 
 
-@pytest.mark.parametrize(
-    ("attention", "density"), [("discrete", None), pytest.param("continuous", 2.0, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("attention", "density"), [("discrete", None), ("continuous", 2.0)])
 def test_from_images_to_answers(folder: Path, tmp_path: Path, attention: str, density: float | None) -> None:
     inputs = config(folder, attention=attention, density=density, output="sparsemax")
     prepared = prepare(inputs)
