@@ -169,11 +169,6 @@ def test_one_prompt_is_no_list_and_a_dictionary_no_options(speaker: Path) -> Non
         open_run(speaker).generate(options={"seed": 1})
 
 
-def test_a_run_that_is_no_language_model_generates_nothing(trained: Path) -> None:
-    with pytest.raises(InputError, match=r"a run of the task strings: .* is for language models"):
-        open_run(trained).generate()
-
-
 def test_a_prompt_is_printed_as_it_was_given(tsallis, speaker: Path, tmp_path: Path) -> None:
     prompts = ("am", "am @ zw", "@", "am  zw", "am ", " am", "ab\u2028c")
     for number, (run, prompt) in enumerate(itertools.product((speaker, with_subwords(tmp_path)), prompts)):

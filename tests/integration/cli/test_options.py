@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import io
 import itertools
 import json
-import lzma
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -330,15 +328,6 @@ def test_nothing_to_evaluate_is_no_result(questions: Path, tmp_path: Path) -> No
         called("evaluate", questions, tmp_path / "header.tsv")
 
 
-def test_lines_may_be_packed(forms: Path, tmp_path: Path) -> None:
-    for name, pack, ending in (("asked", gzip.compress, "gz"), ("known", lzma.compress, "xz")):
-        packed = tmp_path / f"{name}.{ending}"
-        packed.write_bytes(pack((forms.parent / name).read_bytes()))
-        command = "translate" if name == "asked" else "score"
-        plain = called(command, forms, forms.parent / name, "--language", "aa")
-        assert called(command, forms, packed, "--language", "aa") == plain != ""
-
-
 def test_a_result_is_not_lost_to_a_file_that_has_no_digest(forms: Path, tmp_path: Path) -> None:
     """A pipe is read once: its digest is not there for a manifest. It says so before anything is evaluated."""
     os.mkfifo(tmp_path / "pipe")  # nobody writes: reading it would not end
@@ -353,10 +342,3 @@ def test_languages_that_come_later_are_no_part_of_a_run(forms: Path) -> None:
     finally:
         (forms.parent / "zz-train").unlink()
     assert [*report["languages"]] == ["aa", "bb"]
-
-
-def test_the_log_has_what_checkpoints_are_chosen_by(forms: Path) -> None:
-    lines = [json.loads(line) for line in (forms / "log.jsonl").read_text(encoding="utf-8").splitlines()]
-    for event in lines[1:]:
-        assert {"dev_macro_accuracy", "dev_accuracy", "dev_symbol_accuracy"} <= set(event)
-        assert 0 < event["dev_symbol_accuracy"] < 1

@@ -299,14 +299,6 @@ def test_densities_are_drawn_with_their_supports(visits: Callable[..., Visit], d
     visit.check_accessibility()
 
 
-def test_the_theme_is_switched_by_its_button(visit: Visit) -> None:
-    tab = visit.open("overview")
-    colour = "getComputedStyle(document.body).backgroundColor"
-    before = tab.evaluate(colour)
-    tab.click("#theme")
-    assert tab.evaluate(colour) != before
-
-
 @pytest.fixture(scope="module")
 def sweep_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page of five runs with three alphas, two of which have two seeds."""

@@ -57,21 +57,6 @@ def test_a_list_has_one_certificate(answers: Answers, tsallis, second: Path, opt
     assert shown == expected and len(shown) >= len(ASKED.splitlines())
 
 
-def test_searches_that_end_early_say_so(answers: Answers, second: Path) -> None:
-    for options, reason in (
-        (("--all", "--budget", 3), "budget"),
-        (("--all", "--time-limit", 0), "time"),
-        (("--all", "--mass", 0.01), "mass"),
-        (("--all", "--max-length", 2), "length"),
-    ):
-        for answer in answers(*options, run=second):
-            assert answer["stopped_by"] == reason and answer["certificate"] != "complete"
-            assert answer["expanded"] <= 3 or reason != "budget"
-    for answer in answers("--exact", "--budget", 1, run=second):
-        best, bound = answer["hypotheses"][0]["log_prob"], answer["bound"]
-        assert answer["certificate"] == ("optimal" if best >= bound - 1e-9 else "bounded")
-
-
 def test_draws_repeat_in_any_company_and_change_with_the_seed(
     answers: Answers, tsallis, trained: Path, second: Path
 ) -> None:
@@ -91,18 +76,6 @@ def test_draws_repeat_in_any_company_and_change_with_the_seed(
         "translate", trained, "--mode", "sample", "--num-samples", 2, "--max-length", 1, stdin="walk\tV;PST\n"
     ).stdout.splitlines()
     assert cut == ["1\t\t"] * 2  # one symbol is too little for a form
-
-
-def test_choices_of_least_risk(answers: Answers, tsallis, trained: Path) -> None:
-    for options in ((), ("--all", "--budget", 100), ("--mode", "sample", "--num-samples", 20)):
-        chosen = answers("--min-risk", *options)
-        for answer in chosen:
-            listed = answer.get("hypotheses") or answer["draws"]
-            assert answer["choice"]["text"] in [h["text"] for h in listed if h]
-            assert 0 < answer["choice"]["expected_utility"] <= 1 + 1e-9
-            assert answer["choice"]["proved"] or answer.get("certificate") != "complete"
-        text = tsallis("translate", trained, "--min-risk", *options, stdin=ASKED).stdout.splitlines()
-        assert text == [answer["choice"]["text"] for answer in chosen]
 
 
 def test_beginnings_of_all_lines_and_of_each(answers: Answers) -> None:

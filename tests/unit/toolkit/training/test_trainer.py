@@ -352,13 +352,6 @@ def test_a_checkpoint_is_loaded_by_the_name_of_its_folder(tmp_path: Path) -> Non
         run.checkpoints.load_model("step-00000003")
 
 
-def test_batches_of_so_many_symbols(tmp_path: Path) -> None:
-    run = trainer(tmp_path, changed(SETTINGS, max_tokens=60, epochs=1))
-    run.run()
-    assert run.position.step == len(run.plan.updates(0)) and run.position.step != 4
-    assert logged(tmp_path)[-1]["step"] == run.position.step
-
-
 def test_chance_depends_on_the_step_alone(tmp_path: Path) -> None:
     """Whatever drew random numbers between two updates: a display, a search, the way the model was made."""
     trainer(tmp_path / "one").run()
