@@ -36,14 +36,7 @@ COMMANDS: dict[str, dict[str, str | None]] = {
     },
     "evaluate": {FILE: "{known}", "--split": "train", "--beam-size": "1", "--json": None, **USE},
     "score": {FILE: "{known}", "--json": None, **USE},
-    "look": {
-        FILE: "{asked}",
-        "--out": "{out}",
-        "--weights": None,
-        "--heads": "cross.1.1",
-        "--beam-size": "1",
-        **USE,
-    },
+    "look": {FILE: "{asked}", "--out": "{out}", "--weights": None, "--heads": "cross.1.1", "--beam-size": "1", **USE},
 }
 EXCLUDED: list[tuple[str, tuple[str, ...]]] = [
     ("translate", ("--beam-size", ALL)),

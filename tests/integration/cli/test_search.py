@@ -206,7 +206,11 @@ def test_evaluate_writes_outputs_beside_references(tsallis, trained: Path, small
     [
         ("translate", ("--prefix", "aded", "--max-length", 3), "4 symbols, the largest length is 3"),
         ("translate", ("--prefix-column",), "found 2 columns"),
-        ("translate", ("--prefix", "a", "--prefix-column"), "--prefix-column for each its own: one of the two"),
+        (
+            "translate",
+            ("--prefix", "a", "--prefix-column"),
+            "--prefix and --prefix-column both set the start of outputs",
+        ),
         ("translate", ("--min-length", 5, "--max-length", 4), "--min-length 5 is above --max-length 4"),
         ("translate", ("--device", "tpu"), "device must be"),
         ("translate", ("--budget", 5), "--budget is for --mode exact or all, not for --mode beam"),

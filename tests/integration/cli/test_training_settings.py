@@ -83,14 +83,8 @@ def test_a_source_that_does_not_fit_is_refused(tsallis: Run, inflector: Path, tr
         ([f"training.init_from={tmp_path}"], "training.init_from: .*: not a run folder"),
         ([f"training.init_from={translator}"], "a run of the task translation, not strings"),
         ([f"training.init_from={inflector}", "model.d_model=6"], "sizes of model must be the same"),
-        (
-            [f"training.init_from={inflector}", "model.output=alpha_relu"],
-            "model.tau: auto estimates the threshold of an untrained network, .*: give a number",
-        ),
-        (
-            ["training.warmup=50"],
-            "training.warmup: 50 has no effect with schedule: halve-on-worse; leave it out, or set",
-        ),
+        ([f"training.init_from={inflector}", "model.output=alpha_relu"], "model.tau: auto estimates the threshold"),
+        (["training.warmup=50"], "training.warmup: 50 has no effect with schedule: halve-on-worse"),
         (["training.src_embeddings={fiel: x}"], "training.src_embeddings.file: missing; .*fiel: unknown key"),
     ):
         done = tsallis("train", config, *overrides, "--run-dir", tmp_path / "run", status=2)

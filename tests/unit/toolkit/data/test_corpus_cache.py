@@ -21,13 +21,7 @@ pytest.importorskip("sentencepiece")
 from tsallis.errors import InputError
 from tsallis.toolkit.data import BatchPlan, corpus_cache
 from tsallis.toolkit.data.corpus import Corpus, Counts, SampledCorpus
-from tsallis.toolkit.data.corpus_cache import (
-    cached_corpus,
-    cached_subwords,
-    encode_pairs,
-    open_corpus,
-    read_parallel,
-)
+from tsallis.toolkit.data.corpus_cache import cached_corpus, cached_subwords, encode_pairs, open_corpus, read_parallel
 from tsallis.toolkit.data.io import stream_lines
 from tsallis.toolkit.data.ragged import RaggedRows
 from tsallis.toolkit.data.subwords import Subwords

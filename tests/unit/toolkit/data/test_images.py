@@ -19,9 +19,7 @@ import torch
 from tsallis.errors import InputError
 from tsallis.toolkit.data.image_store import ImageStore
 from tsallis.toolkit.data.images import ArrayPictures, Photos, open_pictures
-from tsallis.toolkit.tasks.vqa import (
-    parse_questions,
-)
+from tsallis.toolkit.tasks.vqa import parse_questions
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (3, 4, 5, 3), np.uint8)
 

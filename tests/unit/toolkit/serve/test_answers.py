@@ -199,7 +199,7 @@ def test_weights_are_those_of_a_recording_and_zeros_are_left_out(served: ServedR
         (
             "translate",
             TranslateRequest(sources=LINES[:1], prefix="scan", max_length=3),
-            "prefix: the beginning 'scan' has 4 symbols",
+            "prefix: the beginning 'scan' has 4",
         ),
     ],
 )

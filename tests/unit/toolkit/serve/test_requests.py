@@ -66,7 +66,7 @@ def test_values_are_taken_as_they_are() -> None:
         (
             TranslateRequest,
             {"sources": ["a"], "beam_size": 10**100},
-            "beam_size: input .* 1000, found an integer of 333 bits",
+            "beam_size: .* 1000, found an integer of 333 bits",
         ),
         (TranslateRequest, {"sources": ["a"], "max_length": 10**30}, f"max_length: input .* 100000, found {10**30}"),
         (TranslateRequest, {"sources": ["a"], "mode": "exact", "mass": 0.5}, "mass is for lists: give n_best, too"),
@@ -75,11 +75,7 @@ def test_values_are_taken_as_they_are() -> None:
         (TranslateRequest, {"sources": ["a"], "min_length": 4, "max_length": 3}, "min_length 4 is above max_length 3"),
         (TranslateRequest, b'{"sources": ["a"], "length_penalty": NaN}', "length_penalty: input should be a finite"),
         (TranslateRequest, {"sources": ["a"], "mode": "exact", "mass": 1}, "mass: input should be less than 1"),
-        (
-            TranslateRequest,
-            {"sources": ["a"], "mode": "all", "budget": 10**6},
-            "budget: at most 10000, found 1000000",
-        ),
+        (TranslateRequest, {"sources": ["a"], "mode": "all", "budget": 10**6}, "budget: at most 10000, found 1000000"),
         (SuggestRequest, {"source": "a", "typed": "a" * 41}, "what is typed has at most 40 characters"),
         (SuggestRequest, {"source": "a", "n_best": 8}, "n_best: at most 7"),
         (StepsRequest, {"source": "a", "n_best": 8}, "n_best: at most 7"),
