@@ -217,6 +217,7 @@ def test_pages_are_accessible_and_fit_a_phone(site: Path, browser: Any, page: st
     assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
 
 
+@pytest.mark.slow
 def test_the_pages_show_the_pictures_of_formulas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.syspath_prepend(str(DOCS / "figures"))
@@ -228,6 +229,7 @@ def test_the_pages_show_the_pictures_of_formulas(tmp_path: Path, monkeypatch: py
     assert {path.name for path in DOCS.glob("figures/gallery-*")} == set(names)
 
 
+@pytest.mark.slow
 def test_figures_of_papers_are_drawn_from_the_numbers_of_a_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

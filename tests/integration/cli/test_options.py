@@ -8,7 +8,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,32 +21,14 @@ from run_seed import SEED
 from tsallis.errors import InputError
 from tsallis.search import SearchOptions
 
-# Of the commands that use a run, an argument for each option; {x} stands for a path. "FILE" is input from a file.
-FILE, ALL = "FILE", "--all"
+# Of commands that compute with a run, an argument for each option; "FILE" is input from a file.
+# The options of `translate` and `score` act as they do in Python, here and in test_text_runs.py.
+FILE = "FILE"
 USE = {"--checkpoint": "average", "--language": "bb", "--images": "{other}"}
-COMMANDS: dict[str, dict[str, str | None]] = {
-    "translate": {
-        FILE: "{asked}",
-        "--n-best": "2",
-        "--beam-size": "1",
-        ALL: None,
-        "--budget": "{budget}",
-        "--json": None,
-        **USE,
-    },
-    "evaluate": {FILE: "{known}", "--split": "train", "--beam-size": "1", "--json": None, **USE},
-    "score": {FILE: "{known}", "--json": None, **USE},
-    "look": {FILE: "{asked}", "--out": "{out}", "--weights": None, "--heads": "cross.1.1", "--beam-size": "1", **USE},
+COMMANDS = {
+    "evaluate": {FILE: "{known}", "--split": "train", "--beam-size": "1", **USE},
+    "look": {FILE: "{asked}", "--heads": "cross.1.1", "--beam-size": "1", **USE},
 }
-EXCLUDED: list[tuple[str, tuple[str, ...]]] = [
-    ("translate", ("--beam-size", ALL)),
-    ("evaluate", (FILE, "--split")),
-    ("look", ("--images", "--weights", "--heads")),
-    ("look", ("--out", "--weights")),
-    ("look", ("--beam-size", "--images")),
-    *((name, ("--language", "--images")) for name in COMMANDS),  # no run takes both
-]
-NEEDS = {("translate", "--budget"): ALL, ("look", "--heads"): "--weights"}
 
 LETTERS = "abcd"
 WORDS = ["".join(word) for word in itertools.product(LETTERS, repeat=3)]
@@ -123,124 +105,89 @@ def ask(line: tuple[str, ...]) -> tuple[str, ...]:
     return line[:1] + line[2:]
 
 
-def content(name: str, options: set[str], run: Path, out: Path, as_json: bool, searches: list[str]) -> Any:
-    """Return the output of a command with some options, without the parts that differ from call to call.
-
-    The arguments of its searches are part of it: whether outputs differ depends on what a run has learned.
-    """
-    searches.clear()
-    folder, about_images = run.parent, (run.parent / "other.npy").exists()
-    options = options | ({"--json"} if as_json and "--json" in COMMANDS[name] else set())
-    places = {x: folder / x for x in ("asked", "known")} | {"other": folder / "other.npy", "out": out / "there"}
-    budget = 3 if about_images else 5  # less than all there is
-    arguments = [part for option in sorted(options - {FILE}) for part in (option, COMMANDS[name][option]) if part]
-    if FILE in options:
-        arguments.insert(0, COMMANDS[name][FILE] or "")
-    if not about_images and "--language" not in options and (name != "evaluate" or FILE in options):
-        arguments += ["--language", "aa"]  # without it lines of several languages are refused
-    if name == "look" and not options & {"--out", "--weights"}:
-        arguments += ["--out", str(out / "here")]
-    lines = [
-        "\t".join(line if name == "score" else ask(line)) for line in (IMAGE_LINES if about_images else FORM_LINES)
-    ]
-    said = called(
-        name, run, *(a.format(**places, budget=budget) for a in arguments), stdin="".join(f"{line}\n" for line in lines)
-    )
-    if name == "look" and "--weights" not in options:
-        return {str(Path(path).relative_to(out)): Path(path).read_text() for path in said.split()}, [*searches]
-    if name == "evaluate" and "--json" in options:
-        differing = ("run", "on", "language", "images", "seconds", "speed")
-        return {key: value for key, value in json.loads(said).items() if key not in differing}, [*searches]
-    return [line for line in said.split("\n") if not line.startswith("symbols a second")], [*searches]
-
-
-@pytest.fixture(scope="module")
-def known() -> dict[Any, Any]:
-    """Return the outputs of commands so far, by their options."""
-    return {}
-
-
 @pytest.fixture
-def say(
-    forms: Path, questions: Path, known: dict[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Any]:
-    """Call a command with some options on a run that takes them: of `about`, too, which are not used."""
-    import tsallis.search as searching
+def compute(forms: Path, questions: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Run a command with an option or without it, on a run that takes that option.
+
+    The result is the output without what differs from call to call, and the arguments of searches: whether outputs
+    differ depends on what a run has learned.
+    """
     from tsallis.toolkit.evaluation import search_results
     from tsallis.toolkit.tasks import attention_weights
 
-    searches: list[str] = []
+    searches: list[Any] = []
 
     def recorded(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            if function.__name__ in ("exhaustive", "exact_search"):
-                options = {"budget": 150, **options}
-            numbers = {key: value for key, value in options.items() if isinstance(value, bool | int | float)}
-            searches.append(f"{function.__name__} {sorted(numbers.items())}")
+            searches.append({name: value for name, value in options.items() if isinstance(value, int)})
             return function(*arguments, **options)
 
         return call
 
-    describe_attention = attention_weights.describe_attention
+    for module, name in ((attention_weights, "describe_attention"), (search_results, "beam_search")):
+        monkeypatch.setattr(module, name, recorded(getattr(module, name)))
 
-    def describe(*arguments: Any, **options: Any) -> Any:
-        for number, content in describe_attention(*arguments, **options):
-            yield number, {**content, "search": options}
-
-    for module, name, stand_in in (
-        (attention_weights, "describe_attention", describe),
-        *((searching, name, recorded(getattr(searching, name))) for name in ("beam_search", "sample")),
-        *(
-            (search_results, name, recorded(getattr(search_results, name)))
-            for name in ("beam_search", "exact_search", "exhaustive")
-        ),
-    ):
-        monkeypatch.setattr(module, name, stand_in)
-
-    def call(name: str, options: Sequence[str], about: Sequence[str] = (), as_json: bool = True) -> Any:
-        run = questions if "--images" in {*options, *about} else forms
-        key = name, frozenset(options), run, as_json
-        if key not in known:
-            known[key] = content(name, set(options), run, tmp_path, as_json, searches)
-        return known[key]
+    def call(name: str, option: str, given: bool) -> Any:
+        searches.clear()
+        run = questions if option == "--images" else forms
+        argument = COMMANDS[name][option].format(**{x: run.parent / x for x in ("asked", "known")}, other=others(run))
+        arguments = ([argument] if option == FILE else [option, argument]) if given else []
+        if run == forms and (name == "look" or option == FILE) and option != "--language":
+            arguments += ["--language", "aa"]  # without it lines of several languages are refused
+        lines = IMAGE_LINES if run == questions else FORM_LINES
+        stdin = "".join("\t".join(ask(line)) + "\n" for line in lines)
+        if name == "look":
+            language = ["--language", "aa"] if option == "--language" and not given else []
+            return called(name, run, *arguments, *language, "--weights", stdin=stdin), [*searches]
+        report = json.loads(called(name, run, *arguments, "--json", stdin=stdin))
+        differing = ("run", "on", "language", "images", "seconds", "speed")
+        return {key: value for key, value in report.items() if key not in differing}, [*searches]
 
     return call
 
 
-def needed(name: str, *options: str) -> set[str]:
-    """Options, and those without which they are refused."""
-    return {*options, *(NEEDS[name, option] for option in options if (name, option) in NEEDS)}
+def others(run: Path) -> Path:
+    return run.parent / "other.npy"
 
 
 @pytest.mark.parametrize(
     ("name", "option"), [(name, option) for name, options in COMMANDS.items() for option in options]
 )
-def test_every_option_acts(say: Callable[..., Any], name: str, option: str) -> None:
-    with_it = needed(name, option)
-    as_json = option != "--json"
-    assert say(name, with_it, as_json=as_json) != say(name, with_it - {option}, with_it, as_json=as_json)
-    if with_it != {option}:
-        needed_option = NEEDS[name, option]
-        kind = "--mode exact or all" if needed_option == ALL else needed_option
-        with pytest.raises(InputError, match=f"^{option} is for {kind}"):
-            say(name, {option})
+def test_every_option_acts(compute: Callable[..., Any], name: str, option: str) -> None:
+    assert compute(name, option, True) != compute(name, option, False)
 
 
-@pytest.mark.parametrize(("name", "options"), EXCLUDED)
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("translate", ["--beam-size", "1", "--all"], "--beam-size|--all"),
+        ("evaluate", ["asked", "--split", "train"], "--split"),
+        ("look", ["--out", "page.html", "--weights"], "--out"),
+        ("look", ["--heads", "cross.1.1"], "^--heads is for --weights"),
+    ],
+)
 def test_options_that_exclude_each_other_are_refused(
-    say: Callable[..., Any], name: str, options: tuple[str, ...]
+    forms: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: list[str], words: str
 ) -> None:
-    with pytest.raises(InputError, match="|".join(options)):
-        say(name, options)
+    monkeypatch.chdir(forms.parent)
+    with pytest.raises(InputError, match=words):
+        called(name, forms, *options, stdin="abc\tN\n")
 
 
-def results(text: list[str]) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in text if line]
+def test_attention_over_images_takes_neither_heads_nor_a_beam(questions: Path) -> None:
+    for options in (["--heads", "cross.1.1"], ["--beam-size", "2"]):
+        with pytest.raises(InputError, match=options[0]):
+            called("look", questions, "--weights", *options, stdin="1\twhat a?\n")
 
 
-def test_the_best_of_all_are_the_first_of_all_and_certified(say: Callable[..., Any]) -> None:
+def test_the_best_of_all_are_the_first_of_all_and_certified(forms: Path) -> None:
     """A list cut to its best is no complete one: its bound counts what was cut off."""
-    alone, some = results(say("translate", {ALL})[0]), results(say("translate", {ALL, "--n-best"})[0])
+    options = ("--all", "--budget", 150, "--language", "aa", "--json")
+    stdin = "".join("\t".join(ask(line)) + "\n" for line in FORM_LINES)
+    alone, some = (
+        [json.loads(line) for line in called("translate", forms, *options, *more, stdin=stdin).splitlines()]
+        for more in ((), ("--n-best", 2))
+    )
     assert len(alone) == len(some) > 1
     for every, best in zip(alone, some, strict=True):
         assert len(best["hypotheses"]) == 2 < len(every["hypotheses"]) and best["certificate"] == "optimal"

@@ -7,8 +7,6 @@ import json
 import lzma
 import random
 import re
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -54,22 +52,6 @@ def challenge(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-Run = Callable[..., tuple[str, str]]
-
-
-@pytest.fixture
-def run(example: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """The example's own process is started once, below: imports take longer than what is tested."""
-
-    def once(*arguments: object, status: int = 0) -> tuple[str, str]:
-        monkeypatch.setattr(sys, "argv", ["timeseries.py", *map(str, arguments)])
-        assert example.main() == status
-        out, err = capsys.readouterr()
-        return out, err
-
-    return once
-
-
 def test_continuous_attention_finds_the_end_of_the_stay(challenge: Path, tmp_path: Path) -> None:
     out, page = tmp_path / "results" / "one.json", tmp_path / "densities.html"
     inputs = ["--data", challenge, *QUICK, "--learning-rate", "0.02", "--epochs", "12", "--out", out, "--page", page]
@@ -88,24 +70,6 @@ def test_continuous_attention_finds_the_end_of_the_stay(challenge: Path, tmp_pat
     data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text("utf-8"), re.S)
     assert data is not None
     assert [signal["channel"] for signal in json.loads(data[1])["signals"]] == ["HR", "HR", "Temp", "Temp"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--train", "z"), "there is no set-z.csv, packed or not"),
-        (("--label", "died"), "no column 'died'"),
-        (("--label", "RecordID"), "must be 0 or 1, got"),
-        (("--model", "discrete", "--transform", "x"), "transform must be one of"),
-        (("--model", "continuous", "--transform", "x"), "density must be one of"),
-        (("--share", 2), "share must be between 0 and 1"),
-        (("--learning-rate", "inf", *QUICK), "the loss of the dev split was never a number"),
-    ],
-)
-def test_what_is_refused(challenge: Path, run: Run, arguments: tuple[object, ...], message: str) -> None:
-    out, err = run("--data", challenge, *arguments, status=2)
-    last = err.splitlines()[-1]  # after what was done before
-    assert not out and last.startswith("timeseries: ") and message in last
 
 
 def test_areas_of_known_scores(example: ModuleType) -> None:

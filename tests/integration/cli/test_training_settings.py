@@ -11,10 +11,9 @@ import pytest
 import yaml
 
 from integration.cli.conftest import Run
-from integration.cli.runs import contents, strings, translation
+from integration.cli.runs import contents, strings
 from tsallis.errors import InputError
 from tsallis.toolkit.config import refuse_idle
-from tsallis.toolkit.data.subwords import Subwords
 from tsallis.toolkit.tasks.prepared import prepare
 from tsallis.toolkit.tasks.registry import load_config
 from tsallis.toolkit.training.run_folder import start_run
@@ -90,33 +89,6 @@ def test_a_source_that_does_not_fit_is_refused(tsallis: Run, inflector: Path, tr
         done = tsallis("train", config, *overrides, "--run-dir", tmp_path / "run", status=2)
         assert re.search(words, done.stderr) and done.stderr.count("\n") == 1, done.stderr
         assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-def test_existing_subwords_and_folded_case(tsallis: Run, tmp_path: Path) -> None:
-    """A model that numbers its symbols otherwise, and words in the place of subwords."""
-    sentencepiece = pytest.importorskip("sentencepiece")
-    config = translation(tmp_path / "data")
-    lines = [line for side in ("de", "en") for line in (tmp_path / "data" / f"train.{side}").read_text().splitlines()]
-    own = {"sentence_iterator": iter(lines), "model_prefix": str(tmp_path / "own"), "vocab_size": 80}
-    sentencepiece.SentencePieceTrainer.train(**own, minloglevel=2)
-    text = yaml.safe_load(config.read_text())
-    text["training"]["epochs"] = 1
-    for name, data in (
-        ("own", {"subwords": {"model": f"{tmp_path}/own.model"}}),
-        ("folded", {"subwords": {"size": 90}, "lowercase": True}),
-        ("words", {"subwords": {"size": 300, "kind": "word"}, "tokenized": True, "joiner": "@@"}),
-    ):
-        path = tmp_path / f"{name}.yaml"
-        path.write_text(yaml.safe_dump({**text, "data": {**text["data"], **data}}))
-        tsallis("train", path, "--run-dir", tmp_path / name)
-        assert tsallis("translate", tmp_path / name, stdin="der erste Mai\n").stdout.count("\n") == 1
-        assert "BLEU" in tsallis("evaluate", tmp_path / name, "--split", "dev").stdout
-    folded = Subwords.load(tmp_path / "folded" / "src.model")
-    assert folded.encode("Der ERSTE") == folded.encode("der erste")
-    own_model = Subwords.load(tmp_path / "own" / "src.model")
-    assert own_model.encode("der") and len(own_model) == 81  # with padding, which it lacked
-    assert Subwords.load(tmp_path / "words" / "src.model").name(5).startswith("▁")
 
 
 def test_a_run_is_made_longer(tsallis: Run, tmp_path: Path) -> None:

@@ -103,13 +103,6 @@ def test_targets_of_like_length_share_a_batch() -> None:
     for options in ({}, {"bucket": 200}):
         assert padding(1, sort_by="target", **options) < padding(1, **options) / 3
     assert padding(0, sort_by="target", bucket=200) < padding(0, bucket=200)
-    for arguments, words in (
-        ((lengths, 10, None, 0, 40, "source"), "sort_by must be one of total, target, got 'source'"),
-        (([3, 4], 10, None, 0, 40, "target"), "sort_by: target is for pairs in batches of batch_size rows"),
-        ((lengths, 10, 99, 0, 40, "target"), "sort_by: target is for pairs in batches of batch_size rows"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            BatchPlan(*arguments)
 
 
 def test_rows_of_like_length_share_a_batch() -> None:
@@ -125,19 +118,26 @@ def test_rows_of_like_length_share_a_batch() -> None:
     assert order != sorted(order)
 
 
-def test_arguments_of_a_plan() -> None:
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
-        BatchPlan([1], 0)
-    with pytest.raises(ValueError, match="bucket must be at least 1, got 0"):
-        BatchPlan([1], bucket=0)
-    with pytest.raises(ValueError, match="no rows"):
-        BatchPlan([])
-    with pytest.raises(ValueError, match="no rows"):
-        BatchPlan(torch.empty(0, 2))
-    with pytest.raises(ValueError, match=r"lengths must be \[rows\] or \[rows, 2\], got \[1, 3\]"):
-        BatchPlan([[1, 2, 3]])
-    with pytest.raises(ValueError, match="max_tokens must be at least 1, got 0"):
-        BatchPlan([1], max_tokens=0)
+@pytest.mark.parametrize(
+    ("lengths", "options", "words"),
+    [
+        ([1], {"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ([1], {"bucket": 0}, "bucket must be at least 1, got 0"),
+        ([1], {"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
+        ([], {}, "no rows"),
+        (torch.empty(0, 2), {}, "no rows"),
+        ([[1, 2, 3]], {}, r"lengths must be \[rows\] or \[rows, 2\], got \[1, 3\]"),
+        ([[1, 2]], {"sort_by": "source"}, "sort_by must be one of total, target, got 'source'"),
+        ([3, 4], {"sort_by": "target"}, "sort_by: target is for pairs in batches of batch_size rows"),
+        ([[1, 2]], {"max_tokens": 99, "sort_by": "target"}, "target is for pairs in batches of batch_size rows"),
+    ],
+)
+def test_arguments_of_a_plan(lengths: Any, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        BatchPlan(lengths, **options)
+
+
+def test_a_batch_has_64_rows_unless_one_says_otherwise() -> None:
     assert BatchPlan([1] * 65).batch_size == 64 and len(BatchPlan([1] * 65)) == 2
 
 

@@ -22,14 +22,12 @@ from small_run import (
     DEV,
     SETTINGS,
     TRAIN,
-    Killed,
     age,
     at,
     change_json,
     checkpoint_of,
     contents,
     index_of,
-    kill,
     replace,
     train,
 )
@@ -46,22 +44,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "whole"
     train(folder)
     return folder
-
-
-@pytest.fixture(scope="module")
-def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was killed after its seventh update; its last checkpoint is of the sixth."""
-    folder = tmp_path_factory.mktemp("runs") / "half"
-    with pytest.raises(Killed):
-        train(folder, at(7, kill))
-    assert index_of(folder)["last"] == "step-00000006"
-    return folder
-
-
-@pytest.fixture
-def run(half: Path, tmp_path: Path) -> Path:
-    """A copy to be changed."""
-    return Path(shutil.copytree(half, tmp_path / "run"))
 
 
 def stops(run: Path, words: str, work: Callable[[Path], object] = train) -> None:
@@ -99,12 +81,6 @@ def test_a_name_in_the_index_that_is_not_there_deletes_nothing(run: Path, key: s
     change_json(run / "checkpoints" / "index.json", **{key: [name] if key == "kept" else name})
     for work in (train, average):
         stops(run, f"names {name}, which is no whole checkpoint", work)
-
-
-def test_a_name_in_the_index_that_is_none(run: Path) -> None:
-    change_json(run / "checkpoints" / "index.json", best="typo", kept=[])
-    for work in (train, average, load_run):
-        stops(run, r"index\.json: best: string should match pattern .* found 'typo'", work)
 
 
 def test_an_index_that_names_too_few_deletes_nothing(run: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from small_run import Killed, at, change_json, change_state, checkpoint_of, contents, index_of, kill, replace, train
+from small_run import change_json, change_state, checkpoint_of, contents, index_of, replace, train
 from tsallis.errors import InputError
 from tsallis.toolkit.data.io import read_bytes
 from tsallis.toolkit.tasks.registry import task_of
@@ -93,19 +93,6 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
     ],
 }
 CASES = [(file, changes, words) for file, cases in WRONG.items() for changes, words in cases]
-
-
-@pytest.fixture(scope="module")
-def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "half"
-    with pytest.raises(Killed):
-        train(folder, at(7, kill))
-    return folder
-
-
-@pytest.fixture
-def run(half: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(half, tmp_path / "run"))
 
 
 def file_of(run: Path, name: str) -> Path:
