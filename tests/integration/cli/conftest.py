@@ -142,7 +142,6 @@ def report(tmp_path_factory: pytest.TempPathFactory, translator: Path) -> tuple[
 
 @pytest.fixture(scope="session")
 def inflector(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny LSTM, trained on English verbs."""
     from integration.cli.runs import strings
 
     def make(folder: Path) -> None:
@@ -158,7 +157,6 @@ def train_here(config: Path, run: Path, *overrides: str) -> Path:
 
 
 def call_here(*arguments: object) -> None:
-    """Run a command in this process, without its output."""
     import tsallis.toolkit.cli as cli
 
     with contextlib.redirect_stdout(io.StringIO()):

@@ -59,8 +59,6 @@ class Done(NamedTuple):
 
 @pytest.fixture
 def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Run a command in this process, with standard input from a file."""
-
     def run(*arguments: object, stdin: bytes = b"") -> Done:
         (tmp_path / "stdin").write_bytes(stdin)
         monkeypatch.chdir(Path(str(arguments[1])).parent)  # where its data is
@@ -238,7 +236,6 @@ def test_scores_before_a_bad_line(runs, call, name: str, place: int, tmp_path: P
 
 
 def test_a_file_that_breaks_off(runs, call, tmp_path: Path) -> None:
-    """What is unpacked before the damage is answered."""
     lines = [f"{line}{number}" for number, line in enumerate(PLAIN["classification"] * 3000)]
     packed = gzip.compress(text_of(*lines))
     (tmp_path / "lines.gz").write_bytes(packed[: len(packed) * 2 // 3])

@@ -52,7 +52,6 @@ search: {{beam_size: 4}}
 
 
 def called(*arguments: object, stdin: str = "") -> str:
-    """Return the standard output of a command."""
     out, before = io.StringIO(), sys.stdin
     sys.stdin = SimpleNamespace(buffer=io.BytesIO(stdin.encode()))  # type: ignore[assignment]
     try:
@@ -76,7 +75,6 @@ def write(path: Path, lines: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def forms(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two languages."""
     folder = tmp_path_factory.mktemp("forms")
     for shift, language in enumerate(("aa", "bb")):
         forms = [f"{word}\t{word[shift:]}{'d' * shift}\tN" for word in WORDS]
@@ -89,7 +87,6 @@ def forms(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of questions about images."""
     folder = tmp_path_factory.mktemp("questions")
     for seed, name in enumerate(("train", "test", "other")):
         images = np.random.default_rng(seed).integers(0, 255, (24, 4, 4, 3)).astype(np.uint8)
@@ -174,10 +171,10 @@ def test_options_that_exclude_each_other_are_refused(
         called(name, forms, *options, stdin="abc\tN\n")
 
 
-def test_attention_over_images_takes_neither_heads_nor_a_beam(questions: Path) -> None:
-    for options in (["--heads", "cross.1.1"], ["--beam-size", "2"]):
-        with pytest.raises(InputError, match=options[0]):
-            called("look", questions, "--weights", *options, stdin="1\twhat a?\n")
+def test_attention_over_images_takes_neither_heads_nor_a_beam(questions: Path, tmp_path: Path) -> None:
+    for options in (["--heads", "cross.1.1", "--weights"], ["--beam-size", "2", "--out", tmp_path / "page.html"]):
+        with pytest.raises(InputError, match=str(options[0])):
+            called("look", questions, *options, stdin="1\twhat a?\n")
 
 
 def test_the_best_of_all_are_the_first_of_all_and_certified(forms: Path) -> None:

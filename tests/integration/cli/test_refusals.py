@@ -35,7 +35,6 @@ Damage = Callable[[], object]
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with data, a configuration, and a finished run of it."""
     folder = tmp_path_factory.mktemp("refusals") / "base"
     (folder / "data").mkdir(parents=True)
     verbs = english_verbs()
@@ -93,8 +92,6 @@ def remove(path: str) -> Damage:
 
 
 def instead(path: str, make: Callable[[Path], object] = os.mkdir) -> Damage:
-    """Put a folder, or something else, in the place of a file."""
-
     def work() -> None:
         Path(path).unlink(missing_ok=True)
         make(Path(path))

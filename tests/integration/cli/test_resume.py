@@ -36,7 +36,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
 
 @pytest.fixture(scope="module")
 def averaged(whole: Whole) -> Whole:
-    """A trained run, and what it is with an average."""
     run = whole[0].parent / "whole"
     after = Path(shutil.copytree(run, run.with_name("averaged")))
     assert run_forked(command("average", after)).status == 0
@@ -66,7 +65,6 @@ def faulty(run: Path, at: int | None, kind: str, *arguments: object) -> Callable
 
 
 def calls_of(run: Path, *arguments: object) -> list[Call]:
-    """The calls by which a command changes files, in their order."""
     done = run_forked(faulty(run, None, "kill", *arguments))
     assert done.status == 0, done.text
     return [(name, file) for name, file in json.loads((run.parent / f"{run.name}.calls").read_text())]
@@ -74,7 +72,6 @@ def calls_of(run: Path, *arguments: object) -> list[Call]:
 
 @pytest.fixture(scope="module")
 def calls(whole: Whole, tmp_path_factory: pytest.TempPathFactory) -> list[Call]:
-    """Those of a whole training."""
     run = tmp_path_factory.mktemp("calls") / "run"
     result = calls_of(run, "train", whole[0], "--run-dir", run)
     assert contents(run) == whole[1] and len(result) > 100
@@ -82,7 +79,6 @@ def calls(whole: Whole, tmp_path_factory: pytest.TempPathFactory) -> list[Call]:
 
 
 def said(done: Ended) -> str:
-    """The one line of a command that could not do what it should."""
     lines = [line for line in done.text.splitlines() if not line.startswith(("Training in", "Going on in", "epoch "))]
     assert done.status == 2 and len(lines) == 1 and lines[0].startswith("tsallis: "), done.text
     return lines[0]

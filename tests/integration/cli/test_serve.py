@@ -34,8 +34,6 @@ SOURCE = "Am Montag"  # its outputs have supports of different sizes
 
 
 class Serving:
-    """A server in a process of its own."""
-
     def __init__(self, *arguments: object) -> None:
         self.process = subprocess.Popen(
             command("serve", *arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()

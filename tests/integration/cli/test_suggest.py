@@ -134,8 +134,6 @@ def test_a_terminal_is_answered_line_by_line(trained: Path) -> None:
 
 
 class Screen:
-    """What a terminal shows, as it comes."""
-
     def __init__(self, master: int) -> None:
         self.master, self.text = master, ""
 

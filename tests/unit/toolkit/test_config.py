@@ -215,7 +215,6 @@ IMAGES = {"kind": "questions", "image": "features", "d_image": 5}  # what the da
     ("architecture", "more"), [("rnn", {}), ("transformer", {}), ("classifier", {}), ("answerer", IMAGES)]
 )
 def test_a_model_without_settings_is_that_of_the_configuration(architecture: str, more: dict[str, Any]) -> None:
-    """Whatever its class is called by: every setting has one default."""
     section = SECTIONS[architecture]
     inputs = section(architecture=architecture).model_dump(exclude={"architecture"})
     if "tau" in inputs:
@@ -321,7 +320,6 @@ def test_splits_that_are_not_there(tmp_path: Path) -> None:
     ],
 )
 def test_values_that_no_setting_has(tmp_path: Path, value: str) -> None:
-    """In a file and in an override: one short line that names where it stands."""
     path = tmp_path / "c.yaml"
     for key in ("data.train", "training.epochs", "model.output"):
         section, name = key.split(".")

@@ -177,7 +177,6 @@ def test_changed_descriptions(tmp_path: Path, content: dict[str, object], messag
 
 @pytest.fixture
 def encodings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The folders that were encoded into."""
     folders: list[Path] = []
     whole = corpus_cache.encode_pairs
 

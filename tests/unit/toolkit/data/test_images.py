@@ -77,8 +77,6 @@ def test_arrays_that_are_none(tmp_path: Path, array: Any, message: str, ending: 
 
 
 class Evil:
-    """What must never be unpickled."""
-
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return (builtins.exec, ("raise SystemExit('code was run')",))
 

@@ -158,7 +158,6 @@ def test_damaged_files(tmp_path: Path, model: Subwords) -> None:
 
 
 def pieces(blob: bytes) -> Iterator[bytes]:
-    """The bytes of every field, in the order of the file."""
     at = 0
     for _, value in message_fields(blob):
         start = blob.index(value, at)

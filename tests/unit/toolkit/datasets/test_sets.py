@@ -280,7 +280,6 @@ def test_lists_that_fail_are_thrown_away_too(server: Server, tmp_path: Path) -> 
 
 
 def png(pixels: np.ndarray) -> bytes:
-    """A PNG file of [height, width, 3]."""
     images, file = pytest.importorskip("PIL.Image"), io.BytesIO()
     images.fromarray(pixels).save(file, "png")
     return file.getvalue()

@@ -77,7 +77,6 @@ def test_parallel_corpora_have_every_split_on_every_side(name: str) -> None:
 
 
 def test_iwslt14_divides_its_talks() -> None:
-    """What is in dev is not in train, and the other way round."""
     files = {f.name: f for f in SOURCES["iwslt14-de-en"].files}
     for side in ("de", "en"):
         (train,), (dev,) = files[f"train.{side}"].parts, files[f"dev.{side}"].parts

@@ -23,7 +23,6 @@ SIZE = 16
 
 
 def write(folder: Path, name: str, count: int) -> None:
-    """Squares of a colour in one of four corners, and two questions about each."""
     chance = random.Random(name)
     images, lines = np.zeros((count, SIZE, SIZE, 3), np.uint8), ["image\tquestion\tanswer\n"]
     for i in range(count):

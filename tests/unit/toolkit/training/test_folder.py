@@ -84,7 +84,6 @@ def test_a_name_in_the_index_that_is_not_there_deletes_nothing(run: Path, key: s
 
 
 def test_an_index_that_names_too_few_deletes_nothing(run: Path) -> None:
-    """A later checkpoint would be in the way; earlier ones may be anybody's."""
     names = {p.name for p in (run / "checkpoints").glob("step-*")}
     assert names == {"step-00000004", "step-00000006"}
     change_json(run / "checkpoints" / "index.json", last="step-00000006", best="step-00000006", kept=[])
@@ -250,7 +249,6 @@ def test_an_average_is_made_anew(whole: Path, tmp_path: Path) -> None:
 
 
 def test_weights_that_are_not_finite_are_not_stored(run: Path) -> None:
-    """They would take the place of those that are."""
     before = contents(run / "checkpoints")
 
     made = Trainer(build_model(DESCRIPTION), TRAIN, DEV, run, SETTINGS)
@@ -299,7 +297,6 @@ def test_a_lock_that_is_no_file(tmp_path: Path) -> None:
     not hasattr(os, "getuid") or os.getuid() != 0, reason="needs root: it gives the folder to another user"
 )
 def test_a_read_only_folder(run: Path) -> None:
-    """It is read as ever, and nothing else."""
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o755)
         folder = Path(shutil.copytree(run, Path(name) / "run"))

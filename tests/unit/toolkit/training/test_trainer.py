@@ -220,7 +220,6 @@ def test_what_a_display_is_told(tmp_path: Path) -> None:
 
 
 def logged(folder: Path) -> list[dict[str, object]]:
-    """The events after the start."""
     start, *events = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     assert start["event"] == "start" and start["parameters"] > 0
     return events
