@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from integration.distributed.conftest import Launch, ours
-from tsallis.toolkit.training import load_run
 
 pytestmark = pytest.mark.slow
 
@@ -19,16 +17,6 @@ data: {embedded: english-verbs}
 model: {d_model: 8, layers: 1}
 training: {batch_size: 8, updates: 3, validation_rows: 8, strategy: fsdp}
 """
-
-
-def test_training(launch: Launch, tmp_path: Path) -> None:
-    config, run = tmp_path / "config.yaml", tmp_path / "run"
-    config.write_text(CONFIG)
-    done = launch("-m", "tsallis", "train", config, "--run-dir", run, "--device", "cpu")
-    assert done.stdout.count(f"Training in {run}") == 1 and done.stdout.count("dev loss") == 1
-    _, event = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    assert event["step"] == 3 and event["loss"] > 0
-    assert load_run(run).facts["step"] == 3
 
 
 VISUAL = """\
@@ -48,7 +36,7 @@ def test_training_with_images(launch: Launch, tmp_path: Path) -> None:
     config.write_text(VISUAL.replace("FOLDER", str(tmp_path)))
     done = launch("-m", "tsallis", "train", config, "--run-dir", run, "--device", "cpu")
     assert done.stdout.count("dev accuracy") == 1
-    assert load_run(run).facts["step"] == 3
+    assert done.stdout.count(f"Training in {run}") == 1 and done.stdout.count("dev accuracy") == 1
 
 
 @pytest.mark.parametrize(
