@@ -95,11 +95,6 @@ def test_the_backend_of_the_page(sorting: ModuleType, dtype: torch.dtype, monkey
     torch.testing.assert_close(attended, torch.ones_like(attended))
 
 
-def test_the_backend_of_the_page_is_short() -> None:
-    code = BACKEND.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
-    assert len(code.splitlines()) <= 30
-
-
 @pytest.mark.slow
 def test_the_task_of_the_page(pronunciation: Any, tmp_path: Path) -> None:
     page = PAGE.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The command, in a fork of this process or in one of its own, and small trained runs for all tests."""
+"""The command, in this process or in one of its own, and small trained runs for all tests."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import stat
@@ -325,10 +324,3 @@ def test_a_demo_in_a_folder_of_another_run(here: Path, monkeypatch: pytest.Monke
     refused("demo", "--run-dir", RUN, words="another configuration")
     shutil.move("run", "new-softmax")
     refused("demo", "--run-dir", "new", words="another configuration")
-
-
-def test_configurations_are_whole_after_all(here: Path) -> None:
-    """The settings of the refused commands are taken where nothing is wrong."""
-    call("train", "config.yaml", *LONGER, "--run-dir", RUN, "--device", "cpu")
-    assert "epochs: 5" in (RUN / "config.yaml").read_text()
-    assert json.loads((RUN / "log.jsonl").read_text().splitlines()[-1])["epoch"] == 5

@@ -19,34 +19,6 @@ from tsallis.toolkit.tasks.registry import load_config
 from tsallis.toolkit.training.run_folder import start_run
 
 
-def last_line(path: Path) -> dict[str, object]:
-    return dict(json.loads(path.read_text().splitlines()[-1]))
-
-
-def test_optimizer_schedule_and_curves(tsallis: Run, tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="needs tensorboard: of the extra tensorboard")
-    config = strings(tmp_path / "data")
-    settings = {
-        "optimizer": "adamw",
-        "weight_decay": 0.1,
-        "schedule": "plateau",
-        "plateau_patience": 1,
-        "select": "levenshtein",
-        "tensorboard": "true",
-        "epochs": 3,
-    }
-    overrides = [f"training.{key}={value}" for key, value in settings.items()]
-    run = tmp_path / "run"
-    text = tsallis("train", config, *overrides, "--run-dir", run).stdout
-    event = last_line(run / "log.jsonl")
-    assert event["select"] == "levenshtein" and "dev levenshtein" in text
-    assert list((run / "tensorboard").glob("events.out.tfevents.*"))
-    text = tsallis("train", config, *overrides, "--run-dir", run).stdout
-    assert "Going on" in text and last_line(run / "log.jsonl") == event
-    best = min(json.loads(line)["dev_levenshtein"] for line in (run / "log.jsonl").read_text().splitlines()[1:])
-    assert f"The run is finished: 3 epochs, 12 updates, best dev levenshtein {best:.3f} after " in text
-
-
 def test_a_run_that_starts_from_another_one(tsallis: Run, inflector: Path, tmp_path: Path) -> None:
     """Once started it needs the other one no more, and ends the same wherever it is stopped."""
     source, config = tmp_path / "source", strings(tmp_path / "data", lines=40)

@@ -64,24 +64,6 @@ def test_the_run_folder(trained: Path) -> None:
     assert saved == ["step-00000016", "step-00000020"]
 
 
-def test_empty_lines_keep_their_place(tsallis, trained: Path) -> None:
-    source = "".join(f"{line}\n" for line in ("", DEV[0][0], " ", "\u200b", DEV[1][0], ""))
-    lines = tsallis("translate", trained, stdin=source).stdout.split("\n")
-    assert len(lines) == 7 and lines[-1] == ""
-    assert not any(lines[i] for i in (0, 2, 3, 5))
-    results = [json.loads(x) for x in tsallis("translate", trained, "--json", stdin=source).stdout.splitlines()]
-    assert [r["line"] for r in results] == [1, 2, 3, 4, 5, 6]
-    assert all(len(results[i]["hypotheses"]) == 0 for i in (0, 2, 3, 5))
-    nothing = {"certificate": "none", "bound": None, "mass": 0.0, "hypotheses": []}
-    assert results[0] == {"line": 1, "unknown": 0, **nothing}
-    listed = tsallis("translate", trained, "--n-best", 2, stdin=source).stdout.splitlines()
-    assert [line for line in listed if line[0] in "1346"] == [f"{number}\t\t0\tnone" for number in (1, 3, 4, 6)]
-    drawn = tsallis("translate", trained, "--mode", "sample", "--num-samples", 2, stdin=source).stdout.splitlines()
-    assert [line.split("\t")[0] for line in drawn] == ["1", "2", "2", "3", "4", "5", "5", "6"]
-    for i in (1, 4):  # a beam may end without an output
-        assert lines[i] == (results[i]["hypotheses"][0]["text"] if results[i]["hypotheses"] else "")
-
-
 def test_evaluation(tsallis, trained: Path, known: Path) -> None:
     report = json.loads(tsallis("evaluate", trained, known, "--json").stdout)
     assert {*report} == {*REPORT.split()}

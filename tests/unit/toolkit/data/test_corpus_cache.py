@@ -49,11 +49,6 @@ def test_pairs_of_lines(tmp_path: Path, ending: str) -> None:
     assert [t for _, t in result] == ["one", "zero", "two", "three four five six", "x"]
 
 
-def test_a_last_line_without_its_end(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"one\ntwo")
-    assert list(stream_lines(tmp_path / "a")) == ["one", "two"]
-
-
 @pytest.mark.parametrize(
     ("src", "tgt", "message"),
     [
