@@ -18,7 +18,6 @@ from integration.fuzz.readers import READERS, Reader
 from integration.fuzz.runner import choose, judge
 from integration.fuzz.samples import TASKS
 from integration.fuzz.targets import TARGETS
-from tsallis.errors import InputError
 from tsallis.toolkit.tasks import registry
 
 TESTS = Path(__file__).resolve().parents[2]
@@ -71,16 +70,6 @@ def test_a_search_notices_a_fault(fault: str, tmp_path: Path) -> None:
 
     with pytest.raises((AssertionError, KeyError)):
         read_once(Reader("a", read), b"", tmp_path)
-
-
-def test_a_search_takes_one_line_for_an_end(tmp_path: Path) -> None:
-    def read(path: Path) -> None:
-        if path.read_bytes():
-            raise InputError("no")
-
-    for blob in (b"", b"a"):
-        read_once(Reader("a", read), blob, tmp_path)
-    assert not list(tmp_path.iterdir())
 
 
 def test_cases_are_always_the_same_and_miss_no_target() -> None:

@@ -16,7 +16,6 @@ from pydantic import TypeAdapter
 from tsallis.toolkit.datasets.download import SourceFile
 from tsallis.toolkit.datasets.paraphrase_split import LARGEST, _bare, split_pairs
 from tsallis.toolkit.datasets.registry import SOURCES
-from tsallis.toolkit.datasets.source import language_of
 
 PARALLEL = {
     "multi30k": {"cs", "de", "en", "fr"},
@@ -81,20 +80,6 @@ def test_iwslt14_divides_its_talks() -> None:
     for side in ("de", "en"):
         (train,), (dev,) = files[f"train.{side}"].parts, files[f"dev.{side}"].parts
         assert train.every == -dev.every == -23 and train.member == dev.member
-
-
-def test_languages_of_sigmorphon2018() -> None:
-    source = SOURCES["sigmorphon2018"]
-    names = {file.name for file in source.files}
-    assert len(source.languages()) == 95 and {"spanish", "finnish", "russian", "english"} <= set(source.languages())
-    for language in source.languages():
-        assert {f"{language}-train-low", f"{language}-dev", f"{language}-test"} <= names
-    counts = [sum(name.endswith(end) for name in names) for end in ("-high", "-medium", "-low", "-dev", "-test")]
-    assert counts == [79, 94, 95, 95, 95]
-    assert source.title.endswith("95 of its 103 languages; by setting 79 in high, 94 in medium, 95 in low")
-    assert language_of("crimean-tatar-train-medium") == "crimean-tatar"
-    assert source.size == sum(file.size for file in source.files)
-    assert all(u.endswith(f"/{file.name}") for file in source.files for u in file.urls)
 
 
 def test_the_registry_is_right_about_every_published_file(shared_data: Path) -> None:

@@ -20,7 +20,7 @@ from tsallis.toolkit.data.subwords import Subwords
 from tsallis.toolkit.tasks.prepared import prepare
 from tsallis.toolkit.tasks.registry import TASKS, task_of
 from tsallis.toolkit.tasks.scoring import language_scores, score_values
-from tsallis.toolkit.tasks.strings import Strings, StringsExample
+from tsallis.toolkit.tasks.strings import StringsExample
 from tsallis.toolkit.tasks.translation import Translation
 from tsallis.toolkit.tasks.types import Lines
 from tsallis.toolkit.training import Run
@@ -35,13 +35,6 @@ def run(task: dict[str, Any]) -> Run:
         symbols = Vocabulary([*"abcdefghijklmnop", "N", "V"])
     model = RNNSeq2Seq(len(symbols), len(symbols), d_model=4, layers=1).eval()
     return Run(Path("runs/x"), model, symbols, symbols, task, {})
-
-
-def test_tasks_are_known_by_their_names() -> None:
-    assert task_of({}) == Strings() and task_of({"task": "strings", "languages": ["eo"]}) == Strings(["eo"])
-    assert task_of({"task": "translation", "src": "de", "tgt": "en"}) == Translation("de", "en")
-    with pytest.raises(InputError, match="unknown task 'parsing', known: strings, translation"):
-        task_of({"task": "parsing"})
 
 
 def test_sentences() -> None:
@@ -108,16 +101,6 @@ def test_languages() -> None:
             read_lines(inputs, ["a\tN"], "in", gold=False, language=language)
     for inputs, language in ((several, "fi"), (one, None), (one, "eo"), (none, None)):
         assert len(read_lines(inputs, ["a\tN"], "in", gold=False, language=language).corpus) == 1
-
-
-def test_scores_of_translations() -> None:
-    task = Translation("de", "en")
-    texts = ["a hat and a house and a door", "the house"]
-    scores = {s.name: s for s in task.score(texts, ["a hat and a house and a door", "the red house"])}
-    assert list(scores) == ["bleu", "chrf", "ter", "exact"] and scores["exact"].value == 0.5
-    assert all(scores[name].signature for name in ("bleu", "chrf", "ter")) and not scores["exact"].signature
-    assert [s.name for s in task.score(texts, texts, quick=True)] == ["bleu", "chrf", "exact"]
-    assert task.score(texts, texts, quick=True)[0].value == pytest.approx(100)
 
 
 def test_scores_of_text_that_is_no_plain_text() -> None:
