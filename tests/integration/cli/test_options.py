@@ -127,24 +127,20 @@ def compute(forms: Path, questions: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
     def call(name: str, option: str, given: bool) -> Any:
         searches.clear()
         run = questions if option == "--images" else forms
-        argument = COMMANDS[name][option].format(**{x: run.parent / x for x in ("asked", "known")}, other=others(run))
+        places = {"asked": run.parent / "asked", "known": run.parent / "known", "other": run.parent / "other.npy"}
+        argument = COMMANDS[name][option].format(**places)
         arguments = ([argument] if option == FILE else [option, argument]) if given else []
-        if run == forms and (name == "look" or option == FILE) and option != "--language":
+        if run == forms and "--language" not in arguments and (name == "look" or option == FILE):
             arguments += ["--language", "aa"]  # without it lines of several languages are refused
         lines = IMAGE_LINES if run == questions else FORM_LINES
         stdin = "".join("\t".join(ask(line)) + "\n" for line in lines)
         if name == "look":
-            language = ["--language", "aa"] if option == "--language" and not given else []
-            return called(name, run, *arguments, *language, "--weights", stdin=stdin), [*searches]
+            return called(name, run, *arguments, "--weights", stdin=stdin), [*searches]
         report = json.loads(called(name, run, *arguments, "--json", stdin=stdin))
         differing = ("run", "on", "language", "images", "seconds", "speed")
         return {key: value for key, value in report.items() if key not in differing}, [*searches]
 
     return call
-
-
-def others(run: Path) -> Path:
-    return run.parent / "other.npy"
 
 
 @pytest.mark.parametrize(
