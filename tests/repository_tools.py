@@ -1,4 +1,4 @@
-"""The programs in `tools`, which are no part of the package."""
+"""Programs of the repository that are no part of the package."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import importlib.util
 from pathlib import Path
 from types import ModuleType
 
-TOOLS = Path(__file__).parents[1] / "tools"
+ROOT = Path(__file__).parents[1]
 
 
-def load_tool(name: str) -> ModuleType:
-    """Import a program without running it."""
-    spec = importlib.util.spec_from_file_location(name, TOOLS / f"{name}.py")
+def load_program(path: str) -> ModuleType:
+    """Import a file of the repository without running it: `tools/size` or `examples/shapes`."""
+    spec = importlib.util.spec_from_file_location(Path(path).name, ROOT / f"{path}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

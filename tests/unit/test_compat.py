@@ -369,21 +369,6 @@ def test_values_are_the_packages() -> None:
         assert parameters(thing.__init__ if name in CLASSES else thing) == list(recorded.items())
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_modules_are_the_packages(name: str) -> None:
-    """Beside the package itself, where it is installed: public names, arguments and values."""
-    pytest.importorskip("entmax")
-    peer = importlib.import_module(f"entmax.{name}")
-    own = {public: thing for public, thing in vars(peer).items() if getattr(thing, "__module__", "") == peer.__name__}
-    assert {public for public in own if not public.startswith("_")} == set(MODULES[name])
-    z, y = problem(4, 6)
-    for public in (public for public in MODULES[name] if public in APPLIED):
-        assert parameters(own[public].forward)[1:] == list(APPLIED[public].items())  # without `ctx`
-        arguments = (z, y) if "Loss" in public else (z,)
-        ours, theirs = of_module(public).apply(*arguments), own[public].apply(*arguments)
-        torch.testing.assert_close(ours, theirs, atol=1e-8, rtol=0)
-
-
 @pytest.mark.parametrize("name", [n for n in CLASSES if n.endswith("Loss") and n != "NormmaxBisectLoss"])
 def test_loss_modules_take_probabilities_as_targets(name: str) -> None:
     torch.manual_seed(0)

@@ -140,12 +140,6 @@ def test_types_are_shown_by_their_names(site: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_footer_names_who_holds_the_copyright(site: Path) -> None:
-    html = (site / "index.html").read_text(encoding="utf-8")
-    assert re.search(r"Copyright &#169; The tsallis developers", html)
-
-
-@pytest.mark.slow
 @pytest.mark.usefixtures("site")
 @pytest.mark.parametrize(
     ("formula", "warning"),
@@ -223,6 +217,7 @@ def test_pages_are_accessible_and_fit_a_phone(site: Path, browser: Any, page: st
     assert [url for url in requests if not url.startswith(("file:", "data:"))] == []
 
 
+@pytest.mark.slow
 def test_the_pages_show_the_pictures_of_formulas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.syspath_prepend(str(DOCS / "figures"))
@@ -234,6 +229,7 @@ def test_the_pages_show_the_pictures_of_formulas(tmp_path: Path, monkeypatch: py
     assert {path.name for path in DOCS.glob("figures/gallery-*")} == set(names)
 
 
+@pytest.mark.slow
 def test_figures_of_papers_are_drawn_from_the_numbers_of_a_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

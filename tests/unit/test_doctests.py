@@ -39,10 +39,3 @@ def test_examples(name: str) -> None:
     for example in result:
         runner.run(example, out=report.append)
     assert runner.failures == 0, "".join(report)
-
-
-def test_the_public_functions_have_examples() -> None:
-    for name in tsallis.__all__:
-        thing = getattr(tsallis, name)
-        if callable(thing):
-            assert ">>>" in (thing.__doc__ or ""), name

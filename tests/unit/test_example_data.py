@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -14,18 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from repository_tools import load_program
 from tsallis.toolkit.data.word_vectors import read_word_vectors
-from tsallis.toolkit.datasets.split_mix import Random
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def load(name: str, folder: str = "examples") -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / folder / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def run(module: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: Any) -> Any:
@@ -55,12 +44,15 @@ def test_a_words_vector_is_the_mean_of_its_pieces(
     encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "vectors.safetensors"
-    assert run(load("piece_vectors"), monkeypatch, "--data", tmp_path, "--encoder", encoder, "--out", path) == 0
+    example, arguments = (
+        load_program("examples/piece_vectors"),
+        ("--data", tmp_path, "--encoder", encoder, "--out", path),
+    )
+    assert run(example, monkeypatch, *arguments) == 0
     symbols = {"good": 4, "films": 5, "!": 6, "xyz": 7}
     matrix = read_word_vectors(path, symbols, path.with_suffix(".txt")).matrix
     assert matrix.tolist() == [[1, 0, 0], [0, 1, 2], [5, 5, 5], [9, 9, 9]]
-    arguments = ("--data", tmp_path, "--encoder", encoder, "--std", 0.4, "--out", path)
-    assert run(load("piece_vectors"), monkeypatch, *arguments) == 0
+    assert run(example, monkeypatch, *arguments, "--std", 0.4) == 0
     scaled = read_word_vectors(path, symbols, path.with_suffix(".txt")).matrix
     torch.testing.assert_close(scaled.std(), torch.tensor(0.4))
     torch.testing.assert_close(scaled / scaled[2, 0], matrix / 5)
@@ -71,14 +63,14 @@ def test_vectors_of_fewer_numbers_have_the_distances_of_a_flat_matrix() -> None:
     pytest.importorskip("tokenizers")
     generator = torch.Generator().manual_seed(1)
     matrix = torch.randn(20, 2, generator=generator) @ torch.randn(2, 5, generator=generator) + 3
-    reduced = load("piece_vectors").reduce(matrix, 2)
+    reduced = load_program("examples/piece_vectors").reduce(matrix, 2)
     torch.testing.assert_close(torch.cdist(reduced, reduced), torch.cdist(matrix, matrix), atol=1e-3, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("kernel", "stride", "size"), [(3, 2, 8), (3, 2, 7), (5, 2, 8), (5, 1, 6), (1, 1, 4)])
 def test_a_convolution_is_padded_as_by_tensorflow(kernel: int, stride: int, size: int) -> None:
     """The last of a row of ones is seen as often as the padding says: less before than behind."""
-    convolve = load("image_features").convolve
+    convolve = load_program("examples/image_features").convolve
     ones = convolve(torch.ones(1, 1, size, size), torch.ones(1, 1, kernel, kernel), stride)
     count = -(-size // stride)
     before = max((count - 1) * stride + kernel - size, 0) // 2
@@ -88,7 +80,7 @@ def test_a_convolution_is_padded_as_by_tensorflow(kernel: int, stride: int, size
 
 def test_a_block_is_that_of_modules() -> None:
     """An inverted bottleneck in PyTorch's modules, of stride 1 and an odd kernel, where both paddings are the same."""
-    example = load("image_features")
+    example = load_program("examples/image_features")
     torch.manual_seed(1)
     layers = {"_expand_conv": nn.Conv2d(4, 8, 1, bias=False), "_bn0": nn.BatchNorm2d(8, eps=1e-3)}
     layers |= {"_depthwise_conv": nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False)}
@@ -108,19 +100,10 @@ def test_a_block_is_that_of_modules() -> None:
     torch.testing.assert_close(example.apply_block(x, weights, "b", 1), expected)
 
 
-def test_a_drawing_has_its_colours_in_its_cells() -> None:
-    shapes = load("shapes")
-    things = [shapes.Thing("square", "red", 0, 0), shapes.Thing("circle", "blue", 3, 2)]
-    image = shapes.render(things, Random(3))
-    assert tuple(image[4, 4]) == shapes.COLOURS["red"]
-    assert tuple(image[3 * 8 + 4, 2 * 8 + 4]) == shapes.COLOURS["blue"]
-    assert len({tuple(pixel) for row in image for pixel in row}) == 3
-
-
 def test_a_seed_makes_the_same_drawings_and_a_longer_train_no_other_test(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shapes = load("shapes")
+    shapes = load_program("examples/shapes")
     for name, count in (("a", 2), ("b", 2), ("c", 3)):
         run(shapes, monkeypatch, "--out", tmp_path / name, "--train", count, "--test", 2)
     contents = {name: [(tmp_path / name / f"{x}").read_bytes() for x in FILES] for name in "abc"}
@@ -131,19 +114,11 @@ def test_a_seed_makes_the_same_drawings_and_a_longer_train_no_other_test(
 FILES = ("train.npy", "train.tsv", "test.npy", "test.tsv")
 
 
-def test_a_result_takes_the_place_of_the_row_with_its_settings() -> None:
-    rows = load("rows", "benchmarks")
-    first = {"attention": "discrete", "seed": "2", "accuracy": "0.5"}
-    second = {"attention": "continuous", "seed": "1", "accuracy": "0.6"}
-    again = {**first, "accuracy": "0.7"}
-    assert rows.merge([first, second], [again]) == [second, again]
-
-
 def test_components_keep_what_varies() -> None:
     """Features that vary along one axis of three have that axis left, with variance 1."""
     steps = np.random.default_rng(1).normal(size=(5, 2, 3, 1))
     array = (steps * np.array([0.6, 0.0, 0.8]) + 7).astype(np.float32)
-    reduced = load("image_features").reduce(array, 1).astype(np.float64)
+    reduced = load_program("examples/image_features").reduce(array, 1).astype(np.float64)
     assert reduced.shape == (5, 2, 3, 1)
     standard = (steps - steps.mean()) / steps.std()
     np.testing.assert_allclose(abs(reduced), abs(standard), atol=5e-3)
@@ -152,7 +127,7 @@ def test_components_keep_what_varies() -> None:
 @pytest.mark.parametrize("freeze", [True, False])
 def test_a_classifier_begins_with_word_vectors(freeze: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Frozen ones stay as they are in training; others do not."""
-    example = load("classify")
+    example = load_program("examples/classify")
     text = "".join(f"{i % 2}\tA {'fine' if i % 2 else 'dull'} film, {i}.\n" for i in range(40))
     for split in ("train", "test"):
         (tmp_path / f"{split}.tsv").write_text(text, encoding="utf-8")

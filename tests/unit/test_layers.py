@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 import tsallis
 from layers import HEIGHT, LIBRARY, TOOLKIT
+from repository_tools import load_program
 
 ROOT = Path(tsallis.__file__).parent
 # The package's own front: it offers the core and is imported for its version alone.
@@ -31,10 +33,14 @@ def part_of(module: str) -> str:
 every_part = pytest.mark.parametrize("own", sorted({part(path) for path in FILES}))
 
 
+@functools.cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
 def imports(path: Path) -> Iterator[tuple[int, str]]:
     """Line and dotted name of everything of this package that a file imports, inside functions too."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.split(".")[0] == "tsallis":
@@ -84,36 +90,18 @@ def test_only_the_top_knows_configurations(own: str) -> None:
             assert not packages(path) & {"pydantic", "typer"}, path
 
 
-@pytest.mark.parametrize("own", ["ops", "tasks"])
-def test_files_of_a_part_import_each_other_in_one_direction(own: str) -> None:
+def test_no_modules_import_each_other_in_a_circle() -> None:
     """Imports for type checks and inside functions count, too."""
-    files = [path for path in FILES if part(path) == own]
-    known = {module_name(path) for path in files}
-    below = {module_name(path): imported_modules(path, known) for path in files}
-    assert len(below) > 2 and any(below.values())
-    while below:
-        bottom = {name for name, others in below.items() if not others & below.keys()}
-        assert bottom, f"these import each other in a circle, or are above one: {', '.join(sorted(below))}"
-        below = {name: others for name, others in below.items() if name not in bottom}
-
-
-def module_name(path: Path) -> str:
-    return ".".join(["tsallis", *path.relative_to(ROOT).with_suffix("").parts]).removesuffix(".__init__")
-
-
-def imported_modules(path: Path, known: set[str]) -> set[str]:
-    """Return the modules that a file imports: of `from a import b` it is `a.b` where that is one, else `a`."""
-    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-    names = [(alias.name, "") for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    for node in nodes:
-        if isinstance(node, ast.ImportFrom):
-            names += [(f"{node.module}.{alias.name}", str(node.module)) for alias in node.names]
-    return {name if name in known else package for name, package in names} & known
+    size = load_program("tools/size")
+    sources = [size.Source(path, ROOT.parent) for path in FILES]
+    modules = {source.module for source in sources}
+    graph = {source.module: {other for _, other in source.imports(modules)} - {source.module} for source in sources}
+    assert any(graph.values()) and size.find_circles(graph) == []
 
 
 def packages(path: Path) -> set[str]:
     """Return the first words of everything that a file imports."""
-    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    nodes = nodes_of(path)
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
     return {name.split(".")[0] for name in names}

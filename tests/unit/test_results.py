@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import importlib
-import importlib.util
 import json
 import re
 import runpy
@@ -13,6 +12,8 @@ from statistics import fmean
 from types import ModuleType
 
 import pytest
+
+from repository_tools import load_program
 
 pytest.importorskip("yaml")
 
@@ -50,11 +51,7 @@ page.md:
 
 @pytest.fixture(scope="module")
 def render() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("render", ROOT / "benchmarks" / "render.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_program("benchmarks/render")
 
 
 @pytest.fixture
@@ -173,6 +170,7 @@ def rows_of(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
+@pytest.mark.slow
 def test_the_table_and_the_picture_of_long_contexts_are_those_of_the_rows(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,7 +43,9 @@ def faults(tree: ast.AST) -> Iterator[str]:
 def test_no_module_runs_what_it_reads() -> None:
     modules = sorted(SOURCE.rglob("*.py"))
     assert len(modules) > 200
-    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in modules}
+    words = re.compile("|".join([*FORBIDDEN_CALLS, *FORBIDDEN_MODULES, *FORBIDDEN_METHODS, r"\bload\(", "shell"]))
+    texts = {path: path.read_text(encoding="utf-8") for path in modules}
+    trees = {path: ast.parse(text) for path, text in texts.items() if words.search(text)}
     assert not [f"{path.relative_to(SOURCE)}:{fault}" for path, tree in trees.items() for fault in faults(tree)]
 
 

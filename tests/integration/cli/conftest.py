@@ -1,4 +1,4 @@
-"""The command, in a fork of this process or in one of its own, and small trained runs for all tests."""
+"""The command, in this process or in one of its own, and small trained runs for all tests."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from process_fork import command as forked_command
-from process_fork import run_forked
 from run_seed import SEED
 from tsallis.toolkit.tasks.strings import StringsExample, english_verbs
 
@@ -30,6 +29,7 @@ data:
 model: {{d_model: 24, layers: 1, dropout: 0.1}}
 training: {{epochs: 4, batch_size: 16, learning_rate: 0.01, checkpoint_every: 5, seed: {seed}}}
 """
+EXAMPLES = Path(__file__).parents[3] / "examples"
 LONGEST = 30  # symbols in an output of the translator
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -45,26 +45,23 @@ def environment() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def tsallis() -> Run:
-    """Run a command in a fork of this process, which has imported everything already."""
+    """Run a command in this process, which has imported everything already, with standard input from a file."""
+    from tsallis.toolkit.cli import main
 
     def run(*arguments: object, stdin: str | bytes = "", status: int = 0) -> subprocess.CompletedProcess[str]:
-        ended = run_forked(
-            forked_command(*arguments), stdin if isinstance(stdin, bytes) else stdin.encode(), seconds=300
-        )
-        assert ended.status == status, ended.errors or ended.text
-        return subprocess.CompletedProcess(list(arguments), ended.status, ended.text, ended.errors)
-
-    return run
-
-
-@pytest.fixture(scope="session")
-def process() -> Run:
-    """Run a command in a process of its own, as a user does."""
-
-    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            command(*arguments), capture_output=True, text=True, check=True, env=environment(), timeout=300
-        )
+        line = ["tsallis", *map(str, arguments)]
+        out, errors = io.StringIO(), io.StringIO()
+        with tempfile.TemporaryFile() as content, pytest.MonkeyPatch.context() as patch:
+            content.write(stdin if isinstance(stdin, bytes) else stdin.encode())
+            content.seek(0)
+            patch.setattr(sys, "argv", line)
+            patch.setattr(sys, "stdin", io.TextIOWrapper(content))
+            patch.setattr(sys, "stdout", out)
+            patch.setattr(sys, "stderr", errors)
+            with pytest.raises(SystemExit) as leave:
+                main()
+        assert (leave.value.code or 0) == status, errors.getvalue() or out.getvalue()
+        return subprocess.CompletedProcess(line, status, out.getvalue(), errors.getvalue())
 
     return run
 
@@ -81,6 +78,13 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
             make(folder)
             done.touch()
     return folder
+
+
+def run_example(name: str, *arguments: object, status: int = 0) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, str(EXAMPLES / f"{name}.py"), *map(str, arguments)]
+    done = subprocess.run(line, capture_output=True, text=True, env=environment(), timeout=600)
+    assert done.returncode == status, done.stderr
+    return done
 
 
 def write_examples(path: Path, examples: list[StringsExample]) -> None:
@@ -138,7 +142,6 @@ def report(tmp_path_factory: pytest.TempPathFactory, translator: Path) -> tuple[
 
 @pytest.fixture(scope="session")
 def inflector(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny LSTM, trained on English verbs."""
     from integration.cli.runs import strings
 
     def make(folder: Path) -> None:
@@ -154,7 +157,6 @@ def train_here(config: Path, run: Path, *overrides: str) -> Path:
 
 
 def call_here(*arguments: object) -> None:
-    """Run a command in this process, without its output."""
     import tsallis.toolkit.cli as cli
 
     with contextlib.redirect_stdout(io.StringIO()):

@@ -56,13 +56,6 @@ def test_page_and_records_hold_what_the_functions_return(
         assert len(sentence["steps"]) == len(sentence["text"]["target"])
 
 
-def test_several_runs_show_the_same_sentences(translator: Path, tmp_path: Path) -> None:
-    analyze(translator, translator, "-o", tmp_path / "page.html", "--sentences", 2, "--limit", 5)
-    one, other = data_of(tmp_path / "page.html")["runs"]
-    rows = [[sentence["index"] for sentence in run["sentences"]] for run in (one, other)]
-    assert rows[0] == rows[1] and len(rows[0]) == 2 and one["corpus"]["sentences"] == 5
-
-
 def test_runs_of_one_folder_name_are_told_apart(translator: Path, tmp_path: Path) -> None:
     """On the page, which is written where a link leads, and among the numbers."""
     runs = [Path(shutil.copytree(translator, tmp_path / name / "run")) for name in "ab"]
@@ -84,12 +77,6 @@ def test_text_without_outputs_takes_the_first_runs_answers(translator: Path, tmp
     assert run["corpus"]["name"] == f"{text} (targets: answers of run)" and run["corpus"]["sentences"] == 2
     warning = capsys.readouterr().err
     assert re.fullmatch(rf"tsallis: .*: \d+ symbols are unknown to {translator} and stand as <unk>\n", warning)
-
-
-def test_a_recurrent_run_has_context_attention_alone(inflector: Path, tmp_path: Path) -> None:
-    analyze(inflector, "-o", tmp_path / "page.html", "--limit", 2)
-    (run,) = data_of(tmp_path / "page.html")["runs"]
-    assert {head["kind"] for head in run["heads"]} == {"cross"} and run["importance"] is None
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,10 +14,13 @@ import pytest
 from tsallis.errors import InputError
 from tsallis.search import Certificate, Hypothesis, Result, SearchOptions
 from tsallis.toolkit.cli import main
-from tsallis.toolkit.cli.output import print_json
+from tsallis.toolkit.cli.input import _split
+from tsallis.toolkit.cli.output import check_writable, print_json
 from tsallis.toolkit.cli.translate import _print
 from tsallis.toolkit.data import Vocabulary
+from tsallis.toolkit.data.io import Ignored
 from tsallis.toolkit.inference.answers import Answer, Form, Output
+from tsallis.toolkit.tasks.language import Language
 
 from .conftest import command, environment
 
@@ -56,25 +61,16 @@ def run_here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     [
         (
             ("translate", "run", "--n-best", "100000"),
-            "Invalid value for '--n-best': expected a whole number from 1 to 1000, found '100000' (see tsallis",
+            "'--n-best': expected a whole number from 1 to 1000, found '100000'",
         ),
         (("translate", "run", "--budget", str(10**18)), f"from 1 to 1000000, found '{10**18}'"),
         (("translate", "run", "--beam-size", "0"), "'--beam-size': expected a whole number from 1 to 1000, found '0'"),
-        (
-            ("evaluate", "run", "--beam-size", "5000"),
-            "'--beam-size': expected a whole number from 1 to 1000, found '5000'",
-        ),
-        (
-            ("evaluate", "run", "--beam-size", "1.5"),
-            "'--beam-size': expected a whole number from 1 to 1000, found '1.5'",
-        ),
+        (("evaluate", "run", "--beam-size", "5000"), "expected a whole number from 1 to 1000, found '5000'"),
+        (("evaluate", "run", "--beam-size", "1.5"), "expected a whole number from 1 to 1000, found '1.5'"),
         (("analyze", "run", "--limit", "none"), "'--limit': expected a whole number of at least 1, found 'none'"),
         (("serve", "run", "--time", "nan"), "'--time': expected a number from 0.1 to 3600, found 'nan'"),
         (("translate", "run", "--mass", "2"), "--mass must be above 0 and below 1, got 2.0"),
-        (
-            ("translate", "run", "--n-best", "x" * 10**5),
-            "'--n-best': expected a whole number from 1 to 1000, found 'xxx",
-        ),
+        (("translate", "run", "--n-best", "x" * 10**5), "expected a whole number from 1 to 1000, found 'xxx"),
         (("translate",), "Missing argument 'RUN' (see tsallis translate --help)"),
         (("translate", "run", "--\x1b[2J"), "No such option: --\\x1b[2J"),
         (("\x1b[2J",), "No such command"),
@@ -118,3 +114,25 @@ def test_outputs_do_not_reach_the_terminal_as_they_are(capsys: pytest.CaptureFix
         shown = capsys.readouterr().out.removesuffix("\n")
         assert not set(shown) & set("\x1b\x9b\ud800\n") and "ş\u200d" in shown
         assert not as_json or json.loads(shown)["hypotheses"][0]["text"] == "\x1b[2J\x9b\ud800ş\u200d"
+
+
+def test_two_outputs_of_one_name_are_refused(tmp_path: Path) -> None:
+    check_writable(tmp_path / "a", None, tmp_path / "b")
+    with pytest.raises(InputError, match="two outputs can't be one file"):
+        check_writable(tmp_path / "a", tmp_path / "folder" / ".." / "a")
+
+
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="expected a file to write, found a device or a pipe"):
+        check_writable(tmp_path / "pipe")
+
+
+def test_a_carriage_return_at_the_end_of_a_line_is_no_text() -> None:
+    for gold in (True, False):
+        assert list(Language().number_lines(["ab\r"], gold, Ignored())) == [(0, "ab")]
+    assert list(_split(["ab\tR\tb\r"], 2, "{}", 0, optional=False)) == [("ab\tR", "b")]
+
+
+def test_a_value_beyond_all_floats_is_the_largest() -> None:
+    assert Hypothesis((), 1000.0, (), ()).prob == pytest.approx(sys.float_info.max)

@@ -47,16 +47,13 @@ def _log_probs(line: dict[str, Any]) -> dict[str, float]:
 
 def test_it_goes_on(earlier: str, tsallis: Run) -> None:
     before = Path("run/log.jsonl").read_text(encoding="utf-8")
+    refused = tsallis("train", "config.yaml", "training.seed=7", status=2)
+    assert "another configuration (now training.seed: 7; " in refused.stderr
     tsallis("train", "config.yaml", "training.updates=65", "training.epochs=40")
     log = Path("run/log.jsonl").read_text(encoding="utf-8")
     assert log.startswith(before)
     assert json.loads(log.splitlines()[-1])["step"] == 65
     tsallis(*COMMANDS[earlier])
-
-
-def test_a_refusal_names_the_setting_that_differs(earlier: str, tsallis: Run) -> None:
-    done = tsallis("train", "config.yaml", "training.seed=7", status=2)
-    assert "another configuration (now training.seed: 7; " in done.stderr
 
 
 def test_texts_are_as_long_as_the_configuration_says(tmp_path: Path, tsallis: Run) -> None:

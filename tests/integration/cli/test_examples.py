@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import csv
 import importlib.util
-import subprocess
-import sys
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 
-from integration.cli.conftest import environment
+from integration.cli.conftest import run_example
 
 pytestmark = pytest.mark.slow
 
@@ -56,14 +54,7 @@ def check(rows: Rows, seeds: int) -> None:
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recall") / "figures"
-    done = subprocess.run(
-        [sys.executable, ROOT / "examples" / "recall.py", "--quick", "--out", folder],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_example("recall", "--quick", "--out", folder)
     assert importlib.util.find_spec("matplotlib") or "they need matplotlib" in done.stderr
     return folder
 

@@ -162,16 +162,6 @@ def test_python_refuses_what_the_command_has_not(speaker: Path, options: dict[st
     assert str(refusal.value) == words
 
 
-def test_one_prompt_is_no_list_and_a_dictionary_no_options(speaker: Path) -> None:
-    with pytest.raises(InputError, match="prompts: expected several texts, found one: put it into a list"):
-        open_run(speaker).generate("am")
-
-
-def test_a_run_that_is_no_language_model_generates_nothing(trained: Path) -> None:
-    with pytest.raises(InputError, match=r"a run of the task strings: .* is for language models"):
-        open_run(trained).generate()
-
-
 def test_a_prompt_is_printed_as_it_was_given(tsallis, speaker: Path, tmp_path: Path) -> None:
     prompts = ("am", "am @ zw", "@", "am  zw", "am ", " am", "ab\u2028c")
     for number, (run, prompt) in enumerate(itertools.product((speaker, with_subwords(tmp_path)), prompts)):
@@ -219,11 +209,6 @@ def test_a_beam_ends_as_the_run_or_an_option_says(tsallis, speaker: Path, tmp_pa
     )
     assert tsallis("generate", speaker, *options, stdin=prompts).stdout == every != competing
     assert tsallis("generate", run, *options, stdin=prompts).stdout == competing
-
-
-def test_suggest_lists_what_may_follow(tsallis, speaker: Path) -> None:
-    lines = tsallis("suggest", speaker, "--n-best", 3, stdin="a\tm\n").stdout.splitlines()
-    assert 1 <= len(lines) <= 3 and all(line.startswith("1\tm") for line in lines)
 
 
 def with_subwords(folder: Path) -> Path:

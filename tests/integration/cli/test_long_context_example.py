@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from integration.cli.conftest import environment
+from integration.cli.conftest import run_example
 
 pytestmark = pytest.mark.slow
-
-SCRIPT = Path(__file__).parents[3] / "examples" / "long_context.py"
 
 
 def study(folder: Path, *variants: str) -> str:
     options = ["--tasks", "flip-flop", "--seeds", "1", "--updates", "2", "--lengths", "64", "200", "--out", folder]
-    done = subprocess.run(
-        [sys.executable, SCRIPT, "--variants", *variants, *options],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+    return run_example("long_context", "--variants", *variants, *options).stderr
 
 
 def test_runs_go_on_where_they_were_stopped_and_say_what_made_them(tmp_path: Path) -> None:

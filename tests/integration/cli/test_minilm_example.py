@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +11,8 @@ pytest.importorskip("transformers")  # before what imports it
 pytest.importorskip("accelerate")
 
 import transformers as tf
+
+from integration.cli.conftest import run_example
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -43,11 +42,8 @@ def test_all_parts_write_rows_like_the_committed_ones(encoder: Path, tmp_path: P
         (tmp_path / f"{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     out, page = tmp_path / "out", tmp_path / "page.html"
     sizes = ["--steps", "4", "--batch", "4", "--seeds", "1", "2", "--sentences", "12"]
-    command = [sys.executable, ROOT / "examples" / "sparse_minilm.py", "--model", encoder, "--data", tmp_path, *sizes]
-    command += ["--out", out, "--report", page]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
-    assert done.returncode == 0, done.stderr
+    inputs = ["--model", encoder, "--data", tmp_path, *sizes, "--out", out, "--report", page]
+    run_example("sparse_minilm", *inputs)
     for part, count in (("similarity", 8), ("questions", 10), ("heads", 8)):
         rows, committed = (rows_of(folder / f"minilm-{part}.csv") for folder in (out, RESULTS))
         assert list(rows[0]) == list(committed[0]) and len(rows) == count

@@ -1,22 +1,18 @@
-"""Lines of published files and pipes: blank lines, separators at their ends, byte order marks, and bad lines.
-
-The runs are not trained: only the lines matter here.
-"""
+"""Lines of published files and pipes: blank lines, separators at their ends, byte order marks, and bad lines."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import lzma
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 
 import tsallis.toolkit.cli as cli
-from task_runs import config_of, start
 from tsallis.errors import IgnoredInputWarning
 from tsallis.search import SearchOptions
 from tsallis.toolkit.data.word_vectors import read_word_vectors
@@ -25,98 +21,34 @@ from tsallis.toolkit.serve.limits import Limits
 from tsallis.toolkit.serve.requests import TranslateRequest
 from tsallis.toolkit.tasks.prepared import prepare
 from tsallis.toolkit.tasks.registry import load_config, task_of_run
-from tsallis.toolkit.training import Checkpoints, load_run
+from tsallis.toolkit.training import load_run
 
 MARK = b"\xef\xbb\xbf"
 
 
-class Sample(NamedTuple):
-    """Lines of a task: without their outputs, and with them."""
-
-    plain: list[str]
-    gold: list[str]
-    bad: str  # a malformed line, without its output
-
-
-SAMPLES = {
-    "strings": Sample(
-        ["walk\tV;PST", "run\tV;PRS", "talk\tV;PST"],
-        ["walk\twalked\tV;PST", "run\truns\tV;PRS", "talk\ttalked\tV;PST"],
-        "walk",
-    ),
-    "translation": Sample(
-        ["ein Hut", "das Haus", "ein Haus"],
-        ["ein Hut\ta hat", "das Haus\tthe house", "ein Haus\ta house"],
-        "ein " * 2000,
-    ),
-    "classification": Sample(
-        ["a fine film", "a dull film", "dull"], ["pos\ta fine film", "neg\ta dull film", "neg\tdull"], ""
-    ),
-    "visual": Sample(
-        ["0\twhat is it?", "1\tis it red?", "2\tis it red?"],
-        ["0\twhat is it?\tbox", "1\tis it red?\tno", "2\tis it red?\tbox"],
-        "7\twhat is it?",
-    ),
-    "language": Sample(["the cat", "a dog", "the dog"], ["the cat", "a dog", "the dog"], ""),
-}
+FILES = Path(__file__).parents[2] / "fixtures" / "version1"  # a small run of each task, and its data
 ANSWERED = ("strings", "translation", "classification", "visual")
-DATA = {
-    "strings": {},
-    "translation": {"src": "de", "tgt": "en", "subwords": {"kind": "word", "size": 20}, "cache": "cache"},
-    "classification": {"min_count": 1},
-    "visual": {"images": "images.npy"},
-    "language": {"length": 8},
-}
-MODELS = {
-    "strings": {"architecture": "rnn", "d_model": 4, "layers": 1},
-    "translation": {"architecture": "rnn", "d_model": 4, "layers": 1},
-    "classification": {"architecture": "classifier", "d_model": 4, "num_basis": 8},
-    "visual": {"architecture": "answerer", "d_model": 4, "heads": 1, "layers": 1, "stages": 1, "num_basis": 4},
-    "language": {"architecture": "language", "d_model": 4, "heads": 1, "layers": 1, "d_ff": 4},
-}
 
 
-def write_data(folder: Path, name: str, change: Callable[[str], bytes] = str.encode) -> None:
-    """Write the data of a task; `change` makes the bytes of a file out of its text."""
-    folder.mkdir(exist_ok=True)
-    gold = SAMPLES[name].gold
-    files = {f"{split}.tsv": gold for split in ("train", "dev", "test")}
-    if name == "translation":
-        columns = zip(*(line.split("\t") for line in gold), strict=True)
-        sides = dict(zip(("de", "en"), columns, strict=True))
-        files = {f"{split}.tsv.{side}": list(sides[side]) for split in ("train", "dev", "test") for side in sides}
-    for file, lines in files.items():
-        (folder / file).write_bytes(change("".join(f"{line}\n" for line in lines)))
-    np.save(folder / "images.npy", np.arange(3 * 8 * 8 * 3, dtype=np.uint8).reshape(3, 8, 8, 3))
+def lines_of(name: str, file: str) -> list[str]:
+    """Return the lines of a file of a task, without a header."""
+    lines = (FILES / name / file).read_text(encoding="utf-8").splitlines()
+    return lines[lines[0].startswith("image\t") :]
 
 
-def config_text(folder: Path, name: str) -> str:
-    data = {"task": name, "folder": str(folder), "train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"}
-    data |= DATA[name] | ({"cache": str(folder / "cache")} if name == "translation" else {})
-    return json.dumps({"version": 1, "data": data, "model": MODELS[name], "search": {"max_length": 4}})
+# Three lines of each task: without their outputs, and with them.
+PLAIN = {name: lines_of(name, "input.txt") for name in ANSWERED}
+GOLD = {name: lines_of(name, "dev.tsv")[:3] for name in ANSWERED if name != "translation"}
+GOLD["translation"] = [
+    "\t".join(pair) for pair in zip(*(lines_of("translation", f"dev.{side}")[:3] for side in ("de", "en")), strict=True)
+]
 
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return the run folder of a task, made when it is first asked for."""
-    root, made = tmp_path_factory.mktemp("odd"), dict[str, Path]()
-
-    def run_of(name: str) -> Path:
-        if name not in made:
-            folder = root / name
-            write_data(folder, name)
-            made[name] = make_run(folder / "run", config_text(folder, name))
-        return made[name]
-
-    return run_of
-
-
-def make_run(folder: Path, text: str) -> Path:
-    prepared = prepare(config_of(json.loads(text)))
-    start(prepared, folder)
-    facts = {"step": 1, "epoch": 1, "metrics": {}}
-    Checkpoints(folder / "checkpoints").save(prepared.build().state_dict(), {}, facts, best=True, finished=True)
-    return folder
+    """Return the run folder of a task, beside its data."""
+    folder = Path(shutil.copytree(FILES, tmp_path_factory.mktemp("odd") / "runs"))
+    return lambda name: folder / name / "run"
 
 
 class Done(NamedTuple):
@@ -127,10 +59,9 @@ class Done(NamedTuple):
 
 @pytest.fixture
 def call(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Run a command in this process, with standard input from a file."""
-
     def run(*arguments: object, stdin: bytes = b"") -> Done:
         (tmp_path / "stdin").write_bytes(stdin)
+        monkeypatch.chdir(Path(str(arguments[1])).parent)  # where its data is
         capfd.readouterr()
         with (tmp_path / "stdin").open() as stream, pytest.raises(SystemExit) as leave:
             monkeypatch.setattr("sys.stdin", stream)
@@ -194,17 +125,17 @@ def check_texts(call, command: str, run: Path, lines: list[str], oddity: str, *o
 @pytest.mark.parametrize(("name", "oddity"), CASES)
 def test_translate(runs, call, name: str, oddity: str) -> None:
     nothing = {"certificate": "none", "hypotheses": [], "unknown": 0}
-    done = check(call, "translate", runs(name), SAMPLES[name].plain, oddity, nothing)
+    done = check(call, "translate", runs(name), PLAIN[name], oddity, nothing)
     ends = 3 * (oddity in ("tabs", "tabs, returns", "separators")) + (oddity == "separator")
     note = f"tsallis: standard input: ignored separators at the end of lines ({ends})"
     assert done.notes == ([note] if ends else [])
     if oddity == "blank":
-        check_texts(call, "translate", runs(name), SAMPLES[name].plain, oddity)
+        check_texts(call, "translate", runs(name), PLAIN[name], oddity)
 
 
 @pytest.mark.parametrize(("name", "oddity"), FEW)
 def test_score(runs, call, name: str, oddity: str) -> None:
-    run, gold = runs(name), SAMPLES[name].gold
+    run, gold = runs(name), GOLD[name]
     check(call, "score", run, gold, oddity, {"possible": None, "log_prob": None, "tokens": [], "impossible": None})
     for options in ((), ("--tokens",)):
         check_texts(call, "score", run, gold, oddity, *options)
@@ -212,7 +143,7 @@ def test_score(runs, call, name: str, oddity: str) -> None:
 
 @pytest.mark.parametrize(("name", "oddity"), FEW)
 def test_suggest(runs, call, name: str, oddity: str) -> None:
-    run, plain = runs(name), SAMPLES[name].plain
+    run, plain = runs(name), PLAIN[name]
     check(call, "suggest", run, plain, oddity, {"next": [], "possible": False, "log_prob": None})
     blob, count, places = odd(oddity, plain)
     texts = call("suggest", run, "--n-best", "1", stdin=blob).lines
@@ -221,18 +152,18 @@ def test_suggest(runs, call, name: str, oddity: str) -> None:
 
 @pytest.mark.parametrize("name", ANSWERED)
 def test_look_and_an_evaluation(runs, call, name: str, tmp_path: Path) -> None:
-    run, sample = runs(name), SAMPLES[name]
-    blob, count, places = odd("blank", sample.plain)
+    run, gold = runs(name), GOLD[name]
+    blob, count, places = odd("blank", PLAIN[name])
     shown = [json.loads(line) for line in call("look", run, "--weights", stdin=blob).lines]
     assert [look["line"] for look in shown] == list(range(1, count + 1))
     assert [number for number, look in enumerate(shown) if look["attention"]] == places
-    (tmp_path / "plain").write_bytes(text_of(*sample.gold))
+    (tmp_path / "plain").write_bytes(text_of(*gold))
     expected = json.loads(call("evaluate", run, tmp_path / "plain", "--json").lines[0])
     oddities = {"mark": 0, "blank": 5, "tabs, returns": 3} | ({"separators": 3} if name == "strings" else {})
     for oddity, number in oddities.items():
         for ending, pack in {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}.items():
             path = tmp_path / f"odd{ending}"
-            path.write_bytes(pack(odd(oddity, sample.gold)[0]))
+            path.write_bytes(pack(odd(oddity, gold)[0]))
             done = call("evaluate", run, path, "--json", "--out", tmp_path / "out")
             report = json.loads(done.lines[0])
             same = expected.keys() - {"seconds", "speed", "on"}
@@ -240,7 +171,7 @@ def test_look_and_an_evaluation(runs, call, name: str, tmp_path: Path) -> None:
             what = {"blank": "blank lines"}.get(oddity, "separators at the end of lines")
             assert done.notes == ([f"tsallis: {path}: ignored {what} ({number})"] if number else [])
             written = [json.loads(line)["line"] for line in (tmp_path / "out").read_text().splitlines()]
-            assert written == [place + 1 for place in odd(oddity, sample.gold)[2]]
+            assert written == [place + 1 for place in odd(oddity, gold)[2]]
 
 
 def test_texts(runs, call, tmp_path: Path) -> None:
@@ -262,7 +193,9 @@ def test_documents_without_words(runs, call) -> None:
 
 
 BAD = [
-    *((name, bad, None) for name in ("strings", "visual", "translation") for bad in (SAMPLES[name].bad.encode(),)),
+    ("strings", b"walk", None),
+    ("visual", b"99\twhat is it?", None),
+    ("translation", b"eins " * 2000, None),
     ("strings", b"w" * 300 + b"\tV", None),
     ("strings", b"wal\xff\tV", None),
     ("classification", b"\xff", None),
@@ -274,7 +207,7 @@ BAD = [
 @pytest.mark.parametrize("place", [0, 2, 70])
 @pytest.mark.parametrize(("name", "bad", "option"), BAD)
 def test_lines_before_a_bad_one_are_answered(runs, call, name: str, bad: bytes, option: str | None, place: int) -> None:
-    run, plain = runs(name), SAMPLES[name].plain
+    run, plain = runs(name), PLAIN[name]
     lines = [f"{line}\t" if option else line for line in (plain * 30)[:place]]
     good = text_of(*lines)
     options = ["--json", *([option] if option else [])]
@@ -291,7 +224,7 @@ def test_lines_before_a_bad_one_are_answered(runs, call, name: str, bad: bytes, 
 @pytest.mark.parametrize("place", [0, 2, 70])
 @pytest.mark.parametrize("name", ["strings", "translation", "classification", "visual"])
 def test_scores_before_a_bad_line(runs, call, name: str, place: int, tmp_path: Path) -> None:
-    run, gold = runs(name), SAMPLES[name].gold
+    run, gold = runs(name), GOLD[name]
     good = text_of(*(gold * 30)[:place])
     for pack, ending in ((bytes, ""), (gzip.compress, ".gz")):
         (tmp_path / f"lines{ending}").write_bytes(pack(good + b"x\n" + text_of(*gold)))
@@ -303,8 +236,7 @@ def test_scores_before_a_bad_line(runs, call, name: str, place: int, tmp_path: P
 
 
 def test_a_file_that_breaks_off(runs, call, tmp_path: Path) -> None:
-    """What is unpacked before the damage is answered."""
-    lines = [f"{line}{number}" for number, line in enumerate(SAMPLES["classification"].plain * 3000)]
+    lines = [f"{line}{number}" for number, line in enumerate(PLAIN["classification"] * 3000)]
     packed = gzip.compress(text_of(*lines))
     (tmp_path / "lines.gz").write_bytes(packed[: len(packed) * 2 // 3])
     done = call("score", runs("classification"), tmp_path / "lines.gz")
@@ -313,31 +245,26 @@ def test_a_file_that_breaks_off(runs, call, tmp_path: Path) -> None:
     assert done.status == 2 and "can't be unpacked as .gz" in done.notes[-1] and len(done.lines) > 64
 
 
-@pytest.mark.parametrize("name", DATA)
-def test_training_data(runs, name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [*ANSWERED, "language"])
+def test_training_data(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The examples are the same with blank lines and odd ends; aligned files keep their blank lines."""
-
-    def mangle(text: str) -> bytes:
-        ends = {"strings": ";\t\r\n", "language": " \r\n"}.get(name, "\t \r\n")
-        if name == "translation":
-            return MARK + text.replace("\n", ends).encode() + b"\n"  # a pair of empty sentences
-        return MARK + f"\n{text}\n  \n".replace("\n", ends if name != "strings" else "\n").encode()
-
-    folder = tmp_path / "data"
-    write_data(folder, name, mangle)
-    if name == "strings":
-        lines = [f"{line};\t \r\n" for line in SAMPLES[name].gold]
-        for split in ("train", "dev", "test"):
-            (folder / f"{split}.tsv").write_bytes(MARK + "\n".join(["", *lines, " \n"]).encode())
-    (tmp_path / "config.yaml").write_bytes(MARK + config_text(folder, name).encode())
-    expected = prepare(load_config(runs(name) / "config.yaml")).data
-    config = load_config(tmp_path / "config.yaml")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    ends = {"strings": ";\t \r\n", "language": " \r\n"}.get(name, "\t \r\n")
+    blank = "" if name == "translation" else "\n"
+    folder = Path(shutil.copytree(FILES / name, tmp_path / "data", ignore=shutil.ignore_patterns("run")))
+    for path in (path for path in folder.iterdir() if path.stem in ("train", "dev") and path.suffix != ".npy"):
+        text = "".join(f"{line}{ends}" for line in lines_of(name, path.name))
+        path.write_bytes(MARK + f"{blank}{text} \n".encode())
+    (folder / "config.yaml").write_bytes(MARK + (folder / "config.yaml").read_bytes())
+    monkeypatch.chdir(FILES / name)
+    expected = prepare(load_config("config.yaml")).data
+    monkeypatch.chdir(folder)
     if name == "translation":
-        found = prepare(config).data
-        assert found.train.counts is not None and (found.train.counts.read, found.train.counts.empty) == (4, 1)
+        found = prepare(load_config("config.yaml")).data
+        assert found.train.counts is not None and (found.train.counts.read, found.train.counts.empty) == (65, 1)
     else:
-        with pytest.warns(IgnoredInputWarning, match="train.tsv: ignored blank lines"):
-            found = prepare(config).data
+        with pytest.warns(IgnoredInputWarning, match="train.*: ignored blank lines"):
+            found = prepare(load_config("config.yaml")).data
     assert found.train.digest() == expected.train.digest() and found.dev.corpus.digest() == expected.dev.corpus.digest()
 
 
@@ -354,7 +281,7 @@ def test_a_run_folder_with_marks(runs, call, tmp_path: Path) -> None:
     for name in ("config.yaml", "task.json", "model.json", "src.vocab.json"):
         (run / name).write_bytes(MARK + (run / name).read_bytes())
     try:
-        assert call("translate", run, stdin=text_of(*SAMPLES["strings"].plain)).status == 0
+        assert call("translate", run, stdin=text_of(*PLAIN["strings"])).status == 0
         prepared = prepare(load_config(run / "config.yaml"), run)
         assert prepared.folder == run and prepared.changes is None
     finally:
@@ -366,7 +293,7 @@ def test_a_run_folder_with_marks(runs, call, tmp_path: Path) -> None:
 def test_served_sources(runs, name: str) -> None:
     run = load_run(runs(name))
     served = ServedRun(name, run, task_of_run(run), SearchOptions(beam_size=2, max_length=4), Limits())
-    plain = SAMPLES[name].plain
+    plain = PLAIN[name]
     sources = [plain[0], "", f"{plain[1]}\t", " \r"]
     (odd_lines,), (expected,) = (
         served.translate([TranslateRequest(run=name, sources=part)], lambda: None) for part in (sources, plain[:2])

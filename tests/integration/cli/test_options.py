@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import io
 import itertools
 import json
-import lzma
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,39 +21,14 @@ from run_seed import SEED
 from tsallis.errors import InputError
 from tsallis.search import SearchOptions
 
-# Of the commands that use a run, an argument for each option; {x} stands for a path. "FILE" is input from a file.
-FILE, ALL = "FILE", "--all"
+# Of commands that compute with a run, an argument for each option; "FILE" is input from a file.
+# The options of `translate` and `score` act as they do in Python, here and in test_text_runs.py.
+FILE = "FILE"
 USE = {"--checkpoint": "average", "--language": "bb", "--images": "{other}"}
-COMMANDS: dict[str, dict[str, str | None]] = {
-    "translate": {
-        FILE: "{asked}",
-        "--n-best": "2",
-        "--beam-size": "1",
-        ALL: None,
-        "--budget": "{budget}",
-        "--json": None,
-        **USE,
-    },
-    "evaluate": {FILE: "{known}", "--split": "train", "--beam-size": "1", "--json": None, **USE},
-    "score": {FILE: "{known}", "--json": None, **USE},
-    "look": {
-        FILE: "{asked}",
-        "--out": "{out}",
-        "--weights": None,
-        "--heads": "cross.1.1",
-        "--beam-size": "1",
-        **USE,
-    },
+COMMANDS = {
+    "evaluate": {FILE: "{known}", "--split": "train", "--beam-size": "1", **USE},
+    "look": {FILE: "{asked}", "--heads": "cross.1.1", "--beam-size": "1", **USE},
 }
-EXCLUDED: list[tuple[str, tuple[str, ...]]] = [
-    ("translate", ("--beam-size", ALL)),
-    ("evaluate", (FILE, "--split")),
-    ("look", ("--images", "--weights", "--heads")),
-    ("look", ("--out", "--weights")),
-    ("look", ("--beam-size", "--images")),
-    *((name, ("--language", "--images")) for name in COMMANDS),  # no run takes both
-]
-NEEDS = {("translate", "--budget"): ALL, ("look", "--heads"): "--weights"}
 
 LETTERS = "abcd"
 WORDS = ["".join(word) for word in itertools.product(LETTERS, repeat=3)]
@@ -79,7 +52,6 @@ search: {{beam_size: 4}}
 
 
 def called(*arguments: object, stdin: str = "") -> str:
-    """Return the standard output of a command."""
     out, before = io.StringIO(), sys.stdin
     sys.stdin = SimpleNamespace(buffer=io.BytesIO(stdin.encode()))  # type: ignore[assignment]
     try:
@@ -103,7 +75,6 @@ def write(path: Path, lines: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def forms(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two languages."""
     folder = tmp_path_factory.mktemp("forms")
     for shift, language in enumerate(("aa", "bb")):
         forms = [f"{word}\t{word[shift:]}{'d' * shift}\tN" for word in WORDS]
@@ -116,7 +87,6 @@ def forms(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of questions about images."""
     folder = tmp_path_factory.mktemp("questions")
     for seed, name in enumerate(("train", "test", "other")):
         images = np.random.default_rng(seed).integers(0, 255, (24, 4, 4, 3)).astype(np.uint8)
@@ -132,124 +102,85 @@ def ask(line: tuple[str, ...]) -> tuple[str, ...]:
     return line[:1] + line[2:]
 
 
-def content(name: str, options: set[str], run: Path, out: Path, as_json: bool, searches: list[str]) -> Any:
-    """Return the output of a command with some options, without the parts that differ from call to call.
-
-    The arguments of its searches are part of it: whether outputs differ depends on what a run has learned.
-    """
-    searches.clear()
-    folder, about_images = run.parent, (run.parent / "other.npy").exists()
-    options = options | ({"--json"} if as_json and "--json" in COMMANDS[name] else set())
-    places = {x: folder / x for x in ("asked", "known")} | {"other": folder / "other.npy", "out": out / "there"}
-    budget = 3 if about_images else 5  # less than all there is
-    arguments = [part for option in sorted(options - {FILE}) for part in (option, COMMANDS[name][option]) if part]
-    if FILE in options:
-        arguments.insert(0, COMMANDS[name][FILE] or "")
-    if not about_images and "--language" not in options and (name != "evaluate" or FILE in options):
-        arguments += ["--language", "aa"]  # without it lines of several languages are refused
-    if name == "look" and not options & {"--out", "--weights"}:
-        arguments += ["--out", str(out / "here")]
-    lines = [
-        "\t".join(line if name == "score" else ask(line)) for line in (IMAGE_LINES if about_images else FORM_LINES)
-    ]
-    said = called(
-        name, run, *(a.format(**places, budget=budget) for a in arguments), stdin="".join(f"{line}\n" for line in lines)
-    )
-    if name == "look" and "--weights" not in options:
-        return {str(Path(path).relative_to(out)): Path(path).read_text() for path in said.split()}, [*searches]
-    if name == "evaluate" and "--json" in options:
-        differing = ("run", "on", "language", "images", "seconds", "speed")
-        return {key: value for key, value in json.loads(said).items() if key not in differing}, [*searches]
-    return [line for line in said.split("\n") if not line.startswith("symbols a second")], [*searches]
-
-
-@pytest.fixture(scope="module")
-def known() -> dict[Any, Any]:
-    """Return the outputs of commands so far, by their options."""
-    return {}
-
-
 @pytest.fixture
-def say(
-    forms: Path, questions: Path, known: dict[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., Any]:
-    """Call a command with some options on a run that takes them: of `about`, too, which are not used."""
-    import tsallis.search as searching
+def compute(forms: Path, questions: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Run a command with an option or without it, on a run that takes that option.
+
+    The result is the output without what differs from call to call, and the arguments of searches: whether outputs
+    differ depends on what a run has learned.
+    """
     from tsallis.toolkit.evaluation import search_results
     from tsallis.toolkit.tasks import attention_weights
 
-    searches: list[str] = []
+    searches: list[Any] = []
 
     def recorded(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            if function.__name__ in ("exhaustive", "exact_search"):
-                options = {"budget": 150, **options}
-            numbers = {key: value for key, value in options.items() if isinstance(value, bool | int | float)}
-            searches.append(f"{function.__name__} {sorted(numbers.items())}")
+            searches.append({name: value for name, value in options.items() if isinstance(value, int)})
             return function(*arguments, **options)
 
         return call
 
-    describe_attention = attention_weights.describe_attention
+    for module, name in ((attention_weights, "describe_attention"), (search_results, "beam_search")):
+        monkeypatch.setattr(module, name, recorded(getattr(module, name)))
 
-    def describe(*arguments: Any, **options: Any) -> Any:
-        for number, content in describe_attention(*arguments, **options):
-            yield number, {**content, "search": options}
-
-    for module, name, stand_in in (
-        (attention_weights, "describe_attention", describe),
-        *((searching, name, recorded(getattr(searching, name))) for name in ("beam_search", "sample")),
-        *(
-            (search_results, name, recorded(getattr(search_results, name)))
-            for name in ("beam_search", "exact_search", "exhaustive")
-        ),
-    ):
-        monkeypatch.setattr(module, name, stand_in)
-
-    def call(name: str, options: Sequence[str], about: Sequence[str] = (), as_json: bool = True) -> Any:
-        run = questions if "--images" in {*options, *about} else forms
-        key = name, frozenset(options), run, as_json
-        if key not in known:
-            known[key] = content(name, set(options), run, tmp_path, as_json, searches)
-        return known[key]
+    def call(name: str, option: str, given: bool) -> Any:
+        searches.clear()
+        run = questions if option == "--images" else forms
+        places = {"asked": run.parent / "asked", "known": run.parent / "known", "other": run.parent / "other.npy"}
+        argument = COMMANDS[name][option].format(**places)
+        arguments = ([argument] if option == FILE else [option, argument]) if given else []
+        if run == forms and "--language" not in arguments and (name == "look" or option == FILE):
+            arguments += ["--language", "aa"]  # without it lines of several languages are refused
+        lines = IMAGE_LINES if run == questions else FORM_LINES
+        stdin = "".join("\t".join(ask(line)) + "\n" for line in lines)
+        if name == "look":
+            return called(name, run, *arguments, "--weights", stdin=stdin), [*searches]
+        report = json.loads(called(name, run, *arguments, "--json", stdin=stdin))
+        differing = ("run", "on", "language", "images", "seconds", "speed")
+        return {key: value for key, value in report.items() if key not in differing}, [*searches]
 
     return call
-
-
-def needed(name: str, *options: str) -> set[str]:
-    """Options, and those without which they are refused."""
-    return {*options, *(NEEDS[name, option] for option in options if (name, option) in NEEDS)}
 
 
 @pytest.mark.parametrize(
     ("name", "option"), [(name, option) for name, options in COMMANDS.items() for option in options]
 )
-def test_every_option_acts(say: Callable[..., Any], name: str, option: str) -> None:
-    with_it = needed(name, option)
-    as_json = option != "--json"
-    assert say(name, with_it, as_json=as_json) != say(name, with_it - {option}, with_it, as_json=as_json)
-    if with_it != {option}:
-        needed_option = NEEDS[name, option]
-        kind = "--mode exact or all" if needed_option == ALL else needed_option
-        with pytest.raises(InputError, match=f"^{option} is for {kind}"):
-            say(name, {option})
+def test_every_option_acts(compute: Callable[..., Any], name: str, option: str) -> None:
+    assert compute(name, option, True) != compute(name, option, False)
 
 
-@pytest.mark.parametrize(("name", "options"), EXCLUDED)
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("translate", ["--beam-size", "1", "--all"], "--beam-size|--all"),
+        ("evaluate", ["asked", "--split", "train"], "--split"),
+        ("look", ["--out", "page.html", "--weights"], "--out"),
+        ("look", ["--heads", "cross.1.1"], "^--heads is for --weights"),
+    ],
+)
 def test_options_that_exclude_each_other_are_refused(
-    say: Callable[..., Any], name: str, options: tuple[str, ...]
+    forms: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: list[str], words: str
 ) -> None:
-    with pytest.raises(InputError, match="|".join(options)):
-        say(name, options)
+    monkeypatch.chdir(forms.parent)
+    with pytest.raises(InputError, match=words):
+        called(name, forms, *options, stdin="abc\tN\n")
 
 
-def results(text: list[str]) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in text if line]
+def test_attention_over_images_takes_neither_heads_nor_a_beam(questions: Path, tmp_path: Path) -> None:
+    for options in (["--heads", "cross.1.1", "--weights"], ["--beam-size", "2", "--out", tmp_path / "page.html"]):
+        with pytest.raises(InputError, match=str(options[0])):
+            called("look", questions, *options, stdin="1\twhat a?\n")
 
 
-def test_the_best_of_all_are_the_first_of_all_and_certified(say: Callable[..., Any]) -> None:
+def test_the_best_of_all_are_the_first_of_all_and_certified(forms: Path) -> None:
     """A list cut to its best is no complete one: its bound counts what was cut off."""
-    alone, some = results(say("translate", {ALL})[0]), results(say("translate", {ALL, "--n-best"})[0])
+    options = ("--all", "--budget", 150, "--language", "aa", "--json")
+    stdin = "".join("\t".join(ask(line)) + "\n" for line in FORM_LINES)
+    alone, some = (
+        [json.loads(line) for line in called("translate", forms, *options, *more, stdin=stdin).splitlines()]
+        for more in ((), ("--n-best", 2))
+    )
     assert len(alone) == len(some) > 1
     for every, best in zip(alone, some, strict=True):
         assert len(best["hypotheses"]) == 2 < len(every["hypotheses"]) and best["certificate"] == "optimal"
@@ -330,15 +261,6 @@ def test_nothing_to_evaluate_is_no_result(questions: Path, tmp_path: Path) -> No
         called("evaluate", questions, tmp_path / "header.tsv")
 
 
-def test_lines_may_be_packed(forms: Path, tmp_path: Path) -> None:
-    for name, pack, ending in (("asked", gzip.compress, "gz"), ("known", lzma.compress, "xz")):
-        packed = tmp_path / f"{name}.{ending}"
-        packed.write_bytes(pack((forms.parent / name).read_bytes()))
-        command = "translate" if name == "asked" else "score"
-        plain = called(command, forms, forms.parent / name, "--language", "aa")
-        assert called(command, forms, packed, "--language", "aa") == plain != ""
-
-
 def test_a_result_is_not_lost_to_a_file_that_has_no_digest(forms: Path, tmp_path: Path) -> None:
     """A pipe is read once: its digest is not there for a manifest. It says so before anything is evaluated."""
     os.mkfifo(tmp_path / "pipe")  # nobody writes: reading it would not end
@@ -353,10 +275,3 @@ def test_languages_that_come_later_are_no_part_of_a_run(forms: Path) -> None:
     finally:
         (forms.parent / "zz-train").unlink()
     assert [*report["languages"]] == ["aa", "bb"]
-
-
-def test_the_log_has_what_checkpoints_are_chosen_by(forms: Path) -> None:
-    lines = [json.loads(line) for line in (forms / "log.jsonl").read_text(encoding="utf-8").splitlines()]
-    for event in lines[1:]:
-        assert {"dev_macro_accuracy", "dev_accuracy", "dev_symbol_accuracy"} <= set(event)
-        assert 0 < event["dev_symbol_accuracy"] < 1

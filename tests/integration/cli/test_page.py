@@ -299,17 +299,8 @@ def test_densities_are_drawn_with_their_supports(visits: Callable[..., Visit], d
     visit.check_accessibility()
 
 
-def test_the_theme_is_switched_by_its_button(visit: Visit) -> None:
-    tab = visit.open("overview")
-    colour = "getComputedStyle(document.body).backgroundColor"
-    before = tab.evaluate(colour)
-    tab.click("#theme")
-    assert tab.evaluate(colour) != before
-
-
 @pytest.fixture(scope="module")
 def sweep_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page of five runs with three alphas, two of which have two seeds."""
     scores = {1.0: (20.0, 21.0), 1.5: (25.0,), 2.0: (22.0, 24.0)}
     runs = [
         SweepRun(
@@ -346,7 +337,6 @@ def test_a_sweep_shows_every_run_and_the_means(
 
 @pytest.fixture(scope="module")
 def attention_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page on a model that is no run: attention alone."""
     vocabulary = Vocabulary(["▁a", "▁b", "c", "?"])
     torch.manual_seed(0)
     sizes = {"d_model": 16, "heads": 2, "layers": 2, "d_ff": 16}
@@ -412,43 +402,23 @@ def weights_of(heads: int, queries: int, keys: int, causal: bool = False) -> tor
     return weights.to(torch.bfloat16)
 
 
-def weight_page(kind: str) -> str:
+@pytest.fixture
+def weight_page(tmp_path: Path) -> Path:
     """A page of tensors and tokens alone, whose second layer is left out."""
-    if kind == "encoder":
-        tokens = ["[CLS]", "lamp", "##s", "burn", "[SEP]"]
-        summary = summarize_weights([weights_of(2, 5, 5), None, weights_of(3, 5, 5)], tokens)
-    elif kind == "decoder":
-        layers = [weights_of(2, 4, 4, causal=True), None, weights_of(3, 4, 4, causal=True)]
-        summary = summarize_weights(layers, ["The", "Ġlamp", "Ġburns", "."])
-    else:
-        summary = summarize_weights(
-            encoder_attention=[weights_of(2, 5, 5), None, weights_of(3, 5, 5)],
-            decoder_attention=[weights_of(2, 4, 4, causal=True), None, weights_of(3, 4, 4, causal=True)],
-            cross_attention=[weights_of(2, 4, 5), None, weights_of(3, 4, 5)],
-            encoder_tokens=["▁die", "▁Lampe", "n", "▁brennen", "</s>"],
-            decoder_tokens=["<s>", "▁lamps", "▁burn", "."],
-        )
-    return build_page([summary])
+    summary = summarize_weights(
+        encoder_attention=[weights_of(2, 5, 5), None, weights_of(3, 5, 5)],
+        decoder_attention=[weights_of(2, 4, 4, causal=True), None, weights_of(3, 4, 4, causal=True)],
+        cross_attention=[weights_of(2, 4, 5), None, weights_of(3, 4, 5)],
+        encoder_tokens=["▁die", "▁Lampe", "n", "▁brennen", "</s>"],
+        decoder_tokens=["<s>", "▁lamps", "▁burn", "."],
+    )
+    (tmp_path / "page.html").write_text(build_page([summary]), encoding="utf-8")
+    return tmp_path / "page.html"
 
 
-@pytest.mark.parametrize(
-    ("kind", "lines", "shares"),
-    [
-        ("encoder", {"Text": "lamps burn"}, {"encoder": ["1 of 5"] * 5}),
-        ("decoder", {"Text": "The lamp burns."}, {"decoder": [f"1 of {i}" for i in (1, 2, 3, 4)]}),
-        (
-            "cross",
-            {"Source": "die Lampen brennen", "Target": "lamps burn."},
-            {"encoder": ["1 of 5"] * 5, "decoder": [f"1 of {i}" for i in (1, 2, 3, 4)], "cross": ["1 of 5"] * 4},
-        ),
-    ],
-)
-def test_a_page_of_weights_has_the_views_that_need_no_model(
-    visits: Callable[..., Visit], tmp_path: Path, kind: str, lines: dict[str, str], shares: dict[str, list[str]]
-) -> None:
-    path = tmp_path / "page.html"
-    path.write_text(weight_page(kind), encoding="utf-8")
-    visit = visits(path)
+def test_a_page_of_weights_has_the_views_that_need_no_model(visits: Callable[..., Visit], weight_page: Path) -> None:
+    shares = {"encoder": ["1 of 5"] * 5, "decoder": [f"1 of {i}" for i in (1, 2, 3, 4)], "cross": ["1 of 5"] * 4}
+    visit = visits(weight_page)
     tab = visit.open("overview")
     assert tab.locator("nav a").all_text_contents() == ["Overview", "Heads", "Sentences", "Layers"]
     facts = tab.locator("table.facts tbody th").all_text_contents()
@@ -458,9 +428,9 @@ def test_a_page_of_weights_has_the_views_that_need_no_model(
     assert "lpha" not in tab.inner_text("main") and "NaN" not in tab.inner_text("main")
     for name, counts in shares.items():
         tab = visit.open(f"sentence/0/0/{name}/2/0")
-        assert tab.locator("dl.lines dt").all_text_contents() == list(lines)
-        texts = [text.replace("[CLS]", "").replace("[SEP]", "") for text in tab.locator("dd").all_text_contents()]
-        assert [text.strip() for text in texts] == list(lines.values())
+        assert tab.locator("dl.lines dt").all_text_contents() == ["Source", "Target"]
+        texts = [text.strip() for text in tab.locator("dd").all_text_contents()]
+        assert texts == ["die Lampen brennen", "lamps burn."]
         tab.wait_for_selector(".panel:first-child svg.matrix")
         tab.click(".panel:first-child summary")
         tab.wait_for_selector(".panel:first-child tbody tr")

@@ -126,7 +126,6 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_pairs(folder: Path, names: tuple[str, str, str], src: str) -> None:
-    """Names of numbers, in the place of captions and articles."""
     folder.mkdir()
     corpus = german_english_numbers()
     for split, name in zip(("train", "dev", "test"), names, strict=True):
@@ -145,7 +144,6 @@ def write_strings(folder: Path) -> None:
 
 
 def write_others(folder: Path) -> None:
-    """Reviews, questions about drawings and photographs, and stays in hospital."""
     images = pytest.importorskip("PIL.Image")
     names = ("imdb", "easy-vqa", "daquar", "daquar-features", "physionet2012", "sst2")
     reviews, easy, daquar, features, stays, sentences = (folder / "data" / name for name in names)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import stat
@@ -35,7 +34,6 @@ Damage = Callable[[], object]
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with data, a configuration, and a finished run of it."""
     folder = tmp_path_factory.mktemp("refusals") / "base"
     (folder / "data").mkdir(parents=True)
     verbs = english_verbs()
@@ -93,8 +91,6 @@ def remove(path: str) -> Damage:
 
 
 def instead(path: str, make: Callable[[Path], object] = os.mkdir) -> Damage:
-    """Put a folder, or something else, in the place of a file."""
-
     def work() -> None:
         Path(path).unlink(missing_ok=True)
         make(Path(path))
@@ -270,7 +266,7 @@ def test_a_training_in_a_folder_of_something_else(here: Path) -> None:
         (
             lambda: change_json(RUN / "checkpoints/index.json", average=None),
             (),
-            "average-[0-9-]*: a checkpoint that index.json does not name",
+            "average-.*: a checkpoint that index.json does",
         ),
         (remove("run/model.json"), (), "not a run folder"),
     ],
@@ -281,77 +277,45 @@ def test_an_average_that_can_not_be(here: Path, damage: Damage, arguments: tuple
     refused("average", RUN, *arguments, words=words)
 
 
+OUTPUTS = {
+    "evaluate": ("--out", "new/out.json", "--manifest", "old.json"),
+    "look": ("--out", "new/look.html"),
+    "analyze": ("--out", "new/page.html", "--json", "new/numbers.json"),
+}
+
+
 @pytest.mark.parametrize(
-    ("damage", "arguments", "words"),
+    ("damage", "command", "arguments", "words"),
     [
-        (write("lines", "walk\twalked\tV;PST\nwalk\n"), ("lines",), "lines:2"),
-        (write("lines", "walk\twalked\tV;PST\n"), ("lines", "--language", "german"), "knows no languages"),
-        (str, ("nowhere",), "nowhere"),
-        (str, ("--split", "tset"), "split must be"),
-        (remove("data/dev.tsv"), (), "dev.tsv"),
-        (write("run/timing.jsonl", "{}\n"), (), "timing.jsonl:1"),  # read when all is computed
-        (str, ("--checkpoint", "first"), "checkpoint must be"),
+        (write("lines", "walk\twalked\tV;PST\nwalk\n"), "evaluate", ("lines",), "lines:2"),
+        (write("lines", "walk\twalked\tV;PST\n"), "evaluate", ("lines", "--language", "german"), "knows no languages"),
+        (str, "evaluate", ("nowhere",), "nowhere"),
+        (str, "evaluate", ("--split", "tset"), "split must be"),
+        (remove("data/dev.tsv"), "evaluate", (), "dev.tsv"),
+        (write("run/timing.jsonl", "{}\n"), "evaluate", (), "timing.jsonl:1"),  # read when all is computed
+        (str, "evaluate", ("--checkpoint", "first"), "checkpoint must be"),
+        (write("lines", "walk\n"), "look", ("lines",), "lines:1"),
+        (write("lines", "w" * 300 + "\tV;PST\n"), "look", ("lines",), "302 symbols"),
+        (write("lines", "walk\tV;PST\n"), "look", ("lines", "--language", "german"), "knows no languages"),
+        (write("lines", "walk\n"), "analyze", ("--text", "lines"), "lines:1"),
+        (str, "analyze", ("--sweep", "--limit", "2"), "reads logs"),
+        (lambda: Path("new/numbers.json").mkdir(parents=True), "analyze", (), "found a folder"),
     ],
 )
-def test_files_of_an_evaluation(here: Path, damage: Damage, arguments: tuple[str, ...], words: str) -> None:
+def test_outputs_of_a_refused_command(
+    here: Path, damage: Damage, command: str, arguments: tuple[str, ...], words: str
+) -> None:
     """Neither a new folder, nor a change of the file that was there."""
     damage()
     Path("old.json").write_text("before")
-    refused("evaluate", RUN, *arguments, "--out", "new/out.json", "--manifest", "old.json", words=words)
+    refused(command, RUN, *arguments, *OUTPUTS[command], words=words)
+
+
+def test_outputs_that_can_not_be(here: Path) -> None:
+    Path("old.json").write_text("before")
     refused("evaluate", RUN, "--out", "old.json", "--manifest", "./old.json", words="two outputs")
-    refused("evaluate", RUN, "--out", "data", words="found a folder")
-
-
-REPORT = "--out", "new/page.html", "--json", "new/numbers.json", "--limit", "2"
-
-
-@pytest.mark.parametrize(
-    ("damage", "arguments", "words"),
-    [
-        (write("lines", "walk\n"), ("--text", "lines"), "lines:1"),
-        (str, ("--split", "tset"), "split must be"),
-        (str, ("--sweep", "--limit", "2"), "reads logs"),
-        (str, ("--language", "german"), "language"),
-        (lambda: Path("new/numbers.json").mkdir(parents=True), (), "found a folder"),
-    ],
-)
-def test_files_of_a_report(here: Path, damage: Damage, arguments: tuple[str, ...], words: str) -> None:
-    damage()
-    refused("analyze", RUN, *REPORT, *arguments, words=words)
-
-
-@pytest.mark.parametrize(
-    ("line", "options", "words"),
-    [
-        ("walk\n", (), "lines:1"),
-        ("walk\tV;PST\n", ("--language", "german"), "knows no languages"),
-        ("w" * 300 + "\tV;PST\n", (), "302 symbols"),
-    ],
-)
-def test_no_page_of_bad_lines(here: Path, line: str, options: tuple[str, ...], words: str) -> None:
-    Path("lines").write_text(line)
-    refused("look", RUN, "lines", *options, "--out", "new/look.html", words=words)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("translate", RUN, "lines", "--mode", "sample", "--num-samples", "2", "--beam-size", "1"),
-        ("translate", RUN, "nowhere"),
-        ("translate", RUN, "lines", "--prefix", "å"),
-        ("generate", RUN, "lines"),
-        ("score", RUN, "lines"),
-        ("suggest", RUN, "nowhere"),
-        ("serve", RUN, RUN),
-        ("serve", RUN, "--examples", "config.yaml"),
-        ("info", "nowhere"),
-        ("data", "get", "nothing", "--folder", "new"),
-        ("data", "get", "multi30k", "--languages", "xx", "--folder", "new"),
-    ],
-)
-def test_commands_that_write_nothing(here: Path, arguments: tuple[object, ...]) -> None:
-    Path("lines").write_text("walk\tV;PST\n")
-    refused(*arguments)
+    for command in ("evaluate", "look"):
+        refused(command, RUN, "--out", "data", words="found a folder")
 
 
 def test_a_demo_in_a_folder_of_another_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,10 +324,3 @@ def test_a_demo_in_a_folder_of_another_run(here: Path, monkeypatch: pytest.Monke
     refused("demo", "--run-dir", RUN, words="another configuration")
     shutil.move("run", "new-softmax")
     refused("demo", "--run-dir", "new", words="another configuration")
-
-
-def test_configurations_are_whole_after_all(here: Path) -> None:
-    """The settings of the refused commands are taken where nothing is wrong."""
-    call("train", "config.yaml", *LONGER, "--run-dir", RUN, "--device", "cpu")
-    assert "epochs: 5" in (RUN / "config.yaml").read_text()
-    assert json.loads((RUN / "log.jsonl").read_text().splitlines()[-1])["epoch"] == 5

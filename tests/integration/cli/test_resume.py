@@ -15,8 +15,9 @@ import pytest
 
 from integration.cli.conftest import command as process_command
 from integration.cli.conftest import environment
-from integration.cli.runs import contents, strings, translation
+from integration.cli.runs import contents, strings
 from process_fork import ALLOCATING, Child, Ended, Faults, command, run_forked
+from soak import CONFIGURATIONS, Training, killed, results, undisturbed
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs fork: processes are forked and killed")
 
@@ -35,7 +36,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
 
 @pytest.fixture(scope="module")
 def averaged(whole: Whole) -> Whole:
-    """A trained run, and what it is with an average."""
     run = whole[0].parent / "whole"
     after = Path(shutil.copytree(run, run.with_name("averaged")))
     assert run_forked(command("average", after)).status == 0
@@ -65,7 +65,6 @@ def faulty(run: Path, at: int | None, kind: str, *arguments: object) -> Callable
 
 
 def calls_of(run: Path, *arguments: object) -> list[Call]:
-    """The calls by which a command changes files, in their order."""
     done = run_forked(faulty(run, None, "kill", *arguments))
     assert done.status == 0, done.text
     return [(name, file) for name, file in json.loads((run.parent / f"{run.name}.calls").read_text())]
@@ -73,7 +72,6 @@ def calls_of(run: Path, *arguments: object) -> list[Call]:
 
 @pytest.fixture(scope="module")
 def calls(whole: Whole, tmp_path_factory: pytest.TempPathFactory) -> list[Call]:
-    """Those of a whole training."""
     run = tmp_path_factory.mktemp("calls") / "run"
     result = calls_of(run, "train", whole[0], "--run-dir", run)
     assert contents(run) == whole[1] and len(result) > 100
@@ -81,7 +79,6 @@ def calls(whole: Whole, tmp_path_factory: pytest.TempPathFactory) -> list[Call]:
 
 
 def said(done: Ended) -> str:
-    """The one line of a command that could not do what it should."""
     lines = [line for line in done.text.splitlines() if not line.startswith(("Training in", "Going on in", "epoch "))]
     assert done.status == 2 and len(lines) == 1 and lines[0].startswith("tsallis: "), done.text
     return lines[0]
@@ -166,36 +163,13 @@ def test_a_fault_while_a_killed_training_is_taken_up(whole: Whole, calls: list[C
     assert trained(config, run) == expected
 
 
-def killed_at_random(config: Path, folder: Path, expected: dict[str, object], kills: int, seed: int) -> None:
-    """So many kills at moments that know nothing of the code, each run taken up until it ends."""
-    chance, count, run = random.Random(seed), 0, folder / "run-0"
-    begun = time.monotonic()
-    trained(config, folder / "timed")
-    duration = time.monotonic() - begun
-    while count < kills:
-        child = Child(command("train", config, "--run-dir", run))
-        child.wait(chance.uniform(0, duration))
-        child.kill()
-        done = child.ended()
-        if done.status == 0:  # it was quicker
-            assert contents(run) == expected, f"after {count} kills"
-            run = folder / f"run-{count}"
-        else:
-            assert done.status == -signal.SIGKILL, done.text
-            count += 1
-    assert trained(config, run) == expected
-
-
 @pytest.mark.slow
-def test_kills_at_random_moments(tmp_path: Path) -> None:
-    config = strings(tmp_path / "data", lines=320)
-    killed_at_random(config, tmp_path, trained(config, tmp_path / "whole"), kills=20, seed=1)
-
-
-@pytest.mark.slow
-def test_kills_of_a_translation_with_sampled_subwords(tmp_path: Path) -> None:
-    config = translation(tmp_path / "data")
-    killed_at_random(config, tmp_path, trained(config, tmp_path / "whole"), kills=8, seed=2)
+@pytest.mark.parametrize("configuration", CONFIGURATIONS)
+def test_kills_at_random_moments(tmp_path: Path, configuration: Callable[[Path], Path]) -> None:
+    training = Training(configuration(tmp_path / "data"), seed=1, epochs=4)
+    seconds, _ = undisturbed(training, tmp_path / "whole")
+    assert killed(training, tmp_path / "killed", seconds, random.Random(1)) > 0
+    assert results(tmp_path / "killed") == results(tmp_path / "whole")
 
 
 @pytest.mark.slow

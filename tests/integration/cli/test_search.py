@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 import safetensors.torch
 
+from process_fork import Child, command
 from small_run import replace
 from tsallis.search import SearchOptions
+from tsallis.toolkit.cli.input import LineReader
 from tsallis.toolkit.inference import open_run
 
-from .conftest import command, environment, train_here
+from .conftest import train_here
 
 ASKED = "walk\tV;PST\nbake\tV;V.PTCP;PRS\nrebel\tV;PST\n"
 Answers = Callable[..., list[dict[str, Any]]]
@@ -55,21 +57,6 @@ def test_a_list_has_one_certificate(answers: Answers, tsallis, second: Path, opt
     assert shown == expected and len(shown) >= len(ASKED.splitlines())
 
 
-def test_searches_that_end_early_say_so(answers: Answers, second: Path) -> None:
-    for options, reason in (
-        (("--all", "--budget", 3), "budget"),
-        (("--all", "--time-limit", 0), "time"),
-        (("--all", "--mass", 0.01), "mass"),
-        (("--all", "--max-length", 2), "length"),
-    ):
-        for answer in answers(*options, run=second):
-            assert answer["stopped_by"] == reason and answer["certificate"] != "complete"
-            assert answer["expanded"] <= 3 or reason != "budget"
-    for answer in answers("--exact", "--budget", 1, run=second):
-        best, bound = answer["hypotheses"][0]["log_prob"], answer["bound"]
-        assert answer["certificate"] == ("optimal" if best >= bound - 1e-9 else "bounded")
-
-
 def test_draws_repeat_in_any_company_and_change_with_the_seed(
     answers: Answers, tsallis, trained: Path, second: Path
 ) -> None:
@@ -89,18 +76,6 @@ def test_draws_repeat_in_any_company_and_change_with_the_seed(
         "translate", trained, "--mode", "sample", "--num-samples", 2, "--max-length", 1, stdin="walk\tV;PST\n"
     ).stdout.splitlines()
     assert cut == ["1\t\t"] * 2  # one symbol is too little for a form
-
-
-def test_choices_of_least_risk(answers: Answers, tsallis, trained: Path) -> None:
-    for options in ((), ("--all", "--budget", 100), ("--mode", "sample", "--num-samples", 20)):
-        chosen = answers("--min-risk", *options)
-        for answer in chosen:
-            listed = answer.get("hypotheses") or answer["draws"]
-            assert answer["choice"]["text"] in [h["text"] for h in listed if h]
-            assert 0 < answer["choice"]["expected_utility"] <= 1 + 1e-9
-            assert answer["choice"]["proved"] or answer.get("certificate") != "complete"
-        text = tsallis("translate", trained, "--min-risk", *options, stdin=ASKED).stdout.splitlines()
-        assert text == [answer["choice"]["text"] for answer in chosen]
 
 
 def test_beginnings_of_all_lines_and_of_each(answers: Answers) -> None:
@@ -231,7 +206,11 @@ def test_evaluate_writes_outputs_beside_references(tsallis, trained: Path, small
     [
         ("translate", ("--prefix", "aded", "--max-length", 3), "4 symbols, the largest length is 3"),
         ("translate", ("--prefix-column",), "found 2 columns"),
-        ("translate", ("--prefix", "a", "--prefix-column"), "--prefix-column for each its own: one of the two"),
+        (
+            "translate",
+            ("--prefix", "a", "--prefix-column"),
+            "--prefix and --prefix-column both set the start of outputs",
+        ),
         ("translate", ("--min-length", 5, "--max-length", 4), "--min-length 5 is above --max-length 4"),
         ("translate", ("--device", "tpu"), "device must be"),
         ("translate", ("--budget", 5), "--budget is for --mode exact or all, not for --mode beam"),
@@ -307,24 +286,28 @@ def test_an_empty_output_has_a_score(tsallis, trained: Path) -> None:
 
 def test_a_line_is_answered_before_the_next_is_written(trained: Path) -> None:
     """Whoever types a line waits for its answer, and so does a program behind a pipe."""
-    process = subprocess.Popen(
-        command("translate", trained), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(), bufsize=0
-    )
-    assert process.stdin and process.stdout
+    (reading, asked), (answered, writing) = os.pipe(), os.pipe()
+    translate = command("translate", trained)
+
+    def work() -> None:
+        os.close(asked)
+        sys.stdin, sys.stdout = os.fdopen(reading), os.fdopen(writing, "w")
+        translate()
+
+    child = Child(work)
+    os.close(reading)
+    os.close(writing)
     result = []
-    for line in (b"walk\tV;PST\n", b"bake\tV;PST\nrebel\t", b"V;PST\n"):
-        process.stdin.write(line)
-        if line.endswith(b"\t"):
-            result.append(process.stdout.readline())  # of the whole line alone
-            continue
-        result.append(process.stdout.readline())  # hangs if a block of lines is waited for
-    rest, _ = process.communicate(timeout=300)
-    assert len(result) == 3 and all(result) and rest == b""
+    with os.fdopen(answered) as answers:
+        for part in (b"walk\tV;PST\n", b"bake\tV;PST\nrebel\t", b"V;PST\n"):
+            os.write(asked, part)
+            result.append(answers.readline())  # hangs if more than whole lines is waited for
+        os.close(asked)
+        assert all(result) and answers.read() == ""
+    assert child.ended().status == 0
 
 
 def test_lines_in_pieces_are_the_same_lines() -> None:
-    from tsallis.toolkit.cli.input import LineReader
-
     text = b"one\n\ntwo three\n" + b"x" * 200_000 + b"\nlast"
     for size in (1, 7, 100_000):
         reading, writing = os.pipe()
@@ -344,29 +327,16 @@ def test_lines_in_pieces_are_the_same_lines() -> None:
         os.waitpid(child, 0)
 
 
-def test_a_long_line_comes_in_parts() -> None:
-    from tsallis.toolkit.cli.input import LineReader
-
-    reading, writing = os.pipe()
-    os.write(writing, b"abcdef\ngh\n")
-    reader = LineReader(reading)
-    assert not reader.buffer and reader.ready()
-    assert [reader.readline(4), reader.readline(4), reader.readline(4)] == [b"abcd", b"ef\n", b"gh\n"]
-    assert not reader.ready()  # nothing is there, and it may still come
-    os.close(writing)
-    assert reader.readline(4) == b"" and not reader.ready()
-
-
-def test_a_part_of_a_line_is_no_line_yet() -> None:
-    from tsallis.toolkit.cli.input import LineReader
-
+def test_a_line_is_ready_when_its_end_is_there_and_a_long_one_comes_in_parts() -> None:
     reading, writing = os.pipe()
     reader = LineReader(reading)
     for part in (b"ab", b"cd"):
         os.write(writing, part)
         assert not reader.ready()
-    os.write(writing, b"\nef")
-    assert reader.ready() and reader.readline() == b"abcd\n" and not reader.ready()
+    os.write(writing, b"\nabcdef\nef")
+    assert reader.ready() and reader.readline() == b"abcd\n"
+    assert [reader.readline(4), reader.readline(4)] == [b"abcd", b"ef\n"]
+    assert not reader.ready()  # nothing is there, and it may still come
     os.close(writing)
     assert reader.ready() and reader.readline() == b"ef" and not reader.ready()
     os.close(reading)
@@ -375,8 +345,6 @@ def test_a_part_of_a_line_is_no_line_yet() -> None:
 def test_of_a_line_without_an_end_no_more_is_read_than_a_line_may_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tsallis.toolkit.cli.input import LineReader
-
     monkeypatch.setattr("tsallis.toolkit.data.io.LONGEST", 100_000)
     (tmp_path / "line").write_bytes(b"x" * 1_000_000)
     with (tmp_path / "line").open("rb") as stream:
@@ -389,13 +357,3 @@ def test_versions_and_machines_as_json(tsallis) -> None:
     assert tsallis("--version").stdout == "tsallis 0.1.0\n"
     facts = json.loads(tsallis("info", "--json").stdout)
     assert facts["tsallis"] == "0.1.0" and facts["torch"].startswith("2.") and isinstance(facts["threads"], int)
-
-
-def test_data_sets_by_text_and_language(tsallis) -> None:
-    sets = [json.loads(line) for line in tsallis("data", "list", "--json").stdout.splitlines()]
-    assert len(sets) > 5 and all(s["licence"] and s["citation"] and s["files"] for s in sets)
-    german = [json.loads(x)["name"] for x in tsallis("data", "list", "--language", "de", "--json").stdout.splitlines()]
-    assert german == [s["name"] for s in sets if "de" in s["languages"]] and 0 < len(german) < len(sets)
-    (one,) = (json.loads(x) for x in tsallis("data", "list", "TASK 1: CAPTIONS", "--json").stdout.splitlines())
-    assert one["name"] == "multi30k" and one["bytes"] > 10**6
-    assert "no data set matches 'nothing'" in tsallis("data", "list", "nothing", status=2).stderr

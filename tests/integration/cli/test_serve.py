@@ -34,8 +34,6 @@ SOURCE = "Am Montag"  # its outputs have supports of different sizes
 
 
 class Serving:
-    """A server in a process of its own."""
-
     def __init__(self, *arguments: object) -> None:
         self.process = subprocess.Popen(
             command("serve", *arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
@@ -100,6 +98,7 @@ def test_the_options_of_the_documentation_are_those_of_the_command() -> None:
     assert limits == vars(Limits())
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_an_interrupt_ends_it_in_order_and_a_host_that_others_reach_is_warned_of(trained: Path) -> None:
     serving = Serving(trained, "--host", "0.0.0.0", "--port", 0)
@@ -164,16 +163,6 @@ def test_an_output_that_is_full_or_that_nobody_reads_ends_it_with_one_line(train
     os.close(writing)
     message = "tsallis: standard output is closed, so the server's address can't be printed\n"
     assert ended == Ended(2, "", message)
-
-
-def test_runs_have_the_shortest_names_that_tell_them_apart() -> None:
-    from tsallis.errors import InputError
-    from tsallis.toolkit.cli.serve import _names
-
-    assert _names([Path("/a/x/run"), Path("/b/y")]) == ["run", "y"]
-    assert _names([Path("/a/x/run"), Path("/a/y/run"), Path("/z")]) == ["x/run", "y/run", "z"]
-    with pytest.raises(InputError, match="twice"):
-        _names([Path("/a/x"), Path("/a/y/../x")])
 
 
 @pytest.fixture
@@ -290,6 +279,7 @@ def test_mistakes_are_shown_as_text(tab: Any) -> None:
     assert tab.query_selector("main img") is None and tab.query_selector("main b") is None
 
 
+@pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.parametrize(
     "tab",

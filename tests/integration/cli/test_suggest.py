@@ -18,9 +18,6 @@ import pytest
 
 from tsallis.errors import InputError
 from tsallis.toolkit.inference import open_run
-from tsallis.toolkit.inference.suggestions import Completer
-from tsallis.toolkit.tasks.registry import task_of
-from tsallis.toolkit.training import load_run
 
 from .conftest import command, environment
 
@@ -64,20 +61,6 @@ def test_words_are_completed_from_their_beginnings(tsallis, translator: Path) ->
     assert part["possible"] and 0 < part["mass"] <= 1 + 1e-6
     assert all(choice["text"].startswith("t") for choice in part["next"])
     assert all(choice["text"].startswith("the ") for choice in space["next"])
-
-
-def test_every_way_to_spell_a_beginning_is_there(translator: Path) -> None:
-    run = load_run(translator)
-    task = task_of(run.task)
-    batch = task.read(["am dritten"], "here", run, False).corpus.batch([0])
-    completer = Completer(run, task, 1000)
-    start = completer.suggest(batch, "")
-    for letters in ("t", "th", "the"):
-        content = completer.suggest(batch, letters)
-        names = [choice.symbols for choice in content.next]
-        assert len(names) == len(set(names))
-        assert all("".join(n).startswith(f"▁{letters}") for n in names)
-        assert content.mass <= start.mass + 1e-6
 
 
 def test_python_suggests_what_the_command_does(tsallis, trained: Path) -> None:
@@ -151,8 +134,6 @@ def test_a_terminal_is_answered_line_by_line(trained: Path) -> None:
 
 
 class Screen:
-    """What a terminal shows, as it comes."""
-
     def __init__(self, master: int) -> None:
         self.master, self.text = master, ""
 

@@ -194,14 +194,6 @@ def test_lists_have_an_alignment_in_the_last_column(tsallis, trained: Path) -> N
         assert all(line.count("\t") == columns - 1 and "-0" in line for line in done.stdout.splitlines())
 
 
-def test_an_ensemble_scores_and_aligns(tsallis, translator: Path, capsys) -> None:
-    both = open_run(translator, others=[translator])
-    options = ("--with", translator, "--tokens", "--alignment", "support", "--json")
-    done = tsallis("translate", translator, *options, stdin="sieben\n")
-    answers = both.translate(["sieben"], tokens=True, alignment="support")
-    assert printed(capsys, [answer.to_dict() for answer in answers]) == done.stdout
-
-
 @pytest.mark.parametrize(
     ("options", "details", "words"),
     [

@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
 import lzma
 import random
 import re
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
-from integration.cli.conftest import environment
+from integration.cli.conftest import run_example
+from repository_tools import load_program
 
 pytestmark = pytest.mark.slow
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "timeseries.py"
 STAYS = 120
 QUICK = ("--epochs", "4", "--batch-size", "32", "--num-basis", "5", "--d-model", "8")
 
 
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("timeseries_example", EXAMPLE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_program("examples/timeseries")
 
 
 def stay(identity: int, died: bool, chance: random.Random) -> list[tuple[int, int, str, float]]:
@@ -60,29 +52,10 @@ def challenge(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-Run = Callable[..., tuple[str, str]]
-
-
-@pytest.fixture
-def run(example: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """The example's own process is started once, below: imports take longer than what is tested."""
-
-    def once(*arguments: object, status: int = 0) -> tuple[str, str]:
-        monkeypatch.setattr(sys, "argv", ["timeseries.py", *map(str, arguments)])
-        assert example.main() == status
-        out, err = capsys.readouterr()
-        return out, err
-
-    return once
-
-
 def test_continuous_attention_finds_the_end_of_the_stay(challenge: Path, tmp_path: Path) -> None:
     out, page = tmp_path / "results" / "one.json", tmp_path / "densities.html"
     inputs = ["--data", challenge, *QUICK, "--learning-rate", "0.02", "--epochs", "12", "--out", out, "--page", page]
-    done = subprocess.run(
-        [sys.executable, EXAMPLE, *map(str, inputs)], env=environment(), capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_example("timeseries", *inputs)
     result = json.loads(done.stdout)
     assert json.loads(out.read_text()) == result and "epoch 1: loss" in done.stderr
     assert result["auroc"] > 0.9 and result["auprc"] > 0.8
@@ -99,37 +72,8 @@ def test_continuous_attention_finds_the_end_of_the_stay(challenge: Path, tmp_pat
     assert [signal["channel"] for signal in json.loads(data[1])["signals"]] == ["HR", "HR", "Temp", "Temp"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--train", "z"), "there is no set-z.csv, packed or not"),
-        (("--label", "died"), "no column 'died'"),
-        (("--label", "RecordID"), "must be 0 or 1, got"),
-        (("--model", "discrete", "--transform", "x"), "transform must be one of"),
-        (("--model", "continuous", "--transform", "x"), "density must be one of"),
-        (("--share", 2), "share must be between 0 and 1"),
-        (("--learning-rate", "inf", *QUICK), "the loss of the dev split was never a number"),
-    ],
-)
-def test_what_is_refused(challenge: Path, run: Run, arguments: tuple[object, ...], message: str) -> None:
-    out, err = run("--data", challenge, *arguments, status=2)
-    last = err.splitlines()[-1]  # after what was done before
-    assert not out and last.startswith("timeseries: ") and message in last
-
-
 def test_areas_of_known_scores(example: ModuleType) -> None:
     labels = torch.tensor([0.0, 0.0, 1.0, 1.0])
     scores = torch.tensor([0.1, 0.4, 0.35, 0.8])
     assert example.auroc(scores, labels) == 0.75 and example.auprc(scores, labels) == pytest.approx(5 / 6)
     assert example.auroc(labels, labels) == example.auprc(labels, labels) == 1
-
-
-def test_the_challenge_of_2012(shared_data: Path, run: Run) -> None:
-    """After eight epochs over some stays it is already better than chance, by a wide margin."""
-    folder = shared_data / "physionet2012"
-    if not folder.is_dir():
-        pytest.skip(f"needs data: {folder}")
-    result = json.loads(run("--data", folder, "--epochs", 8, "--rows", 1000, "--learning-rate", 0.01)[0])
-    assert result["stays"] == {"train": 1000, "dev": 800, "test": 4000} and result["deaths"]["test"] == 568
-    assert len(result["attention"]["channels"]) == 37
-    assert result["auroc"] > 0.75 and result["auprc"] > 0.35

@@ -11,41 +11,12 @@ import pytest
 import yaml
 
 from integration.cli.conftest import Run
-from integration.cli.runs import contents, strings, translation
+from integration.cli.runs import contents, strings
 from tsallis.errors import InputError
 from tsallis.toolkit.config import refuse_idle
-from tsallis.toolkit.data.subwords import Subwords
 from tsallis.toolkit.tasks.prepared import prepare
 from tsallis.toolkit.tasks.registry import load_config
 from tsallis.toolkit.training.run_folder import start_run
-
-
-def last_line(path: Path) -> dict[str, object]:
-    return dict(json.loads(path.read_text().splitlines()[-1]))
-
-
-def test_optimizer_schedule_and_curves(tsallis: Run, tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="needs tensorboard: of the extra tensorboard")
-    config = strings(tmp_path / "data")
-    settings = {
-        "optimizer": "adamw",
-        "weight_decay": 0.1,
-        "schedule": "plateau",
-        "plateau_patience": 1,
-        "select": "levenshtein",
-        "tensorboard": "true",
-        "epochs": 3,
-    }
-    overrides = [f"training.{key}={value}" for key, value in settings.items()]
-    run = tmp_path / "run"
-    text = tsallis("train", config, *overrides, "--run-dir", run).stdout
-    event = last_line(run / "log.jsonl")
-    assert event["select"] == "levenshtein" and "dev levenshtein" in text
-    assert list((run / "tensorboard").glob("events.out.tfevents.*"))
-    text = tsallis("train", config, *overrides, "--run-dir", run).stdout
-    assert "Going on" in text and last_line(run / "log.jsonl") == event
-    best = min(json.loads(line)["dev_levenshtein"] for line in (run / "log.jsonl").read_text().splitlines()[1:])
-    assert f"The run is finished: 3 epochs, 12 updates, best dev levenshtein {best:.3f} after " in text
 
 
 def test_a_run_that_starts_from_another_one(tsallis: Run, inflector: Path, tmp_path: Path) -> None:
@@ -83,41 +54,13 @@ def test_a_source_that_does_not_fit_is_refused(tsallis: Run, inflector: Path, tr
         ([f"training.init_from={tmp_path}"], "training.init_from: .*: not a run folder"),
         ([f"training.init_from={translator}"], "a run of the task translation, not strings"),
         ([f"training.init_from={inflector}", "model.d_model=6"], "sizes of model must be the same"),
-        (
-            [f"training.init_from={inflector}", "model.output=alpha_relu"],
-            "model.tau: auto estimates the threshold of an untrained network, .*: give a number",
-        ),
+        ([f"training.init_from={inflector}", "model.output=alpha_relu"], "model.tau: auto estimates the threshold"),
+        (["training.warmup=50"], "training.warmup: 50 has no effect with schedule: halve-on-worse"),
         (["training.src_embeddings={fiel: x}"], "training.src_embeddings.file: missing; .*fiel: unknown key"),
     ):
         done = tsallis("train", config, *overrides, "--run-dir", tmp_path / "run", status=2)
         assert re.search(words, done.stderr) and done.stderr.count("\n") == 1, done.stderr
-
-
-@pytest.mark.slow
-def test_existing_subwords_and_folded_case(tsallis: Run, tmp_path: Path) -> None:
-    """A model that numbers its symbols otherwise, and words in the place of subwords."""
-    sentencepiece = pytest.importorskip("sentencepiece")
-    config = translation(tmp_path / "data")
-    lines = [line for side in ("de", "en") for line in (tmp_path / "data" / f"train.{side}").read_text().splitlines()]
-    own = {"sentence_iterator": iter(lines), "model_prefix": str(tmp_path / "own"), "vocab_size": 80}
-    sentencepiece.SentencePieceTrainer.train(**own, minloglevel=2)
-    text = yaml.safe_load(config.read_text())
-    text["training"]["epochs"] = 1
-    for name, data in (
-        ("own", {"subwords": {"model": f"{tmp_path}/own.model"}}),
-        ("folded", {"subwords": {"size": 90}, "lowercase": True}),
-        ("words", {"subwords": {"size": 300, "kind": "word"}, "tokenized": True, "joiner": "@@"}),
-    ):
-        path = tmp_path / f"{name}.yaml"
-        path.write_text(yaml.safe_dump({**text, "data": {**text["data"], **data}}))
-        tsallis("train", path, "--run-dir", tmp_path / name)
-        assert tsallis("translate", tmp_path / name, stdin="der erste Mai\n").stdout.count("\n") == 1
-        assert "BLEU" in tsallis("evaluate", tmp_path / name, "--split", "dev").stdout
-    folded = Subwords.load(tmp_path / "folded" / "src.model")
-    assert folded.encode("Der ERSTE") == folded.encode("der erste")
-    own_model = Subwords.load(tmp_path / "own" / "src.model")
-    assert own_model.encode("der") and len(own_model) == 81  # with padding, which it lacked
-    assert Subwords.load(tmp_path / "words" / "src.model").name(5).startswith("▁")
+        assert not (tmp_path / "run").exists()
 
 
 def test_a_run_is_made_longer(tsallis: Run, tmp_path: Path) -> None:
@@ -168,22 +111,6 @@ def test_a_dry_run_writes_nothing(tsallis: Run, tmp_path: Path) -> None:
     assert re.search("# left out of 32: [1-9] longer than data.max_length, 0 with an empty side\n", done.stdout)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (
-            ["training.warmup=50"],
-            "training.warmup: 50 has no effect with schedule: halve-on-worse; leave it out, or set",
-        ),
-        (["model={output: softmax, output_alpha: 1.3}"], "model.output_alpha: 1.3 has no effect with output: softmax"),
-    ],
-)
-def test_settings_without_effect_are_refused(tsallis: Run, tmp_path: Path, overrides: list[str], words: str) -> None:
-    config = strings(tmp_path / "data")
-    done = tsallis("train", config, *overrides, "--run-dir", tmp_path / "run", status=2)
-    assert words in done.stderr and done.stderr.count("\n") == 1 and not (tmp_path / "run").exists()
-
-
 def test_an_override_may_leave_a_setting_of_the_file_without_effect(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("version: 1\ndata: {embedded: english-verbs}\ntraining: {schedule: plateau, plateau_patience: 5}\n")
@@ -194,11 +121,4 @@ def test_an_override_may_leave_a_setting_of_the_file_without_effect(tmp_path: Pa
         refuse_idle(load_config(path, overrides), overrides)
     path.write_text(path.read_text().replace("plateau,", "constant,"))
     with pytest.raises(InputError, match=r"training.plateau_patience: 5 has no effect"):
-        refuse_idle(load_config(path))
-
-
-def test_recipes_set_nothing_without_effect() -> None:
-    recipes = sorted((Path(__file__).resolve().parents[3] / "recipes").rglob("*.yaml"))
-    assert len(recipes) > 20
-    for path in recipes:
         refuse_idle(load_config(path))

@@ -57,53 +57,11 @@ def known(trained: Path) -> Path:
 def test_the_run_folder(trained: Path) -> None:
     names = {p.name for p in trained.iterdir()}
     assert {"config.yaml", "model.json", "task.json", "src.model", "tgt.model", "log.jsonl", "timing.jsonl"} <= names
-    assert json.loads((trained / "task.json").read_text()) == {
-        "task": "translation",
-        "src": "de",
-        "tgt": "en",
-        "max_length": 256,
-        "tokenized": False,
-        "lowercase": False,
-        "joiner": None,
-    }
     _, *events = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
     assert [(e["event"], e["step"]) for e in events] == [("validation", step) for step in (8, 16, 20)]
     assert events[-1]["loss"] < events[0]["loss"]
     saved = json.loads((trained / "checkpoints" / "index.json").read_text())["kept"]
     assert saved == ["step-00000016", "step-00000020"]
-
-
-def test_empty_lines_keep_their_place(tsallis, trained: Path) -> None:
-    source = "".join(f"{line}\n" for line in ("", DEV[0][0], " ", "\u200b", DEV[1][0], ""))
-    lines = tsallis("translate", trained, stdin=source).stdout.split("\n")
-    assert len(lines) == 7 and lines[-1] == ""
-    assert not any(lines[i] for i in (0, 2, 3, 5))
-    results = [json.loads(x) for x in tsallis("translate", trained, "--json", stdin=source).stdout.splitlines()]
-    assert [r["line"] for r in results] == [1, 2, 3, 4, 5, 6]
-    assert all(len(results[i]["hypotheses"]) == 0 for i in (0, 2, 3, 5))
-    nothing = {"certificate": "none", "bound": None, "mass": 0.0, "hypotheses": []}
-    assert results[0] == {"line": 1, "unknown": 0, **nothing}
-    listed = tsallis("translate", trained, "--n-best", 2, stdin=source).stdout.splitlines()
-    assert [line for line in listed if line[0] in "1346"] == [f"{number}\t\t0\tnone" for number in (1, 3, 4, 6)]
-    drawn = tsallis("translate", trained, "--mode", "sample", "--num-samples", 2, stdin=source).stdout.splitlines()
-    assert [line.split("\t")[0] for line in drawn] == ["1", "2", "2", "3", "4", "5", "5", "6"]
-    for i in (1, 4):  # a beam may end without an output
-        assert lines[i] == (results[i]["hypotheses"][0]["text"] if results[i]["hypotheses"] else "")
-
-
-def test_scores_are_those_of_the_search(tsallis, trained: Path) -> None:
-    source = "".join(f"{line}\n" for line, _ in DEV)
-    shown = tsallis("translate", trained, "--json", "--n-best", 8, stdin=source).stdout
-    actual = zip(DEV, map(json.loads, shown.splitlines()), strict=True)
-    message = [(line, h) for (line, _), result in actual for h in result["hypotheses"] if h["text"]]
-    pairs = "".join(f"{line}\t{h['text']}\n" for line, h in message)
-    scores = [json.loads(x) for x in tsallis("score", trained, "--json", stdin=pairs).stdout.splitlines()]
-    assert [s["line"] for s in scores] == list(range(1, len(message) + 1))
-    assert len({(line, h["text"]) for line, h in message}) == len(message)
-    for s, (_, h) in zip(scores, message, strict=True):  # a list shares the budget of one score
-        assert s["log_prob"] >= h["log_prob"] - 1e-5
-        assert h["log_prob"] == pytest.approx(s["log_prob"], abs=1e-5) or not s["exact"]
-    assert all(s["log_prob"] is None or s["log_prob"] <= 0 for s in scores)
 
 
 def test_evaluation(tsallis, trained: Path, known: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -20,18 +19,6 @@ training: {batch_size: 8, updates: 3, validation_rows: 8, strategy: fsdp}
 """
 
 
-def test_training(launch: Launch, tmp_path: Path) -> None:
-    config, run = tmp_path / "config.yaml", tmp_path / "run"
-    config.write_text(CONFIG)
-    done = launch("-m", "tsallis", "train", config, "--run-dir", run, "--device", "cpu")
-    assert done.stdout.count(f"Training in {run}") == 1 and done.stdout.count("dev loss") == 1
-    _, event = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    assert event["step"] == 3 and event["loss"] > 0
-    from tsallis.toolkit.training import load_run
-
-    assert load_run(run).facts["step"] == 3
-
-
 VISUAL = """\
 version: 1
 data: {task: visual, folder: FOLDER, train: train.tsv, images: images.npy}
@@ -40,7 +27,6 @@ training: {batch_size: 8, updates: 3, strategy: fsdp}
 """
 
 
-@pytest.mark.slow
 def test_training_with_images(launch: Launch, tmp_path: Path) -> None:
     """Images are no parameters: every process has its own way to them, and so has the copy that is validated."""
     np.save(tmp_path / "images.npy", np.zeros((20, 8, 8, 3), np.uint8))
@@ -50,12 +36,9 @@ def test_training_with_images(launch: Launch, tmp_path: Path) -> None:
     config.write_text(VISUAL.replace("FOLDER", str(tmp_path)))
     done = launch("-m", "tsallis", "train", config, "--run-dir", run, "--device", "cpu")
     assert done.stdout.count("dev accuracy") == 1
-    from tsallis.toolkit.training import load_run
-
-    assert load_run(run).facts["step"] == 3
+    assert done.stdout.count(f"Training in {run}") == 1 and done.stdout.count("dev accuracy") == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "words"),
     [

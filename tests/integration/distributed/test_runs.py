@@ -95,7 +95,6 @@ def events(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()][1:]
 
 
-@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_bit(folders: Path) -> None:
     whole, killed = folders / "whole", folders / "killed"
     index = checkpoints(whole).index()
@@ -113,7 +112,6 @@ def test_a_killed_run_goes_on_to_the_bit(folders: Path) -> None:
     assert states[0]["position"] == states[1]["position"]
 
 
-@pytest.mark.slow
 def test_a_signal_to_one_process_ends_all_with_a_checkpoint(folders: Path) -> None:
     """After the update that it comes in, of which there was to be no checkpoint, and the run goes on to the bit."""
     index = checkpoints(folders / "third checkpoint").index()
@@ -129,7 +127,6 @@ def test_a_signal_to_one_process_ends_all_with_a_checkpoint(folders: Path) -> No
     assert all(value.equal(last(other)[name]) for name, value in last(one).items())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "lost"), [("first", 1), ("second", 0)])
 def test_the_process_that_is_left_says_so(folders: Path, name: str, lost: int) -> None:
     """Either by itself, or torchrun was quicker to end it; which process was killed stands below in any case."""
@@ -141,7 +138,6 @@ def test_the_process_that_is_left_says_so(folders: Path, name: str, lost: int) -
     assert "[rank" not in text, text  # as uncaught errors begin
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["one to ddp", "one to fsdp", "fsdp to one", "fsdp"])
 def test_runs_change_hands(folders: Path, name: str) -> None:
     """One process makes batches of its own four times as often: its updates are others, its checkpoints are not."""
@@ -157,7 +153,6 @@ def test_runs_change_hands(folders: Path, name: str) -> None:
     assert all(value.isfinite().all() for value in last(result).values())
 
 
-@pytest.mark.slow
 def test_two_strategies_go_on_alike(folders: Path) -> None:
     one, other = last(folders / "one to ddp"), last(folders / "one to fsdp")
     for name, value in one.items():

@@ -20,9 +20,6 @@ from tsallis.toolkit.training.engine import Engine
 
 pytestmark = pytest.mark.slow
 
-every_kind = pytest.mark.parametrize("kind", KINDS)
-every_strategy = pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, Any]:
@@ -58,51 +55,24 @@ def assert_same(result: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         torch.testing.assert_close(result[name], value, atol=1e-8, rtol=1e-7, msg=name)
 
 
-@every_kind
-@every_strategy
-def test_parameters_and_losses_are_those_of_one_process(
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_two_processes_do_what_one_does(
     alone: dict[str, Any], two_processes: dict[str, Any], kind: str, strategy: str
 ) -> None:
+    """Parameters, losses, optimizer and metrics; and what one stored goes on with two, and the other way round."""
     result, expected = two_processes[f"{kind}, {strategy}"], alone[kind]
     for (symbols, loss), (expected_symbols, expected_loss) in zip(result["sums"], expected["sums"], strict=True):
         assert symbols == expected_symbols and loss == pytest.approx(expected_loss, rel=1e-8)
     assert_same(result["model"], expected["model"])
-
-
-@every_kind
-@every_strategy
-def test_the_optimizers_state_is_that_of_one_process(
-    alone: dict[str, Any], two_processes: dict[str, Any], kind: str, strategy: str
-) -> None:
-    result, expected = two_processes[f"{kind}, {strategy}"]["optimizer"], alone[kind]["optimizer"]
-    assert result["state"].keys() == expected["state"].keys() and result["param_groups"] == expected["param_groups"]
-    for name, moments in expected["state"].items():
-        assert_same(result["state"][name], moments)
-
-
-@every_kind
-@every_strategy
-def test_metrics_of_shares_are_those_of_the_whole(
-    alone: dict[str, Any], two_processes: dict[str, Any], kind: str, strategy: str
-) -> None:
-    assert two_processes[f"{kind}, {strategy}"]["forced"] == pytest.approx(alone[kind]["forced"], rel=1e-6)
-
-
-@every_kind
-@every_strategy
-def test_what_one_process_stored_goes_on_with_two(
-    alone: dict[str, Any], two_processes: dict[str, Any], kind: str, strategy: str
-) -> None:
-    assert_same(two_processes[f"{kind}, {strategy}, from one"]["model"], alone[kind]["later"])
-
-
-@every_kind
-@every_strategy
-def test_what_two_processes_stored_goes_on_with_one(
-    alone: dict[str, Any], two_processes: dict[str, Any], kind: str, strategy: str
-) -> None:
+    optimizer = result["optimizer"]
+    assert optimizer["state"].keys() == expected["optimizer"]["state"].keys()
+    assert optimizer["param_groups"] == expected["optimizer"]["param_groups"]
+    for name, moments in expected["optimizer"]["state"].items():
+        assert_same(optimizer["state"][name], moments)
+    assert result["forced"] == pytest.approx(expected["forced"], rel=1e-6)
+    assert_same(two_processes[f"{kind}, {strategy}, from one"]["model"], expected["later"])
     engine = Engine(model(kind), SETTINGS, World())
-    result = two_processes[f"{kind}, {strategy}"]
-    engine.load(result["model"], result["optimizer"])
+    engine.load(result["model"], optimizer)
     updated(engine, World())
-    assert_same(engine.state()[0], alone[kind]["later"])
+    assert_same(engine.state()[0], expected["later"])

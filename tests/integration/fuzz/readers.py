@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,35 +18,26 @@ class Reader(NamedTuple):
     read: Callable[[Path], object]
 
 
+def reader(module: str, name: str, *arguments: Any) -> Callable[[Path], None]:
+    """Return a function that is imported when it is called, so that atheris sees its lines; what it yields is read."""
+
+    def read(path: Path) -> None:
+        result = attrgetter(name)(import_module(f"tsallis.toolkit.{module}"))(path, *arguments)
+        if isinstance(result, Iterator):
+            for _ in result:
+                pass
+
+    return read
+
+
 def read_parallel(path: Path) -> None:
-    from tsallis.toolkit.data.corpus_cache import read_parallel
-
-    list(read_parallel(path, path))
+    reader("data.corpus_cache", "read_parallel", path)(path)
 
 
-def read_text(path: Path) -> None:
-    from tsallis.toolkit.data.io import stream_lines
-
-    for _ in stream_lines(path):
-        pass
-
-
-def read_strings(path: Path) -> None:
-    from tsallis.toolkit.tasks.strings import read_strings
-
-    read_strings(path)
-
-
-def read_labelled(path: Path) -> None:
-    from tsallis.toolkit.tasks.classification import read_labelled
-
-    read_labelled(path)
-
-
-def read_questions(path: Path) -> None:
-    from tsallis.toolkit.tasks.vqa import read_questions
-
-    read_questions(path)
+read_text = reader("data.io", "stream_lines")
+read_strings = reader("tasks.strings", "read_strings")
+read_labelled = reader("tasks.classification", "read_labelled")
+read_vocabulary = reader("data.vocabulary", "Vocabulary.load")
 
 
 def read_images(path: Path) -> None:
@@ -69,29 +62,10 @@ def unpack(packing: Any, path: Path) -> None:
     fetch_text(file, path.parent / "out", packed)
 
 
-def read_config(path: Path) -> None:
+def read_config(path: Path, *overrides: str) -> None:
     from tsallis.toolkit.tasks.registry import load_config
 
-    load_config(path).text()
-
-
-def read_vocabulary(path: Path) -> None:
-    from tsallis.toolkit.data import Vocabulary
-
-    Vocabulary.load(path)
-
-
-def read_vectors(path: Path) -> None:
-    from tsallis.toolkit.data.word_vectors import read_word_vectors
-
-    read_word_vectors(path, {"walk": 4, "walked": 5, "the": 6})
-
-
-def read_paragraphs(path: Path) -> None:
-    from tsallis.toolkit.tasks.language import read_texts
-
-    for _ in read_texts(path, "paragraphs"):
-        pass
+    load_config(path, overrides).text()
 
 
 def parse_request(path: Path) -> None:
@@ -110,19 +84,20 @@ def parse_request(path: Path) -> None:
         raise InputError(refusals[0])
 
 
+WORDS = {"walk": 4, "walked": 5, "the": 6}
 READERS: dict[str, Reader] = {
     "strings-file": Reader("data/strings/train", read_strings),
     "parallel-file": Reader("data/translation/train.de", read_parallel),
     "labelled-file": Reader("data/classification/train", read_labelled),
-    "questions-file": Reader("data/visual/train", read_questions),
-    "paragraphs-file": Reader("data/language/train", read_paragraphs),
+    "questions-file": Reader("data/visual/train", reader("tasks.vqa", "read_questions")),
+    "paragraphs-file": Reader("data/language/train", reader("tasks.language", "read_texts", "paragraphs")),
     "gz-file": Reader("data/text.gz", read_text),
     "xz-file": Reader("data/text.xz", read_text),
     "npy-file": Reader("data/images.npy", read_images),
     "npy-xz-file": Reader("data/images.npy.xz", read_images),
     "npz-file": Reader("data/images.npz", read_images),
     "tar-file": Reader("data/images.tar", read_images),
-    "vectors-file": Reader("data/vectors.txt", read_vectors),
+    "vectors-file": Reader("data/vectors.txt", reader("data.word_vectors", "read_word_vectors", WORDS)),
     "vocabulary-file": Reader("data/vocabulary.json", read_vocabulary),
     "request-body": Reader("data/request.json", parse_request),
     "config-file": Reader("config/strings.yaml", read_config),

@@ -22,6 +22,7 @@ from integration.fuzz.mutations import WORDS, spoil, spoil_tree, wrong_value
 from integration.fuzz.readers import (
     READERS,
     Reader,
+    read_config,
     read_images,
     read_labelled,
     read_strings,
@@ -112,7 +113,7 @@ def special_file(chance: Random, base: Path, own: Path) -> Case:
         path = Path("/dev") / kind
     elif kind in ("null byte", "long"):
         path = own / {"null byte": "a\0b", "long": "a" * 300}[kind]
-    read = chance.choice((read_text, read_strings, read_labelled, read_images, load_config, read_vocabulary))
+    read = chance.choice((read_text, read_strings, read_labelled, read_images, read_config, read_vocabulary))
     if chance.random() < 0.5:
         return Case(call=partial(read, path))
     task = chance.choice(TASKS)
@@ -124,18 +125,12 @@ def answering(task: str) -> str:
     return "generate" if task == "language" else "translate"
 
 
-def load_config(path: Path, *overrides: str) -> None:
-    from tsallis.toolkit.tasks.registry import load_config
-
-    load_config(path, overrides).text()
-
-
 def spoilt_config(chance: Random, base: Path, own: Path) -> Case:
     """Mutated text of a configuration."""
     source = base / "config" / f"{chance.choice(TASKS)}.yaml"
     path = own / "config.yaml"
     path.write_bytes(spoil(source.read_bytes(), chance))
-    return Case(call=partial(load_config, path), watched=[path])
+    return Case(call=partial(read_config, path), watched=[path])
 
 
 def wrong_config(chance: Random, base: Path, own: Path) -> Case:
@@ -226,7 +221,7 @@ def overrides(chance: Random, base: Path, own: Path) -> Case:
             )
         inputs.append(f"{key}={text}".replace("\0", "\\0")[:100_000])
     if chance.random() < 0.5:
-        return Case(call=partial(load_config, path, *inputs), watched=[path])
+        return Case(call=partial(read_config, path, *inputs), watched=[path])
     return Case(
         ["train", str(path), "--run-dir", str(own / "run"), *inputs, "training.updates=1"], watched=[base / "data"]
     )

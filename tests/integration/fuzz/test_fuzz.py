@@ -18,7 +18,6 @@ from integration.fuzz.readers import READERS, Reader
 from integration.fuzz.runner import choose, judge
 from integration.fuzz.samples import TASKS
 from integration.fuzz.targets import TARGETS
-from tsallis.errors import InputError
 from tsallis.toolkit.tasks import registry
 
 TESTS = Path(__file__).resolve().parents[2]
@@ -47,6 +46,7 @@ def test_many_cases() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_files_of_earlier_searches_end_well() -> None:
     done = fuzz(module="guided")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -70,16 +70,6 @@ def test_a_search_notices_a_fault(fault: str, tmp_path: Path) -> None:
 
     with pytest.raises((AssertionError, KeyError)):
         read_once(Reader("a", read), b"", tmp_path)
-
-
-def test_a_search_takes_one_line_for_an_end(tmp_path: Path) -> None:
-    def read(path: Path) -> None:
-        if path.read_bytes():
-            raise InputError("no")
-
-    for blob in (b"", b"a"):
-        read_once(Reader("a", read), blob, tmp_path)
-    assert not list(tmp_path.iterdir())
 
 
 def test_cases_are_always_the_same_and_miss_no_target() -> None:
@@ -120,6 +110,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 def test_faults_are_noticed_and_put_down_to_their_case() -> None:
     """One of five cases behaves badly: it alone is reported, whatever it does to the process."""
     code = f"""

@@ -38,8 +38,6 @@ def check(family: str, dtype: torch.dtype = torch.float32) -> Row:
 
 
 def of(index: int, change: Callable[[Tensor], Tensor]) -> Fault:
-    """Return a fault of one of several results."""
-
     def fault(results: Any) -> Any:
         entries = list(results)
         if entries[index] is not None:

@@ -103,13 +103,6 @@ def test_targets_of_like_length_share_a_batch() -> None:
     for options in ({}, {"bucket": 200}):
         assert padding(1, sort_by="target", **options) < padding(1, **options) / 3
     assert padding(0, sort_by="target", bucket=200) < padding(0, bucket=200)
-    for arguments, words in (
-        ((lengths, 10, None, 0, 40, "source"), "sort_by must be one of total, target, got 'source'"),
-        (([3, 4], 10, None, 0, 40, "target"), "sort_by: target is for pairs in batches of batch_size rows"),
-        ((lengths, 10, 99, 0, 40, "target"), "sort_by: target is for pairs in batches of batch_size rows"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            BatchPlan(*arguments)
 
 
 def test_rows_of_like_length_share_a_batch() -> None:

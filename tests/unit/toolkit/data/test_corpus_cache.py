@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import itertools
 import json
 import lzma
 import multiprocessing
@@ -22,13 +21,7 @@ pytest.importorskip("sentencepiece")
 from tsallis.errors import InputError
 from tsallis.toolkit.data import BatchPlan, corpus_cache
 from tsallis.toolkit.data.corpus import Corpus, Counts, SampledCorpus
-from tsallis.toolkit.data.corpus_cache import (
-    cached_corpus,
-    cached_subwords,
-    encode_pairs,
-    open_corpus,
-    read_parallel,
-)
+from tsallis.toolkit.data.corpus_cache import cached_corpus, cached_subwords, encode_pairs, open_corpus, read_parallel
 from tsallis.toolkit.data.io import stream_lines
 from tsallis.toolkit.data.ragged import RaggedRows
 from tsallis.toolkit.data.subwords import Subwords
@@ -54,16 +47,6 @@ def test_pairs_of_lines(tmp_path: Path, ending: str) -> None:
     result = list(read_parallel(*map(str, paths)))
     assert [s for s, _ in result] == ["eins", "", "zwei", "drei\x85vier\u2028fünf\x0b sechs", ""]
     assert [t for _, t in result] == ["one", "zero", "two", "three four five six", "x"]
-
-
-def test_a_last_line_without_its_end(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"one\ntwo")
-    assert list(stream_lines(tmp_path / "a")) == ["one", "two"]
-
-
-def test_lines_are_read_as_they_are_asked_for(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"one\ntwo\n" * 100_000 + b"\xff\n")
-    assert list(itertools.islice(stream_lines(tmp_path / "a"), 3)) == ["one", "two", "one"]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +168,6 @@ def test_changed_descriptions(tmp_path: Path, content: dict[str, object], messag
 
 @pytest.fixture
 def encodings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The folders that were encoded into."""
     folders: list[Path] = []
     whole = corpus_cache.encode_pairs
 
@@ -393,24 +375,3 @@ def test_a_sampled_corpus_stands_in_for_a_corpus(tmp_path: Path) -> None:
 
 
 CHANGES: list[dict[str, object]] = [{"alpha": 0.2}, {"seed": 5}, {"max_length": 49}]
-
-
-def test_a_run_over_a_real_text(shared_data: Path, tmp_path: Path) -> None:
-    folder = shared_data / "multi30k" / "raw"
-    paths = folder / "val.de.xz", folder / "val.en.xz"
-    if not all(p.exists() for p in paths):
-        pytest.skip("needs data: multi30k")
-    pairs = list(read_parallel(*paths))
-    assert len(pairs) == 1014
-    model = Subwords.train((line for pair in pairs for line in pair), 2000)
-    corpus = cached_corpus(tmp_path / "cache", *paths, model, model, 100)
-    assert len(corpus) == 1014 and corpus.counts == Counts(1014, 1014, 0, 0)
-    calls = []
-    for rows in BatchPlan(corpus.lengths(), max_tokens=1500).epoch(0):
-        batch = corpus.batch(rows)
-        for row, src, tgt in zip(batch.index, batch.src.tolist(), batch.tgt_in.tolist(), strict=True):
-            assert (model.decode(src), model.decode(tgt)) == tuple(" ".join(t.split()) for t in pairs[row])
-        calls += batch.index
-    assert sorted(calls) == list(range(1014))
-    for src, _ in pairs[:200]:
-        assert model.sample(src, 0.0, 0) == model.encode(src)

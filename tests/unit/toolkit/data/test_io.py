@@ -72,8 +72,6 @@ def test_what_a_process_was_started_with_is_read() -> None:
 
 
 class Endless(io.RawIOBase):
-    """Like /dev/zero."""
-
     def readable(self) -> bool:
         return True
 

@@ -13,8 +13,6 @@ from tsallis.toolkit.data.splits import hold_out
 
 
 class Example(NamedTuple):
-    """A document of a class, or a question about an image."""
-
     label: str
     name: str
 

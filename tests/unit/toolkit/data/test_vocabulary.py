@@ -141,10 +141,3 @@ def test_damaged_files(tmp_path: Path, data: bytes, message: str) -> None:
     with pytest.raises(InputError) as error:
         Vocabulary.load(path)
     assert str(error.value).startswith(f"{path}: ") and message in str(error.value)
-
-
-def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"vocab\.json: can't be read: No such file"):
-        Vocabulary.load(tmp_path / "vocab.json")
-    with pytest.raises(InputError, match="can't be read: Is a directory"):
-        Vocabulary.load(tmp_path)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import lzma
 
-from repository_tools import load_tool
+from repository_tools import load_program
 from tsallis.toolkit.datasets.embedded import german_english_numbers
 from tsallis.toolkit.datasets.split_mix import Random
 
-generator = load_tool("number_names")
+generator = load_program("tools/number_names")
 SIZES, TEMPLATES = generator.SIZES, generator.TEMPLATES
 CORPUS = german_english_numbers()
 
@@ -32,13 +32,4 @@ def test_the_file_is_what_the_rules_write() -> None:
 def test_the_generator_is_the_published_one() -> None:
     # The first values of SplitMix64 from 1234567, as its authors' code prints them.
     random = Random(1234567)
-    assert [random.below(1 << 64) for _ in range(3)] == [
-        6457827717110365317,
-        3203168211198807973,
-        9817491932198370423,
-    ]
-
-
-def test_the_generator_reaches_every_value() -> None:
-    random = Random(3)
-    assert {random.between(-1, 3) for _ in range(200)} == {-1, 0, 1, 2, 3}
+    assert [random.below(1 << 64) for _ in range(3)] == [6457827717110365317, 3203168211198807973, 9817491932198370423]

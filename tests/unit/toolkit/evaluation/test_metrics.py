@@ -92,11 +92,6 @@ def test_a_classifier_is_measured_by_its_labels() -> None:
         assert row_hits(read, corpus.batches(2)) == {0: (1, 1), 1: (0, 1), 2: (0, 1), 3: (1, 1)}
 
 
-def test_a_sure_model_has_its_mass_on_one_hypothesis() -> None:
-    result = evaluated(model("sparsemax", spread=300.0).eval())
-    assert result.single + result.empty / result.samples > 0.9 and result.output_support < 1.1
-
-
 @pytest.mark.parametrize("nested", [False, True])
 def test_an_ensemble_is_evaluated_as_one_model(nested: bool) -> None:
     """Of equal models the numbers are the model's; of others supports unite and losses are averaged."""

@@ -21,7 +21,6 @@ LONGEST = 4
 
 @pytest.mark.parametrize(("transform", "alpha"), [("softmax", 1.0), ("entmax", 1.5), ("alpha_relu", 1.5)])
 def test_what_is_said_of_the_empty_output_is_never_wrong(transform: str, alpha: float) -> None:
-    """Against all outputs, one by one."""
     verdicts = set()
     for seed in range(60):
         table = random_table(transform, alpha, seed, sharpness=2.0)

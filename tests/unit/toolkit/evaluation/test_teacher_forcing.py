@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
 
 from tsallis.models.batch import Batch
 from tsallis.search import Ensemble, SearchOptions, score, score_tokens
 from tsallis.symbols import UNK
 from tsallis.toolkit.data.corpus import Corpus
+from tsallis.toolkit.evaluation.language import EPSILON, smoothed_losses, sparsemax_scores
 from tsallis.toolkit.evaluation.metrics import evaluate
 from tsallis.toolkit.evaluation.search_results import search_corpus, timed_search
 from tsallis.toolkit.evaluation.teacher_forcing import (
@@ -20,7 +23,6 @@ from tsallis.toolkit.evaluation.teacher_forcing import (
     teacher_forced_sums,
 )
 from unit.toolkit.evaluation.small_models import CORPUS, model, transformer
-from unit.toolkit.evaluation.text_oracle import text_scores
 
 
 @pytest.mark.parametrize("output", ["softmax", "sparsemax", "entmax"])
@@ -187,3 +189,34 @@ def test_a_symbol_too_improbable_for_a_float32_is_possible_as_in_a_search() -> N
     result = teacher_forced_scores(net, corpus)
     assert score(net, batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out).item() > -math.inf
     assert result.gold_in_support == 1 and result.output_support == 2
+
+
+class TextScores(NamedTuple):
+    epsilon_perplexity: float
+    sparsemax_score: float
+
+
+def text_scores(probs: Tensor, tokens: Tensor, epsilon: float = EPSILON) -> TextScores:
+    """Return the scores of probabilities [n, vocabulary] for tokens [n]."""
+    probs = probs.double()
+    gold = probs.gather(1, tokens.unsqueeze(1)).squeeze(1)
+    losses, scores = smoothed_losses(gold, probs.shape[1], epsilon), sparsemax_scores(probs, gold)
+    return TextScores(losses.mean().exp().item(), scores.mean().item())
+
+
+PROBS = torch.tensor([[0.5, 0.25, 0.25, 0.0], [0.0, 0.0, 1.0, 0.0], [0.0, 0.6, 0.4, 0.0]])
+
+
+def test_scores_of_three_tokens() -> None:
+    epsilon = 1e-3
+    scores = text_scores(PROBS, torch.tensor([1, 2, 0]), epsilon)
+    each = [math.log((p + epsilon) / (1 + 4 * epsilon)) for p in (0.25, 1.0, 0.0)]
+    assert scores.epsilon_perplexity == pytest.approx(math.exp(-sum(each) / 3))
+    squares = (0.375, 1.0, 0.52)
+    expected = sum(p + (1 - s) / 2 for p, s in zip((0.25, 1.0, 0.0), squares, strict=True)) / 3
+    assert scores.sparsemax_score == pytest.approx(expected)
+
+
+def test_with_an_epsilon_of_zero_it_is_the_perplexity() -> None:
+    probs = torch.full((5, 4), 0.25)
+    assert text_scores(probs, torch.arange(5) % 4, 0.0).epsilon_perplexity == pytest.approx(4)

@@ -43,8 +43,6 @@ def served(run: Run) -> ServedRun:
 
 
 class Client:
-    """Requests to a server of this machine."""
-
     def __init__(self, port: int) -> None:
         self.port = port
 
@@ -60,7 +58,6 @@ class Client:
         return answer.status, json.loads(text) if found["content-type"] == "application/json" else text, found
 
     def post(self, name: str, body: Any, **headers: str) -> tuple[int, Any]:
-        """Return status and content of the answer to a request of the API."""
         return self.send("POST", f"/api/{name}", body, **headers)[:2]
 
 

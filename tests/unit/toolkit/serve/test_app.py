@@ -126,20 +126,6 @@ def test_the_work_of_a_client_that_leaves_ends(serve: Serve, slow: Slow) -> None
     assert client.send("GET", "/api/health")[0] == 200
 
 
-def test_a_client_that_leaves_in_the_middle_of_its_request_harms_nobody(serve: Serve) -> None:
-    client = serve()
-    for blob in (b"", b"POST /api/tr", head(100), head(100) + b'{"sources"'):
-        raw(client, blob).close()
-    assert client.post("translate", {"sources": [LINE]})[0] == 200
-
-
-def test_a_request_that_does_not_come_is_not_waited_for(serve: Serve) -> None:
-    client = serve(patience=0.3)
-    connection = raw(client, head(100) + b'{"sources"')
-    assert b"408" in connection.recv(1000)
-    connection.close()
-
-
 def test_who_waits_is_answered_when_the_patience_ends(serve: Serve, slow: Slow) -> None:
     client = serve(slow, patience=0.1, seconds=0.4)
     with ThreadPoolExecutor(1) as pool:

@@ -135,11 +135,3 @@ def test_outputs_that_are_possible_are_not_shown_as_impossible(visit: Visit) -> 
     assert tab.locator(".outputs .words").all_inner_texts() == ["one", "␣␣"]
     widths = tab.locator(".outputs .share").evaluate_all("all => all.map(one => parseFloat(one.style.width))")
     assert widths == pytest.approx([100, 4.98], abs=0.01)
-
-
-def test_the_mistake_of_a_line_is_shown_as_it_is(visit: Visit) -> None:
-    tab = visit()
-    for number, text in enumerate(("scan", ";;")):
-        tab.fill(f'input[name="column-{number}"]', text)
-    tab.wait_for_selector(FAULT)
-    assert tab.inner_text(FAULT).startswith("sources:1: ")

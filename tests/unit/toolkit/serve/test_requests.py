@@ -11,7 +11,7 @@ import pytest
 from tsallis.errors import OptionError
 from tsallis.search import exact_search, exhaustive
 from tsallis.search.options import EXPANSIONS, MODES, OPTIONS, TYPES
-from tsallis.toolkit.serve.limits import MOST_HEADS, Limits, Refusal
+from tsallis.toolkit.serve.limits import Limits, Refusal
 from tsallis.toolkit.serve.requests import (
     AttentionRequest,
     Request,
@@ -66,7 +66,7 @@ def test_values_are_taken_as_they_are() -> None:
         (
             TranslateRequest,
             {"sources": ["a"], "beam_size": 10**100},
-            "beam_size: input .* 1000, found an integer of 333 bits",
+            "beam_size: .* 1000, found an integer of 333 bits",
         ),
         (TranslateRequest, {"sources": ["a"], "max_length": 10**30}, f"max_length: input .* 100000, found {10**30}"),
         (TranslateRequest, {"sources": ["a"], "mode": "exact", "mass": 0.5}, "mass is for lists: give n_best, too"),
@@ -75,11 +75,7 @@ def test_values_are_taken_as_they_are() -> None:
         (TranslateRequest, {"sources": ["a"], "min_length": 4, "max_length": 3}, "min_length 4 is above max_length 3"),
         (TranslateRequest, b'{"sources": ["a"], "length_penalty": NaN}', "length_penalty: input should be a finite"),
         (TranslateRequest, {"sources": ["a"], "mode": "exact", "mass": 1}, "mass: input should be less than 1"),
-        (
-            TranslateRequest,
-            {"sources": ["a"], "mode": "all", "budget": 10**6},
-            "budget: at most 10000, found 1000000",
-        ),
+        (TranslateRequest, {"sources": ["a"], "mode": "all", "budget": 10**6}, "budget: at most 10000, found 1000000"),
         (SuggestRequest, {"source": "a", "typed": "a" * 41}, "what is typed has at most 40 characters"),
         (SuggestRequest, {"source": "a", "n_best": 8}, "n_best: at most 7"),
         (StepsRequest, {"source": "a", "n_best": 8}, "n_best: at most 7"),
@@ -105,13 +101,6 @@ def test_a_request_expands_as_many_prefixes_as_a_search_by_itself_goes_to() -> N
     assert parse(TranslateRequest, content).model_dump()["budget"] == EXPANSIONS
     with pytest.raises(Refusal):
         parse(TranslateRequest, content | {"budget": EXPANSIONS + 1})
-
-
-def test_as_many_heads_as_an_answer_holds_may_be_asked_for() -> None:
-    heads = ["cross.1.1"] * MOST_HEADS
-    assert parse(AttentionRequest, {"source": "a", "heads": heads}).model_dump()["heads"] == heads
-    with pytest.raises(Refusal):
-        parse(AttentionRequest, {"source": "a", "heads": [*heads, "cross.1.1"]})
 
 
 @pytest.mark.parametrize("outputs", [1, 4, 100])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from tsallis.symbols import BOS
 from tsallis.toolkit.cli import app
 from tsallis.toolkit.serve.answers import ServedRun
 from tsallis.toolkit.serve.limits import Limits
-from tsallis.toolkit.serve.requests import AttentionRequest, StepsRequest, SuggestRequest, TranslateRequest
+from tsallis.toolkit.serve.requests import AttentionRequest, TranslateRequest
 from tsallis.toolkit.tasks.registry import task_of
 from tsallis.toolkit.training import load_run
 
@@ -83,15 +82,3 @@ def test_attention_is_that_of_the_whole_text(speaker: ServedRun) -> None:
     for query, row in enumerate(head["rows"]):
         expected = {key: weight for key, weight in enumerate(weights[0, 1, query].tolist()) if weight > 0}
         assert dict(row) == pytest.approx(expected, abs=1e-6)
-
-
-def test_steps_and_suggestions_go_on_behind_a_prompt(speaker: ServedRun) -> None:
-    (steps,) = speaker.steps([StepsRequest(source="drei", output="zehn")], no_check)
-    assert [step["symbol"] for step in steps["steps"]][:4] == list("zehn")[: len(steps["steps"])]
-    (suggestion,) = speaker.suggest([SuggestRequest(source="drei", typed="z", n_best=2)], no_check)
-    assert suggestion["typed"] == "z" and suggestion["possible"] == (suggestion["log_prob"] is not None)
-
-
-def test_the_facts_name_the_heads(speaker: ServedRun, tmp_path: Path) -> None:
-    facts = speaker.facts
-    assert facts["noun"] == "text" and [layer["kind"] for layer in facts["attention"]] == ["decoder", "decoder"]

@@ -48,7 +48,6 @@ def worker() -> Iterator[Worker]:
 
 
 def hold(worker: Worker, gate: Gate) -> Job:
-    """Keep the worker busy."""
     job = worker.submit(gate.work, None, "first")
     assert gate.entered.wait(10)
     return job

@@ -106,16 +106,6 @@ def test_heads_have_their_own_weights_rows_and_columns(tmp_path: Path) -> None:
             assert dense(content, entry) == pytest.approx(matrix[0, head].numpy(), abs=1e-5)
 
 
-def test_sparse_weights_are_fewer(tmp_path: Path) -> None:
-    run = run_of(tmp_path, transformer(attention="sparsemax"))
-    with torch.no_grad():
-        for layer in run.model.encoder.layers:
-            layer.self_attn.in_proj_weight.mul_(6)
-    read = read_lines(run, ["abcdef\tN"], "in", gold=False)
-    ((_, content),) = weights_of(run, read, "encoder.1.1,encoder.1.2")
-    assert all(0 < len(entry["weights"]) < 7 * 7 for entry in content["attention"])
-
-
 def test_densities_of_a_recurrent_model(tmp_path: Path) -> None:
     torch.manual_seed(1)
     model = RNNSeq2Seq(len(SYMBOLS), len(SYMBOLS), density="truncated_parabola", d_model=8, layers=1, num_basis=6)

@@ -12,7 +12,6 @@ import pytest
 from tsallis.errors import InputError
 from tsallis.symbols import EOS, FIRST, UNK
 from tsallis.toolkit.data.ragged import RaggedRows
-from tsallis.toolkit.data.splits import hold_out
 from tsallis.toolkit.data.vocabulary import Vocabulary
 from tsallis.toolkit.tasks.classification import (
     Classification,
@@ -84,13 +83,3 @@ def test_documents_in_numbers() -> None:
     corpus = Classification().encode(others, vocabularies).corpus
     assert corpus.batch([0, 1]).tgt_out[:, 0].tolist() == [UNK, EOS] and list(corpus.src[1]) == [UNK]
     assert [list(row) for row in corpus.tgt] == [[UNK], []]
-
-
-def test_real_reviews(shared_data: Path) -> None:
-    path = find_split(shared_data / "sentence_cls", "stsa.binary.dev.tsv")
-    if path is None:
-        pytest.skip("needs data: the sentence sets")
-    examples = read_labelled(path)
-    assert len(examples) == 872 and label_names(examples) == ["0", "1"]
-    rest, dev = hold_out(examples, 0.1, group=lambda e: e.text, stratify=lambda e: e.label)
-    assert len(dev) == 87 and len(rest) == 785

@@ -94,11 +94,3 @@ def test_a_split_is_held_out_where_there_is_none(folder: Path) -> None:
 def test_bad_settings(tmp_path: Path, data: dict[str, Any], model: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         config(tmp_path, data, **model)
-
-
-def test_missing_files_and_labels(folder: Path) -> None:
-    with pytest.raises(InputError, match=r"nowhere: there is no such file \(nor one that ends in"):
-        prepare(config(folder, {"train": "nowhere"}))
-    (folder / "test").write_text("good only\n", encoding="utf-8")
-    with pytest.raises(InputError, match="test:1: expected label<TAB>text"):
-        read_split(config(folder).data, "test")

@@ -29,6 +29,7 @@ CASES = {
     "strings: phones": Case({"train": "ship\tʃ ɪ p\nchurch\ttʃ ɜː  tʃ\n"}, ["ʃ ɪ p", "tʃ ɜː tʃ"], PHONES),
     "translation": Case(SENTENCES, OUTPUTS, {"subwords": {"size": 35}}),
     "translation: words": Case(SENTENCES, OUTPUTS, {"subwords": {"kind": "word"}}),
+    "translation: folded": Case(SENTENCES, OUTPUTS, {"subwords": {"size": 35}, "lowercase": True}),
     "translation: bytes": Case(SENTENCES, OUTPUTS, {}),
     "classification": Case({"train": "very good\tfine\nbad\tdull\n"}, ["very good", "bad"], {"min_count": 1}),
     "visual": Case({"train": "0\twhat?\ta box\n1\tred?\tno\n"}, ["a box", "no"], {"images": "images.npy"}),

@@ -20,7 +20,7 @@ from tsallis.toolkit.data.subwords import Subwords
 from tsallis.toolkit.tasks.prepared import prepare
 from tsallis.toolkit.tasks.registry import TASKS, task_of
 from tsallis.toolkit.tasks.scoring import language_scores, score_values
-from tsallis.toolkit.tasks.strings import Strings, StringsExample
+from tsallis.toolkit.tasks.strings import StringsExample
 from tsallis.toolkit.tasks.translation import Translation
 from tsallis.toolkit.tasks.types import Lines
 from tsallis.toolkit.training import Run
@@ -35,13 +35,6 @@ def run(task: dict[str, Any]) -> Run:
         symbols = Vocabulary([*"abcdefghijklmnop", "N", "V"])
     model = RNNSeq2Seq(len(symbols), len(symbols), d_model=4, layers=1).eval()
     return Run(Path("runs/x"), model, symbols, symbols, task, {})
-
-
-def test_tasks_are_known_by_their_names() -> None:
-    assert task_of({}) == Strings() and task_of({"task": "strings", "languages": ["eo"]}) == Strings(["eo"])
-    assert task_of({"task": "translation", "src": "de", "tgt": "en"}) == Translation("de", "en")
-    with pytest.raises(InputError, match="unknown task 'parsing', known: strings, translation"):
-        task_of({"task": "parsing"})
 
 
 def test_sentences() -> None:
@@ -108,32 +101,6 @@ def test_languages() -> None:
             read_lines(inputs, ["a\tN"], "in", gold=False, language=language)
     for inputs, language in ((several, "fi"), (one, None), (one, "eo"), (none, None)):
         assert len(read_lines(inputs, ["a\tN"], "in", gold=False, language=language).corpus) == 1
-
-
-def test_forms() -> None:
-    inputs = run({"task": "strings"})
-    task = task_of(inputs.task)
-    lines = task.read(["a\tb\tN;V", "c\td\tN"], "in.tsv", inputs, gold=True)
-    assert lines.references == ["b", "d"] and lines.titles == ["a + N;V", "c + N"]
-    assert lines.numbers == [0, 1] and lines.count == 2
-    with pytest.raises(InputError, match=r"in\.tsv:2: "):
-        task.read(["a\tb\tN", "c"], "in.tsv", inputs, gold=True)
-    assert [s.name for s in task.score(["b"], ["b"])] == [
-        "accuracy",
-        "word_error_rate",
-        "symbol_error_rate",
-        "levenshtein",
-    ]
-
-
-def test_scores_of_translations() -> None:
-    task = Translation("de", "en")
-    texts = ["a hat and a house and a door", "the house"]
-    scores = {s.name: s for s in task.score(texts, ["a hat and a house and a door", "the red house"])}
-    assert list(scores) == ["bleu", "chrf", "ter", "exact"] and scores["exact"].value == 0.5
-    assert all(scores[name].signature for name in ("bleu", "chrf", "ter")) and not scores["exact"].signature
-    assert [s.name for s in task.score(texts, texts, quick=True)] == ["bleu", "chrf", "exact"]
-    assert task.score(texts, texts, quick=True)[0].value == pytest.approx(100)
 
 
 def test_scores_of_text_that_is_no_plain_text() -> None:
@@ -259,16 +226,6 @@ def test_a_task_is_restored_from_its_facts(facts: dict[str, Any]) -> None:
     assert task.facts() == facts and type(task) is TASKS[facts["task"]] and next(iter(task.facts())) == "task"
     with pytest.raises(InputError, match=r"r/task\.json: expected the task \w+, found 'parsing'; restore the file"):
         task.restore({"task": "parsing"}, "r/task.json")
-
-
-def test_a_run_whose_task_was_changed_does_not_go_on(tmp_path: Path) -> None:
-    config = config_of({"version": 1, "data": {"embedded": "english-verbs"}, "model": {"d_model": 4}})
-    prepared = prepare(config)
-    start(prepared, tmp_path / "run")
-    assert prepare(config, tmp_path / "run").task == prepared.task
-    (tmp_path / "run" / "task.json").write_text('{"task": "strings", "langauges": null}')
-    with pytest.raises(InputError, match=r"task\.json: langauges: unknown key"):
-        prepare(config, tmp_path / "run")
 
 
 def test_scores_are_those_that_a_task_names() -> None:

@@ -17,7 +17,7 @@ from tsallis.errors import InputError
 from tsallis.search import Certificate, Hypothesis, Result
 from tsallis.toolkit.config import Config
 from tsallis.toolkit.data.cache import cache_folder
-from tsallis.toolkit.data.corpus import Corpus, Counts, SampledCorpus
+from tsallis.toolkit.data.corpus import Counts, SampledCorpus
 from tsallis.toolkit.data.subwords import Subwords
 from tsallis.toolkit.datasets.embedded import german_english_numbers
 from tsallis.toolkit.tasks.prepared import PreparedRun, prepare
@@ -125,14 +125,6 @@ def test_long_pairs_are_left_out_of_training_alone(tmp_path: Path) -> None:
     whole, short = prepare(config(tmp_path)).data, prepare(config(tmp_path, {"max_length": 20})).data
     assert 0 < len(short.train) < len(whole.train) and int(short.train.lengths().max()) <= 20
     assert len(short.dev.corpus) == len(whole.dev.corpus)
-
-
-def test_subwords_drawn_anew_in_every_epoch(tmp_path: Path) -> None:
-    corpus(tmp_path)
-    data = prepare(config(tmp_path, {"subwords": {"sample": 0.3}})).data
-    assert isinstance(data.train, SampledCorpus) and data.train.alpha == 0.3 and isinstance(data.dev.corpus, Corpus)
-    rows = range(len(PAIRS))
-    assert data.train.batch(rows, 0).src_tokens != data.train.batch(rows, 1).src_tokens
 
 
 def test_embedded_translation() -> None:

@@ -105,17 +105,6 @@ def test_questions_in_numbers() -> None:
     assert list(row) == [0, UNK]  # a question without words
 
 
-def test_easy_vqa(shared_data: Path) -> None:
-    folder = shared_data / "easy_vqa"
-    if not folder.is_dir():
-        pytest.skip("needs data: easy-VQA")
-    pictures = open_pictures(folder / "test_images.npy.xz")
-    request = read_questions(folder / "test_questions.tsv.xz", pictures)
-    assert len(request) == 9673 and pictures.shape == (64, 64, 3) and len(pictures) == 1000
-    assert len(answer_names(request)) == 13
-    assert request[-1].image in pictures and pictures.batch([request[-1].image]).float().std() > 1
-
-
 def test_daquar(shared_data: Path) -> None:
     pytest.importorskip("PIL")
     folder = shared_data / "daquar"

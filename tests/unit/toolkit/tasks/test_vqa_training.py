@@ -23,7 +23,6 @@ SIZE = 16
 
 
 def write(folder: Path, name: str, count: int) -> None:
-    """Squares of a colour in one of four corners, and two questions about each."""
     chance = random.Random(name)
     images, lines = np.zeros((count, SIZE, SIZE, 3), np.uint8), ["image\tquestion\tanswer\n"]
     for i in range(count):
@@ -55,9 +54,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return result
 
 
-@pytest.mark.parametrize(
-    ("attention", "density"), [("discrete", None), pytest.param("continuous", 2.0, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("attention", "density"), [("discrete", None), ("continuous", 2.0)])
 def test_from_images_to_answers(folder: Path, tmp_path: Path, attention: str, density: float | None) -> None:
     inputs = config(folder, attention=attention, density=density, output="sparsemax")
     prepared = prepare(inputs)

@@ -27,7 +27,6 @@ def changes(settings: Settings, **values: tuple[Any, Any]) -> Changes:
 
 
 def trained(folder: Path, metrics: bool = True, **position: int) -> Path:
-    """A run folder with a checkpoint at some position."""
     training = {
         **{"optimizer": {"state": {}, "param_groups": []}, "schedule": {}, "processes": 1, "log": 0, "data": ""},
         "position": {**POSITION, **position},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import torch.distributed as dist
 
 from tsallis.errors import InputError
 from tsallis.toolkit.training.distributed import CommonError, World, _is_lost, init_distributed
+from tsallis.toolkit.training.termination import STATUS, note_termination
 
 
 def test_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,3 +55,25 @@ def test_signs_of_a_lost_process() -> None:
     assert _is_lost(RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:3"))
     assert _is_lost(RuntimeError("Connection reset by peer")) and _is_lost(dist.DistBackendError("NCCL error"))
     assert not _is_lost(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+
+
+def test_a_signal_is_noted_and_the_handler_put_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with note_termination() as is_terminated:
+        assert not is_terminated()
+        signal.raise_signal(signal.SIGTERM)
+        assert is_terminated()
+    assert signal.getsignal(signal.SIGTERM) is before and STATUS == 143
+
+
+def test_another_thread_notes_none() -> None:
+    noted: list[bool] = []
+
+    def work() -> None:
+        with note_termination() as is_terminated:
+            noted.append(is_terminated())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert noted == [False]

@@ -110,21 +110,6 @@ def test_the_gradient_is_clipped_to_a_norm() -> None:
     assert norms[0].item() == pytest.approx(1e-3, rel=1e-3) and norms[1] > 0.01
 
 
-def test_the_update_is_adams() -> None:
-    net, twin = model().double(), model().double()
-    result = engine(net, changed(SETTINGS, betas=(0.5, 0.7)))
-    adam = torch.optim.Adam(twin.parameters(), lr=0.01, betas=(0.5, 0.7))
-    for _ in range(3):
-        result.update([batch()], 1, 1, 0.01)
-        adam.zero_grad()
-        inputs = batch()
-        decoded = twin(inputs.src, inputs.src_lengths, inputs.tgt_in)
-        twin.output.loss(decoded.hidden, inputs.tgt_out).backward()
-        adam.step()
-    for a, b in zip(net.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(a, b, atol=1e-9, rtol=1e-9)
-
-
 def test_learned_alphas_follow_a_rate_of_their_own() -> None:
     def moved(alpha_lr_scale: float) -> tuple[list[float], list[Tensor]]:
         net = model("transformer").double()

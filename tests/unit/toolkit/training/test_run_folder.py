@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 import torch
 
 import tsallis.toolkit.training.run_folder as run_module
-from small_run import Killed
+from small_run import Killed, contents, train
 from tsallis.errors import InputError
 from tsallis.toolkit.data import Vocabulary
-from tsallis.toolkit.training import Checkpoints, load_run
+from tsallis.toolkit.training import Checkpoints, file_names, load_run
 from tsallis.toolkit.training.run_folder import build_model, locked, start_run
+from tsallis.toolkit.training.schema import Manifest
 
 SRC, TGT = Vocabulary(["a", "b", "c"]), Vocabulary(["x", "y"])
 DESCRIPTION = {"class": "rnn", "arguments": {"src_vocab": len(SRC), "tgt_vocab": len(TGT), "d_model": 4, "layers": 1}}
@@ -32,10 +34,6 @@ def finished(tmp_path: Path) -> Path:
     facts = {"step": 3, "epoch": 1, "metrics": {"dev_accuracy": 0.5}}
     Checkpoints(folder / "checkpoints").save(model.state_dict(), {}, facts, True, True)
     return folder
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 def test_a_run_is_read_back(finished: Path) -> None:
@@ -101,13 +99,6 @@ def test_another_configuration_or_other_data(finished: Path) -> None:
     assert contents(finished) == before
 
 
-def test_one_process_at_a_time(tmp_path: Path) -> None:
-    with locked(tmp_path), pytest.raises(InputError, match="another process"), locked(tmp_path):
-        pass
-    with locked(tmp_path):
-        pass
-
-
 def test_folders_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for location in (tmp_path / "file", tmp_path / "file" / "below"):
@@ -126,6 +117,17 @@ def test_vocabularies_that_are_not_the_models(finished: Path) -> None:
     load_run(finished)
 
 
-def test_no_run(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="not a run folder"):
-        load_run(tmp_path)
+NAMES = {name: value for name, value in vars(file_names).items() if name.isupper()}
+SYMBOLS = {"src.vocab.json", "tgt.vocab.json"}
+
+
+def test_a_training_writes_no_other_files(tmp_path: Path) -> None:
+    train(tmp_path / "run")
+    written = {part for path in contents(tmp_path / "run") for part in Path(path).parts if not part.startswith("step-")}
+    # A start of random parameters has no file of them, and TensorBoard is not asked for.
+    assert written == {*NAMES.values(), *SYMBOLS} - {file_names.START, file_names.BOARD}
+
+
+def test_the_schema_knows_the_files_of_a_checkpoint() -> None:
+    kind: Any = Manifest.model_fields["files"].annotation
+    assert set(get_args(get_args(kind)[0])) == {file_names.PARAMETERS, file_names.TRAINING}

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from small_run import Killed, at, change_json, change_state, checkpoint_of, contents, index_of, kill, replace, train
+from small_run import change_json, change_state, checkpoint_of, contents, index_of, replace, train
 from tsallis.errors import InputError
 from tsallis.toolkit.data.io import read_bytes
 from tsallis.toolkit.tasks.registry import task_of
@@ -93,19 +93,6 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
     ],
 }
 CASES = [(file, changes, words) for file, cases in WRONG.items() for changes, words in cases]
-
-
-@pytest.fixture(scope="module")
-def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "half"
-    with pytest.raises(Killed):
-        train(folder, at(7, kill))
-    return folder
-
-
-@pytest.fixture
-def run(half: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(half, tmp_path / "run"))
 
 
 def file_of(run: Path, name: str) -> Path:
@@ -317,12 +304,6 @@ def test_a_model_that_is_not_that_of_the_configuration(run: Path) -> None:
     refused(run, path, r"d_model is 16, 8 by config\.yaml; restore the file", stored)
     path.unlink()
     refused(run, path, "can't be read", stored)
-
-
-def test_tasks_are_what_they_were_written_as(run: Path) -> None:
-    assert load_run(run).task == {"task": "strings", "languages": None}
-    (run / "task.json").write_text("{}")  # of the first runs
-    assert task_of(load_run(run).task) == task_of({"task": "strings"})
 
 
 def test_files_of_absurd_sizes(run: Path) -> None:

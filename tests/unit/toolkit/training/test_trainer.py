@@ -189,14 +189,6 @@ def test_learning_lowers_the_loss_and_the_log_says_so(tmp_path: Path) -> None:
     assert all(0 <= e["dev_accuracy"] <= 1 for e in events if "dev_loss" in e)
 
 
-def test_the_best_checkpoint_has_the_best_accuracy(tmp_path: Path) -> None:
-    trainer(tmp_path, changed(SETTINGS, epochs=8)).run()
-    events = logged(tmp_path)
-    best = max(events, key=lambda e: (e["dev_accuracy"], -e["dev_loss"], -e["epoch"]))
-    facts = Checkpoints(tmp_path / "checkpoints").facts("best")
-    assert facts["epoch"] == best["epoch"] and facts["metrics"]["dev_loss"] == best["dev_loss"]
-
-
 def kill_after(step: int) -> Callable[[Progress], None]:
     def watch(progress: Progress) -> None:
         if progress.position.step == step:
@@ -227,7 +219,6 @@ def test_what_a_display_is_told(tmp_path: Path) -> None:
 
 
 def logged(folder: Path) -> list[dict[str, object]]:
-    """The events after the start."""
     start, *events = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     assert start["event"] == "start" and start["parameters"] > 0
     return events
@@ -350,13 +341,6 @@ def test_a_checkpoint_is_loaded_by_the_name_of_its_folder(tmp_path: Path) -> Non
     assert run.checkpoints.facts("step-00000004")["step"] == 4
     with pytest.raises(InputError, match="checkpoint must be one of last, best, average, got 'step-00000003'"):
         run.checkpoints.load_model("step-00000003")
-
-
-def test_batches_of_so_many_symbols(tmp_path: Path) -> None:
-    run = trainer(tmp_path, changed(SETTINGS, max_tokens=60, epochs=1))
-    run.run()
-    assert run.position.step == len(run.plan.updates(0)) and run.position.step != 4
-    assert logged(tmp_path)[-1]["step"] == run.position.step
 
 
 def test_chance_depends_on_the_step_alone(tmp_path: Path) -> None:
