@@ -51,7 +51,7 @@ SUITES = {
         "unit/search",
         "contract/test_search.py",
         "unit/ops/test_cpu_beams.py",
-        "unit/evaluation/test_teacher_forcing.py",
+        "unit/toolkit/evaluation/test_teacher_forcing.py",
     ],
 }
 OTHERS = {*BACKENDS, "reference"} - {"eager"}  # their tests also reach lines of PyTorch's operations

@@ -185,5 +185,4 @@ def test_results_of_a_step_are_copied_whole() -> None:
         torch.tensor([1.0, math.nan], dtype=torch.float64),
     )
     copy, attended = copy_to_cpu(best, torch.tensor([4, 6]))
-    for x, y in zip((*copy, attended), (*best, torch.tensor([4, 6])), strict=True):
-        torch.testing.assert_close(x, y, equal_nan=True, atol=0, rtol=0)
+    torch.testing.assert_close((*copy, attended), (*best, torch.tensor([4, 6])), equal_nan=True, atol=0, rtol=0)
