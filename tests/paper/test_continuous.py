@@ -28,7 +28,6 @@ from tsallis.continuous import (
     translation_basis,
 )
 from tsallis.continuous.fourier import wave_expectation
-from tsallis.continuous.quadrature import gaussian_overlap, ridge_regression
 
 D = torch.float64
 CLOSE = {"atol": 1e-8, "rtol": 1e-8}
@@ -277,36 +276,6 @@ def test_canonical_parameters_come_back() -> None:
         torch.testing.assert_close(BetaGaussian.from_scores(d.theta, alpha=alpha, dims=2).covariance, d.covariance)
 
 
-def test_equation_16_ridge_regression() -> None:
-    t, ridge = cell_centres(40), 0.3
-    f, h = BASIS(t), torch.randn(6, 40, dtype=D)  # F' and H
-    b = ridge_regression(f, ridge).mT @ h.mT
-    torch.testing.assert_close(b.mT, h @ f @ torch.linalg.inv(f.mT @ f + ridge * torch.eye(5, dtype=D)), **CLOSE)
-    stationary = (f.mT @ (f @ b - h.mT)) + ridge * b
-    assert stationary.abs().max() < 1e-9
-
-
-def test_equations_43_to_48_gaussians() -> None:
-    mean, cov = torch.tensor([0.4, 0.6], dtype=D), SCALE
-    d = Gaussian(mean, cov, 2)
-    expected = over(d, lambda t: d.pdf(t).unsqueeze(-1) * PLANE_BASIS(t))
-    torch.testing.assert_close(d.expect(PLANE_BASIS), expected, **CLOSE)
-    torch.testing.assert_close(gaussian_overlap(mean, cov, PLANE_CENTRES, PLANE_COVS), expected, **CLOSE)
-    theta = d.theta
-    jacobian = torch.autograd.functional.jacobian(
-        lambda theta: Gaussian.from_scores(theta, dims=2).expect(PLANE_BASIS), theta
-    )
-    for j in range(3):
-        tilted = torch.linalg.inv(torch.linalg.inv(cov) + torch.linalg.inv(PLANE_COVS[j]))
-        centre = tilted @ (torch.linalg.solve(cov, mean) + torch.linalg.solve(PLANE_COVS[j], PLANE_CENTRES[j]))
-        torch.testing.assert_close(jacobian[j, :2], expected[j] * (centre - mean), **CLOSE)  # eq. 47
-        second = tilted + torch.outer(centre, centre) - cov - torch.outer(mean, mean)
-        torch.testing.assert_close(jacobian[j, 2:], (expected[j] * second).flatten(), **CLOSE)  # eq. 48
-    three = torch.eye(3, dtype=D)
-    peak = gaussian_overlap(torch.zeros(3, dtype=D), three, torch.zeros(1, 3, dtype=D), three[None])
-    torch.testing.assert_close(peak, torch.tensor([(4 * math.pi) ** -1.5], dtype=D))
-
-
 def test_equations_49_to_52_by_the_error_function() -> None:
     """As printed but for the stray 1 / sigma_j of eq. 49 and the missing half of eq. 52."""
     theta = torch.stack([number(0.3) / SIGMA2, -0.5 / SIGMA2])
@@ -403,10 +372,3 @@ def test_the_bases_of_the_experiments() -> None:
         rmse.append((signal(fine) - 1).square().mean().sqrt())
         assert basis.size == 100
     assert rmse[0] < 0.02 and rmse[1] > 0.4  # the paper's narrow functions can't hold a constant
-
-
-def test_a_mean_of_powers_is_a_moment() -> None:
-    d = TruncatedParabola(number(0.3), number(0.02))
-    result = d.expect(lambda t: torch.stack([t**k for k in range(5)], -1))
-    expected = [1, 0.3, 0.3**2 + 0.02, 0.3**3 + 3 * 0.3 * 0.02, 0.3**4 + 6 * 0.3**2 * 0.02 + 0.02**2 * 15 / 7]
-    torch.testing.assert_close(result, torch.tensor(expected, dtype=D))

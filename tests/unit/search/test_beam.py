@@ -7,13 +7,10 @@ import math
 import pytest
 import torch
 
-from contract.tables import EOS, A, B, C, random_table, sources, trie
+from contract.tables import EOS, TRAP, A, B, C, random_table, sources, trie
 from tsallis.ops.arguments import BestSymbols
 from tsallis.search import beam_search
 from tsallis.search.beam import copy_to_cpu
-
-# The likelier first symbol leads to two even halves: a beam of one misses the best output.
-TRAP = {(): {A: 0.6, B: 0.4}, (A,): {EOS: 0.5, C: 0.5}, (A, C): {EOS: 1.0}, (B,): {EOS: 1.0}}
 
 
 def search(model, **options):
@@ -151,10 +148,6 @@ def test_nan_is_no_zero(size: int) -> None:
 def test_the_largest_beams_take_no_memory() -> None:
     result = search(trie(TRAP), beam_size=10**12)
     assert result.certificate.kind == "complete" and result == search(trie(TRAP), beam_size=2)
-
-
-def test_no_sources_no_results() -> None:
-    assert beam_search(random_table("softmax", 1.0, 0), torch.zeros(0, 3).long(), torch.zeros(0).long()) == []
 
 
 def test_vocabularies_too_large_to_sort_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,38 +193,6 @@ def test_how_rows_are_cut() -> None:
 # The public functions, forward and backward by these kernels
 
 
-@pytest.mark.parametrize("name", ["entmax15", "sparsemax"])
-def test_public_maps(name: str) -> None:
-    z = torch.randn(2, 3, 33, device=DEVICE, requires_grad=True)
-    exact = z.detach().double().requires_grad_()
-    mask = torch.rand(2, 1, 33, device=DEVICE) > 0.3
-    with tsallis.backend("triton"):
-        result = getattr(tsallis, name)(z, mask=mask)
-    expected = reference.entmax(exact.masked_fill(~mask, -torch.inf), 1.5 if name == "entmax15" else 2.0)
-    close(result, expected, ERROR)
-    g = torch.randn_like(z)
-    close(*(torch.autograd.grad(p, x, g.to(p))[0] for p, x in ((result, z), (expected, exact))), GRADIENT)  # type: ignore[misc]
-
-
-@pytest.mark.parametrize("dim", [-1, 1, 0])
-def test_public_learned_alphas_along_any_dimension(dim: int) -> None:
-    z = torch.randn(4, 5, 6, device=DEVICE).transpose(0, 2).requires_grad_()
-    shape = [1, 1, 1]
-    if dim != 0:
-        shape[0] = 6
-    alpha = torch.linspace(1, 2, shape[0], device=DEVICE).view(shape).requires_grad_()
-    with tsallis.backend("triton"):
-        result = tsallis.entmax(z, alpha, dim)
-    exact, alphas = z.detach().double().requires_grad_(), alpha.detach().double().requires_grad_()
-    moved = torch.movedim(alphas.expand(*[n if i != dim % 3 else 1 for i, n in enumerate(z.shape)]), dim, -1)
-    expected = reference.entmax(exact.movedim(dim, -1), moved).movedim(-1, dim)
-    close(result, expected, ERROR)
-    g = torch.randn(result.shape, device=DEVICE)
-    ours = torch.autograd.grad(result, (z, alpha), g)
-    for x, right in zip(ours, torch.autograd.grad(expected, (exact, alphas), g.double()), strict=True):
-        close(x, right, GRADIENT)
-
-
 def test_public_transforms_and_alphas_above_two() -> None:
     z = torch.randn(2, 9, device=DEVICE)
     with tsallis.backend("triton"):
