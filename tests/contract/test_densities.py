@@ -252,20 +252,12 @@ def test_samples_carry_gradients(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_batches_are_rows_that_know_nothing_of_each_other(name: str) -> None:
+def test_batches_and_their_expansions(name: str) -> None:
     d = build(name)
     basis = scattered_basis(d.dims)
     points = 48 if d.dims == 1 else (16, 32)
     whole, t = d.expect(basis, points), torch.rand(4, 2, 3, *d.event_shape, dtype=torch.float64)
     assert whole.shape == (2, 3, 7) and d.pdf(t).shape == (4, 2, 3)
-    if not isinstance(d.alpha, Tensor):
-        mean, cov = moments_for(name)
-        for i in range(2):
-            for j in range(3):
-                alone = (LINE | PLANE)[name](mean[i, j], cov[i, j])
-                assert alone.batch_shape == () and alone.expect(basis, points).shape == (7,)
-                torch.testing.assert_close(alone.expect(basis, points), whole[i, j])
-                torch.testing.assert_close(alone.pdf(t[:, i, j]), d.pdf(t)[:, i, j])
     wide = d.expand((5, 2, 3))
     assert type(wide) is type(d) and wide.batch_shape == (5, 2, 3)
     torch.testing.assert_close(wide.expect(basis, points)[4], whole)
@@ -428,18 +420,6 @@ def test_the_entropy_of_a_mixture_of_one() -> None:
     torch.testing.assert_close(single.entropy(), single.parts[0].entropy(), atol=1e-8, rtol=0)
     with pytest.raises(ValueError, match="no alpha in common"):
         mixtures()["several"].tsallis_entropy()
-
-
-def test_derivatives_of_mixtures() -> None:
-    mean, variance = (x[0].clone().requires_grad_() for x in moments_for("parabola"))
-    logits = torch.randn(3, dtype=torch.float64, requires_grad=True)
-    basis = scattered_basis(1)
-
-    def expect(logits: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-        return Mixture(logits.softmax(-1), TruncatedParabola(mean, variance)).expect(basis, 24)
-
-    assert torch.autograd.gradcheck(expect, (logits, mean, variance))
-    assert torch.autograd.gradgradcheck(expect, (logits, mean, variance))
 
 
 def test_mixtures_that_fit_nowhere_are_refused() -> None:

@@ -182,30 +182,6 @@ def test_equation_11_the_truncated_paraboloid_in_any_number_of_dimensions(n: int
             d.expect(lambda t: t)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3])
-@pytest.mark.parametrize("alpha", [1.05, 1.5, 2.0, 3.0])
-def test_the_beta_gaussian_and_its_covariance(n: int, alpha: float) -> None:
-    scale, mean = SCALE if n == 2 else 0.01 * torch.eye(n, dtype=D), torch.zeros(n, dtype=D)
-    d = BetaGaussian.from_scale(mean if n > 1 else mean[0], scale if n > 1 else scale[0, 0], alpha=alpha, dims=n)
-    factor = (n + 2 * alpha / (alpha - 1)) * (d.covariance.reshape(n, n)[0, 0] / scale[0, 0])  # -2 tau
-    t = torch.randn(50, n, dtype=D, generator=torch.Generator().manual_seed(1)) * 0.1
-    m = (t @ torch.linalg.inv(scale) * t).sum(-1)
-    expected = ((alpha - 1) * (factor - m) / 2).clamp(min=0) ** (1 / (alpha - 1))
-    torch.testing.assert_close(d.pdf(t if n > 1 else t[:, 0]), expected, **CLOSE)
-    torch.testing.assert_close(
-        d.covariance.reshape(n, n) / scale[0, 0], factor / (n + 2 * alpha / (alpha - 1)) * scale / scale[0, 0]
-    )
-    # It integrates to one: sphere by sphere.
-    from contract.integrals import line as interval
-
-    edge = d.support.length / 2 if n == 1 else (factor * scale[0, 0]).sqrt()
-    if n != 2:
-        r, share = interval(torch.zeros((), dtype=D), edge)
-        points = r if n == 1 else torch.stack([r, *[torch.zeros_like(r)] * (n - 1)], -1)
-        surface = 2 * math.pi ** (n / 2) / math.gamma(n / 2)
-        torch.testing.assert_close((share * r ** (n - 1) * surface * d.pdf(points)).sum(), number(1.0), **CLOSE)
-
-
 def test_a_learned_alpha_of_one_is_the_gaussian() -> None:
     alpha = torch.tensor([1.0, 1 + 1e-9, 1.5], dtype=D, requires_grad=True)
     d, gaussian = BetaGaussian(number(0.4), number(0.03), alpha), Gaussian(number(0.4), number(0.03))

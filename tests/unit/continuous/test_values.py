@@ -12,7 +12,6 @@ from torch import Tensor
 
 from tsallis.continuous import (
     Basis,
-    Gaussian,
     GaussianBasis,
     ProductBasis,
     TruncatedParabola,
@@ -78,15 +77,6 @@ def test_positions_may_be_learned() -> None:
     fit = ValueFunction(GaussianBasis(torch.linspace(0, 1, 4, dtype=torch.float64), 0.04))
     assert torch.autograd.gradcheck(lambda p, v: fit(v, positions=p).coefficients, (positions, values))
     assert torch.autograd.gradgradcheck(lambda p, v: fit(v, positions=p).coefficients, (positions, values))
-
-
-def test_a_signal_gives_back_what_it_was_made_of() -> None:
-    t = cell_centres(50)
-    wave = torch.stack([torch.sin(5 * t), t**2], -1)
-    signal = ValueFunction(text_basis(64), 1e-4)(wave)
-    assert (signal(t) - wave).abs().max() < 0.02
-    narrow = Gaussian(t, torch.tensor(1e-6, dtype=torch.float64))
-    torch.testing.assert_close(signal.expect(narrow), signal(t), atol=1e-3, rtol=0)
 
 
 def test_float32_is_as_good_as_its_rounding() -> None:

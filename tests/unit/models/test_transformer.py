@@ -248,7 +248,7 @@ def test_attended_positions_are_those_of_the_last_pass() -> None:
 
 
 def test_compiled_it_is_the_same_and_records_nothing() -> None:
-    result = sharp(attention="learned")
+    result = sharp(attention="learned", layers=1)
     expected = result(SRC, LENGTHS, TGT)
     num_attended = result.num_attended(expected)
     assert num_attended.shape == (3, 4)

@@ -49,22 +49,6 @@ def test_the_loss_has_the_maps_gradient(transform: str, alpha: float) -> None:
 
 
 @every_kind
-def test_the_loss_and_its_reductions(transform: str, alpha: float) -> None:
-    output = layer(transform, alpha)
-    hidden, target = torch.randn(2, 3, 6, dtype=torch.float64), torch.tensor([[1, 2, 3], [4, -100, -100]])
-    each = output.loss(hidden, target, reduction="none")
-    assert each.shape == target.shape
-    assert (each[1, 1:] == 0).all() and (each[target >= 0] > 0).all()
-    torch.testing.assert_close(output.loss(hidden, target, reduction="sum"), each.sum())
-    torch.testing.assert_close(output.loss(hidden, target), each.sum() / 4)
-    other = output.loss(hidden, target.masked_fill(target < 0, 7), ignore_index=7, reduction="none")
-    torch.testing.assert_close(other, each)
-    if transform == "softmax":
-        expected = nn.functional.cross_entropy(output(hidden).flatten(0, 1), target.flatten(), reduction="none")
-        torch.testing.assert_close(each.flatten(), expected)
-
-
-@every_kind
 def test_log_probabilities_are_exact_and_only_zeros_are_impossible(transform: str, alpha: float) -> None:
     output = OutputLayer(6, 9, transform, alpha, forbidden=(0,))
     scores = output(torch.randn(4, 6) * 8)
@@ -119,14 +103,6 @@ def test_the_margin_is_where_the_loss_ends(transform: str, alpha: float) -> None
     loss = output.loss_of_scores(scores, torch.tensor([3, 3]), reduction="none")
     assert loss[0] == 0 and loss[1] > 0
     assert output.probs(scores)[0, 3] == 1 and output.probs(scores)[1, 3] < 1
-
-
-def test_what_is_saved_is_the_projection() -> None:
-    output = OutputLayer(6, 9, forbidden=(0,))
-    assert set(output.state_dict()) == {"projection.weight", "projection.bias"}
-    assert output.weight.shape == (9, 6) and output.bias is not None and output.bias.shape == (9,)
-    assert OutputLayer(6, 9, bias=False).bias is None
-    assert "alpha=1.5" in repr(output) and "tau=0.3" in repr(OutputLayer(6, 9, "alpha_relu", tau=0.3))
 
 
 def test_modules_are_the_functions() -> None:

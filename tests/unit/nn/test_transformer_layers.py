@@ -214,15 +214,6 @@ def test_the_memory_is_read_at_the_first_step_alone() -> None:
 
 
 @every_kind
-def test_compiled_it_is_the_same(kind: str) -> None:
-    layer, arguments = sharp(KINDS[kind][0](**SIZES, batch_first=True, alpha="learned")), inputs(kind)
-    torch._dynamo.reset()
-    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-    result = {name.removeprefix("_orig_mod."): x for name, x in results(compiled, arguments, **MASKS[kind][1]).items()}
-    torch.testing.assert_close(result, results(layer, arguments, **MASKS[kind][1]))
-
-
-@every_kind
 def test_it_is_built_in_half_precision_and_without_memory(kind: str) -> None:
     options = {**SIZES, "dtype": torch.bfloat16, "batch_first": True, "alpha": "learned"}
     layer = KINDS[kind][0](**options)

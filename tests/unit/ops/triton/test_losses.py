@@ -9,7 +9,7 @@ from torch import Tensor
 
 import tsallis
 from sweep import ALPHAS, PATHS, PATHS_AND_ALPHAS, tiling
-from triton_interpreter import DEVICE, gpu, losses
+from triton_interpreter import DEVICE, close, gpu, losses
 from tsallis.ops import reference
 from tsallis.ops.eager.entropy import entropy_alpha_gradient
 
@@ -22,11 +22,6 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     monkeypatch.setattr(losses, "tiling", tiling(request.param))
     monkeypatch.setattr(losses, "TILE", 64)
     return str(request.param)
-
-
-def close(result: Tensor, expected: Tensor, tolerance: float) -> None:
-    assert result.shape == expected.shape
-    assert (result.double() - expected).abs().max() <= tolerance * expected.abs().max().clamp(min=1)
 
 
 def dense(index: Tensor, value: Tensor, counts: Tensor, d: int) -> Tensor:

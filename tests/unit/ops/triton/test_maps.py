@@ -11,7 +11,7 @@ from torch import Tensor
 
 import tsallis
 from sweep import ALPHAS, LISTS, PATHS, PATHS_AND_ALPHAS, tiling
-from triton_interpreter import DEVICE, compile_for_a_gpu, gpu, losses, maps
+from triton_interpreter import DEVICE, close, compile_for_a_gpu, gpu, losses, maps
 from tsallis.ops import reference
 
 ERROR = 1e-6  # of probabilities and of sums
@@ -49,11 +49,6 @@ def check(scores: Tensor, alpha: float | Tensor, error: float = ERROR, gradient:
     assert none is None
     torch.testing.assert_close(alone, dz, atol=1e-6, rtol=1e-6)
     return result
-
-
-def close(result: Tensor, expected: Tensor, tolerance: float) -> None:
-    if result.numel():
-        assert (result.double() - expected).abs().max() <= tolerance * expected.abs().max().clamp(min=1)
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.25, 1.5, 2.0])
