@@ -30,7 +30,7 @@ every_kind = pytest.mark.parametrize(
 )
 
 
-def make(kind: str, attention: str, transform: Any, density: Any = None, **more: Any) -> Any:
+def make(kind: str, attention: str = "combined", transform: Any = "softmax", density: Any = None, **more: Any) -> Any:
     torch.manual_seed(3)
     options = {"d_model": 8, "dropout": 0.0, "attention": attention, "transform": transform, "density": density, **more}
     if kind == "documents":

@@ -27,53 +27,9 @@ def rnn(**arguments: Any) -> RNNSeq2Seq:
     return RNNSeq2Seq(SRC, TGT, **{"d_model": 8, "dropout": 0.3, "forbidden": FORBIDDEN, **arguments})
 
 
-def rnn_of_one_layer(**arguments: Any) -> RNNSeq2Seq:
-    return rnn(layers=1, **arguments)
-
-
-def rnn_without_input_feeding(**arguments: Any) -> RNNSeq2Seq:
-    return rnn(input_feeding=False, **arguments)
-
-
-def rnn_with_one_matrix_for_target_and_output(**arguments: Any) -> RNNSeq2Seq:
-    return rnn(share="target", **arguments)
-
-
-def rnn_of_gru_cells(**arguments: Any) -> RNNSeq2Seq:
-    return rnn(cell="gru", d_embedding=6, **arguments)
-
-
-def rnn_with_an_additive_score(**arguments: Any) -> RNNSeq2Seq:
-    return rnn(scorer="additive", **arguments)
-
-
-def rnn_of_gru_cells_without_input_feeding(**arguments: Any) -> RNNSeq2Seq:
-    return rnn(cell="gru", scorer="additive", input_feeding=False, **arguments)
-
-
 def transformer(**arguments: Any) -> TransformerSeq2Seq:
     sizes = {"d_model": 8, "heads": 2, "layers": 2, "d_ff": 12, "dropout": 0.3, "forbidden": FORBIDDEN}
     return TransformerSeq2Seq(SRC, TGT, **{**sizes, **arguments})
-
-
-def transformer_normalised_first(**arguments: Any) -> TransformerSeq2Seq:
-    return transformer(norm="pre", activation="gelu", **arguments)
-
-
-def transformer_of_one_layer(**arguments: Any) -> TransformerSeq2Seq:
-    return transformer(layers=1, heads=4, checkpoint_activations=True, **arguments)
-
-
-def transformer_with_learned_alphas(**arguments: Any) -> TransformerSeq2Seq:
-    return transformer(encoder_attention="learned", decoder_attention="learned", tie_alphas="layer", **arguments)
-
-
-def transformer_with_slopes_and_a_length_scale(**arguments: Any) -> TransformerSeq2Seq:
-    return transformer(heads=1, positions="alibi", length_scale="input", **arguments)
-
-
-def transformer_with_rotary_positions(**arguments: Any) -> TransformerSeq2Seq:
-    return transformer(layers=1, positions="rope", length_scale="head", **arguments)
 
 
 def transformer_with_one_matrix_for_all_embeddings(**arguments: Any) -> TransformerSeq2Seq:
@@ -81,22 +37,38 @@ def transformer_with_one_matrix_for_all_embeddings(**arguments: Any) -> Transfor
     return TransformerSeq2Seq(TGT, TGT, **{**inputs, "share": "all", "forbidden": FORBIDDEN, **arguments})
 
 
+def variant(build: Build, name: str, **options: Any) -> Build:
+    """Return a model with options of its own and their name."""
+
+    def made(**arguments: Any) -> Any:
+        return build(**{**options, **arguments})
+
+    made.__name__ = f"{build.__name__} {name}"
+    return made
+
+
 RNNS: list[Build] = [
     rnn,
-    rnn_of_one_layer,
-    rnn_without_input_feeding,
-    rnn_with_one_matrix_for_target_and_output,
-    rnn_of_gru_cells,
-    rnn_with_an_additive_score,
-    rnn_of_gru_cells_without_input_feeding,
+    variant(rnn, "of one layer", layers=1),
+    variant(rnn, "without input feeding", input_feeding=False),
+    variant(rnn, "with one matrix for target and output", share="target"),
+    variant(rnn, "of GRU cells", cell="gru", d_embedding=6),
+    variant(rnn, "with an additive score", scorer="additive"),
+    variant(rnn, "of GRU cells without input feeding", cell="gru", scorer="additive", input_feeding=False),
 ]
 TRANSFORMERS: list[Build] = [
     transformer,
-    transformer_normalised_first,
-    transformer_of_one_layer,
-    transformer_with_learned_alphas,
-    transformer_with_slopes_and_a_length_scale,
-    transformer_with_rotary_positions,
+    variant(transformer, "normalised first", norm="pre", activation="gelu"),
+    variant(transformer, "of one layer", layers=1, heads=4, checkpoint_activations=True),
+    variant(
+        transformer,
+        "with learned alphas",
+        encoder_attention="learned",
+        decoder_attention="learned",
+        tie_alphas="layer",
+    ),
+    variant(transformer, "with slopes and a length scale", heads=1, positions="alibi", length_scale="input"),
+    variant(transformer, "with rotary positions", layers=1, positions="rope", length_scale="head"),
     transformer_with_one_matrix_for_all_embeddings,
 ]
 MODELS = RNNS + TRANSFORMERS
@@ -337,7 +309,7 @@ def test_shared_parameters_can_be_left_out_of_a_file(build: Build) -> None:
     saved = {name: value for name, value in state.items() if name not in shared}
     assert len({value.data_ptr() for value in saved.values()}) == len(saved)
     assert all(state[alias].data_ptr() == saved[name].data_ptr() for alias, name in shared.items())
-    assert bool(shared) == ("one_matrix" in build.__name__)
+    assert bool(shared) == ("one matrix" in build.__name__.replace("_", " "))
     again.load_state_dict(saved | {alias: saved[name] for alias, name in shared.items()})
     assert all(value.equal(state[name]) for name, value in again.state_dict().items())
 

@@ -13,9 +13,9 @@ pytest.importorskip("transformers")  # before what imports it
 import torch
 import transformers as tf
 from tests.tiny_transformers import BY_NAME, DECODERS, SEQ2SEQ, SPECIAL, Family, build, inputs
+from tests.unit.huggingface.test_every_model import Reference
 from torch import Tensor
 
-from tsallis.functional import entmax
 from tsallis.huggingface import TransformersDecoder, sparsify
 from tsallis.search import beam_search, exact_search, exhaustive, score_tokens
 
@@ -31,36 +31,23 @@ def sources(decoder: TransformersDecoder, family: Family | str, padding: str = "
     return decoder.sources({x: ids for x, ids in inputs(family, padding).items() if x != "decoder_input_ids"})
 
 
-@torch.no_grad()
-def next_probs(decoder: TransformersDecoder, source: Tensor, output: list[int]) -> Tensor:
-    """Return the probabilities [ids] of what follows an output, by one pass over everything, of one source."""
-    if decoder.is_encoder_decoder:
-        ids = torch.tensor([[*decoder.start_ids, *output]])
-        logits = decoder.model(input_ids=source[None], decoder_input_ids=ids, use_cache=False).logits
-    else:
-        ids = torch.cat([source, source.new_tensor(output)])
-        logits = decoder.model(input_ids=ids[None], use_cache=False).logits
-    return entmax(logits[0, -1], decoder.output.alpha)
-
-
 class Enumeration:
     """All outputs of a small model within a length, and their probabilities."""
 
     def __init__(self, decoder: TransformersDecoder, source: Tensor, longest: int) -> None:
         self.probs: dict[tuple[int, ...], float] = {}
         self.cut = 0.0
-        self._follow(decoder, source, [], 1.0, longest)
+        self.reference = Reference(decoder.model, decoder.output.alpha, source.tolist())
+        self._follow(decoder, [], 1.0, longest)
 
-    def _follow(
-        self, decoder: TransformersDecoder, source: Tensor, output: list[int], prob: float, longest: int
-    ) -> None:
-        for token, p in enumerate(next_probs(decoder, source, output).tolist()):
+    def _follow(self, decoder: TransformersDecoder, output: list[int], prob: float, longest: int) -> None:
+        for token, p in enumerate(self.reference.next(tuple(output)).exp().tolist()):
             if p == 0:
                 continue
             if token in decoder.output.ends:
                 self.probs[tuple(output)] = self.probs.get(tuple(output), 0.0) + prob * p
             elif len(output) < longest:
-                self._follow(decoder, source, [*output, token], prob * p, longest)
+                self._follow(decoder, [*output, token], prob * p, longest)
             else:
                 self.cut += prob * p
 

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import tsallis
-from contract.test_classifiers import QUESTIONS
+from contract import test_classifiers as classifiers
 from tsallis.continuous import grid_centres, grid_masses, moments
 from tsallis.models.image_encoder import ImageGrid
 from tsallis.models.vqa import PAPER, VisualAnswerer
 
-every_kind = pytest.mark.parametrize(("attention", "transform", "density"), QUESTIONS)
+every_kind = pytest.mark.parametrize(("attention", "transform", "density"), classifiers.QUESTIONS)
 
 
-def make(attention: str = "combined", transform: Any = "softmax", density: Any = None, **more: Any) -> VisualAnswerer:
-    torch.manual_seed(3)
-    options = {"d_model": 8, "heads": 2, "layers": 1, "dropout": 0.0, "stages": 2, "num_basis": 16, **more}
-    return VisualAnswerer(30, 3, attention=attention, transform=transform, density=density, **options)
-
-
-def questions(width: int = 6) -> tuple[Tensor, Tensor, Tensor]:
-    """Pictures of 12 by 16 pixels, whose grid is 3 by 4, and questions."""
-    lengths = torch.tensor([6, 3, 1])
-    src = torch.randint(4, 30, (3, width)).masked_fill(torch.arange(width) >= lengths.unsqueeze(1), 0)
-    return torch.randint(256, (3, 12, 16, 3), dtype=torch.uint8), src, lengths
+make, questions = (functools.partial(function, "questions") for function in (classifiers.make, classifiers.inputs))
 
 
 def test_grids_of_pictures() -> None:

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 import tsallis
+from contract.conftest import BISECTIONS
 from contract.test_attention import BATCH, CASES, Case, Results, answers, assert_near, derivatives, to
 from instruction_sets import in_pairs, instructions
 from tsallis import entmax_attention
-from tsallis.ops import cpu
+from tsallis.ops import cpu, reference
 from tsallis.ops.cpu import attention
 
 __all__ = ["instructions"]
@@ -22,6 +23,11 @@ pytestmark = pytest.mark.skipif(not cpu.status().available, reason=f"needs kerne
 DTYPES = [torch.float32, torch.float64]
 NEAR = {torch.float32: (4e-6, 1e-4), torch.float64: (1e-12, 1e-10)}  # outputs and gradients, of the largest entry
 MIXED = torch.tensor([1.0, 1.02, 1.1, 1.25, 4 / 3, 1.5, 1.75, 2.0])
+
+
+@pytest.fixture(autouse=True)
+def fewer_bisections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "BISECTIONS", BISECTIONS)
 
 
 def own(name: str, queries: int, keys: int, alpha: float | Tensor = MIXED, **options: Any) -> Case:
