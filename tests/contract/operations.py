@@ -247,9 +247,9 @@ LOSSES = [
     ),
     Operation(
         "linear_alpha_relu_loss",
-        lambda h, w: tsallis.linear_alpha_relu_loss(h, w, TARGET, 1.5, 0.2, reduction="sum"),
-        lambda h, w: (reference.alpha_relu_loss(h @ w.T, TARGET.clamp(min=0), 1.5, 0.2) * COUNTED).sum(),
-        {"hidden": (2, 3, 4), "weight": (5, 4)},
+        lambda h, w, b: tsallis.linear_alpha_relu_loss(h, w, TARGET, 1.5, 0.2, bias=b, reduction="sum"),
+        lambda h, w, b: (reference.alpha_relu_loss(h @ w.T + b, TARGET.clamp(min=0), 1.5, 0.2) * COUNTED).sum(),
+        {"hidden": (2, 3, 4), "weight": (5, 4), "bias": (5,)},
         tiled=True,
         traced=True,
         scale=1.0,
