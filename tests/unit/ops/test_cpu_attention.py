@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 import tsallis
-from contract.conftest import BISECTIONS
-from contract.test_attention import BATCH, CASES, Case, Results, answers, assert_near, derivatives, to
+from contract.test_attention import BATCH, CASES, Case, Results, assert_near, derivatives, to
 from instruction_sets import in_pairs, instructions
 from tsallis import entmax_attention
-from tsallis.ops import cpu, reference
+from tsallis.ops import cpu
 from tsallis.ops.cpu import attention
 
 __all__ = ["instructions"]
@@ -23,11 +22,6 @@ pytestmark = pytest.mark.skipif(not cpu.status().available, reason=f"needs kerne
 DTYPES = [torch.float32, torch.float64]
 NEAR = {torch.float32: (4e-6, 1e-4), torch.float64: (1e-12, 1e-10)}  # outputs and gradients, of the largest entry
 MIXED = torch.tensor([1.0, 1.02, 1.1, 1.25, 4 / 3, 1.5, 1.75, 2.0])
-
-
-@pytest.fixture(autouse=True)
-def fewer_bisections(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "BISECTIONS", BISECTIONS)
 
 
 def own(name: str, queries: int, keys: int, alpha: float | Tensor = MIXED, **options: Any) -> Case:
@@ -59,31 +53,39 @@ OWN = [
 ]
 
 
-@in_pairs(case=[*(x for x in CASES if not x.steep), *OWN], dtype=DTYPES)
-def test_output_and_gradients(case: Case, dtype: torch.dtype) -> None:
-    inputs, of, expected = answers(case)
-    inputs = to(inputs, dtype)
-    result = derivatives(entmax_attention, inputs, of[0].to(dtype), **case.options())
+def upstream(case: Case) -> Tensor:
+    return torch.randn(BATCH, case.heads, case.queries, case.value_size, dtype=torch.float64)
+
+
+def at_once(case: Case, inputs: Results, of: Tensor, dropout: float = 0.0) -> Results:
+    """By operations on all weights in float64, PyTorch's own unless a seed drops as these kernels do."""
+    options = {**case.options(), "dropout_p": dropout, "return_weights": True}
+    with tsallis.backend("auto" if dropout else "eager"):
+        result = derivatives(entmax_attention, to(inputs, torch.float64), of, **options)
+    result.pop("weights")
+    return result
+
+
+def check(case: Case, inputs: Results, of: Tensor, dtype: torch.dtype = torch.float64, dropout: float = 0.0) -> Results:
+    """Compare with all weights at once, of which the same seed drops the same, and return the result."""
+    state = torch.get_rng_state()
+    expected = at_once(case, inputs, of, dropout)
+    torch.set_rng_state(state)
+    result = derivatives(entmax_attention, to(inputs, dtype), of.to(dtype), **case.options(), dropout_p=dropout)
     assert all(x.dtype == dtype for x in result.values())
     assert_near(result, expected, *NEAR[dtype])
+    return result
+
+
+@in_pairs(case=[*(x for x in CASES if not x.steep), *OWN], dtype=DTYPES)
+def test_output_and_gradients(case: Case, dtype: torch.dtype) -> None:
+    inputs = case.tensors()
+    result = check(case, inputs, upstream(case), dtype)
     # And as it is where nothing is learned, and where a mask lies on its side.
+    inputs = to(inputs, dtype)
     turned = {n: x.mT.contiguous().mT if n == "attn_mask" and x.dim() > 1 else x for n, x in inputs.items()}
     with torch.no_grad():
         torch.testing.assert_close(entmax_attention(**turned, **case.options()), result["output"], atol=0, rtol=0)
-
-
-def check(case: Case, inputs: Results, of: Tensor, dtype: torch.dtype = torch.float64, dropout: float = 0.0) -> None:
-    """Compare with PyTorch's operations on all weights, of which the same seed drops the same."""
-    options, state = {**case.options(), "dropout_p": dropout}, torch.get_rng_state()
-    with tsallis.backend("eager"):
-        whole = derivatives(entmax_attention, to(inputs, torch.float64), of, **options, return_weights=True)
-    whole.pop("weights")
-    torch.set_rng_state(state)
-    assert_near(derivatives(entmax_attention, to(inputs, dtype), of.to(dtype), **options), whole, *NEAR[dtype])
-
-
-def upstream(case: Case) -> Tensor:
-    return torch.randn(BATCH, case.heads, case.queries, case.value_size, dtype=torch.float64)
 
 
 @in_pairs(
@@ -158,30 +160,30 @@ def test_a_head_is_divided_among_threads(threads: int) -> None:
 def test_heads_side_by_side_stay_so() -> None:
     """A layer's projections have heads side by side; what comes back needs no copy to be projected again."""
     one = own("", 70, 50, key_heads=8)
-    inputs, of, expected = answers(one)
+    inputs, of = one.tensors(), upstream(one)
 
     def beside(x: Tensor) -> Tensor:
         return x.transpose(1, 2).contiguous().transpose(1, 2) if x.dim() > 1 else x
 
-    result = derivatives(entmax_attention, {name: beside(x) for name, x in inputs.items()}, beside(of[0]))
+    result = derivatives(entmax_attention, {name: beside(x) for name, x in inputs.items()}, beside(of))
     assert all(result[name].transpose(1, 2).is_contiguous() for name in ("output", "query", "key", "value"))
-    assert_near(result, expected, *NEAR[torch.float64])
+    assert_near(result, at_once(one, inputs, of), *NEAR[torch.float64])
 
 
 @in_pairs(wide=[38, 40, 48], queries=[2, 40])
 def test_parts_of_wider_tensors(queries: int, wide: int) -> None:
     """What lies between the rows is not read."""
-    inputs, of, expected = answers(own("", queries, 50, size=37, value_size=37, key_heads=8))
-    inputs = to(inputs, torch.float32)
+    one = own("", queries, 50, size=37, value_size=37, key_heads=8)
+    inputs, of = to(one.tensors(), torch.float32), upstream(one)
     parts = {
         name: torch.full((*x.shape[:-1], wide), torch.nan)[..., :37].copy_(x) if name != "alpha" else x
         for name, x in inputs.items()
     }
     leaves = {name: x.requires_grad_() for name, x in parts.items()}
     out = entmax_attention(**leaves)
-    gradients = torch.autograd.grad(out, [*leaves.values()], of[0].float())
+    gradients = torch.autograd.grad(out, [*leaves.values()], of.float())
     result = {"output": out.detach(), **dict(zip(leaves, gradients, strict=True))}
-    assert_near(result, expected, *NEAR[torch.float32])
+    assert_near(result, at_once(one, inputs, of), *NEAR[torch.float32])
 
 
 @pytest.mark.parametrize("head", [2, 7])  # whose supports are large, and small ones, which are lists
