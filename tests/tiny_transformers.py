@@ -14,6 +14,10 @@ pytest.importorskip("transformers")  # before what imports it
 import torch
 import transformers as tf
 from packaging.version import Version
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
 from tsallis.huggingface import LearnedAlpha
@@ -133,3 +137,14 @@ def inputs(family: Family, padding: str = "right") -> dict[str, Tensor]:
 def alpha_parameters(model: Any) -> list[torch.nn.Parameter]:
     """Return the parameters of the learned alphas."""
     return [module.bias for module in model.modules() if isinstance(module, LearnedAlpha)]
+
+
+def word_tokenizer(names: list[str], **special: str) -> Any:
+    """Return a tokenizer of words, the second of which starts each text, the third ends it, the fourth is unknown."""
+    words = Tokenizer(WordLevel({name: i for i, name in enumerate(names)}, unk_token=names[3]))
+    words.pre_tokenizer = WhitespaceSplit()
+    start, end = names[1:3]
+    words.post_processor = TemplateProcessing(
+        single=f"{start} $A {end}", pair=f"{start} $A {end} $B:1 {end}:1", special_tokens=[(start, 1), (end, 2)]
+    )
+    return tf.PreTrainedTokenizerFast(tokenizer_object=words, **special)

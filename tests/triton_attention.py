@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from triton_interpreter import DEVICE
+from triton_interpreter import DEVICE, close
 from triton_interpreter import attention as gpu_attention
 from tsallis.ops.arguments import AttentionArgs
 from tsallis.ops.autograd.attention import Attention, dense_attention
@@ -138,9 +138,3 @@ def _leaves(leaves: list[Tensor], *more: float | Tensor | None) -> list[Any]:
     """Return queries, keys and values, and what follows them with its tensors replaced by leaves."""
     rest = iter(leaves[3:])
     return [*leaves[:3], *(next(rest) if isinstance(x, Tensor) else x for x in more)]
-
-
-def close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
-    assert actual.shape == expected.shape
-    error = (actual.double() - expected).abs().max() / expected.abs().max().clamp(min=1)
-    assert error <= tolerance

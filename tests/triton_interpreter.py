@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from tsallis.ops.triton import language
 
@@ -41,7 +44,26 @@ def run(kernel, grid, where, **arguments):
     compiled.setdefault(kernel.fn.__name__, set()).add(binary.hash)
 """
 
-__all__ = ["DEVICE", "attention", "compile_for_a_gpu", "gpu", "language", "lists", "losses", "maps", "relu"]
+__all__ = ["DEVICE", "attention", "gpu", "language", "lists", "losses", "maps", "relu"]
+
+
+def close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
+    """Compare with an error relative to the largest number or to 1."""
+    assert actual.shape == expected.shape
+    if expected.numel():
+        actual, expected = actual.double().cpu(), expected.double().cpu()
+        assert (actual - expected).abs().max() <= tolerance * expected.abs().max().clamp(min=1)
+
+
+def watch_launches(monkeypatch: pytest.MonkeyPatch, module: Any, note: Callable[..., object]) -> None:
+    """Note name, grid and arguments of each kernel that a module launches."""
+    run = module.run
+
+    def watched(kernel: Any, grid: tuple[int, ...], where: Any, **arguments: Any) -> None:
+        note(kernel.fn.__name__, grid, arguments)
+        run(kernel, grid, where, **arguments)
+
+    monkeypatch.setattr(module, "run", watched)
 
 
 def compile_for_a_gpu(program: str) -> None:

@@ -74,7 +74,13 @@ MAPS = [
             {"scores": SHAPE},
             traced=alpha in (1.0, 1.5),
         )
-        for alpha in (1.0, 1.3, 1.5, 2.0, 2.5)
+        for alpha in (0.25, 1.0, 1.3, 1.5, 2.0, 2.5)
+    ),
+    Operation(
+        "entmax below one",
+        lambda z, a: tsallis.entmax(z, a / 2),
+        lambda z, a: reference.entmax(z, a / 2),
+        {"scores": SHAPE, "alpha": ()},
     ),
     *(
         Operation(
@@ -82,7 +88,7 @@ MAPS = [
             lambda z, a, dim=dim: tsallis.entmax(z, a, dim),
             along(dim, reference.entmax),
             {"scores": SHAPE, "alpha": shape},
-            traced=shape == (3, 1),
+            traced=shape in ((3, 1), (1, 5)),
         )
         for dim, shapes in (
             (-1, [(), (1,), (1, 1), (1, 1, 1), (3, 1), (2, 1, 1), (2, 3, 1)]),
@@ -180,16 +186,15 @@ def smoothed(scores: Tensor, alpha: Tensor) -> Tensor:
     return loss.sum() / share[COUNTED].sum()
 
 
-def soft_target(scores: Tensor) -> Tensor:
-    return torch.linspace(0, 1, scores.numel(), dtype=scores.dtype).reshape(scores.shape).softmax(-1)
-
-
 LOSSES = [
-    Operation(
-        "entmax_loss alpha=1.5",
-        lambda z: tsallis.entmax_loss(z, TARGET, reduction="none"),
-        lambda z: each_loss(z, 1.5),
-        {"scores": SHAPE},
+    *(
+        Operation(
+            f"entmax_loss alpha={alpha}",
+            lambda z, alpha=alpha: tsallis.entmax_loss(z, TARGET, alpha, reduction="none"),
+            lambda z, alpha=alpha: each_loss(z, alpha),
+            {"scores": SHAPE},
+        )
+        for alpha in (0.5, 1.0, 1.5, 2.0)
     ),
     *(
         Operation(
@@ -209,9 +214,9 @@ LOSSES = [
     ),
     Operation(
         "entmax_loss of probabilities",
-        lambda z, a: tsallis.entmax_loss(z, soft_target(z), a),
-        along(-1, lambda z, a: reference.entmax_loss(z, soft_target(z), a).mean()),
-        {"scores": SHAPE, "alpha": (3, 1)},
+        lambda z, y, a: tsallis.entmax_loss(z, y.softmax(-1), a),
+        lambda z, y, a: reference.entmax_loss(z, y.softmax(-1), a.expand(2, 3, 1)).mean(),
+        {"scores": SHAPE, "target": SHAPE, "alpha": (3, 1)},
     ),
     Operation(
         "alpha_relu_loss",
@@ -242,9 +247,9 @@ LOSSES = [
     ),
     Operation(
         "linear_alpha_relu_loss",
-        lambda h, w: tsallis.linear_alpha_relu_loss(h, w, TARGET, 1.5, 0.2, reduction="sum"),
-        lambda h, w: (reference.alpha_relu_loss(h @ w.T, TARGET.clamp(min=0), 1.5, 0.2) * COUNTED).sum(),
-        {"hidden": (2, 3, 4), "weight": (5, 4)},
+        lambda h, w, b: tsallis.linear_alpha_relu_loss(h, w, TARGET, 1.5, 0.2, bias=b, reduction="sum"),
+        lambda h, w, b: (reference.alpha_relu_loss(h @ w.T + b, TARGET.clamp(min=0), 1.5, 0.2) * COUNTED).sum(),
+        {"hidden": (2, 3, 4), "weight": (5, 4), "bias": (5,)},
         tiled=True,
         traced=True,
         scale=1.0,
@@ -256,54 +261,69 @@ def reduce(loss: Tensor, reduction: str) -> Tensor:
     return {"none": loss, "sum": loss.sum(), "mean": loss.sum() / COUNTED.sum()}[reduction]
 
 
-def attention(**options: Any) -> tuple[Compute, Compute]:
-    """Ours and its formula, of query, key, value, alpha, and a mask that is added."""
-    lengths = options.get("key_lengths")
+def attention_formula(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    alpha: float | Tensor = 1.5,
+    attn_mask: Tensor | None = None,
+    key_lengths: Any = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    slopes: Tensor | None = None,
+    query_offset: int = 0,
+    key_norms: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Output and weights by the formula, in float64."""
+    group = query.shape[-3] // key.shape[-3]
+    key, value = (x.double().repeat_interleave(group, -3) for x in (key, value))
+    scores = query.double() @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    i, j = query_offset + torch.arange(scores.shape[-2]).unsqueeze(-1), torch.arange(scores.shape[-1])
+    if slopes is not None:
+        scores = scores - slopes[..., None, None] * (i - j).abs()
+    if attn_mask is not None:
+        boolean = attn_mask.dtype == torch.bool
+        scores = scores.masked_fill(~attn_mask, -torch.inf) if boolean else scores + attn_mask.double()
+    if is_causal:
+        scores = scores.masked_fill(j > i, -torch.inf)
+    if key_lengths is not None:
+        scores = scores.masked_fill(j >= torch.as_tensor(key_lengths)[..., None, None, None], -torch.inf)
+    if isinstance(alpha, Tensor) and alpha.dim():
+        alpha = alpha[..., None, None]
+    weights = reference.entmax(scores, alpha)
+    return weights @ value, weights
 
-    def ours(query: Tensor, key: Tensor, value: Tensor, alpha: Any = 1.5, mask: Tensor | None = None) -> Tensor:
-        out = tsallis.entmax_attention(query, key, value, alpha, attn_mask=mask, **options)
-        assert isinstance(out, Tensor)
-        return out
 
-    def exact(query: Tensor, key: Tensor, value: Tensor, alpha: Any = 1.5, mask: Tensor | None = None) -> Tensor:
-        group, keys = query.shape[1] // key.shape[1], key.shape[2]
-        key, value = (x.repeat_interleave(group, 1) for x in (key, value))
-        scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
-        scores = scores if mask is None else scores + mask
-        if options.get("is_causal"):
-            scores = scores.masked_fill(torch.ones(query.shape[2], keys).triu(1).bool(), -torch.inf)
-        if lengths is not None:
-            hidden = torch.arange(keys) >= torch.tensor(lengths).view(-1, 1, 1, 1)
-            scores = scores.masked_fill(hidden, -torch.inf)
-        alpha = torch.as_tensor(alpha)
-        per_head = alpha.expand(query.shape[:2]).unsqueeze(-1).unsqueeze(-1)
-        return reference.entmax(scores, per_head.expand(*scores.shape[:-1], 1)) @ value
+def attention(
+    name: str, traced: bool = False, options: dict[str, Any] | None = None, **shapes: tuple[int, ...]
+) -> Operation:
+    """Attention as a function of the arguments that have shapes; those of queries, keys and values have a default."""
+    shapes = {**dict.fromkeys(("query", "key", "value"), (2, 2, 4, 3)), **shapes}
 
-    return ours, exact
+    def call(function: Callable[..., Any]) -> Compute:
+        return lambda *inputs: function(**dict(zip(shapes, inputs, strict=True)), **(options or {}))
+
+    exact = call(lambda **arguments: attention_formula(**arguments)[0])
+    return Operation(name, call(tsallis.entmax_attention), exact, shapes, tiled=True, traced=traced)
 
 
-QKV = {"query": (2, 2, 4, 3), "key": (2, 2, 4, 3), "value": (2, 2, 4, 3)}
 ATTENTION = [
-    Operation("attention", *attention(), QKV, tiled=True),
+    attention("attention"),
+    *(attention(f"attention alpha{list(shape)}", shape == (2,), alpha=shape) for shape in [(), (1,), (2,), (2, 2)]),
+    attention("attention causal", options={"is_causal": True}),
+    attention("attention of some keys", options={"key_lengths": [3, 1]}),
+    attention("attention with slopes", options={"is_causal": True, "query_offset": 1}, slopes=(2,)),
     *(
-        Operation(
-            f"attention alpha{list(shape)}", *attention(), {**QKV, "alpha": shape}, tiled=True, traced=shape == (2,)
-        )
-        for shape in [(), (1,), (2,), (2, 2)]
-    ),
-    Operation("attention causal", *attention(is_causal=True), QKV, tiled=True),
-    Operation("attention of some keys", *attention(key_lengths=[3, 1]), QKV, tiled=True),
-    *(
-        Operation(
-            f"attention alpha[2] mask{list(shape)}", *attention(), {**QKV, "alpha": (2,), "mask": shape}, tiled=True
-        )
+        attention(f"attention alpha[2] mask{list(shape)}", alpha=(2,), attn_mask=shape)
         for shape in [(4, 4), (2, 1, 4), (2, 1, 1, 4), (2, 2, 4, 4)]
     ),
-    Operation(
+    attention(
         "attention of groups",
-        *attention(enable_gqa=True, is_causal=True),
-        {"query": (2, 4, 4, 3), "key": (2, 2, 4, 3), "value": (2, 2, 4, 2), "alpha": (4,)},
-        tiled=True,
+        options={"enable_gqa": True, "is_causal": True},
+        query=(2, 4, 4, 3),
+        value=(2, 2, 4, 2),
+        alpha=(4,),
     ),
 ]
 

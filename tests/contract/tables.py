@@ -109,3 +109,7 @@ def random_table(transform: str, alpha: float, seed: int, sharpness: float = 3.0
 def sources(*first: int) -> tuple[Tensor, Tensor]:
     """Sources of one symbol each."""
     return torch.tensor(first).unsqueeze(1), torch.ones(len(first), dtype=torch.long)
+
+
+# The likelier first symbol leads to two even halves: a beam of one misses the best output.
+TRAP = {(): {A: 0.6, B: 0.4}, (A,): {EOS: 0.5, C: 0.5}, (A, C): {EOS: 1.0}, (B,): {EOS: 1.0}}

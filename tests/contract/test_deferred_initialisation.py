@@ -161,25 +161,6 @@ def test_copies_of_modules(cls: type[nn.Module], variant: Mapping[str, Any]) -> 
     assert_equal(expected.half().float(), copy.deepcopy(expected).half().float())
 
 
-@pytest.mark.parametrize(
-    ("cls", "variant"), [case for case in CASES if "device" in inspect.signature(case.values[0]).parameters]
-)
-def test_modules_whose_initialisation_is_skipped(cls: type[nn.Module], variant: Mapping[str, Any]) -> None:
-    expected = make(cls, variant)
-
-    class Sized(cls):  # type: ignore[misc, valid-type]
-        def __init__(self, device: Any = None) -> None:
-            parameters = inspect.signature(cls).parameters
-            small = {n: value for n, value in SMALL.items() if n in parameters}
-            given = {n: torch.tensor(v, device="cpu") if v == ALPHAS else v for n, v in variant.items()}
-            super().__init__(**{**required(cls), **small, **given}, device=device)
-
-    with garbage():
-        model = nn.utils.skip_init(Sized, device="cpu")
-    model.load_state_dict(expected.state_dict())
-    assert_equal(model, expected)
-
-
 def plain_transformer() -> nn.Module:
     torch.manual_seed(3)
     return nn.Transformer(8, 2, 1, 1, 12, batch_first=True)

@@ -342,13 +342,6 @@ def test_func_hessian(operation: Operation, way: str) -> None:
 
 
 @distinct
-def test_linearize(operation: Operation, way: str) -> None:
-    inputs = operation.inputs()
-    value, push = torch.func.linearize(operation.ours, *inputs)
-    assert_near([value, push(*tangents(inputs))], [operation.exact(*inputs), right_along(operation)])
-
-
-@distinct
 def test_make_fx(operation: Operation, way: str) -> None:
     """A graph computes what was traced, of other inputs too, and so does one of the gradients."""
 
@@ -388,12 +381,6 @@ def test_under_a_mode_of_a_user(operation: Operation, way: str) -> None:
 
 
 @every
-def test_functionalize(operation: Operation, way: str) -> None:
-    inputs = operation.inputs()
-    assert_near([torch.func.functionalize(operation.ours)(*inputs)], [operation.exact(*inputs)], 1e-9)
-
-
-@every
 def test_meta_tensors_have_the_shapes(operation: Operation, way: str) -> None:
     inputs = operation.inputs()
     of_meta = [x.to("meta").requires_grad_() for x in inputs]
@@ -417,15 +404,6 @@ def test_checkpointing(operation: Operation, reentrant: bool, way: str) -> None:
     assert_near([x.grad for x in leaves if x.grad is not None], first)
     if not reentrant:
         assert_near(derivatives(function, leaves, 2)[1], second, 1e-6)
-
-
-class Module(torch.nn.Module):
-    def __init__(self, function: Compute) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return self.function(*inputs)
 
 
 @pytest.fixture
@@ -459,10 +437,3 @@ def test_compiled_around_torch_func(operation: Operation) -> None:
 
     assert_near([torch.compile(pushes, backend="aot_eager")(*inputs)], [right_along(operation)])
     assert_near(torch.compile(slopes, backend="aot_eager")(*inputs), right(operation)[0])
-
-
-@one_of_each_kind
-def test_exported(operation: Operation) -> None:
-    inputs, other = operation.inputs(), operation.inputs(1)
-    program = torch.export.export(Module(operation.ours), inputs, strict=False)
-    assert_near([program.module()(*other)], [operation.exact(*other)], 1e-9)

@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import gradcheck, gradgradcheck
 
 import tsallis
 from backends import backends_for, skip_unless_usable
@@ -69,14 +68,17 @@ def gradients(loss: Tensor, *of: Tensor) -> tuple[Tensor, ...]:
     scale=[0.1, 1.0, 20.0],
     dtype=[torch.float64, torch.float32],
     biased=[True, False],
+    reduction=["none", "mean", "sum"],
 )
 def test_losses_and_gradients_are_those_of_the_scores(
-    alpha: float, scale: float, dtype: torch.dtype, biased: bool, small_chunks: None
+    alpha: float, scale: float, dtype: torch.dtype, biased: bool, reduction: str, small_chunks: None
 ) -> None:
     hidden, weight, bias, target = layer(dtype, scale)
     leaves = [x.requires_grad_() for x in (hidden, weight, bias)][: 3 if biased else 2]
-    loss = tsallis.linear_entmax_loss(hidden, weight, target, alpha, bias=bias if biased else None, reduction="none")
+    loss = tsallis.linear_entmax_loss(hidden, weight, target, alpha, bias=bias if biased else None, reduction=reduction)
     expected = exact(hidden, weight, bias if biased else None, target, alpha)
+    if reduction != "none":
+        expected = expected.sum() / (1 if reduction == "sum" else (target >= 0).sum())
     tolerance = {torch.float64: 1e-9, torch.float32: 3e-5 * max(1, scale)}[dtype]
     torch.testing.assert_close(loss.double(), expected, atol=tolerance, rtol=1e-5)
     if alpha == 2.5 and dtype == torch.float32:
@@ -94,8 +96,7 @@ def test_lists_and_dense_chunks_give_the_same(monkeypatch: pytest.MonkeyPatch, s
     leaves = (hidden, weight, bias)
     loss = tsallis.linear_entmax_loss(hidden, weight, target, 1.5, bias=bias, reduction="none")
     expected = exact(hidden, weight, bias, target, 1.5)
-    for result, right in zip(gradients(loss, *leaves), gradients(expected, *leaves), strict=True):
-        torch.testing.assert_close(result, right, atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(gradients(loss, *leaves), gradients(expected, *leaves), atol=1e-9, rtol=1e-9)
 
 
 @every_pair(
@@ -116,8 +117,7 @@ def test_alpha_relu_is_that_of_the_scores(
     scores = F.linear(hidden, weight, bias)
     expected = torch.where(target >= 0, reference.alpha_relu_loss(scores, target.clamp(min=0), alpha, tau), 0)
     torch.testing.assert_close(loss, expected, atol=1e-9, rtol=1e-9)
-    for result, right in zip(gradients(loss, *leaves), gradients(expected, *leaves), strict=True):
-        torch.testing.assert_close(result, right, atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(gradients(loss, *leaves), gradients(expected, *leaves), atol=1e-9, rtol=1e-9)
 
 
 def test_reductions_and_dtypes() -> None:
@@ -141,18 +141,6 @@ def test_reductions_and_dtypes() -> None:
         assert tsallis.linear_entmax_loss(hidden, weight, target).dtype == torch.float32
 
 
-def test_alpha_relu_has_derivatives_of_both_orders() -> None:
-    hidden, weight, bias, target = layer()
-    leaves = (hidden[0, :4].requires_grad_(), weight[:5].requires_grad_(), bias[:5].requires_grad_())
-    target = torch.where(target[0, :4] < 0, target[0, :4], target[0, :4] % 5)
-
-    def loss(h: Tensor, w: Tensor, b: Tensor) -> Tensor:
-        return tsallis.linear_alpha_relu_loss(h, w, target, 1.3, 0.1, bias=b, reduction="none")
-
-    assert gradcheck(loss, leaves, check_batched_grad=True)
-    assert gradgradcheck(loss, leaves)
-
-
 def test_rows_that_are_broken_or_empty_stay_alone() -> None:
     hidden, weight, bias, target = layer()
     hidden[0, 0, 0] = torch.nan
@@ -169,23 +157,20 @@ def test_rows_that_are_broken_or_empty_stay_alone() -> None:
 
 
 def test_bad_input_is_named() -> None:
-    hidden, weight, bias, target = layer()
-    with pytest.raises(ValueError, match=r"weight \[classes, d\], got shapes"):
-        tsallis.linear_entmax_loss(hidden, weight[:, :3], target)
-    with pytest.raises(ValueError, match="bias must have shape"):
-        tsallis.linear_entmax_loss(hidden, weight, target, bias=bias[:3])
-    with pytest.raises(ValueError, match="classes from 0 to 49"):
-        tsallis.linear_entmax_loss(hidden, weight, target + 50)
-    with pytest.raises(ValueError, match="class targets must have shape"):
-        tsallis.linear_entmax_loss(hidden, weight, target[0])
-    with pytest.raises(ValueError, match="alpha must be finite"):
-        tsallis.linear_entmax_loss(hidden, weight, target, 0.5)
-    with pytest.raises(ValueError, match="alpha of alpha-ReLU"):
-        tsallis.linear_alpha_relu_loss(hidden, weight, target, 1.0)
-    with pytest.raises(TypeError, match="one dtype"):
-        tsallis.linear_entmax_loss(hidden.float(), weight, target)
-    with pytest.raises(ValueError, match="reduction must be one of"):
-        tsallis.linear_entmax_loss(hidden, weight, target, reduction="average")
+    h, w, b, y = layer()
+    loss, relu = tsallis.linear_entmax_loss, tsallis.linear_alpha_relu_loss
+    for error, words, call in (
+        (ValueError, r"weight \[classes, d\], got shapes", lambda: loss(h, w[:, :3], y)),
+        (ValueError, "bias must have shape", lambda: loss(h, w, y, bias=b[:3])),
+        (ValueError, "classes from 0 to 49", lambda: loss(h, w, y + 50)),
+        (ValueError, "class targets must have shape", lambda: loss(h, w, y[0])),
+        (ValueError, "alpha must be finite", lambda: loss(h, w, y, 0.5)),
+        (ValueError, "alpha of alpha-ReLU", lambda: relu(h, w, y, 1.0)),
+        (TypeError, "one dtype", lambda: loss(h.float(), w, y)),
+        (ValueError, "reduction must be one of", lambda: loss(h, w, y, reduction="average")),
+    ):
+        with pytest.raises(error, match=words):
+            call()
 
 
 @pytest.mark.parametrize("wrong", [5, 10**6])
@@ -222,25 +207,4 @@ def test_gradients_can_be_asked_for_twice(alpha: float, scale: float) -> None:
     loss = tsallis.linear_entmax_loss(hidden, weight, target, alpha, bias=bias, reduction="sum")
     first = torch.autograd.grad(loss, leaves, retain_graph=True)
     second = torch.autograd.grad(loss, leaves)
-    for one, other in zip(first, second, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-13, rtol=1e-12)
-
-
-@every_pair(
-    indirect=["backend", "small_chunks"],
-    backend=BACKENDS,
-    small_chunks=CHUNKS,
-    alpha=[1.0, 1.5, 2.0],
-    scale=[0.1, 20.0],
-    reduction=["mean", "sum"],
-)
-def test_gradients_of_one_number_are_those_of_the_scores(
-    alpha: float, scale: float, reduction: str, small_chunks: None
-) -> None:
-    """The upstream gradient of a sum is one number seen as many, not many in memory."""
-    hidden, weight, bias, target = layer(torch.float64, scale)
-    leaves = [x.requires_grad_() for x in (hidden, weight, bias)]
-    loss = tsallis.linear_entmax_loss(hidden, weight, target, alpha, bias=bias, reduction=reduction)
-    expected = exact(hidden, weight, bias, target, alpha).sum() / (1 if reduction == "sum" else (target >= 0).sum())
-    for result, right in zip(*(torch.autograd.grad(x, leaves) for x in (loss, expected)), strict=True):
-        torch.testing.assert_close(result, right, atol=1e-8, rtol=1e-6)
+    torch.testing.assert_close(first, second, atol=1e-13, rtol=1e-12)

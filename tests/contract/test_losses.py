@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd import gradcheck, gradgradcheck
 
 import tsallis
 from backends import backends_for
@@ -39,38 +36,6 @@ def test_values_and_gradients_are_the_references(alpha: float, d: int) -> None:
         torch.testing.assert_close(loss.double(), expected, atol=tolerance, rtol=tolerance)
         (grad,) = torch.autograd.grad(loss.sum(), scores)
         torch.testing.assert_close(grad.double(), slope, atol=max(tolerance, 1e-7), rtol=0)
-
-
-@pytest.mark.by_reference(alpha=(1.0, 1.5))  # others: the same backward code
-@pytest.mark.parametrize("alpha", [0.5, 1.0, 1.3, 1.5, 2.0])
-def test_derivatives_of_both_orders_and_modes(alpha: float) -> None:
-    z, y = problem(3, 5)
-    z.requires_grad_()
-
-    def loss(z: Tensor) -> Tensor:
-        return tsallis.entmax_loss(z, y, alpha, reduction="none")
-
-    assert gradcheck(loss, (z,), check_forward_ad=True, check_batched_grad=True)
-    assert gradgradcheck(loss, (z,), check_fwd_over_rev=True)
-
-
-@pytest.mark.by_reference(False)
-def test_derivatives_in_alpha_weights_and_soft_targets() -> None:
-    z, y = problem(3, 5)
-    z.requires_grad_()
-    alpha = torch.tensor([[0.6], [1.1], [1.8]], dtype=torch.float64, requires_grad=True)
-    weight = torch.rand(5, dtype=torch.float64)
-    soft = torch.rand(3, 5, dtype=torch.float64).softmax(-1).requires_grad_()
-
-    def hard(z: Tensor, alpha: Tensor) -> Tensor:
-        return tsallis.entmax_loss(z, y, alpha, weight=weight, label_smoothing=0.1)
-
-    def mixed(z: Tensor, alpha: Tensor, soft: Tensor) -> Tensor:
-        return tsallis.entmax_loss(z, soft, alpha, weight=weight, label_smoothing=0.1)
-
-    for function, arguments in ((hard, (z, alpha)), (mixed, (z, alpha, soft))):
-        assert gradcheck(function, arguments, check_forward_ad=True)
-        assert gradgradcheck(function, arguments)
 
 
 def test_the_gradient_in_alpha_at_one() -> None:
@@ -205,16 +170,7 @@ def test_second_derivatives_do_not_look_at_ignored_rows(alpha: float) -> None:
 
     expected = derivatives(z)
     z[1, 2:] = torch.nan
-    for ours, theirs in zip(derivatives(z), expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
-
-
-def test_all_ignored_is_as_in_cross_entropy() -> None:
-    z, y = problem(3, 4)
-    y[:] = -100
-    assert tsallis.entmax_loss(z, y).isnan()
-    assert tsallis.entmax_loss(z, y, reduction="sum") == 0
-    assert tsallis.entmax_loss(z[:0], y[:0], reduction="sum") == 0
+    torch.testing.assert_close(derivatives(z), expected, rtol=0, atol=0)
 
 
 def test_targets_of_any_shape() -> None:
@@ -237,13 +193,6 @@ def test_half_precision(dtype: torch.dtype) -> None:
         assert tsallis.entmax_loss(z, y).dtype == torch.float32
     loss.sum().backward()
     assert z.grad is not None and z.grad.dtype == dtype
-
-
-LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "entmax": lambda z, y: tsallis.entmax_loss(z, y, 1.5),
-    "smoothed": lambda z, y: tsallis.entmax_loss(z, y, 1.3, label_smoothing=0.1),
-    "alpha-relu": lambda z, y: tsallis.alpha_relu_loss(z, y, 1.5, 0.1),
-}
 
 
 @pytest.mark.by_reference(False)
@@ -271,33 +220,6 @@ def test_alpha_relu_is_the_reference(alpha: float, tau: float) -> None:
 
 
 @pytest.mark.by_reference(False)
-def test_alpha_relu_derivatives_of_both_orders_and_modes() -> None:
-    z, y = problem(3, 5)
-    z.requires_grad_()
-    tau = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
-    for alpha in (1.3, 1.5, 2.0):
-        for function in (
-            lambda z, a=alpha: tsallis.alpha_relu(z, a, 0.1),
-            lambda z, a=alpha: tsallis.alpha_relu_loss(z, y, a, 0.1, reduction="none"),
-        ):
-            assert gradcheck(function, (z,), check_forward_ad=True)
-            assert gradgradcheck(function, (z,))
-    assert gradcheck(lambda z, t: tsallis.alpha_relu_loss(z, y, 1.5, t), (z, tau), check_forward_ad=True)
-
-
-@pytest.mark.by_reference(False)
-def test_alpha_relu_ignores_what_it_is_told_to() -> None:
-    z, y = problem(4, 5)
-    y[1] = -100
-    z.requires_grad_()
-    loss = tsallis.alpha_relu_loss(z, y, reduction="none")
-    assert loss[1] == 0
-    torch.testing.assert_close(tsallis.alpha_relu_loss(z, y), loss.sum() / 3)
-    (grad,) = torch.autograd.grad(loss.sum(), z)
-    assert (grad[1] == 0).all()
-
-
-@pytest.mark.by_reference(False)
 @pytest.mark.parametrize("alpha", [1.3, 1.5, 2.0, 3.0])
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("kind", ["number", "tensor", "compiled"])
@@ -320,8 +242,7 @@ def test_alpha_relu_does_not_look_at_ignored_rows(alpha: float, broken: float, k
 
     expected = derivatives(z)
     z[1, 2:] = broken
-    for ours, theirs in zip(derivatives(z), expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    torch.testing.assert_close(derivatives(z), expected, rtol=0, atol=0)
 
 
 @pytest.mark.any_backend

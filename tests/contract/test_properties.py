@@ -14,6 +14,7 @@ from torch import Tensor
 
 import tsallis
 from backends import backends_for, unusable
+from contract.operations import attention_formula
 from tsallis.ops import reference
 from tsallis.ops.registry import BACKENDS
 
@@ -213,27 +214,6 @@ def attentions(draw: st.DrawFn) -> Attention:
     return Attention({name: x.to(dtype) for name, x in tensors.items()}, draw(alphas), options)
 
 
-def formula(case: Attention, tensors: dict[str, Tensor]) -> Tensor:
-    """Compute attention by all its scores and weights, in float64."""
-    query, options = tensors["query"], case.options
-    (batch, heads, queries, size), keys = query.shape, tensors["key"].shape[2]
-    key, value = (tensors[name].repeat_interleave(heads // tensors[name].shape[1], 1) for name in ("key", "value"))
-    scores = query @ key.transpose(-1, -2) / size**0.5
-    distance = (torch.arange(queries).unsqueeze(1) - torch.arange(keys)).abs()
-    scores = scores - tensors["slopes"].view(-1, 1, 1) * distance if "slopes" in tensors else scores
-    scores = scores + tensors["attn_mask"] if "attn_mask" in tensors else scores
-    active = torch.ones(batch, heads, queries, keys, dtype=torch.bool)
-    active = active.tril() if options["is_causal"] else active
-    active = active & options.get("attn_mask", active)
-    if (lengths := options.get("key_lengths")) is not None:
-        active = active & (torch.arange(keys) < torch.tensor(lengths).view(-1, 1, 1, 1))
-    alpha = tensors.get("alpha", torch.tensor(case.alpha, dtype=torch.float64)).expand(batch, heads)
-    weights = reference.entmax(
-        scores.masked_fill(~active, -torch.inf), alpha.view(batch, heads, 1, 1).expand(-1, -1, queries, 1)
-    )
-    return weights @ value
-
-
 @holds_for(attentions())
 def test_attention_and_its_gradients(backend: str, case: Attention) -> None:
     leaves = {name: x.clone().requires_grad_() for name, x in case.tensors.items()}
@@ -243,7 +223,7 @@ def test_attention_and_its_gradients(backend: str, case: Attention) -> None:
         assert isinstance(out, Tensor)
         factors = torch.linspace(0.5, 1.5, out.numel(), dtype=torch.float64).view(out.shape)
         results = torch.autograd.grad((out * factors.to(out.dtype)).sum(), list(leaves.values()))
-    expected = formula(case, doubles)
+    expected, _ = attention_formula(**{"alpha": case.alpha, **doubles}, **case.options)
     exact = torch.autograd.grad((expected * factors).sum(), list(doubles.values()), materialize_grads=True)
     limit = 1e-8 if out.dtype == torch.float64 else 2e-5
     torch.testing.assert_close(out.double(), expected, atol=limit, rtol=limit)

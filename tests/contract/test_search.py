@@ -343,18 +343,6 @@ def test_certificates_of_every_kind_are_met() -> None:
     assert ("optimal", False) not in kinds and ("bounded", False) not in kinds
 
 
-@pytest.mark.parametrize(("transform", "alpha"), TRANSFORMS)
-def test_a_batch_is_its_sources_one_by_one(transform: str, alpha: float) -> None:
-    model = random_model(transform, alpha, 5)
-    src, lengths = sources(5, 6)
-    whole = beam_search(model, src, lengths, max_length=LONGEST, beam_size=3)
-    for i, result in enumerate(whole):
-        (alone,) = beam_search(model, src[i : i + 1, : lengths[i]], lengths[i : i + 1], max_length=LONGEST, beam_size=3)
-        assert [h.tokens for h in alone.hypotheses] == [h.tokens for h in result.hypotheses]
-        assert alone.certificate.kind == result.certificate.kind
-        assert alone.certificate.bound == pytest.approx(result.certificate.bound, abs=1e-9)
-
-
 def test_attention_is_kept_on_request() -> None:
     model = random_model("entmax", 1.5, 1)
     src, lengths = sources(1)
@@ -402,31 +390,6 @@ def test_draws_of_a_source_depend_on_no_other() -> None:
         assert [h and h.tokens for h in alone] == [h and h.tokens for h in whole[i]]
 
 
-def test_an_ensemble_averages_probabilities_and_unites_supports() -> None:
-    models = [random_model("sparsemax", 2.0, seed, sharpness=5.0) for seed in (1, 2)]
-    ensemble = Ensemble(models)
-    src, lengths = sources(4)
-    truth = enumerate_all(ensemble, src, lengths)
-    for result, known in zip(beam_search(ensemble, src, lengths, beam_size=50, max_length=LONGEST), truth, strict=True):
-        check(result, known, normalized=True)
-    states = [m.start(m.encode(src, lengths)) for m in models]
-    token = torch.ones(len(lengths), dtype=torch.long)
-    each = [m.output.probs(m.step(s, token).scores) for m, s in zip(models, states, strict=True)]
-    whole = ensemble.step(ensemble.start(ensemble.encode(src, lengths)), token).scores.exp()
-    torch.testing.assert_close(whole, (each[0] + each[1]) / 2)
-    with pytest.raises(ValueError, match="at least one"):
-        Ensemble([])
-
-
-def test_dropout_is_off_during_search_and_on_again_afterwards() -> None:
-    torch.manual_seed(0)
-    model = RNNSeq2Seq(8, 7, 8, 2, 0.5)
-    src, lengths = sources(0)
-    first = beam_search(model, src, lengths, max_length=3)
-    assert model.training
-    assert first == beam_search(model, src, lengths, max_length=3)
-
-
 def test_dead_ends_give_no_hypothesis() -> None:
     model = random_model("alpha_relu", 1.5, 0)
     model.output.tau = 1e6
@@ -439,12 +402,6 @@ def test_dead_ends_give_no_hypothesis() -> None:
         never_ends.output.projection.bias[EOS] = -1e6
     for result in beam_search(never_ends, *sources(0), max_length=3):
         assert result.best is None and result.certificate.kind == "none" and result.certificate.bound > -math.inf
-
-
-@pytest.mark.parametrize("option", ["beam_size", "n_best", "max_length"])
-def test_sizes_below_one_are_refused(option: str) -> None:
-    with pytest.raises(ValueError, match=option):
-        beam_search(random_model("softmax", 1.0, 0), *sources(0), **{option: 0})
 
 
 @pytest.mark.parametrize("transform", ["softmax", "entmax"])

@@ -28,7 +28,6 @@ from tsallis.continuous import (
     translation_basis,
 )
 from tsallis.continuous.fourier import wave_expectation
-from tsallis.continuous.quadrature import gaussian_overlap, ridge_regression
 
 D = torch.float64
 CLOSE = {"atol": 1e-8, "rtol": 1e-8}
@@ -183,30 +182,6 @@ def test_equation_11_the_truncated_paraboloid_in_any_number_of_dimensions(n: int
             d.expect(lambda t: t)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3])
-@pytest.mark.parametrize("alpha", [1.05, 1.5, 2.0, 3.0])
-def test_the_beta_gaussian_and_its_covariance(n: int, alpha: float) -> None:
-    scale, mean = SCALE if n == 2 else 0.01 * torch.eye(n, dtype=D), torch.zeros(n, dtype=D)
-    d = BetaGaussian.from_scale(mean if n > 1 else mean[0], scale if n > 1 else scale[0, 0], alpha=alpha, dims=n)
-    factor = (n + 2 * alpha / (alpha - 1)) * (d.covariance.reshape(n, n)[0, 0] / scale[0, 0])  # -2 tau
-    t = torch.randn(50, n, dtype=D, generator=torch.Generator().manual_seed(1)) * 0.1
-    m = (t @ torch.linalg.inv(scale) * t).sum(-1)
-    expected = ((alpha - 1) * (factor - m) / 2).clamp(min=0) ** (1 / (alpha - 1))
-    torch.testing.assert_close(d.pdf(t if n > 1 else t[:, 0]), expected, **CLOSE)
-    torch.testing.assert_close(
-        d.covariance.reshape(n, n) / scale[0, 0], factor / (n + 2 * alpha / (alpha - 1)) * scale / scale[0, 0]
-    )
-    # It integrates to one: sphere by sphere.
-    from contract.integrals import line as interval
-
-    edge = d.support.length / 2 if n == 1 else (factor * scale[0, 0]).sqrt()
-    if n != 2:
-        r, share = interval(torch.zeros((), dtype=D), edge)
-        points = r if n == 1 else torch.stack([r, *[torch.zeros_like(r)] * (n - 1)], -1)
-        surface = 2 * math.pi ** (n / 2) / math.gamma(n / 2)
-        torch.testing.assert_close((share * r ** (n - 1) * surface * d.pdf(points)).sum(), number(1.0), **CLOSE)
-
-
 def test_a_learned_alpha_of_one_is_the_gaussian() -> None:
     alpha = torch.tensor([1.0, 1 + 1e-9, 1.5], dtype=D, requires_grad=True)
     d, gaussian = BetaGaussian(number(0.4), number(0.03), alpha), Gaussian(number(0.4), number(0.03))
@@ -277,36 +252,6 @@ def test_canonical_parameters_come_back() -> None:
         torch.testing.assert_close(BetaGaussian.from_scores(d.theta, alpha=alpha, dims=2).covariance, d.covariance)
 
 
-def test_equation_16_ridge_regression() -> None:
-    t, ridge = cell_centres(40), 0.3
-    f, h = BASIS(t), torch.randn(6, 40, dtype=D)  # F' and H
-    b = ridge_regression(f, ridge).mT @ h.mT
-    torch.testing.assert_close(b.mT, h @ f @ torch.linalg.inv(f.mT @ f + ridge * torch.eye(5, dtype=D)), **CLOSE)
-    stationary = (f.mT @ (f @ b - h.mT)) + ridge * b
-    assert stationary.abs().max() < 1e-9
-
-
-def test_equations_43_to_48_gaussians() -> None:
-    mean, cov = torch.tensor([0.4, 0.6], dtype=D), SCALE
-    d = Gaussian(mean, cov, 2)
-    expected = over(d, lambda t: d.pdf(t).unsqueeze(-1) * PLANE_BASIS(t))
-    torch.testing.assert_close(d.expect(PLANE_BASIS), expected, **CLOSE)
-    torch.testing.assert_close(gaussian_overlap(mean, cov, PLANE_CENTRES, PLANE_COVS), expected, **CLOSE)
-    theta = d.theta
-    jacobian = torch.autograd.functional.jacobian(
-        lambda theta: Gaussian.from_scores(theta, dims=2).expect(PLANE_BASIS), theta
-    )
-    for j in range(3):
-        tilted = torch.linalg.inv(torch.linalg.inv(cov) + torch.linalg.inv(PLANE_COVS[j]))
-        centre = tilted @ (torch.linalg.solve(cov, mean) + torch.linalg.solve(PLANE_COVS[j], PLANE_CENTRES[j]))
-        torch.testing.assert_close(jacobian[j, :2], expected[j] * (centre - mean), **CLOSE)  # eq. 47
-        second = tilted + torch.outer(centre, centre) - cov - torch.outer(mean, mean)
-        torch.testing.assert_close(jacobian[j, 2:], (expected[j] * second).flatten(), **CLOSE)  # eq. 48
-    three = torch.eye(3, dtype=D)
-    peak = gaussian_overlap(torch.zeros(3, dtype=D), three, torch.zeros(1, 3, dtype=D), three[None])
-    torch.testing.assert_close(peak, torch.tensor([(4 * math.pi) ** -1.5], dtype=D))
-
-
 def test_equations_49_to_52_by_the_error_function() -> None:
     """As printed but for the stray 1 / sigma_j of eq. 49 and the missing half of eq. 52."""
     theta = torch.stack([number(0.3) / SIGMA2, -0.5 / SIGMA2])
@@ -361,12 +306,12 @@ def test_equations_53_to_60_by_waves_and_by_a_disk() -> None:
     torch.testing.assert_close(waves(mean, cov), by_disk, **CLOSE)
     torch.testing.assert_close(TruncatedParaboloid(mean, cov).expect(basis), by_disk, **CLOSE)
     upstream = torch.randn(3, 3, dtype=D)
-    for ours, theirs in zip(
+    torch.testing.assert_close(
         torch.autograd.grad(waves(mean, cov), (mean, cov), upstream),
         torch.autograd.grad(by_disk, (mean, cov), upstream),
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-6)
+        atol=1e-6,
+        rtol=1e-6,
+    )
     assert torch.autograd.gradcheck(lambda m, c: waves(m, c)[:, 0], (mean, cov))
 
 
@@ -402,10 +347,3 @@ def test_the_bases_of_the_experiments() -> None:
         rmse.append((signal(fine) - 1).square().mean().sqrt())
         assert basis.size == 100
     assert rmse[0] < 0.02 and rmse[1] > 0.4  # the paper's narrow functions can't hold a constant
-
-
-def test_a_mean_of_powers_is_a_moment() -> None:
-    d = TruncatedParabola(number(0.3), number(0.02))
-    result = d.expect(lambda t: torch.stack([t**k for k in range(5)], -1))
-    expected = [1, 0.3, 0.3**2 + 0.02, 0.3**3 + 3 * 0.3 * 0.02, 0.3**4 + 6 * 0.3**2 * 0.02 + 0.02**2 * 15 / 7]
-    torch.testing.assert_close(result, torch.tensor(expected, dtype=D))

@@ -13,7 +13,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from analysis_samples import LAYERS, corpus, encoder, random_sentences, recording_of, transformer
+from analysis_samples import corpus, encoder, recording_of, transformer
 from tsallis.analysis import (
     AttentionLayer,
     Contrasts,
@@ -66,19 +66,6 @@ def dense(recording: Recording) -> Any:
 
 
 # Density
-
-
-def test_density_by_hand() -> None:
-    heads = density(encoder([uniform(4), shifted(4, -1)], [uniform(2), [[1, 0], [0.5, 0.5]]])).heads
-    assert [head.density for head in heads] == [1, (1 / 4 + 3 / 4) / 2]
-    assert heads[0].histogram.counts[-1] == 2  # density 1 lies in the last bin
-    assert [heads[1].histogram.counts[bin] for bin in (5, 15)] == [1, 1]
-
-
-def test_density_of_causal_attention_is_of_what_is_visible() -> None:
-    layer = AttentionLayer("encoder", 0, (1.5,), causal=True)
-    sentence = Sentence.of([np.tril(np.ones((3, 3))) / [[1], [2], [3]]])
-    assert density(Recording([layer], [sentence])).heads[0].density == 1
 
 
 def test_density_beside_loops(model_recording: Recording) -> None:
@@ -236,13 +223,6 @@ def test_no_causal_head_attends_to_the_next_token() -> None:
     (head,) = head_roles(Recording([layer], [Sentence.of([shifted(4, -1)])])).heads
     assert head.scores["next"] is None
     assert head.scores["previous"] == 1 and head.role == "previous"
-
-
-def test_context_attention_has_no_positions() -> None:
-    sentences = list(random_sentences(5, LAYERS))
-    head = head_roles(Recording(LAYERS, sentences)).heads[-1]
-    assert head.kind == "cross"
-    assert all(head.scores[name] is None for name in ("previous", "self", "next", "merging", "clusters", "within_word"))
 
 
 WORDS = ["▁the", "▁lam", "p", "▁burn", "s", "."]

@@ -22,7 +22,6 @@ from tsallis.nn import MultiheadAttention, OutputLayer
 from tsallis.ops import reference
 from tsallis.search import Certificate, Hypothesis, Result, beam_search, exhaustive
 from tsallis.symbols import EOS
-from tsallis.toolkit.evaluation.teacher_forcing import teacher_forced_scores
 
 OUTPUTS: list[dict[str, Any]] = [
     {"output": "softmax"},
@@ -87,17 +86,6 @@ def test_output_statistics_beside_single_steps(make: Any, arguments: Any, monkey
     assert (statistics.threshold is None) == (arguments["output"] == "softmax")
     assert statistics.sparsity == 1 - statistics.support / len(TGT)
     assert json.loads(json.dumps(statistics.to_dict())) == statistics.to_dict()
-
-
-def test_counts_are_those_of_the_metrics() -> None:
-    model, data = sharp(transformer), corpus(9)
-    data.tgt[0].append(3)  # an unknown symbol: the output has a support there as everywhere
-    statistics, metrics = output_statistics(model, data.batches(4)), teacher_forced_scores(model, data)
-    assert statistics.support == pytest.approx(metrics.output_support)
-    assert statistics.num_attended == pytest.approx(metrics.attention_support)
-    assert statistics.norm.mean == pytest.approx(metrics.logit_norm)
-    assert statistics.total.mean == pytest.approx(metrics.output_sum)
-    assert statistics.threshold is not None and statistics.threshold.mean == pytest.approx(metrics.threshold)
 
 
 def test_sums_of_normalised_outputs_lie_in_one_bin() -> None:

@@ -71,10 +71,9 @@ def compute_weights(model: TransformerSeq2Seq, data: Corpus, row: int) -> list[T
     return [by_module[module] for module in modules]
 
 
-@pytest.mark.parametrize("norm", ["post", "pre"])
-def test_weights_are_those_of_every_head(norm: str) -> None:
+def test_weights_are_those_of_every_head() -> None:
     data = corpus(3)
-    model = transformer(norm=norm, encoder_layers=3)
+    model = transformer(encoder_layers=3)
     recording = recording_of(model, data)
     assert [layer.name for layer in recording.layers] == [
         "encoder layer 1",

@@ -53,12 +53,6 @@ def test_characteristic_functions_are_those_of_bessel(dtype: torch.dtype, tolera
     assert characteristic(torch.full((1,), 1e8, dtype=dtype), 2.7, 8.0).isfinite().all()
 
 
-def test_derivatives_of_characteristic_functions() -> None:
-    x = torch.tensor([0.01, 0.5, 7.0, 60.0], dtype=D, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: characteristic(x, 2.5, 16.0), x)
-    assert torch.autograd.gradgradcheck(lambda x: characteristic(x, 2.5, 16.0), x)
-
-
 @pytest.mark.parametrize("alpha", [1.05, 1.5, 2.0, 4.0])
 @pytest.mark.parametrize("sizes", [(0.002, 0.004), (0.01, 0.25), (0.3, 0.9)], ids=str)
 def test_they_are_what_nodes_give(alpha: float, sizes: tuple[float, float]) -> None:

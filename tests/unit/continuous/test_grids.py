@@ -51,18 +51,6 @@ def test_cells_outside_an_ellipse_have_no_mass() -> None:
     torch.testing.assert_close(result.sum(), torch.tensor(1.0), atol=1e-4, rtol=0)
 
 
-def test_masses_of_a_batch() -> None:
-    mean, cov = torch.rand(2, 3, 2), torch.tensor(COV) * torch.rand(2, 3, 1, 1)
-    alpha = torch.tensor([1.0, 1.5, 2.0])
-    density = BetaGaussian.from_mean_cov(mean, cov, alpha=alpha, dims=2)
-    result = grid_masses(density, 2, 3)
-    assert result.shape == (2, 3, 2, 3)
-    for i in range(2):
-        for j in range(3):
-            alone = BetaGaussian.from_mean_cov(mean[i, j], cov[i, j], alpha=float(alpha[j]), dims=2)
-            torch.testing.assert_close(result[i, j], grid_masses(alone, 2, 3), atol=1e-4, rtol=1e-4)
-
-
 def test_masses_of_what_has_no_grid() -> None:
     with pytest.raises(ValueError, match="got one in 1 dimensions"):
         grid_masses(Gaussian(torch.tensor(0.5), torch.tensor(0.1)), 2, 2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import pytest
 import torch
@@ -78,19 +77,6 @@ def test_float32_sums_to_one_and_nothing_lies_outside(name: str) -> None:
         assert outside.any() and inside.any()
 
 
-@every_kind
-def test_gradients(name: str) -> None:
-    edges = torch.tensor([-1.0, 0.12, 0.33, 0.93], dtype=torch.float64)
-    mean, variance = MEAN.clone().requires_grad_(), VARIANCE.clone().requires_grad_()
-    assert torch.autograd.gradcheck(lambda m, v: cell_masses(KINDS[name](m, v), edges), (mean, variance), atol=1e-4)
-
-
-def test_gradients_in_alpha() -> None:
-    edges = torch.tensor([-1.0, 0.12, 0.33, 0.93], dtype=torch.float64)
-    alpha = torch.tensor([[1.2], [1.5], [2.5]], dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda a: cell_masses(BetaGaussian(MEAN, VARIANCE, a), edges), alpha, atol=1e-4)
-
-
 def test_mixtures() -> None:
     weights = torch.tensor([0.3, 0.7], dtype=torch.float64)
     parts = TruncatedParabola(torch.tensor([[0.2, 0.8]]).double().expand(4, 2), torch.tensor(0.01).double())
@@ -129,27 +115,6 @@ def test_bad_arguments() -> None:
         cell_masses(density, EDGES.expand(4, 2, 10))
     with pytest.raises(TypeError, match="edges must be floating point"):
         cell_masses(density, torch.arange(3))
-
-
-def triangle_below(t: float, mean: float, variance: float) -> float:
-    u = max(-1.0, min(1.0, (t - mean) / math.sqrt(6 * variance)))
-    return (1 + u) ** 2 / 2 if u < 0 else 1 - (1 - u) ** 2 / 2
-
-
-def test_gradients_of_a_triangle_with_an_edge_at_its_mean() -> None:
-    edges, step = [0.0, 0.25, 0.5, 0.75, 1.0], 1e-7
-
-    def masses(mean: float) -> Tensor:
-        below = [triangle_below(t, mean, 0.0225) for t in edges]
-        return torch.tensor([high - low for low, high in itertools.pairwise(below)], dtype=torch.float64)
-
-    expected = (masses(0.5 + step) - masses(0.5 - step)) / (2 * step)
-    variance = torch.tensor(0.0225, dtype=torch.float64)
-    slopes = torch.autograd.functional.jacobian(
-        lambda mean: cell_masses(Triangular(mean, variance), torch.tensor(edges, dtype=torch.float64)),
-        torch.tensor(0.5, dtype=torch.float64),
-    )
-    torch.testing.assert_close(slopes, expected, rtol=1e-5, atol=1e-6)
 
 
 def slopes_at_edges(density: Density, edges: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,7 +22,6 @@ from tsallis.continuous import (
     TruncatedParaboloid,
     gaussian_grid,
     image_basis,
-    quadrature_sizes,
 )
 from tsallis.continuous import quadrature as rules
 from tsallis.continuous.gaussian_products import bells, plane_sum
@@ -119,20 +117,6 @@ def test_points_follow_the_width_of_the_functions() -> None:
             assert (single.expect(basis) - exact).abs().max() * variance * 2 * math.pi < 3e-6
 
 
-def test_functions_too_narrow_for_any_rule_are_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quadrature_sizes, "_warnings", set())
-    d = TruncatedParabola(torch.tensor(0.5), torch.tensor(1.0))
-    with pytest.warns(UserWarning, match="so narrow beside the density"):
-        d.expect(gaussian_grid(5, 1e-3))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        d.expect(gaussian_grid(5, 1e-3))
-        d.expect(gaussian_grid(5, 0.02))
-    monkeypatch.setattr(quadrature_sizes, "_warnings", set())
-    with pytest.warns(UserWarning, match="so narrow"):
-        TruncatedParaboloid(torch.zeros(2), torch.eye(2)).expect(image_basis(variance=1e-4))
-
-
 def test_products_are_all_pairs() -> None:
     t = torch.rand(4, 3, 2, dtype=D)
     for first, second in (
@@ -175,21 +159,6 @@ def test_sums_of_products_in_chunks(chunk: int, monkeypatch: pytest.MonkeyPatch)
     assert torch.autograd.gradgradcheck(sums, (x, y))
 
 
-def test_derivatives_on_a_grid() -> None:
-    mean = torch.rand(3, 2, dtype=D, requires_grad=True)
-    root = torch.randn(3, 2, 2, dtype=D) * 0.1
-    cov = root @ root.mT + 0.01 * torch.eye(2, dtype=D)
-    cov[0] = 0.02 * torch.eye(2, dtype=D)
-    cov.requires_grad_()
-    grid = ProductBasis(GaussianBasis(torch.linspace(0, 1, 3, dtype=D), 0.04))
-
-    def expect(mean: Tensor, cov: Tensor) -> Tensor:
-        return TruncatedParaboloid(mean, (cov + cov.mT) / 2).expect(grid, (8, 16))
-
-    assert torch.autograd.gradcheck(expect, (mean, cov))
-    assert torch.autograd.gradgradcheck(expect, (mean, cov))
-
-
 def test_bases_that_are_none_are_refused() -> None:
     for make, message in (
         (lambda: GaussianBasis(torch.zeros(3), 0.0), "variance must be positive"),
@@ -214,13 +183,6 @@ def test_bases_that_are_none_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             make()
-
-
-def test_bases_move_with_the_module_that_holds_them() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(1, 1))
-    model.add_module("basis", gaussian_grid(4, 0.1))
-    assert model.double().basis.centres.dtype == D
-    assert {"basis.centres", "basis.covs"} <= set(model.state_dict())
 
 
 def disk_expectation(alpha: float, basis: Sequence[tuple[float, float, float, float]]) -> list[float]:

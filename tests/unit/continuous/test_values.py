@@ -12,7 +12,6 @@ from torch import Tensor
 
 from tsallis.continuous import (
     Basis,
-    Gaussian,
     GaussianBasis,
     ProductBasis,
     TruncatedParabola,
@@ -52,43 +51,6 @@ def test_positions_are_cell_centres_of_even_and_odd_lengths() -> None:
         box_centres(torch.zeros(3, 2), (1, 1))
 
 
-@pytest.mark.parametrize("longest", [9, 10])
-def test_padding_changes_nothing(longest: int) -> None:
-    lengths = torch.tensor([longest, 4, 5, 1])
-    values = torch.randn(4, longest, 6, dtype=torch.float64)
-    fit = ValueFunction(text_basis(32))
-    padded = values.clone()
-    for row, length in enumerate(lengths.tolist()):
-        padded[row, length:] = torch.nan
-    longer = torch.cat([padded, torch.full((4, 7, 6), torch.inf)], 1)
-    num_attended = density(4)
-    contexts = [fit(x, lengths=lengths).expect(num_attended) for x in (values, padded, longer)]
-    assert contexts[0].shape == (4, 2, 3, 6)
-    for other in contexts[1:]:
-        torch.testing.assert_close(other, contexts[0], atol=1e-12, rtol=0)
-    for row, length in enumerate(lengths.tolist()):
-        alone = fit(values[row : row + 1, :length]).expect(
-            TruncatedParabola(num_attended.mean[row : row + 1], num_attended.variance[row : row + 1])
-        )
-        torch.testing.assert_close(contexts[0][row : row + 1], alone, atol=1e-6, rtol=0)
-
-
-def test_a_mask_with_positions_is_the_lengths_it_stands_for() -> None:
-    lengths = torch.tensor([7, 4])
-    positions = torch.zeros(2, 7)
-    for row, length in enumerate(lengths.tolist()):
-        positions[row, :length] = cell_centres(length)
-        positions[row, length:] = torch.nan
-    values = torch.randn(2, 7, 3, dtype=torch.float64)
-    fit = ValueFunction(text_basis(32))
-    mask = torch.arange(7) < lengths[:, None]
-    by_mask = fit(values, mask=mask, positions=positions)
-    by_length = fit(values, lengths=lengths)
-    both = fit(values, lengths=lengths, positions=positions)
-    torch.testing.assert_close(by_mask.coefficients, by_length.coefficients, atol=1e-5, rtol=1e-5)  # float32 positions
-    torch.testing.assert_close(by_mask.coefficients, both.coefficients)
-
-
 def test_irregular_positions_each_of_their_own() -> None:
     """Time stamps, and boxes in the plane."""
     stamps = torch.rand(3, 8, dtype=torch.float64)
@@ -115,15 +77,6 @@ def test_positions_may_be_learned() -> None:
     fit = ValueFunction(GaussianBasis(torch.linspace(0, 1, 4, dtype=torch.float64), 0.04))
     assert torch.autograd.gradcheck(lambda p, v: fit(v, positions=p).coefficients, (positions, values))
     assert torch.autograd.gradgradcheck(lambda p, v: fit(v, positions=p).coefficients, (positions, values))
-
-
-def test_a_signal_gives_back_what_it_was_made_of() -> None:
-    t = cell_centres(50)
-    wave = torch.stack([torch.sin(5 * t), t**2], -1)
-    signal = ValueFunction(text_basis(64), 1e-4)(wave)
-    assert (signal(t) - wave).abs().max() < 0.02
-    narrow = Gaussian(t, torch.tensor(1e-6, dtype=torch.float64))
-    torch.testing.assert_close(signal.expect(narrow), signal(t), atol=1e-3, rtol=0)
 
 
 def test_float32_is_as_good_as_its_rounding() -> None:

@@ -26,14 +26,6 @@ def test_a_mask_does_not_enlarge_scores() -> None:
     assert tsallis.entmax(torch.zeros(2, 5, 3), mask=torch.ones(5, 1, dtype=torch.bool)).shape == (2, 5, 3)
 
 
-@pytest.mark.parametrize("classes", [200, 300])
-def test_nothing_to_compute_a_loss_of(classes: int) -> None:
-    scores, alpha = torch.zeros(0, classes, requires_grad=True), torch.tensor(1.5, requires_grad=True)
-    loss = tsallis.entmax_loss(scores, torch.zeros(0, dtype=torch.long), alpha, reduction="sum")
-    loss.backward()
-    assert loss == 0 and scores.grad is not None and alpha.grad == 0
-
-
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_probabilities_are_a_plain_tensor(requires_grad: bool) -> None:
     """They are saved with whatever lies on them, and loaded where objects are refused."""

@@ -114,14 +114,6 @@ def test_autocast(name: str) -> None:
     assert all(x.grad.dtype == torch.float32 and x.grad.abs().max() > 0 for x in alpha_parameters(model))
 
 
-def test_generation_hands_out_weights() -> None:
-    batch, model = inputs(BY_NAME["llama"], "left"), sparsify(build("llama"), 1.5)
-    output: Any = model.generate(
-        **batch, max_new_tokens=3, do_sample=False, output_attentions=True, return_dict_in_generate=True
-    )
-    assert [step[0].shape[-2:] for step in output.attentions] == [(7, 7), (1, 8), (1, 9)]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "t5"])
 def test_compiled_models_give_the_same_gradients(name: str) -> None:
@@ -132,8 +124,7 @@ def test_compiled_models_give_the_same_gradients(name: str) -> None:
         output = forward(**batch).logits
         output.square().mean().backward()
         results.append([output.detach(), *(x.grad.clone() for x in alpha_parameters(model))])
-    for ours, compiled in zip(*results, strict=True):
-        torch.testing.assert_close(compiled, ours, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
 def without_sdpa(name: str) -> Any:
@@ -228,10 +219,3 @@ def test_densities_under_full_masks_count_what_is_visible() -> None:
     with torch.no_grad(), DensityMeter(sparsify(model, 1.0)) as meter:
         model(**batch)
     assert all((x == 1).all() for x in meter.densities().values())
-
-
-def test_full_masks_under_autocast() -> None:
-    batch, model = inputs(BY_NAME["bart"]), sparsify(without_sdpa("nllb_moe"), "learned", initial=1.5)
-    with torch.autocast("cpu", torch.bfloat16):
-        model(**batch).logits.float().square().mean().backward()
-    assert all(x.grad.abs().max() > 0 for x in alpha_parameters(model))

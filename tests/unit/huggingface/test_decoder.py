@@ -13,11 +13,11 @@ pytest.importorskip("transformers")  # before what imports it
 import torch
 import transformers as tf
 from tests.tiny_transformers import BY_NAME, DECODERS, SEQ2SEQ, SPECIAL, Family, build, inputs
+from tests.unit.huggingface.test_every_model import Reference
 from torch import Tensor
 
-from tsallis.functional import entmax
 from tsallis.huggingface import TransformersDecoder, sparsify
-from tsallis.search import Ensemble, beam_search, exact_search, exhaustive, generate, sample, score, score_tokens
+from tsallis.search import beam_search, exact_search, exhaustive, score_tokens
 
 END = 2
 
@@ -31,56 +31,23 @@ def sources(decoder: TransformersDecoder, family: Family | str, padding: str = "
     return decoder.sources({x: ids for x, ids in inputs(family, padding).items() if x != "decoder_input_ids"})
 
 
-@torch.no_grad()
-def next_probs(decoder: TransformersDecoder, source: Tensor, output: list[int]) -> Tensor:
-    """Return the probabilities [ids] of what follows an output, by one pass over everything, of one source."""
-    if decoder.is_encoder_decoder:
-        ids = torch.tensor([[*decoder.start_ids, *output]])
-        logits = decoder.model(input_ids=source[None], decoder_input_ids=ids, use_cache=False).logits
-    else:
-        ids = torch.cat([source, source.new_tensor(output)])
-        logits = decoder.model(input_ids=ids[None], use_cache=False).logits
-    return entmax(logits[0, -1], decoder.output.alpha)
-
-
-def log_prob(decoder: TransformersDecoder, source: Tensor, output: list[int]) -> float:
-    steps = [next_probs(decoder, source, output[:n])[token] for n, token in enumerate([*output, END])]
-    return float(torch.stack(steps).log().sum())
-
-
-@pytest.mark.parametrize("alpha", [1.0, 2.0])
-@pytest.mark.parametrize("family", DECODERS, ids=str)
-def test_scores_are_those_of_whole_passes(family: Family, alpha: float) -> None:
-    decoder = make(family, alpha=alpha)
-    src, lengths = sources(decoder, family)
-    drawn = generate(decoder, src, lengths, num_samples=2, max_length=6, seeds=[1, 2])
-    outputs = [decoder.ids(texts[0].tokens) for texts in drawn]
-    assert max(map(len, outputs)) > 2
-    values = score(decoder, src, lengths, *decoder.targets(outputs))
-    for row, (source, length, output) in enumerate(zip(src, lengths.tolist(), outputs, strict=True)):
-        torch.testing.assert_close(values[row].item(), log_prob(decoder, source[:length], output), rtol=1e-9, atol=1e-9)
-        if drawn[row][0].ended:
-            assert drawn[row][0].log_prob == pytest.approx(values[row].item(), abs=1e-9)
-
-
 class Enumeration:
     """All outputs of a small model within a length, and their probabilities."""
 
     def __init__(self, decoder: TransformersDecoder, source: Tensor, longest: int) -> None:
         self.probs: dict[tuple[int, ...], float] = {}
         self.cut = 0.0
-        self._follow(decoder, source, [], 1.0, longest)
+        self.reference = Reference(decoder.model, decoder.output.alpha, source.tolist())
+        self._follow(decoder, [], 1.0, longest)
 
-    def _follow(
-        self, decoder: TransformersDecoder, source: Tensor, output: list[int], prob: float, longest: int
-    ) -> None:
-        for token, p in enumerate(next_probs(decoder, source, output).tolist()):
+    def _follow(self, decoder: TransformersDecoder, output: list[int], prob: float, longest: int) -> None:
+        for token, p in enumerate(self.reference.next(tuple(output)).exp().tolist()):
             if p == 0:
                 continue
             if token in decoder.output.ends:
                 self.probs[tuple(output)] = self.probs.get(tuple(output), 0.0) + prob * p
             elif len(output) < longest:
-                self._follow(decoder, source, [*output, token], prob * p, longest)
+                self._follow(decoder, [*output, token], prob * p, longest)
             else:
                 self.cut += prob * p
 
@@ -238,16 +205,6 @@ def test_forced_first_tokens_belong_to_the_start() -> None:
     assert TransformersDecoder(model, 1.5, end=END, start=[1, 8]).start_ids == [1, 8]
 
 
-def test_draws_and_ensembles_and_prefixes() -> None:
-    both = Ensemble([make("gpt2"), make("llama")])
-    src, lengths = sources(make("gpt2"), "gpt2")
-    prefixes = [make("gpt2").symbols([5, 6])] * 2
-    for result in beam_search(both, src, lengths, beam_size=3, max_length=5, prefixes=prefixes):
-        assert all(h.tokens[:2] == tuple(prefixes[0]) for h in result.hypotheses)
-    draws = sample(make("gpt2", alpha=2.0), src, lengths, num_samples=3, max_length=20, seeds=[1, 2])
-    assert len(draws) == 2
-
-
 @pytest.mark.parametrize("end", [2, [2, 5]], ids=["one end", "two ends"])
 def test_the_last_id_may_begin_an_output(end: int | list[int]) -> None:
     decoder = make("llama", alpha=1.0, end=end)
@@ -266,14 +223,6 @@ def test_labels_of_trainer_are_targets() -> None:
     assert tgt_out.tolist() == [[8, 9, 2], [10, 2, -100]]
     same = decoder.targets([[5, 6], [7]])
     assert all(torch.equal(a, b) for a, b in itertools.zip_longest((tgt_in, tgt_out), same))
-
-
-def test_the_model_goes_back_to_training() -> None:
-    decoder = make("gpt2")
-    decoder.model.train()
-    beam_search(decoder, *sources(decoder, "gpt2"), beam_size=2, max_length=3)
-    assert decoder.model.training
-    assert decoder.model.transformer.h[0].training
 
 
 def test_mistakes_are_named() -> None:

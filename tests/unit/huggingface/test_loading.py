@@ -68,14 +68,6 @@ def test_a_dense_models_state_can_be_loaded(alpha: Any) -> None:
         build("bert").load_state_dict(model.state_dict())
 
 
-def test_alphas_that_are_not_there_are_named(tmp_path: Path) -> None:
-    model = sparsify(build("bert"), "learned")
-    weights = {name: x for name, x in model.state_dict().items() if f"{SECOND}.tsallis_alpha" not in name}
-    model.save_pretrained(tmp_path, state_dict=weights)
-    with pytest.raises(ValueError, match=rf"has no weights for {SECOND}\.tsallis_alpha\.bias"):
-        from_pretrained(tf.BertForMaskedLM, tmp_path)
-
-
 def test_shards_and_other_heads(tmp_path: Path) -> None:
     model = sparsify(build("bert"), "learned", initial=1.4, high=1.6)
     model.save_pretrained(tmp_path, max_shard_size="5KB")

@@ -10,14 +10,9 @@ import pytest
 pytest.importorskip("transformers")  # before what imports it
 
 import torch
-import transformers as tf
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from tokenizers.processors import TemplateProcessing
 from torch import nn
 
-from tiny_transformers import BY_NAME, VOCABULARY, build, inputs
+from tiny_transformers import BY_NAME, VOCABULARY, build, inputs, word_tokenizer
 from tsallis.analysis import RunSummary, density, head_roles, record
 from tsallis.errors import InputError
 from tsallis.huggingface import DensityMeter, sparsify
@@ -91,11 +86,8 @@ TEXTS = ["w5 w6 ##7 w8 w9 w10", "w5 w8", "w9 w6 w5 ##7 w8 w9 w11"]
 def tokenizer() -> Any:
     """A tokenizer of words, with the start and the end of BERT's sentences."""
     names = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", *(f"w{i}" if i != 7 else "##7" for i in range(4, VOCABULARY))]
-    words = Tokenizer(WordLevel({name: i for i, name in enumerate(names)}, unk_token="[UNK]"))
-    words.pre_tokenizer = WhitespaceSplit()
-    words.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)])
     special = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"}
-    return tf.PreTrainedTokenizerFast(tokenizer_object=words, **special)
+    return word_tokenizer(names, **special)
 
 
 def test_the_start_and_the_end_of_a_sentence_are_no_words() -> None:

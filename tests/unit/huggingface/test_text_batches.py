@@ -9,12 +9,8 @@ import pytest
 pytest.importorskip("transformers")  # before what imports it
 
 import transformers as tf
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from tokenizers.processors import TemplateProcessing
 
-from tiny_transformers import BY_NAME, SEQ2SEQ, SMALL, TEXT, VOCABULARY, build, fill, inputs
+from tiny_transformers import BY_NAME, SEQ2SEQ, SMALL, TEXT, VOCABULARY, build, fill, inputs, word_tokenizer
 from tsallis.errors import InputError
 from tsallis.huggingface import sparsify
 from tsallis.huggingface.recording import TransformersReader, summarize_texts
@@ -25,12 +21,7 @@ TEXTS = ["w5 w6 w7", "w8"]
 
 def tokenizer(**special: str) -> Any:
     """A tokenizer of words that knows pairs of texts, and no length."""
-    words = Tokenizer(WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w3"))
-    words.pre_tokenizer = WhitespaceSplit()
-    words.post_processor = TemplateProcessing(
-        single="w1 $A w2", pair="w1 $A w2 $B:1 w2:1", special_tokens=[("w1", 1), ("w2", 2)]
-    )
-    return tf.PreTrainedTokenizerFast(tokenizer_object=words, **special)
+    return word_tokenizer([f"w{i}" for i in range(VOCABULARY)], **special)
 
 
 def whisper() -> Any:

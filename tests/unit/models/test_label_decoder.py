@@ -90,13 +90,6 @@ def test_the_engine_trains_it(attention: str) -> None:
     assert other.output.loss(other(*inputs(), torch.ones(4, 1).long()).hidden, torch.full((4, 1), 4)).isfinite()
 
 
-def test_it_needs_a_label() -> None:
-    with pytest.raises(ValueError, match="tgt_vocab must be above 4"):
-        LabelDecoder(30, 4)
-    with pytest.raises(ValueError, match="kind must be documents or questions, got 'songs'"):
-        LabelDecoder(30, 5, "songs")
-
-
 def test_an_untrained_copy_sees_the_same_images() -> None:
     model = LabelDecoder(20, 6, kind="questions", image="features", d_image=5, d_model=8, heads=2, layers=1)
     model.image_store = lambda numbers: torch.zeros(len(numbers), 2, 2, 5)

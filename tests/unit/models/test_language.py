@@ -10,8 +10,7 @@ from torch import Tensor
 
 from tsallis.models import LanguageModel
 from tsallis.models.protocol import join
-from tsallis.search import beam_search
-from tsallis.symbols import BOS, EOS, PAD
+from tsallis.symbols import BOS, PAD
 
 VOCAB = 9
 KINDS: list[dict[str, Any]] = [
@@ -92,26 +91,6 @@ def test_texts_that_branch_do_not_see_each_other(equal: bool) -> None:
 
 
 @every_kind
-def test_a_search_scores_what_the_model_does(kind: dict[str, Any]) -> None:
-    model, (src, lengths) = model_of(kind), prompts()
-    results = beam_search(model, src, lengths, beam_size=3, max_length=4)
-    for row, result in enumerate(results):
-        for hypothesis in result.hypotheses:  # those that ended
-            tokens = [*src[row, : lengths[row]].tolist(), *hypothesis.tokens, EOS]
-            text = torch.tensor([[BOS, *tokens]])
-            log_probs = model.output.log_probs(model.output.scores(model.read(text[:, :-1])[0]).detach())
-            total = sum(log_probs[i, tokens[i]].item() for i in range(int(lengths[row]), len(tokens)))
-            assert abs(total - hypothesis.log_prob) < 1e-9
-
-
-def test_padding_behind_a_prompt_changes_nothing() -> None:
-    model, (src, lengths) = model_of({}), prompts()
-    tgt_in = torch.tensor([[BOS, 5, 6]]).expand(3, -1)
-    noise = src.masked_fill(src == PAD, 7)
-    torch.testing.assert_close(model(noise, lengths, tgt_in).hidden, model(src, lengths, tgt_in).hidden)
-
-
-@every_kind
 def test_texts_of_one_row_do_not_see_each_other(kind: dict[str, Any]) -> None:
     model = model_of(kind)
     texts = [torch.tensor([BOS, *torch.randint(4, VOCAB, (n,))]) for n in (4, 1, 6)]
@@ -159,21 +138,6 @@ def test_a_prompt_may_be_empty(kind: dict[str, Any]) -> None:
                 state = step.state
 
 
-def test_a_text_may_have_any_length() -> None:
-    model = model_of({})
-    assert model.read(torch.randint(4, VOCAB, (1, 700))).isfinite().all()
-
-
 def test_embedding_and_projection_are_one() -> None:
     assert model_of({}).shared_parameters() == {"output.projection.weight": "embedding.weight"}
     assert model_of({"share": False}).shared_parameters() == {}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [({"layers": 0}, "layers must be at least 1, got 0"), ({"positions": "sinusoids"}, "positions must be one of")],
-    ids=str,
-)
-def test_bad_arguments_are_errors(arguments: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        LanguageModel(VOCAB, **{"d_model": 8, "heads": 2, **arguments})

@@ -91,16 +91,6 @@ def test_input_feeding_is_what_it_says(input_feeding: bool) -> None:
     assert before.equal(rnn.step(fed, torch.tensor([1])).scores) == (not input_feeding)
 
 
-def test_dropout_keeps_the_mean_and_drops_its_share() -> None:
-    rnn = model(dropout=0.3)
-    mask = rnn._dropout_mask(200, 500)
-    assert mask is not None and mask.unique().tolist() == pytest.approx([0, 1 / 0.7])
-    assert mask.mean().item() == pytest.approx(1, abs=0.02)
-    assert (mask == 0).double().mean().item() == pytest.approx(0.3, abs=0.01)
-    assert rnn.eval()._dropout_mask(2, 2) is None
-    assert model(dropout=0.0)._dropout_mask(2, 2) is None
-
-
 def test_dropout_reaches_the_layers_the_embeddings_and_the_output() -> None:
     """With a mask of zeros on one place alone, what lies behind it no longer depends on what lies before."""
     rnn = model(dropout=0.5)
@@ -178,13 +168,3 @@ def test_its_attention_can_be_exchanged(input_feeding: bool) -> None:
     assert all((p.grad != 0).any() for p in rnn.attention.parameters())
     assert any("attention.score" in name for name in rnn.state_dict())
     assert len(beam_search(rnn, src, lengths, max_length=3)) == 2
-
-
-def test_target_and_output_may_have_one_matrix() -> None:
-    rnn = model(share="target")
-    assert rnn.output.weight is rnn.tgt_embedding.weight and rnn.arguments["share"] == "target"
-    assert rnn.shared_parameters() == {"output.projection.weight": "tgt_embedding.weight"}
-    assert model().shared_parameters() == {}
-    src, lengths, tgt = torch.tensor([[5, 6, 7]]), torch.tensor([3]), torch.tensor([[1, 5, 6]])
-    rnn.output.loss(rnn(src, lengths, tgt).hidden, tgt).backward()
-    assert (rnn.tgt_embedding.weight.grad[0] == 0).all()  # padding is forbidden, too

@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import tsallis
+from contract import test_classifiers as classifiers
 from tsallis.continuous import grid_centres, grid_masses, moments
 from tsallis.models.vqa import PAPER, ImageGrid, VisualAnswerer
 
-KINDS = [
-    ("discrete", "softmax", None),
-    ("discrete", "sparsemax", None),
-    ("continuous", "softmax", None),
-    ("continuous", "softmax", 2.0),  # the paper's continuous sparsemax
-    ("continuous", "sparsemax", None),
-    ("continuous", 1.5, None),
-    ("continuous", "softmax", "learned"),
-    ("combined", "softmax", None),
-    ("combined", "sparsemax", None),
-]
-every_kind = pytest.mark.parametrize(("attention", "transform", "density"), KINDS)
+every_kind = pytest.mark.parametrize(("attention", "transform", "density"), classifiers.QUESTIONS)
 
 
-def make(attention: str = "combined", transform: Any = "softmax", density: Any = None, **more: Any) -> VisualAnswerer:
-    torch.manual_seed(3)
-    options = {"d_model": 8, "heads": 2, "layers": 1, "dropout": 0.0, "stages": 2, "num_basis": 16, **more}
-    return VisualAnswerer(30, 3, attention=attention, transform=transform, density=density, **options)
-
-
-def questions(width: int = 6) -> tuple[Tensor, Tensor, Tensor]:
-    """Pictures of 12 by 16 pixels, whose grid is 3 by 4, and questions."""
-    lengths = torch.tensor([6, 3, 1])
-    src = torch.randint(4, 30, (3, width)).masked_fill(torch.arange(width) >= lengths.unsqueeze(1), 0)
-    return torch.randint(256, (3, 12, 16, 3), dtype=torch.uint8), src, lengths
+make, questions = (functools.partial(function, "questions") for function in (classifiers.make, classifiers.inputs))
 
 
 def test_grids_of_pictures() -> None:
@@ -61,57 +42,6 @@ def test_grids_of_features() -> None:
     layer = ImageGrid(8, "features", d_image=5, positions=False)
     features = torch.randn(2, 3, 4, 5)
     torch.testing.assert_close(layer(features), features @ layer.layers.weight.T + layer.layers.bias)
-
-
-@pytest.mark.parametrize(
-    ("options", "images", "message"),
-    [
-        ({}, torch.zeros(2, 8, 8, 4), r"\[batch, height, width, 3\], got \[2, 8, 8, 4\]"),
-        ({}, torch.zeros(8, 8, 3), r"\[batch, height, width, 3\], got \[8, 8, 3\]"),
-        ({}, torch.zeros(1, 8, 4, 3), r"8 pixels a side at least, got \[8, 4\]"),
-        ({}, torch.zeros(1, 8, 8, 3, dtype=torch.long), "uint8 or floating point, got torch.int64"),
-        ({"kind": "features"}, torch.zeros(1, 8, 8, 3, dtype=torch.uint8), "floating point, got torch.uint8"),
-        ({"kind": "cat"}, None, "cnn, features, got 'cat'"),
-        ({"d_model": 6}, None, "multiple of 4, got 6"),
-        ({"stages": 0}, None, "got 3 and 0"),
-    ],
-)
-def test_images_that_are_none(options: dict[str, Any], images: Tensor | None, message: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=message):
-        ImageGrid(**{"d_model": 8, **options})(images)
-
-
-@every_kind
-def test_padding_changes_nothing(attention: str, transform: Any, density: Any) -> None:
-    model = make(attention, transform, density, layers=2).eval()
-    images, src, lengths = questions()
-    scores = model(images, src, lengths)
-    assert scores.shape == (3, 3) and scores.isfinite().all()
-    wider = torch.cat([src, torch.zeros(3, 5, dtype=torch.long)], 1)
-    wider[torch.arange(11) >= lengths.unsqueeze(1)] = 17  # whatever stands there
-    torch.testing.assert_close(model(images, wider, lengths), scores, atol=1e-5, rtol=1e-5)
-    for i, length in enumerate(lengths.tolist()):
-        alone = model(images[i : i + 1], src[i : i + 1, :length], lengths[i : i + 1])
-        torch.testing.assert_close(alone, scores[i : i + 1], atol=1e-5, rtol=1e-5)
-
-
-@every_kind
-def test_gradients_reach_everything(attention: str, transform: Any, density: Any) -> None:
-    model = make(attention, transform, density, layers=2)
-    images, src, lengths = questions()
-    labels = torch.tensor([0, -100, 1])
-    loss = model.loss(images, src, lengths, labels)
-    scores = model(images, src, lengths)
-    torch.testing.assert_close(loss, nn.functional.cross_entropy(scores, labels))
-    smoothed = model.loss(images, src, lengths, labels, "sum", label_smoothing=0.2)
-    expected = nn.functional.cross_entropy(scores, labels, reduction="sum", label_smoothing=0.2)
-    torch.testing.assert_close(smoothed, expected)
-    torch.testing.assert_close(model.probs(images, src, lengths), scores.softmax(-1))
-    loss.backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None and parameter.grad.isfinite().all(), name
-        assert (parameter.grad != 0).any(), name
-    assert (model.embedding.weight.grad[0] == 0).all()
 
 
 @pytest.mark.parametrize(("transform", "alpha"), [("softmax", 1.0), ("sparsemax", 2.0), (1.5, 1.5)])
@@ -183,26 +113,6 @@ def test_what_it_looks_at(attention: str, transform: Any, density: Any) -> None:
         assert look.density.support.boundary().shape == (3, 64, 2)
 
 
-@every_kind
-def test_arguments_and_state_make_the_same_model(attention: str, transform: Any, density: Any) -> None:
-    model = make(attention, transform, density, d_embedding=6, d_flat=5, d_fused=12, d_ff=9, output="entmax").eval()
-    assert set(model.arguments) >= {"vocab", "answers", "attention", "ridge"} and model.arguments["d_fused"] == 12
-    torch.manual_seed(99)
-    other = VisualAnswerer(**model.arguments).eval()
-    assert not torch.allclose(other(*questions()), model(*questions()))
-    other.load_state_dict(model.state_dict())
-    inputs = questions()
-    assert other(*inputs).equal(model(*inputs))
-    assert model.output.alpha == 1.5
-
-
-def test_dropout_is_for_training() -> None:
-    model, inputs = make("continuous", dropout=0.5), questions()
-    assert not torch.allclose(model(*inputs), model(*inputs))
-    model.eval()
-    assert model(*inputs).equal(model(*inputs))
-
-
 def test_features_in_place_of_pictures() -> None:
     model = make("continuous", image="features", d_image=5, positions=False).eval()
     _, src, lengths = questions()
@@ -211,20 +121,6 @@ def test_features_in_place_of_pictures() -> None:
     moved = model(features.half().float(), src, lengths)
     torch.testing.assert_close(model(features.half(), src, lengths), moved)
     assert model.double()(features, src, lengths).dtype == torch.float64
-
-
-@every_kind
-def test_half_precision(attention: str, transform: Any, density: Any) -> None:
-    model = make(attention, transform, density).eval()
-    images, src, lengths = questions()
-    scores = model(images, src, lengths)
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = model.loss(images, src, lengths, torch.tensor([0, 1, 2]))
-        look = model.attention(images, src, lengths)
-        torch.testing.assert_close(model(images, src, lengths).float(), scores, atol=0.1, rtol=0.1)
-    loss.backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
-    assert look.weights.dtype == look.masses.dtype == torch.float32
 
 
 def test_the_papers_sizes() -> None:
@@ -241,30 +137,6 @@ def test_the_papers_sizes() -> None:
     assert model.arguments["d_flat"] == 512 and PAPER["d_fused"] == 1024
     basis = model.continuous.fit.basis
     assert basis.size == 100 and math.isclose(basis.width**2, 0.001, rel_tol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"attention": "soft"}, "discrete, continuous, combined, got 'soft'"),
-        ({"transform": "max"}, "got 'max'"),
-        ({"attention": "discrete", "density": 2.0}, "discrete attention has no density, got 2.0"),
-        ({"num_basis": 15}, "num_basis must be a square number, got 15"),
-        ({"num_basis": 0}, "num_basis must be a square number, got 0"),
-        ({"basis": "text-32"}, "image, image-paper, got 'text-32'"),
-        ({"density": "laplace"}, "got 'laplace'"),
-        ({"matching": "both"}, "got 'both'"),
-        ({"layers": 0}, "layers must be at least 1, got 0"),
-        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
-        ({"heads": 3}, "multiple of num_heads, got 8 and 3"),
-        ({"d_model": 6}, "multiple of 4, got 6"),
-        ({"image": "video"}, "got 'video'"),
-        ({"output": "hardmax"}, "got 'hardmax'"),
-    ],
-)
-def test_settings_that_do_not_fit(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make(**options)
 
 
 def test_input_that_does_not_fit() -> None:

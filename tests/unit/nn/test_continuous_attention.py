@@ -14,9 +14,7 @@ from tsallis.continuous import (
     Interval,
     TruncatedParabola,
     ValueFunction,
-    box_centres,
     cell_centres,
-    image_basis,
     moments,
     text_basis,
 )
@@ -154,17 +152,6 @@ def test_positions_are_time_stamps() -> None:
     torch.testing.assert_close(by_length, context)
 
 
-def test_positions_are_the_centres_of_boxes() -> None:
-    boxes = torch.rand(2, 5, 4) * 100
-    t, mask = box_centres(boxes, (100, 100)), torch.tensor([[True] * 5, [True, True, True, False, False]])
-    attention = ContinuousAttention2d(SIZE, 2, moments="discrete", basis=image_basis(4))
-    query, values = torch.randn(2, SIZE), torch.randn(2, 5, SIZE)
-    context, density = attention(query, values, mask=mask, positions=t, need_density=True)
-    weights = attention(query, values, mask=mask, positions=t)[1]
-    assert context.shape == (2, SIZE) and weights.shape == (2, 2, 1, 5)
-    torch.testing.assert_close(density.mean[:, :, 0], weights[:, :, 0] @ t)
-
-
 def test_few_queries_and_many_see_the_same_signal() -> None:
     """For few of them the coefficients are never computed."""
     fit = ValueFunction(text_basis(32))
@@ -182,14 +169,6 @@ def test_few_queries_and_many_see_the_same_signal() -> None:
     torch.testing.assert_close(parts.transpose(1, 2).flatten(2), signal.coefficients)
     with pytest.raises(ValueError, match="8 values can't be dealt out to 3 heads"):
         signal.heads(3)
-
-
-def test_a_given_number_of_points() -> None:
-    query, values = torch.randn(3, SIZE), torch.randn(3, 9, SIZE)
-    attention = ContinuousAttention1d(SIZE)
-    message = ContinuousAttention1d(SIZE, points=60)
-    message.load_state_dict(attention.state_dict())
-    torch.testing.assert_close(message(query, values)[0], attention(query, values)[0])
 
 
 def test_alphas_of_heads_are_learned() -> None:
@@ -307,34 +286,6 @@ def test_the_recurrent_translator_uses_it(feeding: bool, density: str) -> None:
     assert (model.attention.bilinear.weight.grad != 0).any()
     results = beam_search(model.eval(), src, lengths, beam_size=2, max_length=8)
     assert len(results) == 3
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"d_model": 7, "num_heads": 2}, "multiple of num_heads, got 7 and 2"),
-        ({"moments": "key"}, "moments must be one of query, discrete, scores, pooled, got 'key'"),
-        ({"density": "cauchy"}, "density must be one of gaussian, .*learned or an alpha from 1, got 'cauchy'"),
-        ({"density": "truncated_paraboloid"}, "density must be one of .* got 'truncated_paraboloid'"),
-        ({"density": 0.5}, "alpha must be finite and at least 1, got 0.5"),
-        ({"components": 0}, "components must be at least 1"),
-        ({"moments": "scores", "components": 2}, "1 with moments of scores, got 2"),
-        ({"combine": True}, "only discrete attention can be combined with, got moments='query'"),
-        ({"moments": "discrete", "transform": "alpha_relu"}, "sum to 1.*'alpha_relu'"),
-        ({"moments": "discrete", "transform": "hardmax"}, "transform must be one of .*'hardmax'"),
-        ({"matching": "paper"}, "matching must be 'covariance' or 'scale', got 'paper'"),
-        ({"basis": "text-16"}, "basis must be one of text-32, .*, got 'text-16'"),
-        ({"basis": image_basis(3)}, "the basis must have 1 dimensions, got one with 2"),
-        ({"ridge": 0.0}, "ridge must be positive"),
-        ({"floor": 0.0}, "floor must be positive and finite, got 0"),
-        ({"project": False, "d_values": 6}, "d_values must be d_model, got 6 and 8"),
-        ({"moments": "pooled", "filter_width": 2}, "width must be odd, got 2"),
-    ],
-    ids=str,
-)
-def test_bad_settings(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ContinuousAttention1d(**{"d_model": SIZE, **options})
 
 
 def test_bad_inputs() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd import gradcheck
 
 import tsallis
 from tsallis.nn import GlobalAttention
@@ -56,29 +55,6 @@ def test_the_additive_score_is_its_formula(transform: str, alpha: float) -> None
             torch.testing.assert_close(contexts[row, step], expected @ own)
     one, _ = attention(query, memory, mask, attention.keys(memory))
     torch.testing.assert_close(one, contexts[:, 0])
-    with pytest.raises(ValueError, match="scorer must be one of bilinear, additive, got 'dot'"):
-        GlobalAttention(4, 6, scorer="dot")
-
-
-def test_the_additive_score_has_its_derivatives() -> None:
-    attention = GlobalAttention(4, 6, "entmax", 1.5, scorer="additive").double()
-    query, memory, mask = inputs(3)
-    query.requires_grad_()
-    memory.requires_grad_()
-    assert gradcheck(lambda q, m: attention(q, m, mask[:, :3])[0], (query, memory))
-
-
-@every_map
-def test_many_steps_are_each_of_them(transform: str, alpha: float) -> None:
-    attention = GlobalAttention(4, 6, transform, alpha).double()
-    _, memory, mask = inputs()
-    queries = torch.randn(3, 5, 4, dtype=torch.float64)
-    context, weights = attention(queries, memory, mask)
-    assert context.shape == (3, 5, 6) and weights.shape == (3, 5, 7)
-    for t in range(5):
-        one_context, one_weights = attention(queries[:, t], memory, mask)
-        torch.testing.assert_close(context[:, t], one_context)
-        torch.testing.assert_close(weights[:, t], one_weights)
 
 
 def test_keys_are_computed_once_for_all_steps() -> None:
@@ -111,36 +87,3 @@ def test_a_row_with_nothing_to_see_sees_nothing() -> None:
     assert (context == 0).all() and (weights == 0).all()
     context.sum().backward()
     assert (attention.bilinear.weight.grad == 0).all()
-
-
-def test_sparse_maps_leave_positions_out_and_softmax_none() -> None:
-    query, memory, mask = inputs(20)
-    counts = {}
-    for transform, alpha in MAPS:
-        torch.manual_seed(2)
-        weights = GlobalAttention(4, 6, transform, alpha).double()(query, memory, mask)[1]
-        counts[transform, alpha] = int((weights[0] > 0).sum())
-    assert counts["softmax", 1.0] == 20
-    assert counts["softmax", 1.0] > counts["entmax", 1.25] >= counts["entmax", 1.5] >= counts["sparsemax", 2.0] >= 1
-    assert counts["entmax", 1.5] < 20
-
-
-@every_map
-def test_gradients(transform: str, alpha: float) -> None:
-    attention = GlobalAttention(4, 6, transform, alpha).double()
-    query, memory, mask = inputs()
-    assert gradcheck(lambda q, m: attention(q, m, mask), (query.requires_grad_(), memory.requires_grad_()))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("alpha_relu",), "attention needs weights that sum to 1.*'alpha_relu'"),
-        (("hardmax",), "transform must be one of .*'hardmax'"),
-        (("entmax", 0.0), "alpha must be finite and at least 1, got 0"),
-    ],
-    ids=str,
-)
-def test_bad_arguments(options: tuple, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        GlobalAttention(4, 6, *options)

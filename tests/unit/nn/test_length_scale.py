@@ -54,18 +54,6 @@ def test_factors_are_the_formulas(kind: str) -> None:
     torch.testing.assert_close(result.squeeze(-1), factors(scale, x, counts))
 
 
-@pytest.mark.parametrize("kind", ["input", "head"])
-def test_a_beta_of_zero_changes_nothing(kind: str) -> None:
-    with_scale, without = attention_of(kind), attention_of(None)
-    without.load_state_dict({n: x for n, x in with_scale.state_dict().items() if "length_scale" not in n})
-    assert with_scale.length_scale is not None
-    with torch.no_grad():
-        nn.init.constant_(with_scale.length_scale.beta, -1e6)  # its softplus is 0
-    x = torch.rand(2, LENGTH, EMBED, dtype=torch.float64) + 0.1
-    for options in ({}, {"is_causal": True}):
-        assert torch.equal(with_scale(x, x, x, **options)[0], without(x, x, x, **options)[0])
-
-
 def visible_keys(causal: bool, lengths: Tensor, mask: Tensor | None) -> Tensor:
     """Which key each query may see [batch, queries, keys]."""
     visible = (torch.arange(LENGTH) < lengths.view(-1, 1, 1)).expand(-1, LENGTH, -1)
@@ -141,8 +129,3 @@ def test_half_precision_counts_more_keys_than_it_has_numbers(kind: str) -> None:
     scale, x, visible = LengthScale(8, 2, kind), torch.randn(2, 3, 8), torch.tensor(70_000)
     expected, half = scale(x, visible), scale.half()(x.half(), visible)
     torch.testing.assert_close(half.float(), expected, rtol=0.02, atol=0.02)
-
-
-def test_another_kind_is_an_error() -> None:
-    with pytest.raises(ValueError, match="length_scale must be one of input, head, ssmax, got 'log'"):
-        LengthScale(EMBED, HEADS, "log")  # type: ignore[arg-type]

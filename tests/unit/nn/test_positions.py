@@ -71,17 +71,3 @@ def test_positions_are_of_one_sequence() -> None:
     permuted, _ = attention(x.flip(1), x.flip(1), x.flip(1))
     assert not torch.allclose(out, permuted.flip(1))  # without positions order is nothing
     assert attention.state_dict().keys() == MultiheadAttention(EMBED, HEADS).state_dict().keys()
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"positions": "sinusoids"}, "positions must be one of none, rope, alibi, nape, got 'sinusoids'"),
-        ({"positions": "nape", "add_zero_attn": True}, "'nape' exclude add_bias_kv"),
-        ({"positions": "rope", "num_heads": 16}, "even size, got 1"),
-    ],
-    ids=str,
-)
-def test_bad_positions_are_errors(options: dict[str, object], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        MultiheadAttention(**{"embed_dim": EMBED, "num_heads": HEADS, **options})  # type: ignore[arg-type]

@@ -147,18 +147,6 @@ def test_a_graph_without_dropout_has_no_seed() -> None:
     assert len(values) == 1 and all(x.is_floating_point() or x.dtype == torch.int32 for x in values[0])
 
 
-def test_it_is_exported() -> None:
-    class Attention(torch.nn.Module):
-        def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            return entmax_attention(query, key, value, ALPHAS.double())  # type: ignore[return-value]
-
-    inputs = tuple(tensors())
-    program = torch.export.export(Attention(), inputs)
-    torch.testing.assert_close(program.module()(*inputs), entmax_attention(*inputs, ALPHAS.double()))
-    graphs = [part.graph for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
-    assert any("tsallis.attention" in str(graph) for graph in graphs)
-
-
 @pytest.mark.parametrize("alpha", [1.0, 1.5, "learned"])
 def test_weights_of_any_length_are_exported(alpha: float | str) -> None:
     """Queries and keys of one length that is not known: no two dimensions of it may be merged."""

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from instruction_sets import by_size, in_pairs, instructions
-from tsallis.nn import OutputLayer
 from tsallis.ops import cpu, eager
 from tsallis.ops.arguments import BestSymbols
 
@@ -97,15 +96,3 @@ def test_of_equal_scores_the_first_symbols_come_first(d: int) -> None:
     for alpha in (1.0, 1.5, 2.0):
         best = cpu.best_symbols(z, alpha, None, 4, 1)
         assert best.symbols.tolist() == [[0, 2, 3, 4], [0, 2, 4, 5]]
-
-
-def test_an_output_layer_ranks_its_own_scores() -> None:
-    torch.manual_seed(0)
-    for transform in ("softmax", "entmax", "sparsemax", "alpha_relu"):
-        layer = OutputLayer(8, 30, transform, tau=0.1, forbidden=(0, 1))
-        z = layer(torch.randn(3, 8) * 9).detach()
-        best = layer.best_symbols(z, 5, 2)
-        log_probs = layer.log_probs(z)
-        assert torch.equal(best.support, (log_probs > -torch.inf).sum(-1))
-        torch.testing.assert_close(best.ends, log_probs[:, 2], atol=0, rtol=1e-6)
-        torch.testing.assert_close(best.mass, log_probs.exp().sum(-1))

@@ -73,8 +73,7 @@ def test_steps_and_every_gradient_are_those_of_plain_operations(layers: int, alp
     for compute in (fused_steps, plain_steps):
         outputs = compute(x)
         results.append([*outputs, *torch.autograd.grad(outputs, trainable(x), slopes)])
-    for ours, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(*results, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -85,8 +84,7 @@ def test_gradients_of_one_result_alone(which: int) -> None:
         torch.autograd.grad(compute(x)[which], trainable(x), slope, allow_unused=True, materialize_grads=True)
         for compute in (fused_steps, plain_steps)
     ]
-    for ours, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(*results, rtol=1e-10, atol=1e-12)
 
 
 def test_steps_have_derivatives_of_both_orders() -> None:
@@ -103,8 +101,7 @@ def test_gradients_to_differentiate_of_inputs_that_depend_on_each_other() -> Non
         states, _ = compute(x._replace(keys=x.memory @ weight))
         (first,) = torch.autograd.grad(states.pow(2).sum(), x.memory, create_graph=True)
         results.append([first, *torch.autograd.grad(first.sin().sum(), [x.memory, weight, x.combine])])
-    for ours, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-11)
 
 
 def test_what_is_done_to_results_does_not_reach_the_gradients() -> None:
@@ -126,8 +123,7 @@ def test_a_layer_and_its_gradients_are_those_of_plain_operations(directions: int
         for compute in (fused_layer, plain_layer):
             outputs = [compute(gates, weight, LENGTHS - 1)[i] for i in chosen]
             results.append([*outputs, *torch.autograd.grad(outputs, [gates, weight], [slopes[i] for i in chosen])])
-        for ours, theirs in zip(*results, strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(*results, rtol=1e-10, atol=1e-12)
     assert gradcheck(lambda *x: fused_layer(*x, LENGTHS - 1), (gates, weight), fast_mode=True)
     assert gradgradcheck(lambda *x: fused_layer(*x, LENGTHS - 1), (gates, weight), fast_mode=True)
 
@@ -145,8 +141,7 @@ def test_rows_are_read_as_by_pytorch(layers: int) -> None:
     wanted = [x, *module.parameters()]
     theirs = [states, hidden, cells, *torch.autograd.grad((states, hidden, cells), wanted, slopes)]
     own = [ours, *last, *torch.autograd.grad((ours, *last), wanted, slopes)]
-    for a, b in zip(own, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(own, theirs, rtol=1e-10, atol=1e-12)
 
 
 @pytest.fixture
@@ -172,8 +167,7 @@ def test_a_model_gives_the_same_with_and_without_the_operations(dtype: torch.dty
     model = RNNSeq2Seq(13, 11, d_model=SIZE, layers=3, dropout=0.0).to(dtype)
     ours = decoded(model)
     plainly.setattr(lstm_model, "tracing_active", lambda: True)
-    for a, b in zip(ours, decoded(model), strict=True):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(ours, decoded(model))
 
 
 def test_gradients_add_up() -> None:

@@ -12,16 +12,6 @@ from torch import Tensor
 from tsallis.ops import tracing
 
 
-def test_a_constant_has_the_mark_of_pytorchs_decorator() -> None:
-    def ours() -> None: ...
-
-    def theirs() -> None: ...
-
-    assert tracing.constant(ours) is ours
-    torch.compiler.assume_constant_result(theirs)
-    assert vars(ours) == vars(theirs) != {}
-
-
 def test_a_constant_is_called_while_tracing_and_not_traced() -> None:
     calls: list[int] = []
 

@@ -376,21 +376,6 @@ def test_no_label_is_cut_off(open_page: Open) -> None:
         assert max(drawing.evaluate(beyond)) <= 0.5
 
 
-@pytest.mark.parametrize(
-    ("scheme", "share", "white"),
-    [("light", 0.7, False), ("light", 0.8, True), ("dark", 0.6, False), ("dark", 0.65, True), ("light", 0.65, False)],
-)
-def test_signs_on_cells_have_the_colour_of_the_higher_contrast(
-    open_page: Open, summaries: Any, scheme: str, share: float, white: bool
-) -> None:
-    head = replace(summaries[0][0].heads[0], role="previous", confidence=share, density=share)
-    run = replace(summaries[0][0], heads=(head, *summaries[0][0].heads[1:]))
-    tab = open_page(build_page([run]), color_scheme=scheme)
-    colour = tab.locator("svg.map .cell text >> nth=0").evaluate("text => getComputedStyle(text).fill")
-    paper = {"light": "rgb(255, 255, 255)", "dark": "rgb(13, 20, 32)"}[scheme]
-    assert (colour == paper) == white
-
-
 def test_a_figure_of_odd_characters_is_saved_as_well_formed_svg(open_page: Open, tmp_path: Path) -> None:
     words = ("a\u0001b", "c\ufffe", "d")
     density = draw_density(Gaussian(torch.tensor(0.5), torch.tensor(0.01)))

@@ -6,21 +6,18 @@ import math
 import random
 
 import pytest
-import torch
 
-from contract.tables import EOS, A, B, C, random_table, sources, trie
+from contract.tables import EOS, TRAP, A, B, C, random_table, sources, trie
 from tsallis.search import beam_search, exact_search
 
 LONGEST = 4
-# The likelier first symbol leads to two even halves: a beam of one misses the best output.
-TRAP = {(): {A: 0.6, B: 0.4}, (A,): {EOS: 0.5, C: 0.5}, (A, C): {EOS: 1.0}, (B,): {EOS: 1.0}}
 
 
 @pytest.mark.parametrize("transform", ["softmax", "entmax", "sparsemax"])
 def test_the_best_of_all_is_found_and_proved(transform: str) -> None:
     alpha = {"softmax": 1.0, "entmax": 1.5, "sparsemax": 2.0}[transform]
     src, lengths = sources(*range(4))
-    for seed in range(12):
+    for seed in range(6):
         table, n_best = random_table(transform, alpha, seed), random.Random(seed).choice((1, 2, 3))
         results = exact_search(table, src, lengths, n_best=n_best, beam_size=1, max_length=LONGEST)
         for source, result in enumerate(results):
@@ -85,11 +82,3 @@ def test_beginnings_and_clocks_go_with_their_sources() -> None:
         results = exact_search(trie(TRAP), *sources(0, 0, 0), beam_size=1, prefixes=prefixes, time_limit=seconds)
         assert [r.best.tokens for r in results] == [(A,), (B,), (B,)]
         assert all(r.certificate.proves_best for r in results)
-
-
-def test_no_sources_and_numbers_that_cannot_be() -> None:
-    empty = torch.zeros(0, 1).long(), torch.zeros(0).long()
-    assert exact_search(trie(TRAP), *empty) == [] == exact_search(trie(TRAP), *empty, time_limit=1.0)
-    for name in ("n_best", "budget", "beam_size"):
-        with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
-            exact_search(trie(TRAP), *sources(0), **{name: 0})

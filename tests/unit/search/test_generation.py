@@ -56,13 +56,3 @@ def test_draws_repeat_and_no_prompt_changes_anothers() -> None:
             (scores,) = score_tokens(model, prompts[row : row + 1], lengths[row : row + 1], tgt_in, tgt_out)
             expected = scores.log_prob if text.ended else sum(scores.log_probs[: len(text.tokens)])
             assert text.log_prob == pytest.approx(expected, abs=1e-4)
-
-
-def test_no_prompts_and_bad_sizes() -> None:
-    assert generate(trie(ROWS), *sources(), max_length=3) == []
-    for sizes, words in (
-        ({"num_samples": 0}, "num_samples must be at least 1"),
-        ({"max_length": 0}, "max_length must be at least 1"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            generate(trie(ROWS), *sources(0), **sizes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-import torch
 
 from contract.tables import EOS, A, B, C, sources, trie
 from tsallis.search import beam_search, exact_search, exhaustive
@@ -89,15 +88,10 @@ def test_the_default_length_counts_from_the_end_of_the_prefix() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"min_length": -1}, "min_length must be at least 0, got -1"),
         ({"min_length": 3, "max_length": 2}, "min_length must be at least 0 and at most max_length 2, got 3"),
-        ({"length_penalty": -1.0}, "length_penalty must be from 0 to 100, got -1.0"),
-        ({"length_penalty": math.inf}, "length_penalty must be from 0 to 100, got inf"),
         ({"prefixes": [(A,), (B,)]}, "one prefix a source, got 2 for 1 sources"),
         ({"prefixes": [(A, B)], "max_length": 1}, "the prefix of source 0 has 2 tokens, max_length is 1"),
         ({"prefixes": [(A, EOS)]}, "the prefix of source 0 holds padding, start or end"),
-        ({"prefixes": [(A, -3)]}, "the prefix of source 0 holds -3, symbols are counted from 0"),
-        ({"prefixes": [(99,)]}, "a prefix holds the symbol 99, the model knows 7"),
     ],
 )
 @pytest.mark.parametrize("search", SEARCHES)
@@ -114,12 +108,6 @@ def test_time_and_mass_end_a_listing() -> None:
     assert late.stopped_by == "time" and late.hypotheses == () and late.certificate.bound == 0 and late.expanded == 0
     (cut,) = exhaustive(model, *sources(0), max_length=3)
     assert cut.stopped_by == "length" and cut.expanded == 4
-    for options, message in (
-        ({"mass": 1.0}, "mass must be above 0 and below 1, got 1.0"),
-        ({"time_limit": math.nan}, "time_limit must be at least 0 and finite, got nan"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            exhaustive(model, *sources(0), **options)
     with pytest.raises(ValueError, match="mass is for models whose outputs sum to 1"):
         exhaustive(trie(ROWS, normalized=False), *sources(0), mass=0.5)
 
@@ -157,7 +145,3 @@ def test_known_outputs_need_not_be_found_again() -> None:
     assert sum(model.rows_a_step) == 2  # the start and A: neither B nor C could beat .45
     (every,) = exhaustive(trie(rows | {(A, A): {EOS: 1.0}}), *sources(0), known=[beam])
     assert len(every.hypotheses) == 4 and every.certificate.kind == "complete" and every.mass == pytest.approx(1)
-
-
-def test_no_sources_need_no_limits() -> None:
-    assert make_limits([]) == [] and beam_search(trie(ROWS), torch.zeros(0, 1).long(), torch.zeros(0).long()) == []

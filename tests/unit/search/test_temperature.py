@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from tsallis.models import LanguageModel, RNNSeq2Seq
+from tsallis.models import RNNSeq2Seq
 from tsallis.ops import reference
-from tsallis.search import Ensemble, generate, sample, score_tokens
+from tsallis.search import Ensemble, sample, score_tokens
 from tsallis.search.temperature import divide_scores, with_temperature
 from tsallis.symbols import BOS, EOS
 
@@ -83,23 +83,6 @@ def test_draws_have_the_log_probabilities_of_their_temperature(temperature: floa
     assert count > 5
 
 
-def test_frequencies_are_those_of_the_temperature() -> None:
-    torch.manual_seed(0)
-    made = LanguageModel(9, d_model=8, heads=2, layers=1, d_ff=8, output="softmax").eval()
-    with torch.no_grad():
-        made.output.projection.weight.mul_(4)
-    prompt, length = torch.tensor([[4, 5]]), torch.tensor([2])
-    scores = made.step(made.start(made.encode(prompt, length)), torch.tensor([BOS])).scores.detach()
-    (texts,) = generate(made, prompt, length, 3000, max_length=1, seeds=[0], temperature=0.5)
-    expected = reference.entmax(scores.double() / 0.5, 1.0)[0]
-    counts = torch.zeros(9, dtype=torch.float64)
-    for text in texts:
-        counts[text.tokens[0] if text.tokens else EOS] += 1
-    assert (counts / 3000 - expected).abs().max() < 0.03
-    plain = generate(made, prompt, length, 5, max_length=6, seeds=[0])
-    assert generate(made, prompt, length, 5, max_length=6, seeds=[0], temperature=1) == plain
-
-
 def test_the_scores_of_each_model_of_an_ensemble_are_divided() -> None:
     one, other = model(1), model(2)
     both = with_temperature(Ensemble([one, other]), 0.5)
@@ -107,12 +90,6 @@ def test_the_scores_of_each_model_of_an_ensemble_are_divided() -> None:
     each = [m.step(m.start(m.encode(SRC, LENGTHS)), torch.tensor([BOS, BOS])).scores.detach() for m in (one, other)]
     expected = sum(reference.entmax(scores.double() / 0.5, 1.5) for scores in each) / 2
     torch.testing.assert_close(both.output.log_probs(step.scores).exp(), expected, atol=1e-9, rtol=0)
-
-
-def test_dropout_is_off_while_draws_are_made_and_on_again() -> None:
-    made = model().train()
-    draws = [sample(made, SRC, LENGTHS, 4, seeds=[1, 2], max_length=6, temperature=0.7) for _ in range(2)]
-    assert tokens(draws[0]) == tokens(draws[1]) and made.training
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-30, 1e30, 1.7e308])
@@ -123,15 +100,6 @@ def test_extreme_temperatures_divide_without_overflow(temperature: float) -> Non
     probs = with_temperature(model(), temperature).output.log_probs(scores[:1]).exp()
     expected = [0.5, 0, 0.5, 0] if temperature < 1 else [1 / 3, 1 / 3, 1 / 3, 0]
     assert probs[0].tolist() == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("temperature", [0, -1, math.inf, math.nan])
-def test_what_is_no_temperature_is_refused(temperature: float) -> None:
-    message = "temperature must be above 0 and finite"
-    with pytest.raises(ValueError, match=message):
-        sample(model(), SRC, LENGTHS, temperature=temperature)
-    with pytest.raises(ValueError, match=message):
-        generate(LanguageModel(9, d_model=8, heads=2, layers=1), SRC, LENGTHS, temperature=temperature)
 
 
 def test_a_fixed_threshold_has_no_temperature() -> None:

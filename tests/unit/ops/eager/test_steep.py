@@ -130,8 +130,7 @@ def test_gradients_have_all_digits_where_a_slope_leaves_the_range(alpha: float) 
     _, pushed = torch.func.jvp(tsallis.entmax, (scores, alphas.detach()), (upstream, torch.zeros(3, 1).double()))
     torch.testing.assert_close(pushed, dz, **limit)
     _, pulled = torch.func.vjp(tsallis.entmax, scores, alphas.detach())
-    for ours, theirs in zip(pulled(upstream), (dz, da), strict=True):
-        torch.testing.assert_close(ours, theirs, **limit)
+    torch.testing.assert_close(pulled(upstream), (dz, da), **limit)
     narrow = z.detach().float().requires_grad_()
     (dz,) = torch.autograd.grad(tsallis.entmax(narrow, alpha), narrow, upstream.float())
     assert dz.isfinite().all()
@@ -164,17 +163,6 @@ def test_a_large_budget_takes_all() -> None:
     scores = torch.tensor([[1.0, 2.0, -torch.inf], [torch.nan, 0.0, 1.0], [0.0, 3.0, 1.0]])
     probs = tsallis.budgeted_entmax(scores, 10.0, 3)
     assert probs[0].tolist() == [1, 1, 0] and probs[1].isnan().all() and probs[2].tolist() == [1, 1, 1]
-
-
-@pytest.mark.parametrize("d", [4, 300])
-def test_broken_and_empty_rows_stay_by_themselves(d: int) -> None:
-    scores = torch.randn(4, d, generator=torch.Generator().manual_seed(5))
-    alone = tsallis.entmax(scores[3:], 7.0)
-    scores[0, 1], scores[1, 2], scores[2] = torch.nan, torch.inf, -torch.inf
-    probs = tsallis.entmax(scores.requires_grad_(), 7.0)
-    assert probs[:2].isnan().all() and not probs[2].any() and torch.equal(probs[3:], alone)
-    (gradient,) = torch.autograd.grad(probs[:, 0].sum(), scores)
-    assert not gradient[2].any() and gradient[3].isfinite().all()
 
 
 def test_an_offset_changes_nothing() -> None:

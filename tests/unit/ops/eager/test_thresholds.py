@@ -48,13 +48,3 @@ def test_newtons_steps_end_when_all_rows_have_theirs(monkeypatch: pytest.MonkeyP
     broken = values.clone()
     broken[0, 0] = math.nan
     torch.testing.assert_close(threshold(broken, alpha)[0][1:], enough[1:], atol=1e-12, rtol=0)
-
-
-def test_rows_with_alphas_on_both_sides_of_two() -> None:
-    """The mass is convex in the threshold up to 2 alone: rows of one call are solved in two ways."""
-    values = torch.randn(4, 9, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    values -= values.amax(-1, keepdim=True)
-    alphas = torch.tensor([[1.5], [3.0], [2.0], [4.5]], dtype=torch.float64)
-    probs, _ = threshold(values, alphas)
-    for row, alpha in enumerate(alphas[:, 0].tolist()):
-        torch.testing.assert_close(probs[row], reference.entmax(values[row], alpha), atol=1e-12, rtol=0)

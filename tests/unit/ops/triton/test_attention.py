@@ -1,4 +1,4 @@
-"""Attention by Triton's kernels, run by Triton's interpreter: all as attention with all weights at hand, in float64."""
+"""Attention by Triton's kernels for long rows and short ones: all as attention with all weights at hand, in float64."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -24,8 +23,9 @@ from triton_attention import (
     small_blocks,
     tensors,
 )
-from triton_interpreter import DEVICE, language
+from triton_interpreter import DEVICE, language, watch_launches
 
+ShortTiling = launching.ShortTiling
 EVERY_ALPHA = [1.0, 1.001, 1.25, 1.5, 1.9, 2.0]
 
 
@@ -36,9 +36,24 @@ def _sparse(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launching, "short_tiling", lambda *_: None)
 
 
+@pytest.fixture(params=["long", "short"])
+def either(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of up to 48 keys by the kernels for long ones, or by those that keep all scores, in three parts."""
+    if request.param == "short":
+        monkeypatch.setattr(launching, "short_tiling", lambda *n: ShortTiling(16, 16, 3, 4) if n[3] <= 48 else None)
+
+
 @pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0, 1.2])
-def test_one_alpha_for_all(alpha: float) -> None:
+def test_one_alpha_for_all(alpha: float, either: None) -> None:
     check(tensors(1, 1, 33, 40), alpha)
+
+
+def test_short_rows_take_one_sweep_forward_and_two_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "short_tiling", lambda *_: ShortTiling(16, 16, 3, 4))
+    launched: list[str] = []
+    watch_launches(monkeypatch, launching, lambda name, *_: launched.append(name))
+    check(tensors(1, 1, 17, 40), 1.3)
+    assert launched == ["forward_short", "backward_query", "backward_key"]
 
 
 @pytest.mark.parametrize("alpha", [1.5, 2.0])
@@ -46,27 +61,35 @@ def test_heads_with_the_same_alpha_give_it_a_gradient(alpha: float) -> None:
     check(tensors(2, 2, 7, 33), torch.full((1, 2), alpha))
 
 
-def test_each_head_and_element_has_its_alpha_and_groups_of_heads_share_keys() -> None:
+def test_each_head_and_element_has_its_alpha_and_groups_of_heads_share_keys(either: None) -> None:
     check(tensors(1, 6, 7, 33, key_heads=2), torch.tensor([EVERY_ALPHA]))
     check(tensors(2, 2, 7, 20, key_heads=1), torch.tensor([[1.3, 2.0], [1.0, 1.7]], dtype=torch.float64))
 
 
 @pytest.mark.parametrize(
     ("queries", "keys", "causal"),
-    [(1, 129, False), (129, 1, False), (129, 1, True), (7, 33, True), (33, 7, True), (65, 33, False)],
+    [(1, 1, True), (1, 129, False), (129, 1, False), (33, 1, True), (7, 48, True), (33, 7, True), (65, 33, False)],
 )
-def test_every_length(queries: int, keys: int, causal: bool) -> None:
+def test_every_length(queries: int, keys: int, causal: bool, either: None) -> None:
     check(tensors(1, 1, queries, keys), 1.5, causal=causal)
 
 
 @pytest.mark.parametrize(("size", "value_size"), [(20, 24), (64, 16), (16, 33)])
-def test_sizes_that_are_no_power_of_two(size: int, value_size: int) -> None:
+def test_sizes_that_are_no_power_of_two(size: int, value_size: int, either: None) -> None:
     check(tensors(1, 2, 17, 33, size=size, value_size=value_size), torch.tensor([[1.3, 1.5]]))
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_lengths_of_keys_none_among_them(causal: bool) -> None:
+def test_lengths_of_keys_none_among_them(causal: bool, either: None) -> None:
     check(tensors(3, 1, 20, 33), torch.tensor([[1.4]]), lengths=(0, 33, 18), causal=causal)
+
+
+def test_lengths_may_be_a_tensor_and_out_of_range(either: None) -> None:
+    inputs = tensors(3, 1, 7, 33)
+    expected, _ = attend(*inputs, 1.5, None, lengths=(0, 33, 18))
+    for dtype in (torch.int32, torch.int64):
+        actual, _ = attend(*inputs, 1.5, None, lengths=torch.tensor([-4, 50, 18], dtype=dtype))
+        assert torch.equal(actual, expected)
 
 
 SLOPES = torch.tensor([[2.0, 0.0], [-0.1, 0.02]])
@@ -75,7 +98,7 @@ SLOPES = torch.tensor([[2.0, 0.0], [-0.1, 0.02]])
 @pytest.mark.parametrize(("short", "causal"), [(False, True), (True, False)])
 def test_slopes_get_a_gradient(short: bool, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if short:
-        monkeypatch.setattr(launching, "short_tiling", lambda *_: launching.ShortTiling(32, 64, 2, 4))
+        monkeypatch.setattr(launching, "short_tiling", lambda *_: ShortTiling(32, 64, 2, 4))
     alpha = torch.tensor([[1.0, 1.3]])
     check(tensors(2, 2, 17, 48, key_heads=1), alpha, slopes=SLOPES, causal=causal, offset=20, lengths=(40, 33))
 
@@ -104,7 +127,7 @@ def test_a_boolean_mask(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("boolean", [False, True])
-def test_all_masks_at_once(boolean: bool) -> None:
+def test_all_masks_at_once(boolean: bool, either: None) -> None:
     mask = torch.rand(2, 1, 15, 33) > 0.3
     if not boolean:
         mask = torch.where(mask, torch.randn(mask.shape), -torch.inf)
@@ -112,7 +135,7 @@ def test_all_masks_at_once(boolean: bool) -> None:
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0])
-def test_a_query_that_sees_no_key_gives_zeros_and_no_gradient(alpha: float) -> None:
+def test_a_query_that_sees_no_key_gives_zeros_and_no_gradient(alpha: float, either: None) -> None:
     query, key, value = (x.requires_grad_() for x in tensors(1, 1, 20, 33))
     mask = torch.ones(1, 1, 20, 33, dtype=torch.bool)
     mask[..., 3, :] = False
@@ -127,7 +150,7 @@ def test_a_query_that_sees_no_key_gives_zeros_and_no_gradient(alpha: float) -> N
     assert all((x == 0).all() for x in (output, counts, *gradients))
 
 
-def test_what_no_query_sees_is_never_read() -> None:
+def test_what_no_query_sees_is_never_read(either: None) -> None:
     query, key, value = tensors(1, 1, 20, 33)
     expected, _ = attend(query, key, value, 1.5, None, lengths=(21,))
     key[..., 21:, :] = value[..., 21:, :] = torch.nan
@@ -140,7 +163,7 @@ def test_what_no_query_sees_is_never_read() -> None:
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, which interprets
 @pytest.mark.parametrize(("alpha", "bad"), [(1.2, torch.nan), (1.5, torch.inf), (1.5, torch.nan), (2.0, torch.inf)])
-def test_a_broken_query_breaks_its_own_row_only(alpha: float, bad: float) -> None:
+def test_a_broken_query_breaks_its_own_row_only(alpha: float, bad: float, either: None) -> None:
     query, key, value = tensors(1, 1, 20, 33)
     expected, _ = attend(query, key, value, alpha, None)
     query[..., 4, 0] = bad
@@ -153,7 +176,7 @@ def test_a_broken_query_breaks_its_own_row_only(alpha: float, bad: float) -> Non
     assert query.grad[..., 4, :].isnan().all() and query.grad[..., others, :].isfinite().all()
 
 
-def test_any_strides() -> None:
+def test_any_strides(either: None) -> None:
     inputs = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors(2, 2, 15, 33)]
     inputs[2] = inputs[2].mT.contiguous().mT  # not even one row is consecutive
     mask = torch.randn(33, 15).T[None, None]
@@ -161,21 +184,21 @@ def test_any_strides() -> None:
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.3, 1.5, 2.0])
-def test_scores_far_from_zero_and_far_from_each_other(alpha: float) -> None:
-    query, key, value = tensors(1, 1, 15, 65)
+def test_scores_far_from_zero_and_far_from_each_other(alpha: float, either: None) -> None:
+    query, key, value = tensors(1, 1, 15, 48)
     key[..., 0] += 100  # of all scores of a query: hundreds
     check((query, key, value), torch.tensor([[alpha]]), output=2e-4, gradient=2e-3)
-    query, key, value = tensors(1, 1, 15, 65)
+    query, key, value = tensors(1, 1, 15, 48)
     check((query * 30, key, value), torch.tensor([[alpha]]), output=2e-4, gradient=2e-3)
 
 
-def test_many_equal_scores() -> None:
-    query, key, value = tensors(1, 6, 5, 65)
+def test_many_equal_scores(either: None) -> None:
+    query, key, value = tensors(1, 6, 5, 33)
     check((query * 0, key, value), torch.tensor([EVERY_ALPHA]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision(dtype: torch.dtype) -> None:
+def test_half_precision(dtype: torch.dtype, either: None) -> None:
     # The interpreter cuts float32 to bfloat16 where a GPU rounds it.
     tolerance = 1e-2 if dtype == torch.bfloat16 else 2e-3
     inputs = tuple(x.to(dtype) for x in tensors(1, 4, 15, 33, key_heads=2))
@@ -183,7 +206,7 @@ def test_half_precision(dtype: torch.dtype) -> None:
     check(inputs, alpha, torch.randn(1, 1, 15, 33), output=tolerance, gradient=2 * tolerance, causal=True)
 
 
-def test_dropout_drops_weights_and_their_gradients() -> None:
+def test_dropout_drops_weights_and_their_gradients(either: None) -> None:
     share, seed = 0.3, (5 << 40) + 7
     query, key, _ = tensors(1, 2, 15, 33)
     options = {"dropout": share, "seed": seed}
@@ -208,13 +231,7 @@ def test_dropout_drops_weights_and_their_gradients() -> None:
 def test_dropout_of_more_heads_than_a_grid_is_high(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second and the third dimension of a grid have at most 65,535 programs."""
     grids: list[tuple[int, ...]] = []
-    run = gpu_attention.run
-
-    def watched(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-        grids.append(grid)
-        run(kernel, grid, *arguments, **options)
-
-    monkeypatch.setattr(gpu_attention, "run", watched)
+    watch_launches(monkeypatch, gpu_attention, lambda _, grid, __: grids.append(grid))
     query = torch.empty(16385, 4, 3, 1)
     factors = drop_factors(query, 2, dropout=0.3, seed=9)
     assert all(max(grid[1:], default=1) < 65536 for grid in grids)
@@ -263,7 +280,7 @@ def test_a_mask_gets_the_same_gradient_in_whatever_order_programs_run(
     assert first.shape == mask.shape and torch.equal(first, second)
 
 
-def test_gradients_have_gradients() -> None:
+def test_gradients_have_gradients(either: None) -> None:
     inputs = tensors(1, 2, 7, 9, key_heads=1)
     alpha, mask = torch.tensor([[1.3, 2.0]]), torch.randn(1, 1, 7, 9)
     options = {"dropout": 0.2, "seed": 3}
@@ -286,13 +303,7 @@ def test_gradients_have_gradients() -> None:
 def test_blocks_without_support_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys near a query attend to it, and nothing else: a dense sweep, then hardly more than the diagonal."""
     launched: dict[str, Tensor] = {}
-    run = launching.run
-
-    def watched(kernel: Any, *arguments: Any, **options: Any) -> None:
-        launched.update(options)
-        run(kernel, *arguments, **options)
-
-    monkeypatch.setattr(launching, "run", watched)
+    watch_launches(monkeypatch, launching, lambda _, __, arguments: launched.update(arguments))
     angle = torch.arange(128.0) / 128
     positions = torch.stack([angle.cos(), angle.sin()], -1)[None, None]
     query = torch.cat([positions, torch.zeros(1, 1, 128, 14)], -1) * 600

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import tsallis
 from pairs import every_pair
-from triton_interpreter import DEVICE, compile_for_a_gpu
+from triton_interpreter import DEVICE, close, compile_for_a_gpu, watch_launches
 from tsallis.ops import reference
 from tsallis.ops import triton as gpu
 from tsallis.ops.autograd import linear_chunks
@@ -65,13 +65,6 @@ def some_lists(rows: int, columns: int, counts: list[int], seed: int = 0) -> tup
 COUNTS = [0, 3, 40, 8, 9, 1, 0, 17, 33]  # pieces are of 16 entries here
 
 
-def close(result: Tensor, expected: Tensor, tolerance: float) -> None:
-    assert result.shape == expected.shape
-    if expected.numel():
-        result, expected = result.double().cpu(), expected.double().cpu()
-        assert (result - expected).abs().max() <= tolerance * expected.abs().max().clamp(min=1)
-
-
 def tolerance_of(dtype: torch.dtype) -> float:
     return 1e-2 if dtype == torch.bfloat16 else 2e-6  # the interpreter cuts bfloat16 where a GPU rounds it
 
@@ -113,13 +106,7 @@ def test_lists_of_one_length(counts: list[int]) -> None:
 def test_a_long_list_is_cut_and_the_rest_is_not(monkeypatch: pytest.MonkeyPatch, pieces: int) -> None:
     monkeypatch.setattr(gpu_lists, "PIECES", pieces)
     launched: list[tuple[int, ...]] = []
-    run = gpu_lists.run
-
-    def watched(kernel: Any, grid: tuple[int, ...], *arguments: Any, **inputs: Any) -> None:
-        launched.append((*grid, inputs["piece"]))
-        run(kernel, grid, *arguments, **inputs)
-
-    monkeypatch.setattr(gpu_lists, "run", watched)
+    watch_launches(monkeypatch, gpu_lists, lambda _, grid, inputs: launched.append((*grid, inputs["piece"])))
     lists, matrix = some_lists(3, 300, [3, 300, 2])
     table = torch.randn(300, 5).to(DEVICE)
     close(gpu_lists.spmm(lists, table)[0], matrix @ table.double().cpu(), 2e-6)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import tsallis
 from sweep import ALPHAS, LISTS, PATHS, PATHS_AND_ALPHAS, tiling
-from triton_interpreter import DEVICE, compile_for_a_gpu, gpu, losses, maps
+from triton_interpreter import DEVICE, close, compile_for_a_gpu, gpu, losses, maps
 from tsallis.ops import reference
 
 ERROR = 1e-6  # of probabilities and of sums
@@ -49,11 +49,6 @@ def check(scores: Tensor, alpha: float | Tensor, error: float = ERROR, gradient:
     assert none is None
     torch.testing.assert_close(alone, dz, atol=1e-6, rtol=1e-6)
     return result
-
-
-def close(result: Tensor, expected: Tensor, tolerance: float) -> None:
-    if result.numel():
-        assert (result.double() - expected).abs().max() <= tolerance * expected.abs().max().clamp(min=1)
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.25, 1.5, 2.0])
@@ -191,38 +186,6 @@ def test_how_rows_are_cut() -> None:
 
 
 # The public functions, forward and backward by these kernels
-
-
-@pytest.mark.parametrize("name", ["entmax15", "sparsemax"])
-def test_public_maps(name: str) -> None:
-    z = torch.randn(2, 3, 33, device=DEVICE, requires_grad=True)
-    exact = z.detach().double().requires_grad_()
-    mask = torch.rand(2, 1, 33, device=DEVICE) > 0.3
-    with tsallis.backend("triton"):
-        result = getattr(tsallis, name)(z, mask=mask)
-    expected = reference.entmax(exact.masked_fill(~mask, -torch.inf), 1.5 if name == "entmax15" else 2.0)
-    close(result, expected, ERROR)
-    g = torch.randn_like(z)
-    close(*(torch.autograd.grad(p, x, g.to(p))[0] for p, x in ((result, z), (expected, exact))), GRADIENT)  # type: ignore[misc]
-
-
-@pytest.mark.parametrize("dim", [-1, 1, 0])
-def test_public_learned_alphas_along_any_dimension(dim: int) -> None:
-    z = torch.randn(4, 5, 6, device=DEVICE).transpose(0, 2).requires_grad_()
-    shape = [1, 1, 1]
-    if dim != 0:
-        shape[0] = 6
-    alpha = torch.linspace(1, 2, shape[0], device=DEVICE).view(shape).requires_grad_()
-    with tsallis.backend("triton"):
-        result = tsallis.entmax(z, alpha, dim)
-    exact, alphas = z.detach().double().requires_grad_(), alpha.detach().double().requires_grad_()
-    moved = torch.movedim(alphas.expand(*[n if i != dim % 3 else 1 for i, n in enumerate(z.shape)]), dim, -1)
-    expected = reference.entmax(exact.movedim(dim, -1), moved).movedim(-1, dim)
-    close(result, expected, ERROR)
-    g = torch.randn(result.shape, device=DEVICE)
-    ours = torch.autograd.grad(result, (z, alpha), g)
-    for x, right in zip(ours, torch.autograd.grad(expected, (exact, alphas), g.double()), strict=True):
-        close(x, right, GRADIENT)
 
 
 def test_public_transforms_and_alphas_above_two() -> None:

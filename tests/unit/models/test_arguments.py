@@ -1,0 +1,126 @@
+"""Arguments that make no model: each is named with its value when the model is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from tsallis.models.image_encoder import ImageGrid
+
+from tsallis.models import BiLSTMClassifier, LabelDecoder, LanguageModel, RNNSeq2Seq, TransformerSeq2Seq
+from tsallis.models.vqa import VisualAnswerer
+
+
+def rnn(**options: Any) -> RNNSeq2Seq:
+    return RNNSeq2Seq(13, 11, **{"d_model": 8, **options})
+
+
+def transformer(**options: Any) -> TransformerSeq2Seq:
+    return TransformerSeq2Seq(13, 11, **{"d_model": 8, "heads": 2, "layers": 2, "d_ff": 12, **options})
+
+
+def language(**options: Any) -> LanguageModel:
+    return LanguageModel(9, **{"d_model": 8, "heads": 2, **options})
+
+
+def classifier(**options: Any) -> BiLSTMClassifier:
+    return BiLSTMClassifier(30, 3, **{"d_model": 8, "num_basis": 8, **options})
+
+
+def answerer(**options: Any) -> VisualAnswerer:
+    sizes = {"d_model": 8, "heads": 2, "layers": 1, "stages": 2, "num_basis": 16}
+    return VisualAnswerer(30, 3, **{**sizes, **options})
+
+
+def grid(**options: Any) -> ImageGrid:
+    return ImageGrid(**{"d_model": 8, **options})
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (rnn, {"d_model": 7}, "d_model must be even.*7"),
+        (rnn, {"layers": 0}, "layers must be at least 1, got 0"),
+        (rnn, {"dropout": 1.0}, "dropout must be .* below 1, got 1.0"),
+        (rnn, {"attention": "alpha_relu"}, "attention needs weights that sum to 1"),
+        (rnn, {"attention": "hard"}, "transform must be one of .*'hard'"),
+        (rnn, {"output_alpha": 0.5}, "alpha must be finite and at least 1, got 0.5"),
+        (rnn, {"cell": "rnn"}, "cell must be one of lstm, gru, got 'rnn'"),
+        (rnn, {"scorer": "dot"}, "scorer must be one of bilinear, additive, got 'dot'"),
+        (rnn, {"share": "target", "d_embedding": 4}, "share: target needs embeddings as wide as the states, 8, got 4"),
+        (rnn, {"share": "all"}, "share must be one of none, target, got 'all'"),
+        (rnn, {"forbidden": (11,)}, r"forbidden must leave some of the symbols 0 to 10, got \(11,\)"),
+        (transformer, {"heads": 3}, "d_model must be even and a multiple of heads, got 8 and 3 heads"),
+        (transformer, {"d_model": 7, "heads": 1}, "d_model must be even .* got 7"),
+        (transformer, {"heads": 0}, "heads must be at least 1, got 0"),
+        (transformer, {"layers": 0}, "encoder_layers must be at least 1, got 0"),
+        (transformer, {"decoder_layers": -1}, "decoder_layers must be at least 1, got -1"),
+        (transformer, {"d_ff": 0}, "d_ff must be at least 1, got 0"),
+        (transformer, {"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
+        (transformer, {"attention_dropout": -0.1}, "attention_dropout must be .* got -0.1"),
+        (transformer, {"norm": "both"}, "norm must be one of post, pre, got 'both'"),
+        (transformer, {"activation": "swish"}, "activation must be one of relu, gelu, got 'swish'"),
+        (transformer, {"attention": "hard"}, "encoder_attention must be one of softmax, .*learned, got 'hard'"),
+        (transformer, {"cross_attention": "alpha_relu"}, "cross_attention must be one of .* got 'alpha_relu'"),
+        (transformer, {"attention_alpha": 0.5}, "alpha must be finite and at least 1, got 0.5"),
+        (transformer, {"tie_alphas": "head"}, "tie_alphas must be one of none, layer, kind, global, got 'head'"),
+        (transformer, {"tie_alphas": "kind"}, "for learned attention, got 'kind' and none that is learned"),
+        (transformer, {"output": "hard"}, "transform must be one of .*'hard'"),
+        (transformer, {"share": "source"}, "share must be one of none, target, all, got 'source'"),
+        (transformer, {"share": "all"}, "src_vocab and tgt_vocab must be equal, got 13 and 11"),
+        (transformer, {"forbidden": (11,)}, r"forbidden must leave some of the symbols 0 to 10, got \(11,\)"),
+        (language, {"layers": 0}, "layers must be at least 1, got 0"),
+        (language, {"positions": "sinusoids"}, "positions must be one of"),
+        (classifier, {"d_model": 7}, "d_model must be even.*got 7"),
+        (classifier, {"layers": 0}, "layers must be at least 1, got 0"),
+        (classifier, {"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1"),
+        (classifier, {"attention": "both"}, "must be one of discrete, continuous, combined, got 'both'"),
+        (classifier, {"transform": "hardmax"}, "transform must be one of .*'hardmax'"),
+        (classifier, {"transform": 0.5}, "alpha must be finite and at least 1, got 0.5"),
+        (classifier, {"attention": "discrete", "density": "laplace"}, "attention has no density, got 'laplace'"),
+        (classifier, {"density": "cauchy"}, "density must be one of .*'cauchy'"),
+        (classifier, {"matching": "paper"}, "matching must be 'covariance' or 'scale', got 'paper'"),
+        (classifier, {"num_basis": 7}, "size must be a multiple"),
+        (classifier, {"output": "hardmax"}, "transform must be one of .*'hardmax'"),
+        (answerer, {"attention": "soft"}, "discrete, continuous, combined, got 'soft'"),
+        (answerer, {"transform": "max"}, "got 'max'"),
+        (answerer, {"attention": "discrete", "density": 2.0}, "discrete attention has no density, got 2.0"),
+        (answerer, {"num_basis": 15}, "num_basis must be a square number, got 15"),
+        (answerer, {"num_basis": 0}, "num_basis must be a square number, got 0"),
+        (answerer, {"basis": "text-32"}, "image, image-paper, got 'text-32'"),
+        (answerer, {"density": "laplace"}, "got 'laplace'"),
+        (answerer, {"matching": "both"}, "got 'both'"),
+        (answerer, {"layers": 0}, "layers must be at least 1, got 0"),
+        (answerer, {"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
+        (answerer, {"heads": 3}, "multiple of num_heads, got 8 and 3"),
+        (answerer, {"d_model": 6}, "multiple of 4, got 6"),
+        (answerer, {"image": "video"}, "got 'video'"),
+        (answerer, {"output": "hardmax"}, "got 'hardmax'"),
+        (grid, {"kind": "cat"}, "cnn, features, got 'cat'"),
+        (grid, {"d_model": 6}, "multiple of 4, got 6"),
+        (grid, {"stages": 0}, "got 3 and 0"),
+        (LabelDecoder, {"src_vocab": 30, "tgt_vocab": 4}, "tgt_vocab must be above 4"),
+        (LabelDecoder, {"src_vocab": 30, "tgt_vocab": 5, "kind": "songs"}, "documents or questions, got 'songs'"),
+    ],
+)
+def test_bad_arguments_are_named(make: Callable[..., nn.Module], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "images", "message"),
+    [
+        ({}, torch.zeros(2, 8, 8, 4), r"\[batch, height, width, 3\], got \[2, 8, 8, 4\]"),
+        ({}, torch.zeros(8, 8, 3), r"\[batch, height, width, 3\], got \[8, 8, 3\]"),
+        ({}, torch.zeros(1, 8, 4, 3), r"8 pixels a side at least, got \[8, 4\]"),
+        ({}, torch.zeros(1, 8, 8, 3, dtype=torch.long), "uint8 or floating point, got torch.int64"),
+        ({"kind": "features"}, torch.zeros(1, 8, 8, 3, dtype=torch.uint8), "floating point, got torch.uint8"),
+    ],
+)
+def test_images_that_are_none(options: dict[str, Any], images: torch.Tensor, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        grid(**options)(images)

@@ -1,0 +1,132 @@
+"""Arguments that make no module: each is named with its value when the module is built."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tsallis.continuous import image_basis
+from tsallis.nn import (
+    AlphaReLULoss,
+    ContinuousAttention1d,
+    Entmax,
+    EntmaxLoss,
+    GlobalAttention,
+    LengthScale,
+    MultiheadAttention,
+    OutputLayer,
+    PerHeadAlpha,
+    TransformerDecoderLayer,
+    TransformerEncoderLayer,
+)
+
+
+def attention(**options: Any) -> MultiheadAttention:
+    return MultiheadAttention(**{"embed_dim": 8, "num_heads": 2, **options})
+
+
+def heads(**options: Any) -> PerHeadAlpha:
+    return PerHeadAlpha(3, **options)
+
+
+def scale(**options: Any) -> LengthScale:
+    return LengthScale(8, 2, **options)
+
+
+def output(**options: Any) -> OutputLayer:
+    return OutputLayer(6, 9, **options)
+
+
+def pooled(**options: Any) -> GlobalAttention:
+    return GlobalAttention(4, 6, **options)
+
+
+def continuous(**options: Any) -> ContinuousAttention1d:
+    return ContinuousAttention1d(**{"d_model": 8, **options})
+
+
+def encoder(**options: Any) -> TransformerEncoderLayer:
+    return TransformerEncoderLayer(**{"d_model": 8, "nhead": 2, **options})
+
+
+def decoder(**options: Any) -> TransformerDecoderLayer:
+    return TransformerDecoderLayer(**{"d_model": 8, "nhead": 2, **options})
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (attention, {"alpha": 0.9}, "alpha must be finite and at least 1, got 0.9"),
+        (attention, {"alpha": math.nan}, "got nan"),
+        (attention, {"alpha": math.inf}, "got inf"),
+        (attention, {"alpha": "learnt"}, "alpha must be a number, 'learned', a tensor or a module, got 'learnt'"),
+        (attention, {"alpha": torch.ones(3)}, r"alpha must have shape \(2,\), one for each head, got \(3,\)"),
+        (attention, {"alpha": nn.Parameter(torch.tensor(1.5))}, r"shape \(2,\), one for each head, got \(\)"),
+        (attention, {"embed_dim": 10, "num_heads": 4}, "embed_dim must be a multiple of num_heads, got 10 and 4"),
+        (attention, {"num_heads": 0}, "num_heads must be at least 1, got 0"),
+        (attention, {"positions": "sinusoids"}, "positions must be one of none, rope, alibi, nape, got 'sinusoids'"),
+        (attention, {"positions": "nape", "add_zero_attn": True}, "'nape' exclude add_bias_kv"),
+        (attention, {"positions": "rope", "num_heads": 8}, "even size, got 1"),
+        (attention, {"num_heads": 4, "num_kv_heads": 0}, "num_kv_heads must be .* got 0"),
+        (attention, {"num_heads": 4, "num_kv_heads": 3}, "num_heads must be .* got 4 and 3"),
+        (attention, {"num_heads": 4, "num_kv_heads": 8}, "num_heads must be .* got 4 and 8"),
+        (heads, {"low": 0.5}, "alpha must be finite and at least 1, got 0.5"),
+        (heads, {"high": math.inf}, "got inf"),
+        (heads, {"low": 2.0, "high": 1.5}, "low must be below high, got 2 and 1.5"),
+        (heads, {"low": 1.5, "high": 1.5}, "low must be below high, got 1.5 and 1.5"),
+        (heads, {"initial": 1.0}, "initial must lie strictly between 1 and 2, got 1"),
+        (heads, {"initial": 2.5}, "initial must lie strictly between 1 and 2, got 2.5"),
+        (heads, {"initial": math.nan}, "got nan"),
+        (scale, {"kind": "log"}, "length_scale must be one of input, head, ssmax, got 'log'"),
+        (output, {"transform": "argmax"}, "must be one of softmax, sparsemax, entmax, alpha_relu, got 'argmax'"),
+        (output, {"alpha": 0.9}, "alpha must be finite and at least 1, got 0.9"),
+        (output, {"alpha": math.nan}, "alpha must be finite and at least 1, got nan"),
+        (output, {"transform": "alpha_relu", "alpha": 1.0}, "alpha of alpha_relu must be above 1, got 1"),
+        (output, {"forbidden": (9,)}, r"forbidden must leave some of the symbols 0 to 8, got \(9,\)"),
+        (output, {"forbidden": (-1,)}, r"forbidden must leave some of the symbols 0 to 8, got \(-1,\)"),
+        (output, {"forbidden": range(9)}, "forbidden must leave some of the symbols"),
+        (pooled, {"transform": "alpha_relu"}, "attention needs weights that sum to 1.*'alpha_relu'"),
+        (pooled, {"transform": "hardmax"}, "transform must be one of .*'hardmax'"),
+        (pooled, {"alpha": 0.0}, "alpha must be finite and at least 1, got 0"),
+        (pooled, {"scorer": "dot"}, "scorer must be one of bilinear, additive, got 'dot'"),
+        (Entmax, {"alpha": 0.0}, "alpha"),
+        (EntmaxLoss, {"alpha": math.inf}, "alpha"),
+        (EntmaxLoss, {"reduction": "total"}, "reduction must be one of mean, sum, none, got 'total'"),
+        (AlphaReLULoss, {"alpha": 1.0}, "alpha"),
+        (AlphaReLULoss, {"reduction": "total"}, "reduction must be one of mean, sum, none, got 'total'"),
+        *(
+            case
+            for layer in (encoder, decoder)
+            for case in (
+                (layer, {"activation": "swish"}, "activation must be one of relu, gelu or a function, got 'swish'"),
+                (layer, {"nhead": 3}, "embed_dim must be a multiple of num_heads, got 8 and 3"),
+                (layer, {"alpha": 0.5}, r"alpha must be finite and at least 1, got 0\.5"),
+            )
+        ),
+        (continuous, {"d_model": 7, "num_heads": 2}, "multiple of num_heads, got 7 and 2"),
+        (continuous, {"moments": "key"}, "moments must be one of query, discrete, scores, pooled, got 'key'"),
+        (continuous, {"density": "cauchy"}, "one of gaussian, .*learned or an alpha from 1, got 'cauchy'"),
+        (continuous, {"density": "truncated_paraboloid"}, "density must be one of .* got 'truncated_paraboloid'"),
+        (continuous, {"density": 0.5}, "alpha must be finite and at least 1, got 0.5"),
+        (continuous, {"components": 0}, "components must be at least 1"),
+        (continuous, {"moments": "scores", "components": 2}, "1 with moments of scores, got 2"),
+        (continuous, {"combine": True}, "only discrete attention can be combined with, got moments='query'"),
+        (continuous, {"moments": "discrete", "transform": "alpha_relu"}, "sum to 1.*'alpha_relu'"),
+        (continuous, {"moments": "discrete", "transform": "hardmax"}, "transform must be one of .*'hardmax'"),
+        (continuous, {"matching": "paper"}, "matching must be 'covariance' or 'scale', got 'paper'"),
+        (continuous, {"basis": "text-16"}, "basis must be one of text-32, .*, got 'text-16'"),
+        (continuous, {"basis": image_basis(3)}, "the basis must have 1 dimensions, got one with 2"),
+        (continuous, {"ridge": 0.0}, "ridge must be positive"),
+        (continuous, {"floor": 0.0}, "floor must be positive and finite, got 0"),
+        (continuous, {"project": False, "d_values": 6}, "d_values must be d_model, got 6 and 8"),
+        (continuous, {"moments": "pooled", "filter_width": 2}, "width must be odd, got 2"),
+    ],
+)
+def test_bad_arguments_are_named(make: Callable[..., nn.Module], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(**options)
