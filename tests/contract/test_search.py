@@ -15,7 +15,9 @@ import torch
 from contract.tables import TableModel, random_table
 from contract.tables import sources as table_sources
 from tsallis.models import RNNSeq2Seq, TransformerSeq2Seq
-from tsallis.search import Ensemble, beam_search, exhaustive, sample, score
+from tsallis.models.copying import with_unknown
+from tsallis.search import Ensemble, beam_search, exact_search, exhaustive, sample, score
+from tsallis.search.temperature import with_temperature
 from tsallis.symbols import EOS
 from tsallis.toolkit.data.batching import make_batch
 
@@ -114,6 +116,68 @@ def test_no_certificate_is_refuted_by_enumeration(transform: str, alpha: float, 
             exhaustive(model, src, lengths, budget=budget, max_length=LONGEST), truth, strict=True
         ):
             check(result, known, model.output.normalized)
+
+
+def random_copying_model(kind: str, transform: str, alpha: float, seed: int) -> Any:
+    """A model that copies two source symbols, and unknown ones as 6; source symbol 7 is not copied."""
+    torch.manual_seed(seed)
+    options: dict[str, Any] = {"output": transform, "output_alpha": alpha, "tau": -0.2}
+    options |= {"attention": ("softmax", "entmax")[seed % 2], "copy": [-1, -1, -1, -1, 4, 5, 4, -1]}
+    if kind == "rnn":
+        model: Any = RNNSeq2Seq(8, 6, 8, 1, 0.0, **options)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.mul_(12 if name.startswith("output.projection") else 8 if "output" not in name else 1)
+    else:
+        model = TransformerSeq2Seq(8, 6, 32, 2, 1, 16, 0.0, **options)
+        with torch.no_grad():
+            model.output.projection.weight.mul_(4)
+    return with_unknown(model.double().eval(), [6, 5])
+
+
+def copied_sources(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sources with unknown symbols, 8 and 9."""
+    src, lengths = sources(seed)
+    inside = torch.arange(src.shape[1]) > 0
+    return torch.where(src == 6, 8, torch.where((src == 7) & inside, 9, src)), lengths
+
+
+@pytest.mark.parametrize(("transform", "alpha"), TRANSFORMS)
+@pytest.mark.parametrize("kind", ["rnn", "transformer"])
+def test_no_certificate_of_a_model_that_copies_is_refuted(kind: str, transform: str, alpha: float) -> None:
+    copied = False
+    for seed in range(3):
+        model, (src, lengths) = random_copying_model(kind, transform, alpha, seed), copied_sources(seed)
+        truth, normalized = enumerate_all(model, src, lengths), model.output.normalized
+        options: dict[str, Any] = {"max_length": LONGEST}
+        for size in (1, 3, 200):
+            results = beam_search(model, src, lengths, beam_size=size, **options)
+            listed = exhaustive(model, src, lengths, budget=5 * size, **options)
+            for result, other, known in zip(results, listed, truth, strict=True):
+                check(result, known, normalized)
+                check(other, known, normalized)
+                if size == 200:
+                    assert {h.tokens for h in result.hypotheses} == {h.tokens for h in other.hypotheses} == set(known)
+        for result, known in zip(exact_search(model, src, lengths, n_best=2, **options), truth, strict=True):
+            check(result, known, normalized)
+        copied |= any(6 in tokens for known in truth for tokens in known)
+        for source, drawn in enumerate(sample(model, src, lengths, 20, seeds=[1, 2, 3, 4], **options)):
+            for h in drawn:
+                assert h is None or h.log_prob == pytest.approx(truth[source][h.tokens], abs=1e-9) or not normalized
+    assert copied  # the symbol that only copying makes possible was there
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+def test_a_temperature_is_applied_to_the_mixture(temperature: float) -> None:
+    model, (src, lengths) = random_copying_model("rnn", "sparsemax", 2.0, 1), copied_sources(1)
+    token = torch.ones(len(src), dtype=torch.long)
+    plain, tempered = (
+        m.output.log_probs(m.step(m.start(m.encode(src, lengths)), token).scores)
+        for m in (model, with_temperature(model, temperature))
+    )
+    powers = plain.exp() ** (1 / temperature)
+    torch.testing.assert_close(tempered.exp(), powers / powers.sum(-1, keepdim=True))
+    assert (tempered == -math.inf).equal(plain == -math.inf)
 
 
 def random_transformer(transform: str, alpha: float, seed: int) -> TransformerSeq2Seq:

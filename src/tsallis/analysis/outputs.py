@@ -155,7 +155,7 @@ class Outputs:
     """
 
     def __init__(self, model: Any) -> None:
-        self.model, symbols = model, len(model.output.weight)
+        self.model, symbols = model, getattr(model.output, "d_vocab", len(model.output.weight))
         self.attends = hasattr(model, "num_attended")
         self.steps, self.num_attended = 0, 0.0
         self.support = np.zeros(symbols + 1, np.int64)

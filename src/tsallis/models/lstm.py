@@ -15,6 +15,7 @@ from tsallis.continuous import Density, translation_basis
 from tsallis.continuous.moments import Matching
 from tsallis.models.arguments import constructor_arguments
 from tsallis.models.checks import check_counts
+from tsallis.models.copying import CopyOutput, embed_known, make_output
 from tsallis.models.protocol import DecoderOutput, Memory, Step, source_mask
 from tsallis.models.recurrence import (
     CELLS,
@@ -26,7 +27,7 @@ from tsallis.models.recurrence import (
     run_layers,
 )
 from tsallis.models.sharing import SEQUENCE_ROWS, SHARES, SharingModel, SymbolRows, share_embeddings
-from tsallis.nn import ContinuousGlobalAttention, GlobalAttention, OutputLayer
+from tsallis.nn import ContinuousGlobalAttention, GlobalAttention
 from tsallis.nn.dropout import dropout_mask
 from tsallis.nn.output import transform_alpha
 from tsallis.ops.autograd.lstm_steps import LSTMLayer, LSTMSteps, fused_steps
@@ -91,6 +92,8 @@ class RNNSeq2Seq(SharingModel):
         cell: "lstm" or "gru".
         scorer: of the attention, "bilinear" or "additive", see :class:`tsallis.nn.GlobalAttention`.
         d_embedding: size of the embeddings; by default `d_model`.
+        copy: target symbol of each source symbol, -1 for those that are never copied; it makes the output a mixture of
+            the map and of attention, see :class:`tsallis.models.copying.CopyOutput`. None: nothing is copied.
 
     Raises:
         ValueError: sizes that are odd or too small, a map, a density, a cell or a scorer that is unknown.
@@ -127,12 +130,15 @@ class RNNSeq2Seq(SharingModel):
         cell: str = "lstm",
         scorer: str = "bilinear",
         d_embedding: int | None = None,
+        copy: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
         self.arguments = constructor_arguments(locals()) | {"forbidden": list(forbidden)}
         size = d_model if d_embedding is None else d_embedding
         _check(d_model, layers, dropout, share, size)
         check_cell(cell)
+        if copy is not None and density is not None:
+            raise ValueError(f"copy needs discrete attention, got density {density!r}")
         self.d_model = d_model
         self.layers = layers
         self.input_feeding = input_feeding
@@ -156,7 +162,8 @@ class RNNSeq2Seq(SharingModel):
                 scorer=scorer,
             )
         self.combine = nn.Linear(2 * d_model, d_model, bias=False)
-        self.output = OutputLayer(d_model, tgt_vocab, output, output_alpha, tau, forbidden=forbidden)
+        maps = output, output_alpha, tau
+        self.output = make_output(d_model, tgt_vocab, src_vocab, copy, *maps, forbidden=forbidden)
         share_embeddings(share, self.src_embedding, self.tgt_embedding, self.output, SHARES[:2])
         self.dropout = float(dropout)
         self._initialise()
@@ -178,17 +185,18 @@ class RNNSeq2Seq(SharingModel):
         """
         counts, width = src_lengths.cpu(), src.shape[1]
         check_counts(counts, width)
-        embedded = self._drop(self.src_embedding(src))  # [batch, src, d_embedding]
+        embedded = self._drop(embed_known(self.src_embedding, src, self.output))  # [batch, src, d_embedding]
         mask = source_mask(src_lengths, src)
+        copies = self.output.copies(src) if isinstance(self.output, CopyOutput) else None
         if isinstance(self.encoder, nn.LSTM) and _can_fuse(embedded, self.encoder):
             states, last = read_rows(self.encoder, embedded, counts, self.dropout if self.training else 0.0)
             states = torch.where(mask.unsqueeze(-1), states, 0)
-            return Memory(states, mask, tuple(part for x in last for part in self._both_directions(x)))
+            return Memory(states, mask, tuple(part for x in last for part in self._both_directions(x)), copies)
         packed = pack_padded_sequence(embedded, counts, batch_first=True, enforce_sorted=False)
         packed_states, last = self.encoder(packed)
         states, _ = pad_packed_sequence(packed_states, batch_first=True, total_length=width)
         summary = last if isinstance(last, tuple) else (last,)  # hidden states, and cells
-        return Memory(states, mask, tuple(part for x in summary for part in self._both_directions(x)))
+        return Memory(states, mask, tuple(part for x in summary for part in self._both_directions(x)), copies)
 
     def _both_directions(self, x: Tensor) -> tuple[Tensor, ...]:
         # [layers * 2, batch, d_model / 2] to one [batch, d_model] a layer
@@ -206,6 +214,9 @@ class RNNSeq2Seq(SharingModel):
         gates = self._token_gates(token, by_token, layers[0])
         between, out = self._dropout_mask(self.layers - 1, *state.feed.shape), self._dropout_mask(*state.feed.shape)
         state, attention = self._advance(state, gates, layers, between, out)
+        if isinstance(self.output, CopyOutput):
+            assert state.memory.copies is not None
+            return self.output.step(state.feed, attention, state.memory.copies, state)
         return Step(self.output.scores(state.feed), attention, state)
 
     def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, need_attention: bool = True) -> DecoderOutput:
@@ -215,27 +226,35 @@ class RNNSeq2Seq(SharingModel):
         attention weights are there whether `need_attention` asks for them or not.
         """
         state = self.start(self.encode(src, src_lengths))
+        hidden, attention = self._all_steps(state, tgt_in)
+        if isinstance(self.output, CopyOutput):
+            assert state.memory.copies is not None
+            hidden = self.output.attend(hidden, attention, state.memory.copies)
+        return DecoderOutput(hidden, attention)
+
+    def _all_steps(self, state: RNNState, tgt_in: Tensor) -> tuple[Tensor, Tensor]:
+        """Return attentional states [batch, tgt, d_model] and attention weights [batch, tgt, src]."""
         if not self.input_feeding:
-            embedded = self._drop(self.tgt_embedding(tgt_in))  # [batch, tgt, d_embedding]
+            embedded = self._drop(embed_known(self.tgt_embedding, tgt_in, self.output))  # [batch, tgt, d_embedding]
             start = torch.stack(state.hidden)
             start_of_all = (start, torch.stack(state.cell)) if state.cell else start
             states, _ = run_layers(self.decoder, embedded, start_of_all)
             context, attention = self.attention(states, state.memory.states, state.memory.mask, state.keys)
-            return DecoderOutput(self._mix(states, context, self._dropout_mask(*states.shape)), attention)
+            return self._mix(states, context, self._dropout_mask(*states.shape)), attention
         by_token, layers = self._decoder_weights()
         token_gates = self._token_gates(tgt_in.t(), by_token, layers[0])  # [tgt, batch, gates * d_model]
         between = self._dropout_mask(tgt_in.shape[1], self.layers - 1, *state.feed.shape)
         out = self._dropout_mask(tgt_in.shape[1], *state.feed.shape)
         steps = self._as_lstm_steps(state, token_gates, layers, between, out)
         if steps is not None:
-            return DecoderOutput(*fused_steps(steps))
+            return fused_steps(steps)
         hidden, weights = [], []
         for t, gates in enumerate(token_gates.unbind(0)):
             drop = (None, None) if between is None or out is None else (between[t], out[t])
             state, attention = self._advance(state, gates, layers, *drop)
             hidden.append(state.feed)
             weights.append(attention)
-        return DecoderOutput(torch.stack(hidden, 1), torch.stack(weights, 1))
+        return torch.stack(hidden, 1), torch.stack(weights, 1)
 
     def num_attended(self, decoded: DecoderOutput) -> Tensor:
         """Count the positions with a weight above zero at each step [batch, tgt]."""
@@ -268,7 +287,7 @@ class RNNSeq2Seq(SharingModel):
 
     def _token_gates(self, token: Tensor, weight: Tensor, first: CellWeights) -> Tensor:
         # [...] to [..., gates * d_model]
-        return linear(self._drop(self.tgt_embedding(token)), weight, first.bias)
+        return linear(self._drop(embed_known(self.tgt_embedding, token, self.output)), weight, first.bias)
 
     def _as_lstm_steps(
         self,

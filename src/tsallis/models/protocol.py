@@ -26,6 +26,8 @@ class Memory:
         states: [batch, src, d_model]
         mask: boolean [batch, src], True where there is a symbol.
         summary: the encoder's last states, each [batch, ...].
+        copies: [batch, src], the column that collects the attention to each position in a model that copies, see
+            :meth:`tsallis.models.copying.CopyOutput.attend`.
 
     Example:
         >>> memory = Memory(torch.randn(2, 5, 8), torch.ones(2, 5, dtype=torch.bool))
@@ -36,10 +38,12 @@ class Memory:
     states: Tensor
     mask: Tensor
     summary: tuple[Tensor, ...] = ()
+    copies: Tensor | None = None
 
     def select(self, index: Tensor) -> Memory:
         """Select rows by index: reorder, repeat or drop them."""
-        return Memory(self.states[index], self.mask[index], tuple(x[index] for x in self.summary))
+        copies = None if self.copies is None else self.copies[index]
+        return Memory(self.states[index], self.mask[index], tuple(x[index] for x in self.summary), copies)
 
 
 def source_mask(lengths: Tensor, sources: Tensor) -> Tensor:
@@ -53,7 +57,7 @@ def join(states: Sequence[Any]) -> Any:
     One that needs more than this has a method `join(states)` of its own.
     """
     first = states[0]
-    if len(states) == 1:
+    if len(states) == 1 or first is None:
         return first
     if hasattr(first, "join"):
         return first.join(states)
@@ -79,9 +83,9 @@ class Step(NamedTuple):
 
 
 class DerivedStep(Step):
-    """Step that combines the scores of several models.
+    """Step whose scores combine several distributions, as log-probabilities.
 
-    `unclear` [batch] is True if the scores of one model were too large to be distinguished, see
+    `unclear` [batch] is True if the scores of one part were too large to be distinguished, see
     :class:`tsallis.search.Certificate`.
     """
 
@@ -171,7 +175,7 @@ def best_of_step(output: Any, step: Step, count: int, end: int, only: Tensor | N
     """Return what a beam search reads of a step: of an output layer's own making, or from all log-probabilities."""
     if only is not None:
         check_symbols(only, step.scores.shape[1])
-    if hasattr(output, "best_symbols"):
+    if hasattr(output, "best_symbols") and not isinstance(step, DerivedStep):
         best = output.best_symbols(step.scores, count, end, only)
     else:
         best = best_of_log_probs(output.log_probs(step.scores), count, end, only, unclear_rows(step))

@@ -97,6 +97,11 @@ class OutputLayer(ConstantBuffers):
         return weight().dequantize() if callable(weight) else weight  # in quantized layers it is a method
 
     @property
+    def d_vocab(self) -> int:
+        """Return the number of symbols."""
+        return len(self.weight)
+
+    @property
     def d_model(self) -> int:
         """Return the size of the hidden states."""
         return self.projection.in_features

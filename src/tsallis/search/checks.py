@@ -113,6 +113,7 @@ def check_sources(model: Any, src: Any, src_lengths: Any) -> list[int]:
     for member in getattr(model, "models", (model,)):
         table = getattr(member, "src_embedding", None) or getattr(member, "embedding", None)
         if (size := getattr(table, "num_embeddings", None)) is not None:
+            size += len(getattr(member.output, "unknown", ()))  # symbols that only copying knows
             _check_symbols("src", src, size)
     return lengths
 
@@ -133,7 +134,7 @@ def check_targets(model: Any, src: Tensor, tgt_in: Any, tgt_out: Any) -> tuple[T
         )
     for member in getattr(model, "models", (model,)):
         # Other outputs, such as those of a classifier, may have symbols without a row in the matrix.
-        size = len(member.output.weight) if type(member.output) is OutputLayer else None
+        size = member.output.d_vocab if isinstance(member.output, OutputLayer) else None
         _check_symbols("tgt_in", tgt_in, size)
         _check_symbols("tgt_out", tgt_out.masked_fill(tgt_out == IGNORE_INDEX, 0), size)
     return tgt_in.long(), tgt_out.long()

@@ -195,7 +195,7 @@ def encode_compiled(model: Any, src: Tensor, lengths: Tensor) -> CompiledMemory 
 def start_compiled(model: Any, memory: Memory) -> CompiledState | None:
     """Return the state before the first token, or None if no kernels support the model and the call."""
     own = memory if isinstance(memory, CompiledMemory) else None
-    packed = _pack(model, memory.states, None if own is None else own.packed)
+    packed = None if memory.copies is not None else _pack(model, memory.states, None if own is None else own.packed)
     if packed is None or packed.decoder is None or memory.states.dtype != torch.float32:
         return None
     rows, source = packed.decoder.project(memory.states, memory.mask.sum(1) if own is None else own.lengths)

@@ -24,13 +24,15 @@ class Sources:
     keys: tuple[Tensor, ...]  # one [sources, heads, src, head size] per layer
     values: tuple[Tensor, ...]
     lengths: Tensor  # [sources]
+    copies: Tensor | None = None  # [sources, src], see `Memory`
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def select(self, index: Tensor) -> Sources:
         keys, values = (tuple(x.index_select(0, index) for x in xs) for xs in (self.keys, self.values))
-        return Sources(keys, values, self.lengths[index.to(self.lengths.device)])
+        copies = None if self.copies is None else self.copies[index]
+        return Sources(keys, values, self.lengths[index.to(self.lengths.device)], copies)
 
 
 class KVBuffers:
@@ -173,7 +175,10 @@ def _merge_sources(states: Sequence[TransformerState]) -> tuple[Sources, Tensor]
         return distinct[0], source
     keys = tuple(torch.cat(xs) for xs in zip(*(x.keys for x in distinct), strict=True))
     values = tuple(torch.cat(xs) for xs in zip(*(x.values for x in distinct), strict=True))
-    return Sources(keys, values, torch.cat([x.lengths for x in distinct])), source
+    copies = [x.copies for x in distinct if x.copies is not None]
+    return Sources(
+        keys, values, torch.cat([x.lengths for x in distinct]), torch.cat(copies) if copies else None
+    ), source
 
 
 class StepCache:

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tsallis.models.arguments import constructor_arguments
 from tsallis.models.checks import check_counts, check_last_pass
+from tsallis.models.copying import CopyOutput, embed_known, make_output
 from tsallis.models.protocol import BestStep, DecoderOutput, Memory, Step, best_of_step, source_mask
 from tsallis.models.sharing import SEQUENCE_ROWS, SHARES, AttentionModel, SymbolRows, share_embeddings
 from tsallis.models.transformer.compiled import CompiledState, encode_compiled, start_compiled
@@ -19,7 +20,6 @@ from tsallis.models.transformer.decoding_state import KVBuffers, RowPacking, Sou
 from tsallis.nn import (
     KeyValueCache,
     MultiheadAttention,
-    OutputLayer,
     PerHeadAlpha,
     TransformerDecoderLayer,
     TransformerEncoderLayer,
@@ -94,6 +94,9 @@ class TransformerSeq2Seq(AttentionModel):
         positions: Position encoding: "sinusoids" are added to embeddings; "rope", "alibi", "nape" and "none" apply to
             the self-attentions, see :class:`tsallis.nn.MultiheadAttention`.
         length_scale: Kind of :class:`tsallis.nn.LengthScale` of the self-attentions: "input", "head", "ssmax" or None.
+        copy: Target symbol of each source symbol, -1 for those that are never copied; it makes the output a mixture of
+            the map and of the last layer's attention to the source, see :class:`tsallis.models.copying.CopyOutput`.
+            None: nothing is copied.
 
     Raises:
         ValueError: If sizes don't fit, or a name is unknown.
@@ -138,6 +141,7 @@ class TransformerSeq2Seq(AttentionModel):
         checkpoint_activations: bool = False,
         positions: str = "sinusoids",
         length_scale: LengthScaleKind | None = None,
+        copy: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
         self.arguments = constructor_arguments(locals()) | {
@@ -159,7 +163,8 @@ class TransformerSeq2Seq(AttentionModel):
         self.positions = SinusoidalPositions(d_model) if positions == "sinusoids" else None
         self._build_layers()
         self.dropout = Dropout(dropout)
-        self.output = OutputLayer(d_model, tgt_vocab, output, output_alpha, tau, forbidden=forbidden)
+        maps = output, output_alpha, tau
+        self.output = make_output(d_model, tgt_vocab, src_vocab, copy, *maps, forbidden=forbidden)
         self._initialise()
         share_embeddings(share, self.src_embedding, self.tgt_embedding, self.output, SHARES)
 
@@ -209,6 +214,9 @@ class TransformerSeq2Seq(AttentionModel):
             ValueError: If a count is below 1 or above the width of `src`.
         """
         lengths = self._counts(src, src_lengths)
+        if isinstance(self.output, CopyOutput):
+            copies = self.output.copies(src)
+            return Memory(self._encode(src, lengths), source_mask(lengths, src), copies=copies)
         compiled = encode_compiled(self, src, lengths) if type(self) is TransformerSeq2Seq else None
         return Memory(self._encode(src, lengths), source_mask(lengths, src)) if compiled is None else compiled
 
@@ -235,7 +243,7 @@ class TransformerSeq2Seq(AttentionModel):
     def _start_plain(self, memory: Memory) -> TransformerState:
         pairs = (attention.keys_and_values(memory.states) for attention in self.attentions()["cross"])
         keys, values = zip(*pairs, strict=True)
-        sources = Sources(keys, values, memory.mask.sum(1).cpu())
+        sources = Sources(keys, values, memory.mask.sum(1).cpu(), memory.copies)
         nothing = tuple(x[:, :, :0] for pair in zip(keys, values, strict=True) for x in pair)
         rows = torch.arange(len(memory.states), device=memory.states.device)
         return TransformerState(sources, rows, KVBuffers(nothing, 0), 0)
@@ -256,9 +264,12 @@ class TransformerSeq2Seq(AttentionModel):
         for number, layer in enumerate(self.decoder.layers):
             x, weights = _step_through(layer, x, cache, sources, packing, number, number == last)
         assert weights is not None
-        scores = self.output.scores(self.decoder.end(x).squeeze(1))
-        active = (sources, which) if sources is not state.sources else None
-        return Step(scores, packing.scatter(weights).squeeze(1), cache.following(state, active))
+        hidden, attention = self.decoder.end(x).squeeze(1), packing.scatter(weights).squeeze(1)
+        after = cache.following(state, (sources, which) if sources is not state.sources else None)
+        if isinstance(self.output, CopyOutput):
+            assert state.sources.copies is not None
+            return self.output.step(hidden, attention, state.sources.copies[state.source], after)
+        return Step(self.output.scores(hidden), attention, after)
 
     def step_best(
         self,
@@ -303,11 +314,15 @@ class TransformerSeq2Seq(AttentionModel):
         for layer in others:
             x = self._through(layer, x, memory, **options)
         attention = None
-        if need_attention:
+        if need_attention or isinstance(self.output, CopyOutput):
             x, attention = self._through(last, x, memory, **options, need_weights=True)
         else:
             x = self._through(last, x, memory, **options)
-        return DecoderOutput(self.decoder.end(x), attention)
+        hidden = self.decoder.end(x)
+        if isinstance(self.output, CopyOutput):
+            assert attention is not None
+            hidden = self.output.attend(hidden, attention, self.output.copies(src))
+        return DecoderOutput(hidden, attention)
 
     def _through(self, layer: nn.Module, x: Tensor, *rest: Tensor, **options: Any) -> Any:
         if self.checkpoint_activations and torch.is_grad_enabled():
@@ -316,7 +331,7 @@ class TransformerSeq2Seq(AttentionModel):
 
     def _embed(self, table: nn.Embedding, symbols: Tensor, first: int | Tensor) -> Tensor:
         """Embed symbols [batch, length] with positions from `first`; return [batch, length, d_model]."""
-        x = table(symbols) * math.sqrt(self.d_model)
+        x = embed_known(table, symbols, self.output) * math.sqrt(self.d_model)
         if self.positions is not None:
             x = x + self.positions(x, first, symbols.shape[1])
         embedded: Tensor = self.dropout(x)

@@ -90,6 +90,7 @@ def evaluate(
     every other output.
     """
     from tsallis.toolkit.data.io import check_file, write_output
+    from tsallis.toolkit.tasks.copying import copy_unknown
     from tsallis.toolkit.tasks.registry import load_config
     from tsallis.toolkit.tasks.scoring import evaluate_outputs
     from tsallis.toolkit.training.file_names import CONFIG
@@ -120,9 +121,11 @@ def evaluate(
 
     def score(opened: TextRun) -> Evaluated:
         if split is None:
-            lines = read_all(opened.run, opened.task, file, gold=True, **options)
+            run, lines = read_all(opened.run, opened.task, file, gold=True, **options)
         else:
             lines = opened.task.split(opened.run, config.data, split, **options)
+            run, lines = copy_unknown(opened.task, opened.run, lines)
+        opened = opened.for_run(run)
         return Evaluated(opened, lines, *evaluate_outputs(opened.task, opened.run, lines, search))
 
     evaluated = score(opened)
@@ -137,7 +140,7 @@ def evaluate(
     # Compute everything, write files, then print: files are complete even if standard output is closed.
     files: dict[Path, str] = {}
     if out is not None:
-        files[out] = _records(loaded, lines, evaluated.results)
+        files[out] = _records(evaluated.opened.run, lines, evaluated.results)
     if manifest is not None:
         from tsallis.toolkit.tasks.manifest import describe_result, manifest_text
 

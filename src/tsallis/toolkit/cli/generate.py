@@ -49,7 +49,7 @@ def generate(
     numbered = prefix is None and (options.num_samples or 1) > 1
     blocks = line_blocks(opened.run, opened.task, file, False)
     if prefix is not None:
-        blocks = iter([Block(0, opened.task.read([prefix], "--prefix", opened.run, False), [""])])
+        blocks = iter([Block(0, opened.task.read([prefix], "--prefix", opened.run, False), [""], opened.run)])
     for block in blocks:
         for answer in opened.continue_lines(block.lines, options, block.first):
             if as_json:

@@ -43,14 +43,17 @@ class Block(NamedTuple):
     first: int  # the number of the first line, from 0
     lines: Lines
     beginnings: list[str]  # text that each row's output starts with, if lines have such a column
+    run: Run  # run that answers the lines, see `copy_unknown`
 
 
-def read_all(run: Run, task: Task, file: Path | None, gold: bool, **options: Any) -> Lines:
-    """Read all lines of a file, or of standard input."""
+def read_all(run: Run, task: Task, file: Path | None, gold: bool, **options: Any) -> tuple[Run, Lines]:
+    """Read all lines of a file, or of standard input; return also the run that answers them."""
+    from tsallis.toolkit.tasks.copying import copy_unknown
+
     with _open_lines(task.formats[gold], file) as (lines, name, _):
         read = task.read(list(lines), name, run, gold, **task.check_options(run, options))
     read.ignored.warn(name)
-    return read
+    return copy_unknown(task, run, read)
 
 
 def read_text_lines(file: Path) -> list[str]:
@@ -118,6 +121,7 @@ def line_blocks(
         options: Options of the task.
     """
     from tsallis.toolkit.data.io import Ignored
+    from tsallis.toolkit.tasks.copying import copy_unknown
 
     expected = task.formats[gold] + ("<TAB>beginning" if beginnings else "")
     values = task.check_options(run, options) | ({"empty": True} if empty_outputs and task.empty_outputs else {})
@@ -138,8 +142,8 @@ def line_blocks(
                 columns = task.formats[gold].count("<TAB>") + 1
                 split = _split(block, columns, f"{name}:{{}}: expected {expected}", first, beginnings is None)
                 block, texts = (list(column) for column in zip(*split, strict=True))
-            rows = task.read(block, name, run, gold, first, **values)
-            answered = Block(first, rows, [texts[number] for number in rows.numbers])
+            own, rows = copy_unknown(task, run, task.read(block, name, run, gold, first, **values))
+            answered = Block(first, rows, [texts[number] for number in rows.numbers], own)
             check(answered)
             return answered
 

@@ -66,7 +66,7 @@ def _print_weights(
 
     search = options.with_defaults(opened.search_options).arguments
     for block in line_blocks(opened.run, opened.task, file, gold=False, **values):
-        by_number = dict(describe_attention(opened.task, opened.run, block.lines, heads, **search))
+        by_number = dict(describe_attention(opened.task, block.run, block.lines, heads, **search))
         for number in range(block.lines.count):
             content = by_number.get(number, {"text": None, "attention": []})
             print_json({"line": block.first + number + 1, **content})

@@ -47,7 +47,7 @@ def score(
     loaded, task = opened.run, opened.task
     values: dict[str, Any] = {"language": language, "images": images}
     for block in line_blocks(loaded, task, file, True, empty_outputs=True, on_error=on_error, **values):
-        for known in opened.score_lines(block.lines, block.first):
+        for known in opened.for_run(block.run).score_lines(block.lines, block.first):
             if as_json:
                 print_json(known.to_dict())
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tsallis.errors import InputError
@@ -58,7 +59,7 @@ def suggest(
         for number in range(block.lines.count):
             row, line = rows.get(number), block.first + number + 1
             source, typed = (None, "") if row is None else (block.lines.corpus.batch([row]), block.beginnings[row])
-            answer = completer.suggest(source, typed, line)
+            answer = replace(completer, run=block.run).suggest(source, typed, line)
             if as_json:
                 print_json(answer.to_dict())
             else:

@@ -80,13 +80,13 @@ def translate(
     lists = not options.min_risk and (options.mode in ("exact", "all") or (options.n_best or 1) > 1)
 
     def check(block: Block) -> None:
-        opened.spell(block.lines, options, block.first, block.beginnings, name)
+        opened.for_run(block.run).spell(block.lines, options, block.first, block.beginnings, name)
 
     reading = opened.run, opened.task, file, False, prefix_column
     shown = as_json or lists or options.mode == "sample" or options.min_risk
     for block in line_blocks(*reading, check=check, on_error=on_error, language=language, images=images):
         rows = block.lines, options, block.first, block.beginnings
-        for answer in opened.answer(*rows, name, tokens, alignment, probabilities=shown):
+        for answer in opened.for_run(block.run).answer(*rows, name, tokens, alignment, probabilities=shown):
             if as_json:
                 print_json(answer.to_dict())
             else:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tsallis.models.batch import Batch, has_loss
+from tsallis.models.copying import CopyOutput
 from tsallis.models.label_decoder import ends_are_certain
 from tsallis.models.protocol import Decoder, device_of
 from tsallis.search.step import eval_mode
@@ -181,8 +182,8 @@ def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> tuple[dict[str, f
     # The two scores of Martins et al. need normalized probabilities.
     shares = probs if output.normalized else probs / probs.sum(-1, keepdim=True).clamp(min=1e-30)
     of_gold_share = _gold_values(shares, gold, known)
-    # An ensemble has no loss that is defined on its scores.
-    of_scores = hasattr(output, "loss_of_scores")
+    # An ensemble and a mixture have no loss that is defined on their scores.
+    of_scores = hasattr(output, "loss_of_scores") and not isinstance(output, CopyOutput)
     loss, inputs = (output.loss_of_scores, scores) if of_scores else (output.loss, hidden)
     sums = {
         "loss": loss(inputs[known], gold[known], reduction="sum"),

@@ -55,6 +55,7 @@ def open_run(
         tsallis.errors.InputError: runs/nowhere: not a run folder (it has no model.json)
     """
     from tsallis.search import Ensemble
+    from tsallis.toolkit.tasks.copying import copies
     from tsallis.toolkit.tasks.registry import task_of_run
     from tsallis.toolkit.training.distributed import device_kind
     from tsallis.toolkit.training.run_folder import load_run
@@ -71,6 +72,7 @@ def open_run(
             "source vocabulary": run.src_vocab == member.src_vocab,
             "target vocabulary": run.tgt_vocab == member.tgt_vocab,
             "grid of images": _grid(run.model) == _grid(member.model),
+            "setting of model.copy": copies(run.model) == copies(member.model),
         }
         if differing := [name for name, equal in same.items() if not equal]:
             raise InputError(f"{other}: can't join an ensemble with {folder}: another {differing[0]}")
@@ -167,9 +169,9 @@ class TextRun:
         starts = _beginnings(prefixes, len(texts))
         self.check_translation(options, alignment)
         answers = []
-        for first, read in self._blocks(texts, "lines", False, language=language, images=images):
+        for first, run, read in self._blocks(texts, "lines", False, language=language, images=images):
             own = [starts[first + number] for number in read.numbers]
-            answers += self.answer(read, options, first, own, "prefixes", tokens, alignment)
+            answers += run.answer(read, options, first, own, "prefixes", tokens, alignment)
         return answers
 
     def check_translation(self, options: SearchOptions, alignment: str | None = None) -> None:
@@ -316,7 +318,7 @@ class TextRun:
         options = options or SearchOptions(mode="sample")
         self.check_generation(options)
         blocks = self._blocks(texts, "prompts", False)
-        return [answer for first, read in blocks for answer in self.continue_lines(read, options, first)]
+        return [answer for first, run, read in blocks for answer in run.continue_lines(read, options, first)]
 
     def check_generation(self, options: SearchOptions) -> None:
         """Raise if the run can't generate texts with these options.
@@ -386,9 +388,10 @@ class TextRun:
         """
         texts = _check_lines(lines, "lines")
         starts = _beginnings(typed, len(texts), "typed")
-        completer = Completer(self.run, self.task, SearchOptions(n_best=n_best).n_best or LISTED)
+        listed = SearchOptions(n_best=n_best).n_best or LISTED
         answers = []
-        for first, read in self._blocks(texts, "lines", False, language=language, images=images):
+        for first, run, read in self._blocks(texts, "lines", False, language=language, images=images):
+            completer = Completer(run.run, self.task, listed)
             rows = {number: row for row, number in enumerate(read.numbers)}
             for number in range(read.count):
                 row, line = rows.get(number), first + number
@@ -423,8 +426,8 @@ class TextRun:
         if targets is not None:
             lines = join_columns(self.task, lines, _check_lines(targets, "targets"))
         scores = []
-        for first, read in self._blocks(lines, "sources", True, language=language, images=images):
-            scores += self.score_lines(read, first)
+        for first, run, read in self._blocks(lines, "sources", True, language=language, images=images):
+            scores += run.score_lines(read, first)
         return scores
 
     def score_lines(self, lines: Lines, first: int = 0) -> list[TextScore]:
@@ -453,9 +456,17 @@ class TextRun:
             answers[number] = replace(answers[number], tokens=names, scores=score, text=text)
         return answers
 
-    def _blocks(self, lines: Sequence[str], name: str, gold: bool, **options: Any) -> Iterator[tuple[int, Lines]]:
-        """Yield encoded lines in blocks, each with the number of its first line."""
+    def for_run(self, run: Run) -> TextRun:
+        """Return the object for a run with more symbols, which can copy the unknown symbols of some lines."""
+        return self if run is self.run else replace(self, run=run)
+
+    def _blocks(
+        self, lines: Sequence[str], name: str, gold: bool, **options: Any
+    ) -> Iterator[tuple[int, TextRun, Lines]]:
+        """Yield encoded lines in blocks, each with the number of its first line, and what answers it."""
         from pathlib import Path
+
+        from tsallis.toolkit.tasks.copying import copy_unknown
 
         if options.get("images") is not None:
             options["images"] = Path(options["images"])
@@ -463,7 +474,9 @@ class TextRun:
         if gold and self.task.empty_outputs:
             values["empty"] = True
         for first in range(0, len(lines), BLOCK):
-            yield first, self.task.read(lines[first : first + BLOCK], name, self.run, gold, first, **values)
+            read = self.task.read(lines[first : first + BLOCK], name, self.run, gold, first, **values)
+            run, read = copy_unknown(self.task, self.run, read)
+            yield first, self.for_run(run), read
 
 
 def whole_batch(corpus: Corpus, model: Any) -> Batch:

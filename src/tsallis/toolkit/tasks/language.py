@@ -111,7 +111,7 @@ class LanguageConfig(SequenceModel):
     length_scale: Literal["input", "head", "ssmax"] | None = None
     share: bool = True
 
-    def sizes(self, data: Data) -> dict[str, int]:
+    def sizes(self, data: Data) -> dict[str, Any]:
         return {"vocab": len(data.vocabularies.tgt)}
 
 

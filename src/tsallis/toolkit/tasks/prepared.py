@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from tsallis.analysis.score_names import TEACHER_FORCED
 from tsallis.errors import InputError, describe, memory_for
+from tsallis.models.copying import with_unknown
 from tsallis.search.texts import merge_texts
 from tsallis.toolkit.config import Config as RunConfig
 from tsallis.toolkit.config import EmbeddingsConfig, Settings
@@ -55,7 +56,7 @@ class PreparedRun:
             model = build_model(self.description, "model")
         if self.data.vocabularies.images is not None:
             model.image_store = self.data.vocabularies.images
-        return model
+        return model if self.data.wide is None else with_unknown(model, self.data.wide[1])
 
     def initialize(self, model: Any) -> Start:
         """Set the initial parameters of a new model from another run and from word vectors, as configured.
@@ -111,13 +112,14 @@ class PreparedRun:
         if not self.task.searched:
             return None
         task, data = self.task, self.data
+        symbols = data.vocabularies.tgt if data.wide is None else data.wide[0]
         quick = (self.settings.select or "").removeprefix("macro_") not in task.costly_scores
 
         def measure(results: Any) -> dict[str, float]:
-            text = task.ambiguous_text(data.vocabularies.tgt)
+            text = task.ambiguous_text(symbols)
             if text is not None:
                 results = [merge_texts(result, text, normalized=True) for result in results]
-            texts = best_texts(results, data.vocabularies.tgt)
+            texts = best_texts(results, symbols)
             scores = task.score(texts, data.dev.references[: len(texts)], quick)
             return score_values(scores, language_scores(task, texts, data.dev, quick))
 
@@ -134,7 +136,7 @@ def prepare(config: RunConfig, folder: Path | None = None) -> PreparedRun:
     Raises:
         InputError: If settings contradict each other, or the data can't be read.
     """
-    described = config.model.model_dump(mode="json", exclude={"architecture", "tau"})
+    described = config.model.model_dump(mode="json", exclude={"architecture", "tau", "copy"})
     text, changes = (config.text(), None) if folder is None else text_of_run(config, folder)
     texts = [text] if changes is None else [text, changes.before]
     stored = None if folder is None else read_stored(folder, texts, described)
@@ -148,6 +150,7 @@ def prepare(config: RunConfig, folder: Path | None = None) -> PreparedRun:
         require_tensorboard()
     source = read_source(config) if stored is None else None
     task, data = task_type(config).load(config.data)
+    data = config.model.adapt(task, data)
     check_rows(settings, data)
     check_select(settings.select, task, data)
     if stored is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -15,6 +16,7 @@ from tsallis.symbols import BOS, EOS
 from tsallis.toolkit.config import Alpha, Basis, Density, Depth, Map, Settings, Size
 from tsallis.toolkit.data.corpus import Corpus
 from tsallis.toolkit.tasks.base import Task
+from tsallis.toolkit.tasks.copying import copied_symbols, with_source_symbols
 from tsallis.toolkit.tasks.types import Attention, Data, ModelSection
 from tsallis.toolkit.training.run_folder import Run, build_model
 
@@ -62,7 +64,24 @@ class SequenceModel(ModelSection):
         return arguments
 
 
-class RNNConfig(SequenceModel):
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", UserWarning)  # pydantic warns that `copy` hides a method, a deprecated one
+
+    class CopyingModel(SequenceModel):
+        """Settings shared by the models that can copy symbols of the source."""
+
+        copy: bool = False  # type: ignore[assignment]  # whether symbols of the source can be copied
+
+        def adapt(self, task: Any, data: Data) -> Data:
+            return with_source_symbols(task, data) if self.copy else data
+
+        def sizes(self, data: Data) -> dict[str, Any]:
+            vocabularies = data.vocabularies
+            copied = {"copy": copied_symbols(vocabularies.src, vocabularies.tgt)} if self.copy else {}
+            return {**super().sizes(data), **copied}
+
+
+class RNNConfig(CopyingModel):
     """Arguments of `tsallis.models.RNNSeq2Seq`."""
 
     architecture: Literal["rnn"] = "rnn"
@@ -83,13 +102,15 @@ class RNNConfig(SequenceModel):
     matching: Literal["scale", "covariance"] = "covariance"
 
     @model_validator(mode="after")
-    def _check_shared_sizes(self) -> RNNConfig:
+    def _check_conflicts(self) -> RNNConfig:
         if self.share != "none" and self.d_embedding not in (None, self.d_model):
             raise ValueError(f"share: {self.share} needs d_embedding {self.d_model}, found {self.d_embedding}")
+        if self.copy and self.density is not None:
+            raise ValueError(f"copy needs discrete attention, found density: {self.density}")
         return self
 
 
-class TransformerConfig(SequenceModel):
+class TransformerConfig(CopyingModel):
     """Arguments of `tsallis.models.TransformerSeq2Seq`."""
 
     architecture: Literal["transformer"]
@@ -154,7 +175,8 @@ def _threshold_of(source: Run) -> float:
 def _first_threshold(description: dict[str, Any], corpus: Corpus, settings: Settings) -> float:
     """Return the mean entmax threshold of the untrained model on one batch (Tezekbayev et al. 2022, sec. 3)."""
     torch.manual_seed(settings.seed)
-    model = build_model(description).eval()
+    arguments = {key: value for key, value in description["arguments"].items() if key != "copy"}
+    model = build_model({**description, "arguments": arguments}).eval()
     batch = corpus.batch(range(min(settings.batch_size, len(corpus))))
     hidden = model(batch.src, batch.src_lengths, batch.tgt_in).hidden[has_loss(batch.tgt_out)]  # [symbols, d_model]
     return float(estimate_tau_from_scores(model.output.scores(hidden), model.output.alpha))

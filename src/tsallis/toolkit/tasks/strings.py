@@ -395,12 +395,16 @@ class Strings(SequenceTask):
         joined = f"separated by {describe(self.feature_separator)}"
         return f"; for example {line} (the run's features, {joined}: {known})"
 
+    def text_symbols(self, title: str) -> list[str]:
+        """Return the symbols of the text in a title, without features; every source ends with them."""
+        text = title.rpartition(" + ")[0] if self.columns.features and " + " in title else title
+        return self._symbols(text, self.src_symbols)
+
     def unknown_symbols(self, run: Run, source: Sequence[int], title: str) -> list[str]:
-        text, features = title, []
+        features: list[str] = []
         if self.columns.features and " + " in title:
-            text, _, joined = title.rpartition(" + ")
-            features = joined.split(self.feature_separator)
-        symbols = [*features, *self._symbols(text, self.src_symbols)]
+            features = title.rpartition(" + ")[2].split(self.feature_separator)
+        symbols = [*features, *self.text_symbols(title)]
         return [s for s, n in zip(symbols, source[len(source) - len(symbols) :], strict=True) if n == UNK]
 
     def parse(

@@ -64,6 +64,8 @@ class Data:
     train: Corpus
     dev: Lines
     vocabularies: Vocabularies
+    # If the model copies: target vocabulary of the development data, and targets of its unknown source symbols.
+    wide: tuple[Any, list[int]] | None = None
 
 
 class ModelSection(Section):
@@ -97,9 +99,13 @@ class ModelSection(Section):
         Raises:
             InputError: If settings do not match the data.
         """
-        return {**self.sizes(data), **self.model_dump(exclude={"architecture"})}
+        return {**self.model_dump(exclude={"architecture", "copy"}), **self.sizes(data)}
 
-    def sizes(self, data: Data) -> dict[str, int]:
+    def adapt(self, task: Any, data: Data) -> Data:
+        """Return the data with the vocabularies that the model needs."""
+        return data
+
+    def sizes(self, data: Data) -> dict[str, Any]:
         """Return the arguments with the sizes of vocabularies."""
         return {"src_vocab": len(data.vocabularies.src), "tgt_vocab": len(data.vocabularies.tgt)}
 

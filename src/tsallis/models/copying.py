@@ -1,0 +1,236 @@
+"""Define an output layer that also copies symbols of the source: a pointer-generator."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid, pad
+
+from tsallis.errors import describe
+from tsallis.functional.losses import reduce
+from tsallis.models.protocol import DerivedStep, Step
+from tsallis.nn import OutputLayer
+from tsallis.ops.dtypes import upcast
+from tsallis.ops.eager.log_probs import indistinct
+from tsallis.symbols import FIRST, UNK
+
+
+class CopyOutput(OutputLayer):
+    r"""Output layer whose probabilities are a mixture of an output map and of attention to the source.
+
+    .. math:: p(y) = (1 - g) \, p_\mathrm{out}(y) + g \sum_j a_j \, p_j(y), \qquad g = \sigma(v^\top h + b)
+
+    (See et al. 2017, eq. 9.) :math:`a_j` is the attention to the source position j, and :math:`p_j` gives the target
+    symbol of that position probability 1. A position without a target symbol, such as a tag, has
+    :math:`p_j = p_\mathrm{out}`. So probabilities sum to 1, and a symbol is possible exactly if the map or the
+    attention makes it possible.
+
+    The loss of the target y is the mean of two losses: that of the map, which :class:`tsallis.nn.OutputLayer` has, and
+
+    .. math:: \frac{1 - p_y^{\alpha-1}}{\alpha-1} - \frac{1 - \sum_i p_i^\alpha}{\alpha}
+
+    of the mixture, the Bregman divergence of the Tsallis entropy. It is a proper scoring rule, and finite at
+    :math:`p_y = 0`, where :math:`-\log p_y` is infinite. At :math:`g = 0` both losses are equal if the map makes the
+    target possible; for softmax, the second is :math:`-\log p_y`. The second loss alone has no gradient at
+    :math:`p_y = 0`, and teaches the map little where copying is easy. That of the map has a gradient everywhere.
+
+    Hidden states have more numbers here than the size `d_model` of the constructor: the attention to each target
+    symbol, and to positions without one, follows (see :meth:`attend`). Scores are log-probabilities in float64.
+
+    Args:
+        d_model: Size of the hidden states, without attention.
+        d_vocab: Number of target symbols.
+        targets: Target symbol of each source symbol; -1 if the symbol is not copied.
+        options: Other arguments of :class:`tsallis.nn.OutputLayer`.
+
+    Raises:
+        ValueError: If a target symbol is special or not in the vocabulary.
+
+    Example:
+        >>> output = CopyOutput(8, 6, [-1, -1, -1, -1, 5, 4], transform="sparsemax")
+        >>> attention, source = torch.tensor([[1.0, 0.0]]), torch.tensor([[5, 4]])
+        >>> hidden = output.attend(torch.zeros(1, 8), attention, output.copies(source))
+        >>> output.probs(output.scores(hidden)).sum().item()
+        1.0
+    """
+
+    targets: Tensor
+
+    def __init__(self, d_model: int, d_vocab: int, targets: Sequence[int], *options: Any, **named: Any) -> None:
+        super().__init__(d_model, d_vocab, *options, **named)
+        if wrong := [number for number in targets if number != -1 and not FIRST <= number < d_vocab]:
+            raise ValueError(f"copy must hold target symbols from {FIRST} to {d_vocab - 1} or -1, got {wrong[0]}")
+        self.gate = nn.Linear(d_model, 1)
+        self.register_constant("targets", torch.tensor(targets, device="cpu"), self.weight.device)
+        self.unknown: tuple[int, ...] = ()  # target symbols of the source symbols after those of `targets`
+
+    @property
+    def d_vocab(self) -> int:
+        """Return the number of symbols that an output may have, see :func:`with_unknown`."""
+        return max(len(self.weight), *(number + 1 for number in self.unknown), 0)
+
+    @property
+    def d_model(self) -> int:
+        """Return the size of the hidden states, including attention."""
+        return self.projection.in_features + self.d_vocab + 1
+
+    def copies(self, src: Tensor) -> Tensor:
+        """Return the column [batch, src] that collects the attention to each source symbol, see :meth:`attend`."""
+        targets = torch.cat([self.targets, self.targets.new_tensor(self.unknown)])[src]
+        dropped = (targets < 0) | pad(self.never, (0, self.d_vocab - len(self.never)))[targets]
+        return targets.masked_fill(dropped, self.d_vocab)
+
+    def attend(self, hidden: Tensor, attention: Tensor, copies: Tensor) -> Tensor:
+        """Append the attention to each target symbol, and to positions without one, to hidden states.
+
+        Args:
+            hidden: Hidden states [batch, d_model] or [batch, tgt, d_model].
+            attention: Weights [batch, src] or [batch, tgt, src].
+            copies: Result of :meth:`copies` [batch, src].
+        """
+        attention = upcast(attention)
+        index = (copies if attention.dim() == 2 else copies.unsqueeze(1)).expand_as(attention)
+        columns = attention.new_zeros(*attention.shape[:-1], self.d_vocab + 1)
+        return torch.cat([hidden, columns.scatter_add(-1, index, attention)], -1)
+
+    def step(self, hidden: Tensor, attention: Tensor, copies: Tensor, state: Any) -> Step:
+        """Return a step of decoding from the arguments of :meth:`attend` and the new state."""
+        hidden = self.attend(hidden, attention, copies)
+        step = DerivedStep(self.scores(hidden), attention, state)
+        step.unclear = indistinct(self._split(hidden)[0])
+        return step
+
+    def _split(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the map's scores, the gate's logit [..., 1], and attention to symbols and to no symbol [..., 1]."""
+        states, columns = hidden.split([self.projection.in_features, self.d_vocab + 1], -1)
+        states = states.to(self.weight.dtype)
+        return super().scores(states), self.gate(states), columns[..., :-1], columns[..., -1:]
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        """Return the logarithms of the mixture [..., d_vocab] in float64, -inf exactly where it is zero."""
+        scores, gate, copied, rest = self._split(hidden)
+        log_gate, log_other = logsigmoid(gate.double()), logsigmoid(-gate.double())
+        log_other = torch.logaddexp(log_other, log_gate + _safe_log(rest.double()))
+        generated = pad(super().log_probs(scores), (0, copied.shape[-1] - scores.shape[-1]), value=-torch.inf)
+        parts = log_other + generated, log_gate + _safe_log(copied.double())
+        nothing = (parts[0] == -torch.inf) & (parts[1] == -torch.inf)  # there, logaddexp has NaN as a gradient
+        return torch.logaddexp(*(part.masked_fill(nothing, 0) for part in parts)).masked_fill(nothing, -torch.inf)
+
+    def probs(self, scores: Tensor) -> Tensor:
+        """Return probabilities [..., d_vocab]; those of alpha-ReLU need not sum to 1."""
+        return self.log_probs(scores).exp()
+
+    def log_probs(self, scores: Tensor) -> Tensor:
+        """Return log-probabilities in float64; divided scores are normalized again, see `with_temperature`."""
+        return scores.log_softmax(-1) if self.normalized else scores
+
+    def thresholds(self, scores: Tensor, probs: Tensor) -> None:
+        """Return None: a mixture has no single threshold."""
+
+    def loss(
+        self,
+        hidden: Tensor,
+        target: Tensor,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+    ) -> Tensor:
+        """Compute the loss of the mixture, with the arguments of :meth:`tsallis.nn.OutputLayer.loss`.
+
+        Label smoothing acts on the map's scores.
+        """
+        active = target != ignore_index
+        hidden = torch.where(active.unsqueeze(-1), hidden, 0)  # 0 times NaN would reach the gradient of the weight
+        total = reduce(self._losses(hidden, target.unsqueeze(-1), active.unsqueeze(-1)), active.sum(), reduction)
+        if label_smoothing == 0:
+            return total
+        states = hidden[..., : self.projection.in_features].to(self.weight.dtype)
+        generated = target.masked_fill(target >= len(self.weight), ignore_index)
+        return total + label_smoothing * self._lead(states, generated, ignore_index, reduction)
+
+    def _losses(self, hidden: Tensor, target: Tensor, active: Tensor) -> Tensor:
+        """Return the loss [...] of each target [..., 1], 0 where not `active` [..., 1]."""
+        scores, gate, copied, rest = self._split(hidden)
+        known = active & (target < scores.shape[-1])  # the map has no score of an unknown symbol
+        own = self.loss_of_scores(scores, torch.where(known, target, -100).squeeze(-1), reduction="none")
+        target, scores, gate = torch.where(active, target, 0), upcast(scores), upcast(gate).sigmoid()
+        other, share, power = 1 - gate * (1 - rest), gate * copied.gather(-1, target), self.alpha - 1
+        if power == 0:
+            score = scores.gather(-1, torch.where(known, target, 0))
+            generated = torch.where(known, score - scores.logsumexp(-1, keepdim=True), -torch.inf)
+            log_parts = other.log() + generated, _safe_log(share)
+            nothing = ~active | ((log_parts[0] == -torch.inf) & (log_parts[1] == -torch.inf))
+            loss = -torch.logaddexp(*(part.masked_fill(nothing, 0) for part in log_parts))
+            loss = loss.masked_fill(nothing, torch.inf)
+        else:
+            probs = pad(other * super().probs(scores), (0, copied.shape[-1] - scores.shape[-1])) + gate * copied
+            lost = -torch.expm1(power * _safe_log(probs.gather(-1, target))) / power
+            loss = lost - (1 - (probs**self.alpha).sum(-1, keepdim=True)) / self.alpha
+        return (own + loss.squeeze(-1)).masked_fill(~active.squeeze(-1), 0) / 2
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, copies={int((self.targets >= 0).sum())}"
+
+
+def _safe_log(x: Tensor) -> Tensor:
+    """Return logarithms, without a gradient at 0: it would be infinite, and times 0 NaN."""
+    zero = x == 0  # not `x <= 0`: a NaN must stay NaN
+    return torch.where(zero, -torch.inf, torch.where(zero, 1, x).log())
+
+
+def make_output(
+    d_model: int, d_vocab: int, src_vocab: int, copied: Sequence[int] | None, *options: Any, **named: Any
+) -> OutputLayer:
+    """Create the output layer of a model; with target symbols of the source symbols, it copies these.
+
+    Raises:
+        ValueError: If there is not one target symbol per source symbol, or one is invalid.
+    """
+    if copied is None:
+        return OutputLayer(d_model, d_vocab, *options, **named)
+    if len(copied) != src_vocab:
+        raise ValueError(f"copy must hold one number for each of {src_vocab} source symbols, got {len(copied)}")
+    return CopyOutput(d_model, d_vocab, copied, *options, **named)
+
+
+def embed_known(table: nn.Embedding, symbols: Tensor, output: OutputLayer) -> Tensor:
+    """Return the embeddings of symbols; a model that copies reads symbols outside its vocabulary as unknown."""
+    if isinstance(output, CopyOutput):
+        symbols = symbols.masked_fill(symbols >= table.num_embeddings, UNK)
+    embedded: Tensor = table(symbols)
+    return embedded
+
+
+def with_unknown(model: Any, targets: Sequence[int]) -> Any:
+    """Return a model that also copies source symbols outside its vocabulary; it shares all parameters.
+
+    Source symbol `src_vocab + i` is read as unknown and copied as target symbol `targets[i]`. Target symbols from
+    `tgt_vocab` stand for symbols that the target vocabulary lacks; only copying makes them possible (See et al. 2017
+    call this the extended vocabulary).
+
+    Args:
+        model: Model with the argument `copy`.
+        targets: Target symbols, from 4.
+
+    Raises:
+        ValueError: If the model does not copy, or a target symbol is special.
+
+    Example:
+        >>> from tsallis.models import RNNSeq2Seq
+        >>> model = with_unknown(RNNSeq2Seq(5, 5, 8, copy=[-1, -1, -1, -1, 4]), [5])
+        >>> state = model.start(model.encode(torch.tensor([[4, 5]]), torch.tensor([2])))
+        >>> model.step(state, torch.tensor([1])).scores.shape
+        torch.Size([1, 6])
+    """
+    if not isinstance(model.output, CopyOutput):
+        raise ValueError("the model does not copy: create it with the argument copy")
+    if targets and min(targets) < FIRST:
+        raise ValueError(f"targets must be symbols from {FIRST}, got {describe(min(targets))}")
+    same, output = copy.copy(model), copy.copy(model.output)
+    output.unknown = tuple(targets)
+    same._modules = {**model._modules, "output": output}
+    return same

@@ -1,0 +1,116 @@
+"""Vocabularies of models that copy symbols of the source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tsallis.models.copying import CopyOutput, with_unknown
+from tsallis.search import Ensemble
+from tsallis.symbols import FIRST, UNK
+from tsallis.toolkit.data.corpus import Corpus
+from tsallis.toolkit.data.vocabulary import Vocabulary, split_symbols
+from tsallis.toolkit.tasks.types import Data, Lines
+from tsallis.toolkit.training.run_folder import Run
+
+
+def copied_symbols(src: Any, tgt: Any) -> list[int]:
+    """Return the target symbol with the spelling of each source symbol, or -1 if there is none.
+
+    >>> copied_symbols(Vocabulary(["<tag:V>", "a", "b"]), Vocabulary(["b", "a"]))
+    [-1, -1, -1, -1, -1, 5, 4]
+    """
+    numbers = {tgt.name(number): number for number in range(FIRST, len(tgt))}
+    return [-1] * FIRST + [numbers.get(src.name(number), -1) for number in range(FIRST, len(src))]
+
+
+def with_source_symbols(task: Any, data: Data) -> Data:
+    """Return data whose target vocabulary includes the source symbols that an output can contain.
+
+    Unknown source symbols of the development data are added only to :attr:`Data.wide`. Subwords stay as they are: only
+    pieces of both vocabularies are copied.
+    """
+    src, tgt = data.vocabularies.src, data.vocabularies.tgt
+    if not isinstance(tgt, Vocabulary) or not isinstance(src, Vocabulary):
+        return data
+    vocabularies = replace(data.vocabularies, tgt=extended(tgt, src.symbols))
+    targets = [vocabularies.tgt.encode(_target(task, reference)) for reference in data.dev.references]
+    dev = replace(data.dev, corpus=Corpus(data.dev.corpus.src, targets, data.dev.corpus.counts))
+    run, unknown, dev = read_unknown(task, Run(Path(), None, src, vocabularies.tgt, {}, {}), dev)
+    return replace(data, dev=dev, vocabularies=vocabularies, wide=(run.tgt_vocab, unknown))
+
+
+def _target(task: Any, reference: str) -> str:
+    """Return the first right answer of a reference."""
+    return (*task.answers(reference), "")[0]
+
+
+def extended(vocabulary: Vocabulary, symbols: Iterable[str]) -> Vocabulary:
+    """Return a vocabulary with more symbols at its end, without those that can't be one symbol of a text.
+
+    >>> extended(Vocabulary(["a"]), ["b", "<tag:V>", "a"]).symbols
+    ('a', 'b')
+    """
+    new = [s for s in symbols if s not in vocabulary and is_copied(s, vocabulary.separator)]
+    return Vocabulary([*vocabulary.symbols, *new], vocabulary.separator)
+
+
+def is_copied(symbol: str, separator: str) -> bool:
+    """Return whether a source symbol can be a symbol of the output; tags such as `<tag:V>` can't."""
+    tag = len(symbol) > 2 and symbol.startswith("<") and symbol.endswith(">")
+    return not tag and [*split_symbols(symbol, separator)] == [symbol]
+
+
+def copies(model: Any) -> bool:
+    """Return whether a model, or each of an ensemble, copies symbols of the source."""
+    return all(isinstance(getattr(member, "output", None), CopyOutput) for member in getattr(model, "models", (model,)))
+
+
+def copy_unknown(task: Any, run: Run, lines: Lines) -> tuple[Run, Lines]:
+    """Add the unknown source symbols of lines that a model can copy to the vocabularies of its run.
+
+    Args:
+        task: Task of the run.
+        run: Run whose model may copy.
+        lines: Lines that were read with the run.
+
+    Returns:
+        The run for these lines, and the lines with the numbers of these symbols; both unchanged if there are none.
+    """
+    if not copies(run.model):
+        return run, lines
+    wide, targets, lines = read_unknown(task, run, lines)
+    if not targets:
+        return run, lines
+    members = [with_unknown(member, targets) for member in getattr(run.model, "models", (run.model,))]
+    return replace(wide, model=Ensemble(members) if isinstance(run.model, Ensemble) else members[0]), lines
+
+
+def read_unknown(task: Any, run: Run, lines: Lines) -> tuple[Run, list[int], Lines]:
+    """Return a run with larger vocabularies, the target symbol of each new source symbol, and lines that use them.
+
+    Subwords are not added. A symbol that is only in the source of another line stays unknown in the output.
+    """
+    src, tgt = run.src_vocab, run.tgt_vocab
+    if not isinstance(src, Vocabulary) or not isinstance(tgt, Vocabulary):
+        return run, [], lines
+    sources = [[int(number) for number in source] for source in lines.corpus.src]
+    texts = {row: task.text_symbols(lines.titles[row]) for row, source in enumerate(sources) if UNK in source}
+    found = dict.fromkeys(symbol for symbols in texts.values() for symbol in symbols)
+    new = [symbol for symbol in found if symbol not in src and is_copied(symbol, tgt.separator)]
+    if not new:
+        return run, [], lines
+    tgt = extended(tgt, new)
+    wide = replace(run, src_vocab=Vocabulary([*src.symbols, *new], src.separator), tgt_vocab=tgt)
+    numbers, targets = {symbol: number for number, symbol in enumerate(new, len(src))}, tgt.encode(new)
+    for row, symbols in texts.items():
+        source = sources[row]
+        for place, symbol in enumerate(symbols, len(source) - len(symbols)):
+            source[place] = numbers.get(symbol, source[place])
+    rows = []
+    for source, reference in zip(sources, lines.references, strict=True):
+        known = {targets[number - len(src)] for number in source if number >= len(src)}
+        rows.append([t if t < len(run.tgt_vocab) or t in known else UNK for t in tgt.encode(_target(task, reference))])
+    return wide, targets, replace(lines, corpus=Corpus(sources, rows, lines.corpus.counts))

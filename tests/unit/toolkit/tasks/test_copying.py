@@ -1,0 +1,185 @@
+"""Runs that copy: their vocabularies, and unknown symbols of lines as texts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from task_runs import config_of, evaluate, train, untrained_run
+from tsallis.errors import InputError
+from tsallis.models.copying import CopyOutput
+from tsallis.search import Certificate, Ensemble, Hypothesis, Result, SearchOptions
+from tsallis.toolkit.cli.input import read_all
+from tsallis.toolkit.data import Vocabulary
+from tsallis.toolkit.inference import TextRun
+from tsallis.toolkit.tasks.copying import copied_symbols, copy_unknown, extended
+from tsallis.toolkit.tasks.prepared import prepare
+from tsallis.toolkit.tasks.registry import task_of
+
+TRAIN = "abx\tbad\tV\nba\tab\tV;PST\nxab\tabd\tV\n"  # x is in sources alone, d in targets alone
+DEV = "aλb\txλ\tV\n"  # λ is unknown
+DATA = {"train": "train", "dev": "dev"}
+MODEL = {"d_model": 8, "layers": 1, "dropout": 0.0, "copy": True}
+ARCHITECTURES = {
+    "rnn": MODEL,
+    "transformer": {
+        **{"architecture": "transformer", "d_model": 8, "heads": 2, "d_ff": 8, "dropout": 0.0, "copy": True},
+        **{"encoder_layers": 1, "decoder_layers": 1},
+    },
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train").write_text(TRAIN, encoding="utf-8")
+    (tmp_path / "dev").write_text(DEV, encoding="utf-8")
+    (tmp_path / "config.yaml").write_text("version: 1\ndata: {embedded: english-verbs}\n", encoding="utf-8")
+    return tmp_path
+
+
+def copier(folder: Path, gate: float = 0.0, **model: Any) -> TextRun:
+    """A run that was not trained, whose attention is softmax and whose gate has this logit."""
+    settings = {**MODEL, "attention": "softmax", "output": "sparsemax", **model}
+    run = untrained_run(folder, DATA, settings)
+    with torch.no_grad():
+        run.model.output.gate.weight.zero_()
+        run.model.output.gate.bias.fill_(gate)
+    return TextRun(run, task_of(run.task))
+
+
+def test_the_target_vocabulary_has_the_symbols_of_sources_but_not_their_tags(folder: Path) -> None:
+    run = copier(folder).run
+    assert set(run.tgt_vocab.symbols) == {"a", "b", "d", "x"}
+    targets = run.model.output.targets.tolist()
+    assert len(targets) == len(run.src_vocab)
+    for number, target in enumerate(targets):
+        name = run.src_vocab.name(number)
+        assert (target == -1) == name.startswith("<") and (target == -1 or run.tgt_vocab.name(target) == name)
+
+
+def test_development_data_is_read_with_the_larger_vocabulary(folder: Path) -> None:
+    for copy, unknown in ((True, 0), (False, 2)):
+        content = {"version": 1, "data": {"folder": str(folder), **DATA}, "model": {**MODEL, "copy": copy}}
+        prepared = prepare(config_of(content))
+        corpus = prepared.data.dev.corpus
+        source, target = ([int(symbol) for symbol in side[0]] for side in (corpus.src, corpus.tgt))
+        assert target.count(3) == unknown and source.count(3) == int(not copy)
+        assert "λ" not in prepared.data.vocabularies.tgt and "λ" not in prepared.data.vocabularies.src
+        if copy:
+            model = prepared.build()
+            assert model.output.unknown == (target[1],) == (len(prepared.data.vocabularies.tgt),)
+            found = Result((Hypothesis(tuple(target), 0.0, (1, 1, 1), (1, 1, 1)),), Certificate("complete", -math.inf))
+            measure = prepared.measure()
+            assert measure is not None and measure([found])["levenshtein"] == 0
+
+
+def test_the_target_is_the_first_of_several_answers(folder: Path) -> None:
+    (folder / "dev").write_text("aλb\txλ/ab\tV\n", encoding="utf-8")
+    data = {"folder": str(folder), **DATA, "answer_separator": "/"}
+    prepared = prepare(config_of({"version": 1, "data": data, "model": MODEL}))
+    assert [int(symbol) for symbol in prepared.data.dev.corpus.tgt[0]][1:] == [len(prepared.data.vocabularies.tgt)]
+
+
+def test_symbols_that_cannot_be_copied() -> None:
+    characters, phones = Vocabulary(["a"]), Vocabulary(["a"], " ")
+    symbols = ["<tag:V>", "uː", "b", "<", "a"]
+    assert extended(characters, symbols).symbols == ("a", "b", "<")
+    assert extended(phones, symbols).symbols == ("a", "uː", "b", "<")
+    assert copied_symbols(Vocabulary(["b", "a"]), characters) == [-1] * 5 + [4]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_trained_run_opens_again_and_resumes(folder: Path, architecture: str) -> None:
+    content = {
+        **{"version": 1, "data": {"folder": str(folder), **DATA}, "model": ARCHITECTURES[architecture]},
+        "training": {"epochs": 1, "batch_size": 2},
+    }
+    prepared = prepare(config_of(content))
+    run = train(prepared, folder / "run")
+    assert isinstance(run.model.output, CopyOutput) and run.tgt_vocab == prepared.data.vocabularies.tgt
+    again = prepare(config_of(content), folder / "run")
+    assert again.description == prepared.description and again.folder is not None
+    task = task_of(run.task)
+    report = evaluate(run, task.split(run, config_of(content).data, "dev"), beam_size=2)
+    assert math.isfinite(report["loss"]) and report["unknown_symbols"] == 1  # these lines were read without λ
+    wide, lines = copy_unknown(task, run, task.split(run, config_of(content).data, "dev"))
+    assert evaluate(wide, lines, beam_size=2)["unknown_symbols"] == 0
+
+
+def test_an_unknown_symbol_of_the_source_can_be_output(folder: Path) -> None:
+    opened = copier(folder, gate=3.0)
+    lines = ["aλb\tV", "ab\tV", "λøλ\tV"]
+    plain = copier(folder, gate=3.0)
+    options = SearchOptions(mode="sample", num_samples=60, max_length=5, seed=1)
+    drawn = [
+        {c for output in answer.outputs if output for c in output.text} for answer in opened.translate(lines, options)
+    ]
+    assert "λ" in drawn[0] and not drawn[1] & {"λ", "ø"} and {"λ", "ø"} <= drawn[2]
+    for answer, alone in zip(opened.translate(lines), [plain.translate([line])[0] for line in lines], strict=True):
+        assert answer.text == alone.text and answer.certificate == alone.certificate and answer.unknown == 0
+        assert answer.score == pytest.approx(alone.score, abs=1e-6)
+
+
+def test_scores_of_unknown_symbols(folder: Path) -> None:
+    """A symbol of the source is possible; one that is in another line's source or in none is unknown."""
+    opened = copier(folder)
+    sources, targets = ["aλb\tV", "aøb\tV", "ab\tV", "λøa\tV"], ["λa", "λa", "øa", "øλ"]
+    scores = opened.score(sources, targets)
+    assert [score.possible for score in scores] == [True, False, False, True]
+    assert scores[0].tokens[0] == "λ" and scores[1].tokens == ("<unk>",) and scores[3].tokens[:2] == ("ø", "λ")
+    assert scores[0].log_prob > -math.inf and scores[1].log_prob == -math.inf
+    for score, source, target in zip(scores, sources, targets, strict=True):
+        (alone,) = opened.score([source], [target])
+        assert alone.log_prob == pytest.approx(score.log_prob, abs=1e-6)
+
+
+def test_the_probability_of_an_unknown_symbol_is_the_attention_to_it(folder: Path) -> None:
+    opened = copier(folder, gate=0.0)
+    with torch.no_grad():
+        opened.run.model.attention.bilinear.weight.zero_()  # attention is uniform
+    (score,) = opened.score(["λaλ\tV"], ["λ"])
+    assert score.scores is not None
+    # Half of the probability is copied; two of four positions have the symbol.
+    assert score.scores.log_probs[0] == pytest.approx(math.log(0.25), abs=1e-6)
+
+
+def test_lines_without_unknown_symbols_keep_the_run(folder: Path) -> None:
+    opened = copier(folder)
+    run, lines = copy_unknown(opened.task, opened.run, opened.task.read(["ab\tV"], "x", opened.run, False))
+    assert run is opened.run and lines.count == 1
+    path = folder / "lines"
+    path.write_text("ab\taλ\tV\naλ\taλ\tV;λ\n", encoding="utf-8")
+    run, lines = read_all(opened.run, opened.task, path, True)
+    assert len(run.src_vocab) == len(opened.run.src_vocab) + 1 and run.tgt_vocab.name(8) == "λ"
+    assert [row[1] for row in lines.corpus.tgt] == [3, 8]
+    assert opened.task.count_unknown(lines.corpus.src[1]) == 1  # the tag
+
+
+def test_a_symbol_that_only_the_target_vocabulary_knows_is_copied_too(folder: Path) -> None:
+    opened = copier(folder, gate=30.0)
+    (score,) = opened.score(["d\tV"], ["d"])
+    assert score.possible and score.tokens[0] == "d"
+
+
+def test_ensembles_copy_if_every_model_does(folder: Path) -> None:
+    opened = copier(folder)
+    both = replace(opened, run=replace(opened.run, model=Ensemble([opened.run.model, copier(folder).run.model])))
+    assert both.score(["λ\tV"], ["λ"])[0].possible and not opened.score(["a\tV"], ["λ"])[0].possible
+
+
+def test_density_and_copying_exclude_each_other(folder: Path) -> None:
+    with pytest.raises(InputError, match="copy needs discrete attention, found density: gaussian"):
+        untrained_run(folder, DATA, {**MODEL, "density": "gaussian"})
+
+
+def test_the_threshold_of_alpha_relu_is_that_of_the_map(folder: Path) -> None:
+    taus = [
+        untrained_run(folder, {**DATA}, {**MODEL, "output": "alpha_relu", "copy": copy}).model.output.tau
+        for copy in (True, True)
+    ]
+    assert taus[0] == taus[1] and 0 < abs(taus[0]) < 10
