@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import textwrap
 from collections.abc import Iterator
 from typing import Any, get_args
 
@@ -119,7 +120,8 @@ def _described(section: Any) -> dict[str, str]:
     result: dict[str, str] = {}
     for kind in reversed(section.__mro__ if hasattr(section, "model_fields") else ()):
         if kind.__module__.startswith("tsallis."):
-            result |= dict(re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(kind), re.M))
+            source = textwrap.dedent(inspect.getsource(kind))
+            result |= dict(re.findall(r"^    (\w+): .*?  # (?:type: ignore\S*  # )?(.*)$", source, re.M))
     text = inspect.cleandoc(section.__doc__ or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
     for names, meaning in re.findall(r"^    (\w[\w, ]*): (.*(?:\n      .*)*)", text, re.M):
         result |= dict.fromkeys(names.split(", "), re.sub(r":\w+:`~?([^`]*)`", r"`\1`", meaning))
