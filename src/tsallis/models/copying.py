@@ -14,8 +14,10 @@ from tsallis.errors import describe
 from tsallis.functional.losses import reduce
 from tsallis.models.protocol import DerivedStep, Step
 from tsallis.nn import OutputLayer
+from tsallis.ops.arguments import BestSymbols
 from tsallis.ops.dtypes import upcast
 from tsallis.ops.eager.log_probs import indistinct
+from tsallis.ops.eager.ranking import best_of_log_probs
 from tsallis.symbols import FIRST, UNK
 
 
@@ -39,7 +41,8 @@ class CopyOutput(OutputLayer):
     :math:`p_y = 0`, and teaches the map little where copying is easy. That of the map has a gradient everywhere.
 
     Hidden states have more numbers here than the size `d_model` of the constructor: the attention to each target
-    symbol, and to positions without one, follows (see :meth:`attend`). Scores are log-probabilities in float64.
+    symbol, and to positions without one, follows (see :meth:`attend`). Scores are log-probabilities in float64. Only
+    `loss_of_scores` takes the scores of the map.
 
     Args:
         d_model: Size of the hidden states, without attention.
@@ -127,6 +130,10 @@ class CopyOutput(OutputLayer):
     def log_probs(self, scores: Tensor) -> Tensor:
         """Return log-probabilities in float64; divided scores are normalized again, see `with_temperature`."""
         return scores.log_softmax(-1) if self.normalized else scores
+
+    def best_symbols(self, scores: Tensor, count: int, end: int, only: Tensor | None = None) -> BestSymbols:
+        """Return the most probable symbols, see :meth:`tsallis.nn.OutputLayer.best_symbols`."""
+        return best_of_log_probs(self.log_probs(scores), count, end, only)
 
     def thresholds(self, scores: Tensor, probs: Tensor) -> None:
         """Return None: a mixture has no single threshold."""

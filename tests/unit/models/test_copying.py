@@ -100,6 +100,14 @@ def test_an_unknown_source_symbol_is_copied_as_itself() -> None:
     assert (expected[1, :, 9] > 0).all() and (expected[1, :, 10] == 0).all()
 
 
+def test_the_best_symbols_are_those_of_the_mixture() -> None:
+    made, (hidden, attention, src) = layer("sparsemax", 2.0), inputs()
+    scores = made.scores(made.attend(hidden, attention, made.copies(src)))[:, 0]
+    best = made.best_symbols(scores, 3, end=2)
+    others = brute_force(made, hidden, attention, src)[:, 0].index_fill(-1, torch.tensor([2]), 0)
+    torch.testing.assert_close(best.log_probs.exp(), others.topk(3).values, atol=1e-12, rtol=0)
+
+
 def oracle_loss(made: CopyOutput, probs: Tensor, hidden: Tensor, target: int) -> Tensor:
     """The loss of one target [] from the probabilities [symbols] of one hidden state [d_model]."""
     scores, power = OutputLayer.scores(made, hidden), made.alpha - 1
