@@ -33,7 +33,7 @@ def show(
 ) -> Page:
     """Run a model once, and return a page that shows what each attention head attends to.
 
-    A notebook displays the page, and `show(...).save("heads.html")` writes it to a file. Attention is recorded from
+    A notebook displays the page; `show(...).save("heads.html")` writes it to a file. Attention is recorded from
     Hugging Face models, :class:`torch.nn.MultiheadAttention`, :class:`tsallis.nn.MultiheadAttention` and calls of
     :func:`torch.nn.functional.scaled_dot_product_attention`. For any other attention, pass its weights to
     :func:`tsallis.analysis.summarize_weights`.

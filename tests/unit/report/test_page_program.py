@@ -321,7 +321,7 @@ def test_a_query_sees_the_keys_up_to_its_own(calculate: Calculate, causal: bool,
 
 @pytest.mark.parametrize(("causal", "note"), [(True, "text to the text so far"), (False, "text to text")])
 def test_what_a_decoder_attends_to_depends_on_what_it_sees(open_page: Open, causal: bool, note: str) -> None:
-    weights = torch.full((2, 1, 3, 3), 1 / 3) if not causal else torch.eye(3).expand(2, 1, 3, 3)
+    weights = torch.full((2, 2, 3, 3), 1 / 3) if not causal else torch.eye(3).expand(2, 2, 3, 3)
     summary = summarize_weights(decoder_attention=[weights], decoder_tokens=[["▁a", "▁b", "▁c"]] * 2)
     tab = open_page(build_page([summary]), "sentence")
     assert tab.inner_text("section .hint") == f"Decoder, {note}. Click a head to show it above."
@@ -488,9 +488,10 @@ def test_wrong_answers_are_listed_beside_those_of_the_other_run(open_page: Open,
 
 def test_the_overview_leads_with_a_tree_and_its_proof(open_page: Open, summaries: Any) -> None:
     run = summaries[0][0]
-    edges = [
-        Edge(0, number, name, math.log(p), math.log(p), True) for number, name, p in ((1, "a", 0.75), (2, "b", 0.25))
-    ]
+    edges = []
+    for node, name, p in ((1, "a", 0.75), (3, "b", 0.25)):
+        edges.append(Edge(0, node, name, math.log(p), math.log(p), False))
+        edges.append(Edge(node, node + 1, "</s>", 0.0, math.log(p), True))
     for kind, words in (
         ("complete", ("the search found all 2 possible outputs", "Proved complete: these are all possible outputs")),
         ("optimal", ("no other output is more probable than the best", "Proved optimal:")),
