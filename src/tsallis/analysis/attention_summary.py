@@ -53,7 +53,7 @@ def summarize_attention(
         counts: Counts of pieces, see :func:`~tsallis.analysis.head_roles`.
 
     Returns:
-        Summary for `tsallis.report.page.build_page`.
+        Summary for `tsallis.report.build_page`.
 
     Raises:
         InputError: There are no sentences.

@@ -34,8 +34,6 @@ from tsallis.analysis.tree import BeamTree
 from tsallis.analysis.weights import SIDES, SparseWeights
 from tsallis.errors import InputError
 
-__all__ = ["build_page"]
-
 UNITS = 1000  # resolution of weights on the page; positive weights have at least one unit
 EVENTS = 500  # largest number of points of a curve on the page
 NON_ZEROS = 1 << 24  # largest number of weights on the page, about 20 megabytes
