@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from tsallis.nn import MultiheadAttention, sparsify_module
-from tsallis.report import Page, show
+from tsallis.report import show
+from tsallis.report.page import Page
 
 TEXTS = [["where", "is", "it", "?"], ["it", "is"]]
 PADDED = torch.tensor([[False] * 4, [False, False, True, True]])
