@@ -55,7 +55,7 @@ from tsallis.huggingface import (
     sparsify,
 )
 from tsallis.huggingface.recording import summarize_texts
-from tsallis.report.page import build_page
+from tsallis.report import build_page
 from tsallis.toolkit.tasks.classification import LabelledText, find_split, read_labelled
 
 GROWTH = (1.0, 1.05, 1.1, 1.25, 1.5, 1.75, 2.0)

@@ -44,7 +44,7 @@ import tsallis
 from tsallis.analysis import SignalDensity, signal_densities
 from tsallis.continuous import ValueFunction, gaussian_grid
 from tsallis.errors import InputError
-from tsallis.report.page import build_page
+from tsallis.report import build_page
 from tsallis.toolkit.data.io import find_packed, write_atomic
 from tsallis.toolkit.data.splits import hold_out
 

@@ -135,8 +135,9 @@ def inputs(family: Family, padding: str = "right") -> dict[str, Tensor]:
 
 
 def alpha_parameters(model: Any) -> list[torch.nn.Parameter]:
-    """Return the parameters of the learned alphas."""
-    return [module.bias for module in model.modules() if isinstance(module, LearnedAlpha)]
+    """Return the parameters of the learned alphas; an adapter freezes those that it replaces."""
+    found = [module.bias for module in model.modules() if isinstance(module, LearnedAlpha)]
+    return [parameter for parameter in found if parameter.requires_grad]
 
 
 def word_tokenizer(names: list[str], **special: str) -> Any:

@@ -50,7 +50,7 @@ def summarize_attention(
         examples: Number of sentences that show the role of a head.
 
     Returns:
-        Summary for `tsallis.report.page.build_page`.
+        Summary for `tsallis.report.build_page`.
 
     Raises:
         InputError: There are no sentences.

@@ -46,7 +46,7 @@ class OutputStatistics(Record):
 
     Args:
         steps: their number.
-        symbols: the size of the vocabulary.
+        symbols: the number of symbols that an output can have at a step.
         num_attended: source positions with a weight above zero: the mean over steps, layers and heads; None without
             attention.
         support: symbols with a value above zero: the mean over steps.
@@ -193,7 +193,7 @@ class Outputs:
         assert total is not None and norm is not None
         return OutputStatistics(
             steps=self.steps,
-            symbols=len(self.support) - 1,
+            symbols=len(self.support) - 1 - int(self.model.output.never.sum()),
             num_attended=self.num_attended / self.steps if self.attends else None,
             support=float(self.support @ np.arange(len(self.support))) / self.steps,
             support_counts=tuple(self.support[: largest + 1].tolist()),
@@ -267,7 +267,8 @@ def describe_steps(
             continue
         gold = batch.tgt_out[row]
         gold = gold[gold != IGNORE_INDEX]
-        probs = model.output.probs(_scores(model, decoded.hidden[row, : len(gold)])).double()  # [steps, symbols]
+        # Not `probs`, in which small probabilities underflow to 0.
+        probs = model.output.log_probs(_scores(model, decoded.hidden[row, : len(gold)])).exp()  # [steps, symbols]
         steps = zip(probs, gold.tolist(), strict=True)
         yield index, tuple(_teacher_forced_step(values, number, tgt_vocab, words) for values, number in steps)
 

@@ -264,6 +264,16 @@ def read_model(model: Any, src_vocab: Symbols, tgt_vocab: Symbols) -> AttentionR
     raise ValueError(f"expected a TransformerSeq2Seq, an RNNSeq2Seq or a LanguageModel, got {type(model).__name__}")
 
 
+def _without_underflow(weights: Tensor, layer: AttentionLayer) -> Tensor:
+    """Return weights without zeros in heads with alpha 1: softmax has none, but float32 rounds small weights to 0."""
+    softmax = torch.tensor(layer.alphas, device=weights.device) == 1
+    if not softmax.any():
+        return weights
+    single = weights.to(torch.promote_types(weights.dtype, torch.float32))
+    positive = single.clamp(min=torch.finfo(torch.float32).tiny)
+    return torch.where(softmax[:, None, None], positive.tril() if layer.causal else positive, single)
+
+
 class _Reader:
     """The common base of the adapters: it runs batches and spells their symbols."""
 
@@ -306,7 +316,11 @@ class TransformerReader(_Reader):
 
     def run(self, batch: Batch, receive: Receive) -> Any:
         """Run a batch, send the weights of each attention to `receive`, and return the decoder's output."""
-        with capture_weights(self.attentions, receive):
+
+        def receive_positive(number: int, weights: Tensor) -> None:
+            receive(number, _without_underflow(weights, self.layers[number]))
+
+        with capture_weights(self.attentions, receive_positive):
             return self._forward(batch)
 
 
@@ -338,5 +352,6 @@ class RNNReader(_Reader):
     def run(self, batch: Batch, receive: Receive) -> Any:
         """Run a batch, send the weights of each step to `receive`, and return the decoder's output."""
         decoded = self._forward(batch)
-        receive(0, decoded.attention.unsqueeze(1))  # [batch, 1, tgt, src]
+        weights = decoded.attention.unsqueeze(1)  # [batch, 1, tgt, src]
+        receive(0, _without_underflow(weights, self.layers[0]))
         return decoded

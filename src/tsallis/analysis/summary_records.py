@@ -69,6 +69,18 @@ class SentenceSummary(Record):
 
 
 @dataclass(frozen=True)
+class SearchedAnswer(Record):
+    """The best output of a search beside the reference."""
+
+    index: int  # of the sentence in its corpus, from 0
+    source: tuple[str, ...]  # pieces
+    reference: str
+    answer: str | None  # None where the search found nothing
+    prob: float | None
+    certificate: str
+
+
+@dataclass(frozen=True)
 class CorpusSummary(Record):
     """The size of a corpus."""
 
@@ -105,6 +117,8 @@ class RunSummary(Record):
     densities: HeadHistory | None = None  # None where the log has none
     importance: tuple[int, float] | None = None  # symbols, and the loss with all heads
     sentences: tuple[SentenceSummary, ...]  # a selection, in the corpus's order
+    answers: tuple[SearchedAnswer, ...] = ()  # to the searched sentences; none where references are missing
+    example: int | None = None  # index of the sentence whose tree the overview shows
 
 
 @dataclass(frozen=True, eq=False)

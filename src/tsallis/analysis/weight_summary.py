@@ -65,7 +65,7 @@ def summarize_weights(
         examples: Number of sentences that show the role of a head.
 
     Returns:
-        The summary, for `tsallis.report.page.build_page`. Alphas are NaN, and the page leaves them out.
+        The summary, for `tsallis.report.build_page`. Alphas are NaN, and the page leaves them out.
 
     Raises:
         TypeError: tokens that are not strings, weights that are not floating-point tensors.

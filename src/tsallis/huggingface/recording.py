@@ -45,7 +45,7 @@ def summarize_texts(
         examples: Number of texts that show the role of a head.
 
     Returns:
-        The summary, for `tsallis.report.page.build_page`.
+        The summary, for `tsallis.report.build_page`.
 
     Raises:
         InputError: There are no texts, the number of targets differs, targets are missing, or the model reads no
@@ -53,7 +53,7 @@ def summarize_texts(
         ValueError: The model has no sparse attention.
 
     Example:
-        >>> from tsallis.report.page import build_page
+        >>> from tsallis.report import build_page
         >>> def report(model, tokenizer, texts):
         ...     return build_page([summarize_texts(model, tokenizer, texts)])
     """

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,12 +35,10 @@ from tsallis.analysis.tree import BeamTree
 from tsallis.analysis.weights import SIDES, SparseWeights
 from tsallis.errors import InputError
 
-__all__ = ["build_page"]
-
 UNITS = 1000  # resolution of weights on the page; positive weights have at least one unit
 EVENTS = 500  # largest number of points of a curve on the page
 NON_ZEROS = 1 << 24  # largest number of weights on the page, about 20 megabytes
-VIEWS = ("overview", "heads", "sentences", "contrasts", "training", "outputs", "densities", "sweep")
+VIEWS = ("overview", "heads", "sentences", "wrong", "contrasts", "training", "outputs", "densities", "sweep")
 SCRIPTS = tuple(f"{name}.js" for name in ("dom", "data", "charts", "tree", "theme", *VIEWS))
 MAIN = "main.js"
 
@@ -56,6 +55,10 @@ class Page(str):
     """
 
     __slots__ = ()
+
+    def save(self, path: Path | str) -> None:
+        """Write the page to a file."""
+        Path(path).write_text(self, encoding="utf-8")
 
     def __repr__(self) -> str:
         return f"<Page of {len(self):,} characters>"  # notebooks also save the repr, so keep it short
@@ -152,8 +155,7 @@ def sentences_that_fit(runs: Sequence[RunSummary]) -> int:
 
 def _title(runs: Sequence[RunSummary | DensitySummary], sweep: Sweep | None) -> str:
     if runs:
-        alone = all(isinstance(run, RunSummary) and run.outputs is None for run in runs)
-        return ", ".join(run.name for run in runs) + (": attention" if alone else ": attention and outputs")
+        return ", ".join(run.name for run in runs)
     return "Densities over time" if sweep is None else f"Scores against {sweep.setting}"
 
 
@@ -169,16 +171,9 @@ def _tables() -> dict[str, Any]:
 
 
 def _score(score: ScoreFormat) -> dict[str, str]:
-    """Return the labels and the format of a score in tables and figures."""
-    subject, comma, rest = score.title.partition(",")
-    title = score.title[0].upper() + score.title[1:] if subject.split()[0].islower() else score.title
-    heading = f"{title[: len(subject)]} on the development set{comma}{rest}"
-    return {
-        "title": title,
-        "format": score.brief or score.format,
-        "heading": score.heading or heading,
-        "axis": score.axis or subject,
-    }
+    """Return the name and the format of a score in tables and figures."""
+    title = score.title[0].upper() + score.title[1:] if score.title.split()[0].islower() else score.title
+    return {"title": title, "format": score.brief or score.format}
 
 
 def encode_weights(weights: Sequence[SparseWeights]) -> str:

@@ -16,7 +16,7 @@ class Options:
         sentences: Number of sentences that the summary contains with all attention weights.
         importance: Number of sentences for the importance of heads (the loss without each head); 0 skips it.
         searched: Number of sentences, from the start of the corpus, that are searched in addition to `sentences` for
-            the rate of empty outputs.
+            the list of wrong answers and the rate of empty outputs. Language models are not searched.
         examples: Number of example sentences for the role of a head.
         beam_size: Beam size of the search for outputs.
         end_rule: Rule for finished outputs of the search, see :func:`tsallis.search.beam_search`.
@@ -29,7 +29,7 @@ class Options:
     limit: int = 1000
     sentences: int = 30
     importance: int = 0
-    searched: int = 0
+    searched: int = 200
     examples: int = 3
     beam_size: int = 5
     end_rule: EndRule = "every"

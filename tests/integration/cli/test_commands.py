@@ -55,7 +55,7 @@ def test_gold_symbols_that_no_vocabulary_has_are_told(tsallis, trained: Path, sm
             (tmp_path / name).symlink_to(tmp_path / f"{file.stem}-{name}")
         outputs = "--out", tmp_path / "out", "--manifest", tmp_path / "manifest"
         text = tsallis("evaluate", trained, file, *outputs).stdout
-        assert (f"{'gold symbols unknown':<28}{count:>10}" in text.splitlines()) == (count > 0)
+        assert (f"{'unknown reference symbols':<34}{count:>10}" in text.splitlines()) == (count > 0)
         metrics = json.loads((tmp_path / f"{file.stem}-manifest").read_text())["metrics"]
         assert metrics["unknown_symbols"] == count and metrics["gold_in_support"] <= 1 - count / symbols
         assert metrics["symbol_accuracy"] <= 1 - count / symbols and math.isfinite(metrics["loss"])

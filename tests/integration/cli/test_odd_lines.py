@@ -212,7 +212,7 @@ def test_lines_before_a_bad_one_are_answered(runs, call, name: str, bad: bytes, 
     good = text_of(*lines)
     options = ["--json", *([option] if option else [])]
     expected = call("translate", run, *options, stdin=good).lines if place else []
-    done = call("translate", run, *options, stdin=good + bad + b"\n" + text_of(*plain))
+    done = call("translate", run, *options, "--on-error", "stop", stdin=good + bad + b"\n" + text_of(*plain))
     assert done.status == 2 and done.lines == expected and len(done.lines) == place
     assert len(done.notes) == 1 and f"standard input:{place + 1}: " in done.notes[0], done.notes
     if not option:

@@ -60,7 +60,7 @@ def test_a_bad_line_does_not_end_standard_input(trained: Path, tsallis: Run, tmp
     done = tsallis("translate", trained, stdin=BAD, status=1)
     answers = done.stdout.split("\n")
     assert len(answers) == 7 and [bool(answer) for answer in answers] == [True, False, False, False, False, True, False]
-    assert [error.split(":")[1:3] for error in done.stderr.splitlines()] == [
+    assert [error.split(":")[1:3] for error in done.stderr.splitlines()[:3]] == [
         [" standard input", "3"],
         [" standard input", "2"],
         [" standard input", "5"],

@@ -28,7 +28,7 @@ from tsallis.toolkit.training.run_folder import Run, build_model
 pytest.importorskip("playwright")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright")
 
-VIEWS = ("overview", "heads", "sentence", "contrasts", "training", "outputs")
+VIEWS = ("overview", "outputs", "wrong", "sentence", "heads", "contrasts", "training")
 
 
 class Visit:
@@ -177,7 +177,8 @@ def test_steps_and_trees_are_those_of_the_records(visit: Visit, report: tuple[Pa
         assert (prob == "impossible") == (step["prob"] == 0)
         if prob[0] == ".":
             assert float(prob) == pytest.approx(step["prob"], abs=5e-4)
-    assert f"Certificate {sentence['tree']['certificate']}" in tab.inner_text(".certificate >> nth=0")
+    names = {"complete": "Proved complete", "optimal": "Proved optimal", "bounded": "Bounded", "none": "Nothing proved"}
+    assert tab.inner_text(".certificate >> nth=0").startswith(names[sentence["tree"]["certificate"]])
     ends = sum(edge["end"] for edge in sentence["tree"]["edges"])
     assert len(tab.query_selector_all("section:nth-of-type(1) .tree .value")) >= ends > 0
 
@@ -201,7 +202,7 @@ def test_contrasts_are_those_of_the_records(visit: Visit, report: tuple[Path, An
 def test_curves_have_the_values_of_the_log(visit: Visit, report: tuple[Path, Any]) -> None:
     tab = visit.open("training")
     titles = tab.eval_on_selector_all("figcaption", "captions => captions.map(c => c.innerText)")
-    assert any("‖z‖" in title for title in titles) and any("τ(z)" in title for title in titles)
+    assert any("Norm of the scores" in title for title in titles)
     loss = report[1][0]["values"]["values"]["dev_loss"]
     shown = tab.eval_on_selector_all("figure >> nth=0 >> polyline title", "titles => titles.map(t => t.textContent)")
     assert len(shown) == 2 and shown[0].endswith(f": {loss[-1]:.2f}")
@@ -355,10 +356,11 @@ def test_a_page_on_attention_alone_has_no_outputs_and_no_training(
     visit = visits(attention_page)
     tab = visit.open("overview")
     links = tab.eval_on_selector_all("nav a", "links => links.map(link => link.innerText)")
-    assert links == ["Overview", "Heads", "Sentences", "Contrasts", "Layers"]
-    facts = tab.inner_text("table.facts")
+    assert links == ["Overview", "Attention", "Heads", "Contrasts", "Layers"]
+    tab.click("text=All settings and numbers")
+    facts = tab.inner_text("details table.facts")
     assert "parameters" in facts and "updates" not in facts and "Possible symbols" not in facts
-    for view in VIEWS[:-1]:
+    for view in ("overview", *VIEWS[3:]):
         tab = visit.open(view)
         tab.wait_for_selector(f'main[data-view="{view}"] h1')
         visit.check_accessibility()
@@ -420,8 +422,9 @@ def test_a_page_of_weights_has_the_views_that_need_no_model(visits: Callable[...
     shares = {"encoder": ["1 of 5"] * 5, "decoder": [f"1 of {i}" for i in (1, 2, 3, 4)], "cross": ["1 of 5"] * 4}
     visit = visits(weight_page)
     tab = visit.open("overview")
-    assert tab.locator("nav a").all_text_contents() == ["Overview", "Heads", "Sentences", "Layers"]
-    facts = tab.locator("table.facts tbody th").all_text_contents()
+    assert tab.locator("nav a").all_text_contents() == ["Overview", "Attention", "Heads", "Layers"]
+    tab.click("text=All settings and numbers")
+    facts = tab.locator("details table.facts tbody th").all_text_contents()
     assert facts == [*(f"Density, {name}" for name in shares), "Heads with a role", "Rare tokens"]
     assert tab.locator("svg.map text.tick").all_text_contents()[:2] == ["layer 1", "layer 3"]
     assert tab.locator("svg.map .cell").count() == 5 * len(shares)

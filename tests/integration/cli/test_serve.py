@@ -44,9 +44,10 @@ class Serving:
         assert address, self.process.communicate()
         self.url, self.port, self.errors = address[0], int(address[1]), ""
 
-    def ask(self, path: str, body: str | None = None) -> tuple[int, Any]:
+    def ask(self, path: str, body: str | None = None, host: str | None = None) -> tuple[int, Any]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         kind = {} if body is None else {"content-type": "application/json"}
+        kind |= {} if host is None else {"host": host}
         connection.request("GET" if body is None else "POST", path, body and body.encode(), kind)
         answer = connection.getresponse()
         content = json.loads(answer.read())
@@ -102,12 +103,15 @@ def test_the_options_of_the_documentation_are_those_of_the_command() -> None:
 @pytest.mark.process
 def test_an_interrupt_ends_it_in_order_and_a_host_that_others_reach_is_warned_of(trained: Path) -> None:
     serving = Serving(trained, "--host", "0.0.0.0", "--port", 0)
-    assert "http://0.0.0.0:" in serving.line
+    assert "http://0.0.0.0:" not in serving.line  # others can't open that
+    status, _ = serving.ask("/api/health", host=serving.url.removeprefix("http://").removesuffix("/"))
+    assert status == 200
     # A client that keeps its connection open does not hold it up.
     connection = socket.create_connection(("127.0.0.1", serving.port))
     assert serving.ask("/api/health")[0] == 200
     assert serving.end(signal.SIGINT) == (0, "")
-    assert "tsallis: warning: 0.0.0.0 is not this machine alone" in serving.errors
+    assert f"tsallis: warning: everyone who can reach {serving.url}" in serving.errors
+    assert f"--allow-host {socket.gethostname()}" in serving.errors
     connection.close()
 
 
@@ -163,6 +167,19 @@ def test_an_output_that_is_full_or_that_nobody_reads_ends_it_with_one_line(train
     os.close(writing)
     message = "tsallis: standard output is closed, so the server's address can't be printed\n"
     assert ended == Ended(2, "", message)
+
+
+def test_examples_are_of_the_development_set_where_it_is_there(trained: Path, tmp_path: Path) -> None:
+    from tsallis.toolkit.cli.serve import DEV_EXAMPLES, _dev_lines, _is_readable
+
+    run = load_run(trained)
+    task = task_of(run.task)
+    lines = _dev_lines(run, task)
+    assert 0 < len(lines) <= DEV_EXAMPLES and all(_is_readable(run, task, line) for line in lines)
+    moved = shutil.copytree(trained, tmp_path / "moved")
+    config = (moved / "config.yaml").read_text(encoding="utf-8")
+    (moved / "config.yaml").write_text(re.sub(r"folder: .*", "folder: nowhere", config), encoding="utf-8")
+    assert "nowhere" in (moved / "config.yaml").read_text() and _dev_lines(load_run(moved), task) == []
 
 
 @pytest.fixture

@@ -77,14 +77,16 @@ def test_output_statistics_beside_single_steps(make: Any, arguments: Any, monkey
             supports.append(int((values > 0).sum()))
             totals.append(float(values.sum()))
             norms.append(math.sqrt(sum(z**2 for z in step.tolist() if z > -math.inf)))
-    assert statistics.steps == len(supports) and statistics.symbols == len(TGT)
+    assert statistics.steps == len(supports) and statistics.symbols == len(TGT) - 3
     assert statistics.support == pytest.approx(sum(supports) / len(supports), abs=1e-9)
     assert statistics.support_counts == tuple(supports.count(n) for n in range(max(supports) + 1))
     assert statistics.total.mean == pytest.approx(sum(totals) / len(totals), abs=1e-6)
     assert statistics.norm.mean == pytest.approx(sum(norms) / len(norms), abs=1e-6)
     assert sum(statistics.norm.histogram.counts) == sum(statistics.total.histogram.counts) == statistics.steps
     assert (statistics.threshold is None) == (arguments["output"] == "softmax")
-    assert statistics.sparsity == 1 - statistics.support / len(TGT)
+    assert statistics.sparsity == 1 - statistics.support / (
+        len(TGT) - 3
+    )  # padding, the start and unknown symbols are no outputs
     assert json.loads(json.dumps(statistics.to_dict())) == statistics.to_dict()
 
 

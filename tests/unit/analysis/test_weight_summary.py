@@ -254,4 +254,4 @@ def test_other_types_are_refused(attention: Any, tokens: Any, message: str) -> N
 
 def test_a_page_has_no_alphas_and_no_model() -> None:
     page = build_page([summarize_weights([softmax(1, 2, 4, 4)], PIECES)])
-    assert "<title>model: attention</title>" in page and '"alpha":null' in page and '"parameters":null' in page
+    assert "<title>model</title>" in page and '"alpha":null' in page and '"parameters":null' in page

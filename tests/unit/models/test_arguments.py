@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from tsallis.models.image_encoder import ImageGrid
 
 from tsallis.models import BiLSTMClassifier, LabelDecoder, LanguageModel, RNNSeq2Seq, TransformerSeq2Seq
-from tsallis.models.vqa import VisualAnswerer
+from tsallis.models.vqa import ImageGrid, VisualAnswerer
 
 
 def rnn(**options: Any) -> RNNSeq2Seq:

@@ -12,7 +12,6 @@ from torch import nn
 
 from tsallis.continuous import image_basis
 from tsallis.nn import (
-    AlphaReLULoss,
     ContinuousAttention1d,
     Entmax,
     EntmaxLoss,
@@ -97,8 +96,6 @@ def decoder(**options: Any) -> TransformerDecoderLayer:
         (Entmax, {"alpha": 0.0}, "alpha"),
         (EntmaxLoss, {"alpha": math.inf}, "alpha"),
         (EntmaxLoss, {"reduction": "total"}, "reduction must be one of mean, sum, none, got 'total'"),
-        (AlphaReLULoss, {"alpha": 1.0}, "alpha"),
-        (AlphaReLULoss, {"reduction": "total"}, "reduction must be one of mean, sum, none, got 'total'"),
         *(
             case
             for layer in (encoder, decoder)

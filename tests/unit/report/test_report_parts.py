@@ -73,7 +73,7 @@ def test_answers_are_spelled_as_each_run_does(tmp_path: Path, text: Path) -> Non
 
 
 def test_lines_with_outputs_are_references(tmp_path: Path, text: Path) -> None:
-    text.write_text("".join(f"{line}\tscan\n" for line in LINES))
+    text.write_text("".join(line.replace("\t", "\tscan\t") + "\n" for line in LINES))
     run = untrained(tmp_path / "one", 0)
     (summary,), _ = summarize_all([run], "dev", Text.read(text), {}, Options(beam_size=2))
     assert summary.corpus.target_run is None and summary.corpus.name == str(text)
@@ -83,7 +83,7 @@ def test_lines_with_outputs_are_references(tmp_path: Path, text: Path) -> None:
 def test_the_command_says_how_many_sentences_are_left_out(
     tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text.write_text("".join(f"{line}\tscan\n" for line in LINES))
+    text.write_text("".join(line.replace("\t", "\tscan\t") + "\n" for line in LINES))
     report = Report(*summarize_all([untrained(tmp_path / "one", 0)], "dev", Text.read(text), {}, Options(beam_size=2)))
     out = tmp_path / "page.html"
     capsys.readouterr()

@@ -19,6 +19,7 @@ CONFIGURATIONS = {
     "functions": FILES + "model: {density: gaussian, functions: 9}\n",
     "penalty": "data: {task: classification, train: a}\nmodel: {penalty: 0.5}\n",
     "competing_ends": FILES + "search: {beam_size: 3, competing_ends: true}\n",
+    "tags": "data: {train: a, dev: b, tags: true}\n",
     "validation_competing_ends": FILES + "training: {validation_competing_ends: true}\n",
 }
 
@@ -30,7 +31,7 @@ def test_every_old_name_is_tested() -> None:
 @pytest.mark.parametrize("old", KEYS)
 def test_configurations_with_old_names_open(tmp_path: Path, old: str) -> None:
     text = "version: 1\n" + CONFIGURATIONS[old]
-    present = text.replace(old, KEYS[old]).replace("true", VALUES.get(old, {}).get(True, "true"))
+    present = text.replace(old, KEYS[old]).replace("true", str(VALUES.get(old, {}).get(True, "true")))
     configs = []
     for name, content in (("old", text), ("new", present)):
         (tmp_path / name).write_text(content)

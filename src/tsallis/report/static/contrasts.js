@@ -5,13 +5,13 @@ function viewContrasts() {
   const several = RUNS.length > 1;
   return [
     h("h1", { tabindex: "-1" }, "Contrasts"),
-    h("p", { class: "lead" }, "Where attention depends on the sentence, and where it depends on the run: one head on two "
-      + "sentences of the same length", several ? ", and words on which two runs agree and differ" : "", "."),
+    h("p", { class: "lead" }, "Where attention depends on the example, and where it depends on the run: one head on two "
+      + "examples of the same length", several ? ", and words on which two runs agree and differ" : "", "."),
     ...(several ? DATA.comparisons.map(comparisonPart) : []),
-    several && DATA.comparisons.length < RUNS.length - 1 ? h("p", { class: "hint" }, "Runs that tokenize the sentences "
+    several && DATA.comparisons.length < RUNS.length - 1 ? h("p", { class: "hint" }, "Runs that tokenize the examples "
       + "differently from the first run, or have other kinds of attention, are not compared with it.") : null,
     ...(pairs ? RUNS.map(pairsPart) : [h("p", { class: "hint" },
-      "No head has two sentences of the same length, of at least six words, with different densities.")]),
+      "No head has two examples of the same length, of at least six tokens, with different densities.")]),
   ];
 }
 
@@ -19,19 +19,25 @@ function comparisonPart(comparison) {
   const { first, second } = comparison;
   return h("section", null, h("h2", null, `${first} and ${second}`),
     h("p", { class: "hint" }, "Divergence (Jensen–Shannon): 0 where both runs attend to the same words, 1 where they "
-      + "share none. The heads of each run are averaged first; “within” is the divergence among the heads of one run."),
+      + "share none. The heads of each run are averaged first.", comparison.kinds.some((kind) => severalHeads(comparison, kind.kind))
+      ? " “Within” is the divergence among the heads of one run." : ""),
     comparison.kinds.map((kind) => h("div", null,
       h("h3", null, `${KIND_NAMES[kind.kind]}: mean divergence ${plain(kind.mean, 3)} over ${whole(kind.words)} words`),
       wordTable(comparison, kind, "differ", "Differ most"), wordTable(comparison, kind, "agree", "Agree most"))));
 }
 
+function severalHeads({ first, second }, kind) {
+  return RUNS.some((run) => [first, second].includes(run.name) && run.heads.filter((head) => head.kind === kind).length > 1);
+}
+
 function wordTable(comparison, kind, list, title) {
   const { first, second } = comparison;
+  const within = severalHeads(comparison, kind.kind);
   const word = kind.kind === "cross" ? "Predicted after" : "Word";
-  const columns = [word, "Sentence", "Divergence", `${first} attends to`, `${second} attends to`,
-    `Within ${first}`, `Within ${second}`];
+  const columns = [word, "Example", "Divergence", `${first} attends to`, `${second} attends to`,
+    ...(within ? [`Within ${first}`, `Within ${second}`] : [])];
   const rows = kind[list].map((row) => [spell(row.piece), sentenceLink(row.sentence, kind.kind), numeric(plain(row.between, 3)),
-    keyList(row.first_keys), keyList(row.second_keys), numeric(plain(row.first, 3)), numeric(plain(row.second, 3))]);
+    keyList(row.first_keys), keyList(row.second_keys), ...(within ? [numeric(plain(row.first, 3)), numeric(plain(row.second, 3))] : [])]);
   return scroller(`${title}, ${kind.kind}`, table(title, columns, rows, "contrasts", null));
 }
 
@@ -50,8 +56,8 @@ function pairsPart(run) {
   if (!run.contrasts.length) return null;
   const place = h("div", { class: "pairs" });
   showPairs(run, place);
-  return h("section", null, h("h2", null, titleOf(run, "one head, two sentences")),
-    h("p", { class: "hint" }, "The same head on two sentences of equal length: on the left the one on which it is "
+  return h("section", null, h("h2", null, titleOf(run, "one head, two examples")),
+    h("p", { class: "hint" }, "The same head on two examples of equal length: on the left the one on which it is "
       + "sparsest, on the right the one on which it is densest."), place);
 }
 
@@ -63,8 +69,8 @@ async function showPairs(run, place) {
       const weights = await exampleWeights(head, example);
       const [queries, keys] = sides(head.kind, example);
       const short = `${name}: density ${percent(example.score)}`;
-      figures.push(figure(`${short}, ${head.name}, sentence ${example.index + 1}`, linesOrMatrix(weights, queries, keys),
-        { scroll: true, short, note: `sentence ${example.index + 1}` }));
+      figures.push(figure(`${short}, ${head.name}, example ${example.index + 1}`, linesOrMatrix(weights, queries, keys),
+        { scroll: true, short, note: `example ${example.index + 1}` }));
     }
     place.append(h("div", { class: "pair" }, h("h3", null, h("a", { href: `#head/${head.id}` }, capital(head.name)),
       head.alpha === null ? "" : `, alpha ${plain(head.alpha)}`), h("div", { class: "examples" }, figures)));

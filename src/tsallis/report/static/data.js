@@ -5,6 +5,8 @@ const RUNS = DATA.runs;
 const OUTPUT_RUNS = RUNS.filter((run) => run.outputs); // for the other runs only attention was analysed
 const TRAINED = RUNS.some((run) => run.step !== null); // false if all models come without a training run
 const TARGET_RUN = RUNS.length ? RUNS[0].corpus.target_run : null; // its answers are the targets; null: references
+// The position of the example that the overview shows, with which other views start.
+const FIRST_SHOWN = RUNS.length ? Math.max(0, RUNS[0].sentences.findIndex((sentence) => sentence.index === RUNS[0].example)) : 0;
 const KINDS = Object.keys(DATA.sides).filter((kind) => RUNS.some((run) => run.layers.some((l) => l.kind === kind)));
 const KIND_NAMES = { encoder: "Encoder", decoder: "Decoder", cross: "Cross-attention" };
 const ROLE_LETTERS = {
@@ -59,7 +61,7 @@ function kindNote(run, kind) {
 // The words of queries and keys. Cross-attention belongs to the word that is predicted, not to the word that is read.
 function sides(kind, text) {
   const [queries, keys] = DATA.sides[kind];
-  return [kind === "cross" ? [...text.target.slice(1), "</s>"] : text[queries], text[keys]];
+  return [kind === "cross" ? [...text.target.slice(1), "(end)"] : text[queries], text[keys]];
 }
 
 // The text that identifies a sentence: its source, or its target if there is no source.
@@ -155,9 +157,9 @@ function showScore(name, value) {
   return (kind === "%" ? percent : plain)(value, Number(digits));
 }
 
-// The heading of a score's figure. A score that is missing from the table is shown by its name.
-function headingOf(name) {
-  return name in DATA.scores ? DATA.scores[name].heading : name;
+// The name of a score, by its name in a log or in an evaluation. A score that is missing from the table keeps its name.
+function scoreTitle(name) {
+  return (DATA.scores[name] || DATA.scores[`dev_${name}`] || { title: name }).title;
 }
 
 // The measures by which heads can be sorted and coloured.

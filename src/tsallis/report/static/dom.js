@@ -56,26 +56,9 @@ function weight(value) {
 // A probability, "0" only if it is exactly zero. `log` is its logarithm, needed when the probability underflows to 0.
 function probability(value, log = Math.log(value)) {
   if (value === null) return "–";
-  if (value === 0) return Number.isFinite(log) && log !== null ? smallProbability(log / Math.LN10) : "0";
+  if (value === 0) return Number.isFinite(log) && log !== null ? "<.001" : "0";
   if (value >= 0.9995) return value > 1.0005 ? value.toFixed(3) : value >= 0.999995 ? "1" : ">.999";
-  if (value >= 0.001) return value.toFixed(3).replace(/^0/, "");
-  const [digit, power] = value.toExponential(0).split("e-");
-  return powerOfTen(digit, power);
-}
-
-function smallProbability(log) {
-  const digit = Math.round(10 ** (log - Math.floor(log)));
-  return digit === 10 ? powerOfTen(1, -Math.floor(log) - 1) : powerOfTen(digit, -Math.floor(log));
-}
-
-function powerOfTen(digit, power) {
-  return `${digit}·10⁻${[...String(power)].map((d) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[d]).join("")}`;
-}
-
-// The logarithm of a sum, from the logarithms of its terms.
-function logSum(logs) {
-  const high = logs.reduce((one, other) => Math.max(one, other), -Infinity);
-  return Number.isFinite(high) ? high + Math.log(logs.reduce((sum, log) => sum + Math.exp(log - high), 0)) : high;
+  return value < 0.001 ? "<.001" : value.toFixed(3).replace(/^0/, "");
 }
 
 function whole(value) {
@@ -91,10 +74,12 @@ function titleOf(run, text) {
   return RUNS.length > 1 ? `${run.name}: ${text}` : capital(text);
 }
 
-// Pieces of a sentence, without the word-start mark ▁. Invisible characters are shown by name.
+// Pieces of a sentence, without the word-start mark ▁ and the marks of tags. Invisible characters are shown by name.
+
+const TAG = /^<(?:tag|lang):(.+)>$/;
 
 function spell(piece) {
-  const text = piece.startsWith("▁") ? piece.slice(1) : piece;
+  const text = piece.startsWith("▁") ? piece.slice(1) : piece.replace(TAG, "$1");
   if (text === "") return "▁";
   if (/^[\t\n\r]+$/.test(text)) return text.replace(/./gs, (letter) => ({ "\t": "⇥", "\n": "⏎", "\r": "␍" })[letter]);
   const name = visible(text);
@@ -109,9 +94,10 @@ function visible(text) {
 
 function sentenceText(pieces) {
   const words = pieces.some((piece) => piece.startsWith("▁"));
-  return pieces.filter((piece) => piece !== "<s>" && piece !== "</s>")
+  const tags = pieces.filter((piece) => TAG.test(piece)).map(spell).join(" ");
+  return pieces.filter((piece) => piece !== "<s>" && piece !== "</s>" && !TAG.test(piece))
     .map((piece) => (/^(\[.+\]|<.+>)$/.test(piece) ? ` ${piece} ` // a special token, such as [SEP]
-      : words ? piece.replace("▁", " ") : [...piece].length > 1 ? ` ${piece} ` : piece)).join("").replace(/ +/g, " ").trim();
+      : words ? piece.replace("▁", " ") : [...piece].length > 1 ? ` ${piece} ` : piece)).join("").replace(/ +/g, " ").trim() + (tags && ` (${tags})`);
 }
 
 function short(text, longest) {

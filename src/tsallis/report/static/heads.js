@@ -93,12 +93,13 @@ function viewHead(id) {
   const examples = h("div", { class: "examples" });
   showExamples(head, examples);
   return [
-    h("p", { class: "crumbs" }, h("a", { href: "#heads" }, "All heads"), RUNS.length > 1 ? ` · ${head.run.name}` : ""),
+    h("p", { class: "crumbs" }, heads.length > 1 ? h("a", { href: "#heads" }, "All heads") : null,
+      RUNS.length > 1 ? ` ${head.run.name}` : ""),
     h("h1", { tabindex: "-1" }, capital(head.name)),
     h("p", { class: "lead" }, sentenceOf(head)),
     h("p", { class: "pager" }, near(-1, "← previous head"), near(1, "next head →")),
     h("div", { class: "columns" }, cardFacts(head), scoreFigure(head), densityFigure(head), historyFigure(head)),
-    h("section", null, h("h2", null, head.examples.length ? "Sentences that show it best" : "On some sentences"), examples),
+    h("section", null, h("h2", null, head.examples.length ? "Examples that show it best" : "On some examples"), examples),
   ];
 }
 
@@ -142,8 +143,9 @@ function scoreFigure(head) {
 function densityFigure(head) {
   const count = head.histogram.length;
   const edges = Array.from({ length: count + 1 }, (_, i) => i / count);
-  return figure("Density of sentences", barChart(edges, head.histogram, { height: 200,
-    xName: "share of keys above zero", yName: "sentences" }));
+  if (head.histogram.filter(Boolean).length < 2) return null;
+  return figure("Density on each example", barChart(edges, head.histogram, { height: 200,
+    xName: "share of keys above zero", yName: "examples" }));
 }
 
 function historyFigure(head) {
@@ -161,9 +163,9 @@ async function showExamples(head, place) {
     const weights = head.examples.length ? await exampleWeights(head, example) : await weightsOf(head, i);
     const [queries, keys] = sides(head.kind, example);
     const known = head.run.sentences.findIndex((sentence) => sentence.index === example.index);
-    const title = `Sentence ${example.index + 1}${example.score === undefined ? "" : `: score ${plain(example.score)}`}`;
+    const title = `Example ${example.index + 1}${example.score === undefined ? "" : `: score ${plain(example.score)}`}`;
     place.append(h("div", { class: "example" },
       figure(title, linesOrMatrix(weights, queries, keys), { scroll: true, note: short(sentenceText(keys), 70) }),
-      known >= 0 ? h("p", null, h("a", { href: `#sentence/${known}/${head.id}` }, "Open in the sentence explorer")) : null));
+      known >= 0 ? h("p", null, h("a", { href: `#sentence/${known}/${head.id}` }, "Compare with other heads")) : null));
   }
 }

@@ -3,16 +3,17 @@
 const PAIRS = RUNS.length > 1 || (RUNS.length && RUNS[0].corpus.sentences > 1); // of runs or sentences to compare
 const RUN_VIEWS = [
   ["overview", "Overview", viewOverview],
-  ["heads", "Heads", viewHeads],
-  ["sentence", "Sentences", viewSentence],
+  ...(OUTPUT_RUNS.length ? [["outputs", "Outputs", viewOutputs]] : []),
+  ...(RUNS.some((run) => run.answers.length) ? [["wrong", "Wrong answers", viewWrong]] : []),
+  ["sentence", "Attention", viewSentence],
+  ...(RUNS.some((run) => run.heads.length > 1) ? [["heads", "Heads", viewHeads]] : []),
   ...(PAIRS ? [["contrasts", "Contrasts", viewContrasts]] : []),
   ["training", TRAINED ? "Training" : "Layers", viewTraining],
-  ...(OUTPUT_RUNS.length ? [["outputs", "Outputs", viewOutputs]] : []),
 ];
 const VIEWS = [...(RUNS.length ? RUN_VIEWS : []),
   ...(DATA.densities.length ? [["densities", "Densities", viewDensities]] : []),
   ...(DATA.signals.length ? [["signals", "Time", viewSignals]] : []),
-  ...(DATA.sweep ? [["sweep", "Sweep", viewSweep]] : [])];
+  ...(DATA.sweep && (!RUNS.length || DATA.sweep.points.length > 2) ? [["sweep", "Sweep", viewSweep]] : [])];
 
 // The parts of the address. An address that can't be decoded is used as it is.
 function addressParts() {

@@ -1,12 +1,12 @@
 // The symbols that are possible in the output layer: over the corpus, at each step of a target, and in the beam.
 
-let outputSentence = 0;
+let outputSentence = FIRST_SHOWN;
 
 function viewOutputs(number) {
   if (isSentence(number)) outputSentence = Number(number);
   const place = h("div");
   const draw = () => place.replaceChildren(...OUTPUT_RUNS.map((run) => h("section", null,
-    h("h2", null, RUNS.length > 1 ? run.name : `Sentence ${run.sentences[outputSentence].index + 1}`),
+    h("h2", null, RUNS.length > 1 ? run.name : `Example ${run.sentences[outputSentence].index + 1}`),
     ...outputsOf(run))));
   draw();
   return [
@@ -18,7 +18,7 @@ function viewOutputs(number) {
       draw();
     })),
     place,
-    h("section", null, h("h2", null, "Over all sentences"), ...OUTPUT_RUNS.map(outputFigures)),
+    h("section", null, h("h2", null, "Over all examples"), ...OUTPUT_RUNS.map(outputFigures)),
   ];
 }
 
@@ -31,7 +31,7 @@ function outputsOf(run) {
     h("h3", null, TARGET_RUN ? `${targetName()}, step by step` : "The reference, step by step"),
     h("p", { class: "hint" }, excludedSteps(run, sentence.steps)),
     stepTable(run, sentence),
-    ...(sentence.tree ? [h("h3", null, "Outputs that the search found"), treePart(run, sentence)] : []),
+    ...(sentence.tree ? [h("h3", null, "Outputs that the search found"), treePart(run, sentence, `outputs, example ${sentence.index + 1}`)] : []),
   ];
 }
 
@@ -49,26 +49,23 @@ function excludedSteps(run, steps) {
 function stepTable(run, sentence) {
   return scroller(`Steps of the ${TARGET_RUN ? "target" : "reference"}`,
     h("table", { class: "steps" },
-      h("thead", null, h("tr", null, ["Step", TARGET_RUN ? "Target" : "Reference", "Probability", "Possible", "Excluded", "Symbols and shares"]
+      h("thead", null, h("tr", null, ["Step", TARGET_RUN ? "Target" : "Reference", "Probability", "Possible", "Symbols and shares"]
         .map((text) => h("th", { scope: "col" }, text)))),
       h("tbody", null, sentence.steps.map(([gold, prob, support, words], i) => h("tr", { class: prob === 0 ? "out" : null },
         numeric(i + 1),
-        h("th", { scope: "row" }, spell(gold)),
+        h("th", { scope: "row" }, spell(symbolName(gold))),
         numeric(prob === 0 ? "impossible" : probability(prob)),
         numeric(whole(support)),
-        numeric(whole(run.outputs.symbols - support)),
-        h("td", null, shares(words, gold, support)))))));
+        h("td", null, shares(words.map(([word, ...rest]) => [symbolName(word), ...rest]), symbolName(gold), support)))))));
 }
 
-function treePart(run, sentence) {
+function treePart(run, sentence, title) {
   const { tree } = sentence;
   if (!tree.edges.length) return h("p", { class: "hint" }, "The search found no output.");
-  const bound = tree.bound === null ? "" : ` Bound: ${probability(Math.exp(tree.bound), tree.bound)}.`;
-  const ends = tree.edges.filter(([,,,,, end]) => end).map(([,,,, total]) => total);
-  return figure(titleOf(run, `tree of outputs, sentence ${sentence.index + 1}`), treeDrawing(tree.edges), {
+  return figure(titleOf(run, title), treeDrawing(tree.edges), {
     scroll: true,
-    note: `probability of each branch; all outputs together ${probability(tree.mass, logSum(ends))}`,
-    after: h("p", { class: `certificate ${tree.certificate}` }, `Certificate ${CERTIFICATES[tree.certificate]}.${bound}`),
+    note: `probability of each branch; all outputs together ${probability(tree.mass, 0)}`,
+    after: h("p", { class: `certificate ${tree.certificate}` }, certificateText(tree.certificate, tree.bound)),
   });
 }
 
@@ -82,7 +79,7 @@ function outputFigures(run) {
     figure(titleOf(run, "possible symbols per step"), barChart(counts.edges, counts.counts, { xName: "symbols above zero",
       yName: "steps", left: 56, height: 170 }), { note: `mean ${plain(outputs.support)}; ${percent(outputs.sparsity, 1)} zeros` }),
     ...[["total", "sum of the values"], ["norm", "norm of the scores"], ["threshold", "threshold τ(z)"]]
-      .filter(([key]) => outputs[key] && outputs[key].histogram.counts.length > 1)
+      .filter(([key]) => outputs[key] && outputs[key].histogram.counts.filter(Boolean).length > 1)
       .map(([key, text]) => {
         const { edges, counts: bars } = coarser(outputs[key].histogram);
         return figure(titleOf(run, text), barChart(edges, bars, { xName: text, yName: "steps", left: 56, height: 170 }),

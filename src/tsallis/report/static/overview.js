@@ -1,5 +1,7 @@
-// The first view: what was analysed, and an overview of all heads.
+// The first view: one example with its proof, six numbers, and the heads if there are many.
 
+const FEW_HEADS = 4; // up to this number, a map of the heads shows nothing that the numbers don't
+const NUMBERS = 6;
 let measureOfMap = "density";
 
 function mapMeasure() {
@@ -9,6 +11,70 @@ function mapMeasure() {
 function mean(values) {
   const numbers = values.filter((value) => value !== null && value !== undefined);
   return numbers.length ? numbers.reduce((sum, value) => sum + value, 0) / numbers.length : null;
+}
+
+// Two sentences about the first run: what is exactly zero, and what is proved about the example.
+function leadText() {
+  const run = RUNS[0];
+  const name = RUNS.length > 1 ? run.name : "the model";
+  if (!run.outputs) return attentionText(run);
+  const { support, symbols } = run.outputs;
+  const first = symbols - support < 0.005
+    ? `When it writes an output, ${name} gives each of the ${whole(symbols)} symbols a probability above zero at every step.`
+    : `When it writes an output, ${name} leaves ${plain(support, 1)} of ${whole(symbols)} symbols possible at each step, on `
+      + "average; all others have a probability of exactly zero.";
+  const sentence = exampleOf(run);
+  if (!sentence) return first;
+  const count = sentence.tree.edges.filter(([,,,,, end]) => end).length;
+  const text = `For “${titleText(sentence, 60)}”`;
+  const second = {
+    complete: count === 1 ? "the search proved that only one output is possible."
+      : `the search found all ${count} possible outputs, and proved that there are no others.`,
+    optimal: `the search found ${count} outputs, and proved that no other output is more probable than the best.`,
+    bounded: `the search found ${count} outputs, and proved a limit for the probability of all others.`,
+    none: `the search found ${count} outputs, and proved nothing about the others.`,
+  }[sentence.tree.certificate];
+  return `${first} ${text} ${second.replace("found 1 outputs", "found 1 output")}`;
+}
+
+function attentionText(run) {
+  const density = mean(run.heads.map((head) => head.density));
+  const [heads, texts] = [run.heads.length, run.corpus.sentences];
+  return `${heads === 1 ? "One attention head" : `${whole(heads)} attention heads`} read ${
+    texts === 1 ? "one text" : `${whole(texts)} texts`}. ${density > 0.9995 ? "Every head attends to every position: no weight is zero."
+    : `On average a head attends to ${percent(density)} of the positions; all other weights are zero.`}`;
+}
+
+// The sentence of a run whose tree the overview shows.
+function exampleOf(run) {
+  return run.sentences.find((sentence) => sentence.index === run.example && sentence.tree && sentence.tree.edges.length);
+}
+
+// The numbers that matter most, each with an explanation. Those that no run has are left out.
+function numberRows() {
+  const best = DEV_SCORES.find((key) => key !== "dev_loss" && RUNS.some((run) => key in run.metrics));
+  const ofDev = (key, text) => [[scoreTitle(key), text], (run) => (key in run.metrics ? showScore(key, run.metrics[key]) : null)];
+  const proved = (kind) => (run) => run.answers.length
+    && percent(run.answers.filter((answer) => answer.certificate === kind).length / run.answers.length);
+  return [
+    ...(best ? [ofDev(best, "on the development set")] : []),
+    ofDev("dev_gold_in_support", "how often the next symbol of the reference is possible, on the development set"),
+    [[scoreTitle("output_support"), "the fewer, the less the model hesitates"], possibleSymbols],
+    [["Density", "share of the positions that get attention, mean of the heads"], (run) => percent(mean(run.heads.map((head) => head.density)))],
+    [[scoreTitle("complete"), "the search found every possible output"], proved("complete")],
+    [[scoreTitle("optimal"), "no missing output is more probable than the best one"], proved("optimal")],
+    [["Heads with a role", "such as attending to the previous token"], headsWithRole],
+    [["Parameters", ""], (run) => run.parameters !== null && whole(run.parameters)],
+  ].filter(([, value]) => RUNS.some((run) => value(run))).slice(0, NUMBERS)
+    .map(([[name, text], value]) => [h("span", null, name, text ? [" ", h("small", null, text)] : null), value]);
+}
+
+function possibleSymbols(run) {
+  return run.outputs && `${plain(run.outputs.support)} of ${whole(run.outputs.symbols)}`;
+}
+
+function headsWithRole(run) {
+  return `${run.heads.filter((head) => head.role).length} of ${run.heads.length}`;
 }
 
 function mapOf(run) {
@@ -25,15 +91,14 @@ function factRows() {
     ["Attention function", (run) => attentionMap(run)],
     ...KINDS.map((kind) => [`Alpha, ${kind}`, (run) => range(run, kind, (head) => head.alpha, plain)]),
     ...KINDS.map((kind) => [`Density, ${kind}`, (run) => range(run, kind, (head) => head.density, percent)]),
-    ["Heads with a role", (run) => `${run.heads.filter((head) => head.role).length} of ${run.heads.length}`],
+    ["Heads with a role", headsWithRole],
     ["Output function", mapOf],
-    ["Sum of the output values", (run) => run.outputs && plain(run.outputs.total.mean, 3)],
-    ["Empty output more probable than the best", (run) => run.empty
-      && `${percent(run.empty.rate, 1)} of ${whole(run.empty.sentences)} searched sentences`],
+    [scoreTitle("output_sum"), (run) => run.outputs && plain(run.outputs.total.mean, 3)],
+    [scoreTitle("empty_rate"), (run) => run.empty
+      && `${percent(run.empty.rate, 1)} of ${whole(run.empty.sentences)} searched examples`],
     ["Rare tokens", (run) => (run.training_pairs === null ? "no score: the training data was not available"
       : `by their counts in the ${whole(run.training_pairs)} training ${run.task === "language" ? "texts" : "pairs"}`)],
-    ["Possible symbols per step", (run) => run.outputs
-      && `${plain(run.outputs.support)} of ${whole(run.outputs.symbols)}`],
+    [scoreTitle("output_support"), possibleSymbols],
   ];
 }
 
@@ -76,40 +141,55 @@ function measureChoice(change) {
 }
 
 function viewOverview() {
-  const corpus = RUNS[0].corpus;
-  const count = corpus.sentences === corpus.available ? whole(corpus.sentences)
-    : `the first ${whole(corpus.sentences)} of ${whole(corpus.available)}`;
-  const counts = [["source ", corpus.src_symbols], ["target ", corpus.tgt_symbols]].filter(([, number]) => number);
-  const symbols = counts.map(([side, number]) => `${whole(number)} ${counts.length > 1 ? side : ""}`).join("and ");
   const maps = h("div", { class: "maps" });
   const draw = () => maps.replaceChildren(...RUNS.map((run) => mapFigure(run, mapMeasure())));
-  draw();
+  const many = RUNS.some((run) => run.heads.length > FEW_HEADS);
+  if (many) draw();
+  const examples = RUNS.map((run) => [run, exampleOf(run)]).filter(([, sentence]) => sentence);
   return [
     h("h1", { tabindex: "-1" }, "Overview"),
-    h("p", { class: "lead" }, `Measured on ${count} ${corpus.available === 1 ? "sentence" : "sentences"} of ${
-      corpus.name}, with ${symbols}symbols`,
-      corpus.unknown ? `, of which ${whole(corpus.unknown)} are unknown to the vocabularies` : "", "."),
-    h("section", null,
+    h("p", { class: "lead first" }, leadText()),
+    examples.length ? h("div", { class: "maps" }, examples.map(([run, sentence]) => treePart(run, sentence,
+      `outputs for “${titleText(sentence, 40)}”`))) : firstFigures(),
+    h("section", null, h("h2", null, "In numbers"), facts(RUNS, numberRows(), "facts six"), h("p", { class: "hint" }, corpusText())),
+    ...(many ? [h("section", null,
       h("div", { class: "head" }, h("h2", null, "Heads"), measureChoice(draw)),
       h("p", { class: "hint" }, "Each square is a head; the stronger its colour, the higher the value. A symbol shows "
         + "the head’s role (in brackets: the closest role). Click a square for details."),
-      maps),
-    h("section", null, h("h2", null, factTitle()), facts(RUNS, factRows())),
-    ...RUNS.map((run) => standouts(run)),
+      maps), ...RUNS.map((run) => standouts(run))] : []),
+    h("section", null, tableDetails("All settings and numbers", () => facts(RUNS, factRows()))),
   ];
 }
 
-function factTitle() {
-  const name = TRAINED ? "run" : "model";
-  return RUNS.length > 1 ? `${name[0].toUpperCase()}${name.slice(1)}s` : `The ${name}`;
+// The attention of some heads on one text, where no outputs were searched.
+function firstFigures() {
+  const place = h("div", { class: "examples" });
+  firstHeads().forEach(async (head) => {
+    const text = head.run.sentences[FIRST_SHOWN];
+    const [queries, keys] = sides(head.kind, text);
+    place.append(figure(titleOf(head.run, head.name), linesOrMatrix(await weightsOf(head, FIRST_SHOWN), queries, keys),
+      { scroll: true, note: short(sentenceText(keys), 50) }));
+  });
+  return place;
+}
+
+// What was measured, and where the proofs come from.
+function corpusText() {
+  const { corpus, answers } = RUNS[0];
+  const part = corpus.sentences === corpus.available ? "" : `the first ${whole(corpus.sentences)} of `;
+  return [`Measured on ${corpus.name}: ${part}${whole(corpus.available)} ${corpus.available === 1 ? "example" : "examples"}`,
+    answers.length && answers.length !== corpus.sentences ? `; the proofs are from ${whole(answers.length)} of them` : "",
+    RUNS.every((run) => run.heads.every((head) => head.alpha === null))
+      ? ". Weights of softmax that float32 rounds to zero count as zero" : "",
+    corpus.unknown ? `. ${whole(corpus.unknown)} symbols are not in the vocabularies` : "", "."].join("");
 }
 
 // A table of facts. Each row is a name and a function that returns a run's value. Rows without any value are left out.
-function facts(runs, rows) {
+function facts(runs, rows, kind = "facts") {
   const known = rows.map(([name, value]) => [name, ...runs.map((run) => value(run) || "–")])
     .filter(([, ...values]) => values.some((value) => value !== "–"));
   const columns = [h("span", { class: "unseen" }, "Fact"), ...runs.map((run) => run.name)];
-  return scroller("Facts", table("Facts", columns, known, "facts"));
+  return scroller("Facts", table("Facts", columns, known, kind));
 }
 
 function standouts(run) {

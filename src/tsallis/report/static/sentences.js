@@ -1,6 +1,6 @@
 // The sentence explorer: any heads of any runs on one sentence, side by side.
 
-let shownSentence = 0;
+let shownSentence = FIRST_SHOWN;
 let shownHeads = null;
 let shownForm = "both";
 let shownQuery = null;
@@ -49,7 +49,7 @@ function viewSentence(number, id) {
   };
   draw();
   return [
-    h("h1", { tabindex: "-1" }, "Sentences"),
+    h("h1", { tabindex: "-1" }, "Attention"),
     h("div", { class: "controls" },
       sentenceChoice(shownSentence, (number) => {
         shownSentence = number;
@@ -66,12 +66,12 @@ function viewSentence(number, id) {
         drawPanels();
       } }, "Add a head")),
     omissionNote(),
-    text, row, panels, thumbs.node,
+    text, row, panels, RUNS.some((run) => run.heads.length > 1) ? thumbs.node : null,
   ];
 }
 
 function sentenceChoice(shown, change) {
-  return choice("Sentence", RUNS[0].sentences.map((sentence, i) => [String(i),
+  return choice("Example", RUNS[0].sentences.map((sentence, i) => [String(i),
     `${sentence.index + 1}: ${titleText(sentence, 60)}`]), String(shown), (value) => change(Number(value)));
 }
 
@@ -81,7 +81,7 @@ function focusPanel(panels, place) {
 
 function omissionNote() {
   const count = DATA.omitted_sentences;
-  return count ? h("p", { class: "hint" }, `${whole(count)} more ${count === 1 ? "sentence is" : "sentences are"} left out: `
+  return count ? h("p", { class: "hint" }, `${whole(count)} more ${count === 1 ? "example is" : "examples are"} left out: `
     + "the page would be too large with all their weights.") : null;
 }
 
@@ -117,7 +117,7 @@ function panel(place, row, remove) {
     if (button) button.setAttribute("aria-label", `Remove ${head.name}`);
     const alpha = head.alpha === null ? "" : `alpha ${plain(head.alpha)}, `;
     hint.replaceChildren(capital(`${alpha}density ${percent(head.density)}, ${roleOf(head)}. `),
-      h("a", { href: `#head/${head.id}` }, "Card"));
+      h("a", { href: `#head/${head.id}` }, "More about this head"), ...(button ? [" ", button] : []));
     drawPanel(head, body, row);
   };
   const change = (head) => { shownHeads[place] = head; draw(); };
@@ -131,7 +131,7 @@ function panel(place, row, remove) {
       heads = others;
     }) : null;
   draw();
-  return h("div", { class: "panel" }, h("div", { class: "controls" }, runs, heads, button), hint, body);
+  return h("div", { class: "panel" }, h("div", { class: "controls" }, runs, heads), hint, body);
 }
 
 async function drawPanel(head, body, row) {
@@ -199,7 +199,7 @@ function allHeads(show) {
     kinds = others;
     draw();
   }) : null;
-  const title = h("div", { class: "head" }, h("h2", null, "All heads on this sentence"), runs, kinds);
+  const title = h("div", { class: "head" }, h("h2", null, "All heads on this example"), runs, kinds);
   return { node: h("section", null, title, hint, grid), draw };
 }
 

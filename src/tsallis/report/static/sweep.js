@@ -1,8 +1,9 @@
 // Scores of runs against the one setting in which they differ, with the spread over seeds.
 
 function settingName(setting) {
-  return setting.replace(/model\./g, "").replace("output_alpha", "alpha of the output")
-    .replace("attention_alpha", "alpha of the attention").replace(/_/g, " ");
+  const name = setting.replace(/model\./g, "");
+  return { output_alpha: "alpha of the output", attention_alpha: "alpha of the attention",
+    "attention_alpha and output_alpha": "alpha of attention and output" }[name] || name.replace(/_/g, " ");
 }
 
 function viewSweep() {
@@ -14,7 +15,7 @@ function viewSweep() {
   return [
     h("h1", { tabindex: "-1" }, "Sweep"),
     h("p", { class: "lead" }, `${whole(runs)} runs that differ in one setting, the ${settingName(sweep.setting)}. Each run `
-      + `is shown at its best validation, by ${headingOf(sweep.score)}. A dot is a run, the line joins the `
+      + `is shown at its best validation, by ${scoreTitle(sweep.score)} on the development set. A dot is a run, the line joins the `
       + "means, and a bar is one standard deviation over seeds."),
     /alpha/.test(sweep.setting)
       ? h("p", { class: "hint" }, "Each alpha has its own loss function: do not compare the losses.") : null,
@@ -42,7 +43,6 @@ function sweepFigure(sweep, name) {
   };
   const all = points.flatMap(ends);
   const values = points.map((point) => point.value);
-  const title = headingOf(name);
   const chart = axes({ x: padded(...bounds(values)), y: padded(...bounds(all)),
     xName: settingName(sweep.setting), yName: "", left: 56, xMarks: values.length < 9 ? values : null });
   const toY = (point) => chart.toY(point.spread[name].mean);
@@ -61,13 +61,13 @@ function sweepFigure(sweep, name) {
         s("title", null, `${point.runs[i]}: ${label(point.value)}, ${plain(value, 3)}`)));
     });
   }
-  return figure(title, chart.svg);
+  return figure(scoreTitle(name), chart.svg);
 }
 
 function sweepCurves(sweep, name) {
   const lines = sweep.points.flatMap((point, i) => (point.curves[name] || []).map((values, j) => ({
     name: point.runs[j], steps: point.steps[j], values, colour: shade(i, sweep.points.length) })));
-  return figure(headingOf(name), lineChart(null, lines, { xName: "update", yName: "", left: 56 }));
+  return figure(scoreTitle(name), lineChart(null, lines, { xName: "update", yName: "", left: 56 }));
 }
 
 function sweepTable(sweep, names) {
@@ -78,6 +78,6 @@ function sweepTable(sweep, names) {
   };
   const rows = sweep.points.map((point) => [label(point.value), numeric(point.runs.length),
     ...names.map((name) => numeric(cell(point, name)))]);
-  const columns = [capital(settingName(sweep.setting)), "Runs", ...names.map(headingOf)];
+  const columns = [capital(settingName(sweep.setting)), "Runs", ...names.map(scoreTitle)];
   return scroller("Means and deviations", table("Means and deviations", columns, rows, "contrasts"));
 }

@@ -2,20 +2,23 @@
 
 function viewTraining() {
   if (!TRAINED) return [h("h1", { tabindex: "-1" }, "Layers"), ...RUNS.map(histograms), spread()];
+  const learned = RUNS.some((run) => run.alphas && changes(run.alphas));
   const parts = RUNS.flatMap((run) => {
-    return [
-      h("h2", null, RUNS.length > 1 ? run.name : "Over the updates"),
-      history(run, run.alphas, "Alpha", { low: 1, high: 2 }),
-      histograms(run),
-      history(run, run.densities, "Density", { low: 0, high: 1 }),
-    ];
+    const figures = [history(run, run.alphas, "Alpha", { low: 1, high: 2 }), histograms(run),
+      history(run, run.densities, "Density", { low: 0, high: 1 })].filter(Boolean);
+    return figures.length ? [h("h2", null, titleOf(run, "heads over the updates")), ...figures] : [];
   });
   return [
     h("h1", { tabindex: "-1" }, "Training"),
-    h("p", { class: "lead" }, "The alpha of each head over the updates: 1 is softmax, 2 is sparsemax. Colours go "
-      + "from light in the first layer to dark in the last. Densities are measured on the development set."),
+    h("p", { class: "lead" }, "Values at each validation, on the development set.", learned
+      ? " Below them, the alpha of each head: 1 is softmax, 2 is sparsemax. Colours go from light in the first layer to dark "
+        + "in the last." : ""),
     curves(), ...parts, spread(),
   ];
+}
+
+function changes(record) {
+  return new Set(KINDS.filter((kind) => record.values[kind]).flatMap((kind) => record.values[kind].flat(2))).size > 1;
 }
 
 // The scores that are logged at each validation, the loss first.
@@ -50,19 +53,18 @@ function curves() {
 function curveFigures(all, overTime) {
   const constants = [];
   const figures = CURVES.map((key) => {
-    const { heading, axis } = DATA.scores[key];
     const runs = all.filter((run) => (valuesOf(run, key) || []).some((value) => value !== null));
     if (!runs.length) return null;
     const lines = runs.map((run) => ({ name: run.name, values: valuesOf(run, key), colour: runColour(run),
       steps: overTime ? run.values.seconds.map((seconds) => seconds / 60) : run.values.steps }));
     const values = lines.flatMap((line) => line.values).filter((value) => value !== null);
     if (values.every((value) => value === values[0])) {
-      constants.push(`${heading}: ${label(values[0])} at every validation.`);
+      constants.push(`${scoreTitle(key)}: ${label(values[0])} at every validation.`);
       return null;
     }
     const [low, high] = padded(...bounds(values));
     const xName = overTime ? "minutes of training" : "update";
-    return figure(heading, lineChart(null, lines, { xName, yName: axis, left: 52, low, high }));
+    return figure(scoreTitle(key), lineChart(null, lines, { xName, left: 52, low, high }));
   }).filter(Boolean);
   return [h("div", { class: "columns" }, figures), ...constants.map((text) => h("p", { class: "hint" }, text))];
 }
@@ -77,13 +79,10 @@ function runLegend() {
 }
 
 function history(run, record, title, range) {
-  if (!record) return title === "Alpha" ? h("p", { class: "hint" }, `The alphas of ${run.name} were not logged.`) : null;
+  if (!record || !changes(record)) return null;
   const kinds = KINDS.filter((kind) => record.values[kind]);
   const all = kinds.flatMap((kind) => record.values[kind].flat(2));
   const high = Math.max(range.high, bounds(all)[1]);
-  if (all.every((value) => value === all[0])) {
-    return h("p", { class: "hint" }, `${title} of each head: ${plain(all[0])} at every validation.`);
-  }
   return h("section", null, h("h3", null, `${title} of each head`),
     h("div", { class: "columns" }, kinds.map((kind) => {
       const layers = record.values[kind][0].length;
@@ -124,22 +123,24 @@ function spread() {
   const dense = (run) => run.heads.every((head) => head.density === 1);
   const rows = RUNS.filter((run) => !dense(run)).flatMap((run) => kindsOf(run).map((kind) => [run, kind]));
   const title = (run, kind, what) => titleOf(run, `${what}, ${kind}`);
-  return h("section", null, h("h2", null, "On the analysed sentences"),
+  const layered = rows.filter(([run, kind]) => run.heads.filter((head) => head.kind === kind).length > 1);
+  const diverse = RUNS.filter((run) => run.diversity.some((layer) => layer.divergence > 0));
+  return h("section", null, h("h2", null, "On the analysed examples"),
     RUNS.filter(dense).map((run) => h("p", { class: "hint" }, `Every head${RUNS.length > 1 ? ` of ${run.name}` : ""} attends `
-      + "to every key of every sentence: all densities are 100 %.")),
-    rows.length ? h("h3", null, "Densities of heads and sentences") : null,
+      + "to every key of every example: all densities are 100 %.")),
+    rows.length ? h("h3", null, "Densities of heads and examples") : null,
     h("div", { class: "columns" }, rows.map(([run, kind]) => {
       const heads = run.heads.filter((head) => head.kind === kind);
       const counts = heads[0].histogram.map((_, i) => heads.reduce((sum, head) => sum + head.histogram[i], 0));
       const edges = counts.map((_, i) => i / counts.length).concat(1);
       return figure(title(run, kind, "densities"), barChart(edges, counts, { xName: "share of keys above zero",
-        yName: "heads × sentences", left: 56, colour: `var(--${kind})`, height: 160 }));
+        yName: "heads × examples", left: 56, colour: `var(--${kind})`, height: 160 }));
     })),
-    rows.length ? h("h3", null, "Density of each layer’s heads, sorted") : null,
-    h("div", { class: "columns" }, rows.map(([run, kind]) => figure(title(run, kind, "density by layer"),
+    layered.length ? h("h3", null, "Density of each layer’s heads, sorted") : null,
+    h("div", { class: "columns" }, layered.map(([run, kind]) => figure(title(run, kind, "density by layer"),
       densityByLayer(run, kind)))),
-    h("h3", null, "Jensen–Shannon diversity of each layer’s heads"),
-    h("div", { class: "columns" }, RUNS.map((run) => figure(titleOf(run, "diversity"),
+    diverse.length ? h("h3", null, "Diversity of each layer’s heads: how much they differ (Jensen–Shannon), from 0 to 1") : null,
+    h("div", { class: "columns" }, diverse.map((run) => figure(titleOf(run, "diversity"),
       diversityByLayer(run), { legend: legend(kindsOf(run).map((kind) => [`var(--${kind})`, KIND_NAMES[kind]])) }))));
 }
 

@@ -1,11 +1,21 @@
 // The outputs of a search as a tree, and the symbols that are possible at a step.
 
 const CERTIFICATES = {
-  complete: "complete: no other output has a probability above zero",
-  optimal: "optimal: no other output is more probable than the best one",
-  bounded: "bounded: no missing output is more probable than the bound",
-  none: "none: the search proves nothing",
+  complete: ["Proved complete:", "these are all possible outputs. Every other output has a probability of exactly zero."],
+  optimal: ["Proved optimal:", "no other output is more probable than the best one."],
+  bounded: ["Bounded:", "a better output may be missing. The probability of each missing output is at most"],
+  none: ["Nothing proved:", "a better output may be missing."],
 };
+
+function certificateText(kind, bound) {
+  const [name, meaning] = CERTIFICATES[kind];
+  return [h("strong", null, name), ` ${meaning}${kind === "bounded" ? ` ${probability(Math.exp(bound), bound)}.` : ""}`];
+}
+
+// The displayed name of an output's symbol; the last symbol marks the end.
+function symbolName(symbol) {
+  return symbol === "</s>" ? "(end)" : symbol;
+}
 
 function shares(words, gold, support) {
   const total = Math.max(1, words.reduce((sum, [, prob]) => sum + prob, 0));

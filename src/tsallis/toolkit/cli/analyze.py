@@ -47,7 +47,10 @@ def analyze(
     importance: Annotated[
         int, typer.Option(min=0, help="Measure how much the loss rises without each head, on this many sentences.")
     ] = 0,
-    searched: Annotated[int, typer.Option(min=0, help="Number of further sentences to search for empty outputs.")] = 0,
+    searched: Annotated[
+        int | None,
+        typer.Option(min=0, help="Number of sentences, from the start, to search for wrong answers (default: 200)."),
+    ] = None,
     sweep: Annotated[
         bool,
         typer.Option(
@@ -67,7 +70,8 @@ def analyze(
     if text and split is not None:
         raise InputError(f"--split selects data of the run: it can't be used with {input_name(text)}")
     check_writable(out, records)
-    options = {"limit": limit, "sentences": sentences, "importance": importance, "searched": searched}
+    options: dict[str, int] = {"limit": limit, "sentences": sentences, "importance": importance}
+    options |= {} if searched is None else {"searched": searched}
     if sweep:
         others = {
             **{"--text": text, "--split": split, "--beam-size": search.beam_size, "--language": language},
@@ -118,10 +122,20 @@ def report_runs(
     options = Options(**(limits or every), **beam)
     try:
         if any(is_label_run(run) for run, _ in loaded):
-            if search.beam_size or options.importance or options.searched:
-                raise InputError(f"{folders[0]}: answers with labels, takes no --beam-size, --importance or --searched")
+            of_sequences = {
+                "--beam-size": search.beam_size,
+                "--importance": options.importance,
+                "--searched": (limits or {}).get("searched"),
+            }
+            if names := [name for name, value in of_sequences.items() if value]:
+                raise InputError(
+                    f"{folders[0]}: a run of the task {loaded[0][1].name} answers with labels: "
+                    f"what describes its attention is no search and takes no {', '.join(names)}"
+                )
             report = Report(densities=describe_labels(loaded, split or "dev", lines, values, options))
         else:
+            if (limits or {}).get("searched") and not all(task.searched for _, task in loaded):
+                raise InputError(f"{folders[0]}: a run of the task {loaded[0][1].name} is not searched (--searched)")
             # Default to dev: training data can be far larger than anybody wants to look at.
             report = Report(*summarize_all(loaded, split or "dev", lines, values, options, limits is not None))
         _write(report._replace(sweep=sweep_if_any(folders)), out, records)

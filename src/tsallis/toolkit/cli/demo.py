@@ -141,10 +141,10 @@ def _print_scores(sparse: dict[str, Any], softmax: dict[str, Any]) -> None:
     """Print a table with one column per model."""
     from tsallis.analysis.score_names import SCORES
 
-    print(f"  {'':<30}{'1.5-entmax':>12}{'softmax':>10}")
+    print(f"  {'':<34}{'1.5-entmax':>12}{'softmax':>10}")
     for key in COMPARISON:
         row = SCORES[key]
-        print(f"  {row.title:<30}{format(sparse[key], row.format):>12}{format(softmax[key], row.format):>10}")
+        print(f"  {row.title:<34}{format(sparse[key], row.format):>12}{format(softmax[key], row.format):>10}")
 
 
 def _answer(run: Run, task: Any) -> list[Result]:

@@ -64,19 +64,19 @@ def score_table(report: dict[str, Any]) -> str:
 
     known = {*SCORES, *Evaluation.__dataclass_fields__}
     others = {key: value for key, value in report.items() if isinstance(value, float) and key not in known}
-    lines = [f"{key:<28}{value:>10.4f}" for key, value in others.items()]
+    lines = [f"{key:<34}{value:>10.4f}" for key, value in others.items()]
     rows = {key: row for key, row in SCORES.items() if key in report and (report[key] or key not in WHERE_ANY)}
     for key, row in rows.items():
         interval = report.get("intervals", {}).get(key)
         ends = "" if interval is None else "   95 %: {} to {}".format(*(format(end, row.format) for end in interval))
-        lines.append(f"{row.title:<28}{format(report[key], row.format):>10}{ends}")
+        lines.append(f"{row.title:<34}{format(report[key], row.format):>10}{ends}")
     lines += [f"{name}: {text}" for name, text in report.get("signatures", {}).items()]
     if report.get("languages"):
         lines += ["", *_language_table(report["languages"])]
     if "lengths" in report:
-        lines += ["", f"{'length':<28}{'samples':>10}{'accuracy':>10}{'all right':>13}"]
+        lines += ["", f"{'length':<34}{'examples':>10}{'accuracy':>10}{'all right':>13}"]
     for name, scores in report.get("lengths", {}).items():
-        lines.append(f"{name:<28}{scores['samples']:>10}{scores['accuracy']:>10.2%}{scores['whole']:>13.2%}")
+        lines.append(f"{name:<34}{scores['samples']:>10}{scores['accuracy']:>10.2%}{scores['whole']:>13.2%}")
     return "\n".join(lines)
 
 
@@ -100,10 +100,10 @@ def _language_table(languages: Mapping[str, Mapping[str, float]]) -> list[str]:
 
     names = next(iter(languages.values()))
     columns = {name: find_score(name) or ScoreFormat(name, ".4f") for name in names}
-    titles = {name: column.title.removeprefix("mean ") for name, column in columns.items()}
+    titles = {name: column.title for name, column in columns.items()}
     widths = {name: max(10, len(title) + 2) for name, title in titles.items()}
-    lines = [f"{'language':<28}" + "".join(f"{titles[name]:>{widths[name]}}" for name in names)]
+    lines = [f"{'language':<34}" + "".join(f"{titles[name]:>{widths[name]}}" for name in names)]
     for language, scores in languages.items():
         cells = (f"{format(scores[name], columns[name].format):>{widths[name]}}" for name in names)
-        lines.append(f"{language:<28}{''.join(cells)}")
+        lines.append(f"{language:<34}{''.join(cells)}")
     return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from tsallis.toolkit.training import Run
 
 MOST_EXAMPLES = 20  # per run
+DEV_EXAMPLES = 5
 
 
 def serve(
@@ -37,7 +39,10 @@ def serve(
         typer.Option(help="Extra host name to accept in requests, for example lab.example.org; may be repeated."),
     ] = None,
     examples: Annotated[
-        Path | None, typer.Option(help="File with example inputs for the page, one per line (-: standard input).")
+        Path | None,
+        typer.Option(
+            help="File with example inputs, one per line (-: standard input; default: some of the development set)."
+        ),
     ] = None,
     body: Annotated[int, typer.Option(min=100, max=1 << 30, help="Maximum size of a request, in bytes.")] = 1 << 16,
     symbols: Annotated[int, typer.Option(min=1, max=100_000, help="Maximum symbols per source.")] = 256,
@@ -71,8 +76,9 @@ def serve(
         served = _load(runs, checkpoint, device, limits, examples)
         app = build_app(served, limits, allow_host or ())
         if not is_loopback(opened):
-            message = f"{host} is not this machine alone: whoever reaches it can use the runs, unencrypted"
-            print(f"tsallis: warning: {message}", file=sys.stderr)
+            message = f"everyone who can reach {url_of(opened)} can use the runs, unencrypted"
+            name = f"to open the page by the name of this machine, add --allow-host {socket.gethostname()}"
+            print(f"tsallis: warning: {message}; {name}", file=sys.stderr)
         try:
             print_fields(f"{', '.join(run.name for run in served)}: {url_of(opened)} (Ctrl-C ends)")
             sys.stdout.flush()
@@ -92,13 +98,27 @@ def _load(folders: list[Path], checkpoint: str, device: str, limits: Limits, exa
         opened = open_run(folder, checkpoint, device)
         opened.check_command("serve")
         run, task = opened.run, opened.task
-        readable = tuple(line for line in lines if _is_readable(run, task, line))
+        own_lines = lines if examples else _dev_lines(run, task)
+        readable = tuple(line for line in own_lines if _is_readable(run, task, line))
         one = ServedRun(name, run, task, opened.search_options, limits, checkpoint, readable[:MOST_EXAMPLES])
         _ = one.facts  # read now, so that a bad folder stops the command before it starts
         served.append(one)
     if lines and not any(one.examples for one in served):
         raise InputError(f"{input_name(examples)}: no run can read a line, expected {served[0].task.formats[0]}")
     return served
+
+
+def _dev_lines(run: Run, task: Task) -> list[str]:
+    """Return some inputs of a run's development set, or none if its files can't be read."""
+    from tsallis.toolkit.tasks.registry import load_config
+    from tsallis.toolkit.training.file_names import CONFIG
+
+    try:
+        titles = task.split(run, load_config(run.folder / CONFIG).data, "dev").titles if task.searched else []
+    except InputError:
+        return []
+    step = max(1, len(titles) // DEV_EXAMPLES)
+    return [task.input_line(title) for title in titles[::step][:DEV_EXAMPLES]]
 
 
 def _is_readable(run: Run, task: Task, line: str) -> bool:

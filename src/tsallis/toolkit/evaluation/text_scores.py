@@ -58,7 +58,7 @@ class LineScore:
     Example:
         >>> edits = LineScore([0, 2, 1, 0], [4, 5, 5, 6])
         >>> edits.value, edits.interval()
-        (0.15, (0.0, 0.3181818181818182))
+        (0.15, (0.0, 0.3157894736842105))
     """
 
     values: Sequence[float]

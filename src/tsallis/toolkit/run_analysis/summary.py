@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 from tsallis.analysis.attention_summary import head_examples, summarize_contrasts, summarize_heads
@@ -14,7 +13,13 @@ from tsallis.analysis.importance import HeadImportance, head_importance
 from tsallis.analysis.outputs import EmptyOutput, EmptyRate, Outputs, TeacherForcedStep, describe_steps
 from tsallis.analysis.passes import AttentionPass, HeadKey, ReportWeights
 from tsallis.analysis.record import AttentionReader, RecordedBatch, Symbols, read_model
-from tsallis.analysis.summary_records import ComparisonSummary, CorpusSummary, RunSummary, SentenceSummary
+from tsallis.analysis.summary_records import (
+    ComparisonSummary,
+    CorpusSummary,
+    RunSummary,
+    SearchedAnswer,
+    SentenceSummary,
+)
 from tsallis.analysis.tree import beam_tree
 from tsallis.analysis.words import PieceCounts
 from tsallis.errors import InputError
@@ -154,9 +159,6 @@ def summarize_runs(
     count = min(options.limit, len(first.corpus))
     if count == 0:
         raise InputError(f"{first.name}: there are no sentences to analyse")
-    for one in inputs:
-        if options.searched and isinstance(one.run.model, LanguageModel):
-            raise InputError(f"{one.run.folder}: a language model is not searched for empty outputs (--searched)")
     for other in inputs[1:]:
         if len(other.corpus) != len(first.corpus):
             counts = f"{len(other.corpus)} sentences of {first.name}, {first.run.folder} reads {len(first.corpus)}"
@@ -166,12 +168,23 @@ def summarize_runs(
         for one in inputs
     ]
     contrasts = _read_together(passes, inputs, count, advance)
-    words = chain.from_iterable(kind.differ for contrast in contrasts for kind in contrast.kinds)
-    rows = passes[0].choose(options.sentences, (word.sentence for word in words))
-    summaries = [
-        _summary(run_input, corpus_pass, options, rows, count, lambda *work, number=number: advance(number, *work))
-        for number, (run_input, corpus_pass) in enumerate(zip(inputs, passes, strict=True))
+    words = [word.sentence for contrast in contrasts for kind in contrast.kinds for word in kind.differ]
+    rows, fewer = (passes[0].choose(options.sentences - less, words) for less in (0, 1))
+    searched = sorted({*rows, *fewer, *range(min(options.searched, count))})
+    results = [
+        _search(one.run, one.corpus, searched, options, lambda *work, number=number: advance(number, *work))
+        for number, one in enumerate(inputs)
     ]
+    example = _choose_example(results[0])
+    if example is not None and example not in rows:
+        rows = sorted([*fewer, example])
+    summaries = [
+        _summary(
+            run_input, corpus_pass, options, rows, count, found, lambda *work, number=number: advance(number, *work)
+        )
+        for number, (run_input, corpus_pass, found) in enumerate(zip(inputs, passes, results, strict=True))
+    ]
+    summaries = [replace(summary, example=example) for summary in summaries]
     names = distinct_names([one.run.folder for one in inputs])
     return [replace(summary, name=name) for summary, name in zip(summaries, names, strict=True)], contrasts
 
@@ -217,6 +230,7 @@ def _summary(
     options: Options,
     rows: Sequence[int],
     count: int,
+    results: dict[int, Result],
     advance: Callable[..., None],
 ) -> RunSummary:
     run, corpus, reader = run_input.run, run_input.corpus, corpus_pass.reader
@@ -224,7 +238,6 @@ def _summary(
     diversities, contrasts = corpus_pass.diversity.result(), corpus_pass.contrasts.result()
     importance = _importance(run, reader, corpus, min(options.importance, count), advance)
     shown_sentences = ShownSentences(corpus_pass, rows, head_examples(roles, contrasts))
-    results = _search(run, corpus, sorted({*rows, *range(min(options.searched, count))}), options, advance)
     model = read_record(run.folder / MODEL, ModelRecord)
     return RunSummary(
         name=run.folder.name or str(run.folder),
@@ -247,6 +260,7 @@ def _summary(
         densities=_history(run, density_history),
         importance=(importance.symbols, importance.loss) if importance else None,
         sentences=tuple(_sentences(run, corpus, rows, shown_sentences, results, advance)),
+        answers=() if run_input.target_run else tuple(_answers(run, corpus, results)),
     )
 
 
@@ -306,6 +320,31 @@ def _search(
         results.update(zip(part, of_part, strict=True))
         advance("search", len(results), len(rows))
     return results
+
+
+def _choose_example(results: dict[int, Result]) -> int | None:
+    """Return the row that shows best what a search proves: with several likely outputs, complete if possible."""
+
+    def score(row: int) -> tuple[bool, bool, float]:
+        found = results[row].hypotheses
+        complete = results[row].certificate.kind == "complete"
+        return len(found) > 1, complete, found[1].prob if len(found) > 1 else 0.0
+
+    return max(results, key=score, default=None)
+
+
+def _answers(run: Run, corpus: Corpus, results: dict[int, Result]) -> Iterator[SearchedAnswer]:
+    """Yield the best output of each searched row beside its reference."""
+    for row, result in results.items():
+        best = result.best
+        yield SearchedAnswer(
+            row,
+            tuple(run.src_vocab.name(int(number)) for number in corpus.src[row]),
+            run.tgt_vocab.decode([int(number) for number in corpus.tgt[row]]),
+            run.tgt_vocab.decode(best.tokens) if best else None,
+            best.prob if best else None,
+            result.certificate.kind,
+        )
 
 
 def _empty(run: Run, corpus: Corpus, results: dict[int, Result]) -> EmptyRate | None:

@@ -212,7 +212,7 @@ class _KnownHosts:
     def _fault(self, request: Request) -> str | None:
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
         if not self._is_known(host):
-            return "the request is for another host: expected localhost, an address, or a name of --allow-host"
+            return "this host name is not allowed: use an address, or start the server with --allow-host NAME"
         if origin is not None and origin.lower().partition("://")[2] != host.lower():
             return "the request comes from a page of another site"
         return None

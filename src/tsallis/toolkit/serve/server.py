@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import signal
 import socket
@@ -34,8 +35,13 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def url_of(opened: socket.socket) -> str:
-    """Return the URL of the page on a bound socket."""
+    """Return the URL of the page on a bound socket; one on all addresses gets a URL that other machines can open."""
     host, port = opened.getsockname()[:2]
+    if ipaddress.ip_address(host).is_unspecified:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            host = "127.0.0.1"  # without a network
+            probe.connect(("192.0.2.1", 9))  # sends nothing, but selects the address
+            host = probe.getsockname()[0]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
 

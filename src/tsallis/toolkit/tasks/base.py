@@ -189,6 +189,10 @@ class Task(ABC):
         """
         return ambiguous_text(vocabulary)
 
+    def input_line(self, title: str) -> str:
+        """Return the input line of a title, see :class:`~tsallis.toolkit.tasks.types.Lines`."""
+        return title
+
     def split_typed(self, text: str, run: Run) -> tuple[list[int], str]:
         """Return the complete symbols of a typed text, and the beginning of the next symbol."""
         return run.tgt_vocab.split_typed(text)
@@ -327,8 +331,7 @@ class Task(ABC):
         Raises:
             InputError: If the split is not train, dev or test, or can't be read.
         """
-        if split not in SPLITS:
-            raise InputError(f"split must be train, dev or test, got {split!r}")
+        check_split(split)
         return cls.examples(config, split, **options)
 
     def split(self, run: Run, config: Any, split: str, **options: Any) -> Lines:
@@ -358,6 +361,16 @@ class Task(ABC):
                 lambda spell: f"{article} {self.name} run takes no {spell(refused[0])}, {text} was given", run.folder
             )
         return values
+
+
+def check_split(split: str) -> None:
+    """Raise unless a name is that of a split.
+
+    Raises:
+        InputError: If the split is not train, dev or test.
+    """
+    if split not in SPLITS:
+        raise InputError(f"split must be train, dev or test, got {split!r}")
 
 
 def split_name(config: Any, split: str) -> str:

@@ -23,7 +23,7 @@ from tsallis.toolkit.data.splits import hold_out
 from tsallis.toolkit.data.vocabulary import GRAPHEMES, Vocabulary, split_symbols
 from tsallis.toolkit.datasets.embedded import read_embedded
 from tsallis.toolkit.evaluation.text_scores import CorpusScore, LineScore, levenshtein
-from tsallis.toolkit.tasks.base import LONGEST, Task, count_columns, read_header, refuse_long, split_name
+from tsallis.toolkit.tasks.base import LONGEST, Task, check_split, count_columns, read_header, refuse_long, split_name
 from tsallis.toolkit.tasks.sequences import SequenceTask, check_source
 from tsallis.toolkit.tasks.types import Data, Lines, Vocabularies
 from tsallis.toolkit.training.file_names import TASK
@@ -235,15 +235,18 @@ class Strings(SequenceTask):
 
         If dev has no file, a share of the sources of train is held out.
         """
+        return cls.of_config(config).examples_of(config, split, language)
+
+    def examples_of(self, config: StringsData, split: str, language: str | None = None) -> list[StringsExample]:
+        """Read the examples of a split with the columns of this task."""
         if config.embedded is not None:
             return english_verbs()[split]
-        if language is not None:
-            config = config.model_copy(update={"languages": [language]})
-        task = cls.of_config(config)
-        languages: Sequence[str | None] = task.languages or [None]
+        if language is not None or config.languages == "all":  # the languages that existed when the run was started
+            config = config.model_copy(update={"languages": self.languages if language is None else [language]})
+        languages: Sequence[str | None] = find_languages(config) or [None]
         examples: list[StringsExample] = []
-        for path, name in zip(cls.files(config, split), languages, strict=True):
-            own = read_strings(path, name, task)
+        for path, name in zip(self.files(config, split), languages, strict=True):
+            own = read_strings(path, name, self)
             if config.dev is None and split != "test":
                 own = hold_out(own, config.held_out, group=lambda example: example.source)[split == "dev"]
             examples += own
@@ -445,9 +448,17 @@ class Strings(SequenceTask):
     def split(self, run: Run, config: StringsData, split: str, **options: Any) -> Lines:
         if options.get("language") is not None:
             self.check_language(run, options["language"])
-        if config.languages == "all":  # the languages that existed when the run was started
-            config = config.model_copy(update={"languages": self.languages})
-        return super().split(run, config, split, **options)
+        check_split(split)
+        values = self.check_options(run, options)
+        return self.encode(self.examples_of(config, split, **values), self.vocabularies(run))
+
+    def input_line(self, title: str) -> str:
+        columns, fields = self.columns, [""] * self.columns.width
+        fields[columns.source - 1] = title
+        if columns.features and " + " in title:
+            fields[columns.source - 1], _, fields[columns.features[0] - 1] = title.rpartition(" + ")
+        del fields[columns.target - 1]
+        return "\t".join(fields[: columns.plain_width])
 
     def check_language(self, run: Run, language: str | None) -> None:
         """Raise an InputError unless the language is one of the run's languages, or None if the run has none."""

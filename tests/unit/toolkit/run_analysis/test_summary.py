@@ -49,7 +49,7 @@ def run_of(folder: Path, model: Any, name: str = "run") -> Run:
 def test_a_summary_holds_what_the_functions_return(make: Any, tmp_path: Path) -> None:
     torch.manual_seed(1)
     model, data = make(), corpus(40)
-    summary = summarize(run_of(tmp_path, model), data, "samples", Options(sentences=5, beam_size=3))
+    summary = summarize(run_of(tmp_path, model), data, "samples", Options(sentences=5, searched=0, beam_size=3))
     recording = recording_of(model, data, BATCH)
     assert [head.density for head in summary.heads] == [head.density for head in density(recording).heads]
     assert summary.diversity == diversity(recording).layers
@@ -141,6 +141,40 @@ def test_rare_pieces_are_those_of_the_training_data(tmp_path: Path) -> None:
     assert summary.training_pairs == 50 and summary.heads[0].scores["rare"] is not None
     without = summarize(run, data, "samples", options)
     assert without.training_pairs is None and without.heads[0].scores["rare"] is None
+
+
+def test_answers_stand_beside_their_references_and_one_with_several_outputs_is_shown(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    run, data = run_of(tmp_path, transformer()), corpus(20)
+    summary = summarize(run, data, "samples", Options(sentences=2, searched=15, beam_size=4))
+    results = search_corpus(run.model, data, SearchOptions(beam_size=4, n_best=4))
+    assert {*range(15)} <= {answer.index for answer in summary.answers} <= {*range(20)}
+    for answer in summary.answers:
+        best = results[answer.index].best
+        assert answer.answer == (TGT.decode(best.tokens) if best else None)
+        assert answer.prob == (pytest.approx(best.prob) if best else None)
+        assert answer.reference == TGT.decode(data.tgt[answer.index])
+        assert answer.source == tuple(SRC.name(number) for number in data.src[answer.index])
+    shown = {sentence.text.index: sentence for sentence in summary.sentences}
+    assert len(shown) == 2 and summary.example in shown
+    counts = {answer.index: len(results[answer.index].hypotheses) for answer in summary.answers}
+    assert (counts[summary.example] > 1) == (max(counts.values()) > 1)
+    answered = summarize_runs([RunInput(run, data, "samples", target_run="run")], Options(sentences=2, beam_size=1))
+    assert answered[0][0].answers == ()  # its own answers are no references
+
+
+def test_a_softmax_head_has_no_zeros(tmp_path: Path) -> None:
+    """Float32 has no numbers for the smallest weights; keys that a decoder doesn't see stay out."""
+    model = transformer(attention="softmax", output="softmax")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "in_proj_weight" in name:
+                parameter *= 300
+    summary = summarize(run_of(tmp_path, model), corpus(5), "samples", Options(beam_size=1))
+    assert {head.density for head in summary.heads} == {1.0}
+    assert summary.outputs.sparsity == 0
+    weights = [weights for sentence in summary.sentences for weights in sentence.weights]
+    assert min(part.values.min() for part in weights) < 1e-37  # some did round to zero
 
 
 def test_more_sentences_may_be_searched_for_empty_outputs(tmp_path: Path) -> None:

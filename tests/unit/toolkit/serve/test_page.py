@@ -39,6 +39,17 @@ def visit(browser: Any, serve: Serve) -> Iterator[Visit]:
         tab.close()
 
 
+def test_a_page_without_outputs_has_no_headings_for_them(visit: Visit) -> None:
+    tab = visit({"columns": ["word", "features"], "examples": ["scan\tV;PST"]})
+    assert tab.locator("h2:visible").all_text_contents() == ["Outputs", "Write it yourself"]
+    assert tab.locator(".field span").all_text_contents() == ["Word", "Features"]
+    names = tab.locator("fieldset.segments label").all_text_contents()
+    assert names == ["Fast beam", "Proved best exact", "Everything all", "Random sample"]
+    tab.click(".example-line")
+    tab.wait_for_selector("svg.matrix")
+    assert tab.locator("h2:visible").all_text_contents()[2:] == ["Step by step", "Attention"]
+
+
 def ask(tab: Any, lemma: str = "scan", tags: str = "V;PST") -> None:
     for number, text in enumerate((lemma, tags)):
         tab.fill(f'input[name="column-{number}"]', text)
@@ -131,7 +142,7 @@ def test_outputs_that_are_possible_are_not_shown_as_impossible(visit: Visit) -> 
     ]
     answer(tab, json={"run": "verbs", "mode": "sample", "answers": [{"draws": draws}]})
     ask(tab)
-    assert tab.locator(".outputs .prob").all_inner_texts() == ["8·10⁻³⁹⁷", "4·10⁻³⁹⁸"]
+    assert tab.locator(".outputs .prob").all_inner_texts() == ["<.001", "<.001"]
     assert tab.locator(".outputs .words").all_inner_texts() == ["one", "␣␣"]
     widths = tab.locator(".outputs .share").evaluate_all("all => all.map(one => parseFloat(one.style.width))")
     assert widths == pytest.approx([100, 4.98], abs=0.01)

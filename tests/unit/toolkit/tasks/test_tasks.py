@@ -268,24 +268,24 @@ def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
 
 def test_scores_without_a_title_are_printed_under_their_names() -> None:
     table = score_table({"f1": 0.25, "loss": 1.5, "seconds": 3.0, "signatures": {"f1": "v1"}})
-    assert table.split("\n") == [f"{'f1':<28}{'0.2500':>10}", f"{'loss a symbol':<28}{'1.5000':>10}", "f1: v1"]
+    assert table.split("\n") == [f"{'f1':<34}{'0.2500':>10}", f"{'loss per symbol':<34}{'1.5000':>10}", "f1: v1"]
 
 
 def test_languages_are_printed_with_the_scores_of_their_task() -> None:
     forms = {"de": {"samples": 7, "accuracy": 0.5, "levenshtein": 1.25}, "eo": {"samples": 12, "accuracy": 1.0}}
     forms["eo"]["levenshtein"] = 0.0
     assert score_table({"languages": forms}).split("\n")[1:] == [
-        f"{'language':<28}{'samples':>10}{'accuracy':>10}{'Levenshtein':>13}",
-        f"{'de':<28}{7:>10}{'50.00%':>10}{'1.250':>13}",
-        f"{'eo':<28}{12:>10}{'100.00%':>10}{'0.000':>13}",
+        f"{'language':<34}{'examples':>10}{'accuracy':>10}{'edit distance':>15}",
+        f"{'de':<34}{7:>10}{'50.00%':>10}{'1.250':>15}",
+        f"{'eo':<34}{12:>10}{'100.00%':>10}{'0.000':>15}",
     ]
     translations = {"de": {"samples": 7, "bleu": 34.5678, "exact": 0.5, "f1": 0.25}}
     assert score_table({"languages": translations}).split("\n")[1:] == [
-        f"{'language':<28}{'samples':>10}{'BLEU':>10}  exactly the reference{'f1':>10}",
-        f"{'de':<28}{7:>10}{'34.57':>10}{'50.00%':>23}{'0.2500':>10}",
+        f"{'language':<34}{'examples':>10}{'BLEU':>10}  equal to the reference{'f1':>10}",
+        f"{'de':<34}{7:>10}{'34.57':>10}{'50.00%':>24}{'0.2500':>10}",
     ]
 
 
 def test_unknown_gold_symbols_are_printed_where_there_are_any() -> None:
-    assert score_table({"loss": 1.5, "unknown_symbols": 0}) == f"{'loss a symbol':<28}{'1.5000':>10}"
-    assert score_table({"unknown_symbols": 3}) == f"{'gold symbols unknown':<28}{3:>10}"
+    assert score_table({"loss": 1.5, "unknown_symbols": 0}) == f"{'loss per symbol':<34}{'1.5000':>10}"
+    assert score_table({"unknown_symbols": 3}) == f"{'unknown reference symbols':<34}{3:>10}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, get_args
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from tsallis.errors import InputError
 from tsallis.toolkit.data import Vocabulary
 from tsallis.toolkit.training import Checkpoints, file_names, load_run
 from tsallis.toolkit.training.run_folder import build_model, locked, start_run
-from tsallis.toolkit.training.schema import Manifest
 
 SRC, TGT = Vocabulary(["a", "b", "c"]), Vocabulary(["x", "y"])
 DESCRIPTION = {"class": "rnn", "arguments": {"src_vocab": len(SRC), "tgt_vocab": len(TGT), "d_model": 4, "layers": 1}}
@@ -126,8 +124,3 @@ def test_a_training_writes_no_other_files(tmp_path: Path) -> None:
     written = {part for path in contents(tmp_path / "run") for part in Path(path).parts if not part.startswith("step-")}
     # A start of random parameters has no file of them, and TensorBoard is not asked for.
     assert written == {*NAMES.values(), *SYMBOLS} - {file_names.START, file_names.BOARD}
-
-
-def test_the_schema_knows_the_files_of_a_checkpoint() -> None:
-    kind: Any = Manifest.model_fields["files"].annotation
-    assert set(get_args(get_args(kind)[0])) == {file_names.PARAMETERS, file_names.TRAINING}

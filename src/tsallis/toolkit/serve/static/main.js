@@ -1,7 +1,7 @@
 // The page: a source, and everything that the selected run predicts for it.
 
 const DELAY = 300; // milliseconds after the last key press
-const MODES = [["beam", "Beam"], ["exact", "Exact"], ["all", "All"], ["sample", "Sample"]];
+const MODES = [["beam", "Fast"], ["exact", "Proved best"], ["all", "Everything"], ["sample", "Random"]];
 const MODE_NOTES = {
   beam: "Finds the most likely outputs and says whether they are proved best.",
   exact: "Finds the most probable outputs and proves that they are.",
@@ -48,7 +48,7 @@ function missingText(columns) {
 function runPage(run, limits) {
   // `query` is the source, with its language, of the outputs shown below. The fields may have changed since.
   const state = { mode: "beam", count: Math.min(5, limits.outputs), query: null, output: null, head: null };
-  const [outputs, steps, weights] = ["Outputs", "Step by step", "Attention"].map(() => h("div"));
+  const [outputs, steps, weights] = [h("div"), h("div"), h("div")];
   const fields = run.columns.map((column, i) => field(`column-${i}`, column, () => changed()));
   const language = run.languages && run.languages.length > 1
     ? choice("Language", run.languages.map((name) => [name, name]), run.languages[0], () => changed()) : null;
@@ -86,6 +86,7 @@ function runPage(run, limits) {
   }
 
   function choose(output) {
+    for (const section of ofOutput) section.hidden = false;
     state.output = output.tokens ? { tokens: output.tokens } : { output: output.output };
     show(steps, ask("steps", ofSource({ ...state.output, n_best: Math.min(6, limits.outputs) })), stepsOf);
     attend();
@@ -100,6 +101,7 @@ function runPage(run, limits) {
   function clearOutput() {
     cancel("steps", "attention");
     state.output = null;
+    for (const section of ofOutput) section.hidden = true;
     for (const place of [steps, weights]) {
       place.removeAttribute("aria-busy");
       place.replaceChildren();
@@ -137,6 +139,13 @@ function runPage(run, limits) {
     if (last) state.head = `cross.${last.layer}.1`;
   }
 
+  const ofOutput = [h("section", { "aria-labelledby": "steps", hidden: true }, h("h2", { id: "steps" }, "Step by step"), steps),
+    ...(heads.length ? [h("section", { "aria-labelledby": "attention", hidden: true }, h("div", { class: "head" },
+      h("h2", { id: "attention" }, "Attention"), choice("Head", heads, state.head, (name) => {
+        state.head = name;
+        attend();
+      })), weights)] : [])];
+
   return [
     h("h1", null, run.name),
     h("p", { class: "lead" }, describeRun(run)),
@@ -153,7 +162,7 @@ function runPage(run, limits) {
         search();
         completion.update();
       } }, line.replace(/\t/g, " · ")))) : null,
-    h("div", { class: "controls" }, segments("Search", MODES, "beam", setMode),
+    h("div", { class: "controls" }, segments("Search", MODES.map(([mode, name]) => [mode, [name, h("small", null, ` ${mode}`)]]), "beam", setMode),
       numberField("Outputs", state.count, limits.outputs, (input) => {
         state.count = clamp(Math.round(Number(input.value)) || 1, 1, limits.outputs);
         input.value = state.count;
@@ -163,12 +172,7 @@ function runPage(run, limits) {
     h("div", { class: "pair" },
       h("section", { "aria-labelledby": "outputs" }, h("h2", { id: "outputs" }, "Outputs"), outputs),
       h("section", { "aria-labelledby": "writing" }, h("h2", { id: "writing" }, "Write it yourself"), completion.node)),
-    h("section", { "aria-labelledby": "steps" }, h("h2", { id: "steps" }, "Step by step"), steps),
-    heads.length ? h("section", { "aria-labelledby": "attention" }, h("div", { class: "head" },
-      h("h2", { id: "attention" }, "Attention"), choice("Head", heads, state.head, (name) => {
-        state.head = name;
-        attend();
-      })), weights) : null,
+    ...ofOutput,
   ];
 }
 
@@ -177,7 +181,7 @@ async function start() {
   const open = (run, limits) => {
     document.title = `${run.name} – tsallis`;
     view.replaceChildren(...runPage(run, limits).filter(Boolean));
-    const empty = h("p", { class: "hint" }, `Type a source above: ${run.columns.join(" and ")}.`,
+    const empty = h("p", { class: "hint" }, `Type ${run.columns.join(" and ")} above`, run.examples.length ? ", or click an example." : ".",
       mayBeEmpty(run) ? " It may be empty." : "");
     view.querySelector(".pair section div").replaceChildren(empty);
   };

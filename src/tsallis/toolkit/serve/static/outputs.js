@@ -1,20 +1,11 @@
 // The outputs for a source: certificate, list and tree; then the steps and the attention of the selected output.
 
-const BADGES = { complete: "Complete", optimal: "Optimal", bounded: "Bounded", none: "No proof" };
-const MEANINGS = {
-  complete: "These are all possible outputs. Every other output has a probability of exactly zero.",
-  optimal: "It is proved that no other output is more probable than the best one.",
-  bounded: "A better output may be missing. None is more probable than",
-  none: "Nothing is proved about outputs that are not listed.",
-};
-
 function certificateOf(answer) {
   const { certificate, bound, mass, hypotheses } = answer;
-  const all = probability(mass, logSum(hypotheses.map((hypothesis) => hypothesis.log_prob)));
-  const limit = certificate === "bounded" ? ` ${probability(Math.exp(bound), bound)}.` : "";
+  const all = probability(mass, hypotheses[0].log_prob);
   return h("div", { class: `proof ${certificate}` },
-    h("p", null, h("strong", null, BADGES[certificate]), ` ${MEANINGS[certificate]}${limit}`),
-    h("p", { class: "hint" }, `Probability of all ${whole(hypotheses.length)} together: ${all}.`,
+    h("p", null, certificateText(certificate, bound)),
+    h("p", { class: "hint" }, hypotheses.length > 1 ? `Probability of all ${whole(hypotheses.length)} together: ${all}.` : null,
       answer.stopped_by ? ` The search ended early (${answer.stopped_by}), after ${whole(answer.expanded)} prefixes.` : null));
 }
 
@@ -55,17 +46,12 @@ function searchResult(answer, choose) {
   if (!answer.hypotheses.length) return h("p", { class: "hint" }, "The search found no output.");
   choose(answer.hypotheses[0]);
   const edges = answer.tree ? answer.tree.edges.map((e) => [e.parent, e.node, e.symbol, e.log_prob, e.total, e.end]) : [];
-  say(`${answer.hypotheses.length} outputs. Certificate: ${CERTIFICATES[answer.certificate]}`);
+  say(`${answer.hypotheses.length} outputs. ${CERTIFICATES[answer.certificate].join(" ")}`);
   return [
     certificateOf(answer),
     outputList(answer.hypotheses, "Outputs", choose),
     edges.length ? figure("Tree of outputs", treeDrawing(edges), { scroll: true, note: "probability of each branch" }) : null,
   ];
-}
-
-// The displayed name of an output's symbol; the last symbol marks the end.
-function symbolName(symbol) {
-  return symbol === "</s>" ? "(end)" : symbol;
 }
 
 function stepsOf(answer) {
@@ -75,7 +61,7 @@ function stepsOf(answer) {
       : `This output is impossible for the model, from step ${answer.steps.length} on.`),
     h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Steps of the output" },
       h("table", { class: "steps" },
-        h("thead", null, h("tr", null, ["Step", "Symbol", "Probability", "Possible", "Excluded", "Symbols and shares"]
+        h("thead", null, h("tr", null, ["Step", "Symbol", "Probability", "Possible", "Symbols and shares"]
           .map((text) => h("th", { scope: "col" }, text)))),
         h("tbody", null, answer.steps.map((step, i) => h("tr", { class: step.log_prob === null ? "out" : null },
           h("td", { class: "number" }, i + 1),
@@ -83,7 +69,6 @@ function stepsOf(answer) {
           h("td", { class: "number" }, step.log_prob === null ? "impossible"
             : probability(step.prob, step.log_prob)),
           h("td", { class: "number" }, whole(step.support)),
-          h("td", { class: "number" }, whole(answer.vocabulary - step.support)),
           h("td", null, shares(step.words.map((word) => [symbolName(word.symbol), word.prob, word.log_prob]),
             symbolName(step.symbol), step.support))))))),
   ];

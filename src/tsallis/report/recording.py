@@ -1,0 +1,187 @@
+"""Record the attention of any PyTorch or Hugging Face model in one call, and return the page of a report."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+
+from tsallis.analysis import capture_weights, summarize_weights
+from tsallis.analysis.weight_inputs import Tokens
+from tsallis.nn import MultiheadAttention
+from tsallis.report.page import Page, build_page
+from tsallis.search.step import eval_mode
+
+Layers = dict[str, list[Tensor]]  # attention weights [batch, heads, queries, keys] by argument of `summarize_weights`
+
+
+@torch.no_grad()
+def show(
+    model: nn.Module,
+    inputs: Tensor | Sequence[Any] | Mapping[str, Any],
+    tokens: Any,
+    target_tokens: Tokens | None = None,
+    *,
+    name: str = "",
+    tolerance: float = 0.01,
+) -> Page:
+    """Run a model once, and return a page that shows what each attention head attends to.
+
+    A notebook displays the page; `show(...).save("heads.html")` writes it to a file. Attention is recorded from
+    Hugging Face models, :class:`torch.nn.MultiheadAttention`, :class:`tsallis.nn.MultiheadAttention` and calls of
+    :func:`torch.nn.functional.scaled_dot_product_attention`. For any other attention, pass its weights to
+    :func:`tsallis.analysis.summarize_weights`.
+
+    Args:
+        model: Model to run, in eval mode.
+        inputs: Its input: a tensor, a sequence of positional arguments, or a mapping of keyword arguments, such as a
+            batch from a tokenizer.
+        tokens: Strings of one text, or of each text of a batch, without padding; or the tokenizer that made the inputs.
+        target_tokens: The same for what the decoder of an encoder-decoder reads. A tokenizer in `tokens` also reads
+            `decoder_input_ids`.
+        name: Name of the model on the page; default: its class.
+        tolerance: How far the weights of a query may sum from 1. Attention with a sink needs 1.
+
+    Returns:
+        The page.
+
+    Raises:
+        ValueError: If no attention was recorded, or its shape doesn't match the tokens.
+
+    Example:
+        >>> model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
+        >>> x, padding = torch.randn(2, 3, 8), torch.tensor([[False, False, False], [False, False, True]])
+        >>> page = show(model, {"src": x, "src_key_padding_mask": padding}, [["where", "is", "it"], ["it", "is"]])
+        >>> page.startswith("<!doctype html>")
+        True
+    """
+    if hasattr(tokens, "convert_ids_to_tokens"):
+        if not isinstance(inputs, Mapping) or "input_ids" not in inputs:
+            raise ValueError("inputs must be a mapping with input_ids if tokens is a tokenizer")
+        if "decoder_input_ids" in inputs:
+            target_tokens = _tokens_of(tokens, inputs, "decoder_")
+        tokens = _tokens_of(tokens, inputs)
+    with eval_mode(model):
+        if hasattr(model, "set_attn_implementation"):
+            layers = _record_transformers(model, inputs)
+        else:
+            layers = _record_modules(model, inputs, target_tokens is not None)
+    if not layers:
+        raise ValueError(
+            f"{type(model).__name__} has no attention that can be recorded: pass its weights to summarize_weights"
+        )
+    texts = {"tokens": tokens} if "attention" in layers else {"encoder_tokens": tokens, "decoder_tokens": target_tokens}
+    arguments: dict[str, Any] = {**layers, **texts, "tolerance": tolerance}
+    return build_page([summarize_weights(**arguments, name=name or type(model).__name__)])
+
+
+def _tokens_of(tokenizer: Any, inputs: Mapping[str, Any], side: str = "") -> list[list[str]]:
+    """Return the tokens of each text without padding."""
+    ids = inputs[f"{side}input_ids"]
+    mask = inputs.get(f"{side}attention_mask")
+    mask = torch.ones_like(ids) if mask is None else mask
+    return [tokenizer.convert_ids_to_tokens(row[kept.bool()].tolist()) for row, kept in zip(ids, mask, strict=True)]
+
+
+def _call(model: nn.Module, inputs: Any, **options: Any) -> Any:
+    if isinstance(inputs, Mapping):
+        return model(**inputs, **options)
+    return model(*((inputs,) if isinstance(inputs, Tensor) else inputs), **options)
+
+
+def _record_transformers(model: Any, inputs: Any) -> Layers:
+    """Return the weights that a Hugging Face model returns; only sparse and eager attention return some."""
+    implementation = model.config._attn_implementation
+    returns_weights = "tsallis" in implementation
+    if not returns_weights:
+        model.set_attn_implementation("eager")
+    try:
+        outputs = _call(model, inputs, output_attentions=True, return_dict=True)
+    finally:
+        if not returns_weights:
+            model.set_attn_implementation(implementation)
+    names = ("attention", "encoder_attention", "decoder_attention", "cross_attention")
+    return {name: list(layers) for name in names if (layers := getattr(outputs, f"{name}s", None))}
+
+
+def _record_modules(model: nn.Module, inputs: Any, has_target: bool) -> Layers:
+    """Return the weights of modules and functions, in the order of their calls."""
+    types = (nn.MultiheadAttention, MultiheadAttention)
+    attentions = {name: module for name, module in model.named_modules() if isinstance(module, types)}
+    kinds: list[str] = []
+    layers: Layers = {}
+
+    def name_kind(module: str) -> Callable[..., None]:
+        def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
+            query, key = (kwargs[name] if name in kwargs else args[i] for i, name in enumerate(("query", "key")))
+            side = "decoder" if "decoder" in module else "encoder"
+            kinds.append("attention" if not has_target else f"{side if query is key else 'cross'}_attention")
+
+        return hook
+
+    def receive(weights: Tensor, kind: str) -> None:
+        layers.setdefault(kind, []).append(weights if weights.dim() == 4 else weights[None])
+
+    with contextlib.ExitStack() as stack:
+        for name, attention in attentions.items():
+            handle = attention.register_forward_pre_hook(name_kind(name), with_kwargs=True)
+            stack.callback(handle.remove)
+        stack.enter_context(capture_weights([*attentions.values()], lambda _, weights: receive(weights, kinds[-1])))
+        stack.enter_context(_slow_path())
+        if not has_target:  # a call of the function doesn't show which side it attends to
+            stack.enter_context(_CapturedFunction(lambda weights: receive(weights, "attention")))
+        _call(model, inputs)
+    return layers
+
+
+@contextlib.contextmanager
+def _slow_path() -> Iterator[None]:
+    """Turn off PyTorch's fused encoder layers, which don't call their attention and drop padding."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+class _CapturedFunction(TorchFunctionMode):
+    """Call `receive(weights)` at each call of PyTorch's attention function."""
+
+    def __init__(self, receive: Callable[[Tensor], None]) -> None:
+        super().__init__()
+        self.receive = receive
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is scaled_dot_product_attention:
+            self.receive(_attention_weights(*args, **(kwargs or {})))
+        return func(*args, **(kwargs or {}))
+
+
+def _attention_weights(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Return the weights of PyTorch's attention function [batch, heads, queries, keys]."""
+    if enable_gqa:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+    scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    if attn_mask is not None:
+        boolean = attn_mask.dtype == torch.bool
+        scores = scores.masked_fill(~attn_mask, -torch.inf) if boolean else scores + attn_mask
+    weights = scores.softmax(-1).nan_to_num()  # a query without keys has no weights
+    return weights.unsqueeze(1) if weights.dim() == 3 else weights

@@ -1,0 +1,162 @@
+"""One call that records any model: the weights on the page are the model's own, padding left out."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tsallis.nn import MultiheadAttention, sparsify_module
+from tsallis.report import show
+from tsallis.report.page import Page
+
+TEXTS = [["where", "is", "it", "?"], ["it", "is"]]
+PADDED = torch.tensor([[False] * 4, [False, False, True, True]])
+
+
+def data_of(page: Page) -> Any:
+    (run,) = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)[1])["runs"]
+    return run
+
+
+def layers_of(page: Page) -> list[tuple[str, int, int]]:
+    return [(layer["kind"], layer["layer"], layer["heads"]) for layer in data_of(page)["layers"]]
+
+
+def densities_of(page: Page) -> list[float]:
+    return [head["density"] for head in data_of(page)["heads"]]
+
+
+def encoder() -> nn.TransformerEncoder:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    return nn.TransformerEncoder(layer, 2)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_padded_batch_of_an_encoder(sparse: bool) -> None:
+    model = encoder()
+    if sparse:
+        sparsify_module(model, alpha=2.0)
+    x = torch.randn(2, 4, 8)
+    page = show(model, {"src": x * (9 if sparse else 1), "src_key_padding_mask": PADDED}, TEXTS, name="mine")
+    assert layers_of(page) == [("encoder", 0, 2), ("encoder", 1, 2)] and "<title>mine</title>" in page
+    content = data_of(page)
+    assert [len(sentence["source"]) for sentence in content["sentences"]] == [4, 2]
+    assert all(density < 1 if sparse else density == 1 for density in densities_of(page)[:2])
+    assert model.training and torch.backends.mha.get_fastpath_enabled()
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_one_text_and_positional_arguments() -> None:
+    class Unbatched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = MultiheadAttention(8, 2)
+
+        def forward(self, x: Tensor, scale: float) -> Tensor:
+            x = scale * x
+            return self.attention(x, x, x, need_weights=False)[0]
+
+    page = show(Unbatched(), (torch.randn(4, 8), 2.0), TEXTS[0])
+    assert layers_of(page) == [("encoder", 0, 2)]
+    page = show(encoder(), torch.randn(1, 4, 8), TEXTS[0])
+    assert len(layers_of(page)) == 2
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_attention_by_the_function_of_pytorch(grouped: bool) -> None:
+    class Own(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            query = x.view(2, 4, 2, 4).transpose(1, 2)
+            key = query[:, :1] if grouped else query
+            options = {"is_causal": True} if grouped else {"attn_mask": ~PADDED[:, None, None], "scale": 0.5}
+            return nn.functional.scaled_dot_product_attention(query, key, key, enable_gqa=grouped, **options)
+
+    x = torch.randn(2, 4, 8)
+    page = show(Own(), x, [TEXTS[0]] * 2 if grouped else TEXTS)
+    assert layers_of(page) == [("decoder" if grouped else "encoder", 0, 2)]
+    from tsallis.report.recording import _attention_weights
+
+    query, value = x.view(2, 4, 2, 4).transpose(1, 2), torch.eye(4).expand(2, 2, 4, 4)
+    for options in ({}, {"is_causal": True}, {"attn_mask": ~PADDED[:, None, None]}, {"attn_mask": torch.randn(4, 4)}):
+        output = nn.functional.scaled_dot_product_attention(query, query, value, **options)
+        torch.testing.assert_close(_attention_weights(query, query, value, **options), output)
+
+
+def test_an_encoder_decoder_of_pytorch() -> None:
+    torch.manual_seed(0)
+    model = nn.Transformer(8, 2, 1, 1, 16, batch_first=True)
+    inputs = {"src": torch.randn(2, 4, 8), "tgt": torch.randn(2, 3, 8), "tgt_mask": torch.ones(3, 3).triu(1).bool()}
+    masks = dict.fromkeys(("src_key_padding_mask", "memory_key_padding_mask"), PADDED)
+    page = show(model, inputs | masks, TEXTS, [["<s>", "hier", "."]] * 2)
+    assert layers_of(page) == [("encoder", 0, 2), ("decoder", 0, 2), ("cross", 0, 2)]
+
+
+class Tokenizer:
+    """Spells numbers."""
+
+    def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
+        return [f"▁{number}" for number in ids]
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "t5"])
+def test_models_of_hugging_face(name: str, left: bool) -> None:
+    transformers = pytest.importorskip("transformers")
+    from tsallis.huggingface import sparsify
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 20, "num_attention_heads": 2, "num_hidden_layers": 2}
+    configs = {
+        "bert": (transformers.BertModel, transformers.BertConfig(hidden_size=8, intermediate_size=8, **sizes)),
+        "gpt2": (
+            transformers.GPT2LMHeadModel,
+            transformers.GPT2Config(vocab_size=20, n_embd=8, n_layer=2, n_head=2, bos_token_id=1, eos_token_id=2),
+        ),
+        "t5": (
+            transformers.T5ForConditionalGeneration,
+            transformers.T5Config(
+                vocab_size=20, d_model=8, d_kv=4, d_ff=8, num_layers=2, num_heads=2, decoder_start_token_id=0
+            ),
+        ),
+    }
+    kind, config = configs[name]
+    model = kind(config)
+    mask = (~PADDED).long().flip(1) if left else (~PADDED).long()
+    batch = {"input_ids": torch.arange(4, 12).view(2, 4), "attention_mask": mask}
+    if name == "t5":
+        batch["decoder_input_ids"] = torch.tensor([[0, 5, 6], [0, 7, 8]])
+    implementation = model.config._attn_implementation
+    kinds = {"bert": ("encoder",), "gpt2": ("decoder",), "t5": ("encoder", "decoder", "cross")}[name]
+    expected = [(kind, layer, 2) for kind in kinds for layer in (0, 1)]
+    page = show(model, batch, Tokenizer())
+    assert layers_of(page) == expected and densities_of(page) == [1.0] * len(densities_of(page))
+    first = data_of(page)["sentences"][1]
+    assert first["target" if name == "gpt2" else "source"] == (["▁10", "▁11"] if left else ["▁8", "▁9"])
+    assert model.config._attn_implementation == implementation and model.training
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= 20
+    sparse = show(sparsify(model, alpha=2.0), batch, Tokenizer())
+    assert layers_of(sparse) == expected and min(densities_of(sparse)) < 1
+
+
+def test_what_can_not_be_recorded_is_refused() -> None:
+    with pytest.raises(ValueError, match="Linear has no attention"):
+        show(nn.Linear(8, 8), torch.randn(1, 4, 8), TEXTS[0])
+    with pytest.raises(ValueError, match="mapping with input_ids"):
+        show(encoder(), torch.randn(1, 4, 8), Tokenizer())
+    with pytest.raises(ValueError, match=r"attention\[0\]"):  # five tokens for four positions
+        show(encoder(), torch.randn(1, 4, 8), [*TEXTS[0], "more"])
+
+
+def test_the_page_is_saved(tmp_path: Path) -> None:
+    page = show(encoder(), torch.randn(1, 4, 8), TEXTS[0])
+    page.save(tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == page and "<iframe" in page._repr_html_()
