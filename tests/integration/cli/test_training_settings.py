@@ -89,9 +89,8 @@ def test_a_run_is_made_longer(tsallis: Run, tmp_path: Path) -> None:
 def test_a_dry_run_writes_nothing(tsallis: Run, tmp_path: Path) -> None:
     config, run = strings(tmp_path / "data"), tmp_path / "run"
     text = tsallis("train", config, "training.seed=7", "--run-dir", run, "--dry-run").stdout
-    assert text.startswith(
-        "# 32 examples to train on, 6 to validate on\n# 24 source symbols, 20 target symbols\n# columns: source<TAB>target<TAB>features; "
-    ), text
+    sizes = "# 32 examples to train on, 6 to validate on\n# 24 source symbols, 20 target symbols\n"
+    assert text.startswith(f"{sizes}# columns: source<TAB>target<TAB>features; "), text
     assert "# 4 updates in the first epoch, about 8 in all\n" in text and f"# {run}: a new run\n" in text
     assert yaml.safe_load(text)["training"]["seed"] == 7 and not run.exists()
     (tmp_path / "whole.yaml").write_text(text)
