@@ -87,7 +87,7 @@ class Manifest(Record):
     epoch: Count = 0
     metrics: dict[str, Any] = {}
     of: list[Step] | None = None  # the averaged checkpoints
-    files: dict[Literal[model.safetensors, training.pt], Sum]
+    files: dict[Literal["model.safetensors", "training.pt"], Sum]
 
 
 class Fingerprints(Record):
