@@ -33,7 +33,7 @@ from tsallis.models.sharing import aliases_of
 from tsallis.toolkit.data.io import is_folder, is_leftover, is_regular, read_bytes, remove_leftovers, write_atomic
 from tsallis.toolkit.training.file_names import INDEX, MANIFEST, PARAMETERS, TRAINING
 from tsallis.toolkit.training.lock import Lock, writing
-from tsallis.toolkit.training.schema import Index, Manifest, Sum, as_json, check_record, read_record
+from tsallis.toolkit.training.schema import Index, Manifest, as_json, check_record, read_record
 
 NAMES = ("last", "best", "average")
 FILES = (MANIFEST, PARAMETERS, TRAINING)  # in order of removal: without its manifest, a checkpoint counts as incomplete
@@ -327,7 +327,7 @@ class Checkpoints:
 
     def _read(self, name: str, file: str) -> bytes:
         path = self.folder / name / file
-        sums: dict[str, Sum] = {**self._manifest(name).files}
+        sums = {str(key): value for key, value in self._manifest(name).files.items()}
         if file not in sums:
             raise InputError(f"{path.parent / MANIFEST}: says nothing of {file}")
         expected = sums[file]
