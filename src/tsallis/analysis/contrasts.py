@@ -249,7 +249,7 @@ class Comparison:
         contrasts = tuple(words.result(kind) for kind, words in self._words.items() if words.count)
         if not contrasts:
             raise InputError(
-                f"there is no word to compare: no query of {', '.join(self.kinds)} attention sees two keys"
+                f"nothing to compare: each query of {', '.join(self.kinds)} attention sees fewer than two keys"
             )
         return contrasts
 

@@ -182,7 +182,7 @@ class TransformersDecoder(nn.Module):
         """
         self._check("the output", ids)
         if wrong := set(ids) & set(self.output.ends):
-            raise ValueError(f"no output holds its end before it is over: {min(wrong)}")
+            raise ValueError(f"the end symbol may not occur inside an output, found {min(wrong)}")
         return [number + RESERVED for number in ids]
 
     def targets(self, labels: Sequence[Sequence[int]] | Tensor) -> tuple[Tensor, Tensor]:

@@ -179,7 +179,7 @@ class PictureReader(nn.Module):
             ValueError: A row has no question.
         """
         if self.image_store is None:
-            raise RuntimeError("images are numbers here: the reader's `image_store` must say which ones they are")
+            raise RuntimeError("sources name images by number: set the reader's `image_store` to the images")
         if int(src_lengths.min()) < 2:
             raise ValueError(f"a row holds an image and a question, got src_lengths {src_lengths.tolist()}")
         images = self.image_store(src[:, 0].cpu()).to(src.device)

@@ -84,7 +84,7 @@ class SearchOptions:
         default="beam",
     )
     beam_size: int | None = _option(
-        "Number of prefixes kept per source (default: the run's; at least the number of outputs).",
+        "Number of prefixes kept per source, at least the number of outputs (default: the run's).",
         *("beam", "exact"),
         least=1,
         most=MOST,

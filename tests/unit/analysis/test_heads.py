@@ -439,7 +439,7 @@ def test_models_that_read_other_sentences_are_not_compared(model_recording: Reco
         compare_models(encoder([uniform(2)]), encoder([uniform(3)]), "encoder")
     with pytest.raises(InputError, match="sentence 2 is in one alone"):
         compare_models(encoder([uniform(2)], [uniform(2)]), encoder([uniform(2)]), "encoder")
-    with pytest.raises(InputError, match="no word to compare"):
+    with pytest.raises(InputError, match="nothing to compare"):
         compare_models(encoder([[[1.0]]]), encoder([[[1.0]]]), "encoder")
 
 

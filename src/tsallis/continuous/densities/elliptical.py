@@ -139,7 +139,7 @@ class Elliptical(Density):
         if not bool(((diagonal > 0) & (diagonal < math.inf)).all()):
             what = "variance must be positive and finite" if self.dims == 1 else "covariance must be positive definite"
             value = diagonal[~((diagonal > 0) & (diagonal < math.inf))][0].item()
-            raise ValueError(f"{what}, got one whose factor has {value:g}")
+            raise ValueError(f"{what}, but its factor has {value:g} on the diagonal")
         if self.dims > 1:
             _check_triangle(factor)
         if isinstance(alpha, Tensor):

@@ -104,7 +104,9 @@ def _load(folders: list[Path], checkpoint: str, device: str, limits: Limits, exa
         _ = one.facts  # read now, so that a bad folder stops the command before it starts
         served.append(one)
     if lines and not any(one.examples for one in served):
-        raise InputError(f"{input_name(examples)}: no run can read a line, expected {served[0].task.formats[0]}")
+        raise InputError(
+            f"{input_name(examples)}: no run can read any of the lines, expected {served[0].task.formats[0]}"
+        )
     return served
 
 

@@ -262,10 +262,12 @@ def _kind(model: bytes, label: str) -> str:
         kind = dict(message_fields(fields[2])).get(3, KINDS["unigram"])
         whole = {1, 2, 3} <= fields.keys()
     except (IndexError, KeyError, ValueError, TypeError) as error:
-        raise InputError(f"{label}: not a sentencepiece model, or cut short") from error
+        raise InputError(f"{label}: not a sentencepiece model, or the file is cut short") from error
     names = [name for name, number in KINDS.items() if number == kind]
     if not whole or not names:
-        raise InputError(f"{label}: not a sentencepiece model of {' or '.join(KINDS)}, or cut short")
+        raise InputError(
+            f"{label}: expected a sentencepiece model of the kind {', '.join(KINDS)}; the file has another or is cut short"
+        )
     return names[0]
 
 

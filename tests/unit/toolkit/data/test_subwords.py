@@ -104,7 +104,7 @@ def test_sizes_that_do_not_fit_the_text(model: Subwords, capfd: pytest.CaptureFi
 
 
 def test_arguments_of_training() -> None:
-    with pytest.raises(InputError, match="not a sentencepiece model of unigram or bpe or word"):
+    with pytest.raises(InputError, match="expected a sentencepiece model of the kind unigram, bpe, word"):
         Subwords.train(LINES, 60, "char")
     with pytest.raises(InputError, match="4 subwords are too few for this text"):
         Subwords.train(LINES, 4)
