@@ -1,7 +1,7 @@
 """How long two cores need from nothing to a model that is right and proves it.
 
-Trains English verbs epoch by epoch with the `tsallis` command, until the best checkpoint has the wanted accuracy and share
-of proved answers on the test split. The time includes the start of each command, the data and all evaluations.
+Trains English verbs epoch by epoch with the `tsallis` command, until the best checkpoint has the wanted accuracy and
+share of proved answers on the test split. The time includes the start of each command, the data and all evaluations.
 
 python benchmarks/race.py [--accuracy .95] [--proved .9] [--threads 2] [--out FILE.csv]
 """
