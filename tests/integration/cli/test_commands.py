@@ -38,7 +38,7 @@ def test_translate_score_and_evaluate_agree(tsallis, trained: Path, small_data: 
     assert report["accuracy"] == pytest.approx(right / len(lines))
     assert report["complete"] + report["optimal"] + report["bounded"] + report["none"] == pytest.approx(1)
     table = tsallis("evaluate", trained, small_data / "dev.tsv").stdout
-    assert "accuracy" in table and "certificate complete" in table and f"{report['accuracy']:.2%}" in table
+    assert "accuracy" in table and "proved complete" in table and f"{report['accuracy']:.2%}" in table
 
 
 def test_gold_symbols_that_no_vocabulary_has_are_told(tsallis, trained: Path, small_data: Path, tmp_path: Path) -> None:

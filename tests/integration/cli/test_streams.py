@@ -54,7 +54,7 @@ def test_evaluate_reads_standard_input_by_its_name(tsallis, trained: Path, tmp_p
     assert of_file[0] == f"on: {tmp_path / 'known.tsv'} (3 lines)" and of_input[0] == "on: standard input (3 lines)"
     speed = [line.startswith("symbols per second") for line in of_file].index(True)
     assert of_file[1:speed] == of_input[1:speed] and of_file[speed + 1 :] == of_input[speed + 1 :]
-    assert of_file[1].split() == ["samples", "3"]
+    assert of_file[1].split() == ["examples", "3"]
     assert json.loads(tsallis("evaluate", trained, "-", "--json", stdin=KNOWN).stdout)["on"] == "standard input"
     # What lies in a pipe is not what is meant without a name; the table says so.
     whole = tsallis("evaluate", trained, stdin=KNOWN).stdout.splitlines()

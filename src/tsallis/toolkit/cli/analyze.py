@@ -135,9 +135,8 @@ def report_runs(
             report = Report(densities=describe_labels(loaded, split or "dev", lines, values, options))
         else:
             if (limits or {}).get("searched") and not all(task.searched for _, task in loaded):
-                raise InputError(
-                    f"{folders[0]}: a run of the task {loaded[0][1].name} has no outputs to search for: leave out --searched"
-                )
+                run = f"a run of the task {loaded[0][1].name}"
+                raise InputError(f"{folders[0]}: {run} has no outputs to search for: leave out --searched")
             # Default to dev: training data can be far larger than anybody wants to look at.
             report = Report(*summarize_all(loaded, split or "dev", lines, values, options, limits is not None))
         _write(report._replace(sweep=sweep_if_any(folders)), out, records)

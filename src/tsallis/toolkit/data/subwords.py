@@ -265,9 +265,8 @@ def _kind(model: bytes, label: str) -> str:
         raise InputError(f"{label}: not a sentencepiece model, or the file is cut short") from error
     names = [name for name, number in KINDS.items() if number == kind]
     if not whole or not names:
-        raise InputError(
-            f"{label}: expected a sentencepiece model of the kind {', '.join(KINDS)}; the file has another or is cut short"
-        )
+        expected = f"a sentencepiece model of the kind {', '.join(KINDS)}"
+        raise InputError(f"{label}: expected {expected}; the file has another or is cut short")
     return names[0]
 
 
