@@ -145,11 +145,11 @@ def test_damaged_files(tmp_path: Path, model: Subwords) -> None:
     assert len(ends) > SIZE
     for cut in sorted(ends | set(range(0, len(whole), 9973)))[:-2]:
         path.write_bytes(whole[:cut])
-        with pytest.raises(InputError, match=r"m\.model: not a sentencepiece model"):
+        with pytest.raises(InputError, match=r"m\.model: .*a sentencepiece model"):
             Subwords.load(path)
     for blob in (b"", b"no model", b"\x00" * 100, b"\xff" * 100, whole + b"\x0a", b"[" * 1000):
         path.write_bytes(blob)
-        with pytest.raises(InputError, match=r"m\.model: not a sentencepiece model"):
+        with pytest.raises(InputError, match=r"m\.model: .*a sentencepiece model"):
             Subwords.load(path)
     with pytest.raises(InputError, match=r"gone\.model: can't be read: No such file"):
         Subwords.load(tmp_path / "gone.model")
@@ -187,7 +187,7 @@ def test_a_model_with_other_special_symbols(tmp_path: Path) -> None:
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(LINES), model_prefix=prefix, vocab_size=20, minloglevel=2, model_type="char"
     )
-    with pytest.raises(InputError, match="of unigram or bpe or word"):
+    with pytest.raises(InputError, match="of the kind unigram, bpe, word"):
         Subwords.load(f"{prefix}.model")
     assert read_bytes(f"{prefix}.model")
 
