@@ -88,11 +88,14 @@ def evaluate(
 
     The command also counts how often the empty output is more probable than the answer found, or, with --exact, than
     every other output.
+
+    On several processes: torchrun --nproc-per-node N -m tsallis evaluate RUN
     """
     from tsallis.toolkit.data.io import check_file, write_output
     from tsallis.toolkit.tasks.copying import copy_unknown
     from tsallis.toolkit.tasks.registry import load_config
     from tsallis.toolkit.tasks.scoring import evaluate_outputs
+    from tsallis.toolkit.training.distributed import init_distributed
     from tsallis.toolkit.training.file_names import CONFIG
 
     file, second = _split_inputs(inputs or [])
@@ -126,16 +129,20 @@ def evaluate(
             lines = opened.task.split(opened.run, config.data, split, **options)
             run, lines = copy_unknown(opened.task, opened.run, lines)
         opened = opened.for_run(run)
-        return Evaluated(opened, lines, *evaluate_outputs(opened.task, opened.run, lines, search))
+        return Evaluated(opened, lines, *evaluate_outputs(opened.task, opened.run, lines, search, world))
 
-    evaluated = score(opened)
+    with init_distributed(device, "nothing was written") as world, world.share_mistakes():
+        evaluated = score(opened)
+        other = None if second is None else score(open_run(second, checkpoint, device))
+    if not world.main:
+        return
     lines, report = evaluated.lines, evaluated.report
     unit = "lines" if file or task.searched else "rows"
     data = split or input_name(file)
     words = "" if file else f" split of {language}" if language else " split"
     heading = f"on: {data}{words} ({lines.count} {unit})"
-    if second is not None:
-        _print_comparison(evaluated, score(open_run(second, checkpoint, device)), data if as_json else None, heading)
+    if other is not None:
+        _print_comparison(evaluated, other, data if as_json else None, heading)
         return
     # Compute everything, write files, then print: files are complete even if standard output is closed.
     files: dict[Path, str] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import select
 import sys
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from tsallis.toolkit.tasks.base import Task
     from tsallis.toolkit.tasks.types import Lines
     from tsallis.toolkit.training import Run
+    from tsallis.toolkit.training.distributed import World
 
 OnError = Literal["stop", "skip"]
 STDIN = "standard input"  # its name in messages
@@ -158,6 +160,45 @@ def line_blocks(
     unknown_symbols.warn(name)
     if bad:
         raise typer.Exit(BAD_LINES)
+
+
+LOST = "what was printed is right, and the rest is missing"  # if a process ends that answers lines
+
+
+def share_blocks(blocks: Iterator[Block], world: World, file: Path | None) -> Iterator[Block]:
+    """Yield the blocks that this process answers; the first process prints the answers of all in order.
+
+    Every process reads all lines. Of each group of blocks, one for each process, each process answers its own.
+    """
+    from tsallis.toolkit.training.distributed import CommonError
+
+    if world.size == 1:
+        yield from blocks
+        return
+    with world.share_mistakes():
+        if is_stdin(file):
+            raise InputError("standard input can't be read by several processes: name a file")
+    failure: Exception | None = None
+    while failure is None:
+        group: list[Block] = []
+        with contextlib.redirect_stderr(sys.stderr if world.main else io.StringIO()):
+            try:
+                while len(group) < world.size:
+                    group.append(next(blocks))
+            except (InputError, StopIteration, typer.Exit) as error:  # the same on all processes
+                failure = error
+        answers = io.StringIO()
+        if world.rank < len(group):
+            with contextlib.redirect_stdout(answers):
+                yield group[world.rank]
+        for text in world.gather(answers.getvalue()):
+            if world.main:
+                sys.stdout.write(text)
+        sys.stdout.flush()
+    if isinstance(failure, InputError):
+        raise CommonError(str(failure)) from failure
+    if isinstance(failure, typer.Exit):
+        raise failure
 
 
 def _good_lines(

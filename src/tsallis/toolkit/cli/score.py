@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tsallis.toolkit.cli.input import line_blocks
+from tsallis.toolkit.cli.input import LOST, line_blocks, share_blocks
 from tsallis.toolkit.cli.options import Device, FileArgument, Images, Json, Language, OnError, RunArgument, Which, With
 from tsallis.toolkit.cli.output import print_fields, print_json
 from tsallis.toolkit.inference import open_run
@@ -42,17 +42,23 @@ def score(
 
     If subwords can spell an output in several ways, the printed probability is their sum. `lower bound` follows if
     there are too many ways to add up, `upper bound` if none was found.
+
+    On several processes: torchrun --nproc-per-node N -m tsallis score RUN FILE
     """
-    opened = open_run(run, checkpoint, device, others or ())
-    loaded, task = opened.run, opened.task
-    values: dict[str, Any] = {"language": language, "images": images}
-    for block in line_blocks(loaded, task, file, True, empty_outputs=True, on_error=on_error, **values):
-        for known in opened.for_run(block.run).score_lines(block.lines, block.first):
-            if as_json:
-                print_json(known.to_dict())
-            else:
-                print_fields(*_total(known), *(_fields(known) if tokens else ()))
-        sys.stdout.flush()
+    from tsallis.toolkit.training.distributed import init_distributed
+
+    with init_distributed(device, LOST) as world:
+        opened = open_run(run, checkpoint, device, others or ())
+        loaded, task = opened.run, opened.task
+        values: dict[str, Any] = {"language": language, "images": images}
+        blocks = line_blocks(loaded, task, file, True, empty_outputs=True, on_error=on_error, **values)
+        for block in share_blocks(blocks, world, file):
+            for known in opened.for_run(block.run).score_lines(block.lines, block.first):
+                if as_json:
+                    print_json(known.to_dict())
+                else:
+                    print_fields(*_total(known), *(_fields(known) if tokens else ()))
+            sys.stdout.flush()
 
 
 def _total(known: TextScore) -> list[str]:

@@ -9,7 +9,7 @@ import typer
 
 from tsallis.errors import InputError
 from tsallis.search.options import OPTIONS, SearchOptions
-from tsallis.toolkit.cli.input import Block, input_name, line_blocks
+from tsallis.toolkit.cli.input import LOST, Block, input_name, line_blocks, share_blocks
 from tsallis.toolkit.cli.options import (
     Device,
     FileArgument,
@@ -69,29 +69,35 @@ def translate(
     --n-best N with --exact or --all stops when the N most probable outputs are proved.
 
     --alignment adds a column of position pairs such as `0-0 2-1`. Positions count symbols from 0.
+
+    On several processes: torchrun --nproc-per-node N -m tsallis translate RUN FILE
     """
     if tokens and not as_json:
         raise InputError("--tokens is for --json")
     if options.prefix is not None and prefix_column:
         raise InputError("--prefix and --prefix-column both set the start of outputs: use one of them")
-    opened = open_run(run, checkpoint, device, others or ())
-    opened.check_translation(options, alignment)
-    name = input_name(file)
-    lists = not options.min_risk and (options.mode in ("exact", "all") or (options.n_best or 1) > 1)
+    from tsallis.toolkit.training.distributed import init_distributed
 
-    def check(block: Block) -> None:
-        opened.for_run(block.run).spell(block.lines, options, block.first, block.beginnings, name)
+    with init_distributed(device, LOST) as world:
+        opened = open_run(run, checkpoint, device, others or ())
+        opened.check_translation(options, alignment)
+        name = input_name(file)
+        lists = not options.min_risk and (options.mode in ("exact", "all") or (options.n_best or 1) > 1)
 
-    reading = opened.run, opened.task, file, False, prefix_column
-    shown = as_json or lists or options.mode == "sample" or options.min_risk
-    for block in line_blocks(*reading, check=check, on_error=on_error, language=language, images=images):
-        rows = block.lines, options, block.first, block.beginnings
-        for answer in opened.for_run(block.run).answer(*rows, name, tokens, alignment, probabilities=shown):
-            if as_json:
-                print_json(answer.to_dict())
-            else:
-                _print(answer, options, lists, alignment is not None)
-        sys.stdout.flush()
+        def check(block: Block) -> None:
+            opened.for_run(block.run).spell(block.lines, options, block.first, block.beginnings, name)
+
+        reading = opened.run, opened.task, file, False, prefix_column
+        shown = as_json or lists or options.mode == "sample" or options.min_risk
+        blocks = line_blocks(*reading, check=check, on_error=on_error, language=language, images=images)
+        for block in share_blocks(blocks, world, file):
+            rows = block.lines, options, block.first, block.beginnings
+            for answer in opened.for_run(block.run).answer(*rows, name, tokens, alignment, probabilities=shown):
+                if as_json:
+                    print_json(answer.to_dict())
+                else:
+                    _print(answer, options, lists, alignment is not None)
+            sys.stdout.flush()
 
 
 def _print(answer: Answer, options: SearchOptions, lists: bool, alignment: bool) -> None:

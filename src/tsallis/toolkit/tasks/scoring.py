@@ -16,12 +16,15 @@ from tsallis.toolkit.evaluation.teacher_forcing import row_hits, teacher_forced_
 from tsallis.toolkit.evaluation.text_scores import CorpusScore
 from tsallis.toolkit.tasks.base import Task
 from tsallis.toolkit.tasks.types import Lines
+from tsallis.toolkit.training.distributed import World
 from tsallis.toolkit.training.run_folder import Run
 
 BATCH = 64  # batch size for scoring texts
 
 
-def evaluate_outputs(task: Task, run: Run, lines: Lines, options: SearchOptions) -> tuple[dict[str, Any], list[Result]]:
+def evaluate_outputs(
+    task: Task, run: Run, lines: Lines, options: SearchOptions, world: World | None = None
+) -> tuple[dict[str, Any], list[Result]]:
     """Compute scores, loss, certificates, sparsity and speed on lines with reference outputs.
 
     If the task has no outputs to search for, the texts themselves are scored, with teacher forcing.
@@ -31,6 +34,7 @@ def evaluate_outputs(task: Task, run: Run, lines: Lines, options: SearchOptions)
         run: Run with the model.
         lines: Lines with reference outputs.
         options: Options of the search.
+        world: Processes that share the lines of the search; default: this one alone.
 
     Returns:
         The values by name, with the 95 % intervals of means over lines under "intervals", and the scores of each
@@ -47,7 +51,12 @@ def evaluate_outputs(task: Task, run: Run, lines: Lines, options: SearchOptions)
     if not len(lines.corpus):
         raise InputError(f"{run.folder}: there is nothing to evaluate: no line holds what the run reads")
     text = task.ambiguous_text(run.tgt_vocab)
-    results, seconds = timed_search(run.model, lines.corpus, options, text=text)
+    world = world or World()
+    own = lines.select(range(world.rank, len(lines.corpus), world.size)).corpus if world.size > 1 else lines.corpus
+    parts = world.gather(timed_search(run.model, own, options, text=text))
+    results, seconds = [*parts[0][0]], max(seconds for _, seconds in parts)
+    if world.size > 1:
+        results = [parts[row % world.size][0][row // world.size] for row in range(len(lines.corpus))]
     texts = best_texts(results, run.tgt_vocab)
     scores, each = task.score(texts, lines.references), language_scores(task, texts, lines)
     report = score_values(scores, each)

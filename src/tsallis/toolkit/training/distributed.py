@@ -143,14 +143,17 @@ def device_kind(device: str) -> str:
 
 
 @contextlib.contextmanager
-def init_distributed(device: str = "auto") -> Iterator[World]:
+def init_distributed(
+    device: str = "auto", lost: str = "the same command goes on from the last checkpoint"
+) -> Iterator[World]:
     """Join the processes that `torchrun` started and yield the :class:`World`; without torchrun, it has one process.
 
     Args:
         device: "cpu", "cuda" or "auto", which selects a GPU if there is one.
+        lost: End of the error message if another process has ended.
 
     Raises:
-        InputError: If the device is missing, or there are fewer GPUs than processes.
+        InputError: If the device is missing, there are fewer GPUs than processes, or another process has ended.
     """
     kind = device_kind(device)
     size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -173,7 +176,7 @@ def init_distributed(device: str = "auto") -> Iterator[World]:
         yield World(dist.get_rank(), dist.get_world_size(), torch_device)
     except RuntimeError as error:
         if _is_lost(error):
-            raise InputError("another process has ended; the same command goes on from the last checkpoint") from error
+            raise InputError(f"another process has ended; {lost}") from error
         raise
     finally:
         dist.destroy_process_group()
