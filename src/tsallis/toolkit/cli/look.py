@@ -61,7 +61,7 @@ def look(
 def _print_weights(
     opened: TextRun, file: Path | None, heads: str | None, options: SearchOptions, **values: Any
 ) -> None:
-    """Print an object for each line of a file; one without an output attends to nothing."""
+    """Print one JSON object per line of a file. For a line without an output, the attention is empty."""
     from tsallis.toolkit.tasks.attention_weights import describe_attention
 
     search = options.with_defaults(opened.search_options).arguments

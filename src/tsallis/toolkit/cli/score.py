@@ -56,7 +56,7 @@ def score(
 
 
 def _total(known: TextScore) -> list[str]:
-    """Return the log-probability, and which bound it is if not all segmentations were added."""
+    """Return the log-probability. If it lacks some segmentations, also return which bound it is."""
     if known.scores is None:  # a blank line
         return [""]
     if known.possible is None and known.text is not None:  # no segmentation was found, but others may exist
@@ -66,7 +66,7 @@ def _total(known: TextScore) -> list[str]:
 
 
 def _fields(known: TextScore) -> list[str]:
-    """Return a field per symbol, and one that explains an impossible symbol."""
+    """Return one field per symbol; if a symbol is impossible, add a field that explains it."""
     if known.scores is None:
         return []
     content: dict[str, Any] = known.to_dict()

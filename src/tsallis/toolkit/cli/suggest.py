@@ -68,7 +68,7 @@ def suggest(
 
 
 def _print_suggestions(answer: Suggestions, otherwise: str = "impossible") -> None:
-    """Print a row per continuation: number, text, probability, `end`; one row if there is none."""
+    """Print one row per continuation: line number, text, probability, `end`. If there is none, print `otherwise`."""
     for choice in answer.next:
         print_fields(str(answer.line), choice.text, f"{choice.prob:.6g}", "end" if choice.ends else "")
     if not answer.possible:
