@@ -86,8 +86,8 @@ def evaluate(
 
     With RUN2, print the scores of both runs, and the 95 % interval of their difference.
 
-    The command also counts how often the empty output is more probable than the answer found, or, with --exact, than
-    every other output.
+    The command also counts how often the empty output is more probable than the best output found. With --exact, it
+    counts how often the empty output is more probable than every other output.
     """
     from tsallis.toolkit.data.io import check_file, write_output
     from tsallis.toolkit.tasks.copying import copy_unknown

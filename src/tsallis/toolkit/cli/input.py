@@ -68,7 +68,7 @@ class UnknownSymbols:
     def __init__(self, run: Run, task: Task) -> None:
         self.run, self.task = run, task
         self.total = 0
-        self.first_lines: dict[str, int] = {}  # first line of each symbol; not filled much beyond MOST_NAMED
+        self.first_lines: dict[str, int] = {}  # first line of each symbol, for slightly more symbols than are named
 
     def add(self, block: Block) -> None:
         """Count the unknown symbols of a block."""
@@ -206,7 +206,7 @@ def _split(block: list[str], columns: int, message: str, first: int, optional: b
 
 
 def _blocks(lines: Iterator[str], ready: Callable[[], bool]) -> Iterator[list[str]]:
-    """Yield blocks: the next line, and up to 63 more lines if they are available. Raise an error after its block."""
+    """Yield blocks: the next line, and up to 63 more lines if they are available. Errors come after the last block."""
     stop: Exception | None = None
     while stop is None:
         block: list[str] = []
@@ -262,7 +262,7 @@ class LineReader:
 def _open_lines(
     expected: str, file: Path | None, skip: Callable[[InputError], object] | None = None
 ) -> Iterator[tuple[Iterator[str], str, Callable[[], bool]]]:
-    """Open a file or standard input. Yield its lines, its name, and a function: is another line available?"""
+    """Open a file or standard input. Yield its lines, its name, and a function that checks for another line."""
     from tsallis.toolkit.data.io import decode_lines, decompress, input_errors, open_file
 
     if file is not None and not is_stdin(file):

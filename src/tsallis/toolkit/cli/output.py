@@ -19,7 +19,7 @@ WHERE_ANY = ("unknown_symbols",)  # rows that are omitted if the number is 0
 
 
 def print_fields(*fields: str) -> None:
-    """Print tab-separated fields. Remove control characters, because a terminal would obey them."""
+    """Print tab-separated fields. Escape control characters, because a terminal would obey them."""
     print("\t".join(map(without_controls, fields)))
 
 

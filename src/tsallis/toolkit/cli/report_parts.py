@@ -116,7 +116,7 @@ def summarize_all(
 ) -> tuple[list[RunSummary], list[ComparisonSummary]]:
     """Summarize sequence models on the first run's data or on a text, with a progress bar.
 
-    `values` are options of the task. `count_training` also counts the training data, for the scores of rare tokens.
+    `values` are options of the task. If `count_training`, count the training data for the scores of rare tokens.
     """
     _check_one_task(runs)
     inputs, answers = [], None

@@ -40,8 +40,8 @@ def score(
     --tokens and --json also print each symbol's log-probability. For an impossible output they name its first
     impossible symbol, the symbols that were possible there, and how far its score is below the threshold.
 
-    If subwords can spell an output in several ways, the printed probability is their sum. `lower bound` follows if
-    there are too many ways to add up, `upper bound` if none was found.
+    If subwords can spell an output in several ways, the probabilities of these ways are summed. `lower bound` follows
+    if there are too many ways to sum all of them, `upper bound` if no possible way was found.
     """
     opened = open_run(run, checkpoint, device, others or ())
     loaded, task = opened.run, opened.task
@@ -56,7 +56,7 @@ def score(
 
 
 def _total(known: TextScore) -> list[str]:
-    """Return the log-probability. If it lacks some segmentations, also return which bound it is."""
+    """Return the log-probability. If segmentations are missing from the sum, add the kind of bound."""
     if known.scores is None:  # a blank line
         return [""]
     if known.possible is None and known.text is not None:  # no segmentation was found, but others may exist

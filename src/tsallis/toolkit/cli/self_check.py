@@ -41,7 +41,7 @@ def _alphas(can: Capabilities) -> Tensor:
 
 
 def _rows(can: Capabilities, long: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield short rows, many rows too long for a GPU's on-chip memory, and one long row that programs share."""
+    """Yield short rows, many rows too long for a GPU's on-chip memory, and one long row for several programs."""
     alphas = _alphas(can)
     scores = 2 * torch.randn(6, 65)
     scores[5] = -math.inf  # a row with all scores masked
@@ -83,7 +83,7 @@ def _output_layer(can: Capabilities) -> Iterator[Case]:
 
 
 def _attention(can: Capabilities) -> Iterator[Case]:
-    """Yield attention to few keys, attention to so many keys that kernels skip blocks, and decoding."""
+    """Yield attention to few keys, attention to so many keys that kernels select blocks, and decoding."""
     alphas, few, many = _alphas(can), 37, 1100
     head = int(min(256, can.largest_head))
     pair, behind = {"alpha": alphas[1:3]}, {"slopes": torch.tensor([0.25, 0.0078125]), "query_offset": many - 40}

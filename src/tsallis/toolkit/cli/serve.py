@@ -82,7 +82,7 @@ def serve(
         try:
             print_fields(f"{', '.join(run.name for run in served)}: {url_of(opened)} (Ctrl-C ends)")
             sys.stdout.flush()
-        except BrokenPipeError as error:  # without its address, nobody could use the server
+        except BrokenPipeError as error:  # nobody can use the server without its address
             raise InputError("standard output is closed, so the server's address can't be printed") from error
         Server(app).answer(opened)
 

@@ -44,7 +44,7 @@ def suggest(
 
     Input lines are those of `tsallis translate`, with an optional last column: the text typed so far. Each row has the
     line number, the text with its continuation, the probability, and `end` if this continuation ends the output. If
-    nothing can follow, the row says `impossible`. A continuation that is the only possible one is added at once.
+    nothing can follow, the row says `impossible`. If only one continuation is possible, it is added at once.
 
     In a terminal, the command asks for the source and for the text typed so far.
     """

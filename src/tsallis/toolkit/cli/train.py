@@ -139,7 +139,7 @@ def run_training(loaded: Config, folder: Path, world: World, preview: bool = Fal
         checkpoints = Checkpoints(folder / CHECKPOINTS)
         before = checkpoints.index() if start.resumed else None
         with world.share_mistakes():
-            if world.main:  # write only after all checks
+            if world.main:  # the first write comes after all checks
                 _write_run(start.run, start.blob, folder, lock)
         stack.enter_context(display)
         if preview:

@@ -378,7 +378,7 @@ def _sentences(
 
 
 class CorpusPass(AttentionPass):
-    """Pass of a run's model over a corpus. It records weights and outputs of the same batches.
+    """Pass of a run's model over a corpus. The pass records weights and outputs of the same batches.
 
     Args:
         run: Run of an encoder-decoder with discrete attention, or of a language model.
@@ -408,7 +408,7 @@ class ShownSentences(ReportWeights):
     """Weights and teacher-forced steps of the sentences that a report shows.
 
     Args:
-        corpus_pass: Pass over the corpus. It provides the run and the reader.
+        corpus_pass: Pass over the corpus, with the run and the reader.
         rows, heads: See :class:`ReportWeights`.
     """
 

@@ -104,7 +104,7 @@ class ServedRun:
     def key(self, request: SearchRequest) -> Hashable:
         """Return the key of a search, or None if it must run alone. Searches with equal keys can share a batch.
 
-        Exact searches run alone, because other searches would use up their time limit.
+        Exact searches run alone, because other searches in the batch would use up the time.
         """
         return None if request.options.mode in ("exact", "all") else (self.name, "translate", request.key)
 

@@ -102,7 +102,7 @@ class Visual(LabelTask):
     A line is `image<TAB>question`, or `image<TAB>question<TAB>answer` with a reference.
     """
 
-    images: Annotated[str, Field(pattern=r"^[^\x00]+$")] | None = None  # default path of images
+    images: Annotated[str, Field(pattern=r"^[^\x00]+$")] | None = None  # default path of the images that lines name
     # Height and width to which images are resized.
     size: Annotated[list[Annotated[int, Field(ge=1, lt=2**31)]], Field(min_length=2, max_length=2)] | None = None
     max_length: Annotated[int, Field(ge=1)] | None = None
