@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class Commands(TyperGroup):
-    """Group all commands, and name flags in their errors."""
+    """Group of all commands. Errors about an option name its flag."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -80,7 +80,7 @@ def options(version: Annotated[bool, Version] = False) -> None:
 
 
 def help_text(command: Callable[..., None]) -> str:
-    """Return a docstring as help for Typer, which keeps line breaks and reads brackets as markup."""
+    """Convert a docstring to help text. Typer would keep its line breaks and read brackets as markup."""
     paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
     return "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs).replace("[", r"\[")
 
@@ -110,7 +110,7 @@ def main(command: Callable[[], object] = app) -> None:
 
 @contextlib.contextmanager
 def _collect_notes() -> Iterator[dict[str, None]]:
-    """Collect each warning about ignored input once, as one line."""
+    """Collect warnings about ignored input, each as one line and without repetitions."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", IgnoredInputWarning)
         notes: dict[str, None] = {}
@@ -156,7 +156,7 @@ def _run(command: Callable[[], object]) -> object:
     except typer.Abort:
         return 130
     except SystemExit as leave:
-        if isinstance(leave.__context__, BrokenPipeError):  # typer makes it an exit status of 1
+        if isinstance(leave.__context__, BrokenPipeError):  # typer converts a broken pipe to exit status 1
             raise leave.__context__ from None
         raise
     except typer.TyperException as error:
@@ -169,7 +169,7 @@ def _run(command: Callable[[], object]) -> object:
 
 
 def _explain_usage(error: Any) -> str:
-    """Return the message of a wrong argument; for a number, name its value and the valid range."""
+    """Return the message for a wrong argument. If it must be a number, name the value and the valid range."""
     text: str = error.format_message().removesuffix(".").replace("Value error, ", "")
     descriptor: Any = getattr(getattr(error, "param", None), "type_descriptor", None)
     kind = _number_kind(getattr(descriptor, "annotation", None))
@@ -183,7 +183,7 @@ def _explain_usage(error: Any) -> str:
 
 
 def _number_kind(annotation: Any) -> str | None:
-    """Return the kind of number that an option takes, or None."""
+    """Return the kind of number that an option takes; None if it takes no number."""
     types = get_args(annotation) or (annotation,)
     return "a whole number" if int in types else "a number" if float in types else None
 
@@ -206,6 +206,6 @@ def _discard_output() -> None:
 
 
 def _known_to_all(error: Exception) -> bool:
-    """Return whether every process raised this error, so that only the first prints it."""
+    """Return whether every process raised this error; then only the first process prints it."""
     world = sys.modules.get("tsallis.toolkit.training.distributed")
     return world is not None and isinstance(error, world.CommonError)

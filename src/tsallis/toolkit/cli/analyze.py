@@ -102,14 +102,14 @@ def report_runs(
 
     Args:
         opened: Runs.
-        search: Options of the search that were given.
+        search: Search options from the command line.
         out: Path of the page.
         split: Split of the first run's data; default: dev.
         text: Path of lines to read instead of a split.
         records: Path of a file for all numbers.
-        limits: Fields of :class:`tsallis.toolkit.run_analysis.Options`; default: every line of `text`, and no scores of
-            rare pieces, which need the training data.
-        values: Options of the task, such as `language`; None where they were not given.
+        limits: Fields of :class:`tsallis.toolkit.run_analysis.Options`. By default, every line of `text` is read, and
+            rare pieces get no scores, because these need the training data.
+        values: Options of the task, such as `language`; None if not given.
     """
     from tsallis.toolkit.cli.report_parts import Report, Text, describe_labels, summarize_all, sweep_if_any
     from tsallis.toolkit.run_analysis.densities import is_label_run
@@ -137,7 +137,7 @@ def report_runs(
             if (limits or {}).get("searched") and not all(task.searched for _, task in loaded):
                 run = f"a run of the task {loaded[0][1].name}"
                 raise InputError(f"{folders[0]}: {run} has no outputs to search for: leave out --searched")
-            # Default to dev: training data can be far larger than anybody wants to look at.
+            # Default to dev: training data can be far too large for a report.
             report = Report(*summarize_all(loaded, split or "dev", lines, values, options, limits is not None))
         _write(report._replace(sweep=sweep_if_any(folders)), out, records)
     except KeyboardInterrupt:
@@ -146,7 +146,7 @@ def report_runs(
 
 
 def _write(report: Report, out: Path, records: Path | None) -> None:
-    """Write all files after everything is computed, each in one step."""
+    """Compute the content of all files, then write each file in one step."""
     import tsallis
     from tsallis.report.page import build_page, sentences_that_fit
     from tsallis.toolkit.data.io import write_output
@@ -164,7 +164,7 @@ def _write(report: Report, out: Path, records: Path | None) -> None:
     check_writable(*files)
     for path, text in files.items():
         write_output(path, text)
-    for path in files:  # printed last: nothing is lost where standard output can't be written to
+    for path in files:  # print last: all files exist even if standard output is closed
         print_fields(str(path))
 
 

@@ -30,7 +30,7 @@ SOFTMAX = ("model.output=softmax", "model.attention=softmax")
 COMPARISON = ("accuracy", "output_support", "attention_support", "single", "complete", "optimal")
 MOST_ANSWERS = 4  # answers printed per word; the others are only counted
 REPORT_EXAMPLES = 200  # verb forms that the report analyses
-BLOCKS = "░▒▓█"  # from a small weight to 1
+BLOCKS = "░▒▓█"  # characters for weights, from small to 1
 
 
 class Question(NamedTuple):
@@ -41,7 +41,7 @@ class Question(NamedTuple):
     right: tuple[str, ...]
 
 
-# None is in the data: two verbs have two spellings, and one is newer than the list of verbs.
+# These verbs are not in the data: two have two spellings, and one is newer than the list of verbs.
 QUESTIONS = (
     Question("travel\tV;PST", "travel, past tense", ("traveled", "travelled")),
     Question("model\tV;V.PTCP;PRS", "model, present participle", ("modeling", "modelling")),
@@ -85,7 +85,7 @@ def _show(run_dir: Path, updates: int | None, device: str) -> None:
         config = load_config(path, overrides)
         world = World(device=torch.device(device_kind(device)))
         check_writable(run_dir / "report.html")
-        # Check both folders first: otherwise one training would start although the other is refused.
+        # Check both folders first: otherwise one training could start although the other is rejected.
         for folder, settings in ((run_dir, overrides), (softmax_dir, [*overrides, *SOFTMAX])):
             prepare_training(load_config(path, settings), folder, world)
         arguments = [str(path), *overrides, *SOFTMAX, "--run-dir", str(softmax_dir), "--device", device]
@@ -115,7 +115,7 @@ def _show(run_dir: Path, updates: int | None, device: str) -> None:
 
 @contextlib.contextmanager
 def _training_beside(arguments: list[str]) -> Iterator[None]:
-    """Train in a second process, which gets half of the threads, and wait for it at the end."""
+    """Train in a second process with half of the threads; wait for that process at the end."""
     import torch
 
     threads = torch.get_num_threads()
@@ -203,7 +203,7 @@ def _draw(run: Run, source: Any, result: Result) -> None:
 
 
 def attention_lines(weights: Sequence[Sequence[float]], src: Sequence[str], tgt: Sequence[str]) -> list[str]:
-    """Return a drawing of attention weights [tgt, src], a line for each target symbol; a weight of zero is blank.
+    """Draw attention weights [tgt, src] as text, with one line per target symbol; zero weights are blank.
 
     Example:
         >>> for line in attention_lines([[1.0, 0.0], [0.2, 0.8]], ["i", "n"], ["i", "m"]):

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from tsallis.toolkit.training import Run
 
 
-MOST_WRONG = 10  # wrong outputs that are shown
-WIDEST = 60  # characters of a source that are shown
+MOST_WRONG = 10  # maximum number of wrong outputs to show
+WIDEST = 60  # maximum number of characters to show of a source
 OF_SEARCH = ("mode", "beam_size", "budget", "length_penalty", "end_rule")
 
 
@@ -86,8 +86,8 @@ def evaluate(
 
     With RUN2, print the scores of both runs, and the 95 % interval of their difference.
 
-    The command also counts how often the empty output is more probable than the answer found, or, with --exact, than
-    every other output.
+    The command also counts how often the empty output is more probable than the best output found. With --exact, it
+    counts how often the empty output is more probable than every other output.
 
     On several processes: torchrun --nproc-per-node N -m tsallis evaluate RUN
     """
@@ -109,7 +109,7 @@ def evaluate(
     if file is not None and manifest is not None:
         if is_stdin(file):
             raise InputError("--manifest needs a file to compute its digest: expected a file, found standard input")
-        check_file(file)  # a pipe can be read only once: it has no digest
+        check_file(file)  # reject pipes: they can be read only once, so they have no digest
     opened = open_run(run, checkpoint, device, others or ())
     loaded, task = opened.run, opened.task
     typed = [name for name in (*OF_SEARCH, "exact", "out") if _is_typed(context, name)]
@@ -186,7 +186,7 @@ class Evaluated(NamedTuple):
 
 
 def _print_comparison(first: Evaluated, second: Evaluated, data: str | None, heading: str) -> None:
-    """Print the scores of two runs, as JSON if `data`, the name of the lines, is given.
+    """Print the scores of two runs. If `data` is given (the name of the lines), print JSON.
 
     Raises:
         InputError: If the runs have different tasks or references.
@@ -218,7 +218,7 @@ def _split_inputs(inputs: Sequence[Path]) -> tuple[Path | None, Path | None]:
 
 
 def _wrong_outputs(task: Task, lines: Lines, texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Yield rows that show the first wrong outputs, if the task counts right ones."""
+    """Yield rows that show the first wrong outputs, if the task has an accuracy."""
     right = task.line_scores(texts, lines.references).get("accuracy")
     wrong = [row for row, value in enumerate(right.values) if not value] if right is not None else []
     if not wrong:

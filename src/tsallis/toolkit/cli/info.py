@@ -43,7 +43,7 @@ def info(
 
 
 def _check(as_json: bool) -> None:
-    """Print a line per comparison as soon as it is done; exit with status 1 if a kernel is wrong."""
+    """Print each comparison as soon as it is done; exit with status 1 if a kernel is wrong."""
     import math
     import sys
 

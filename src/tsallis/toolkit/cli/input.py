@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from tsallis.toolkit.training.distributed import World
 
 OnError = Literal["stop", "skip"]
-STDIN = "standard input"  # its name in messages
+STDIN = "standard input"  # name of standard input in messages
 BAD_LINES = 1  # exit status after bad lines were skipped
-MOST_NAMED = 5  # unknown symbols that a warning names
+MOST_NAMED = 5  # maximum number of unknown symbols named in a warning
 
 
 def input_name(file: Path | None) -> str:
@@ -42,14 +42,14 @@ def is_stdin(file: Path | None) -> bool:
 class Block(NamedTuple):
     """Lines of input that are answered together."""
 
-    first: int  # the number of the first line, from 0
+    first: int  # number of the first line, from 0
     lines: Lines
     beginnings: list[str]  # text that each row's output starts with, if lines have such a column
     run: Run  # run that answers the lines, see `copy_unknown`
 
 
 def read_all(run: Run, task: Task, file: Path | None, gold: bool, **options: Any) -> tuple[Run, Lines]:
-    """Read all lines of a file, or of standard input; return also the run that answers them."""
+    """Read all lines of a file, or of standard input; return the run that answers them, and the lines."""
     from tsallis.toolkit.tasks.copying import copy_unknown
 
     with _open_lines(task.formats[gold], file) as (lines, name, _):
@@ -65,12 +65,12 @@ def read_text_lines(file: Path) -> list[str]:
 
 
 class UnknownSymbols:
-    """Count unknown source symbols, for one warning about all lines."""
+    """Counter of unknown source symbols, for one warning about all lines."""
 
     def __init__(self, run: Run, task: Task) -> None:
         self.run, self.task = run, task
         self.total = 0
-        self.first_lines: dict[str, int] = {}  # first line of each symbol; it stops after a few more than are named
+        self.first_lines: dict[str, int] = {}  # first line of each symbol, for slightly more symbols than are named
 
     def add(self, block: Block) -> None:
         """Count the unknown symbols of a block."""
@@ -83,7 +83,7 @@ class UnknownSymbols:
                     self.first_lines.setdefault(symbol, block.first + number + 1)
 
     def warn(self, name: str) -> None:
-        """Print how many unknown symbols the input `name` has, and the first few of them."""
+        """Print the number of unknown symbols of the input `name`, and the first few symbols."""
         if not self.total:
             return
         named = [f"{shorten(s)} on line {line}" for s, line in list(self.first_lines.items())[:MOST_NAMED]]
@@ -104,9 +104,10 @@ def line_blocks(
     on_error: OnError | None = "stop",
     **options: Any,
 ) -> Iterator[Block]:
-    """Read lines in blocks of up to 64; from standard input, only those that are available, to answer at once.
+    """Read lines in blocks of up to 64.
 
-    If a line is bad, the lines before it are yielded before the error is raised; with `skip`, its error is printed, the
+    A block of standard input contains only available lines, so that they are answered at once. If a line is bad, the
+    lines before it are yielded, then its error is raised. If bad lines are skipped, the error is printed instead, the
     line counts as blank, and the command ends with status 1. At the end, unknown symbols and ignored input are reported
     on standard error.
 
@@ -119,7 +120,7 @@ def line_blocks(
             extra column.
         empty_outputs: Whether the reference may be empty, if the task allows it.
         check: Function that raises InputError if a block has a line that can't be answered.
-        on_error: What a bad line does: "stop" or "skip"; None: "skip" for standard input.
+        on_error: Whether to "stop" at a bad line or to "skip" it; None: "skip" for standard input, "stop" for files.
         options: Options of the task.
     """
     from tsallis.toolkit.data.io import Ignored
@@ -206,7 +207,8 @@ def _good_lines(
 ) -> Iterator[Block]:
     """Yield lines as one block.
 
-    If a line is bad, pass its error to `skip` and make it blank; without `skip`, yield the lines before it and raise.
+    If a line is bad, pass its error to `skip` and make the line blank. Without `skip`, yield the lines before the bad
+    line, then raise its error.
     """
     try:
         block = read(lines, first)
@@ -231,7 +233,7 @@ def _good_lines(
 
 
 def _split(block: list[str], columns: int, message: str, first: int, optional: bool) -> Iterator[tuple[str, str]]:
-    """Split the last column from each line."""
+    """Yield each line without its last column, and that column."""
     for number, line in enumerate(block, start=first + 1):
         if not line.strip():
             yield "", ""
@@ -245,7 +247,7 @@ def _split(block: list[str], columns: int, message: str, first: int, optional: b
 
 
 def _blocks(lines: Iterator[str], ready: Callable[[], bool]) -> Iterator[list[str]]:
-    """Yield the next line and up to 63 more that are available; raise errors after them."""
+    """Yield blocks: the next line, and up to 63 more lines if they are available. Errors come after the last block."""
     stop: Exception | None = None
     while stop is None:
         block: list[str] = []
@@ -261,7 +263,7 @@ def _blocks(lines: Iterator[str], ready: Callable[[], bool]) -> Iterator[list[st
 
 
 class LineReader:
-    """Read a pipe or a terminal line by line, and report whether another line is available."""
+    """Reader of the lines of a pipe or a terminal, which also reports whether another line is available."""
 
     def __init__(self, handle: int) -> None:
         self.handle = handle
@@ -269,7 +271,7 @@ class LineReader:
         self.ended = False
 
     def readline(self, size: int = sys.maxsize, /) -> bytes:
-        """Return the next line, or its first `size` bytes; nothing at the end."""
+        """Return the next line, or its first `size` bytes; empty at the end of the input."""
         while b"\n" not in self.buffer and len(self.buffer) < size and self._fill():
             pass
         end = min(self.buffer.find(b"\n") + 1 or len(self.buffer), size)
@@ -280,7 +282,7 @@ class LineReader:
         raise NotImplementedError("lines are read")
 
     def ready(self) -> bool:
-        """Return whether `readline` would not wait: a line is available, or one that is too long."""
+        """Return whether `readline` would return at once, with a line or with the start of a line that is too long."""
         from tsallis.toolkit.data.io import LONGEST
 
         while not (found := b"\n" in self.buffer or len(self.buffer) > LONGEST) and not self.ended:
@@ -290,7 +292,7 @@ class LineReader:
         return found or bool(self.buffer)
 
     def _fill(self) -> bool:
-        """Read what is there next, or wait for it; return False at the end."""
+        """Wait for bytes and add them to the buffer; return False at the end of the input."""
         part = b"" if self.ended else os.read(self.handle, 1 << 16)
         self.buffer += part
         self.ended = not part
@@ -301,7 +303,7 @@ class LineReader:
 def _open_lines(
     expected: str, file: Path | None, skip: Callable[[InputError], object] | None = None
 ) -> Iterator[tuple[Iterator[str], str, Callable[[], bool]]]:
-    """Open a file or standard input; yield its lines, its name, and whether a line is available (a function)."""
+    """Open a file or standard input. Yield its lines, its name, and a function that checks for another line."""
     from tsallis.toolkit.data.io import decode_lines, decompress, input_errors, open_file
 
     if file is not None and not is_stdin(file):
@@ -313,7 +315,7 @@ def _open_lines(
     name = STDIN
     try:
         reader = LineReader(sys.stdin.buffer.fileno())
-    except OSError:  # a stream without a file descriptor is complete
+    except OSError:  # without a file descriptor, all lines are available
         yield decode_lines(sys.stdin.buffer, name, expected, skip), name, lambda: True
     else:
         with input_errors(name):

@@ -40,8 +40,8 @@ def look(
 ) -> None:
     """Write a page that shows what the model attends to in each line of input.
 
-    The page is the report of `tsallis analyze` on all lines of FILE: lines with outputs are read with these, other
-    lines with the model's answers.
+    The page is the report of `tsallis analyze` on all lines of FILE. If lines have no outputs, the model's answers are
+    used as outputs.
     """
     if weights and out is not None:
         raise InputError("--out is for the page, --weights prints numbers: give one of the two")
@@ -61,7 +61,7 @@ def look(
 def _print_weights(
     opened: TextRun, file: Path | None, heads: str | None, options: SearchOptions, **values: Any
 ) -> None:
-    """Print an object for each line of a file; one without an output attends to nothing."""
+    """Print one JSON object per line of a file. For a line without an output, the attention is empty."""
     from tsallis.toolkit.tasks.attention_weights import describe_attention
 
     search = options.with_defaults(opened.search_options).arguments

@@ -132,7 +132,7 @@ def _mode(mode: Mode | None, short: list[Mode]) -> Mode | None:
     """Return the search mode that the flags select, or None.
 
     Raises:
-        InputError: Two flags select a mode.
+        InputError: If two flags select a mode.
     """
     flags = [*([f"--mode {mode}"] if mode else []), *map(flag, short)]
     if len(flags) > 1:

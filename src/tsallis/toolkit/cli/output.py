@@ -1,4 +1,4 @@
-"""Print what commands print: rows of fields, JSON and tables of scores."""
+"""Print the output of commands: rows of fields, JSON, and tables of scores."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WHERE_ANY = ("unknown_symbols",)  # rows that are omitted if the number is 0
 
 
 def print_fields(*fields: str) -> None:
-    """Print tab-separated fields without control characters, which a terminal would obey."""
+    """Print tab-separated fields. Escape control characters, because a terminal would obey them."""
     print("\t".join(map(without_controls, fields)))
 
 
@@ -51,14 +51,14 @@ def check_folder(folder: Path) -> None:
 
 
 def print_json(content: Any) -> None:
-    """Print a JSON object on one line, without characters that a terminal would obey."""
+    """Print a JSON object on one line. Escape control characters, because a terminal would obey them."""
     text = json.dumps(content, ensure_ascii=False)
     # JSON does not escape these control characters and lone surrogates.
     print(re.sub("[\x7f-\x9f\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text))
 
 
 def score_table(report: dict[str, Any]) -> str:
-    """Return the scores of an evaluation as a table: scores without a title in `SCORES` come first."""
+    """Return the scores of an evaluation as a table. Scores without a title in `SCORES` come first."""
     from tsallis.analysis.score_names import SCORES
     from tsallis.toolkit.evaluation.metrics import Evaluation
 

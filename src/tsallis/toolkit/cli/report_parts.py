@@ -41,11 +41,11 @@ Runs = Sequence[tuple[Run, Task]]
 
 
 class _Answers(NamedTuple):
-    """Answers of a run to lines without outputs, which become the targets of every run."""
+    """Answers of one run to lines without outputs. Every run gets these answers as targets."""
 
     run: Run
     name: str  # name of the run in the report
-    rows: list[list[int]]  # indices in the run's vocabulary
+    rows: list[list[int]]  # symbols of each answer in the run's vocabulary
 
 
 class Text(NamedTuple):
@@ -61,7 +61,7 @@ class Text(NamedTuple):
 
 
 class Report(NamedTuple):
-    """Content of the page and of the file of numbers."""
+    """Content of the page and of the JSON file."""
 
     runs: Sequence[RunSummary] = ()
     comparisons: Sequence[ComparisonSummary] = ()
@@ -73,7 +73,7 @@ def read_sweep(runs: Sequence[Path]) -> Sweep:
     """Return the sweep of runs; only their configurations and logs are read.
 
     Raises:
-        InputError: The runs differ in no single setting.
+        InputError: If the runs do not differ in exactly one setting.
     """
     names = io.distinct_names(runs)
     return sweep(
@@ -85,7 +85,7 @@ def read_sweep(runs: Sequence[Path]) -> Sweep:
 
 
 def sweep_if_any(runs: Sequence[Path]) -> Sweep | None:
-    """Return the sweep of several runs, or None if they form none."""
+    """Return the sweep of several runs, or None if the runs are not a sweep."""
     try:
         return read_sweep(runs) if len(runs) > 1 else None
     except InputError:
@@ -116,7 +116,7 @@ def summarize_all(
 ) -> tuple[list[RunSummary], list[ComparisonSummary]]:
     """Summarize sequence models on the first run's data or on a text, with a progress bar.
 
-    `values` are options of the task. `count_training` is for the score for rare tokens.
+    `values` are options of the task. If `count_training`, count the training data for the scores of rare tokens.
     """
     _check_one_task(runs)
     inputs, answers = [], None
@@ -144,7 +144,7 @@ def summarize_all(
 
 
 def _check_one_task(runs: Runs) -> None:
-    """Raise if runs have different tasks: they are compared on the same examples."""
+    """Raise if runs have different tasks, because runs are compared on the same examples."""
     first, first_task = runs[0]
     for run, task in runs:
         if task.name != first_task.name:
@@ -178,7 +178,7 @@ def describe_labels(
 
 @contextlib.contextmanager
 def _progress(runs: Sequence[Run]) -> Iterator[Callable[[int, str, int, int], None]]:
-    """Show a progress bar per run on a terminal; yield the function that advances one."""
+    """Show one progress bar per run on a terminal; yield a function that advances a bar."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -207,7 +207,7 @@ def _count_training(run: Run, task: Task) -> TrainingCounts | None:
 
 
 def _read_text(run: Run, task: Task, text: Text, values: Mapping[str, Any], limit: int) -> tuple[Lines, bool]:
-    """Read lines with outputs or without, and tell whether they have all the targets that they need."""
+    """Read lines with or without outputs; return also whether all needed targets are there."""
     has_outputs = _has_outputs(task, text.lines)
     read = task.read(text.lines[:limit], text.name, run, has_outputs, **task.check_options(run, values))
     read.ignored.warn(text.name)
@@ -222,7 +222,7 @@ def _search_answers(run: Run, name: str, corpus: Corpus, options: Options) -> _A
 
 
 def _with_answers(run: Run, task: Task, corpus: Corpus, answers: _Answers) -> Corpus:
-    """Return sentences whose targets are another run's answers, encoded for this run."""
+    """Replace the targets of a corpus by the answers of another run, encoded for this run."""
     vocabulary = answers.run.tgt_vocab
     if run.tgt_vocab == vocabulary:  # encoding the text again could split it differently
         return Corpus(corpus.src, answers.rows)

@@ -40,8 +40,8 @@ def score(
     --tokens and --json also print each symbol's log-probability. For an impossible output they name its first
     impossible symbol, the symbols that were possible there, and how far its score is below the threshold.
 
-    If subwords can spell an output in several ways, the printed probability is their sum. `lower bound` follows if
-    there are too many ways to add up, `upper bound` if none was found.
+    If subwords can spell an output in several ways, the probabilities of these ways are summed. `lower bound` follows
+    if there are too many ways to sum all of them, `upper bound` if no possible way was found.
 
     On several processes: torchrun --nproc-per-node N -m tsallis score RUN FILE
     """
@@ -62,7 +62,7 @@ def score(
 
 
 def _total(known: TextScore) -> list[str]:
-    """Return the log-probability, and which bound it is if not all segmentations were added."""
+    """Return the log-probability. If segmentations are missing from the sum, add the kind of bound."""
     if known.scores is None:  # a blank line
         return [""]
     if known.possible is None and known.text is not None:  # no segmentation was found, but others may exist
@@ -72,7 +72,7 @@ def _total(known: TextScore) -> list[str]:
 
 
 def _fields(known: TextScore) -> list[str]:
-    """Return a field per symbol, and one that explains an impossible symbol."""
+    """Return one field per symbol; if a symbol is impossible, add a field that explains it."""
     if known.scores is None:
         return []
     content: dict[str, Any] = known.to_dict()

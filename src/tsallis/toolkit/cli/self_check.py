@@ -1,4 +1,4 @@
-"""The comparison of public functions by each backend with PyTorch's operations in float64: `tsallis info --check`."""
+"""Compare each backend with PyTorch's operations in float64, for `tsallis info --check`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import tsallis
 from tsallis.ops import choice, registry
 from tsallis.ops.protocol import Capabilities
 
-Case = tuple[str, Callable[..., Any], dict[str, Any]]  # floating tensors among the arguments are differentiated
+Case = tuple[str, Callable[..., Any], dict[str, Any]]  # name, function, arguments; floating-point tensors get gradients
 
 
 class Row(NamedTuple):
-    """The largest error of a family of functions by a backend, in one dtype on one device."""
+    """Largest error of a backend in a family of functions, for one dtype on one device."""
 
     backend: str
     device: str
@@ -28,11 +28,11 @@ class Row(NamedTuple):
     error: float
     limit: float
     message: str
-    seconds: float  # with the time to compile
+    seconds: float  # including the time to compile
 
     @property
     def agrees(self) -> bool:
-        """Whether the backend computed what PyTorch's operations do."""
+        """Whether the backend's results agree with those of PyTorch's operations."""
         return not self.message and self.error <= self.limit
 
 
@@ -41,10 +41,10 @@ def _alphas(can: Capabilities) -> Tensor:
 
 
 def _rows(can: Capabilities, long: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield short rows, and rows longer than a GPU's chip holds: many, or so few that programs share one."""
+    """Yield short rows, many rows too long for a GPU's on-chip memory, and one long row for several programs."""
     alphas = _alphas(can)
     scores = 2 * torch.randn(6, 65)
-    scores[5] = -math.inf  # a row in which nothing takes part
+    scores[5] = -math.inf  # a row with all scores masked
     yield "rows with an alpha each", {"scores": scores, "alpha": alphas[[0, 1, 2, 3, 4, 4]].unsqueeze(-1)}
     many = torch.cuda.get_device_properties(0).multi_processor_count if torch.cuda.is_available() else 2
     shapes = {"short rows": (3, 1000), "long rows": (many, 8200), "parts of a long row": (1, 8200)}
@@ -53,7 +53,7 @@ def _rows(can: Capabilities, long: int) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _maps(can: Capabilities) -> Iterator[Case]:
-    # At alpha 2 the gradient jumps where scores tie with the threshold, as they do in half precision.
+    # At alpha 2, the gradient jumps if a score equals the threshold, which is common in half precision.
     for name, arguments in _rows(can, long=3):
         yield f"entmax of {name}", tsallis.entmax, arguments
 
@@ -83,7 +83,7 @@ def _output_layer(can: Capabilities) -> Iterator[Case]:
 
 
 def _attention(can: Capabilities) -> Iterator[Case]:
-    """Yield short rows, and so many keys that blocks of them are chosen, or decoded."""
+    """Yield attention to few keys, attention to so many keys that kernels select blocks, and decoding."""
     alphas, few, many = _alphas(can), 37, 1100
     head = int(min(256, can.largest_head))
     pair, behind = {"alpha": alphas[1:3]}, {"slopes": torch.tensor([0.25, 0.0078125]), "query_offset": many - 40}
@@ -141,7 +141,7 @@ def _devices(name: str) -> list[torch.device]:
 
 
 def measure(backend: str, device: torch.device, dtype: torch.dtype, family: str) -> Row:
-    """Compare a family's results and gradients, relative to the largest number or to 1; return the worst."""
+    """Compare the results and gradients of a family; return the largest error, relative to max(1, largest value)."""
     start, name, message = time.perf_counter(), family, ""
     limit = 1e-7 if dtype == torch.float64 else max(2e-4, 4 * torch.finfo(dtype).eps)
     errors = {family: 0.0}
@@ -171,7 +171,7 @@ def _results(
     dtype: torch.dtype,
     where: torch.device,
 ) -> dict[str, Tensor]:
-    """Return what a function computes, and the gradients of its arguments, in float64 on the CPU."""
+    """Return the results of a function and the gradients of its arguments, as float64 on the CPU."""
     arguments = {name: x.to(where) if isinstance(x, Tensor) else x for name, x in arguments.items()}
     inputs = {name: x for name, x in arguments.items() if isinstance(x, Tensor) and x.is_floating_point()}
     inputs = {name: x.to(rounded).to(dtype).requires_grad_() for name, x in inputs.items()}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tsallis.toolkit.tasks.base import Task
     from tsallis.toolkit.training import Run
 
-MOST_EXAMPLES = 20  # per run
+MOST_EXAMPLES = 20  # maximum number of examples per run
 DEV_EXAMPLES = 5
 
 
@@ -82,7 +82,7 @@ def serve(
         try:
             print_fields(f"{', '.join(run.name for run in served)}: {url_of(opened)} (Ctrl-C ends)")
             sys.stdout.flush()
-        except BrokenPipeError as error:  # nobody can read the address, so the command must not go on quietly
+        except BrokenPipeError as error:  # nobody can use the server without its address
             raise InputError("standard output is closed, so the server's address can't be printed") from error
         Server(app).answer(opened)
 
@@ -101,7 +101,7 @@ def _load(folders: list[Path], checkpoint: str, device: str, limits: Limits, exa
         own_lines = lines if examples else _dev_lines(run, task)
         readable = tuple(line for line in own_lines if _is_readable(run, task, line))
         one = ServedRun(name, run, task, opened.search_options, limits, checkpoint, readable[:MOST_EXAMPLES])
-        _ = one.facts  # read now, so that a bad folder stops the command before it starts
+        _ = one.facts  # read now, so that a bad folder is reported before the server starts
         served.append(one)
     if lines and not any(one.examples for one in served):
         raise InputError(
@@ -132,10 +132,10 @@ def _is_readable(run: Run, task: Task, line: str) -> bool:
 
 
 def _names(folders: list[Path]) -> list[str]:
-    """Return the shortest ending of each path that no other path has.
+    """Return the shortest unique ending of each path.
 
     Raises:
-        InputError: A folder is given twice.
+        InputError: If a folder is given twice.
     """
     from tsallis.toolkit.data.io import distinct_names
 

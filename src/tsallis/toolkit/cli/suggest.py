@@ -44,7 +44,7 @@ def suggest(
 
     Input lines are those of `tsallis translate`, with an optional last column: the text typed so far. Each row has the
     line number, the text with its continuation, the probability, and `end` if this continuation ends the output. If
-    nothing can follow, the row says `impossible`. A continuation that is the only possible one is added at once.
+    nothing can follow, the row says `impossible`. If only one continuation is possible, it is added at once.
 
     In a terminal, the command asks for the source and for the text typed so far.
     """
@@ -68,7 +68,7 @@ def suggest(
 
 
 def _print_suggestions(answer: Suggestions, otherwise: str = "impossible") -> None:
-    """Print a row per continuation: number, text, probability, `end`; one row if there is none."""
+    """Print one row per continuation: line number, text, probability, `end`. If there is none, print `otherwise`."""
     for choice in answer.next:
         print_fields(str(answer.line), choice.text, f"{choice.prob:.6g}", "end" if choice.ends else "")
     if not answer.possible:

@@ -58,7 +58,7 @@ def train(
             loaded = (config_of_file if of_data else load_config)(config, overrides or [])
             name = config.name.partition(".")[0] if of_data else config.stem
             folder = run_dir or (Path(loaded.run_dir) if loaded.run_dir else Path("runs") / name)
-            if not (folder / CONFIG).exists():  # a resumed run keeps its settings
+            if not (folder / CONFIG).exists():  # only new runs: a resumed run keeps its settings
                 refuse_idle(loaded, overrides or [])
         if dry_run:
             print_plan(loaded, folder, world)
@@ -67,11 +67,11 @@ def train(
 
 
 class TrainingStart(NamedTuple):
-    """Run, parameters and state before the first update."""
+    """Prepared run and its parameters, before the folder is written."""
 
     run: PreparedRun
     parameters: Start
-    blob: bytes | None  # the parameters as a file, unless they are drawn at random
+    blob: bytes | None  # content of the parameter file; None if parameters are random
     resumed: bool
 
 
@@ -106,10 +106,10 @@ def _write_run(run: PreparedRun, blob: bytes | None, folder: Path, lock: Lock | 
 def run_training(loaded: Config, folder: Path, world: World, preview: bool = False) -> None:
     """Train a run until it is finished or SIGTERM arrives.
 
-    With `preview`, first print what was understood of the data.
+    If `preview` is true, first print a description of the data.
 
     Raises:
-        typer.Exit: SIGTERM arrived; the current update was completed.
+        typer.Exit: If SIGTERM arrived. The current update was completed.
     """
     from tsallis.toolkit.training import Checkpoints, Trainer, reuse_memory
     from tsallis.toolkit.training.file_names import CHECKPOINTS
@@ -139,14 +139,14 @@ def run_training(loaded: Config, folder: Path, world: World, preview: bool = Fal
         checkpoints = Checkpoints(folder / CHECKPOINTS)
         before = checkpoints.index() if start.resumed else None
         with world.share_mistakes():
-            if world.main:  # the first write: all checks come before it
+            if world.main:  # the first write comes after all checks
                 _write_run(start.run, start.blob, folder, lock)
         stack.enter_context(display)
         if preview:
             display.print_lines([*_describe_data(start.run)])
         display.print_lines(start.parameters.lines)
         display.print_lines(start.run.changes.lines if start.run.changes else ())
-        del start  # with the run that this one starts from
+        del start  # free the run that provided the parameters
         trainer.run()
         if trainer.stopped:
             display.print_lines([f"Ended by SIGTERM after update {trainer.position.step}: the same command goes on"])
@@ -202,7 +202,7 @@ def print_plan(loaded: Config, folder: Path, world: World) -> None:
 
 
 def _describe_data(run: PreparedRun) -> Iterator[str]:
-    """Yield what was understood of the data: columns, sizes, symbols and some examples."""
+    """Yield lines that describe the data: sizes, numbers of symbols, columns and some examples."""
     data = run.data
     counts, symbols = data.train.counts, data.vocabularies
     yield f"{len(data.train)} examples to train on, {len(data.dev.corpus)} to validate on"

@@ -105,12 +105,12 @@ def _print(answer: Answer, options: SearchOptions, lists: bool, alignment: bool)
     draws, certificate = options.mode == "sample" and not options.min_risk, answer.certificate
     for output in (answer.outputs or (None,)) if draws or lists else (answer.best,):
         fields = ["" if output is None else output.text]
-        if draws or lists:  # a draw that met a dead end or the greatest length has no probability
+        if draws or lists:  # a draw has no probability if it reached a dead end or the maximum length
             prob = f"{output.prob:.6g}" if output else "" if draws else "0"
             fields = [str(answer.line), *fields, prob]
         if lists:
             fields.append(certificate)
-            certificate = ""  # it is about the list as a whole
+            certificate = ""  # only the first row has it: it covers the whole list
         if alignment:
             fields.append("" if output is None else pharaoh(output.alignment or ()))
         print_fields(*fields)

@@ -34,7 +34,7 @@ from tsallis.toolkit.training.schema import ModelRecord, read_record
 
 BATCH = 32  # number of examples in a batch
 BINS = 20
-WIDEST = 256  # largest width of an image on the page, in pixels
+WIDEST = 256  # maximum width and height of an image on the page, in pixels
 
 
 class _Sums:
@@ -91,14 +91,14 @@ def summarize_densities(
 ) -> DensitySummary:
     r"""Summarise a classifier's attention over words or images: densities, supports and exact zeros.
 
-    A document of any length is the interval [0, 1], an image the unit square (Martins et al. 2020, sec. 4 and
-    fig. 2 and 3). The size of a support is its length or area inside these; that of a Gaussian is 1.
+    A document of any length is mapped to the interval [0, 1], and an image to the unit square (Martins et al. 2020,
+    sec. 4 and fig. 2 and 3). The size of a support is its length or area there. The support of a Gaussian has size 1.
 
     Args:
         run: Run of the classification or the visual task.
         corpus, name, titles: Encoded examples, the name of the corpus, and the text of each example.
-        options: Options with the numbers of examples to read, and to show with their whole attention.
-        rows: Rows of the examples to show (default: half the first ones, half those with the smallest supports).
+        options: Options with the number of examples to read, and the number of examples to show with all weights.
+        rows: Rows of the examples to show. Default: half are the first rows, half have the smallest supports.
         advance: Function called with 0, the current stage, the amount done, and the total.
 
     Returns:
@@ -146,7 +146,7 @@ Answers = dict[int, tuple[str, float]]
 
 
 def _read(run: Run, corpus: Corpus, count: int, advance: Callable[[int, str, int, int], None]) -> tuple[_Sums, Answers]:
-    """Return the collected attention to all examples, and the answers."""
+    """Return the values of attention, and the answer to each example with its probability."""
     sums, answers = _Sums(), Answers()
     for rows, attention, results in _batches(run, corpus, count):
         for row, index in enumerate(rows):
@@ -185,7 +185,7 @@ def _of_row(attention: AttentionMap | GridAttention, row: int, length: int) -> t
 
 
 def _choose(sizes: Sequence[float], order: Sequence[int], count: int, shown: int) -> list[int]:
-    """Choose examples: the first ones, and those with the smallest supports."""
+    """Choose the first examples, and the examples with the smallest supports."""
     smallest = [index for _, index in sorted(zip(sizes, order, strict=False))]
     rows = set(range(min(count, (shown + 1) // 2 if smallest else shown)))
     for index in smallest:

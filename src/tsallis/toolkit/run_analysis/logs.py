@@ -16,7 +16,7 @@ from tsallis.toolkit.training.log import Log, totals
 
 
 def alpha_history(log: Path | str) -> HeadHistory:
-    r"""Read the alpha of each head over a training (Correia et al. 2019, fig. 2).
+    r"""Read the alpha of each head during training (Correia et al. 2019, fig. 2).
 
     Args:
         log: Path of a run's `log.jsonl` or folder. The "start" event counts as update 0.
@@ -40,7 +40,7 @@ def alpha_history(log: Path | str) -> HeadHistory:
 
 
 def density_history(log: Path | str) -> HeadHistory:
-    """Read the density of each head on the development set over a training (Correia et al. 2019, sec. 5.1).
+    """Read the density of each head on the development set during training (Correia et al. 2019, sec. 5.1).
 
     Args:
         log: Path of a run's `log.jsonl` or folder.
@@ -62,12 +62,12 @@ def density_history(log: Path | str) -> HeadHistory:
 
 
 def value_history(log: Path | str) -> ValueHistory:
-    r"""Read the logged values of a run over its training.
+    r"""Read the values that a run logged during training.
 
-    They include loss and scores on the development set, the mean norm :math:`\|z\|` of the output's scores, the mean
-    threshold :math:`\tau(z)` (Tezekbayev et al. 2022, fig. 7 and 8), and the numbers of symbols and positions above
-    zero. Older logs have no thresholds. The fixed threshold of alpha-ReLU is "tau". The seconds of training (fig. 3)
-    come from `timing.jsonl` next to the log.
+    The values include loss and scores on the development set, the mean norm :math:`\|z\|` of the output's scores, and
+    the mean threshold :math:`\tau(z)` (Tezekbayev et al. 2022, fig. 7 and 8). They also include the mean numbers of
+    possible output symbols and attended positions. Older logs have no thresholds. The fixed threshold of alpha-ReLU is
+    "tau". The seconds of training (fig. 3) come from `timing.jsonl` next to the log.
 
     Args:
         log: Path of a run's `log.jsonl` or folder.

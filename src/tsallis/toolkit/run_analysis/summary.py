@@ -1,4 +1,4 @@
-"""Summaries of runs: compute what a report shows about trained models on a corpus."""
+"""Summaries of runs: compute the content of a report about trained models on a corpus."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tsallis.toolkit.training.run_folder import Run
 from tsallis.toolkit.training.schema import ModelRecord, read_record
 
 BATCH = 32  # number of sentences in a batch
-WORDS = 12  # largest number of listed words per teacher-forced step
+WORDS = 12  # maximum number of words listed per teacher-forced step
 SEARCH_BATCH = 8  # number of sentences in a batch of the search
 Advance = Callable[[int, str, int, int], None]  # number of the run, current stage, amount done, total
 
@@ -79,7 +79,7 @@ def _counts(rows: Rows, vocab: Symbols) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class RunInput:
-    """Run and the corpus to summarise it on.
+    """Run, and the corpus for its summary.
 
     Args:
         run: Run of an encoder-decoder with discrete attention, or of a language model.
@@ -132,10 +132,10 @@ def summarize(run: Run, corpus: Corpus, name: str, options: Options | None = Non
 def summarize_runs(
     inputs: Sequence[RunInput], options: Options | None = None, advance: Advance = lambda run, stage, done, total: None
 ) -> tuple[list[RunSummary], list[ComparisonSummary]]:
-    """Compute what the heads and outputs of several runs do on the same sentences, and where the first differs.
+    """Summarise several runs on the same sentences, and compare the first run with the other runs.
 
     All models read the corpus batch by batch, in turn. The first run is compared with each other run that splits the
-    sentences into the same pieces and shares a kind of attention with it.
+    sentences into the same pieces and has a kind of attention in common.
 
     Args:
         inputs: Runs with the same sentences.
@@ -192,7 +192,7 @@ def summarize_runs(
 def _read_together(
     passes: Sequence[CorpusPass], inputs: Sequence[RunInput], count: int, advance: Advance
 ) -> list[ComparisonSummary]:
-    """Run all passes batch by batch in step, and compare the first with each compatible other."""
+    """Run all passes in step, batch by batch, and compare the first run with each compatible run."""
     comparisons: dict[int, Comparison] = {}
     for number, other in enumerate(passes[1:], 1):
         kinds = [{layer.kind for layer in x.reader.layers} for x in (passes[0], other)]
@@ -306,7 +306,7 @@ def _history(run: Run, read: Callable[..., Any]) -> Any:
 def _search(
     run: Run, corpus: Corpus, rows: Sequence[int], options: Options, advance: Callable[..., None]
 ) -> dict[int, Result]:
-    """Return the results of a beam search for rows, with the whole beam; empty for language models."""
+    """Search each row with beam search; results contain the whole beam. Empty for language models."""
     results: dict[int, Result] = {}
     if isinstance(run.model, LanguageModel):
         return results
@@ -323,7 +323,7 @@ def _search(
 
 
 def _choose_example(results: dict[int, Result]) -> int | None:
-    """Return the row that shows best what a search proves: with several likely outputs, complete if possible."""
+    """Return the row with the best example of a search: several outputs, then complete, then a likely second output."""
 
     def score(row: int) -> tuple[bool, bool, float]:
         found = results[row].hypotheses
@@ -348,7 +348,7 @@ def _answers(run: Run, corpus: Corpus, results: dict[int, Result]) -> Iterator[S
 
 
 def _empty(run: Run, corpus: Corpus, results: dict[int, Result]) -> EmptyRate | None:
-    """Return the rate of empty outputs among the searched rows, numbered as in the corpus."""
+    """Return the rate of empty outputs among the searched rows, with row numbers of the corpus."""
     rows = list(results)
     if not rows:
         return None
@@ -378,7 +378,7 @@ def _sentences(
 
 
 class CorpusPass(AttentionPass):
-    """Pass of a run's model over a corpus, which records weights and outputs from the same batches.
+    """Pass of a run's model over a corpus. The pass records weights and outputs of the same batches.
 
     Args:
         run: Run of an encoder-decoder with discrete attention, or of a language model.
@@ -399,7 +399,7 @@ class CorpusPass(AttentionPass):
         self.run, self.corpus, self.outputs = run, corpus, Outputs(run.model)
 
     def update(self, batch: RecordedBatch) -> None:
-        """Update all statistics by a batch, including those of outputs."""
+        """Update the statistics of attention and of outputs with a batch."""
         super().update(batch)
         self.outputs.update(batch.result, batch.batch)
 
@@ -408,7 +408,7 @@ class ShownSentences(ReportWeights):
     """Weights and teacher-forced steps of the sentences that a report shows.
 
     Args:
-        corpus_pass: Pass over the corpus, which gives the run and its reader.
+        corpus_pass: Pass over the corpus, with the run and the reader.
         rows, heads: See :class:`ReportWeights`.
     """
 
@@ -431,14 +431,14 @@ def empty_rate(model: Any, corpus: Corpus, results: Sequence[Result], vocabulary
 
     .. math:: \frac{1}{N} \, \big|\{n : p(\langle/s\rangle \mid x_n) > p(\hat y_n \mid x_n)\}\big|
 
-    (Tezekbayev et al. 2022, table 2; Stahlberg and Byrne 2019). Both log-probabilities are float64 sums of
-    the same steps, and compared exactly. Sentences whose best output is empty never count, whatever the rounding.
+    (Tezekbayev et al. 2022, table 2; Stahlberg and Byrne 2019). Both log-probabilities are sums in
+    float64 over the same steps, and are compared exactly. A sentence never counts if its best output is empty.
 
     Args:
         model: Encoder-decoder model.
         corpus: Corpus with the sources.
         results: Results of a search, in the order of the corpus.
-        vocabulary: Vocabulary of the outputs, if the results are about texts.
+        vocabulary: Vocabulary of the outputs, if the results are texts that several sequences may spell.
 
     Returns:
         The share of such sentences, and a list of them.

@@ -1,4 +1,4 @@
-"""Sweeps: the scores of runs against the one setting in which they differ, with the spread over seeds."""
+"""Sweeps: scores of runs that differ in one setting, as a function of this setting, with the spread over seeds."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class SweepRun:
 
 
 def sweep(runs: Sequence[SweepRun]) -> Sweep:
-    r"""Compute the scores of runs against the one setting in which they differ.
+    r"""Compute the scores of runs as a function of the one setting in which the runs differ.
 
-    Runs with the same value must differ only in their seeds, which give the spread. Figure 8 of Tezekbayev et al. 2022
+    Runs with the same value may differ only in their seeds, which give the spread. Figure 8 of Tezekbayev et al. 2022
     and figure 4 of Peters et al. 2019 are such sweeps. A sweep of alpha can include softmax (:math:`\alpha = 1`) and
-    sparsemax (:math:`\alpha = 2`). Attention and output can be swept together, with the same alpha. Each run counts at
-    its best validation, by the score that selected its checkpoint.
+    sparsemax (:math:`\alpha = 2`). Attention and output can be swept together, with the same alpha. The scores of a run
+    are those of its best validation. The score that selected the checkpoint determines the best validation.
 
     Args:
         runs: Runs of the same task, at least two.
@@ -46,7 +46,7 @@ def sweep(runs: Sequence[SweepRun]) -> Sweep:
         The points of the sweep.
 
     Raises:
-        InputError: If the runs differ in no number, in several settings, or in the names of their scores.
+        InputError: If the runs do not differ in exactly one numeric setting, or if their selecting scores differ.
 
     Example:
         >>> runs = []
@@ -72,9 +72,9 @@ def sweep(runs: Sequence[SweepRun]) -> Sweep:
 
 
 def _swept(runs: Sequence[SweepRun]) -> tuple[str, list[float]]:
-    """Return the one setting in which runs differ, and its value in each."""
+    """Return the one setting in which runs differ, and its value in each run."""
     columns = [_effective(run) for run in runs]
-    # Keep "auto" as one setting if all runs use it, although their estimates differ.
+    # If all runs use "auto", it counts as the same value, although the estimates of tau differ.
     if len({column.get(TAU) for column in columns}) > 1:
         for column, run in zip(columns, runs, strict=True):
             if isinstance(column.get(TAU), str):
@@ -94,7 +94,7 @@ def _swept(runs: Sequence[SweepRun]) -> tuple[str, list[float]]:
 
 
 def _effective(run: SweepRun) -> dict[str, Any]:
-    """Return the settings without seeds, with activations as alphas, and tau only for alpha-ReLU."""
+    """Return the settings without seeds. Softmax and sparsemax become alphas; tau is kept only for alpha-ReLU."""
     settings = {name: value for name, value in run.settings.items() if name not in SEEDS}
     for part in (OUTPUT, ATTENTION):
         name = settings.get(part)
@@ -106,7 +106,7 @@ def _effective(run: SweepRun) -> dict[str, Any]:
 
 
 def _score_name(run: SweepRun) -> str:
-    """Return the score that selects the best validation; if a log lacks it, the first that is not a loss."""
+    """Return the score that selects the best validation; if the log has no selection, the first except the loss."""
     if run.history.select is not None:
         return ON_DEV + run.history.select
     names = [name for name in run.history.values if name.startswith(ON_DEV) and name != f"{ON_DEV}loss"]

@@ -56,7 +56,7 @@ class ServedRun:
         name: Name of the run in requests.
         run: Run with the model.
         task: Task of the run.
-        search: Default search options, for those that a request does not set.
+        search: Default values of search options that a request does not set.
         limits: Limits of the server.
         checkpoint: Checkpoint of the model.
         examples: Example lines for the page.
@@ -102,9 +102,9 @@ class ServedRun:
             return None
 
     def key(self, request: SearchRequest) -> Hashable:
-        """Return a key that is equal for searches that can share a batch; None for a search that can't.
+        """Return the key of a search, or None if it must run alone. Searches with equal keys can share a batch.
 
-        A search with a time limit runs alone, because others would use up its time.
+        Exact searches run alone, because other searches in the batch would use up the time.
         """
         return None if request.options.mode in ("exact", "all") else (self.name, "translate", request.key)
 
@@ -145,15 +145,15 @@ class ServedRun:
         try:
             values = self.task.check_options(self.run, {"language": request.language})
             lines = self.task.read(sources, "sources", self.run, False, **values)
-        except OptionError as error:  # drop its location, which is a path on this machine
+        except OptionError as error:  # drop the location of the error, which is a path on this machine
             raise Refusal(400, f"language: {error.reason}") from error
         refuse_long(lines.corpus, self.limits.symbols, lambda row, _: f"sources:{lines.numbers[row] + 1}")
         return lines
 
     def _search(self, options: SearchOptions, tree: bool, rows: Sequence[Any], check: Check) -> list[Content]:
-        """Return the answer to each row, which is a source's symbols with its line number."""
+        """Return the answer to each row. A row is a pair: the symbols of a source, and its line number."""
         count = len(rows) or 1
-        if options.mode in ("beam", "sample"):  # other modes have their own limits, and share the time
+        if options.mode in ("beam", "sample"):  # the other modes divide the time among all rows
             count = max(1, ROWS // (options.num_samples or options.beam_size or 1))
         parts = (self._search_rows(options, tree, rows[i : i + count], check) for i in range(0, len(rows), count))
         return [answer for part in parts for answer in part]
@@ -161,7 +161,7 @@ class ServedRun:
     def _search_rows(self, options: SearchOptions, tree: bool, rows: Sequence[Any], check: Check) -> list[Content]:
         """Return the answers to rows of one batch.
 
-        They have the format of `tsallis translate --json`, with the numbers of each output's symbols added.
+        They have the format of `tsallis translate --json`. Each output also has the numbers of its symbols as "tokens".
 
         Raises:
             OptionError: If the prefix is too long or has symbols that the run can't output.
@@ -186,7 +186,7 @@ class ServedRun:
 
         if options.mode == "sample":
             lines = [line for _, line in rows]
-            if not task.searched and prefixes is None:  # draws of language models may be truncated
+            if not task.searched and prefixes is None:  # texts of language models may be cut off
                 if options.min_risk:
                     raise Refusal(400, "min_risk is not for texts of language models")
                 texts = draw_texts(run, batch, bounded, lines)
@@ -196,7 +196,7 @@ class ServedRun:
         results = [result.truncated(self.limits.outputs) for result in results]
         if (
             options.mode == "beam" and task.ambiguous_text(run.tgt_vocab) is not None
-        ):  # exact search already used its time
+        ):  # exact searches have no time left for this
             results = complete_results(model, batch, results, run.tgt_vocab)
         contents = [describe(row, result.hypotheses, result) for row, result in enumerate(results)]
         if tree:
@@ -207,7 +207,7 @@ class ServedRun:
         return contents
 
     def _within_limits(self, options: SearchOptions, tree: bool, sources: int) -> SearchOptions:
-        """Return options with a time limit, which list the whole beam if its tree is requested."""
+        """Limit the time of exact searches. Let a beam search list its whole beam if a tree is requested."""
         if options.mode == "beam":
             whole = tree and options.n_best is None and not options.min_risk
             return replace(options, n_best=options.beam_size) if whole else options
@@ -305,7 +305,7 @@ class ServedRun:
         return [content]
 
     def _step(self, token: int, log_probs: torch.Tensor, num_attended: int, n_best: int) -> Content:
-        """Describe a symbol of the output and its most probable alternatives, given log-probabilities [d_vocab]."""
+        """Describe a symbol of the output and the most probable symbols, given log-probabilities [d_vocab]."""
         log_prob, support = float(log_probs[token]), int((log_probs > -torch.inf).sum())
         best = log_probs.topk(min(n_best, support))
         words = zip(best.indices.tolist(), best.values.exp().tolist(), best.values.tolist(), strict=True)
@@ -325,7 +325,7 @@ class ServedRun:
         return {"output": self.run.tgt_vocab.decode(tokens), "tokens": tokens, "vocabulary": len(self.run.tgt_vocab)}
 
     def attention(self, requests: Sequence[AttentionRequest], check: Check) -> list[Content]:
-        """Return the non-zero attention weights of some heads, as keys and weights for each query."""
+        """Return the non-zero attention weights of heads: for each query, a list of keys and weights."""
         (request,) = requests
         if self._reader is None:
             raise Refusal(400, f"{self.name}: heads are of models with discrete attention, this run has none")
@@ -348,7 +348,7 @@ class ServedRun:
         assert self._reader is not None
         layer, weights = self._reader.layers[number], sentence.weights[number].head(head)
         queries, keys = sentence.text.sides(layer.kind)
-        if layer.kind == "cross":  # rows belong to the predicted symbols, not to those read
+        if layer.kind == "cross":  # a row belongs to the symbol that the step predicts, not to the symbol read
             queries = (*queries[1:], self._name(EOS))
         cells = list(zip(weights.columns.tolist(), weights.values.tolist(), strict=True))
         rows = [cells[first:last] for first, last in itertools.pairwise(weights.offsets.tolist())]

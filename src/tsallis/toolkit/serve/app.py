@@ -84,7 +84,7 @@ class _Api:
         )
 
     def answer(self, name: str, schema: type[Query]) -> Callable[[Request], Any]:
-        """Return a handler that parses requests by a schema and calls the run's method of that name."""
+        """Return a handler that parses a request by `schema` and passes it to the method `name` of the run."""
 
         async def answer(request: Request) -> Response:
             query = parse_request(await self._body(request), schema, self.limits)
@@ -197,7 +197,7 @@ class _KnownHosts:
     """Middleware that rejects requests with an unknown host or from other sites.
 
     Another site could point its own host name at this machine (DNS rebinding), so only IP addresses and known names are
-    accepted. Browsers mark requests from pages of other sites with their origin, so those are rejected too.
+    accepted. Browsers mark requests from pages of other sites with the header `origin`; such requests are rejected.
     """
 
     def __init__(self, app: ASGIApp, hosts: set[str]) -> None:

@@ -16,8 +16,8 @@ class Limits:
         symbols: Maximum number of symbols of a source or output.
         sources: Maximum number of sources in a request, and in a batch of requests.
         outputs: Maximum number of hypotheses, beam prefixes, draws or choices in a request.
-        seconds: Time limit of the work on a request.
-        patience: Time limit of waiting for the model, or for the rest of a request's body, in seconds.
+        seconds: Time limit of the work on a request, in seconds.
+        patience: Maximum time to wait for the model, or for the rest of a request's body, in seconds.
 
     Example:
         >>> Limits(symbols=100).longest
@@ -47,7 +47,7 @@ class Refusal(Exception):
 
     Args:
         status: HTTP status.
-        message: What is wrong and what would be valid, in one line.
+        message: One line that names the error and the valid values.
 
     Example:
         >>> Refusal(404, "there is no run 'verbs'").status

@@ -42,7 +42,7 @@ class SourceRequest(Request):
 
 
 class SearchRequest(Request):
-    """Request for a search or draws for some sources; its other fields are those of `SearchOptions`."""
+    """Request to search or sample outputs of sources. `TranslateRequest` adds the fields of `SearchOptions`."""
 
     sources: Annotated[list[str], Field(min_length=1)]
     tree: bool = False
@@ -73,7 +73,7 @@ class SearchRequest(Request):
 
     @property
     def key(self) -> Hashable:
-        """Return everything except the sources; requests with equal keys can be searched together."""
+        """Return all values except the sources; requests with equal keys can be searched together."""
         return self.options, self.tree, self.language
 
 
@@ -93,7 +93,10 @@ class SuggestRequest(SourceRequest):
 
 
 class OutputRequest(SourceRequest):
-    """Request about a source and an output, as text or symbols (default: the best output of the run's beam)."""
+    """Request about a source and an output.
+
+    The output is a text or a list of symbols. By default, it is the best output of a search.
+    """
 
     output: str | None = None
     tokens: list[int] | None = None
@@ -123,7 +126,7 @@ class AttentionRequest(OutputRequest):
     heads: Annotated[list[str], Field(min_length=1, max_length=MOST_HEADS)] | None = None
 
 
-# The keys are the last parts of URLs, and the names of the methods of a run that answer the requests.
+# Each key is the last part of a URL, and the name of the method of `ServedRun` that answers the request.
 QUESTIONS: dict[str, type[Request]] = {
     "translate": TranslateRequest,
     "suggest": SuggestRequest,

@@ -13,16 +13,16 @@ from typing import Any
 from tsallis.errors import memory_for
 from tsallis.toolkit.serve.limits import Limits, Refusal
 
-Check = Callable[[], None]  # raises if the work must stop
-Work = Callable[[Sequence[Any], Check], Sequence[Any]]  # maps requests to an answer or an error for each
+Check = Callable[[], None]  # function that raises if the work must stop
+Work = Callable[[Sequence[Any], Check], Sequence[Any]]  # function that returns one answer or error per request
 
 
 class Cancellation(Exception):
-    """Error that stops work whose answer nobody waits for."""
+    """Error that stops work when all its jobs are cancelled."""
 
 
 class InterruptibleModel:
-    """Wrapper of a model that calls `check` before each step, which can raise to stop a search.
+    """Model wrapper that calls `check` before each step. `check` can raise an error to stop a search.
 
     Args:
         model: Model with the decoder protocol.
@@ -43,7 +43,7 @@ class InterruptibleModel:
         self._model, self._check = model, check
 
     def __getattr__(self, name: str) -> Any:
-        if name == "run_beams":  # it makes all steps in one call, so nothing could be checked between them
+        if name == "run_beams":  # it runs all steps in one call, without checks between them
             raise AttributeError(name)
         value = getattr(self._model, name)
         if name not in ("step", "step_best"):
@@ -62,7 +62,7 @@ class Job:
 
     Args:
         work: Function that answers requests.
-        key: Key of jobs that can be answered together; None if this one can't be.
+        key: Jobs with equal keys can be answered together; a job with key None is answered alone.
         request: Argument of `work`.
         size: Number of sources.
     """
@@ -84,7 +84,7 @@ class Worker:
     """Queue of jobs with a single thread that answers them.
 
     Args:
-        limits: Limits of the batch size and of the time.
+        limits: Limits, which set the batch size and the time per batch.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -115,7 +115,7 @@ class Worker:
         return job
 
     def close(self, seconds: float = 5.0) -> None:
-        """Stop, and wait for the thread for at most `seconds`."""
+        """Stop the worker, and wait at most `seconds` until its thread ends."""
         self.stop()
         self._thread.join(seconds)
 
@@ -153,7 +153,7 @@ class Worker:
                 return batch
 
     def _answer(self, batch: list[Job]) -> None:
-        """Run jobs together; if that fails, run each separately, so that one can't break the others."""
+        """Answer jobs together. If that fails, answer each job alone, so that one bad job can't break the others."""
         try:
             answers = self._work(batch)
         except Exception as error:

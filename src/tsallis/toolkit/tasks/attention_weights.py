@@ -23,7 +23,7 @@ from tsallis.toolkit.tasks.types import Attention, Lines
 from tsallis.toolkit.training.run_folder import Run
 
 # Lists of symbols for the rows and the columns of each kind of attention. In a decoder, a step predicts one symbol of
-# the target and reads the previous one.
+# the target and reads the previous symbol.
 LISTS = {"encoder": ("source", "source"), "decoder": ("target", "read"), "cross": ("target", "source")}
 DIGITS = 6
 
@@ -32,7 +32,7 @@ def _heads_of_run(run: Run, names: str) -> list[Head]:
     """Return the named heads of a run, see :func:`tsallis.analysis.head_names.choose_heads`.
 
     Raises:
-        InputError: If the model has no heads, or does not have a named one.
+        InputError: If the model has no heads, or lacks a named head.
     """
     try:
         return choose_heads(read_model(run.model, run.src_vocab, run.tgt_vocab).layers, names)
@@ -103,7 +103,7 @@ def _entries_of_task(task: Task, run: Run, batch: Batch) -> Iterator[list[dict[s
 
 
 def _entry_of_row(name: str, attention: Attention, row: int, tgt: int, src: int) -> dict[str, Any]:
-    """Return the attention of one row; it may have fewer steps than the target, such as a single one for a label."""
+    """Return the attention of one row. It may have fewer steps than the target: a label has one step."""
     matrix = numbers(attention.weights[row, :tgt])  # [target, source]
     more: dict[str, Any] = {}
     if attention.grid is None:

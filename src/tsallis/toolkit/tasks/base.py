@@ -31,29 +31,30 @@ from tsallis.toolkit.training.file_names import CONFIG, MODEL, TASK
 from tsallis.toolkit.training.run_folder import Run
 from tsallis.toolkit.training.schema import explain
 
-LONGEST = 1024  # lowest limit for symbols per line; a search then still ends within seconds
+LONGEST = 1024  # smallest limit on symbols per line; lines of this length are searched within seconds
 
 
 class Task(ABC):
     """Base class of tasks: examples, their encoding as numbers, and the text of outputs.
 
-    A subclass is a frozen dataclass. `task.json` in a run folder stores its fields, which are needed to read lines
-    after training. A field that is also a setting of `Config` has the same name and value.
+    A subclass is a frozen dataclass. `task.json` in a run folder stores the fields, because commands need them to read
+    lines after training. A field that is also a setting of `Config` has the same name and value.
 
     Interface:
-        A new task defines these. `SequenceTask` and `LabelTask` define `models`, `attention` and, for labels, `score`.
+        A new task defines these members. `SequenceTask` already defines `models` and `attention`; `LabelTask` already
+        defines `scores` and `score`.
 
         - `name`, `Config`, `models`, `noun`, `scores` and `formats`: see below.
-        - `load`: read the training data, and build the vocabularies. The vocabularies decide how outputs become text:
-          a :class:`~tsallis.toolkit.data.vocabulary.Vocabulary` joins its symbols by its separator, and
-          :class:`~tsallis.toolkit.data.subwords.Subwords` join pieces to words. Their `decode` reverses their `encode`.
+        - `load`: read the training data, and build the vocabularies. The vocabularies turn outputs into text: a
+          :class:`~tsallis.toolkit.data.vocabulary.Vocabulary` joins symbols with a separator, and
+          :class:`~tsallis.toolkit.data.subwords.Subwords` join pieces to words. `decode` reverses `encode`.
         - `examples`: read the examples of a split from its file.
         - `parse`: read the example on one line.
         - `encode`: encode examples as numbers.
         - `score`: compare outputs with references.
-        - `attention`: return what the model attends to in the source.
+        - `attention`: return the attention to the source.
 
-        Everything else has a default.
+        All other members have defaults.
 
     Attributes:
         name: Value of the key `task` in the section `data`.
@@ -62,11 +63,11 @@ class Task(ABC):
         noun: Word for an output in messages, such as "answer".
         scores: Names of the scores that `score` returns. The first one selects the best checkpoint.
         costly_scores: Names of the scores that `score` skips if `quick` is true.
-        header: Columns of a first line that is ignored, such as that of the training data.
+        header: Header columns of the training data; a first line made of these columns is skipped.
         options: Names of the keyword arguments of `read` and `examples`, such as `language`.
         searched: Whether evaluation searches for outputs. If not, the texts themselves are scored.
         search_defaults: Search options that differ from the defaults of :mod:`tsallis.search`.
-        empty_outputs: Whether a reference may be empty if `read` gets the keyword `empty`.
+        empty_outputs: Whether `read` accepts the keyword `empty`, which allows empty references.
         refusals: Reasons why some commands don't support this task, by command.
     """
 
@@ -88,7 +89,7 @@ class Task(ABC):
     @property
     @abstractmethod
     def formats(self) -> tuple[str, str]:
-        """The columns of an input line, without and with the reference output."""
+        """Columns of an input line: first without the reference output, then with it."""
 
     @property
     def separators(self) -> str:
@@ -107,7 +108,7 @@ class Task(ABC):
     @classmethod
     @abstractmethod
     def examples(cls, config: Any, split: str) -> list[Any]:
-        """Read the examples of a split, "train", "dev" or "test"; subclasses may also accept some of `options`.
+        """Read the examples of a split: "train", "dev" or "test". Subclasses also accept the keywords in `options`.
 
         Raises:
             InputError: If a line can't be read. The message names file and line.
@@ -125,7 +126,7 @@ class Task(ABC):
 
     @abstractmethod
     def parse(self, line: str, origin: str, gold: bool) -> Any:
-        """Return the example on an input line; with `gold` the line also contains the reference output.
+        """Parse an input line. If `gold` is true, the line also contains the reference output.
 
         Raises:
             InputError: If the line is malformed. The message begins with `origin`, the file and line number.
@@ -154,7 +155,7 @@ class Task(ABC):
     def parse_lines(
         self, lines: Iterable[tuple[int, str]], name: str, run: Run, gold: bool, first: int, **options: Any
     ) -> list[tuple[int, Any]]:
-        """Return the examples on numbered lines, each with its line number; `name` is the name of the input."""
+        """Parse numbered lines; return each example with its line number. Errors name the input `name`."""
         return [(number, self.parse(line, f"{name}:{first + number + 1}", gold, **options)) for number, line in lines]
 
     @abstractmethod
@@ -170,19 +171,19 @@ class Task(ABC):
         return []
 
     def line_scores(self, texts: Sequence[str], references: Sequence[str]) -> dict[str, LineScore]:
-        """Return the scores that are means over lines by name; empty if the task has none."""
+        """Return the scores that are means over lines, by name; empty if the task has no such scores."""
         return {}
 
     def measure_outputs(self, texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-        """Return other statistics of outputs by name, which are not scores."""
+        """Return statistics of outputs that are not scores, by name."""
         return {}
 
     def spell(self, text: str, run: Run) -> list[int]:
-        """Return the encoded symbols of an output or of the beginning of an output."""
+        """Encode the text of an output, or of the beginning of an output."""
         return run.tgt_vocab.encode(text)
 
     def ambiguous_text(self, vocabulary: Any) -> Callable[[Sequence[int]], str] | None:
-        """Return the function from symbols to text if several sequences may spell the same text; otherwise None.
+        """Return a function that decodes symbols to text, or None if no two sequences spell the same text.
 
         Args:
             vocabulary: Vocabulary of the outputs.
@@ -190,11 +191,11 @@ class Task(ABC):
         return ambiguous_text(vocabulary)
 
     def input_line(self, title: str) -> str:
-        """Return the input line of a title, see :class:`~tsallis.toolkit.tasks.types.Lines`."""
+        """Return the input line for a title; see `titles` of :class:`~tsallis.toolkit.tasks.types.Lines`."""
         return title
 
     def split_typed(self, text: str, run: Run) -> tuple[list[int], str]:
-        """Return the complete symbols of a typed text, and the beginning of the next symbol."""
+        """Return the encoded complete symbols of a typed text, and the text of the incomplete last symbol."""
         return run.tgt_vocab.split_typed(text)
 
     def count_unknown(self, source: Sequence[int] | NDArray[Any]) -> int:
@@ -220,10 +221,10 @@ class Task(ABC):
 
     @abstractmethod
     def attention(self, run: Run, batch: Batch) -> dict[str, Attention]:
-        """Return the attention to the source in a batch, by name, as `tsallis look --weights` prints it."""
+        """Return the attention to the source of a batch, by name. `tsallis look --weights` prints it."""
 
     def attention_symbols(self, run: Run, source: Sequence[int], target: Sequence[int], title: str) -> dict[str, Any]:
-        """Return the lists of symbols for rows and columns of attention, such as "source" and "target".
+        """Return lists of symbols that label the rows and columns of attention, such as "source" and "target".
 
         Args:
             run: Run with the vocabularies.
@@ -248,7 +249,7 @@ class Task(ABC):
 
     @classmethod
     def restore(cls, facts: Mapping[str, Any], path: Path | str = TASK) -> Task:
-        """Return the task from the content of `task.json`, the reverse of `facts`; errors name `path`."""
+        """Create the task from the content of `task.json`. This reverses `facts`; errors name `path`."""
         if facts.get("task", cls.name) != cls.name:
             raise InputError(f"{path}: expected the task {cls.name}, found {describe(facts['task'])}; restore the file")
         fields = json.dumps({key: value for key, value in facts.items() if key != "task"})
@@ -260,7 +261,7 @@ class Task(ABC):
 
     @classmethod
     def config_facts(cls, config: Any) -> dict[str, Any]:
-        """Return the part of `task.json` that the section `data` determines without reading its files."""
+        """Return the part of `task.json` that the section `data` determines without reading data files."""
         names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
         return {name: getattr(config, name) for name in names if hasattr(config, name)}
 
@@ -269,7 +270,7 @@ class Task(ABC):
         """Raise if `task.json` does not match the configuration; errors name `path`.
 
         Args:
-            facts: Content of the file; earlier versions lack some fields.
+            facts: Content of the file; files of earlier versions lack some fields.
             config: Section `data`.
             path: Path of the file.
 
@@ -326,7 +327,7 @@ class Task(ABC):
 
     @classmethod
     def read_split(cls, config: Any, split: str, **options: Any) -> list[Any]:
-        """Return the examples of a split of a configuration's data, see `examples`.
+        """Check the name of a split, then return its examples; see `examples`.
 
         Raises:
             InputError: If the split is not train, dev or test, or can't be read.
@@ -335,7 +336,7 @@ class Task(ABC):
         return cls.examples(config, split, **options)
 
     def split(self, run: Run, config: Any, split: str, **options: Any) -> Lines:
-        """Return a split of the data that a run was trained with; options that are None are ignored.
+        """Read and encode a split of a run's data. Options that are None are ignored.
 
         Raises:
             InputError: If the task doesn't have an option, or the split can't be read.
@@ -344,7 +345,7 @@ class Task(ABC):
         return self.encode(self.read_split(config, split, **values), self.vocabularies(run))
 
     def sentences(self, run: Run, config: Any, split: str, **options: Any) -> Corpus:
-        """Return a split of the data that a run was trained with, one sentence per example, for reports."""
+        """Read and encode a split of a run's data for reports, with one sentence per example."""
         return self.split(run, config, split, **options).corpus
 
     def check_options(self, run: Run, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -364,7 +365,7 @@ class Task(ABC):
 
 
 def check_split(split: str) -> None:
-    """Raise unless a name is that of a split.
+    """Raise unless `split` is the name of a split.
 
     Raises:
         InputError: If the split is not train, dev or test.
@@ -386,12 +387,12 @@ def split_name(config: Any, split: str) -> str:
 
 
 def read_header(path: Path | str, expected: str) -> tuple[str, ...]:
-    """Return the columns of the first line of a file; `expected` describes the lines, for errors."""
+    """Return the columns of the first line of a file; `expected` describes valid lines in errors."""
     return tuple(next(read_lines(path, expected)).split("\t"))
 
 
 def find_file(folder: Path | str, name: str, endings: Sequence[str] = PACKED_ENDINGS) -> Path:
-    """Return the file of that name in a folder, with one of the endings appended.
+    """Find the file in a folder whose name is `name` plus one of the endings.
 
     Raises:
         InputError: If there is no such file.

@@ -23,7 +23,7 @@ from tsallis.toolkit.tasks.labels import LabelModel, LabelTask, label_attention
 from tsallis.toolkit.tasks.types import Attention, Data, Lines, ModelSection, Vocabularies
 from tsallis.toolkit.training.run_folder import Run
 
-FEWEST = 10  # documents of which fewer than half have different labels
+FEWEST = 10  # minimum number of documents for checks that look at most labels
 ENDINGS = ("", ".tsv", ".xz", ".gz", ".tsv.xz", ".tsv.gz")
 BREAK = re.compile(r"<br\s*/?>", re.IGNORECASE)  # line breaks in reviews from web pages
 WORD = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
@@ -33,7 +33,7 @@ class LabelColumnsConfig(Section):
     """Numbers of the columns of a line, from 1. Other columns are ignored."""
 
     label: Count = 1
-    text: Count | Literal[-1] = -1  # -1: the last one
+    text: Count | Literal[-1] = -1  # -1: the last column
 
     @model_validator(mode="after")
     def _check_different(self) -> LabelColumnsConfig:
@@ -45,7 +45,7 @@ class LabelColumnsConfig(Section):
 class ClassificationData(Section):
     """Documents and their classes: lines of `label<TAB>text`.
 
-    `train: train` is the file train or train.tsv in the folder, plain or compressed (.xz, .gz).
+    `train: train` names the file train or train.tsv in the folder, plain or compressed (.xz, .gz).
     """
 
     task: Literal["classification"]
@@ -53,7 +53,7 @@ class ClassificationData(Section):
     train: FileName
     dev: FileName | None = None
     test: FileName | None = None
-    held_out: float = Field(0.1, gt=0, lt=1)  # share of train that is held out as dev, if dev is not set
+    held_out: float = Field(0.1, gt=0, lt=1)  # share of train to hold out as dev, if dev is not set
     columns: LabelColumnsConfig = LabelColumnsConfig()
     header: bool = False  # whether the first line of each file is ignored
     max_length: Count = 256  # maximum number of words per document; the rest is ignored
@@ -75,7 +75,7 @@ class ClassifierConfig(LabelModel):
 
 @dataclass(frozen=True)
 class LabelColumns:
-    """Numbers of the columns of a line with a label; a text of -1 is the last column."""
+    """Numbers of the columns with the label and the text, from 1; a text of -1 is the last column."""
 
     label: Annotated[int, Field(ge=1)] = 1
     text: int = -1
@@ -83,11 +83,11 @@ class LabelColumns:
 
 @dataclass(frozen=True)
 class Classification(LabelTask):
-    """Task of classifying documents, one per line; with references also their labels."""
+    """Task of classifying documents. Each line is a document; a reference line also contains the label."""
 
     max_length: Annotated[int, Field(ge=1)] | None = None
     columns: LabelColumns = LabelColumns()
-    header: tuple[str, ...] = ()  # the first line of the training data, if it is a header
+    header: tuple[str, ...] = ()  # header columns of the training data; empty if there is no header
 
     name = "classification"
     Config = ClassificationData
@@ -114,7 +114,7 @@ class Classification(LabelTask):
 
     @classmethod
     def of_config(cls, config: ClassificationData) -> Classification:
-        """Return the task of a configuration; the header is that of the training data."""
+        """Return the task of a configuration, with the header of the training data if there is one."""
         task = cls(config.max_length, LabelColumns(**config.columns.model_dump()))
         if not config.header:
             return task
@@ -125,10 +125,10 @@ class Classification(LabelTask):
         return {"max_length": config.max_length, "columns": config.columns.model_dump()}
 
     def check_columns(self, examples: Sequence[LabelledText], path: Path) -> None:
-        """Raise if labels have more words than texts, or almost every document has a label of its own.
+        """Raise if the columns may have been swapped.
 
         Raises:
-            InputError: If one of them is true: columns may have been swapped.
+            InputError: If labels have more words than texts, or there are more than half as many labels as documents.
         """
         labels, count = {e.label for e in examples}, len(examples)
         fault = f"{len(labels)} different labels in {count} lines"
@@ -146,7 +146,7 @@ class Classification(LabelTask):
 
     @classmethod
     def examples(cls, config: ClassificationData, split: str) -> list[LabelledText]:
-        """Read the documents of a split; if dev has no file, a share of train is held out."""
+        """Read the documents of a split; without a dev file, a share of train is held out as dev."""
         (path,) = cls.files(config, split)
         texts = read_labelled(path, cls.of_config(config))
         if config.dev is not None or split == "test":
@@ -196,7 +196,7 @@ class Classification(LabelTask):
         return bool(words(example.text))
 
     def encode(self, examples: Sequence[LabelledText], vocabularies: Vocabularies) -> Lines:
-        """Encode documents and labels; a target is one symbol, or empty without a label."""
+        """Encode documents and labels. A target is the symbol of the label, or empty if there is no label."""
         src, tgt, count = vocabularies.src, vocabularies.tgt, len(examples)
         rows = (src.encode(words(e.text)[: self.max_length] or [""]) for e in examples)
         labels = [e.label for e in examples]
@@ -211,7 +211,7 @@ class Classification(LabelTask):
         return {
             **symbols,
             "source": words(title)[: len(source)] or [""],
-        }  # the spelling in the text, also of unknown words
+        }  # words as spelled in the text, even if they are unknown
 
 
 class LabelledText(NamedTuple):
@@ -222,9 +222,9 @@ class LabelledText(NamedTuple):
 
 
 def read_labelled(path: Path | str, task: Classification = Classification()) -> list[LabelledText]:
-    """Return the documents of a UTF-8 file, plain, `.gz` or `.xz`, by default with lines `label<TAB>text`.
+    """Return the labelled documents of a UTF-8 file (plain, `.gz` or `.xz`).
 
-    Other columns and blank lines are ignored.
+    By default, a line is `label<TAB>text`. Other columns and blank lines are ignored.
 
     Raises:
         InputError: If the file is missing, empty or damaged, or a line is malformed.

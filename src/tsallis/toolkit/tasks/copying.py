@@ -17,7 +17,7 @@ from tsallis.toolkit.training.run_folder import Run
 
 
 def copied_symbols(src: Any, tgt: Any) -> list[int]:
-    """Return the target symbol with the spelling of each source symbol, or -1 if there is none.
+    """Find the target symbol with the same spelling for each source symbol; -1 if there is none.
 
     >>> copied_symbols(Vocabulary(["<tag:V>", "a", "b"]), Vocabulary(["b", "a"]))
     [-1, -1, -1, -1, -1, 5, 4]
@@ -29,8 +29,8 @@ def copied_symbols(src: Any, tgt: Any) -> list[int]:
 def with_source_symbols(task: Any, data: Data) -> Data:
     """Return data whose target vocabulary includes the source symbols that an output can contain.
 
-    Unknown source symbols of the development data are added only to :attr:`Data.wide`. Subwords stay as they are: only
-    pieces of both vocabularies are copied.
+    Unknown source symbols of the development data are added only to :attr:`Data.wide`. Subwords are not extended:
+    models copy only pieces that occur in both vocabularies.
     """
     src, tgt = data.vocabularies.src, data.vocabularies.tgt
     if not isinstance(tgt, Vocabulary) or not isinstance(src, Vocabulary):
@@ -48,7 +48,7 @@ def _target(task: Any, reference: str) -> str:
 
 
 def extended(vocabulary: Vocabulary, symbols: Iterable[str]) -> Vocabulary:
-    """Return a vocabulary with more symbols at its end, without those that can't be one symbol of a text.
+    """Return a vocabulary with new symbols appended; symbols that an output can't contain are skipped.
 
     >>> extended(Vocabulary(["a"]), ["b", "<tag:V>", "a"]).symbols
     ('a', 'b')
@@ -64,12 +64,12 @@ def is_copied(symbol: str, separator: str) -> bool:
 
 
 def copies(model: Any) -> bool:
-    """Return whether a model, or each of an ensemble, copies symbols of the source."""
+    """Return whether a model, or every member of an ensemble, copies source symbols."""
     return all(isinstance(getattr(member, "output", None), CopyOutput) for member in getattr(model, "models", (model,)))
 
 
 def copy_unknown(task: Any, run: Run, lines: Lines) -> tuple[Run, Lines]:
-    """Add the unknown source symbols of lines that a model can copy to the vocabularies of its run.
+    """Extend the vocabularies of a run by the unknown source symbols that its model can copy.
 
     Args:
         task: Task of the run.
@@ -77,7 +77,7 @@ def copy_unknown(task: Any, run: Run, lines: Lines) -> tuple[Run, Lines]:
         lines: Lines that were read with the run.
 
     Returns:
-        The run for these lines, and the lines with the numbers of these symbols; both unchanged if there are none.
+        The run with extended vocabularies, and the lines encoded with them. Both are unchanged if no symbol is added.
     """
     if not copies(run.model):
         return run, lines
@@ -89,9 +89,10 @@ def copy_unknown(task: Any, run: Run, lines: Lines) -> tuple[Run, Lines]:
 
 
 def read_unknown(task: Any, run: Run, lines: Lines) -> tuple[Run, list[int], Lines]:
-    """Return a run with larger vocabularies, the target symbol of each new source symbol, and lines that use them.
+    """Extend the vocabularies of a run by the unknown source symbols of lines.
 
-    Subwords are not added. A symbol that is only in the source of another line stays unknown in the output.
+    Return the extended run, the target symbol of each new source symbol, and the lines encoded again. Subwords are not
+    extended. In a reference, a new symbol stays unknown unless the source of the same line contains it.
     """
     src, tgt = run.src_vocab, run.tgt_vocab
     if not isinstance(src, Vocabulary) or not isinstance(tgt, Vocabulary):

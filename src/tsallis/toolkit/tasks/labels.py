@@ -40,7 +40,7 @@ class LabelTask(Task):
         return [int(number) for number in labels.encode([text])]
 
     def ambiguous_text(self, vocabulary: Any) -> None:
-        return None  # an output is one label
+        return None  # a label has one spelling
 
     scores = ("accuracy",)
 
@@ -55,7 +55,7 @@ class LabelTask(Task):
 
 
 def label_attention(attention: Any, grid: Sequence[int] | None = None) -> dict[str, Attention]:
-    """Return the attention of a batch by name: weights of discrete and masses of continuous attention.
+    """Return the attention of a batch: weights as "discrete", masses and density as "continuous".
 
     Args:
         attention: Attention of a batch, as an :class:`~tsallis.models.classifier.AttentionMap` or a

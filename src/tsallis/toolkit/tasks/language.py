@@ -1,4 +1,4 @@
-"""Language modelling: predict each token of a text from the previous ones; also synthetic tasks."""
+"""Language modelling of texts or synthetic tasks: predict each token from the previous tokens."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tsallis.toolkit.training.run_folder import Run
 
 ENDINGS = ("", ".txt", ".xz", ".gz", ".txt.xz", ".txt.gz")
 CHUNK = 8192  # number of texts encoded at once
-DEV_SEED, TEST_SEED = 1 << 40, 1 << 41  # above every seed of training data
+DEV_SEED, TEST_SEED = 1 << 40, 1 << 41  # larger than every seed of training data
 Symbols = Vocabulary | Subwords
 
 
@@ -69,7 +69,7 @@ class SyntheticConfig(Section):
 
 
 class LanguageData(Section):
-    """Texts: `train: train` is the file train or train.txt in the folder, plain or compressed (.xz, .gz)."""
+    """Texts: `train: train` names the file train or train.txt in the folder, plain or compressed (.xz, .gz)."""
 
     task: Literal["language"]
     embedded: Literal["german-numbers"] | None = None
@@ -120,7 +120,7 @@ class Language(SequenceTask):
     """Task of language modelling, one text per line: a prompt to continue, or a whole text to score."""
 
     length: Annotated[int, Field(ge=2)] = 256
-    synthetic: str | None = None  # name of the synthetic task, whose lines can't be read
+    synthetic: str | None = None  # name of the synthetic task, if any; its runs can't read lines
 
     name = "language"
     Config = LanguageData
@@ -169,7 +169,7 @@ class Language(SequenceTask):
     def number_lines(
         self, lines: Iterable[str], gold: bool, ignored: Ignored, first: int = 0
     ) -> Iterator[tuple[int, str]]:
-        """Yield lines unchanged: spaces are part of a text, and an empty line is an empty prompt."""
+        """Yield lines with all their spaces. An empty line is an empty prompt; if `gold`, blank lines are skipped."""
         for number, line in enumerate(lines):
             if gold and not line.strip():
                 ignored.blank += 1
@@ -234,9 +234,9 @@ def _task_of(config: LanguageData) -> Language:
 
 
 def read_texts(path: Path, texts: str) -> Iterator[str]:
-    """Yield the texts of a file: its lines, or with `texts="paragraphs"` its paragraphs, each joined to one line.
+    """Yield the texts of a file: one per line, or with `texts="paragraphs"` one per paragraph.
 
-    White space around lines is removed. Empty texts are skipped.
+    The lines of a paragraph are joined by spaces. White space around lines is removed. Empty texts are skipped.
     """
     lines = stream_lines(path)
     if texts == "lines":

@@ -1,4 +1,4 @@
-"""Preparation of a run from its configuration: data, model, settings and initial parameters."""
+"""Prepare a run from its configuration: data, model, settings and initial parameters."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ class PreparedRun:
     def initialize(self, model: Any) -> Start:
         """Set the initial parameters of a new model from another run and from word vectors, as configured.
 
-        A resumed run without checkpoints reads them from its folder.
+        If the run exists but has no checkpoint, its initial parameters are loaded from its folder.
 
         Raises:
-            InputError: If the model, the task or a size differs, or a file can't be read.
+            InputError: If the other run has a different model, task or size, or a file can't be read.
         """
         sides = {side: section for side in ("src", "tgt") if (section := getattr(self.settings, f"{side}_embeddings"))}
         start = Start(model)
@@ -106,8 +106,8 @@ class PreparedRun:
     def measure(self) -> Measure | None:
         """Return the function that scores search results on the development set.
 
-        Costly scores are skipped unless they select the best checkpoint. Return None if the task has no outputs to
-        search for.
+        The function skips costly scores unless one of them selects the best checkpoint. If the task has no outputs to
+        search for, return None.
         """
         if not self.task.searched:
             return None
@@ -131,7 +131,7 @@ def prepare(config: RunConfig, folder: Path | None = None) -> PreparedRun:
 
     Args:
         config: Configuration of the run.
-        folder: Run folder. If it contains a run with this configuration, the model description is read from it.
+        folder: Run folder. If a run with this configuration exists there, its model description is reused.
 
     Raises:
         InputError: If settings contradict each other, or the data can't be read.
@@ -161,10 +161,11 @@ def prepare(config: RunConfig, folder: Path | None = None) -> PreparedRun:
 
 
 def text_of_run(config: RunConfig, folder: Path) -> tuple[str, Changes | None]:
-    """Return the configuration as YAML, and the changed settings if the run in the folder can be resumed with them.
+    """Return the configuration as YAML, and the settings that change when the run in the folder is resumed.
 
-    If the folder contains a run with the same configuration, the text of its file is returned. A file of an earlier
-    version may lack settings; they count as set to their defaults.
+    If the folder contains a run with the same configuration, the text is that of the stored file. Settings that are
+    missing in the file of an earlier version have their defaults. The changes are None if no setting changes, or if a
+    changed setting does not allow the run to resume.
     """
     text = config.text()
     if not (folder / CONFIG).exists():
@@ -194,7 +195,7 @@ def read_source(config: RunConfig) -> Run | None:
 
 
 def coverage(rows: Rows, numbers: Sequence[int]) -> float:
-    """Return the share of symbols in encoded rows that are among `numbers`; 0 if there are no symbols."""
+    """Return the share of symbols in `rows` that occur in `numbers`; 0 if `rows` has no symbols."""
     text = rows if isinstance(rows, RaggedRows) else RaggedRows.of(rows)
     return int(np.isin(text.tokens, numbers).sum()) / max(len(text.tokens), 1)
 
@@ -209,7 +210,7 @@ def check_rows(settings: Settings, data: Data) -> None:
 
 
 def check_select(select: str | None, task: Task, data: Data) -> None:
-    """Raise if the development set does not have the score that selects the best checkpoint."""
+    """Raise if `select` is not a score of the development set."""
     several = len(set(data.dev.languages or ())) > 1
     macro = [f"macro_{name}" for name in task.scores] if several else []
     names = (*macro, *task.scores, *TEACHER_FORCED)

@@ -1,4 +1,4 @@
-"""All tasks by name, as configurations and run folders name them."""
+"""Find a task by the name that configurations and run folders use."""
 
 from __future__ import annotations
 

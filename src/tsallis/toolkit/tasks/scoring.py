@@ -37,8 +37,8 @@ def evaluate_outputs(
         world: Processes that share the lines of the search; default: this one alone.
 
     Returns:
-        The values by name, with the 95 % intervals of means over lines under "intervals", and the scores of each
-        language under "languages" if there are several; and the search results.
+        The values by name, and the search results. The values contain "intervals", the 95 % intervals of means over
+        lines. If there are several languages, they contain "languages", the scores of each language.
 
     Raises:
         InputError: If no line has symbols that the run can read.
@@ -105,7 +105,7 @@ def score_texts(model: Any, corpus: Corpus) -> dict[str, Any]:
 
 
 def score_lengths(model: Any, corpus: SyntheticCorpus) -> dict[str, dict[str, float]]:
-    """Return the number of examples, the accuracy per symbol and the accuracy per example, for each length."""
+    """Return for each length the number of examples, the accuracy per symbol and the accuracy per example."""
     hits = row_hits(model, corpus.batches(BATCH))
     each: dict[str, dict[str, float]] = {}
     for number, stream in enumerate(corpus.streams):
@@ -124,7 +124,7 @@ def best_texts(results: Sequence[Result], vocab: Any) -> list[str]:
 def score_values(pooled: Sequence[CorpusScore], each: dict[str, dict[str, float]]) -> dict[str, Any]:
     """Return the scores by name; the first one selects the best model.
 
-    With scores for `each` language, their unweighted means ("macro") come first.
+    If `each` has scores of languages, the unweighted means over languages ("macro") come first.
     """
     values = {score.name: score.value for score in pooled}
     macro = {f"macro_{name}": sum(scores[name] for scores in each.values()) / len(each) for name in values if each}

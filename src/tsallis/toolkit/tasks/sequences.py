@@ -32,7 +32,7 @@ class SequenceModel(ModelSection):
     def check(self) -> None:
         """Raise if the assumptions of `tau: formula` do not hold.
 
-        The initial outputs would then sum to many times 1. The formula is derived for alpha 1.5, a normalised hidden
+        Without them, the initial outputs sum to many times 1. The formula is derived for alpha 1.5, a normalised hidden
         state and a Xavier-uniform output matrix (Tezekbayev et al. 2022, lemma 3). An output matrix shared with the
         target embedding is initialised as an embedding instead, and an LSTM does not normalise its state.
         """
@@ -65,7 +65,7 @@ class SequenceModel(ModelSection):
 
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", UserWarning)  # pydantic warns that `copy` hides a method, a deprecated one
+    warnings.simplefilter("ignore", UserWarning)  # pydantic warns that `copy` hides a deprecated method
 
     class CopyingModel(SequenceModel):
         """Settings shared by the models that can copy symbols of the source."""
@@ -95,7 +95,7 @@ class RNNConfig(CopyingModel):
     cell: Literal["lstm", "gru"] = "lstm"
     scorer: Literal["bilinear", "additive"] = "bilinear"
     d_embedding: Size | None = None  # default: d_model
-    # Density of continuous attention, which gets its moments from the discrete attention.
+    # Density of continuous attention; the discrete attention determines the moments of the density.
     density: Density | Alpha | None = None
     combine: bool = True
     num_basis: Basis = Field(30, multiple_of=3)
@@ -125,14 +125,14 @@ class TransformerConfig(CopyingModel):
     activation: Literal["relu", "gelu"] = "relu"
     attention: Map | Literal["learned"] = "entmax"
     attention_alpha: Alpha = 1.5
-    # Attention of single parts, if it differs from `attention`; None: the same.
+    # Attention of each part; None: the same as `attention`.
     encoder_attention: Map | Literal["learned"] | None = None
     decoder_attention: Map | Literal["learned"] | None = None
     cross_attention: Map | Literal["learned"] | None = None
     tie_alphas: Literal["none", "layer", "kind", "global"] = "none"  # scope in which heads share a learned alpha
     share: Literal["none", "target", "all"] = "none"
     checkpoint_activations: bool = False
-    positions: Literal["sinusoids", "rope", "alibi", "nape", "none"] = "sinusoids"  # all but sinusoids act in attention
+    positions: Literal["sinusoids", "rope", "alibi", "nape", "none"] = "sinusoids"  # all but sinusoids change attention
     length_scale: Literal["input", "head", "ssmax"] | None = None  # scaling of scores by the number of keys
 
 

@@ -30,17 +30,17 @@ from tsallis.toolkit.training.file_names import TASK
 from tsallis.toolkit.training.run_folder import Run
 
 SEPARATORS = {"characters": "", "graphemes": GRAPHEMES, "spaces": " "}  # separators between the symbols of a string
-FEWEST = 5  # examples that a check of columns needs
+FEWEST = 5  # minimum number of examples for checks of columns
 LANGUAGE = "<lang:"  # beginning of the symbols for languages
 FEATURE = "<tag:"  # beginning of the symbols for features
 MOST_NAMED = 5  # maximum number of features in a message
-SIMILAR = 0.3  # similarity of a word and its inflected form
-SAMPLED = 1000  # examples that the check of columns reads
+SIMILAR = 0.3  # similarity above which two texts look like forms of one word
+SAMPLED = 1000  # maximum number of examples whose texts are compared in a check of columns
 NESTED = re.compile(r"([^()]+)\((.*)\)")  # a feature with features in brackets, such as NOM(3,SG)
 
 
 def _check_symbols(symbols: str) -> str:
-    """Raise unless symbols are characters, graphemes, or have a separator."""
+    """Raise unless `symbols` is a key of `SEPARATORS` or a valid separator."""
     if symbols not in SEPARATORS and (not symbols or len(symbols) > 10 or any(map(str.isalnum, symbols))):
         choices = ", ".join(SEPARATORS)
         raise ValueError(f"expected {choices}, or a separator without letters and digits, found {describe(symbols)}")
@@ -84,12 +84,12 @@ class StringsData(Section):
     train: FileName | None = None  # file name in the folder; {language} is replaced by each language
     dev: FileName | None = None
     test: FileName | None = None
-    held_out: float = Field(0.1, gt=0, lt=1)  # share of the sources of train held out as dev, if dev is not set
+    held_out: float = Field(0.1, gt=0, lt=1)  # share of the training sources to hold out as dev, if dev is not set
     # One language, a list of languages, or "all" for every language with a training file.
     languages: Annotated[list[FileName], Field(min_length=1)] | Literal["all"] | None = None
     columns: ColumnsConfig = ColumnsConfig()
     header: bool = False  # whether the first line of each file is ignored
-    comment: Separator | None = None  # beginning of lines that are ignored, such as "#"
+    comment: Separator | None = None  # prefix of lines to ignore, such as "#"
     src_symbols: Symbols = "characters"  # characters, graphemes, spaces, or another separator
     tgt_symbols: Symbols = "characters"
     feature_separator: Separator = ";"
@@ -141,7 +141,7 @@ class Columns:
         return max(column - (column > self.target) for column in (self.source, *self.features))
 
     def names(self, header: Sequence[str] = ()) -> list[str]:
-        """Return the names of the columns of a line with a target, those of the header if there is one."""
+        """Return the names of the columns of a line with a target, from the header if there is one."""
         if len(header) >= self.width:
             return [*header[: self.width]]
         known = {self.source: "source", self.target: "target", **dict.fromkeys(self.features, "features")}
@@ -155,15 +155,15 @@ class Columns:
 
 @dataclass(frozen=True)
 class Strings(SequenceTask):
-    """Task of turning a string, with features or without, into another string.
+    """Task of turning a string and optional features into another string.
 
-    Input lines have the columns of the training data, with the target or without it.
+    Input lines have the columns of the training data; the target column may be missing.
     """
 
     languages: list[str] | None = None
     max_length: Annotated[int, Field(ge=1)] | None = None
     columns: Columns = Columns()
-    header: tuple[str, ...] = ()  # the first line of the training data, if it is a header
+    header: tuple[str, ...] = ()  # header columns of the training data; empty if there is no header
     comment: str | None = None
     src_symbols: Symbols = "characters"
     tgt_symbols: Symbols = "characters"
@@ -231,9 +231,9 @@ class Strings(SequenceTask):
 
     @classmethod
     def examples(cls, config: StringsData, split: str, language: str | None = None) -> list[StringsExample]:
-        """Read the examples of a split, with `language` only those of that language.
+        """Read the examples of a split, or only its examples in `language`.
 
-        If dev has no file, a share of the sources of train is held out.
+        Without a dev file, a share of the training sources is held out as dev.
         """
         return cls.of_config(config).examples_of(config, split, language)
 
@@ -241,7 +241,7 @@ class Strings(SequenceTask):
         """Read the examples of a split with the columns of this task."""
         if config.embedded is not None:
             return english_verbs()[split]
-        if language is not None or config.languages == "all":  # the languages that existed when the run was started
+        if language is not None or config.languages == "all":  # "all": the languages at the start of the run
             config = config.model_copy(update={"languages": self.languages if language is None else [language]})
         languages: Sequence[str | None] = find_languages(config) or [None]
         examples: list[StringsExample] = []
@@ -268,7 +268,7 @@ class Strings(SequenceTask):
     def config_facts(cls, config: StringsData) -> dict[str, Any]:
         facts = super().config_facts(config)
         del facts["header"], facts["columns"]
-        if config.languages == "all":  # depends on the files
+        if config.languages == "all":  # the languages depend on the files
             del facts["languages"]
         if (features := config.columns.feature_numbers) is not None:
             facts["columns"] = asdict(Columns(config.columns.source, config.columns.target, tuple(features)))
@@ -284,11 +284,11 @@ class Strings(SequenceTask):
             raise InputError(f"{run.folder / TASK}: {difference}: not this run's file; restore it")
 
     def check_columns(self, examples: Sequence[StringsExample]) -> None:
-        """Raise if the features of most examples are not features: columns may have been swapped.
+        """Raise if the columns may have been swapped.
 
         Raises:
-            InputError: If most examples share no feature with another, or most features resemble the source more than
-                the target does.
+            InputError: If most examples share no feature with another example, or if the features of most examples
+                resemble the source more than the target does.
         """
         columns = self.columns
         if not columns.features or len(examples) < FEWEST:
@@ -310,7 +310,7 @@ class Strings(SequenceTask):
                 )
 
     def describe_columns(self, example: StringsExample) -> str:
-        """Return the columns of an example as they were read, for a message."""
+        """Describe how the columns of an example were read, for a message."""
         target = "" if example.target is None else f", target {describe(example.target)}"
         features = (
             f", features {describe(self.feature_separator.join(example.features))}" if self.columns.features else ""
@@ -350,7 +350,7 @@ class Strings(SequenceTask):
         """Return the examples on numbered lines.
 
         Raises:
-            InputError: If no feature of a line, or few symbols of all targets, are known to the run.
+            InputError: If no feature of a line, or less than half of all target symbols, are in the run's vocabularies.
         """
         columns, examples = self.columns, []
         src: Any = run.src_vocab
@@ -388,7 +388,7 @@ class Strings(SequenceTask):
         return examples
 
     def _example(self, run: Run, source: str) -> str:
-        """Return an example line with the run's most frequent features, for a message."""
+        """Return an example line and the run's most frequent features, for a message."""
         names = map(run.src_vocab.name, range(FIRST, len(run.src_vocab)))
         features = [name[len(FEATURE) : -1] for name in names if name.startswith(FEATURE)]
         if not features:
@@ -399,7 +399,7 @@ class Strings(SequenceTask):
         return f"; for example {line} (the run's features, {joined}: {known})"
 
     def text_symbols(self, title: str) -> list[str]:
-        """Return the symbols of the text in a title, without features; every source ends with them."""
+        """Return the symbols of the text in a title, without features. They are the last symbols of the source."""
         text = title.rpartition(" + ")[0] if self.columns.features and " + " in title else title
         return self._symbols(text, self.src_symbols)
 
@@ -461,7 +461,7 @@ class Strings(SequenceTask):
         return "\t".join(fields[: columns.plain_width])
 
     def check_language(self, run: Run, language: str | None) -> None:
-        """Raise an InputError unless the language is one of the run's languages, or None if the run has none."""
+        """Raise an InputError if the run lacks the language; a run without languages accepts only None."""
         if self.languages and language not in self.languages:
             reason = "none was given" if language is None else f"{describe(language)} is not among them"
             known = ", ".join(self.languages)
@@ -472,7 +472,7 @@ class Strings(SequenceTask):
             raise OptionError(lambda _: f"the run knows no languages, {describe(language)} was given", where=run.folder)
 
     def encode(self, examples: Sequence[StringsExample], vocabularies: Vocabularies) -> Lines:
-        """Encode examples as numbers; of several right answers the corpus has the first."""
+        """Encode examples as numbers. If there are several right answers, the corpus contains the first."""
         joiner, count = self.feature_separator, len(examples)
         titles = [f"{e.source} + {joiner.join(e.features)}" if e.features else e.source for e in examples]
         references = [self._reference(e.target or "") for e in examples]
@@ -483,7 +483,7 @@ class Strings(SequenceTask):
         return Lines(corpus, references, titles, list(range(count)), count, known)
 
     def _reference(self, target: str) -> str:
-        """Return a target column with single separators between symbols."""
+        """Return the text of a target column with exactly one separator between symbols."""
         separator = SEPARATORS.get(self.tgt_symbols, self.tgt_symbols)
         if separator in ("", GRAPHEMES):
             return target
@@ -542,7 +542,7 @@ def _in_turn(examples: list[StringsExample]) -> list[StringsExample]:
 
 
 def encode_examples(examples: Sequence[StringsExample], src: Vocabulary, tgt: Vocabulary) -> Corpus:
-    """Encode examples as numbers; the target is empty if it is unknown."""
+    """Encode examples as numbers; a missing target is empty."""
     sources = [src.encode(e.src_tokens(src.separator)) for e in examples]
     return Corpus(sources, [tgt.encode(e.target or "") for e in examples])
 
@@ -555,7 +555,7 @@ def normalize(text: str, form: Normalization | None) -> str:
 def split_features(text: str, separator: str) -> list[str]:
     """Return the features in a column. A separator at the end is ignored.
 
-    Features in brackets are separated by commas or semicolons, and keep the name before the brackets.
+    Commas or semicolons separate features in brackets. Each of these features keeps the name before the brackets.
 
     >>> split_features("V;PST;", ";"), split_features("N;ACC(PL;PSS(1,PL))", ";")
     (['V', 'PST'], ['N', 'ACC(PL)', 'ACC(PSS(1))', 'ACC(PSS(PL))'])
@@ -575,7 +575,7 @@ def _flatten(feature: str) -> list[str]:
 
 
 def _outside_brackets(text: str, separator: str) -> list[str]:
-    """Split a text at the separators outside of brackets; at all of them if brackets don't match."""
+    """Split a text at the separators outside brackets; if brackets don't match, split at every separator."""
     parts = [""]
     for part in text.split(separator):
         is_open = parts[-1].count("(") > parts[-1].count(")")
@@ -584,7 +584,7 @@ def _outside_brackets(text: str, separator: str) -> list[str]:
 
 
 def similarity(a: str, b: str) -> float:
-    """Return the share of pairs of neighbouring characters that two texts have in common, of the shorter one's.
+    """Return the number of distinct character pairs in both texts, relative to the text with fewer pairs.
 
     >>> similarity("walk", "walked"), similarity("walk", "V;PST")
     (1.0, 0.0)
@@ -599,7 +599,7 @@ class StringsExample:
 
     Args:
         source: Input string, such as a lemma or a written word.
-        features: Features, such as morphological tags, if there are any.
+        features: Features, such as morphological tags; may be empty.
         target: Output, such as an inflected form or phones; None if unknown.
         language: Name of the language; None if there is only one.
         origin: File and line.
@@ -619,7 +619,7 @@ class StringsExample:
     origin: str = field(default="", compare=False, repr=False)
 
     def src_tokens(self, separator: str = "") -> list[str]:
-        """Return the source symbols: the language if there is one, the features in their order, and the source."""
+        """Return the source symbols: first the language if there is one, then the features, then the source string."""
         language = [f"{LANGUAGE}{self.language}>"] if self.language is not None else []
         return [
             *language,
@@ -639,9 +639,10 @@ class StringsExample:
 
 
 def read_strings(path: Path | str, language: str | None = None, task: Strings = Strings()) -> list[StringsExample]:
-    r"""Read the examples of a file, by default with lines `source<TAB>target<TAB>features`, features separated by `;`.
+    r"""Read the examples of a file.
 
-    Fields are not stripped: a target may end in a space. Blank lines and separators at the end of a line are ignored.
+    By default, a line is `source<TAB>target<TAB>features`, and `;` separates features. Fields are not stripped: a
+    target may end in a space. Blank lines and separators at the end of a line are ignored.
 
     Args:
         path: Path of the UTF-8 file.
@@ -669,8 +670,8 @@ def english_verbs() -> dict[str, list[StringsExample]]:
 
     Returns:
         The splits "train", "dev" and "test", which share no lemma. Verbs whose irregular forms can't be derived from
-        another verb are in "train". Verbs with two correct spellings are there as well, with one row per spelling. The
-        verbs "model" and "travel", which `tsallis demo` uses, are in no split.
+        another verb are in "train". Verbs with two correct spellings are also in "train", with one row per spelling.
+        The verbs "model" and "travel", which `tsallis demo` uses, are in no split.
 
     Example:
         >>> verbs = english_verbs()

@@ -15,14 +15,14 @@ class LearningConfig(Section):
     """Options for learning subwords."""
 
     size: int = Field(8000, ge=8, lt=2**31)  # number of symbols in the vocabulary
-    kind: Literal["bpe", "unigram", "word"] = "bpe"  # kind of model; word: symbols are separated by white space
+    kind: Literal["bpe", "unigram", "word"] = "bpe"  # kind of model; word: symbols are words between white space
     coverage: float = Field(1.0, ge=0.98, le=1)  # share of characters to cover; below 1 for large scripts
     split_digits: bool = False  # whether every digit is a separate symbol
 
     def learning(self) -> dict[str, Any]:
-        """Return the options for learning subwords, without those for using them."""
+        """Return only the options for learning subwords; subclasses may have other options."""
         return self.model_dump(include=set(LEARNING))
 
     def learning_options(self) -> list[str]:
-        """Return the names of the options for learning that are not the defaults."""
+        """Return the names of the learning options that differ from their defaults."""
         return [name for name in LEARNING if getattr(self, name) != type(self).model_fields[name].default]

@@ -50,7 +50,7 @@ class SubwordsConfig(LearningConfig):
 
     @property
     def models(self) -> tuple[str, str] | None:
-        """Existing models of source and target, if the configuration names any."""
+        """Existing models of source and target; None if the configuration names no models."""
         if self.model is not None:
             return self.model, self.model
         return None if self.src_model is None or self.tgt_model is None else (self.src_model, self.tgt_model)
@@ -85,7 +85,7 @@ class TranslationData(Section):
     subwords: SubwordsConfig = SubwordsConfig()
     lowercase: bool = False  # whether subwords and scores ignore case
     tokenized: bool = False  # whether the text is tokenized already: BLEU then splits at white space only
-    joiner: str | None = Field(None, min_length=1, max_length=10)  # mark at the end of a part of a word, such as @@
+    joiner: str | None = Field(None, min_length=1, max_length=10)  # mark after an unfinished word, such as @@
     max_length: Count = 256  # maximum number of symbols per side; longer training pairs are left out
     cache: FileName | None = None  # folder for subwords and encoded text; default: ~/.cache/tsallis
 
@@ -105,7 +105,10 @@ class TranslationData(Section):
 
 @dataclass(frozen=True)
 class Translation(SequenceTask):
-    """Task of translating sentences, one per line; with references `source<TAB>target`. Blank lines are skipped."""
+    """Task of translating sentences, one per line.
+
+    A line with a reference is `source<TAB>target`. Blank lines are skipped.
+    """
 
     src: str | None = None
     tgt: str | None = None  # code of the target language, for the tokenizer of BLEU
@@ -173,7 +176,7 @@ class Translation(SequenceTask):
         return encoded
 
     def encode(self, examples: Sequence[Pair], vocabularies: Vocabularies) -> Lines:
-        """Encode pairs of sentences as numbers; a missing side is empty."""
+        """Encode pairs of sentences as numbers. A missing target is empty; pairs without a source are skipped."""
         sides = enumerate((vocabularies.src, vocabularies.tgt))
         src, tgt = (vocab.encode_many([pair[i].strip() for pair in examples]) for i, vocab in sides)
         numbers = [i for i, row in enumerate(src) if row]
@@ -182,7 +185,7 @@ class Translation(SequenceTask):
         return Lines(corpus, references, titles, numbers, len(examples))
 
     def pairs(self, examples: Sequence[Pair], vocabularies: Vocabularies, name: str) -> Lines:
-        """Encode pairs, skipping those with an empty side; `name` is the name of their files.
+        """Encode the pairs that have no empty side; `name` names the files in errors.
 
         Raises:
             InputError: If no pair is left.
@@ -207,18 +210,18 @@ class Translation(SequenceTask):
         ]
 
     def measure_outputs(self, texts: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-        """Return "length_ratio", the number of words of the outputs divided by that of the references."""
+        """Return "length_ratio": the number of words in outputs divided by the number of words in references."""
         texts, references = ([self._words(text) for text in side] for side in (texts, references))
         return {"length_ratio": length_ratio(texts, references, self.tgt or "", self.tokenized)}
 
     def _words(self, text: str) -> str:
-        """Return a text for scoring: join the parts of words, and fold case if the model does."""
+        """Prepare a text for scoring: join the parts of words, and fold case if `lowercase` is set."""
         text = text if self.joiner is None else text.replace(f"{self.joiner} ", "")
         return text.casefold() if self.lowercase else text
 
 
 def _load_cached(config: TranslationData) -> tuple[Corpus, Vocabularies]:
-    """Learn subwords from the training files and encode them, unless the cache has both."""
+    """Learn subwords and encode the training files; reuse cached subwords and cached text if possible."""
     cache, options = cache_folder(config.cache), config.subwords
     paths = find_sides(config, "train")
     src, tgt = _learn(config, paths, partial(cached_subwords, cache))
@@ -226,7 +229,7 @@ def _load_cached(config: TranslationData) -> tuple[Corpus, Vocabularies]:
 
 
 def _learn(config: TranslationData, sides: Sequence[Any], learn: Callable[..., Subwords]) -> tuple[Subwords, Subwords]:
-    """Return the subwords of source and target: existing models, or learned from the texts of both sides."""
+    """Load the existing subword models of source and target, or learn models from the texts in `sides`."""
     if (options := config.subwords).models is not None:
         return load_subwords(options.models[0]), load_subwords(options.models[1])
     learning = {**options.learning(), "normalization": config.normalization}

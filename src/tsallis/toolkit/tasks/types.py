@@ -64,7 +64,8 @@ class Data:
     train: Corpus
     dev: Lines
     vocabularies: Vocabularies
-    # If the model copies: target vocabulary of the development data, and targets of its unknown source symbols.
+    # For a model that copies: the target vocabulary of the development data, and the target symbol of each unknown
+    # source symbol in these data.
     wide: tuple[Any, list[int]] | None = None
 
 

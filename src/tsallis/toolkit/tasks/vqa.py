@@ -54,10 +54,10 @@ class VisualData(Section):
     test: FileName | None = None
     images: FileName | SplitImages
     size: tuple[Pixels, Pixels] | None = None  # height and width to which photographs are resized
-    held_out: float = Field(0.1, gt=0, lt=1)  # share of train's images that are held out as dev, if dev is not set
+    held_out: float = Field(0.1, gt=0, lt=1)  # share of train's images to hold out as dev, if dev is not set
     max_length: Count = 32  # maximum number of words per question; the rest is ignored
     min_count: Count = 1  # minimum number of occurrences of a word in train; rarer words are unknown
-    answers: Count | None = None  # number of possible answers, the most frequent ones in train; default: all
+    answers: Count | None = None  # maximum number of possible answers, most frequent in train first; default: all
 
 
 class AnswererConfig(LabelModel):
@@ -97,9 +97,12 @@ class ImageQuestion(NamedTuple):
 
 @dataclass(frozen=True)
 class Visual(LabelTask):
-    """Task of answering questions: `image<TAB>question`, with references `image<TAB>question<TAB>answer`."""
+    """Task of answering questions about images.
 
-    images: Annotated[str, Field(pattern=r"^[^\x00]+$")] | None = None  # default images for lines
+    A line is `image<TAB>question`, or `image<TAB>question<TAB>answer` with a reference.
+    """
+
+    images: Annotated[str, Field(pattern=r"^[^\x00]+$")] | None = None  # default path of the images that lines name
     # Height and width to which images are resized.
     size: Annotated[list[Annotated[int, Field(ge=1, lt=2**31)]], Field(min_length=2, max_length=2)] | None = None
     max_length: Annotated[int, Field(ge=1)] | None = None
@@ -126,9 +129,9 @@ class Visual(LabelTask):
 
     @classmethod
     def examples(cls, config: VisualData, split: str, images: Path | None = None) -> list[ImageQuestion]:
-        """Read the questions of a split, about `images` or by default the images of the split.
+        """Read the questions of a split; `images` replaces the path of the split's images.
 
-        If dev has no file, the questions about a share of train's images are held out as dev.
+        Without a dev file, the questions about a share of train's images are held out as dev.
         """
         path, held_out = _find_questions(config, split)
         source = images or _find_images(config, "train" if held_out else split)
@@ -184,7 +187,7 @@ class Visual(LabelTask):
         return bool(question_words(example.question.question))
 
     def encode(self, examples: Sequence[ImageQuestion], vocabularies: Vocabularies) -> Lines:
-        """Encode questions: a source is the number of the image and the symbols, a target is the answer if known."""
+        """Encode questions. A source is the image's number and the question's words; a target is the answer."""
         src, tgt, store, count = vocabularies.src, vocabularies.tgt, vocabularies.images, len(examples)
         assert store is not None
         images = store.add((pictures, question.image) for question, pictures in examples)
@@ -212,7 +215,7 @@ class Visual(LabelTask):
 
 
 def _find_questions(config: VisualData, split: str) -> tuple[Path, bool]:
-    """Return the file with the questions of a split, and whether train and dev are both parts of it."""
+    """Return the file with the questions of a split, and whether dev is held out from that file."""
     held_out = config.dev is None and split != "test"
     name = config.train if held_out else split_name(config, split)
     return find_file(config.folder, name), held_out
@@ -232,7 +235,7 @@ def _find_images(config: VisualData, split: str) -> str | None:
 
 
 class Question(NamedTuple):
-    """Question about an image and its answer, which is empty if unknown."""
+    """Question about an image, and the answer; an unknown answer is empty."""
 
     image: str
     question: str
@@ -310,7 +313,7 @@ def question_words(text: str) -> list[str]:
 
 
 def answer_names(questions: Iterable[Question], most: int | None = None) -> list[str]:
-    """Return all answers, the most frequent first, ties in code-point order.
+    """Return all answers, most frequent first; ties are in code-point order.
 
     Args:
         questions: Questions of a training set.
