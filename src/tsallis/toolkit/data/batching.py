@@ -187,8 +187,7 @@ class BatchPlan:
             raise ValueError(f"sort_by must be one of {', '.join(ORDERS)}, got {sort_by!r}")
         if sort_by == "target" and (max_tokens is not None or not pairs):
             raise ValueError("sort_by: target is for pairs in batches of batch_size rows")
-        # `widths` contains the length of each row that counts for its batch; `totals` is a second sort key for equal
-        # widths.
+        # `widths`: length of each row, counted on the longer side; `totals`: second sort key for equal widths.
         self.widths: Ints = (np.maximum(counts[:, 0], counts[:, 1] + 1) if pairs else counts).astype(np.int64)
         self.totals: Ints = (counts.sum(1, dtype=np.int64) if pairs else counts).astype(np.int64)
         # Sort keys for np.lexsort: the last one is the primary key.

@@ -116,7 +116,7 @@ class ArrayPictures:
 
 
 class Photos:
-    """Collection of JPEG and PNG files. Each file is read on first use, resized, and kept in memory.
+    """Collection of JPEG and PNG files. Each file is read on first use, resized if necessary, and kept in memory.
 
     Args:
         files: For each path, a function that returns the content of the file.
