@@ -19,7 +19,7 @@ import torch
 from tsallis.toolkit.data.io import check_file, digest_file
 
 PACKAGE = Path(__file__).parents[2]
-_FOLDERS = re.compile(r"""(?<![\w.:/~-])/+(?:[^/,'"\[\]{}]+/+)*(?=[^/,'"\[\]{}\s])""")  # of an absolute path
+_FOLDERS = re.compile(r"""(?<![\w.:/~-])/+(?:[^/,'"\[\]{}]+/+)*(?=[^/,'"\[\]{}\s])""")  # the folders of a path
 
 
 def environment() -> dict[str, Any]:

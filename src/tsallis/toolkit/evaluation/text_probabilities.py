@@ -1,4 +1,4 @@
-"""Probabilities of texts that several sequences of symbols spell: of references and of search results."""
+"""Probabilities of texts that several symbol sequences can spell, for references and search results."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tsallis.symbols import UNK
 from tsallis.toolkit.data.batching import IGNORE_INDEX, Batch
 from tsallis.toolkit.data.packing import TextCorpus
 
-LISTED = 16  # number of texts whose segmentations are all searched
-LEAST = 250  # minimum search budget for each of them, in expanded prefixes
+LISTED = 16  # maximum number of texts per row whose segmentations are searched
+LEAST = 250  # minimum search budget per text, in expanded prefixes
 
 
 def score_outputs(
     model: Decoder, batch: Batch, references: Sequence[str], vocabulary: Any
 ) -> list[tuple[TokenScores, TextProbability]]:
-    """Return the probability of the text of each row, with the symbols of its most probable segmentation.
+    """Return the scores of the most probable segmentation of each row's text, and the probability of the text.
 
-    If no segmentation is possible, the symbols are those of the usual segmentation, up to the impossible symbol. A text
-    is scored in its normalised form, for example in lower case.
+    If no segmentation is possible, the scores are those of the usual segmentation, up to its impossible symbol. A text
+    that the vocabulary can't spell is scored in its normalised form, for example in lower case.
 
     Args:
         model: Model with the decoder protocol.
@@ -66,7 +66,7 @@ def score_outputs(
 def text_probabilities(
     model: Decoder, batch: Batch, rows: Sequence[Sequence[str]], vocabulary: Any
 ) -> list[dict[str, TextProbability]]:
-    """Return the probabilities of the first distinct texts of each row, which share the budget of one text."""
+    """Return the probabilities of the first distinct texts of each row. These texts share the budget of one text."""
     texts = [list(dict.fromkeys(row))[:LISTED] for row in rows]
     found: list[dict[str, TextProbability]] = [{} for _ in texts]
     for size in sorted({len(row) for row in texts} - {0}):
@@ -80,9 +80,9 @@ def text_probabilities(
 
 
 def complete_results(model: Decoder, batch: Batch, results: Sequence[Result], vocabulary: Any) -> list[Result]:
-    """Return results about texts, with all segmentations of the first listed texts.
+    """Search for all segmentations of the first listed texts, and return the completed results.
 
-    Complete results are unchanged, and so are results of vocabularies in which every text has a single spelling.
+    Complete results do not change. If every text has a single spelling in the vocabulary, no result changes.
     """
     text = ambiguous_text(vocabulary)
     if text is None:

@@ -46,9 +46,9 @@ def check_alignment(task: Task, run: Run, links: str | None) -> None:
 def align(
     task: Task, run: Run, batch: Batch, rows: Sequence[tuple[Sequence[int], Sequence[int]]], links: Links
 ) -> list[Pairs]:
-    """Return the aligned pairs of each source and output, from the weights of `tsallis look --weights`.
+    """Return the aligned pairs of each source and output, from the attention weights of `tsallis look --weights`.
 
-    The output's end is not aligned.
+    The end of the output is not aligned.
 
     Args:
         task: Task of the run.

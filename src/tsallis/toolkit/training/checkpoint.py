@@ -36,7 +36,7 @@ from tsallis.toolkit.training.lock import Lock, writing
 from tsallis.toolkit.training.schema import Index, Manifest, as_json, check_record, read_record
 
 NAMES = ("last", "best", "average")
-FILES = (MANIFEST, PARAMETERS, TRAINING)  # in order of removal: without its manifest, a checkpoint counts as incomplete
+FILES = (MANIFEST, PARAMETERS, TRAINING)  # in order of removal: a checkpoint without a manifest counts as incomplete
 FOLDER = re.compile(r"(step-[0-9]{8,18}|average-[0-9]{8,18}-[0-9]{8,18})")
 
 
@@ -46,7 +46,7 @@ class Checkpoints:
     Args:
         folder: Folder of all checkpoints, `checkpoints` in the run folder.
         keep: Number of validated checkpoints that are kept for averaging, besides the best and the last one.
-        lock: Lock on the run folder, for a training process; None: the caller checks the folder.
+        lock: Lock on the run folder, for a training process. With None, the caller must check the folder.
 
     Example:
         >>> import tempfile
@@ -80,7 +80,8 @@ class Checkpoints:
         """Compare the index with the folders and return it, without writing.
 
         Raises:
-            InputError: If the index names missing checkpoints, or does not name later ones.
+            InputError: If the index names a missing checkpoint, or if there is a later checkpoint that it does not
+                name.
         """
         if os.path.lexists(self.folder) and not self.folder.is_dir():
             raise InputError(f"{self.folder}: expected a folder, found something else")
@@ -128,7 +129,7 @@ class Checkpoints:
         finished: bool,
         validated: bool = True,
     ) -> None:
-        """Save the last checkpoint, which is also the best one if `best`, and remove superseded ones.
+        """Save a checkpoint as the last one, and as the best one if `best`; remove superseded checkpoints.
 
         Raises:
             InputError: If a file can't be written or the folder has changed. Earlier checkpoints are kept.
@@ -151,7 +152,7 @@ class Checkpoints:
             self.sweep()
 
     def _write(self, index: Index, name: str, blobs: dict[str, bytes], facts: dict[str, Any]) -> Index:
-        """Write a new checkpoint folder, and return the index, which lists it under "discard" for now."""
+        """Write a new checkpoint folder, and return the index. The index lists the folder under "discard" for now."""
         target = self.folder / name
         self._check_free(index, name)
         sums = {file: {"bytes": len(b), "sha256": hashlib.sha256(b).hexdigest()} for file, b in blobs.items()}
@@ -169,13 +170,13 @@ class Checkpoints:
         return index
 
     def _check_free(self, index: Index, name: str) -> None:
-        """Raise an InputError if a new checkpoint of that name would replace something else."""
+        """Raise an InputError if a new checkpoint `name` would replace another file, folder or checkpoint."""
         target, replaceable = self.folder / name, name in index.discard
         if name in index.names or (os.path.lexists(target) and not replaceable and not self._is_partial(target)):
             raise self._unnamed_error(target)
 
     def _replace(self, before: Index, index: Index) -> Index:
-        """Replace the index `before`; checkpoints that only `before` names are listed under "discard"."""
+        """Write `index` in place of `before`. Checkpoints that only `before` names are listed under "discard"."""
         discard = {*before.names, *index.discard} - index.names
         folders = {name for name in discard if name not in before.discard or os.path.lexists(self.folder / name)}
         index = Index.model_validate({**dict(index), "discard": tuple(sorted(folders))})
@@ -205,7 +206,7 @@ class Checkpoints:
             folder = f"average-{names[0].removeprefix('step-')}-{names[-1].removeprefix('step-')}"
             if index.average != folder:
                 self._check_free(index, folder)
-            index = self.open()  # writes for the first time, after all checks
+            index = self.open()  # the first call that writes, after all checks
             if index.average == folder:  # same checkpoints: write the average again
                 index = self._replace(index, index.model_copy(update={"average": None}))
             index = self._write(index, folder, {PARAMETERS: safetensors.torch.save(mean)}, facts)
@@ -242,7 +243,7 @@ class Checkpoints:
         return sorted(p for p in self.folder.iterdir() if FOLDER.fullmatch(p.name) and is_folder(p))
 
     def _is_partial(self, path: Path) -> bool:
-        """Return whether a folder is an incomplete checkpoint: it contains only our files, and no manifest."""
+        """Return whether a folder is an incomplete checkpoint: it contains only our files, but no manifest."""
         return is_folder(path) and all(
             (p.name in (PARAMETERS, TRAINING) and is_regular(p)) or is_leftover(p, FILES) for p in path.iterdir()
         )
@@ -278,7 +279,7 @@ class Checkpoints:
         return self.folder / name, self._load(name), as_json(self._manifest(name))
 
     def load_model(self, which: str, model: Any = None) -> dict[str, Tensor]:
-        """Return the parameters of a checkpoint, with the aliases of the model's shared parameters.
+        """Return the parameters of a checkpoint. Shared parameters of the model occur under each of their names.
 
         Raises:
             InputError: See :meth:`load`.

@@ -22,7 +22,7 @@ from tsallis.toolkit.training.file_names import LOCK
 from tsallis.toolkit.training.lock import writing
 
 DEVICES = ("cpu", "cuda", "auto")
-PATIENCE = timedelta(minutes=30)  # time limit of waiting for other processes; validation and downloads are slow
+PATIENCE = timedelta(minutes=30)  # time limit for waiting; long, because validation and downloads are slow
 _had_group = False  # whether this process has been in a process group
 
 
@@ -76,7 +76,8 @@ class World:
         """Raise an error of one process on all processes. All processes must run the block.
 
         Raises:
-            CommonError: On all processes, if any process raised an InputError in the block; it has the first message.
+            CommonError: On all processes, if any process raised an InputError in the block. Its message is the first
+                one.
         """
         if self.size == 1:
             yield
@@ -104,12 +105,12 @@ class World:
         """Create a folder on the first process, and check that all processes share it.
 
         Raises:
-            CommonError: On all processes, if some don't see the folder; the message names them. Also if the first
-                process can't write to the folder.
+            CommonError: On all processes, if a process does not see the folder or the first process can't write to it.
+                The message names the processes that don't see the folder.
         """
         if self.size == 1:
             return
-        # Name the file like an unfinished write: if this process is killed, a later run removes it.
+        # Name the file like the temporary file of a write: if this process is killed, a later run removes the file.
         path = folder / self.broadcast(f".{LOCK}.{secrets.token_hex(4)}.tmp")
 
         def write() -> None:
@@ -144,7 +145,7 @@ def device_kind(device: str) -> str:
 
 @contextlib.contextmanager
 def init_distributed(device: str = "auto") -> Iterator[World]:
-    """Join the processes that `torchrun` started and yield the :class:`World`; without torchrun, it has one process.
+    """Join the processes that `torchrun` started and yield the :class:`World`. Without torchrun, there is one process.
 
     Args:
         device: "cpu", "cuda" or "auto", which selects a GPU if there is one.
@@ -182,7 +183,7 @@ def init_distributed(device: str = "auto") -> Iterator[World]:
 def exit_process(status: object) -> NoReturn:
     """Exit with a status; skip Python's finalization if this process was in a process group.
 
-    PyTorch caches the process group of a sharded model even after it was destroyed, so the threads of gloo keep
+    PyTorch caches the process group of a sharded model even after the group was destroyed, so the threads of gloo keep
     running. Such a thread needs the GIL to release its last tensor. If Python is already shutting down, the thread
     can't get the GIL and aborts the process.
     """

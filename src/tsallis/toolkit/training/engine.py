@@ -1,7 +1,7 @@
 """Update steps of a model, with several processes, gradient accumulation and mixed precision.
 
-The loss is summed over all target symbols of an update (all batches of all processes) and divided once by their number.
-The gradient therefore does not depend on the distribution of rows over batches and processes.
+An update sums the loss over the target symbols of all batches and processes, and divides the sum by the number of these
+symbols. The gradient therefore does not depend on the distribution of rows over batches and processes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Objective(nn.Module):
         self.batch_stats: BatchStats | None = None
 
     def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> Tensor:
-        """Return the sum of the loss over target symbols, without ignored ones."""
+        """Return the sum of the loss over all target symbols that are not ignored."""
         model: Any = self.model
         tgt_out = torch.where(has_loss(tgt_out), tgt_out, IGNORE_INDEX)
         decoded = model(src, src_lengths, tgt_in)
@@ -78,7 +78,7 @@ def batch_stats(model: Any, decoded: Any, tgt_out: Tensor) -> BatchStats:
 
 
 class Engine:
-    """Update steps of a model, and the full state of model and optimizer for checkpoints.
+    """Runner of update steps, which also saves and loads the full state of model and optimizer for checkpoints.
 
     Args:
         model: Model in its initial state, which is the same on every process.
@@ -142,8 +142,8 @@ class Engine:
             stop: Whether this process must stop after the update; :attr:`stop` is then True in all processes.
 
         Returns:
-            The number of symbols of all processes, and this process's part of the summed loss, not yet read from the
-            device. For a classifier, only labels count as symbols: the end symbol behind them is certain.
+            The number of symbols of all processes, and the summed loss of this process, as a tensor on the device. For
+            a classifier, only labels count as symbols, because the end symbol after a label is certain.
         """
         known = [has_loss(batch.tgt_out) for batch in batches[:own]]
         counted = [counted_symbols(self.model, batch.tgt_out) for batch in batches[:own]]
@@ -159,7 +159,7 @@ class Engine:
             self.objective.collect_stats = collect_stats and index == 0
             with self._gradient_sync(last=index == count - 1):
                 loss = self._loss(batches[index if counts else 0])
-                # DDP and FSDP average gradients over processes; multiplying by their number undoes this.
+                # DDP and FSDP average gradients over processes. Multiplying by the number of processes undoes this.
                 (loss * (self.world.size / max(symbols, 1) if counts else 0.0)).backward()
             total += loss.detach() if counts else 0
         nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
@@ -197,9 +197,10 @@ class Engine:
         return model.eval()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return parameters and optimizer state on the CPU; if sharded, only on the first process.
+        """Return the parameters and the state of the optimizer, on the CPU.
 
-        The other processes then get empty dictionaries. A parameter with several names is included once.
+        If the model is sharded, only the first process gets them; the others get empty dictionaries. A parameter with
+        several names is included once.
         """
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         model: Any = get_model_state_dict(self.model, options=options)
@@ -208,8 +209,8 @@ class Engine:
         return model, dict(get_optimizer_state_dict(self.model, self.optimizer, options=options))
 
     def load(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Any]) -> None:
-        """Load the result of :meth:`state`, from any number of processes; :meth:`check` it first."""
-        # All processes need the same order, because parameters are distributed one after another.
+        """Load the result of :meth:`state`, whatever the number of processes was; call :meth:`check` first."""
+        # All processes must use the same order of parameters, because parameters are distributed one after another.
         parameters: dict[str, Any] = {name: model[name] for name in self._names()}
         options = StateDictOptions(full_state_dict=True, strict=False)  # not strict: aliases are missing
         set_model_state_dict(self.model, parameters, options=options)
@@ -220,7 +221,7 @@ class Engine:
         )
 
     def check(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Any]) -> None:
-        """Raise unless the state for :meth:`load` belongs to this model.
+        """Raise unless a state, which :meth:`load` would load, belongs to this model.
 
         Raises:
             InputError: If a parameter is missing or has another shape.

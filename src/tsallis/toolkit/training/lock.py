@@ -1,4 +1,4 @@
-"""Lock on a run folder: one process holds it, and checks before each write that the folder was not moved."""
+"""Lock on a run folder. One process holds the lock and checks before each write that the folder was not moved."""
 
 from __future__ import annotations
 

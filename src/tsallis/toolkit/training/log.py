@@ -1,4 +1,4 @@
-"""Write the log of a run: one JSON object per line, cut back to the run's position after a kill."""
+"""Log of a run: one JSON object per line. A resumed run removes the lines that were written after its checkpoint."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tsallis.toolkit.data.io import NONBLOCK, check_file, read_bytes, sync_folde
 from tsallis.toolkit.training.lock import Lock, writing
 from tsallis.toolkit.training.schema import Event, parse_record
 
-WRITE = os.O_WRONLY | NONBLOCK | getattr(os, "O_BINARY", 0)  # flags for opening a file
+WRITE = os.O_WRONLY | NONBLOCK | getattr(os, "O_BINARY", 0)  # flags for opening the log
 
 
 class Log:
-    """Log of a run: a file with one JSON object per line that can be cut back to an earlier position.
+    """Log of a run: a file with one JSON object per line. The file can be cut back to an earlier position.
 
     Args:
-        path: Path of the file. The first line or :meth:`rewind` creates it; its folder must exist.
+        path: Path of the file. The first :meth:`write` or :meth:`rewind` creates the file; the folder must exist.
         lock: Lock on the run folder, for a training process.
 
     Example:
@@ -87,7 +87,7 @@ class Log:
         self._change(self.position_of(step))
 
     def position_of(self, step: int) -> int:
-        """Return the position after the last event up to and including a step.
+        """Return the position after the last event whose step is not above `step`.
 
         Raises:
             InputError: If the file is missing, can't be written, or contains an invalid line.
@@ -139,9 +139,9 @@ class Log:
 
 
 def totals(events: Iterable[Mapping[str, Any]], key: str) -> list[float]:
-    """Return the cumulative sum of a number over a training run, at each event.
+    """Return the total of a number since the start of the training run, at each event.
 
-    The events of an epoch contain the sum since the start of the epoch.
+    An event contains only the sum since the start of its epoch.
 
     Example:
         >>> events = [("validation", 2.0), ("epoch", 5.0), ("validation", 1.0)]

@@ -20,11 +20,11 @@ class Schedule:
     learning_rate: float
 
     def rate(self, step: int) -> float:
-        """Return the learning rate of the next update after `step` updates."""
+        """Return the learning rate of the update that follows the first `step` updates."""
         return self.learning_rate
 
     def after_validation(self, loss: float, best: bool) -> None:
-        """Update the schedule after a validation, from its loss and whether its score is the best so far."""
+        """Update the schedule after a validation with this loss; `best`: whether its score is the best one so far."""
 
     def state(self) -> dict[str, Any]:
         """Return the values that checkpoints store."""
@@ -75,7 +75,7 @@ class Plateau(Schedule):
 
     def after_validation(self, loss: float, best: bool) -> None:
         self.stale = 0 if best else self.stale + 1
-        if self.stale >= self.patience:  # may exceed it: the stored schedule may have had more patience
+        if self.stale >= self.patience:  # not ==: the run of the checkpoint may have had more patience
             self.learning_rate, self.stale = max(self.learning_rate * self.factor, self.lowest), 0
 
 

@@ -52,7 +52,7 @@ class Index(Record):
 
     last: Step | None = None
     best: Step | None = None
-    validated: tuple[Step, ...] = Field((), alias="kept")  # the last ones, kept for averaging
+    validated: tuple[Step, ...] = Field((), alias="kept")  # last validated checkpoints, kept for averaging
     average: Average | None = None
     finished: bool
     discard: tuple[Step | Average, ...] = ()  # superseded or incomplete checkpoints, safe to remove
@@ -245,6 +245,6 @@ def _mistake(detail: ErrorDetails) -> str:
 
 
 def _path(loc: Sequence[int | str]) -> str:
-    """Return the path of an error in its file, with long keys shortened and control characters escaped."""
+    """Return the path of an error in its file; long keys are shortened, and control characters are escaped."""
     text = ".".join(truncate(str(part), LONGEST_KEY) for part in loc)
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text) or "the file"
