@@ -1,4 +1,4 @@
-"""Options of an analysis. This module does not import torch, so that `--help` can show the defaults quickly."""
+"""Options of an analysis. This module does not import torch, so `--help` shows the defaults quickly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Options:
             0, the importance is not measured.
         searched: Number of sentences, from the start of the corpus, that are searched in addition to `sentences`. The
             search gives the list of wrong answers and the rate of empty outputs. Language models are not searched.
-        examples: Number of example sentences for the role of a head.
+        examples: Number of example sentences that show the role of a head.
         beam_size: Beam size of the search for outputs.
         end_rule: Rule for finished outputs of the search, see :func:`tsallis.search.beam_search`.
 

@@ -67,7 +67,7 @@ class EmbeddingsConfig(Section):
 
 
 class Settings(Section):
-    """Settings of a training run: the section `training` of a configuration.
+    """Settings of a training run; they form the section `training` of a configuration.
 
     Args:
         init_from: Run folder of a trained model, whose parameters initialise the new model. Only `tsallis train` reads
@@ -77,7 +77,7 @@ class Settings(Section):
         tgt_embeddings: File of word vectors that initialise the target embeddings.
         epochs: Maximum number of epochs.
         updates: Maximum number of updates; default: no limit other than `epochs`.
-        batch_size: Rows per batch.
+        batch_size: Number of rows per batch.
         max_tokens: Maximum number of padded symbols per batch, counted on the longer side; replaces `batch_size`.
         bucket: Number of batches whose rows are sorted by length together. Larger numbers reduce padding.
         sort_by: Length by which rows are sorted, "total" or "target", see
@@ -88,12 +88,12 @@ class Settings(Section):
         weight_decay: Weight decay of matrices; biases, norms and alphas do not decay. "adam" adds the decay to the
             gradient (an L2 penalty). "adamw" applies it to the weights directly (decoupled weight decay).
         betas: Decay rates of the optimizer's two moments.
-        schedule: Learning rate schedule, one of those in :mod:`tsallis.toolkit.training.schedules`.
+        schedule: Name of the learning rate schedule, see :mod:`tsallis.toolkit.training.schedules`.
         warmup: Number of warm-up updates, for "inverse-square-root" and "linear".
         plateau_patience: Number of validations without a better score before "plateau" lowers the rate.
         plateau_factor: Factor by which "plateau" multiplies the rate.
         lowest_learning_rate: Minimum learning rate of "plateau".
-        clip: Maximum norm of the gradient; larger gradients are scaled down to it.
+        clip: Maximum norm of the gradient; larger gradients are scaled down to this norm.
         label_smoothing: Share of the target probability that is spread over all symbols, at least 0 and below 1.
         accumulate: Number of batches per update and process. The loss is averaged over the symbols of all batches.
         precision: Precision of forward passes, "float32" or "bfloat16" (autocast).
@@ -108,7 +108,7 @@ class Settings(Section):
         select: Name of the development-set score that selects the best checkpoint; default: the first score of the
             task.
         patience: Number of validations without a better score before the run ends; default: no limit.
-        checkpoint_every: Number of updates between checkpoints. Each validation also saves one.
+        checkpoint_every: Number of updates between checkpoints. Each validation also saves a checkpoint.
         keep: Number of validated checkpoints kept for averaging.
         tensorboard: Whether to write the log for TensorBoard, too (extra `tensorboard`).
         seed: Random seed of the batch order and of dropout.
@@ -270,7 +270,7 @@ def read_content(path: Path | str, overrides: Sequence[str] = ()) -> dict[str, A
     """Read a YAML file and apply overrides, see :func:`apply_overrides`.
 
     Returns:
-        The content, not yet checked against a schema.
+        The content. It is not yet checked against a schema.
 
     Raises:
         InputError: If the file cannot be read or contains no settings, or an override is malformed.

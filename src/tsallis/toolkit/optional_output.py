@@ -13,8 +13,8 @@ class OptionalOutput:
 
     Args:
         stream: Stream to write to.
-        note: Text to print on standard error when a write fails for the first time, after the reason. With None,
-            nothing is printed.
+        note: Text to print on standard error, after the reason, when a write fails for the first time; None: print
+            nothing.
 
     >>> OptionalOutput(sys.stdout).write("a line\\n")
     a line

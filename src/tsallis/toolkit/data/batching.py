@@ -29,7 +29,7 @@ def make_batch(src: Rows, tgt: Rows, index: Sequence[int], empty_sources: bool =
         empty_sources: Whether a source may be empty.
 
     Returns:
-        The rows in the order of `index`, padded.
+        A padded batch with the rows in the order of `index`.
 
     Raises:
         ValueError: If there are no rows, or a source is empty.
@@ -58,7 +58,7 @@ def make_batch(src: Rows, tgt: Rows, index: Sequence[int], empty_sources: bool =
 
 
 def _flat(data: Rows, rows: list[int]) -> tuple[NDArray[Any], Ints]:
-    """Return the concatenated symbols of some rows, and the lengths of the rows."""
+    """Return the concatenated symbols of the given rows, and the lengths of these rows."""
     if isinstance(data, RaggedRows):
         return data.rows(rows)
     selection = [data[i] for i in rows]
@@ -147,7 +147,7 @@ class BatchPlan:
         max_tokens: Maximum number of padded symbols per batch: the number of rows times the length of the longest
             source or target. The end symbol of a target counts. Replaces `batch_size`.
         seed: Seed of the order of rows and batches.
-        bucket: Number of batches whose rows are sorted by length together. With 1, a batch contains rows of any length;
+        bucket: Number of batches whose rows are sorted by length together. With 1, rows of any length share a batch;
             larger numbers reduce padding.
         sort_by: Length by which pairs are sorted. "total" adds the lengths of both sides. "target" sorts by the target,
             then by the source; this saves steps of recurrent decoders, but does not support `max_tokens`.
@@ -207,7 +207,7 @@ class BatchPlan:
         return -(-len(self.widths) // self.batch_size)
 
     def epoch(self, number: int) -> Batches:
-        """Return the batches of an epoch, each a list of row numbers."""
+        """Return the batches of an epoch. Each batch is a list of row numbers."""
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + number) % 2**63)
         order = torch.randperm(len(self.widths), generator=generator).numpy()
         pool = np.arange(len(order)) // self._pool()

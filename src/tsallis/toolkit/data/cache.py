@@ -1,4 +1,4 @@
-"""Helpers shared by caches: the folder, the names of entries, and a lock for one process at a time."""
+"""Helpers of all caches: the cache folder, the names of entries, and a lock for one process at a time."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ def key_of(made_from: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[bool]:
-    """Hold the lock on a file inside the block, after waiting for it; yield False if the file system has no locks."""
+    """Wait for the lock on a file and hold it inside the block; yield False if the file system has no locks."""
     with path.open("a") as stream:
         yield lock_file(stream.fileno(), wait=True)

@@ -56,7 +56,7 @@ class Corpus:
         return torch.stack([_lengths(self.src), _lengths(self.tgt)], 1)
 
     def batch(self, index: Sequence[int], epoch: int = 0) -> Batch:
-        """Return some rows as a batch, which is the same in every epoch."""
+        """Return the given rows as a batch. The batch is the same in every epoch."""
         return make_batch(self.src, self.tgt, index)
 
     def batches(self, size: int, rows: int | None = None) -> LengthBatches:
@@ -130,7 +130,7 @@ class SampledCorpus(Corpus):
         return torch.from_numpy(self._limits)
 
     def batch(self, index: Sequence[int], epoch: int = 0) -> Batch:
-        """Return some rows as a batch, with their segmentations in this epoch."""
+        """Return the given rows as a batch, segmented for this epoch."""
         rows = [int(i) for i in index]
         sides: list[list[Any]] = []
         for side, best in enumerate((self.src, self.tgt)):
@@ -140,7 +140,7 @@ class SampledCorpus(Corpus):
         return replace(make_batch(sides[0], sides[1], range(len(rows))), index=tuple(rows))
 
     def batches(self, size: int, rows: int | None = None) -> LengthBatches:
-        """Return batches of the best segmentations of all rows or of the first `rows` rows, sorted by length."""
+        """Return batches of best segmentations, sorted by length, for all rows or the first `rows` rows."""
         return self.best.batches(size, rows)
 
     def digest(self) -> str:
@@ -152,7 +152,7 @@ class SampledCorpus(Corpus):
 
     @cached_property
     def _limits(self) -> NDArray[np.int32]:
-        """The length limits [rows, 2], which hold in every epoch."""
+        """The length limits [rows, 2]; they are the same in every epoch."""
         best = self.best.lengths().numpy()
         rows = np.linspace(0, len(self) - 1, min(len(self), PROBE_ROWS)).astype(np.int64)
         limits = best.copy()

@@ -31,7 +31,7 @@ NO_LOCKS = (
 )  # errors of file systems without locks
 # Opening a FIFO without this flag blocks until another process writes to it. Some systems lack the flag.
 NONBLOCK = getattr(os, "O_NONBLOCK", 0)
-PACKED_ENDINGS = ("", ".xz", ".gz")  # accepted endings of compressed text files
+PACKED_ENDINGS = ("", ".xz", ".gz")  # accepted endings of text files: plain or compressed
 LONGEST = 1 << 24  # maximum bytes per line
 MOST_BLANK = 100_000  # maximum number of consecutive blank lines
 PLAUSIBLE = 1 << 26  # decompressed size in bytes that is always accepted
@@ -48,11 +48,11 @@ OPEN_ALREADY = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")  # paths of streams 
 
 
 class TooLarge(InputError):
-    """Raised for a compressed file whose compression ratio is implausible for text."""
+    """Error of a compressed file whose compression ratio is implausible for text."""
 
 
 class Stream(Protocol):
-    """Anything that can be read to its end."""
+    """Stream of bytes that can be read as a whole or line by line."""
 
     def read(self, size: int = ..., /) -> bytes: ...
 
@@ -99,7 +99,7 @@ def write_atomic(path: Path | str, data: bytes | str) -> None:
 
 
 def write_output(path: Path | str, data: bytes | str) -> None:
-    """Write a file that the user named. Use :func:`write_atomic`, and follow links.
+    """Write a file with :func:`write_atomic`, but follow links. Use it for paths that users give.
 
     The folder is created if it is missing.
     """
@@ -282,7 +282,7 @@ def read_text(path: Path | str, limit: int | None = None) -> str:
 
 
 def without_mark(blob: bytes) -> bytes:
-    """Return the content of a file without the byte order mark of UTF-8, which some editors write in front."""
+    """Return the content of a file without the byte order mark of UTF-8, with which some editors begin a file."""
     return blob.removeprefix(codecs.BOM_UTF8)
 
 
@@ -327,8 +327,8 @@ def decode_lines(
 ) -> Iterator[str]:
     """Yield the lines of a UTF-8 stream. Only line feeds end a line: fields may contain other line separators.
 
-    A carriage return before a line feed or at the end is part of the line end. A UTF-8 byte order mark at the start is
-    skipped.
+    A carriage return before a line feed or at the end of the stream belongs to the line end. A UTF-8 byte order mark at
+    the start is skipped.
 
     Args:
         stream: Stream of bytes.
@@ -386,8 +386,8 @@ def number_lines(
 ) -> Iterator[tuple[int, str]]:
     r"""Yield the non-blank lines with their numbers, from 0; ignored characters at line ends are removed.
 
-    Every task and command reads its lines with this function. At the end of a line, it removes carriage returns, white
-    space, separators, and empty columns after the first `columns` ones.
+    Every task and command reads its lines with this function. At the end of a line, the function removes carriage
+    returns, white space, separators, and empty columns after the first `columns` columns.
 
     Args:
         lines: Lines of one input.
@@ -430,7 +430,7 @@ def read_examples(
     expected: str,
     numbered: Callable[[Iterable[str], Ignored], Iterator[tuple[int, str]]] = number_lines,
 ) -> Iterator[tuple[str, str]]:
-    """Yield the location (`file:number`) and the text of each line with an example.
+    """Yield the location (`file:number`) and the text of each line that contains an example.
 
     Args:
         path: Path of a UTF-8 file, plain, `.gz` or `.xz`.
@@ -463,7 +463,7 @@ def decompress(stream: IO[bytes], path: Path, packing: str | None = None) -> Str
 
 
 class BoundedStream:
-    """Decompressing stream that rejects implausible compression ratios.
+    """Stream of decompressed bytes, which rejects implausible compression ratios.
 
     Args:
         stream: Decompressing stream.

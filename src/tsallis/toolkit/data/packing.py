@@ -22,7 +22,7 @@ MASK_LIMIT = 1 << 26  # maximum size of a batch's attention mask, in pairs of to
 
 @dataclass(frozen=True)
 class TextCorpus(Corpus):
-    """Corpus of prompts, which may be empty, and the texts that follow them.
+    """Corpus of prompts and the texts that follow them. Prompts may be empty.
 
     >>> TextCorpus([[]], [[4, 5]]).batch([0]).tgt_in.tolist()
     [[1, 4, 5]]

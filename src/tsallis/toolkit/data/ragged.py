@@ -1,4 +1,4 @@
-"""Memory-mapped rows of integers in a folder: opening millions of rows takes neither RAM nor time.
+"""Memory-mapped rows of integers in a folder. Opening millions of rows takes almost no memory and time.
 
 manifest.json   number of rows, dtype and digest; written last
 tokens.bin      all rows, concatenated, little-endian

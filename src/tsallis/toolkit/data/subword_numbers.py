@@ -27,7 +27,7 @@ def load_subwords(path: Path | str) -> Subwords:
         path: Path of a `.model` file.
 
     Returns:
-        The model. If no number had to change, its content is the content of the file.
+        The model. If no number had to change, the model is the unchanged file.
 
     Raises:
         InputError: If the file is missing or is not a sentencepiece model.

@@ -1,6 +1,6 @@
 """Random segmentations of texts with a sentencepiece model; for a given text, they depend only on the seed.
 
-sentencepiece can sample segmentations, too. But its seed depends on the process, so a resumed run would see others.
+sentencepiece also samples segmentations. But its seed depends on the process: a resumed run would get different ones.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class MergeSampler(Sampler):
             return tokens
         left_out: tuple[int, ...] = ()
         turn = _next(-1, alpha, chance)
-        # Few merges of a word are skipped, so the same cases repeat and the cache is effective.
+        # Few merges of a word are skipped. The same cases therefore repeat, and the cache is effective.
         while turn < turns:
             left_out = (*left_out, turn)
             turns, tokens = self._merged(stretch, left_out)
@@ -109,7 +109,7 @@ class MergeSampler(Sampler):
         return tokens
 
     def _merge(self, stretch: str, left_out: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-        """Merge a stretch, skipping some merges; return the number of possible merges and the resulting pieces."""
+        """Merge a stretch, except for the merges `left_out`; return the number of possible merges and the pieces."""
         parts: list[str] = list(stretch)
         after, before = list(range(1, len(parts) + 1)), list(range(-1, len(parts) - 1))
         waiting: list[tuple[float, int, int, str]] = []

@@ -73,7 +73,7 @@ class Subwords:
         split_digits: bool = False,
         name: str | None = None,
     ) -> Subwords:
-        """Learn a vocabulary from lines of text; the same lines give the same model, byte for byte.
+        """Learn a vocabulary from lines of text. The same lines always give an identical model.
 
         Args:
             lines: Lines of text, which are read once. If there are more than two million, a fixed uniform sample is
@@ -170,7 +170,7 @@ class Subwords:
         return tokens, f"{SPACE}{spelling.removeprefix(SPACE)}" if last or words else ""
 
     def sample(self, text: str, alpha: float, seed: int) -> list[int]:
-        """Return a random segmentation, which depends only on the seed.
+        """Return a random segmentation. For a given text and `alpha`, it depends only on the seed.
 
         Args:
             text: Text to segment.
@@ -184,7 +184,7 @@ class Subwords:
         return self.sample_many([text], alpha, [seed])[0]
 
     def sample_many(self, texts: Sequence[str], alpha: float, seeds: Sequence[int]) -> list[list[int]]:
-        """Return a random segmentation of each text, which depends only on the text and its seed."""
+        """Return a random segmentation of each text. A segmentation depends only on the text, `alpha` and its seed."""
         if not 0 <= alpha <= 1:
             raise ValueError(f"alpha must be from 0 to 1, got {alpha}")
         if self.kind == "word":

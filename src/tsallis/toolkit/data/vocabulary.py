@@ -41,7 +41,7 @@ class Vocabulary:
     Args:
         symbols: Different symbols, in the order of their numbers.
         separator: Separator of the symbols in a text, such as a space between phones. By default, every character is a
-            symbol; with `GRAPHEMES`, every character with its combining marks.
+            symbol. With `GRAPHEMES`, every character together with its combining marks is a symbol.
 
     Raises:
         InputError: If a symbol occurs more than once, is empty, or contains the separator.
@@ -97,7 +97,7 @@ class Vocabulary:
         return hash((self.symbols, self.separator))
 
     def encode(self, text: str | Iterable[str]) -> list[int]:
-        """Encode a text or a list of symbols; unknown symbols are encoded as 3."""
+        """Return the numbers of the symbols of a text or list; unknown symbols get the number 3."""
         return [self._number.get(symbol, UNK) for symbol in split_symbols(text, self.separator)]
 
     def decode(self, tokens: Iterable[int]) -> str:

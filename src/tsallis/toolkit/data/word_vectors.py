@@ -1,4 +1,4 @@
-"""Pretrained word vectors for the symbols of a vocabulary, from files."""
+"""Read pretrained word vectors for the symbols of a vocabulary from files."""
 
 from __future__ import annotations
 

@@ -11,12 +11,12 @@ from tsallis.errors import InputError, truncate
 LARGEST_FILE = 1 << 18  # maximum size in bytes
 MOST_ALIASES = 20  # maximum number of aliases per file; nested aliases could otherwise fill the memory
 LONGEST_KEY = 60  # maximum number of characters of a key in a message
-# PyYAML also raises other errors: for impossible dates, invalid numbers and excessive nesting.
+# Besides YAMLError, PyYAML raises other errors for impossible dates, invalid numbers and excessive nesting.
 NOT_YAML = (yaml.YAMLError, ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError)
 
 
 class _Loader(yaml.SafeLoader):
-    """Loader that rejects duplicate keys; PyYAML would silently use the last one."""
+    """Loader that rejects duplicate keys. PyYAML itself would silently use the last value of such a key."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)

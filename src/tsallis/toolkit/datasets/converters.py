@@ -18,7 +18,7 @@ LABELS = {"neg": "0", "pos": "1"}
 
 
 def parse(pattern: str, line: str) -> re.Match[str]:
-    """Match a whole line, or raise a ValueError that shows it."""
+    """Match a whole line, or raise a ValueError that shows the line."""
     if match := re.fullmatch(pattern, line):
         return match
     raise ValueError(f"unexpected line {line[:50]!r}")
@@ -32,7 +32,7 @@ def segments(lines: Iterator[bytes], part: Part) -> Iterator[bytes]:
 
 
 def talks(lines: Iterator[bytes], part: Part) -> Iterator[bytes]:
-    """Yield the sentences of TED talks, without the lines that describe a talk: its address, title and speaker."""
+    """Yield the sentences of TED talks. Lines that describe a talk (address, title, speaker) are left out."""
     for line in lines:
         if not line.lstrip().startswith(b"<"):
             yield b" ".join(line.split())

@@ -36,7 +36,7 @@ class SourceFile:
 
     @property
     def has_digest(self) -> bool:
-        """Whether a digest is published."""
+        """Whether the publishers give a digest."""
         return bool(self.sha256 or self.md5)
 
 
@@ -50,7 +50,7 @@ class Part:
     form: Literal["lines", "segments", "talks", "clusters", "labelled", "pairs", "questions", "reviews", "patients"] = (
         "lines"
     )
-    every: int = 0  # n: every nth line; -n: all but these
+    every: int = 0  # n: every nth line; -n: all lines except every nth
     split: str = ""  # for clusters: train, dev or test
     column: int = 0  # for clusters: side of the pairs, 0 or 1
     count: int | None = None  # for a tar-folder: expected number of members
@@ -172,7 +172,7 @@ def _stream(url: str, part: Path, size: int | None) -> None:
         sent = answer.headers.get("Content-Range", "")
         if answer.status == 206 and not sent.startswith(f"bytes {have}-"):
             raise InputError(f"{url}: expected bytes from {have} on of the file, the server sent {sent!r}")
-        position = have if answer.status == 206 else 0  # a server that ignores the range sends everything again
+        position = have if answer.status == 206 else 0  # if a server ignores the range, it sends the whole file again
         length = answer.headers.get("Content-Length", "")
         end = position + int(length) if length.isdecimal() else size
         with part.open("ab" if position else "wb") as stream:

@@ -14,8 +14,8 @@ LARGEST = 20  # maximum number of pairs of a cluster outside train
 def split_pairs(pairs: Iterable[Pair], held_out: int = HELD_OUT) -> dict[str, list[Pair]]:
     """Split sentence pairs into "train", "dev" and "test". Pairs with a side in common are in the same split.
 
-    Two sides are equal if they differ only in case, punctuation or white space. Pairs that equal sides connect form a
-    cluster. Clusters are sorted by the smallest SHA-1 of their first sides. They go to dev until it has `held_out`
+    Two sides are equal if they differ only in case, punctuation or white space. Equal sides connect pairs into
+    clusters. Clusters are sorted by the smallest SHA-1 of their first sides. They go to dev until it has `held_out`
     pairs, then to test, then to train; clusters of more than 20 pairs always go to train. Each split keeps the order of
     pairs. White space is collapsed, Unicode is composed, and duplicate pairs are removed.
 

@@ -74,7 +74,7 @@ def recall(random: Random, length: int) -> SyntheticExample:
 
 
 def two_back(random: Random, length: int) -> SyntheticExample:
-    """Return an example of predicting, at each token, the symbol two positions before it."""
+    """Return an example of copying: the target of a token is the symbol two positions before the token."""
     tokens = [random.between(1, SYMBOLS) for _ in range(length)]
     return SyntheticExample(tokens, [IGNORE, IGNORE, *tokens[:-2]])
 

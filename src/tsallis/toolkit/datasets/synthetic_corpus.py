@@ -74,7 +74,7 @@ class SyntheticCorpus(Corpus):
 
 
 def synthetic_corpus(name: str, each: int, lengths: Sequence[tuple[int, int]], seed: int = 0) -> SyntheticCorpus:
-    """Return a corpus with `each` examples per epoch for every pair of minimum and maximum length.
+    """Return a corpus with `each` examples per epoch for every pair (minimum length, maximum length).
 
     Raises:
         ValueError: If the task is unknown, or has no examples of these lengths.

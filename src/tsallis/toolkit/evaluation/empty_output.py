@@ -44,8 +44,8 @@ def compare_empty(log_prob: float, result: Result, vocabulary: Any = None) -> tu
     Args:
         log_prob: Log-probability of the empty output.
         result: Result of the search.
-        vocabulary: Vocabulary of the outputs, if the result is about texts. With None, only the output without tokens
-            is empty.
+        vocabulary: Vocabulary of the outputs, if the result is about texts. With None, an output is empty only if it
+            has no tokens.
 
     Returns:
         Whether the empty output is more probable than the best hypothesis (False if the best hypothesis is empty), and
@@ -57,7 +57,7 @@ def compare_empty(log_prob: float, result: Result, vocabulary: Any = None) -> tu
     others = [h for h in result.hypotheses if (h.tokens if vocabulary is None else vocabulary.decode(h.tokens))]
     best_is_empty = best is not None and best not in others[:1]
     beaten = best is None or (not best_is_empty and log_prob > best.log_prob)
-    # Under a length penalty the best hypothesis need not be the most probable one.
+    # With a length penalty, the best hypothesis is not always the most probable one.
     if any(hypothesis.log_prob > log_prob for hypothesis in others):
         return beaten, "no"
     if best_is_empty:

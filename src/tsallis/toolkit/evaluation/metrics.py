@@ -1,4 +1,4 @@
-"""Evaluation of a model and a search on a test set: loss, certificates and sparsity."""
+"""Evaluate a model and its search results on a test set: loss, certificates and sparsity."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tsallis.toolkit.evaluation.teacher_forcing import TeacherForcedScores, teac
 from tsallis.toolkit.evaluation.text_probabilities import score_outputs
 
 BATCH = 128  # batch size
-WHOLE = 1 - 1e-6  # lowest probability that counts as 1, up to rounding
+WHOLE = 1 - 1e-6  # minimum probability that counts as 1, because of rounding
 
 
 @dataclass(frozen=True)

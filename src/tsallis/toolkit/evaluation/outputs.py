@@ -82,7 +82,7 @@ def describe_hypothesis(hypothesis: Hypothesis, tgt_vocab: Any, length_penalty: 
     Args:
         hypothesis: Output to describe.
         tgt_vocab: Vocabulary that spells the symbols.
-        length_penalty: Length penalty of the search; if it is not 0, "score" is the score that ranks outputs.
+        length_penalty: Length penalty of the search. If it is not 0, "score" contains the score that ranks outputs.
     """
     content: dict[str, Any] = {
         "text": tgt_vocab.decode(hypothesis.tokens),
@@ -124,9 +124,9 @@ def describe_result(result: Result, tgt_vocab: Any) -> dict[str, Any]:
 def output_records(
     model: Decoder, tgt_vocab: Any, corpus: Corpus, references: Sequence[str], results: Sequence[Result]
 ) -> Iterator[dict[str, Any]]:
-    """Yield a record per row: reference and best output, with probabilities and certificate.
+    """Yield a record per row: the reference and the best output, with probabilities and the certificate.
 
-    "empty" compares the empty output with the best one, see
+    The key "empty" compares the empty output with the best output, see
     :func:`tsallis.toolkit.evaluation.empty_output.compare_empty`.
 
     Args:
@@ -175,5 +175,5 @@ def _describe_best(tgt_vocab: Any, reference: str, result: Result, best: Hypothe
 
 
 def finite(value: float) -> float | None:
-    """Return a number, or None if it is not finite, because JSON cannot represent it."""
+    """Return a number; return None for infinity and NaN, which JSON cannot represent."""
     return value if math.isfinite(value) else None

@@ -176,7 +176,7 @@ def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> tuple[dict[str, f
     known = has_loss(gold)  # [symbols]
     scores = output.scores(hidden)  # [symbols, d_vocab]
     probs = output.probs(scores)
-    # Use log-probabilities like the search, because small probabilities underflow.
+    # Use log-probabilities, as the search does, because small probabilities underflow.
     possible = output.log_probs(scores) > -torch.inf
     gold_possible = _gold_values(possible, gold, known)
     thresholds = output.thresholds(scores, probs) if hasattr(output, "thresholds") else None

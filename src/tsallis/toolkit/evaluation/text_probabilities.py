@@ -24,7 +24,7 @@ LEAST = 250  # minimum search budget per text, in expanded prefixes
 def score_outputs(
     model: Decoder, batch: Batch, references: Sequence[str], vocabulary: Any
 ) -> list[tuple[TokenScores, TextProbability]]:
-    """Return the scores of the most probable segmentation of each row's text, and the probability of the text.
+    """Return two values per row: the scores of the most probable segmentation of its text, and the text's probability.
 
     If no segmentation is possible, the scores are those of the usual segmentation, up to its impossible symbol. A text
     that the vocabulary can't spell is scored in its normalised form, for example in lower case.
@@ -101,7 +101,7 @@ def complete_results(model: Decoder, batch: Batch, results: Sequence[Result], vo
 def join_draws(
     model: Decoder, batch: Batch, rows: Sequence[Sequence[Hypothesis | None]], vocabulary: Any
 ) -> list[list[Hypothesis | None]]:
-    """Return samples as texts with the total probability of all their segmentations."""
+    """Return samples of texts: the probability of a sample becomes that of its text, summed over all segmentations."""
     texts = [[vocabulary.decode(draw.tokens) for draw in row if draw is not None] for row in rows]
     found = text_probabilities(model, batch, texts, vocabulary)
     joined: list[list[Hypothesis | None]] = []
@@ -117,7 +117,7 @@ def join_draws(
 
 
 def _as_drawn(draw: Hypothesis, total: Hypothesis) -> Hypothesis:
-    """Return a sample with the probability of its text, but its own symbols and supports."""
+    """Return a sample with the probability of its text; its symbols and supports stay the same."""
     return replace(draw, log_prob=total.log_prob, segmentations=total.segmentations)
 
 

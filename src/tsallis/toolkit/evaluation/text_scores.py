@@ -94,7 +94,7 @@ class LineScore:
 
 @dataclass(frozen=True)
 class CorpusScore:
-    """Score of a corpus, with the signature that makes it comparable.
+    """Score of a corpus. Two scores are comparable only if their signatures are equal.
 
     Args:
         name: Name of the score, such as "bleu".

@@ -63,7 +63,7 @@ class Output:
 
     @property
     def prob(self) -> float:
-        """Return the probability; for unnormalised models it is capped at the largest float."""
+        """Return the probability; values of unnormalised models are at most the largest float."""
         return self.hypothesis.prob
 
 
@@ -99,7 +99,7 @@ class Answer:
 
     @property
     def best(self) -> Output | None:
-        """Return the minimum-risk output if requested, else the best output or the first draw, or None."""
+        """Return the minimum-risk output if requested, otherwise the first output; None if there are no outputs."""
         if self.choice is not None:
             return [output for output in self.outputs if output is not None][self.choice.index]
         return self.outputs[0] if self.outputs else None
@@ -239,7 +239,7 @@ class TextScore:
 
     @property
     def possible(self) -> bool | None:
-        """Return whether the output is possible; None if no segmentation was found, but not all were tried."""
+        """Return whether the output is possible; None if no segmentation was found, but the search was incomplete."""
         if self.text is not None:
             return self.text.possible
         return self.scores is not None and self.scores.exclusion is None

@@ -1,4 +1,4 @@
-"""Texts that a language model writes after prompts: draws, or the most probable text of a beam."""
+"""Texts that a language model writes after prompts: draws, or the most probable text that a beam search finds."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ class TextRun:
 
     @cached_property
     def text(self) -> Any:
-        """Return the function that spells outputs if a text can have several segmentations, else None."""
+        """Return the function that spells outputs; None if every text has a single segmentation."""
         return self.task.ambiguous_text(self.run.tgt_vocab)
 
     def check_command(self, command: str) -> None:
@@ -200,7 +200,7 @@ class TextRun:
         alignment: Links | None = None,
         probabilities: bool = True,
     ) -> list[Answer]:
-        """Return the answers to encoded lines, including blank ones.
+        """Return the answers to encoded lines, including blank lines.
 
         Args:
             lines: Encoded lines.
@@ -294,7 +294,7 @@ class TextRun:
         return [tuple(None if output is None else next(texts) for output in part) for part in rows]
 
     def _score(self, batch: Batch, options: SearchOptions) -> Any:
-        """Return the log-probability of each symbol of outputs, at the temperature of the search or draws."""
+        """Return the log-probability of each symbol of outputs, at the temperature of the search or of the draws."""
         from tsallis.search import score_tokens
         from tsallis.search.temperature import with_temperature
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_for_run(options: SearchOptions, run: Run) -> None:
-    """Raise if an option needs outputs that sum to 1 and the run uses alpha-ReLU.
+    """Raise if an option needs probabilities that sum to 1, but the run uses alpha-ReLU.
 
     Raises:
         OptionError: If a mass or temperature is given for a run with alpha-ReLU.
@@ -45,7 +45,7 @@ def search(
     """
     from tsallis.toolkit.evaluation.search_results import search_batch
 
-    if options.mode == "beam" and options.n_best is None and not options.min_risk:  # the risk needs the whole beam
+    if options.mode == "beam" and options.n_best is None and not options.min_risk:  # minimum risk needs the whole beam
         options = replace(options, n_best=1)
     return search_batch(run.model, batch, options, prefixes=prefixes, text=task.ambiguous_text(run.tgt_vocab))
 

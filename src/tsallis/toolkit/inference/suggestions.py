@@ -115,7 +115,7 @@ class Completer:
             return Suggestions(line, typed, typed, (), float("-inf"), 0, 0.0, 0.0, ())
         completions, prompt, typed_symbols = self._complete(source, typed)
         certain, choices = completions.certain, completions.choices
-        # If only one sequence of symbols spells the typed text, leave its symbols out.
+        # If only one symbol sequence spells the typed text, leave the symbols of this text out.
         first, behind = (typed_symbols, 0) if certain else (0, typed_symbols)
         return Suggestions(
             line=line,
@@ -170,7 +170,7 @@ class Completer:
         return tuple(self.run.tgt_vocab.name(token) for token in tokens)
 
     def _prompt(self, source: Batch) -> list[int]:
-        """Return the symbols of a language model's prompt, which the output continues; empty for other runs."""
+        """Return the symbols of the prompt that the output of a language model continues; empty for other runs."""
         goes_on = not self.task.searched and self.task.ambiguous_text(self.run.tgt_vocab) is not None
         return [int(symbol) for symbol in source.src[0, : int(source.src_lengths[0])]] if goes_on else []
 

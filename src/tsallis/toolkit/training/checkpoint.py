@@ -1,15 +1,16 @@
-"""Atomic checkpoints, which are safe to load: no code is executed.
+"""Checkpoints that are written atomically and are safe to load, because loading executes no code.
 
     checkpoints/
       index.json        names of the folders "last", "best", "kept" and "average", and whether the run is finished
       step-00000420/
         model.safetensors   parameters; shared parameters are stored once
         training.pt         optimizer, schedule, position (torch.load with weights_only)
-        manifest.json       sizes and SHA-256 of both, step, epoch, metrics
+        manifest.json       size and SHA-256 of the two files above, step, epoch, metrics
 
-A checkpoint is valid once the index names it, and the index is replaced atomically. If a run is killed at any moment,
-the checkpoint from which it resumes is complete. Only folders that the index lists under "discard" are removed. A
-checkpoint is listed there before its first file is written, and again when it is superseded.
+A checkpoint is valid once the index names it, and the index is replaced atomically. A run may therefore be killed at
+any moment: the checkpoint from which it resumes is complete. Only folders that the index lists under "discard" are
+removed. The index lists a checkpoint there before the first file is written, and again when the checkpoint is
+superseded.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class Checkpoints:
 
     Args:
         folder: Folder of all checkpoints, `checkpoints` in the run folder.
-        keep: Number of validated checkpoints that are kept for averaging, besides the best and the last one.
+        keep: Number of validated checkpoints that are kept for averaging. The best and the last checkpoint are always
+            kept.
         lock: Lock on the run folder, for a training process. With None, the caller must check the folder.
 
     Example:
@@ -64,7 +66,7 @@ class Checkpoints:
         self.lock = lock
 
     def index(self) -> Index:
-        """Return the index of checkpoints, which is empty before the first one.
+        """Return the index of checkpoints; before the first checkpoint, the index is empty.
 
         Raises:
             InputError: If the index is damaged, or if it is missing although there are checkpoints.
@@ -80,8 +82,7 @@ class Checkpoints:
         """Compare the index with the folders and return it, without writing.
 
         Raises:
-            InputError: If the index names a missing checkpoint, or if there is a later checkpoint that it does not
-                name.
+            InputError: If the index names a missing checkpoint, or omits a checkpoint that is later than its last one.
         """
         if os.path.lexists(self.folder) and not self.folder.is_dir():
             raise InputError(f"{self.folder}: expected a folder, found something else")
@@ -100,7 +101,7 @@ class Checkpoints:
         return index
 
     def open(self) -> Index:
-        """Prepare the folder for :meth:`save`: check the index and remove remains of killed processes.
+        """Prepare the folder for :meth:`save`: check the index and remove files that killed processes left.
 
         Raises:
             InputError: See :meth:`check`, or if the folder can't be written.
@@ -207,7 +208,7 @@ class Checkpoints:
             if index.average != folder:
                 self._check_free(index, folder)
             index = self.open()  # the first call that writes, after all checks
-            if index.average == folder:  # same checkpoints: write the average again
+            if index.average == folder:  # an average of the same checkpoints exists: write it again
                 index = self._replace(index, index.model_copy(update={"average": None}))
             index = self._write(index, folder, {PARAMETERS: safetensors.torch.save(mean)}, facts)
             self._replace(index, index.model_copy(update={"average": folder}))
@@ -224,7 +225,7 @@ class Checkpoints:
         return {key: (total[key] / len(names)).to(value.dtype) for key, value in parameters.items()}
 
     def sweep(self) -> None:
-        """Remove superseded and incomplete checkpoints, and the remains of killed processes."""
+        """Remove superseded checkpoints, incomplete checkpoints, and files that killed processes left."""
         index = self.index()
         with writing(self.folder, self.lock):
             for path in self._folders():
@@ -237,7 +238,7 @@ class Checkpoints:
                 remove_leftovers(self.folder, (INDEX,))
 
     def _folders(self) -> list[Path]:
-        """Return the folders that may be checkpoints, sorted by name, without links."""
+        """Return the folders that may be checkpoints, sorted by name. Links are left out."""
         if not self.folder.is_dir():
             return []
         return sorted(p for p in self.folder.iterdir() if FOLDER.fullmatch(p.name) and is_folder(p))
@@ -350,7 +351,7 @@ def _step(name: str) -> int:
 
 
 def _canonical(value: Any) -> Any:
-    """Normalise a value, so that equal values pickle to equal bytes: tuples become lists, strings are interned."""
+    """Convert tuples to lists and intern strings, so that equal values are pickled as equal bytes."""
     if isinstance(value, dict):
         return {_canonical(key): _canonical(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -359,7 +360,7 @@ def _canonical(value: Any) -> Any:
 
 
 def _drop_aliases(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the parameters with only the first name of each shared tensor."""
+    """Return the parameters; a tensor with several names is included under its first name only."""
     names: dict[tuple[int, tuple[int, ...]], str] = {}
     for name, value in parameters.items():
         names.setdefault((value.data_ptr() if value.numel() else -len(names), tuple(value.shape)), name)

@@ -1,4 +1,4 @@
-"""Processes of a run: a single one, or several that `torchrun` started."""
+"""Processes of a run: a single process, or several processes that `torchrun` started."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class World:
 
     @property
     def main(self) -> bool:
-        """Return whether this is the first process, the only one that writes files and makes decisions for all."""
+        """Return whether this is the first process. Only the first process writes files and makes decisions for all."""
         return self.rank == 0
 
     def sum(self, *numbers: float) -> tuple[float, ...]:
@@ -64,7 +64,7 @@ class World:
         return box[0]
 
     def gather(self, part: Any) -> list[Any]:
-        """Return the parts of all processes in rank order, on every process."""
+        """Gather the part of every process, and return all parts in rank order to every process."""
         if self.size == 1:
             return [part]
         parts: list[Any] = [None] * self.size
@@ -76,8 +76,7 @@ class World:
         """Raise an error of one process on all processes. All processes must run the block.
 
         Raises:
-            CommonError: On all processes, if any process raised an InputError in the block. Its message is the first
-                one.
+            CommonError: On all processes, if any process raised an InputError in the block.
         """
         if self.size == 1:
             yield

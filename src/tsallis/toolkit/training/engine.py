@@ -45,7 +45,7 @@ class BatchStats(NamedTuple):
 
 
 class Objective(nn.Module):
-    """Model and loss in one module, so that DDP and FSDP see every parameter used inside `forward`."""
+    """Module that computes the loss of a model. DDP and FSDP thus see every parameter that `forward` uses."""
 
     def __init__(self, model: nn.Module, label_smoothing: float = 0.0) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Engine:
         return nn.parallel.DistributedDataParallel(self.objective, device_ids=ids)
 
     def _shard(self) -> nn.Module:
-        """Shard with FSDP2: every layer is a group, except layers with shared parameters, which join the root group."""
+        """Shard the model with FSDP2. Every layer is a group, but layers with shared parameters join the root group."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
@@ -134,12 +134,12 @@ class Engine:
 
         Args:
             batches: Batches of this process, at least one.
-            own: Number of batches that count. If it is below `count`, the process repeats its first batch with weight
-                0, because all processes must run the same number of passes.
+            own: Number of batches of this process that count. If `own` is below `count`, the process repeats its first
+                batch with weight 0, because all processes must run the same number of passes.
             count: Number of passes of each process.
             rate: Learning rate.
             collect_stats: Whether to store a :class:`BatchStats` of the first batch in `objective.batch_stats`.
-            stop: Whether this process must stop after the update; :attr:`stop` is then True in all processes.
+            stop: Whether this process must stop after the update. If so, :attr:`stop` becomes True in all processes.
 
         Returns:
             The number of symbols of all processes, and the summed loss of this process, as a tensor on the device. For
@@ -188,7 +188,7 @@ class Engine:
         yield
 
     def unsharded_model(self) -> nn.Module:
-        """Return a model for search and evaluation in one process; a sharded model is copied in full."""
+        """Return a model for search and evaluation in one process; if the model is sharded, return a full copy."""
         if not self.sharded:
             return self.model
         state = get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True))
@@ -209,10 +209,10 @@ class Engine:
         return model, dict(get_optimizer_state_dict(self.model, self.optimizer, options=options))
 
     def load(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Any]) -> None:
-        """Load the result of :meth:`state`, whatever the number of processes was; call :meth:`check` first."""
+        """Load a result of :meth:`state`, even from another number of processes; call :meth:`check` first."""
         # All processes must use the same order of parameters, because parameters are distributed one after another.
         parameters: dict[str, Any] = {name: model[name] for name in self._names()}
-        options = StateDictOptions(full_state_dict=True, strict=False)  # not strict: aliases are missing
+        options = StateDictOptions(full_state_dict=True, strict=False)  # not strict, because aliases are missing
         set_model_state_dict(self.model, parameters, options=options)
         # The parameter groups of the optimizer come from the settings, not from the checkpoint.
         groups = [{**group, "params": names} for group, names in self._groups()]
@@ -221,7 +221,7 @@ class Engine:
         )
 
     def check(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Any]) -> None:
-        """Raise unless a state, which :meth:`load` would load, belongs to this model.
+        """Raise unless a result of :meth:`state` belongs to this model; call this before :meth:`load`.
 
         Raises:
             InputError: If a parameter is missing or has another shape.

@@ -39,7 +39,7 @@ class Start:
 
     @property
     def lines(self) -> list[str]:
-        """The facts as readable lines."""
+        """The origin of the parameters, as readable lines."""
         return describe_start(self.facts)
 
     def blob(self) -> bytes | None:
@@ -66,8 +66,7 @@ def take_parameters(model: Any, source: Run, vocabularies: Mapping[str, Any]) ->
 
     Returns:
         A dictionary. "taken", "random" (missing in the source) and "unused" (missing in `model`) are lists of parameter
-        names. "symbols" contains, for each parameter with one row per symbol, the number of copied rows and of all
-        rows.
+        names. "symbols" maps each parameter with one row per symbol to two numbers: copied rows, and all rows.
 
     Raises:
         InputError: If the class of the model or the shape of a parameter differs.
@@ -132,7 +131,7 @@ def set_embeddings(model: Any, side: str, vectors: WordVectors, origin: str) -> 
 
 
 def embedding_name(model: Any, side: str) -> str | None:
-    """Return the parameter name of the embeddings of a side, "src" or "tgt"; None if there are none."""
+    """Return the parameter name of the embeddings on a side, "src" or "tgt"; None if this side has no embeddings."""
     names = (name for name, rows in model.symbol_rows.items() if rows.side == side and "embedding" in name)
     return next(names, None)
 

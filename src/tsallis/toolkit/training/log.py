@@ -46,7 +46,7 @@ class Log:
         """Append a line and flush it to the disk.
 
         Raises:
-            InputError: If the file can't be written. No part of the line is then kept.
+            InputError: If the file can't be written. The file then contains no part of the line.
         """
         self._change(self.position, json.dumps({"event": event, **values}).encode() + b"\n")
 
@@ -54,7 +54,7 @@ class Log:
         """Remove the lines after `position`, because a resumed run writes them again.
 
         Raises:
-            InputError: If the file is shorter, or if anything before `position` is not a valid event.
+            InputError: If the file is shorter than `position`, or the part before `position` contains an invalid event.
         """
         self.check(position)
         self._change(position)
@@ -130,7 +130,7 @@ class Log:
         return [event.model_dump(exclude_unset=True) for _, event in self._lines()]
 
     def _lines(self, position: int | None = None) -> list[tuple[bytes, Event]]:
-        """Return the lines up to a position with their events, without an incomplete last line."""
+        """Return the lines up to a position, each with its event. An incomplete last line is left out."""
         blob = read_bytes(self.path)[:position]
         lines = [line + b"\n" for line in blob.split(b"\n")[:-1]]
         if position is not None and sum(map(len, lines)) != position:

@@ -1,4 +1,4 @@
-"""The run folder: all files that are needed to use a trained model, in open formats.
+"""Run folder, which contains all files that are needed to use a trained model, in open formats.
 
 config.yaml       configuration with all defaults
 model.json        class and arguments of the model
@@ -84,8 +84,8 @@ def load_run(folder: Path | str, which: str = "best") -> Run:
         The model in evaluation mode, with its vocabularies and task.
 
     Raises:
-        InputError: If the folder is not a run folder, the checkpoint is damaged, the vocabularies don't match, or
-            weights are not finite.
+        InputError: If the folder is not a run folder, the checkpoint is damaged, the vocabularies are not those of the
+            model, or weights are not finite.
 
     Example:
         >>> import tempfile
@@ -129,8 +129,8 @@ def _vocabularies(folder: Path, record: ModelRecord) -> tuple[Symbols, Symbols]:
 def _model_of(path: Path, record: ModelRecord, parameters: dict[str, Tensor], misfit: str) -> Any:
     """Build a model and load its parameters.
 
-    The model is first built on the meta device, which needs no memory, and its shapes are compared with the stored
-    parameters. Otherwise wrong arguments could allocate any amount of memory.
+    The model is first built on the meta device, which needs no memory, to compare its shapes with the stored
+    parameters. Without this check, wrong arguments could allocate any amount of memory.
     """
     for key in LAYERS:
         if (layers := record.arguments.get(key) or 0) > len(parameters):
@@ -300,7 +300,7 @@ def _is_start_leftover(
 
 
 def _difference(old: str, new: str) -> str:
-    """Return the changed settings with their paths. Settings that are only in `new` come after the other new values."""
+    """Return the changed settings with their paths; settings that `old` lacks come after other new values."""
     before, after = (dict(_settings(with_new_names(parse_yaml(text, CONFIG)))) for text in (old, new))
     added = [path for path in after if path not in before or before[path] != after[path]]
     lines = [f"now {path}: {after[path]}" for path in sorted(added, key=lambda path: path not in before)]

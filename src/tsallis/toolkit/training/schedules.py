@@ -10,7 +10,7 @@ from tsallis.toolkit.config import Settings
 
 @dataclass
 class Schedule:
-    """Constant learning rate, and the base class of all schedules.
+    """Schedule with a constant learning rate; base class of all schedules.
 
     >>> Schedule(0.001).rate(500)
     0.001
@@ -36,7 +36,7 @@ class Schedule:
 
 @dataclass
 class HalveOnWorse(Schedule):
-    """Learning rate that is halved when the validation loss rises (Peters et al. 2019, sec. 4).
+    """Schedule that halves the learning rate when the validation loss rises (Peters et al. 2019, sec. 4).
 
     >>> schedule = HalveOnWorse(0.001)
     >>> for loss in (2.0, 1.0, 1.5):
@@ -56,7 +56,7 @@ class HalveOnWorse(Schedule):
 
 @dataclass
 class Plateau(Schedule):
-    """Learning rate that is lowered after `patience` validations without a better score, down to `lowest`.
+    """Schedule that lowers the learning rate after `patience` validations without a better score, down to `lowest`.
 
     >>> schedule = Plateau(0.001, patience=2)
     >>> rates = []
@@ -81,7 +81,7 @@ class Plateau(Schedule):
 
 @dataclass
 class InverseSquareRoot(Schedule):
-    """Linear warm-up to the learning rate, then decay with the inverse square root of the step.
+    """Schedule with linear warm-up, then decay with the inverse square root of the step.
 
     >>> schedule = InverseSquareRoot(0.001, warmup=100)
     >>> schedule.rate(49), schedule.rate(99), schedule.rate(399)
@@ -97,7 +97,7 @@ class InverseSquareRoot(Schedule):
 
 @dataclass
 class Linear(Schedule):
-    """Linear warm-up to the learning rate, then linear decay to 0 at the end of the run.
+    """Schedule with linear warm-up, then linear decay to 0 at the end of the run.
 
     >>> schedule = Linear(0.001, warmup=100, updates=300)
     >>> schedule.rate(49), schedule.rate(99), schedule.rate(199), schedule.rate(299)

@@ -82,8 +82,9 @@ class Trainer:
         world: Rank of this process and number of processes.
         lock: Lock on the folder, held by the first process. It is checked before every write.
         init: Origin of the initial parameters, for the log.
-        stop: Function that returns whether this process must stop. All processes then stop after the current update and
-            its validation, if one is due. They save a checkpoint and set :attr:`stopped` to True.
+        stop: Function that returns whether this process must stop. If it returns True, all processes finish the current
+            update and its validation, if one is due. Then they save a checkpoint, set :attr:`stopped` to True, and
+            stop.
 
     Raises:
         ValueError: If `measure` is neither "accuracy", a function nor None.
@@ -171,7 +172,7 @@ class Trainer:
         )
 
     def load(self) -> None:
-        """Check the run folder and load its last checkpoint, if there is one, without writing.
+        """Check the run folder and load its last checkpoint, if it has one. Nothing is written.
 
         Raises:
             InputError: If the folder or checkpoint is damaged, or was trained on other data.
@@ -343,7 +344,7 @@ class Trainer:
             self._flush()
 
     def _flush(self) -> None:
-        """Add the pending loss to the position, check that it is finite, and measure the speed."""
+        """Add the pending loss to the position, check that the loss is finite, and measure the speed."""
         position = self.position
         if not self.num_symbols:
             return
