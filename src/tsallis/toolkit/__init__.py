@@ -1,1 +1,1 @@
-"""The `tsallis` command: training, answering, analysis and serving of models from files."""
+"""The `tsallis` command: train models, answer lines of text, and analyse and serve trained models."""

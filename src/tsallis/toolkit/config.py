@@ -23,7 +23,7 @@ from tsallis.toolkit.data.io import read_text
 from tsallis.toolkit.data.yaml_text import LARGEST_FILE, LONGEST_KEY, parse_yaml
 from tsallis.toolkit.old_names import with_new_names
 
-# Settings that take effect only with certain values of another setting of the same section.
+# Each setting below has an effect only if another setting of its section has one of the given values.
 NEEDS = {
     "training.warmup": ("schedule", ("inverse-square-root", "linear")),
     "training.plateau_patience": ("schedule", ("plateau",)),
@@ -31,12 +31,12 @@ NEEDS = {
     "training.lowest_learning_rate": ("schedule", ("plateau",)),
     "model.output_alpha": ("output", ("entmax", "alpha_relu")),
 }
-ON_RESUME = "may change when a run is resumed"  # metadata of such settings
-MOST_MISTAKES = 20  # number of errors in one message
+ON_RESUME = "may change when a run is resumed"  # marks these settings in the schemas
+MOST_MISTAKES = 20  # maximum number of errors in one message
 ARCHITECTURE = ("model", "architecture")
 
 FileName = Annotated[str, Field(pattern=r"^[^\x00]*$", max_length=4096)]
-# Upper limits: larger values exceed any machine's memory and the indices of the kernels.
+# These types have upper limits: larger values would exceed the memory of any machine, or the index type of a kernel.
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 Size = Annotated[int, Field(ge=1, le=65_536)]  # width of a layer
 Depth = Annotated[int, Field(ge=1, le=1_000)]  # number of layers
@@ -53,10 +53,10 @@ class Section(BaseModel):
 
 
 class EmbeddingsConfig(Section):
-    """Word vectors that initialise the embeddings. In place of a section, the file name alone may be given."""
+    """Word vectors that initialise the embeddings. A configuration may give just the file name instead of a section."""
 
     file: FileName  # text, or .safetensors
-    words: FileName | None = None  # words of the rows of a matrix, one per line; default: rows are symbols in order
+    words: FileName | None = None  # file with the word of each row, one per line; default: row i is symbol i
     tensor: str | None = Field(None, max_length=1000)  # name of the tensor to read from a file with several matrices
     freeze: bool = False
 
@@ -67,19 +67,19 @@ class EmbeddingsConfig(Section):
 
 
 class Settings(Section):
-    """Settings of a training run: the section `training` of a configuration.
+    """Settings of a training run; they form the section `training` of a configuration.
 
     Args:
-        init_from: Run folder of a trained model whose parameters initialise this one. Only `tsallis train` reads this
-            setting and the next three; the class `Trainer` uses the model that it is given.
+        init_from: Run folder of a trained model, whose parameters initialise the new model. Only `tsallis train` reads
+            this setting and the next three; the class `Trainer` does not read them.
         init_checkpoint: Checkpoint in `init_from`: "best", "last" or "average".
         src_embeddings: File of word vectors that initialise the source embeddings.
         tgt_embeddings: File of word vectors that initialise the target embeddings.
         epochs: Maximum number of epochs.
         updates: Maximum number of updates; default: no limit other than `epochs`.
-        batch_size: Rows per batch.
-        max_tokens: Padded symbols per batch, counted on the longer side; replaces `batch_size`.
-        bucket: Number of batches that are filled together: their rows are sorted by length to reduce padding.
+        batch_size: Number of rows per batch.
+        max_tokens: Maximum number of padded symbols per batch, counted on the longer side; replaces `batch_size`.
+        bucket: Number of batches whose rows are sorted by length together. Larger numbers reduce padding.
         sort_by: Length by which rows are sorted, "total" or "target", see
             :class:`tsallis.toolkit.data.batching.BatchPlan`.
         learning_rate: Maximum learning rate.
@@ -88,28 +88,29 @@ class Settings(Section):
         weight_decay: Weight decay of matrices; biases, norms and alphas do not decay. "adam" adds the decay to the
             gradient (an L2 penalty). "adamw" applies it to the weights directly (decoupled weight decay).
         betas: Decay rates of the optimizer's two moments.
-        schedule: Learning rate schedule, one of those in :mod:`tsallis.toolkit.training.schedules`.
+        schedule: Name of the learning rate schedule, see :mod:`tsallis.toolkit.training.schedules`.
         warmup: Number of warm-up updates, for "inverse-square-root" and "linear".
         plateau_patience: Number of validations without a better score before "plateau" lowers the rate.
         plateau_factor: Factor by which "plateau" multiplies the rate.
         lowest_learning_rate: Minimum learning rate of "plateau".
-        clip: Maximum norm of the gradient; larger gradients are scaled down to it.
+        clip: Maximum norm of the gradient; larger gradients are scaled down to this norm.
         label_smoothing: Share of the target probability that is spread over all symbols, at least 0 and below 1.
-        accumulate: Number of batches per update and process. The loss is averaged over the symbols of all of them.
+        accumulate: Number of batches per update and process. The loss is averaged over the symbols of all batches.
         precision: Precision of forward passes, "float32" or "bfloat16" (autocast).
         strategy: Strategy for several processes, "ddp" or "fsdp".
-        compile: Whether the model is compiled with `torch.compile`.
+        compile: Whether to compile the model with `torch.compile`.
         validate_every: Number of epochs between validations.
         validate_updates: Number of updates between validations; replaces `validate_every`.
         validation_beam: Beam size of the search in validation.
         validation_end_rule: Rule for finished outputs in validation, see :func:`tsallis.search.beam_search`.
-        validation_rows: Number of rows of the development set for which validation searches outputs; default: all.
-            The loss is always computed on all rows.
-        select: Score of the development set that chooses the best checkpoint; default: the first score of the task.
+        validation_rows: Number of rows of the development set that validation searches; default: all. The loss is
+            always computed on all rows.
+        select: Name of the development-set score that selects the best checkpoint; default: the first score of the
+            task.
         patience: Number of validations without a better score before the run ends; default: no limit.
-        checkpoint_every: Number of updates between checkpoints. Each validation also saves one.
+        checkpoint_every: Number of updates between checkpoints. Each validation also saves a checkpoint.
         keep: Number of validated checkpoints kept for averaging.
-        tensorboard: Whether the log is also written for TensorBoard (extra `tensorboard`).
+        tensorboard: Whether to write the log for TensorBoard, too (extra `tensorboard`).
         seed: Random seed of the batch order and of dropout.
 
     Raises:
@@ -196,7 +197,7 @@ def option_fields(defaults: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _SearchSection(Section):
-    """The section `search`: search options that apply unless a command sets them."""
+    """The section `search`: default values of search options. A command may override them."""
 
     @model_validator(mode="after")
     def _check_together(self) -> _SearchSection:
@@ -234,7 +235,7 @@ class Config(Section):
     search: Annotated[_SearchSection, ON_RESUME] = _SearchSection()
 
     def text(self) -> str:
-        """Return the configuration as YAML with all defaults, but without `run_dir`: the folder may be moved."""
+        """Return the configuration as YAML with all defaults. It omits `run_dir`, because the folder may be moved."""
         return yaml.safe_dump(self.model_dump(exclude={"run_dir"}), sort_keys=False, allow_unicode=True)
 
 
@@ -247,7 +248,7 @@ def make_schema(
         data: Schema of the section `data`.
         models: Schemas of the section `model` by `architecture`.
         architecture: Key in `models` of the schema to use.
-        searches: Search options that differ from the defaults of :mod:`tsallis.search`.
+        searches: Default search options of the task. Other options keep the defaults of :mod:`tsallis.search`.
     """
     model = models[architecture]
     search: Any = search_section(searches)
@@ -269,7 +270,7 @@ def read_content(path: Path | str, overrides: Sequence[str] = ()) -> dict[str, A
     """Read a YAML file and apply overrides, see :func:`apply_overrides`.
 
     Returns:
-        The content, not yet checked against a schema.
+        The content. It is not yet checked against a schema.
 
     Raises:
         InputError: If the file cannot be read or contains no settings, or an override is malformed.
@@ -315,10 +316,10 @@ def _name(override: str) -> str:
 
 
 def _set(content: dict[str, Any], override: str, value: Any) -> None:
-    """Give the setting of an override a value."""
+    """Set the setting that an override names to `value`."""
     *sections, last = override.partition("=")[0].split(".")
     for section in sections:
-        if content.get(section) is None:  # not there, or a section without keys
+        if content.get(section) is None:  # the section is missing or has no keys
             content[section] = {}
         content = content[section]
         if not isinstance(content, dict):
@@ -329,11 +330,13 @@ def _set(content: dict[str, Any], override: str, value: Any) -> None:
 def refuse_idle(config: Config, overrides: Sequence[str] = ()) -> None:
     """Raise if a setting has no effect because of the value of another setting.
 
-    For example, `training.warmup` has no effect if `training.schedule` is "constant". Settings with their default value
-    are accepted. If an override changes the other setting, a setting in the file that loses its effect is accepted too.
+    For example, `training.warmup` has no effect if `training.schedule` is "constant". A setting with its default value
+    is accepted. A setting in the file is also accepted if it has no effect only because an override changes the other
+    setting.
 
     Raises:
-        InputError: If a setting has no effect. The message names the values that would give it one.
+        InputError: If a setting has no effect. The message names the values of the other setting that would give it an
+            effect.
     """
     keys = [override.partition("=")[0] for override in overrides]
 
@@ -365,7 +368,7 @@ def check_content(content: dict[str, Any], name: str, schema: type[Config], over
         overrides: The overrides that were applied.
 
     Raises:
-        InputError: If there are errors. One message lists all of them, each with its path and its file or override.
+        InputError: If there are errors. The message lists every error with its path and with its file or override.
     """
     try:
         return schema.model_validate(content)
@@ -374,19 +377,20 @@ def check_content(content: dict[str, Any], name: str, schema: type[Config], over
         plain = [override for override in overrides if override.partition("=")[0] in texts]
         if not plain:
             raise InputError(_explain(mistakes, name, overrides)) from error
-    for override in plain:  # text that YAML parses as another type, such as 2018
+    for override in plain:  # use the text itself: YAML parses a text such as 2018 as another type
         _set(content, override, override.partition("=")[2])
     return check_content(content, name, schema, overrides)
 
 
 def _explain(mistakes: Mapping[str, str], name: str, overrides: Sequence[str]) -> str:
-    """Return every error with its path and its file or override."""
+    """Return a message that lists every error with its path and with its file or override."""
     texts: dict[str, list[str]] = {}
     for path, mistake in mistakes.items():
         keys = {override: override.partition("=")[0] for override in overrides}
         origins = [_name(override) for override, key in keys.items() if f"{path}.".startswith(f"{key}.")]
         inner = [_name(override) for override, key in keys.items() if key.startswith(f"{path}.")]
-        origin = origins[0] if origins else " with ".join([name, *inner])  # inner: if settings contradict each other
+        # Overrides inside a section are named if the section as a whole has an error, such as a contradiction.
+        origin = origins[0] if origins else " with ".join([name, *inner])
         texts.setdefault(origin, []).append(f"{truncate(path, LONGEST_KEY)}: {mistake}")
     return "; ".join(f"{origin}: {'; '.join(lines)}" for origin, lines in texts.items())
 
@@ -399,7 +403,7 @@ def _find_mistakes(
     If a setting allows several types, the errors of all types are combined into one.
     """
     mistakes = [(d, _path(d, content)) for d in error.errors(include_url=False, include_context=False)]
-    if any(path == ARCHITECTURE for _, path in mistakes):  # the architecture determines the other settings
+    if any(path == ARCHITECTURE for _, path in mistakes):  # the schema of `model` is unknown: drop its other errors
         mistakes = [(d, path) for d, path in mistakes if path == ARCHITECTURE or path[:1] != ("model",)]
     expected: dict[str, list[str]] = {}
     endings: dict[str, str] = {}
@@ -427,7 +431,7 @@ def _path(detail: ErrorDetails, content: Any) -> tuple[int | str, ...]:
 
 
 def describe_mistake(detail: ErrorDetails) -> tuple[str, str]:
-    """Return the error message for a value in a file, and its ending, which shows the value."""
+    """Return the error message for a value in a file, and the end of the message, which shows the value."""
     if detail["type"] in ("missing", "extra_forbidden", "unexpected_keyword_argument"):
         return "missing" if detail["type"] == "missing" else "unknown key", ""
     message = detail["msg"].removeprefix("Value error, ")
@@ -436,7 +440,7 @@ def describe_mistake(detail: ErrorDetails) -> tuple[str, str]:
 
 
 def _hint(path: Sequence[int | str], schema: type[Config]) -> str:
-    """Return a hint for an unknown key: the architectures that have it, or a similar key."""
+    """Return a hint for an unknown key: the architectures that have this key, or a similar key."""
     *sections, key = map(str, path)
     others = [name for name, section in schema.models.items() if sections == ["model"] and key in section.model_fields]
     if others:

@@ -14,7 +14,7 @@ KEYS = {
     "validation_competing_ends": "validation_end_rule",
     "tags": "columns",
 }
-# New values by old value, for keys whose values changed along with the name.
+# For keys whose values changed along with the name: the new value of each old value.
 VALUES: dict[str, dict[bool, Any]] = {
     **{key: {True: "competing", False: "every"} for key in ("competing_ends", "validation_competing_ends")},
     "tags": {True: {"source": 1, "target": 2, "features": [3]}, False: {"source": 1, "target": 2, "features": []}},
@@ -26,7 +26,7 @@ TASKS = {"inflection": "strings"}
 def with_new_names(content: Any) -> Any:
     """Return the content of a file with all old names replaced, including in nested sections.
 
-    If the new name is also present, the old name is kept, so that the schema of the file rejects it.
+    If the new name is also present, the old name is kept, so that the schema of the file rejects the old name.
 
     >>> with_new_names({"data": {"task": "inflection"}, "training": {"alpha_rate": 5.0}})
     {'data': {'task': 'strings'}, 'training': {'alpha_lr_scale': 5.0}}

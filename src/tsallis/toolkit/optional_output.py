@@ -1,4 +1,4 @@
-"""Standard output that may be closed: commands that write their results to files continue without it."""
+"""Standard output that its reader may close. Commands that write their results to files then continue without it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ class OptionalOutput:
 
     Args:
         stream: Stream to write to.
-        note: Text that is printed on standard error after the first failed write, behind the reason; None: no message.
+        note: Text to print on standard error, after the reason, when a write fails for the first time; None: print
+            nothing.
 
     >>> OptionalOutput(sys.stdout).write("a line\\n")
     a line

@@ -1,4 +1,4 @@
-"""Data of models: vocabularies, subwords, encoded sequences and batches. This package is independent of tasks."""
+"""Data for models: vocabularies, subwords, encoded sequences and batches. This package is independent of tasks."""
 
 from tsallis.toolkit.data.batching import BatchPlan, make_batch
 from tsallis.toolkit.data.vocabulary import Vocabulary

@@ -1,4 +1,4 @@
-"""Batches of sequences. Their order is a pure function of seed and epoch, so that a run can resume anywhere."""
+"""Batches of sequences. The order of batches depends only on the seed and the epoch, so a run can resume anywhere."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Ints = NDArray[np.int64]
 
 
 def make_batch(src: Rows, tgt: Rows, index: Sequence[int], empty_sources: bool = False) -> Batch:
-    """Return some rows of encoded sources and targets as a padded batch.
+    """Return the given rows of encoded sources and targets as a padded batch.
 
     Args:
         src: Symbols of each source, as lists or :class:`~tsallis.toolkit.data.ragged.RaggedRows`.
@@ -29,7 +29,7 @@ def make_batch(src: Rows, tgt: Rows, index: Sequence[int], empty_sources: bool =
         empty_sources: Whether a source may be empty.
 
     Returns:
-        The rows in the order of `index`, padded.
+        A padded batch with the rows in the order of `index`.
 
     Raises:
         ValueError: If there are no rows, or a source is empty.
@@ -58,7 +58,7 @@ def make_batch(src: Rows, tgt: Rows, index: Sequence[int], empty_sources: bool =
 
 
 def _flat(data: Rows, rows: list[int]) -> tuple[NDArray[Any], Ints]:
-    """Return the concatenated symbols of some rows, and the lengths of the rows."""
+    """Return the concatenated symbols of the given rows, and the lengths of these rows."""
     if isinstance(data, RaggedRows):
         return data.rows(rows)
     selection = [data[i] for i in rows]
@@ -67,7 +67,7 @@ def _flat(data: Rows, rows: list[int]) -> tuple[NDArray[Any], Ints]:
 
 
 def _pad(flat: NDArray[Any], lengths: Ints, fill: int, start: int | None = None, end: int | None = None) -> Ints:
-    """Return padded rows [rows, width], each with a start symbol before it or an end symbol after it, if given."""
+    """Return padded rows [rows, width]. If given, `start` is added before each row and `end` after each row."""
     before = int(start is not None)
     padded = np.full((len(lengths), int(lengths.max()) + before + int(end is not None)), fill, np.int64)
     if start is not None:
@@ -80,7 +80,7 @@ def _pad(flat: NDArray[Any], lengths: Ints, fill: int, start: int | None = None,
 
 
 class Batches:
-    """Sequence of batches, each a list of row numbers that is created on access.
+    """Sequence of batches. Each batch is a list of row numbers, which is created on access.
 
     Args:
         rows: Row numbers of all batches, concatenated.
@@ -103,7 +103,7 @@ class Batches:
 
 
 class Updates:
-    """Batches of each update and rank: `updates[i][rank]` is a list of batches.
+    """Batches by update and rank: `updates[i][rank]` is a list of batches.
 
     Args:
         batches: Batches of the epoch, in order.
@@ -138,23 +138,23 @@ ORDERS = ("total", "target")  # values of `sort_by`
 
 
 class BatchPlan:
-    """Plan of the batches of every epoch, a pure function of seed and epoch.
+    """Division of rows into batches for every epoch. The batches depend only on the seed and the epoch.
 
     Args:
         lengths: [rows] Lengths of rows, or [rows, 2] lengths of sources and targets. Rows of similar length share a
             batch.
         batch_size: Number of rows per batch.
-        max_tokens: Maximum number of padded symbols per batch on the longer side, that is rows times the longest source
-            or target, including the end symbol of targets. Replaces `batch_size`.
-        seed: Seed of the order, which depends only on the seed and the number of the epoch.
-        bucket: Number of batches that are filled together: their rows are sorted by length. With 1 the order is random;
+        max_tokens: Maximum number of padded symbols per batch: the number of rows times the length of the longest
+            source or target. The end symbol of a target counts. Replaces `batch_size`.
+        seed: Seed of the order of rows and batches.
+        bucket: Number of batches whose rows are sorted by length together. With 1, rows of any length share a batch;
             larger numbers reduce padding.
-        sort_by: Length by which pairs are sorted: "total" of both sides, or "target" and then source, which saves steps
-            of recurrent decoders and requires `batch_size`.
+        sort_by: Length by which pairs are sorted. "total" adds the lengths of both sides. "target" sorts by the target,
+            then by the source; this saves steps of recurrent decoders, but does not support `max_tokens`.
 
     Raises:
-        ValueError: If there are no rows, lengths have another shape, a number is below 1, or `sort_by` is unknown or
-            does not match `lengths` and `max_tokens`.
+        ValueError: If there are no rows, if `sort_by` is unknown, or if it is "target" and `lengths` are not pairs or
+            `max_tokens` is given.
         InputError: If a row is longer than `max_tokens`.
 
     Example:
@@ -187,7 +187,7 @@ class BatchPlan:
             raise ValueError(f"sort_by must be one of {', '.join(ORDERS)}, got {sort_by!r}")
         if sort_by == "target" and (max_tokens is not None or not pairs):
             raise ValueError("sort_by: target is for pairs in batches of batch_size rows")
-        # Contribution of each row to the width of its batch, and a second key for rows of equal width.
+        # `widths`: length of each row, counted on the longer side; `totals`: second sort key for equal widths.
         self.widths: Ints = (np.maximum(counts[:, 0], counts[:, 1] + 1) if pairs else counts).astype(np.int64)
         self.totals: Ints = (counts.sum(1, dtype=np.int64) if pairs else counts).astype(np.int64)
         # Sort keys for np.lexsort: the last one is the primary key.
@@ -207,7 +207,7 @@ class BatchPlan:
         return -(-len(self.widths) // self.batch_size)
 
     def epoch(self, number: int) -> Batches:
-        """Return the batches of an epoch, each a list of row numbers."""
+        """Return the batches of an epoch. Each batch is a list of row numbers."""
         generator = torch.Generator().manual_seed((self.seed * 1_000_003 + number) % 2**63)
         order = torch.randperm(len(self.widths), generator=generator).numpy()
         pool = np.arange(len(order)) // self._pool()
@@ -226,9 +226,9 @@ class BatchPlan:
     def updates(self, number: int, accumulate: int = 1, ranks: int = 1) -> Updates:
         """Return the batches of an epoch by update and rank: `updates(...)[i][rank]` is a list of batches.
 
-        Each update consists of the next `accumulate * ranks` batches, so that more ranks with less accumulation give
-        the same updates. Batches of similar cost go to different ranks. The last update contains the remaining batches;
-        some ranks may have fewer batches in it, or none.
+        Each update consists of the next `accumulate * ranks` batches. Twice as many ranks with half the accumulation
+        therefore give the same updates. Batches of similar cost go to different ranks. The last update contains the
+        remaining batches, so some ranks may get fewer batches, or none.
 
         >>> plan = BatchPlan([1, 2, 3, 4, 5], batch_size=1)
         >>> [[len(batches) for batches in update] for update in plan.updates(0, accumulate=2, ranks=2)]
@@ -243,14 +243,14 @@ class BatchPlan:
         return max(1, round(self.bucket * self.max_tokens / max(1.0, float(self.widths.mean()))))
 
     def _cuts(self, widths: Ints) -> Ints:
-        """Return the start of each batch: batches fill the token budget, and none spans two pools."""
+        """Return the start of each batch. A batch is as large as `max_tokens` allows, and does not span two pools."""
         assert self.max_tokens is not None
         budget, pool, count = self.max_tokens, self._pool(), len(widths)
         starts: list[int] = []
         at = 0
         while at < count:
             starts.append(at)
-            # Widths ascend inside a pool, so the last row has the largest width.
+            # Widths ascend inside a pool, so the last row of a batch is its widest row.
             fits, over = at + 1, min(at - at % pool + pool, count, at + budget // max(1, int(widths[at]))) + 1
             while over - fits > 1:
                 middle = (fits + over) // 2

@@ -1,4 +1,4 @@
-"""Helpers shared by caches: the folder, the names of entries, and a lock for one process at a time."""
+"""Helpers of all caches: the cache folder, the names of entries, and a lock for one process at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tsallis.toolkit.data.io import lock_file
 
 
 def cache_folder(folder: str | None) -> Path:
-    """Return `folder`, or by default the folder `tsallis` in the user's cache folder, `XDG_CACHE_HOME` or `~/.cache`.
+    """Return `folder`; default: `tsallis` in the user's cache folder, which is `XDG_CACHE_HOME` or `~/.cache`.
 
     Raises:
         RuntimeError: If the user's home folder is unknown.
@@ -31,6 +31,6 @@ def key_of(made_from: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[bool]:
-    """Wait for the lock and hold it; yield False if the file system does not support locks."""
+    """Wait for the lock on a file and hold it inside the block; yield False if the file system has no locks."""
     with path.open("a") as stream:
         yield lock_file(stream.fileno(), wait=True)

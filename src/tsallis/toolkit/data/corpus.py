@@ -18,14 +18,14 @@ from tsallis.toolkit.data.batching import make_batch
 from tsallis.toolkit.data.ragged import RaggedRows, Rows, digest_of
 from tsallis.toolkit.data.subwords import Subwords
 
-PROBE_ROWS = 2048  # number of rows for measuring the growth of sampled segmentations
+PROBE_ROWS = 2048  # number of rows that measure how much longer sampled segmentations are
 UNCUT_SHARE = 0.99  # share of sampled segmentations within the limit
-SPARE = 4  # additional symbols in limits, because short rows vary more
+SPARE = 4  # number of symbols added to each limit, because short rows vary more
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Numbers of pairs of a parallel text that were read, kept and skipped."""
+    """Counts of the sentence pairs that were read, kept and skipped."""
 
     read: int
     rows: int
@@ -35,7 +35,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Encoded sources and targets, lists or :class:`~tsallis.toolkit.data.ragged.RaggedRows`.
+    """Encoded sources and targets, as lists or as :class:`~tsallis.toolkit.data.ragged.RaggedRows`.
 
     Targets of examples without a reference are empty.
 
@@ -56,7 +56,7 @@ class Corpus:
         return torch.stack([_lengths(self.src), _lengths(self.tgt)], 1)
 
     def batch(self, index: Sequence[int], epoch: int = 0) -> Batch:
-        """Return some rows as a batch, which is the same in every epoch."""
+        """Return the given rows as a batch. The batch is the same in every epoch."""
         return make_batch(self.src, self.tgt, index)
 
     def batches(self, size: int, rows: int | None = None) -> LengthBatches:
@@ -64,12 +64,12 @@ class Corpus:
         return LengthBatches(self, size, rows)
 
     def digest(self) -> str:
-        """Return a hash of all symbols in order; for rows in files, the stored hash."""
+        """Return a hash of all symbols in order. Rows in files have a stored hash, which is used instead."""
         return hashlib.sha256(f"{_digest(self.src)} {_digest(self.tgt)}".encode()).hexdigest()
 
 
 class LengthBatches(Sequence[Batch]):
-    """Sequence of batches of a corpus by ascending length, which are created on access."""
+    """Batches of a corpus in ascending order of length. Each batch is created on access."""
 
     def __init__(self, corpus: Corpus, size: int, rows: int | None = None) -> None:
         order = torch.argsort(corpus.lengths()[:rows].sum(1), stable=True)
@@ -96,9 +96,9 @@ class LengthBatches(Sequence[Batch]):
 class SampledCorpus(Corpus):
     """Corpus with new random segmentations in every epoch (subword regularisation, Kudo 2018).
 
-    A batch is a pure function of seed, epoch and rows. Each row has a length limit, estimated on a sample of the corpus
-    so that 99 % of the segmentations satisfy it. The best segmentation replaces longer ones, so batches never become
-    larger than planned.
+    A batch depends only on the seed, the epoch and its rows. Each row has a length limit, which about 99 % of the
+    segmentations satisfy. A segmentation above the limit is replaced by the best one, so batches never become larger
+    than planned.
 
     Args:
         src: Best segmentations of the sources.
@@ -109,7 +109,7 @@ class SampledCorpus(Corpus):
         tgt_subwords: Subwords of the targets.
         alpha: Parameter of the sampling, see :meth:`~tsallis.toolkit.data.subwords.Subwords.sample`.
         seed: Seed of all segmentations.
-        max_length: Maximum length of a segmentation, unless the best one is longer.
+        max_length: Maximum length of a segmentation, unless the best segmentation is longer.
     """
 
     src_text: RaggedRows
@@ -130,7 +130,7 @@ class SampledCorpus(Corpus):
         return torch.from_numpy(self._limits)
 
     def batch(self, index: Sequence[int], epoch: int = 0) -> Batch:
-        """Return some rows as a batch, with their segmentations in this epoch."""
+        """Return the given rows as a batch, segmented for this epoch."""
         rows = [int(i) for i in index]
         sides: list[list[Any]] = []
         for side, best in enumerate((self.src, self.tgt)):
@@ -140,7 +140,7 @@ class SampledCorpus(Corpus):
         return replace(make_batch(sides[0], sides[1], range(len(rows))), index=tuple(rows))
 
     def batches(self, size: int, rows: int | None = None) -> LengthBatches:
-        """Return batches of the best segmentations of all rows or of the first `rows` rows, sorted by length."""
+        """Return batches of best segmentations, sorted by length, for all rows or the first `rows` rows."""
         return self.best.batches(size, rows)
 
     def digest(self) -> str:
@@ -152,7 +152,7 @@ class SampledCorpus(Corpus):
 
     @cached_property
     def _limits(self) -> NDArray[np.int32]:
-        """The length limits [rows, 2], which hold in every epoch."""
+        """The length limits [rows, 2]; they are the same in every epoch."""
         best = self.best.lengths().numpy()
         rows = np.linspace(0, len(self) - 1, min(len(self), PROBE_ROWS)).astype(np.int64)
         limits = best.copy()

@@ -1,4 +1,4 @@
-"""Cache of learned subwords and encoded text, which one process writes and all processes use."""
+"""Cache of learned subwords and encoded text. One process writes an entry, and all processes read it."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ CHUNK = 8192  # number of pairs encoded at once
 
 
 def read_parallel(src_path: Path | str, tgt_path: Path | str) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of lines of two files; either side may be empty.
+    """Yield pairs of lines from two files; either line may be empty.
 
     Raises:
-        InputError: See :func:`stream_lines`, or if the files have different numbers of lines.
+        InputError: If a file can't be read, see :func:`stream_lines`, or the files have different numbers of lines.
     """
     sides = stream_lines(src_path), stream_lines(tgt_path)
     for number, (source, target) in enumerate(zip_longest(*sides)):
@@ -54,21 +54,21 @@ def encode_pairs(
     keep_text: bool = False,
     name: str = "the text",
 ) -> Corpus:
-    """Encode pairs into files of a folder, with constant memory.
+    """Encode pairs of texts and write them to a new folder, with constant memory.
 
     Args:
-        pairs: source and target, see :func:`read_parallel`. Pairs with an empty side are left out.
-        folder: to be made. It holds a corpus once the whole text has been read; see :func:`open_corpus`.
+        pairs: Pairs of source and target, see :func:`read_parallel`. Pairs with an empty side are skipped.
+        folder: New folder. :func:`open_corpus` accepts it only after all pairs are written.
         src, tgt: Subwords of the sources and of the targets.
         max_length: Maximum number of subwords per side; longer pairs are skipped.
-        keep_text: also keep the text, for :class:`~tsallis.toolkit.data.corpus.SampledCorpus`.
-        name: of the pairs' files, for errors.
+        keep_text: Whether to store the text, too, for :class:`~tsallis.toolkit.data.corpus.SampledCorpus`.
+        name: Name of the files, for errors.
 
     Returns:
         The memory-mapped corpus; its `counts` contain the numbers of skipped pairs.
 
     Raises:
-        InputError: If pairs can't be read, or no pair is left.
+        InputError: If pairs can't be read, or all pairs are skipped.
         OSError: If the folder can't be written or exists.
     """
     folder, pairs_read, rows_count, empty = Path(folder), 0, 0, 0
@@ -106,7 +106,7 @@ def encode_pairs(
 
 
 def open_corpus(folder: Path | str) -> Corpus:
-    """Open a corpus that :func:`encode_pairs` wrote, mapped into memory.
+    """Open a corpus that :func:`encode_pairs` wrote; its files are mapped into memory.
 
     Raises:
         InputError: If the folder is not a complete corpus, or file sizes have changed.
@@ -124,7 +124,7 @@ def open_corpus(folder: Path | str) -> Corpus:
 
 
 def cached_subwords(cache_folder: Path | str, paths: Sequence[Path | str], size: int, **options: Any) -> Subwords:
-    """Return subwords learned from the texts of all files, from the cache if possible.
+    """Learn subwords from the texts of all files, or load them from the cache.
 
     If several processes call this function at the same time, one learns the subwords and the others wait.
 
@@ -135,7 +135,7 @@ def cached_subwords(cache_folder: Path | str, paths: Sequence[Path | str], size:
         options: Other options of :meth:`Subwords.train`.
 
     Raises:
-        InputError: See :func:`stream_lines` and :meth:`Subwords.train`, or if the cache can't be written.
+        InputError: If a file can't be read, the subwords can't be learned, or the cache can't be written.
     """
     cache = Path(cache_folder)
     with _writable(cache):
@@ -159,17 +159,17 @@ def cached_corpus(
     max_length: int | None = None,
     alpha: float | None = None,
 ) -> Corpus:
-    """Return encoded parallel text, from the cache if possible.
+    """Encode a parallel text, or load it from the cache.
 
     The key of an entry consists of the files' content, the subwords, `max_length` and whether `alpha` is set. A damaged
     entry is written again. If several processes call this function at the same time, one encodes and the others wait.
 
     Args:
-        cache_folder: The folder of the entries.
+        cache_folder: Folder of the cache.
         src_path, tgt_path: Files of the sources and of the targets.
         src, tgt: Subwords of the sources and of the targets.
-        max_length: Subwords per side; longer pairs are left out.
-        alpha: With an alpha, the text is kept and segmented anew in every epoch, see
+        max_length: Maximum number of subwords per side; longer pairs are skipped.
+        alpha: Parameter of random segmentations. If given, the text is stored and segmented anew in every epoch, see
             :class:`~tsallis.toolkit.data.corpus.SampledCorpus`.
 
     Raises:
@@ -187,7 +187,7 @@ def cached_corpus(
         key = key_of(made_from)
         entry = cache / key
         with locked(cache / f"{key}.lock") as alone:
-            if alone:  # the process that left these folders has ended
+            if alone:  # no other process writes this entry: the folders are left from killed processes
                 for left in cache.glob(f".{key}.*.tmp"):
                     shutil.rmtree(left, ignore_errors=True)
             if not _whole(entry, keep_text):
@@ -198,9 +198,9 @@ def cached_corpus(
                     encode_pairs(pairs, new, src, tgt, max_length, keep_text, name)
                     try:
                         new.rename(entry)
-                    except OSError:  # it is damaged; or, without locks, another process has written it meanwhile
+                    except OSError:  # the old entry is damaged; or, without locks, another process has just written it
                         if not _whole(entry, keep_text):
-                            shutil.rmtree(entry)  # processes that mapped it keep it
+                            shutil.rmtree(entry)  # processes that mapped the old files can still read them
                             new.rename(entry)
     corpus = open_corpus(entry)
     if alpha is None:

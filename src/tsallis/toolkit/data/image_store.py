@@ -13,7 +13,7 @@ from tsallis.toolkit.data.images import Pictures, open_pictures
 
 
 class ImageStore:
-    """Store of images of one size from any number of files, with a number for each image.
+    """Store of images from any number of files. All images have the same size, and each image has a number.
 
     Example:
         >>> import numpy as np
@@ -42,10 +42,10 @@ class ImageStore:
         return self._opened[key]
 
     def add(self, images: Iterable[tuple[Pictures, str]]) -> list[int]:
-        """Return the number of each image; new images get the next number.
+        """Add images and return their numbers. A new image gets the next number; a known image keeps its number.
 
         Raises:
-            InputError: If the size of an image differs from that of the images in the store.
+            InputError: If an image differs in size from the images in the store.
         """
         return [self._number(pictures, name) for pictures, name in images]
 
@@ -60,7 +60,7 @@ class ImageStore:
         return self._numbers[key]
 
     def __call__(self, numbers: Tensor) -> Tensor:
-        """Return images [batch, height, width, channels] of numbers [batch].
+        """Return the images [batch, height, width, channels] with the given numbers [batch].
 
         Raises:
             InputError: If an image can't be read.

@@ -27,7 +27,7 @@ PHOTOS = (".jpg", ".jpeg", ".png")
 MOST_PIXELS = 1 << 26  # maximum number of pixels of a resized photograph
 MOST_BYTES = 1 << 28  # maximum size of a photograph's file
 MOST_PACKED = 8_000  # maximum compression ratio of xz
-LONGEST_HEADER = 10_000  # bytes, the limit of NumPy
+LONGEST_HEADER = 10_000  # maximum bytes of an array header, as in NumPy
 BAD_HEADER = (ValueError, TypeError, SyntaxError, OverflowError, RecursionError, tokenize.TokenError, struct.error)
 Load = Callable[[], bytes]
 
@@ -36,14 +36,15 @@ def open_pictures(path: Path | str, size: tuple[int, int] | None = None) -> Pict
     """Open images in an array file, a folder or a tar archive.
 
     Args:
-        path: Array file `.npy` or `.npy.xz` with pixels [images, height, width, 3] as uint8, or with features [images,
-            height, width, size] in floating point; the name of an image is its row number. Or a folder or `.tar` with
-            JPEG and PNG files; the name of an image is its path inside, with or without the file ending.
-        size: Height and width to which photographs are resized. By default, all must have the same size.
+        path: Array file (`.npy` or `.npy.xz`), or a folder or `.tar` archive with JPEG and PNG files. An array contains
+            uint8 pixels [images, height, width, 3] or floating-point features [images, height, width, size]; the name
+            of an image is its row number. In a folder or archive, the name of an image is its path, with or without the
+            file ending.
+        size: Height and width to which photographs are resized. By default, all photographs must have the same size.
 
     Raises:
-        InputError: If the path is missing, empty or damaged, an array has another shape, dtype or `size` or contains
-            objects, or Pillow is missing.
+        InputError: If the path is missing, empty or damaged, if an array has a wrong shape, dtype or size or contains
+            Python objects, or if Pillow is missing.
     """
     path = Path(path)
     if size is not None and math.prod(size) > MOST_PIXELS:
@@ -68,7 +69,7 @@ class ArrayPictures:
         size: Expected height and width.
 
     Raises:
-        InputError: If the shape or dtype differs.
+        InputError: If the shape, dtype or size is wrong.
 
     >>> pictures = ArrayPictures(np.zeros((3, 4, 5, 3), np.uint8))
     >>> pictures.batch(["2", "0"]).shape, "3" in pictures
@@ -88,7 +89,7 @@ class ArrayPictures:
             raise InputError(f"{source}: images of {height} x {width} stay so, {size[0]} x {size[1]} was asked for")
         self.array = array
         self.source = source
-        self.shape = (height, width, channels)  # or height, width and the size of the features
+        self.shape = (height, width, channels)  # for features, `channels` is the size of a feature vector
 
     def __len__(self) -> int:
         return len(self.array)
@@ -110,15 +111,15 @@ class ArrayPictures:
                 last = len(self) - 1
                 raise InputError(f"{self.source}: images are numbered from 0 to {last}, there is no {describe(name)}")
             rows.append(row)
-        images = self.array[rows]  # a copy, also of mapped files
+        images = self.array[rows]  # a copy, even if the file is mapped into memory
         return torch.from_numpy(images if images.dtype == np.uint8 else images.astype(np.float32, copy=False))
 
 
 class Photos:
-    """JPEG and PNG files, which are read on first use and kept in the requested size.
+    """Collection of JPEG and PNG files. Each file is read on first use, resized if necessary, and kept in memory.
 
     Args:
-        files: Function that reads the content of each file, by path.
+        files: For each path, a function that returns the content of the file.
         source: Name of the folder or archive, for errors.
         size: Height and width. By default, all images must have the size of the first one.
 
@@ -174,7 +175,8 @@ def decode_picture(content: bytes, source: str, size: tuple[int, int] | None = N
     """Return the pixels [height, width, 3] of a JPEG or PNG file, resized if `size` is given.
 
     Raises:
-        InputError: If the file is damaged or has another format, or Pillow is missing; `source` is its name.
+        InputError: If the file is damaged or has another format, or Pillow is missing. The message begins with
+            `source`.
     """
     try:
         from PIL import Image, ImageOps
@@ -200,7 +202,7 @@ def _in_folder(folder: Path) -> dict[str, Load]:
 
 
 def _in_tar(path: Path) -> dict[str, Load]:
-    """Return a loader for each image of an uncompressed tar archive, which stays open."""
+    """Return functions that load the images of an uncompressed tar archive, by name; the archive stays open."""
     check_file(path)
     try:
         archive = tarfile.open(path, "r:")  # noqa: SIM115
@@ -215,7 +217,7 @@ def _in_tar(path: Path) -> dict[str, Load]:
 
 
 def _array(path: Path) -> NDArray[Any]:
-    """Load an array that holds no objects; map it into memory if it is not compressed."""
+    """Load an array without Python objects. An uncompressed file is mapped into memory."""
     with open_file(path) as stream, input_errors(path), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # NumPy warns about headers written by Python 2
         size = os.fstat(stream.fileno()).st_size
@@ -233,9 +235,9 @@ def _array(path: Path) -> NDArray[Any]:
 
 
 def _check_header(stream: Any, size: int) -> None:
-    """Raise if a file of this size, compressed or not, can't hold the array that its header describes.
+    """Raise if a file of `size` bytes is too small for the array that its header describes.
 
-    NumPy allocates memory for header and array before it reads them.
+    The check is needed because NumPy allocates memory for header and array before it reads them.
     """
     header = BytesIO(stream.read(LONGEST_HEADER))
     version = np.lib.format.read_magic(header)

@@ -29,29 +29,30 @@ NO_LOCKS = (
     errno.ENOSYS,
     errno.EINVAL,
 )  # errors of file systems without locks
-# Missing on some systems. Opening a FIFO without this flag blocks until another process writes to it.
+# Opening a FIFO without this flag blocks until another process writes to it. Some systems lack the flag.
 NONBLOCK = getattr(os, "O_NONBLOCK", 0)
-PACKED_ENDINGS = ("", ".xz", ".gz")  # accepted endings of compressed text files
+PACKED_ENDINGS = ("", ".xz", ".gz")  # accepted endings of text files: plain or compressed
 LONGEST = 1 << 24  # maximum bytes per line
 MOST_BLANK = 100_000  # maximum number of consecutive blank lines
-PLAUSIBLE = 1 << 26  # decompressed bytes that are always accepted
+PLAUSIBLE = 1 << 26  # decompressed size in bytes that is always accepted
 RATIO = 200  # maximum compression ratio of a larger text
 DAMAGE_ERRORS = (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)
-MARKS = {  # byte order marks of unsupported encodings; UTF-32 comes first, because its mark begins like that of UTF-16
+# Byte order marks of unsupported encodings. UTF-32 comes first, because its mark begins with the mark of UTF-16.
+MARKS = {
     codecs.BOM_UTF32_LE: "UTF-32",
     codecs.BOM_UTF32_BE: "UTF-32",
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }
-OPEN_ALREADY = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")  # names of inherited streams
+OPEN_ALREADY = ("/dev/fd/", "/dev/stdin", "/proc/self/fd/")  # paths of streams that the process has inherited
 
 
 class TooLarge(InputError):
-    """Raised for a compressed file whose compression ratio is implausible for text."""
+    """Error of a compressed file whose compression ratio is implausible for text."""
 
 
 class Stream(Protocol):
-    """Anything that can be read to its end."""
+    """Stream of bytes that can be read as a whole or line by line."""
 
     def read(self, size: int = ..., /) -> bytes: ...
 
@@ -61,8 +62,8 @@ class Stream(Protocol):
 def write_atomic(path: Path | str, data: bytes | str) -> None:
     """Write a file atomically: readers see the old file or the new one, never a part of it.
 
-    Text is written as UTF-8. A temporary file is written in the same folder, because a rename is atomic only inside one
-    file system. It is flushed to the disk before it is renamed. The folder must exist.
+    Text is written as UTF-8. The function writes a temporary file, flushes it to the disk and renames it. The temporary
+    file is in the same folder, because a rename is atomic only inside one file system. The folder must exist.
 
     Raises:
         OSError: If writing fails. An existing file at `path` is then unchanged.
@@ -81,7 +82,7 @@ def write_atomic(path: Path | str, data: bytes | str) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
-        # mkstemp makes files private; a run folder is shared like any other file of its user.
+        # mkstemp makes files private: give the file the usual permissions of the user's files.
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)
@@ -98,7 +99,7 @@ def write_atomic(path: Path | str, data: bytes | str) -> None:
 
 
 def write_output(path: Path | str, data: bytes | str) -> None:
-    """Write a file that a user names with :func:`write_atomic`; links are followed.
+    """Write a file with :func:`write_atomic`, but follow links. Use it for paths that users give.
 
     The folder is created if it is missing.
     """
@@ -109,7 +110,7 @@ def write_output(path: Path | str, data: bytes | str) -> None:
 
 @contextmanager
 def created_folder(folder: Path) -> Iterator[None]:
-    """Create a folder with its parents; if the block raises an InputError, remove the new ones that are empty."""
+    """Create a folder with its parents; if the block raises an InputError, remove the new folders that are empty."""
     missing = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -122,7 +123,7 @@ def created_folder(folder: Path) -> Iterator[None]:
 
 
 def distinct_names(paths: Sequence[Path]) -> list[str]:
-    """Return the shortest distinct ending of each path; equal paths have equal endings.
+    """Return the shortest ending of each path that no different path has; equal paths have equal endings.
 
     >>> distinct_names([Path("/a/best"), Path("/b/best"), Path("/b/last")])
     ['a/best', 'b/best', 'last']
@@ -159,13 +160,13 @@ def sync_folder(folder: Path) -> None:
 
 
 def is_leftover(path: Path, names: Iterable[str]) -> bool:
-    """Return whether `path` is a temporary file of a killed :func:`write_atomic` to one of `names`."""
+    """Return whether `path` is a temporary file that a killed :func:`write_atomic` left for a file in `names`."""
     match = re.fullmatch(r"\.(.+)\.[a-z0-9_]{8}\.tmp", path.name)
     return match is not None and match[1] in names and is_regular(path)
 
 
 def remove_leftovers(folder: Path, names: Iterable[str]) -> None:
-    """Remove the temporary files of killed writes to files of the given names in a folder."""
+    """Remove the temporary files in a folder that killed writes left for the files in `names`."""
     for path in list(folder.iterdir()):
         if is_leftover(path, names):
             path.unlink()
@@ -207,13 +208,13 @@ def lock_file(handle: int, wait: bool) -> bool:
 
 
 def find_packed(path: Path | str, endings: Sequence[str] = PACKED_ENDINGS) -> Path | None:
-    """Return the file of that name with one of the endings appended, or None if there is none."""
+    """Return the first file that exists at `path` plus one of the endings, or None."""
     path = Path(path)
     return next((candidate for ending in endings if (candidate := path.with_name(path.name + ending)).is_file()), None)
 
 
 def check_file(path: Path | str) -> None:
-    """Raise for paths that would block or never end, such as a fifo or a device.
+    """Raise unless a path is a file: reading a FIFO or a device might block or never end.
 
     Raises:
         InputError: If `path` does not exist or is not a file.
@@ -231,7 +232,7 @@ def check_file(path: Path | str) -> None:
 
 
 def open_file(path: Path | str) -> IO[bytes]:
-    """Open a file for reading; raise for pipes and devices, which might block or never end.
+    """Open a file for reading; raise for pipes and devices, because reading them might block or never end.
 
     Raises:
         InputError: If the path can't be read or is not a file.
@@ -281,7 +282,7 @@ def read_text(path: Path | str, limit: int | None = None) -> str:
 
 
 def without_mark(blob: bytes) -> bytes:
-    """Return the content of a file without the byte order mark of UTF-8, which some editors write in front."""
+    """Return the content of a file without the byte order mark of UTF-8, with which some editors begin a file."""
     return blob.removeprefix(codecs.BOM_UTF8)
 
 
@@ -317,23 +318,24 @@ def read_lines(path: Path | str, expected: str = "text") -> Iterator[str]:
 
 
 def stream_lines(path: Path | str) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file like :func:`read_lines`, without white space around them."""
+    """Yield the lines of a UTF-8 file like :func:`read_lines`, but strip white space from both ends."""
     return map(str.strip, read_lines(path))
 
 
 def decode_lines(
     stream: Stream, name: str, expected: str = "text", skip: Callable[[InputError], object] | None = None
 ) -> Iterator[str]:
-    """Yield the lines of UTF-8 bytes, split at line feeds only: fields may contain other line separators.
+    """Yield the lines of a UTF-8 stream. Only line feeds end a line: fields may contain other line separators.
 
-    A carriage return before a line feed or at the end is part of the line end. A UTF-8 byte order mark at the start is
-    skipped.
+    A carriage return before a line feed or at the end of the stream belongs to the line end. A UTF-8 byte order mark at
+    the start is skipped.
 
     Args:
         stream: Stream of bytes.
         name: Name of the stream, for errors.
         expected: Description of the expected lines, for errors.
-        skip: Function that gets the error of a bad line, which is then yielded as an empty line; default: raise it.
+        skip: Function that is called with the error of a bad line. The line is then yielded as an empty line. Default:
+            raise the error.
 
     Raises:
         InputError: If there is no line, or a line is not UTF-8 or has more than 16 MiB.
@@ -373,7 +375,7 @@ class Ignored:
     ends: int = 0
 
     def warn(self, name: str) -> None:
-        """Warn if anything was ignored, naming the input."""
+        """Warn if anything was ignored; `name` is the name of the input."""
         kinds = {"blank lines": self.blank, "separators at the end of lines": self.ends}
         if counts := [f"{text} ({count})" for text, count in kinds.items() if count]:
             warnings.warn(f"{name}: ignored {' and '.join(counts)}", IgnoredInputWarning, stacklevel=2)
@@ -382,10 +384,10 @@ class Ignored:
 def number_lines(
     lines: Iterable[str], ignored: Ignored, columns: int = 1, separators: str = ""
 ) -> Iterator[tuple[int, str]]:
-    r"""Yield non-blank lines with their numbers from 0, without ignored characters at their ends.
+    r"""Yield the non-blank lines with their numbers, from 0; ignored characters at line ends are removed.
 
-    Every task and command reads its lines with this function. At the end of a line, it removes carriage returns, white
-    space, separators, and empty columns after the first `columns` ones.
+    Every task and command reads its lines with this function. At the end of a line, the function removes carriage
+    returns, white space, separators, and empty columns after the first `columns` columns.
 
     Args:
         lines: Lines of one input.
@@ -428,12 +430,12 @@ def read_examples(
     expected: str,
     numbered: Callable[[Iterable[str], Ignored], Iterator[tuple[int, str]]] = number_lines,
 ) -> Iterator[tuple[str, str]]:
-    """Yield the location (`file:number`) and the text of each line with an example.
+    """Yield the location (`file:number`) and the text of each line that contains an example.
 
     Args:
         path: Path of a UTF-8 file, plain, `.gz` or `.xz`.
         expected: Description of the expected lines, for errors.
-        numbered: Function that returns the lines with examples, with their numbers from 0.
+        numbered: Function that yields the lines with examples, each with its number, from 0.
 
     Raises:
         InputError: See :func:`read_lines`, or if no line has an example.
@@ -461,7 +463,7 @@ def decompress(stream: IO[bytes], path: Path, packing: str | None = None) -> Str
 
 
 class BoundedStream:
-    """Decompressing stream that rejects implausible compression ratios.
+    """Stream of decompressed bytes, which rejects implausible compression ratios.
 
     Args:
         stream: Decompressing stream.

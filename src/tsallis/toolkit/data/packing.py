@@ -22,7 +22,7 @@ MASK_LIMIT = 1 << 26  # maximum size of a batch's attention mask, in pairs of to
 
 @dataclass(frozen=True)
 class TextCorpus(Corpus):
-    """Corpus of prompts, which may be empty, and the texts that follow them.
+    """Corpus of prompts and the texts that follow them. Prompts may be empty.
 
     >>> TextCorpus([[]], [[4, 5]]).batch([0]).tgt_in.tolist()
     [[1, 4, 5]]
@@ -34,10 +34,10 @@ class TextCorpus(Corpus):
 
 @dataclass(frozen=True)
 class PackedCorpus(Corpus):
-    """Corpus of rows of several texts, each after a start symbol; a row may begin and end in the middle of a text.
+    """Corpus whose rows contain several texts. Each text follows a start symbol; a row may begin or end inside a text.
 
     `tgt` contains the tokens that the model reads. The last token of a row predicts the first token of the next row.
-    Every token except start symbols, and the end of every text, is therefore predicted exactly once.
+    Therefore every token except start symbols is predicted exactly once, and so is the end of every text.
 
     Args:
         stream: All rows, concatenated, with a start symbol at the end.
@@ -46,7 +46,7 @@ class PackedCorpus(Corpus):
     stream: NDArray[np.generic] = field(default_factory=lambda: np.array([BOS]), compare=False)
 
     def lengths(self) -> torch.Tensor:
-        """Return the lengths [rows, 2]: 0, and the number of tokens minus 1, because `BatchPlan` adds an end symbol."""
+        """Return the lengths [rows, 2] of sources (0) and targets, without the end symbol that `BatchPlan` adds."""
         counts = super().lengths()
         return counts - torch.tensor([0, 1], dtype=counts.dtype)
 

@@ -1,4 +1,4 @@
-"""Memory-mapped rows of integers in a folder: opening millions of rows takes neither RAM nor time.
+"""Memory-mapped rows of integers in a folder. Opening millions of rows takes almost no memory and time.
 
 manifest.json   number of rows, dtype and digest; written last
 tokens.bin      all rows, concatenated, little-endian
@@ -38,7 +38,7 @@ def type_for(symbols: int) -> str:
 
 
 class RaggedRows(Sequence[Row]):
-    """Sequence of rows of integers with any lengths; indexing returns an array without a copy.
+    """Sequence of integer rows of any lengths. Indexing returns a view of a row, not a copy.
 
     Args:
         tokens: All rows, concatenated.
@@ -66,10 +66,10 @@ class RaggedRows(Sequence[Row]):
 
     @classmethod
     def open(cls, folder: Path | str) -> RaggedRows:
-        """Open rows that :class:`RaggedWriter` wrote, mapped into memory, and check file sizes.
+        """Map the rows that :class:`RaggedWriter` wrote into memory, and check the file sizes.
 
         Raises:
-            InputError: If the manifest is missing (the rows are incomplete), or a file is missing or has another size.
+            InputError: If a file is missing or has another size. A missing manifest means that the rows are incomplete.
         """
         folder = Path(folder)
         manifest = read_json(folder / MANIFEST)
@@ -105,7 +105,7 @@ class RaggedRows(Sequence[Row]):
         return self._digest or digest_of(self)
 
     def rows(self, index: ArrayLike) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        """Return the concatenated symbols of some rows, and the lengths of the rows."""
+        """Return the concatenated symbols of the given rows, and the lengths of these rows."""
         indices = np.asarray(index, np.int64)
         starts = self.offsets[indices]
         lengths = self.offsets[indices + 1] - starts
@@ -117,7 +117,7 @@ Rows = Sequence[Sequence[int]] | RaggedRows
 
 
 class RaggedWriter:
-    """Writer of rows into a new folder, which is valid after :meth:`finish`.
+    """Writer of rows to a new folder. The folder is valid only after :meth:`finish`.
 
     Args:
         folder: New folder.
@@ -165,7 +165,7 @@ class RaggedWriter:
 
 
 def digest_of(rows: Rows) -> str:
-    """Return a hash of rows, which depends on the numbers but not on dtype or storage.
+    """Return a hash of rows. The hash depends on the numbers, but not on their dtype or storage.
 
     >>> digest_of([[4, 5], [6]]) == digest_of(RaggedRows.of([[4, 5], [6]], np.uint16)) != digest_of([[4], [5, 6]])
     True

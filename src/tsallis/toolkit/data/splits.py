@@ -18,9 +18,9 @@ def hold_out(
     group: Callable[[Example], str] = str,
     stratify: Callable[[Example], Hashable] | None = None,
 ) -> tuple[list[Example], list[Example]]:
-    """Split examples into the part to keep and a held-out part.
+    """Split examples into a remaining part and a held-out part.
 
-    The choice depends only on the names of groups and on the seed, not on the order of the examples.
+    The held-out part depends only on the names of groups and on the seed, not on the order of the examples.
 
     Args:
         examples: Examples; both parts keep their order.

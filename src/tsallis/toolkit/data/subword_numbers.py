@@ -1,4 +1,4 @@
-"""Conversion of sentencepiece models to the numbers of special symbols that this package uses."""
+"""Convert sentencepiece models, so that their special symbols have the numbers that this package uses."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ ORDER = ("pad", "bos", "eos", "unk")
 
 
 def load_subwords(path: Path | str) -> Subwords:
-    """Read a sentencepiece model with any numbers for padding, start, end and unknown.
+    """Read a sentencepiece model; padding, start, end and unknown may have any numbers.
 
-    If they are not 0, 1, 2 and 3, they are renumbered, and the other subwords follow in order. Missing special symbols
-    are added. The segmentation of text does not change.
+    If these special symbols are not 0, 1, 2 and 3, they are renumbered, and the other subwords follow in order. Missing
+    special symbols are added. The segmentation of text does not change.
 
     Args:
         path: Path of a `.model` file.
 
     Returns:
-        The model. Its content equals that of the file if nothing had to be changed.
+        The model. If no number had to change, the model is the unchanged file.
 
     Raises:
         InputError: If the file is missing or is not a sentencepiece model.

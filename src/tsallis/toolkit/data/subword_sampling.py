@@ -1,6 +1,6 @@
-"""Random segmentations of a sentencepiece model, which depend only on the seed.
+"""Random segmentations of texts with a sentencepiece model; for a given text, they depend only on the seed.
 
-sentencepiece can sample segmentations too, but its seed depends on the process: a resumed run would see different ones.
+sentencepiece also samples segmentations. But its seed depends on the process: a resumed run would get different ones.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import NamedTuple
 from tsallis.symbols import UNK
 
 NORMAL, USER_DEFINED, BYTE = 1, 4, 6  # types of pieces in the model file
-UNKNOWN_PENALTY = 10.0  # difference from the lowest score, as in sentencepiece
-CACHE_SIZE = 1 << 17  # number of cached stretches of text, because words repeat
+UNKNOWN_PENALTY = 10.0  # an unknown symbol scores this much below the lowest score, as in sentencepiece
+CACHE_SIZE = 1 << 17  # number of cached stretches of text; words repeat, so the cache saves time
 
 Chance = Callable[[], float]
 
@@ -33,10 +33,10 @@ class Piece(NamedTuple):
 
 
 class Sampler:
-    """Base class of samplers. It splits a text into parts and segments each part independently.
+    """Base class of samplers. It splits a text into stretches and segments each stretch independently.
 
     A text is split between two characters that are not adjacent in any piece, because no piece can cross this position.
-    This separates words, and most neighbouring characters in texts without spaces.
+    Such splits separate words. In texts without spaces, they separate most characters.
 
     Args:
         pieces: Pieces of the model, in the order of their numbers.
@@ -46,7 +46,7 @@ class Sampler:
         spelled = [(i, p) for i, p in enumerate(pieces) if p.type in (NORMAL, USER_DEFINED)]
         self.numbers = {p.text: i for i, p in spelled}
         self.scores = {p.text: p.score for _, p in spelled}
-        self.bytes = {int(p.text[3:5], 16): i for i, p in enumerate(pieces) if p.type == BYTE}  # <0x41>
+        self.bytes = {int(p.text[3:5], 16): i for i, p in enumerate(pieces) if p.type == BYTE}  # spelled <0x41>
         self._joints = {pair for _, p in spelled for pair in map("".join, zip(p.text, p.text[1:], strict=False))}
         fixed = sorted((p.text for _, p in spelled if p.type == USER_DEFINED), key=len, reverse=True)
         self._fixed = re.compile(f"({'|'.join(map(re.escape, fixed))})") if fixed else None
@@ -68,7 +68,7 @@ class Sampler:
         raise NotImplementedError
 
     def spell(self, part: str) -> list[int]:
-        """Return the number of a piece, or else the numbers of its bytes or of the unknown symbol."""
+        """Return the number of a piece. A part that is no piece becomes its bytes or the unknown symbol."""
         if part in self.numbers:
             return [self.numbers[part]]
         return [self.bytes[b] for b in part.encode()] if self.bytes else [UNK]
@@ -101,7 +101,7 @@ class MergeSampler(Sampler):
             return tokens
         left_out: tuple[int, ...] = ()
         turn = _next(-1, alpha, chance)
-        # Few merges of a word are skipped, so the same cases repeat and the cache is effective.
+        # Few merges of a word are skipped. The same cases therefore repeat, and the cache is effective.
         while turn < turns:
             left_out = (*left_out, turn)
             turns, tokens = self._merged(stretch, left_out)
@@ -109,7 +109,7 @@ class MergeSampler(Sampler):
         return tokens
 
     def _merge(self, stretch: str, left_out: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-        """Merge a stretch, skipping some merges; return the number of possible merges and the resulting pieces."""
+        """Merge a stretch, except for the merges `left_out`; return the number of possible merges and the pieces."""
         parts: list[str] = list(stretch)
         after, before = list(range(1, len(parts) + 1)), list(range(-1, len(parts) - 1))
         waiting: list[tuple[float, int, int, str]] = []
@@ -141,7 +141,7 @@ class MergeSampler(Sampler):
 
 
 def _next(turn: int, alpha: float, chance: Chance) -> int:
-    """Return the next skipped merge after `turn`, if each is skipped with probability `alpha` above 0."""
+    """Draw the next skipped merge after `turn`; each merge is skipped with probability `alpha`, which is above 0."""
     return turn + 1 + (int(math.log(1.0 - chance()) / math.log1p(-alpha)) if alpha < 1 else 0)
 
 
@@ -166,7 +166,7 @@ class LatticeSampler(Sampler):
         return tokens[::-1]
 
     def _weigh(self, stretch: str, alpha: float) -> list[tuple[list[int], list[float]]]:
-        """Return, for every end, the possible starts of the last piece and their cumulative probabilities."""
+        """Return, for every end position, the possible starts of the last piece and their cumulative weights."""
         logs = [0.0]  # log of the total weight before each position
         lattice: list[tuple[list[int], list[float]]] = [([], [])]
         for end in range(1, len(stretch) + 1):

@@ -1,4 +1,4 @@
-"""Subwords: encoding of text as numbers, and decoding, with a sentencepiece model."""
+"""Subwords: encode text as numbers, and decode numbers, with a sentencepiece model."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-KINDS = {"unigram": 1, "bpe": 2, "word": 3}  # numbers in the model file
-MAX_LINES = 2_000_000  # maximum number of lines; sentencepiece keeps them in memory
+KINDS = {"unigram": 1, "bpe": 2, "word": 3}  # number of each kind in the model file
+MAX_LINES = 2_000_000  # maximum number of lines to learn from; sentencepiece keeps them in memory
 SPACE = "▁"  # first character of subwords at the beginning of words
 THREADS = 4  # fixed, because rounding depends on the number of threads
 
@@ -36,7 +36,7 @@ class Subwords:
         source: Name of the model, for errors.
 
     Raises:
-        InputError: If the file is not such a model, or numbers the four symbols differently.
+        InputError: If `model` is not a sentencepiece model, or the first four symbols are others.
 
     >>> subwords = Subwords.train(["low lower lowest"] * 3, 18)
     >>> subwords.encode("low"), subwords.name(6), subwords.decode(subwords.encode(" lower  slow"))
@@ -73,19 +73,20 @@ class Subwords:
         split_digits: bool = False,
         name: str | None = None,
     ) -> Subwords:
-        """Learn a vocabulary from lines of text; the same lines give the same model, byte for byte.
+        """Learn a vocabulary from lines of text. The same lines always give an identical model.
 
         Args:
             lines: Lines of text, which are read once. If there are more than two million, a fixed uniform sample is
                 used. Lines of more than 4192 bytes are skipped.
             size: Number of subwords, including the four special ones.
-            kind: `"bpe"` (Sennrich et al. 2016) or `"unigram"` (Kudo 2018); or `"word"`, for text in which white space
-                separates the symbols already: the `size` most frequent ones, or all if there are fewer.
-            coverage: Share of the characters in the vocabulary; the rarest others are unknown. Use 0.9995 for Chinese
-                and Japanese.
-            byte_fallback: Whether unknown characters are spelled as bytes, which take 256 numbers of the vocabulary.
-            normalization: Normalization rule of sentencepiece: `"nmt_nfkc"`, `"nfkc"`, each with the suffix `"_cf"` to
-                fold case, or `"identity"`, which normalises only white space.
+            kind: `"bpe"` (Sennrich et al. 2016), `"unigram"` (Kudo 2018) or `"word"`. The last one is for text whose
+                symbols are separated by white space. It keeps the `size` most frequent symbols, or all if there are
+                fewer.
+            coverage: Share of the text's characters that the vocabulary covers; the rarest characters are unknown. Use
+                0.9995 for Chinese and Japanese.
+            byte_fallback: Whether to spell unknown characters as bytes. The bytes take 256 numbers of the vocabulary.
+            normalization: Normalization rule of sentencepiece: `"nmt_nfkc"`, `"nfkc"` or `"identity"`. The first two
+                fold case with the suffix `"_cf"`. The last one normalises only white space.
             split_digits: Whether every digit is a separate subword.
             name: Name of the lines' files, for errors.
 
@@ -94,7 +95,7 @@ class Subwords:
         """
         from sentencepiece import SentencePieceTrainer
 
-        errors: list[Exception] = []  # sentencepiece replaces errors of its input by its own
+        errors: list[Exception] = []  # sentencepiece hides the errors of `lines` behind its own error
 
         def guarded() -> Iterator[str]:
             try:
@@ -144,11 +145,11 @@ class Subwords:
         return self._processor.encode(text)
 
     def pieces(self, text: str) -> list[str]:
-        """Return the parts of a text that :meth:`encode` encodes, with unknown parts unchanged."""
+        """Return the pieces into which :meth:`encode` splits a text; unknown pieces keep their spelling."""
         return self._processor.encode(text, out_type=str)
 
     def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode several texts, which is several times faster than one by one."""
+        """Encode several texts at once; this is several times faster than one by one."""
         return self._processor.encode(list(texts), num_threads=torch.get_num_threads())
 
     def encode_arrays(self, texts: Sequence[str]) -> list[NDArray[np.int32]]:
@@ -156,7 +157,7 @@ class Subwords:
         return self._processor.encode(list(texts), num_threads=torch.get_num_threads(), return_type="numpy")
 
     def split_typed(self, text: str) -> tuple[list[int], str]:
-        """Return the subwords of all words except the last, which may continue, and its spelling so far.
+        """Return the subwords of all words except the last, and the spelling of the last word, which may continue.
 
         >>> subwords = Subwords.train(["low lower lowest"] * 3, 18, normalization="nmt_nfkc_cf")
         >>> subwords.split_typed("low LO"), subwords.split_typed("low ")
@@ -169,12 +170,12 @@ class Subwords:
         return tokens, f"{SPACE}{spelling.removeprefix(SPACE)}" if last or words else ""
 
     def sample(self, text: str, alpha: float, seed: int) -> list[int]:
-        """Return a random segmentation, which depends only on the seed.
+        """Return a random segmentation. For a given text and `alpha`, it depends only on the seed.
 
         Args:
             text: Text to segment.
-            alpha: For BPE, the share of skipped merges (BPE-dropout, Provilkov et al. 2020; 0.1 there). For unigram
-                models, the exponent of a segmentation's probability (Kudo 2018, sec. 3.3; 0.1 to 0.5 there).
+            alpha: For BPE, the probability of skipping a merge (BPE-dropout; Provilkov et al. 2020 use 0.1). For
+                unigram models, the exponent of a segmentation's probability (Kudo 2018, sec. 3.3, uses 0.1 to 0.5).
             seed: Non-negative seed.
 
         Raises:
@@ -183,7 +184,7 @@ class Subwords:
         return self.sample_many([text], alpha, [seed])[0]
 
     def sample_many(self, texts: Sequence[str], alpha: float, seeds: Sequence[int]) -> list[list[int]]:
-        """Return a random segmentation of each text, which depends only on the text and its seed."""
+        """Return a random segmentation of each text. A segmentation depends only on the text, `alpha` and its seed."""
         if not 0 <= alpha <= 1:
             raise ValueError(f"alpha must be from 0 to 1, got {alpha}")
         if self.kind == "word":
@@ -201,9 +202,9 @@ class Subwords:
         return self._processor.decode([int(i) for i in tokens if i not in (PAD, BOS, EOS)])
 
     def spellings(self, numbers: Sequence[int]) -> tuple[dict[int, bytes], dict[int, bytes]]:
-        """Return the UTF-8 bytes of subwords at the beginning of a text, and those after other subwords.
+        """Return the UTF-8 bytes of subwords in two cases: at the beginning of a text, and after other subwords.
 
-        A subword for a byte has this byte.
+        A subword that stands for a byte is spelled as this byte in both cases.
         """
         bytes_of = {number: bytes([value]) for value, number in self._sampler.bytes.items()}
         ordinary = [number for number in numbers if number not in bytes_of]
@@ -219,12 +220,12 @@ class Subwords:
 
     @property
     def drops_leading_spaces(self) -> bool:
-        """Whether decoding drops all spaces before the first word of a text, and not only one."""
+        """Whether decoding drops all spaces before the first word of a text, instead of only one."""
         space = int(self._processor.piece_to_id(SPACE))
         return space != UNK and self.decode([space, space]) == ""
 
     def name(self, number: int) -> str:
-        """Return the spelling of one subword, with `▁` for a space; special subwords have one too."""
+        """Return the spelling of a subword, also of a special one; `▁` stands for a space."""
         spelling: str = self._processor.id_to_piece(int(number))
         return SPECIALS[number] if number < len(SPECIALS) else spelling
 
@@ -244,7 +245,7 @@ class Subwords:
 
 
 def _explain(message: str, size: int) -> str:
-    """Replace known error messages of sentencepiece by advice."""
+    """Return an error message with advice in place of a message of sentencepiece."""
     if match := re.search(r"size too high .*<= (\d+)", message):
         return f"{size} subwords are too many for this text: at most {match[1]} can be learned from it"
     if match := re.search(r"smaller than required_chars\. \d+ vs (\d+)", message):
@@ -255,10 +256,11 @@ def _explain(message: str, size: int) -> str:
 
 
 def _kind(model: bytes, label: str) -> str:
-    """Return the kind of a model; sentencepiece does not notice if the end of the file is missing."""
+    """Return the kind of a model; raise if the file is cut short, which sentencepiece does not notice."""
     try:
         fields = dict(message_fields(model))
-        # Pieces come first, then how they were learned, then the normaliser (sentencepiece_model.proto).
+        # A model contains its pieces, the training settings and the normaliser, in this order
+        # (sentencepiece_model.proto).
         kind = dict(message_fields(fields[2])).get(3, KINDS["unigram"])
         whole = {1, 2, 3} <= fields.keys()
     except (IndexError, KeyError, ValueError, TypeError) as error:
@@ -276,7 +278,7 @@ def _piece(message: bytes) -> Piece:
 
 
 def message_fields(blob: Any) -> Iterator[tuple[int, Any]]:
-    """Yield number and content of each field of a protocol buffer message; nested messages as bytes."""
+    """Yield the number and content of each field of a protocol buffer message; a nested message is yielded as bytes."""
     at = 0
     while at < len(blob):
         tag, at = _varint(blob, at)

@@ -13,13 +13,13 @@ from tsallis.symbols import BOS, EOS, PAD, SPECIALS, UNK
 from tsallis.toolkit.data.io import read_text, write_atomic
 
 FORMAT = 1
-GRAPHEMES = r"\X"  # separator that stands for grapheme clusters: characters with their combining marks
+GRAPHEMES = r"\X"  # special separator: each symbol is a grapheme cluster, a character with its combining marks
 
 
 def split_symbols(text: str | Iterable[str], separator: str) -> Iterable[str]:
     """Return the symbols of a text: its characters, its graphemes, or the parts between separators.
 
-    A list of symbols stays as it is.
+    A list of symbols is returned unchanged.
 
     >>> split_symbols("d uː ", " "), [*split_symbols("do", "")], len(split_symbols("e\u0301a", GRAPHEMES))
     (['d', 'uː'], ['d', 'o'], 2)
@@ -34,14 +34,14 @@ def split_symbols(text: str | Iterable[str], separator: str) -> Iterable[str]:
 
 
 class Vocabulary:
-    """Symbols numbered from 4; 0 to 3 are padding, start, end and unknown.
+    """Vocabulary of symbols, which are numbered from 4. The numbers 0 to 3 are padding, start, end and unknown.
 
     The special symbols have no spelling: a symbol `<s>` in the data is an ordinary symbol.
 
     Args:
         symbols: Different symbols, in the order of their numbers.
         separator: Separator of the symbols in a text, such as a space between phones. By default, every character is a
-            symbol; with `GRAPHEMES`, every character with its combining marks.
+            symbol. With `GRAPHEMES`, every character together with its combining marks is a symbol.
 
     Raises:
         InputError: If a symbol occurs more than once, is empty, or contains the separator.
@@ -68,7 +68,7 @@ class Vocabulary:
 
     @classmethod
     def build(cls, sequences: Iterable[str | Iterable[str]], min_count: int = 1, separator: str = "") -> Vocabulary:
-        """Build a vocabulary of frequent symbols, most frequent first, ties in code-point order.
+        """Build a vocabulary of frequent symbols. The most frequent one is first; ties are in code-point order.
 
         Args:
             sequences: Texts, or lists of symbols.
@@ -97,7 +97,7 @@ class Vocabulary:
         return hash((self.symbols, self.separator))
 
     def encode(self, text: str | Iterable[str]) -> list[int]:
-        """Encode a text or a list of symbols; unknown symbols are encoded as 3."""
+        """Return the numbers of the symbols of a text or list; unknown symbols get the number 3."""
         return [self._number.get(symbol, UNK) for symbol in split_symbols(text, self.separator)]
 
     def decode(self, tokens: Iterable[int]) -> str:
@@ -105,9 +105,9 @@ class Vocabulary:
         return self.joiner.join(self.name(token) for token in tokens if token not in (PAD, BOS, EOS))
 
     def split_typed(self, text: str) -> tuple[list[int], str]:
-        """Return the encoded complete symbols of a typed text, and the beginning of the next symbol.
+        """Return the encoded complete symbols of a typed text, and its last symbol, which may be incomplete.
 
-        The beginning includes the separator before it.
+        The last symbol includes the separator before it.
 
         >>> Vocabulary(["d", "uː"], " ").split_typed("d u")
         ([4], ' u')
@@ -121,12 +121,12 @@ class Vocabulary:
         return self.encode(whole), self.separator + rest
 
     def spellings(self, numbers: Sequence[int]) -> tuple[dict[int, bytes], dict[int, bytes]]:
-        """Return the UTF-8 bytes of symbols at the beginning of a text, and those after other symbols."""
+        """Return the UTF-8 bytes of symbols in two cases: at the beginning of a text, and after other symbols."""
         first = {number: self.name(number).encode() for number in numbers}
         return first, {number: self.joiner.encode() + spelling for number, spelling in first.items()}
 
     def name(self, number: int) -> str:
-        """Return the spelling of one symbol; special symbols have one too."""
+        """Return the spelling of a symbol, also of a special one."""
         if not 0 <= number < len(self):
             raise IndexError(f"symbols are numbered from 0 to {len(self) - 1}, got {number}")
         return SPECIALS[number] if number < len(SPECIALS) else self.symbols[number - len(SPECIALS)]
@@ -149,7 +149,7 @@ class Vocabulary:
 
     @classmethod
     def from_json(cls, text: str, source: str = "vocabulary") -> Vocabulary:
-        """Parse the text of :meth:`to_json`; raise an :class:`~tsallis.errors.InputError` at `source` otherwise."""
+        """Parse the text of :meth:`to_json`; raise an :class:`~tsallis.errors.InputError` for other texts."""
         try:
             content = json.loads(text)
             vocabulary = cls(content["symbols"], content.get("separator", ""))

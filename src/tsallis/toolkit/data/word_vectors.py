@@ -1,4 +1,4 @@
-"""Pretrained word vectors for the symbols of a vocabulary, from files."""
+"""Read pretrained word vectors for the symbols of a vocabulary from files."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ def read_word_vectors(
     r"""Read the word vectors of some symbols from a file.
 
     Args:
-        path: Text file in the format of word2vec, GloVe or fastText, plain, `.gz` or `.xz`: each line contains a word
-            and its numbers, and a first line with counts is optional. Or a `.safetensors` file with a matrix.
+        path: Text file in the format of word2vec, GloVe or fastText (plain, `.gz` or `.xz`), or a `.safetensors` file
+            with a matrix. Each line of a text file contains a word and its numbers. A first line with counts is
+            optional.
         symbols: Numbers of the symbols by spelling.
-        words: For a matrix, a text file with one word per line for its rows. Without it, row i belongs to symbol i.
+        words: For a matrix, a text file with the word of each row, one per line. By default, row i belongs to symbol i.
         tensor: Name of the matrix, if the file has several.
 
     Returns:
@@ -79,7 +80,7 @@ def _read_text(path: Path | str, symbols: Mapping[str, int]) -> dict[int, Tensor
     size, ignored = 0, Ignored()
     for number, line in number_lines(read_lines(path, LINE_FORMAT), ignored):
         if number == 0 and re.fullmatch(r"\d+ \d+", line):
-            continue  # the counts of words and values
+            continue  # skip the numbers of words and values
         size = size or line.count(" ")
         word, *values = line.rsplit(" ", size)
         if not size or len(values) < size or not word:

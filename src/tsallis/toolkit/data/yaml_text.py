@@ -1,4 +1,4 @@
-"""YAML of configurations, with limited size and without duplicate keys."""
+"""Parser for YAML configurations. It limits the number of aliases and rejects duplicate keys."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import yaml
 from tsallis.errors import InputError, truncate
 
 LARGEST_FILE = 1 << 18  # maximum size in bytes
-MOST_ALIASES = 20  # maximum number per file; nested aliases could otherwise fill the memory
+MOST_ALIASES = 20  # maximum number of aliases per file; nested aliases could otherwise fill the memory
 LONGEST_KEY = 60  # maximum number of characters of a key in a message
-# PyYAML also raises other errors: for impossible dates, invalid numbers and excessive nesting.
+# Besides YAMLError, PyYAML raises other errors for impossible dates, invalid numbers and excessive nesting.
 NOT_YAML = (yaml.YAMLError, ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError)
 
 
 class _Loader(yaml.SafeLoader):
-    """Loader that rejects duplicate keys; PyYAML would silently use the last one."""
+    """Loader that rejects duplicate keys. PyYAML itself would silently use the last value of such a key."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -34,7 +34,7 @@ def parse_yaml(text: str, name: str) -> Any:
     """Parse a YAML text.
 
     Raises:
-        InputError: If the text is not YAML, is too large, or has a duplicate key. The message begins with `name`.
+        InputError: If the text is not YAML, or has too many aliases or a duplicate key. The message begins with `name`.
     """
     try:
         loader = _Loader(text)

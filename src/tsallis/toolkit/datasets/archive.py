@@ -1,4 +1,4 @@
-"""Files from archives: members are read by their exact names or by a pattern; nothing else is unpacked."""
+"""Create files of data sets from archives. Only members with expected names are read; nothing else is unpacked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONGEST = 1 << 20  # maximum bytes of a line or a small file; larger input is re
 LARGEST = 1 << 26  # maximum bytes of content that can't be read line by line
 MANY = 20  # maximum number of archives that are reported one by one
 PNG = b"\x89PNG\r\n\x1a\n"  # first bytes of a PNG file
-# A zip file may be encrypted or use an unknown compression (RuntimeError).
+# Errors of unpacking. An encrypted zip file, or a zip file with an unknown compression, raises a RuntimeError.
 DAMAGE_ERRORS = (
     EOFError,
     LookupError,
@@ -42,9 +42,10 @@ Report = Callable[[str], None]
 
 
 def fetch_text(file: SourceFile, path: Path, packed: Path, report: Report | None = None) -> Path:
-    """Create a file from archives, which are downloaded into the folder `packed` and kept there.
+    """Create a file from archives. The archives are downloaded into the folder `packed` and kept there.
 
-    The file is renamed to its final name after its lines, size and digest are checked, as far as they are known.
+    The function checks the number of lines, the size and the digest, as far as they are known. Then it renames the file
+    to its final name.
 
     Raises:
         InputError: If there is no connection, content is wrong, or the folder can't be written.
@@ -63,7 +64,7 @@ def fetch_text(file: SourceFile, path: Path, packed: Path, report: Report | None
         except ValueError as error:
             beside.unlink(missing_ok=True)
             for archive in {source for part in file.parts for source in part.needs}:
-                if not archive.has_digest:  # otherwise it would always fail again
+                if not archive.has_digest:  # a wrong archive would fail every time
                     (packed / archive.name).unlink(missing_ok=True)
                     record_of(packed / archive.name).unlink(missing_ok=True)
             raise InputError(f"{error}; it was deleted") from error
@@ -137,7 +138,7 @@ def _write_images(part: Part, path: Path, archive: Path) -> None:
 
 
 def _write_files(file: SourceFile, path: Path, packed: Path) -> None:
-    """Write files, as they are, into one tar file whose bytes depend on them alone."""
+    """Write files unchanged into a tar file. Its bytes depend only on the names and contents of the files."""
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
         for part in file.parts:
             with (packed / part.archive.name).open("rb") as stream:
@@ -190,7 +191,7 @@ def _part_lines(part: Part, path: Path) -> Iterator[bytes]:
 
 
 def _members(part: Part, path: Path) -> Iterator[tuple[tuple[int | str, ...], re.Match[str], bytes]]:
-    """Yield the sort key, the name and the content of each member that matches; numbers sort as numbers."""
+    """Yield the sort key, the name and the content of each member that matches. Numbers in keys are integers."""
     pattern = re.compile(part.member or "")
     keys = set()
     with _open_tar(path) as stream, tarfile.open(fileobj=stream, mode="r|") as tar:
@@ -233,9 +234,9 @@ def _open_part(part: Part, path: Path) -> Iterator[Stream]:
 
 
 def _open_tar(path: Path) -> IO[bytes]:
-    """Return the tar file in an archive, packed with gzip or xz, or as it is.
+    """Open a tar file, which may be compressed with gzip or xz.
 
-    The gzip reader of tarfile does not detect truncated headers.
+    The module gzip is used because the gzip reader of tarfile does not detect truncated headers.
     """
     with path.open("rb") as stream:
         start = stream.read(6)

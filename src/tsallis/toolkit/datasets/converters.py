@@ -1,6 +1,6 @@
 """Converters of published text formats to the lines of data sets.
 
-A line that a converter does not expect is a ValueError or a UnicodeDecodeError; the caller adds the name of the file.
+Converters raise a ValueError or a UnicodeDecodeError for an unexpected line. The caller adds the name of the file.
 """
 
 from __future__ import annotations
@@ -12,41 +12,41 @@ from collections.abc import Iterable, Iterator
 from tsallis.toolkit.datasets.download import Part
 from tsallis.toolkit.datasets.paraphrase_split import split_pairs
 
-POINTER = re.compile(r"(?:\s+in)?(?:\s+the)?\s+image(\d+)\s*\?$")  # end of a question, which names the image
+POINTER = re.compile(r"(?:\s+in)?(?:\s+the)?\s+image(\d+)\s*\?$")  # last words of a question; they name the image
 CONTROLS = bytes.maketrans(b"\t\r\n", b"   ")
 LABELS = {"neg": "0", "pos": "1"}
 
 
 def parse(pattern: str, line: str) -> re.Match[str]:
-    """Match a whole line, or raise a ValueError that shows it."""
+    """Match a whole line, or raise a ValueError that shows the line."""
     if match := re.fullmatch(pattern, line):
         return match
     raise ValueError(f"unexpected line {line[:50]!r}")
 
 
 def segments(lines: Iterator[bytes], part: Part) -> Iterator[bytes]:
-    """Yield the sentences of a test set in SGML, with sacrebleu's white space, so that references are equal."""
+    """Yield the sentences of an SGML test set, with white space as in sacrebleu, so that references are equal."""
     for line in lines:
         if line.lstrip().startswith(b"<seg"):
             yield " ".join(parse(r"\s*<seg[^>]*>(.*)</seg>\s*", line.decode())[1].split()).encode()
 
 
 def talks(lines: Iterator[bytes], part: Part) -> Iterator[bytes]:
-    """Yield the sentences of TED talks, without the lines that describe a talk: its address, title and speaker."""
+    """Yield the sentences of TED talks. Lines that describe a talk (address, title, speaker) are left out."""
     for line in lines:
         if not line.lstrip().startswith(b"<"):
             yield b" ".join(line.split())
 
 
 def clusters(lines: Iterator[bytes], part: Part) -> Iterator[bytes]:
-    """Yield one side of one split of tab-separated pairs; further columns are ignored."""
+    """Split tab-separated pairs, and yield one side of one split; columns after the second are ignored."""
     matches = (parse(r"([^\t]*)\t([^\t]*)(?:\t.*)?", line.decode()) for line in lines)
     for pair in split_pairs((match[1], match[2]) for match in matches)[part.split]:
         yield pair[part.column].encode()
 
 
 def labelled(lines: Iterator[bytes], part: Part) -> Iterator[bytes]:
-    """Yield `label<TAB>text` from a number, a blank and a text in UTF-8 or Latin-1: such collections mix the two."""
+    """Yield `label<TAB>text` from lines of a number, a space and a text. A text may be in UTF-8 or Latin-1."""
     for line in lines:
         content = line.translate(CONTROLS).rstrip()
         try:
@@ -57,9 +57,9 @@ def labelled(lines: Iterator[bytes], part: Part) -> Iterator[bytes]:
 
 
 def pairs(lines: Iterator[bytes], names: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield `image<TAB>question<TAB>answer` from lines with questions, an answer below each, of listed images.
+    """Yield `image<TAB>question<TAB>answer` from lines that alternate between questions and answers.
 
-    The image is named at the end of a question: "... in the image7 ?". That end is left out.
+    A question names its image at the end: "... in the image7 ?". This end is left out. Only images in `names` are used.
     """
     images = {name.strip().decode("latin-1") for name in names if name.strip()}
     for line in lines:
@@ -80,19 +80,19 @@ def questions(content: bytes) -> Iterator[bytes]:
 
 
 def row(*columns: str) -> bytes:
-    """Return columns with tabs between them and none inside."""
+    """Join columns with tabs. White space inside a column becomes single spaces."""
     return "\t".join(" ".join(column.split()) for column in columns).encode()
 
 
 def reviews(name: re.Match[str], content: bytes) -> Iterator[bytes]:
-    """Yield `label<TAB>rating<TAB>class/id_rating<TAB>text`, label 0 for `neg` and 1 for `pos`, one line per file."""
+    """Yield the line `label<TAB>rating<TAB>class/id_rating<TAB>text` of a file; label 0 is `neg`, and 1 is `pos`."""
     text = content.translate(CONTROLS).strip().decode()
     folder, number, rating = name.groups()
     yield f"{LABELS[folder]}\t{rating}\t{folder}/{number}_{rating}\t{text}".encode()
 
 
 def patients(name: re.Match[str], content: bytes) -> Iterator[bytes]:
-    """Yield `RecordID,minute,parameter,value` from a patient's file with `hh:mm,parameter,value`."""
+    """Yield `RecordID,minute,parameter,value` from a patient's file with lines `hh:mm,parameter,value`."""
     lines = iter(content.decode().splitlines())
     parse("Time,Parameter,Value", next(lines, "").strip())
     for line in lines:
@@ -101,6 +101,6 @@ def patients(name: re.Match[str], content: bytes) -> Iterator[bytes]:
             yield f"{name[1]},{int(hour) * 60 + int(minute)},{parameter},{value}".encode()
 
 
-# Functions that convert the lines of a published text, and the files of a folder, to lines.
+# Converters by name: LINE_FORMS for the lines of a published text, FOLDER_FORMS for each file of a folder.
 LINE_FORMS = {"segments": segments, "talks": talks, "clusters": clusters, "labelled": labelled}
 FOLDER_FORMS = {"reviews": reviews, "patients": patients}

@@ -21,51 +21,51 @@ TIMEOUT = 60  # maximum number of seconds without data
 class SourceFile:
     """Description of a file to download: its addresses and its digests, if known.
 
-    If no digest is known, that of the first download is written to `<name>.sha256`, and later downloads must match it.
+    If no digest is known, the first download writes its digest to `<name>.sha256`, and later downloads must match it.
     """
 
     name: str
     urls: tuple[str, ...] = ()  # addresses, tried in order
     size: int | None = None
     sha256: str | None = None
-    md5: str | None = None  # where the publishers give no better one
+    md5: str | None = None  # for files whose publishers give no better digest
     lines: int | None = None
     parts: tuple[Part, ...] = ()  # parts to concatenate, for files without an address
-    holds: Literal["lines", "images", "files"] = "lines"  # images: an array in NumPy's format; files: a tar file
+    holds: Literal["lines", "images", "files"] = "lines"  # images: in a NumPy array; files: in a tar file
     header: str = ""  # first line, added by this package
 
     @property
     def has_digest(self) -> bool:
-        """Whether a digest is published."""
+        """Whether the publishers give a digest."""
         return bool(self.sha256 or self.md5)
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a transferred file: its packing, the member to read, and the selection of its lines."""
+    """Part of a file: the archive, the member to read from it, and the selection of lines."""
 
     archive: SourceFile
     packing: Literal["plain", "gz", "xz", "tar", "zip", "tar-folder"]
-    member: str | None = None  # the exact name in a tar or zip file; of a tar-folder, a pattern of all names
+    member: str | None = None  # exact name in a tar or zip file; for a tar-folder, a pattern of names
     form: Literal["lines", "segments", "talks", "clusters", "labelled", "pairs", "questions", "reviews", "patients"] = (
         "lines"
     )
-    every: int = 0  # n: every nth line; -n: all but these
-    split: str = ""  # of clusters: train, dev or test
-    column: int = 0  # of clusters: which side of the pairs
-    count: int | None = None  # of a tar-folder: its members
+    every: int = 0  # n: every nth line; -n: all lines except every nth
+    split: str = ""  # for clusters: train, dev or test
+    column: int = 0  # for clusters: side of the pairs, 0 or 1
+    count: int | None = None  # for a tar-folder: expected number of members
     listed: SourceFile | None = None  # file with the names of the required images
 
     @property
     def needs(self) -> tuple[SourceFile, ...]:
-        """The files that are transferred."""
+        """The files to download for this part."""
         return (self.archive,) if self.listed is None else (self.archive, self.listed)
 
 
 def fetch(file: SourceFile, path: Path) -> Path:
-    """Return a file: use an existing one, resume its download, or download it; rename it after checking.
+    """Download a file, resume its download, or check the existing file; return its path.
 
-    An interrupted download is kept beside the file as `<name>.part`.
+    An interrupted download is kept as `<name>.part`. The file gets its final name after it is checked.
 
     Raises:
         InputError: If there is no connection, the content is wrong, or the folder can't be written.
@@ -76,7 +76,7 @@ def fetch(file: SourceFile, path: Path) -> Path:
             return path
         with created_folder(path.parent):
             part = path.with_name(path.name + ".part")
-            # A wrong partial file is detected only at the end: then download once more from the start.
+            # A wrong partial file is detected only when it is complete. Then download once more from the start.
             if not (part.exists() and _complete(file, part, path)) and not _complete(file, part, path):
                 raise InputError(f"{path}: the download differs from {known(file, path)}; it was deleted")
             take_name(file, part, path)
@@ -86,21 +86,21 @@ def fetch(file: SourceFile, path: Path) -> Path:
 
 
 def check(file: SourceFile, path: Path) -> None:
-    """Check an existing file against its known or recorded digest, or else its number of lines, and record its digest.
+    """Check the digest of an existing file; if none is known, check the number of lines and record the digest.
 
     Raises:
-        InputError: If it is another file.
+        InputError: If the digest or the number of lines differs.
     """
     if not same_digest(file, path, path):
         raise InputError(f"{path}: is not {known(file, path)} (wrong checksum); remove it to fetch it again")
-    if not file.has_digest and not record_of(path).exists():  # provided by the user
+    if not file.has_digest and not record_of(path).exists():  # the user provided the file
         if file.lines is not None and (count := count_lines(path)) != file.lines:
             raise InputError(f"{path}: expected {file.lines} lines, found {count}; remove it to fetch it again")
         write_record(path, digest_file(path))
 
 
 def take_name(file: SourceFile, part: Path, path: Path) -> None:
-    """Move a complete and checked file to its path; record its digest first if none is published."""
+    """Move a complete and checked file to its path. If no digest is published, record the digest first."""
     if not file.has_digest:
         write_record(path, digest_file(part))
     part.replace(path)
@@ -111,7 +111,7 @@ def known(file: SourceFile, path: Path) -> str:
 
 
 def same_digest(file: SourceFile, candidate: Path, path: Path) -> bool:
-    """Return whether `candidate` has the digest of the file at `path`; True if none is published or recorded."""
+    """Return whether `candidate` has the digest for `path`; True if no digest is published or recorded."""
     if file.md5 is not None:
         return digest_file(candidate, "md5") == file.md5
     record = record_of(path)
@@ -135,7 +135,7 @@ def count_lines(path: Path) -> int:
 
 
 def _complete(file: SourceFile, part: Path, path: Path) -> bool:
-    """Download the rest of `part`; remove it if its content is wrong."""
+    """Download the rest of `part` and return whether its content is correct; remove a wrong file."""
     have = _size(part)
     if file.size is not None and have > file.size:
         part.unlink()
@@ -172,7 +172,7 @@ def _stream(url: str, part: Path, size: int | None) -> None:
         sent = answer.headers.get("Content-Range", "")
         if answer.status == 206 and not sent.startswith(f"bytes {have}-"):
             raise InputError(f"{url}: expected bytes from {have} on of the file, the server sent {sent!r}")
-        position = have if answer.status == 206 else 0  # a server that ignores the range sends everything again
+        position = have if answer.status == 206 else 0  # if a server ignores the range, it sends the whole file again
         length = answer.headers.get("Content-Length", "")
         end = position + int(length) if length.isdecimal() else size
         with part.open("ab" if position else "wb") as stream:

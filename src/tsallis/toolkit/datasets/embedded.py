@@ -10,7 +10,7 @@ from importlib.resources import files
 
 
 def read_embedded(name: str) -> dict[str, list[list[str]]]:
-    """Return the columns of each line of an embedded file, as splits "train", "dev" and "test".
+    """Return the lines of an embedded file, each as a list of columns, by split ("train", "dev" and "test").
 
     >>> read_embedded("english-verbs")["dev"][0]
     ['abet', 'abets', 'V;3;SG;PRS']
@@ -24,7 +24,7 @@ def read_embedded(name: str) -> dict[str, list[list[str]]]:
 
 
 def german_english_numbers() -> dict[str, list[tuple[str, str]]]:
-    """Return pairs of a German and an English text, as splits "train", "dev" and "test" that share no German text.
+    """Return pairs of German and English texts by split ("train", "dev" and "test"). Splits share no German text.
 
     >>> german_english_numbers()["test"][0]
     ('Am Montag haben wir 44 kleine Äpfel gezählt.', 'We counted 44 small apples on Monday.')

@@ -1,4 +1,4 @@
-"""Splits of sentence pairs with many paraphrases, such that no sentence occurs in two splits."""
+"""Split sentence pairs with many paraphrases, so that no sentence occurs in two splits."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ LARGEST = 20  # maximum number of pairs of a cluster outside train
 
 
 def split_pairs(pairs: Iterable[Pair], held_out: int = HELD_OUT) -> dict[str, list[Pair]]:
-    """Return the splits "train", "dev" and "test" of sentence pairs: pairs with a side in common are in the same one.
+    """Split sentence pairs into "train", "dev" and "test". Pairs with a side in common are in the same split.
 
-    Sides count as equal when they are so in lower case and without punctuation. White space is collapsed, Unicode is
-    composed, and duplicate pairs are removed; the order within a split is kept. Clusters go to dev, then to test, in
-    the order of the SHA-1 of their smallest sentence until there are `held_out` pairs; those of more than 20 pairs stay
-    in train.
+    Two sides are equal if they differ only in case, punctuation or white space. Equal sides connect pairs into
+    clusters. Clusters are sorted by the smallest SHA-1 of their first sides. They go to dev until it has `held_out`
+    pairs, then to test, then to train; clusters of more than 20 pairs always go to train. Each split keeps the order of
+    pairs. White space is collapsed, Unicode is composed, and duplicate pairs are removed.
 
     >>> splits = split_pairs([("Hi!", "Hallo!"), ("Hello!", "Hallo."), ("Run!", "Lauf!"), ("Go!", "Los!")], held_out=1)
     >>> [len(splits[split]) for split in ("train", "dev", "test")]

@@ -52,7 +52,7 @@ class Source:
         return [file.size for file in packed] + [file.size for file in self.files if file.size is not None]
 
     def languages(self) -> list[str]:
-        """Return the languages in the file names: their prefixes, or suffixes for a parallel corpus."""
+        """Return the languages that the file names contain, sorted."""
         return sorted({self.language_of(file.name) for file in self.files})
 
     def language_of(self, name: str) -> str:
@@ -60,7 +60,7 @@ class Source:
         return name.rpartition(".")[2] if self.parallel else language_of(name)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the facts of `describe` and the languages, by name; "bytes" is None if a size is unknown."""
+        """Return the facts of `describe` and the languages as a dictionary; "bytes" is None if a size is unknown."""
         return {
             "name": self.name,
             "title": self.title,
@@ -88,13 +88,13 @@ class Source:
 
 
 def _vouched_for(file: SourceFile) -> bool:
-    """Return whether a digest is known for a file, or for all archives that it is unpacked from."""
+    """Return whether a digest is known for a file or for all of its archives."""
     packed = [archive for part in file.parts for archive in part.needs]
     return file.has_digest or (bool(packed) and all(map(_vouched_for, packed)))
 
 
 def language_of(name: str) -> str:
-    """Return the language in a file name of a shared task; other names stay as they are.
+    """Return the language in a file name of a shared task; return other names unchanged.
 
     >>> language_of("norwegian-bokmal-train-high"), language_of("mlt_latn_dev.tsv"), language_of("deu.trn")
     ('norwegian-bokmal', 'mlt_latn', 'deu')
@@ -106,9 +106,9 @@ def read_sources() -> dict[str, Source]:
     """Read all data sets from `sources.json`, by name.
 
     A data set has the fields of :class:`Source`, except that "files" maps names to the fields of :class:`SourceFile`.
-    The "archive" and "listed" of a part are keys of "archives". The "urls" of the data set apply to every file and
-    archive without addresses and parts; {name} is replaced by its name. A part with "numbers" N is expanded to N parts,
-    and {number} in the name of its archive is replaced by 1 to N.
+    The fields "archive" and "listed" of a part are keys of "archives". The "urls" of the data set apply to every file
+    and archive without addresses and parts; {name} is replaced by the name of the file or archive. A part with
+    "numbers" N stands for N parts, and {number} in the name of its archive is replaced by 1 to N.
 
     Raises:
         TypeError: If a field is missing or unknown.
@@ -171,7 +171,7 @@ def get(
     files = [f for f in source.files if languages is None or source.language_of(f.name) in languages]
     packed = folder / PACKED_FILE
     present = [file for file in files if (folder / file.name).exists()]
-    for file in present:  # before the first write
+    for file in present:  # check before the first write
         check(file, folder / file.name)
     if source.parallel:
         check_sides([folder / file.name for file in present])

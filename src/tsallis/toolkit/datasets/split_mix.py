@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class Random:
-    """Generator SplitMix64 (Steele et al. 2014). Python guarantees the floats of its generator, not its choices."""
+    """SplitMix64 generator (Steele et al. 2014). Python's own choices and shuffles may differ between versions."""
 
     def __init__(self, seed: int) -> None:
         self.state = seed

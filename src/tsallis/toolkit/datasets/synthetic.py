@@ -1,7 +1,7 @@
-"""Seven synthetic tasks for long contexts, as infinite streams: an example depends only on seed and number.
+"""Seven synthetic tasks for long contexts. Each is an infinite stream; an example depends only on seed and number.
 
 The tasks train attention on short examples and test it on long ones (Vasylenko et al. 2026). Recall, copy, reverse and
-sort have the alphabets of the paper; the docstring of each task describes its other choices.
+sort have the same alphabets as in the paper. The docstrings describe the other details of each task.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WRITE, SKIP, READ, ZERO = range(4)  # tokens of flip-flop; the bit 1 is ZERO + 1
 
 
 class SyntheticExample(NamedTuple):
-    """Tokens of an example, and for each token the number to predict after reading it."""
+    """Tokens of an example, and the target of each token: the number to predict after reading the token."""
 
     tokens: list[int]
     targets: list[int]  # IGNORE at positions without a prediction
@@ -38,7 +38,7 @@ class SyntheticTask:
 
 
 def _rearranged(order: Callable[[list[int]], list[int]]) -> Callable[[Random, int], SyntheticExample]:
-    """Return the function that creates examples of a sequence, a separator and the sequence in another order."""
+    """Return a function that creates examples: a sequence, a separator, and the sequence in another order."""
 
     def make(random: Random, length: int) -> SyntheticExample:
         tokens = [random.between(1, SYMBOLS) for _ in range(length // 2)]
@@ -49,9 +49,10 @@ def _rearranged(order: Callable[[list[int]], list[int]]) -> Callable[[Random, in
 
 
 def recall(random: Random, length: int) -> SyntheticExample:
-    """Return an example of looking up keys in a list of pairs; keys are distinct, keys and values have two letters.
+    """Return an example of looking up keys in a list of pairs.
 
-    After the pairs and the separator, each key is followed by its value. Only the values are predicted.
+    Keys are distinct. Each key and each value has two letters. After the pairs and the separator, some keys follow
+    again, each with its value. Only these last values are predicted.
     """
     queries = min(QUERIES, max(1, length // 8))
     pairs: dict[tuple[int, int], tuple[int, int]] = {}
@@ -73,13 +74,13 @@ def recall(random: Random, length: int) -> SyntheticExample:
 
 
 def two_back(random: Random, length: int) -> SyntheticExample:
-    """Return an example of predicting, at each token, the symbol two positions before it."""
+    """Return an example of copying: the target of a token is the symbol two positions before the token."""
     tokens = [random.between(1, SYMBOLS) for _ in range(length)]
     return SyntheticExample(tokens, [IGNORE, IGNORE, *tokens[:-2]])
 
 
 def local_count(random: Random, length: int) -> SyntheticExample:
-    """Return an example of counting, at each token, its position in a run of equal symbols of up to 16 tokens."""
+    """Return an example of counting: the target of a token is its position in a run of up to 16 equal symbols."""
     tokens: list[int] = []
     counts: list[int] = []
     while len(tokens) < length:
@@ -95,7 +96,7 @@ def local_count(random: Random, length: int) -> SyntheticExample:
 def flip_flop(random: Random, length: int) -> SyntheticExample:
     """Return an example of recalling the last written bit (Liu et al. 2023).
 
-    Each of the instructions write, skip and read is followed by a bit. 80 % of the instructions skip; the first one
+    A bit follows each instruction (write, skip or read). 80 % of the instructions skip; the first one
     writes and the last one reads. Only the bits of read instructions are predicted.
     """
     tokens: list[int] = []
@@ -127,7 +128,7 @@ SYNTHETIC_TASKS = {
 
 
 class SyntheticStream:
-    """Infinite stream of examples of a task; their lengths are uniformly distributed.
+    """Infinite stream of examples of a task. The lengths of examples are uniformly distributed.
 
     Args:
         name: Key of :data:`SYNTHETIC_TASKS`.

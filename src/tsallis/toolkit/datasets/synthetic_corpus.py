@@ -1,4 +1,4 @@
-"""Corpora of synthetic examples, which are new in every epoch."""
+"""Corpora of synthetic examples. Every epoch has new examples."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ AT_ONCE = 1 << 16  # maximum number of tokens per batch in evaluation
 
 
 def synthetic_vocabulary(name: str) -> Vocabulary:
-    """Return the vocabulary of a task, whose symbols are numbers from 0."""
+    """Return the vocabulary of a task; its symbols are the numbers from 0."""
     return Vocabulary([str(number) for number in range(SYNTHETIC_TASKS[name].symbols)])
 
 
 @dataclass(frozen=True)
 class SyntheticCorpus(Corpus):
-    """Corpus of synthetic examples, which start with a start symbol and are created on access.
+    """Corpus of synthetic examples. An example begins with a start symbol and is created on access.
 
     Args:
         streams: Streams of examples, with equal numbers of rows.
@@ -45,7 +45,7 @@ class SyntheticCorpus(Corpus):
     each: int = 0
 
     def lengths(self) -> torch.Tensor:
-        """Return the lengths [rows, 2]: 0, and the maximum number of tokens of an example."""
+        """Return the lengths [rows, 2]: 0 for sources, and the maximum number of tokens for targets."""
         most = torch.tensor([stream.most for stream in self.streams], dtype=torch.int32).repeat_interleave(self.each)
         return torch.stack([torch.zeros_like(most), most], 1)
 
@@ -74,7 +74,7 @@ class SyntheticCorpus(Corpus):
 
 
 def synthetic_corpus(name: str, each: int, lengths: Sequence[tuple[int, int]], seed: int = 0) -> SyntheticCorpus:
-    """Return a corpus with `each` examples per epoch for every pair of minimum and maximum length.
+    """Return a corpus with `each` examples per epoch for every pair (minimum length, maximum length).
 
     Raises:
         ValueError: If the task is unknown, or has no examples of these lengths.

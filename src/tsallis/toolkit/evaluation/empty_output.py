@@ -17,9 +17,9 @@ from tsallis.toolkit.data.corpus import Corpus
 
 
 def empty_log_probs(model: Decoder, corpus: Corpus, batch_size: int = 128, vocabulary: Any = None) -> Tensor:
-    """Compute the log-probability of the empty output for every row [rows], in float64.
+    """Compute the log-probability [rows] of the empty output of each row, in float64.
 
-    If several sequences of `vocabulary` spell the empty text, compute the log-probability of the text.
+    If several symbol sequences of `vocabulary` can spell the same text, compute the log-probability of the empty text.
     """
     log_probs = torch.empty(len(corpus), dtype=torch.float64)
     device, texts = device_of(model), vocabulary is not None and ambiguous_text(vocabulary) is not None
@@ -44,12 +44,12 @@ def compare_empty(log_prob: float, result: Result, vocabulary: Any = None) -> tu
     Args:
         log_prob: Log-probability of the empty output.
         result: Result of the search.
-        vocabulary: Vocabulary of the outputs, if the result is about texts. With None, only the output without tokens
-            is empty.
+        vocabulary: Vocabulary of the outputs, if the result is about texts. With None, an output is empty only if it
+            has no tokens.
 
     Returns:
-        Whether the empty output differs from the best hypothesis and is more probable; and whether it is the most
-        probable output of all: "yes" or "no" if proved, otherwise "unknown".
+        Whether the empty output is more probable than the best hypothesis (False if the best hypothesis is empty), and
+        whether the empty output is the most probable output of all: "yes" or "no" if proved, otherwise "unknown".
     """
     best, certificate = result.best, result.certificate
     if log_prob == -math.inf:
@@ -57,7 +57,7 @@ def compare_empty(log_prob: float, result: Result, vocabulary: Any = None) -> tu
     others = [h for h in result.hypotheses if (h.tokens if vocabulary is None else vocabulary.decode(h.tokens))]
     best_is_empty = best is not None and best not in others[:1]
     beaten = best is None or (not best_is_empty and log_prob > best.log_prob)
-    # Under a length penalty the best hypothesis need not be the most probable one.
+    # With a length penalty, the best hypothesis is not always the most probable one.
     if any(hypothesis.log_prob > log_prob for hypothesis in others):
         return beaten, "no"
     if best_is_empty:

@@ -8,7 +8,7 @@ EPSILON = 1e-6  # default smoothing of the epsilon-perplexity
 
 
 def smoothed_losses(gold: Tensor, symbols: int, epsilon: float = EPSILON) -> Tensor:
-    r"""Return :math:`-\log((p_y + \epsilon) / (1 + \epsilon |V|))` of probabilities of gold tokens, with |V| symbols.
+    r"""Return :math:`-\log((p_y + \epsilon) / (1 + \epsilon |V|))` for `gold` probabilities and |V| `symbols`.
 
     Example:
         >>> smoothed_losses(torch.tensor([1.0, 0.0]), 10, 0.1).exp()
@@ -18,7 +18,7 @@ def smoothed_losses(gold: Tensor, symbols: int, epsilon: float = EPSILON) -> Ten
 
 
 def sparsemax_scores(probs: Tensor, gold: Tensor) -> Tensor:
-    r"""Return :math:`p_y + (1 - \|p\|^2) / 2` of probabilities [n, vocabulary] and those of gold tokens [n].
+    r"""Return :math:`p_y + (1 - \|p\|^2) / 2` for `probs` [n, vocabulary] and `gold` probabilities [n].
 
     Example:
         >>> sparsemax_scores(torch.tensor([[0.5, 0.5]]), torch.tensor([0.5])).tolist()

@@ -1,4 +1,4 @@
-"""Evaluation of a model and a search on a test set: loss, certificates and sparsity."""
+"""Evaluate a model and its search results on a test set: loss, certificates and sparsity."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tsallis.toolkit.evaluation.teacher_forcing import TeacherForcedScores, teac
 from tsallis.toolkit.evaluation.text_probabilities import score_outputs
 
 BATCH = 128  # batch size
-WHOLE = 1 - 1e-6  # lowest probability that counts as 1, up to rounding
+WHOLE = 1 - 1e-6  # minimum probability that counts as 1, because of rounding
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Evaluation:
         gold_possible: Share of samples whose reference has non-zero probability, regardless of the search.
         gold_listed: Share of samples whose reference is among the hypotheses.
         single: Share of samples with a hypothesis of probability 1.
-        complete, optimal, bounded, none: Shares of the kinds of certificates.
+        complete, optimal, bounded, none: Share of samples with each kind of certificate.
         output_support: Mean number of symbols with non-zero probability per step of the best hypotheses.
         output_sum: Mean sum of probabilities per step, with teacher forcing.
         attention_support: Mean number of attended positions per step of the best hypotheses.
@@ -148,7 +148,7 @@ def _search_scores(model: Decoder, results: Sequence[Result], seconds: float) ->
     count = len(results)
     kinds = [r.certificate.kind for r in results]
     best = [r.best for r in results if r.best is not None]
-    last = -1 if ends_are_certain(model) else None  # drop the step of the end symbol, which is certain
+    last = -1 if ends_are_certain(model) else None  # leave out the step of the end symbol if the end is certain
     steps = [n for h in best for n in h.support[:last]]
     counts = [n for h in best for n in h.num_attended[:last]]
     return {
@@ -162,7 +162,7 @@ def _search_scores(model: Decoder, results: Sequence[Result], seconds: float) ->
 
 
 def _without_unknown(corpus: Corpus, possible: Mapping[int, bool]) -> list[int]:
-    """Return the rows with impossible targets that contain no unknown symbol."""
+    """Return the rows whose target is impossible, but contains no unknown symbol."""
     return [row for row in range(len(corpus)) if not possible[row] and UNK not in corpus.tgt[row]]
 
 

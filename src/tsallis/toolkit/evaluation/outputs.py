@@ -18,17 +18,17 @@ BATCH = 128  # batch size for scoring outputs
 
 
 def describe_tokens(scores: TokenScores, tgt_vocab: Any) -> dict[str, Any]:
-    """Return the log-probability of an output by symbol, and the reason if it is impossible.
+    """Return the log-probability of each symbol of an output, and the reason if the output is impossible.
 
     Args:
         scores: Scores of the output.
         tgt_vocab: Vocabulary that spells the symbols.
 
     Returns:
-        A dictionary with "possible", "log_prob", "tokens" and "impossible". Each of the "tokens" has "symbol",
+        A dictionary with "possible", "log_prob", "tokens" and "impossible". Each entry of "tokens" has "symbol",
         "log_prob" (None if impossible) and "support". "impossible" is None or describes the first impossible symbol:
-        its "step" from 1, the "gap" below the threshold (None if undefined), "support", and the possible symbols
-        "instead" with their probabilities.
+        its "step" (from 1), its "gap" below the threshold (None if undefined), the "support" of the step, and under
+        "instead" the possible symbols with their probabilities.
     """
     columns = zip(scores.tokens, scores.log_probs, scores.support, strict=True)
     tokens = [{"symbol": tgt_vocab.name(t), "log_prob": finite(p), "support": n} for t, p, n in columns]
@@ -54,14 +54,15 @@ def describe_text(scores: TokenScores, text: TextProbability, tgt_vocab: Any) ->
     """Return the log-probability of a text as JSON values.
 
     Args:
-        scores: Scores of its most probable segmentation, or of the usual segmentation if none is possible.
+        scores: Scores of the most probable segmentation of the text, or of the usual one if the text is impossible.
         text: Probability of the text, with its segmentations.
         tgt_vocab: Vocabulary that spells the symbols.
 
     Returns:
-        The dictionary of :func:`describe_tokens`, with the "log_prob" of the text: the sum over its "segmentations",
-        which is a lower bound unless it is "exact". "missing" is an upper bound on the probability of segmentations
-        that were not searched. "possible" is None if no segmentation was found and the search was not complete.
+        The dictionary of :func:`describe_tokens`, but "log_prob" is the log-probability of the text. It sums over all
+        "segmentations" and is a lower bound unless "exact" is True. "missing" is an upper bound on the probability of
+        segmentations that were not searched. "possible" is None if no segmentation was found and the search was not
+        complete.
     """
     return {
         **describe_tokens(scores, tgt_vocab),
@@ -76,12 +77,12 @@ def describe_text(scores: TokenScores, text: TextProbability, tgt_vocab: Any) ->
 def describe_hypothesis(hypothesis: Hypothesis, tgt_vocab: Any, length_penalty: float = 0.0) -> dict[str, Any]:
     """Return an output of a search or a sample as JSON values.
 
-    A text also has "segmentations": "prob" and "log_prob" are sums over them, and supports belong to the first one.
+    A text also has "segmentations". Its "prob" and "log_prob" sum over them; its supports belong to the first one.
 
     Args:
         hypothesis: Output to describe.
         tgt_vocab: Vocabulary that spells the symbols.
-        length_penalty: Length penalty of the search; if it is not 0, "score" is the score that ranks outputs.
+        length_penalty: Length penalty of the search. If it is not 0, "score" contains the score that ranks outputs.
     """
     content: dict[str, Any] = {
         "text": tgt_vocab.decode(hypothesis.tokens),
@@ -123,9 +124,9 @@ def describe_result(result: Result, tgt_vocab: Any) -> dict[str, Any]:
 def output_records(
     model: Decoder, tgt_vocab: Any, corpus: Corpus, references: Sequence[str], results: Sequence[Result]
 ) -> Iterator[dict[str, Any]]:
-    """Yield a record per row: reference and best output, with probabilities and certificate.
+    """Yield a record per row: the reference and the best output, with probabilities and the certificate.
 
-    "empty" compares the empty output with the best one, see
+    The key "empty" compares the empty output with the best output, see
     :func:`tsallis.toolkit.evaluation.empty_output.compare_empty`.
 
     Args:
@@ -174,5 +175,5 @@ def _describe_best(tgt_vocab: Any, reference: str, result: Result, best: Hypothe
 
 
 def finite(value: float) -> float | None:
-    """Return a number, or None if it is not finite, because JSON cannot represent it."""
+    """Return a number; return None for infinity and NaN, which JSON cannot represent."""
     return value if math.isfinite(value) else None

@@ -19,7 +19,7 @@ import torch
 from tsallis.toolkit.data.io import check_file, digest_file
 
 PACKAGE = Path(__file__).parents[2]
-_FOLDERS = re.compile(r"""(?<![\w.:/~-])/+(?:[^/,'"\[\]{}]+/+)*(?=[^/,'"\[\]{}\s])""")  # of an absolute path
+_FOLDERS = re.compile(r"""(?<![\w.:/~-])/+(?:[^/,'"\[\]{}]+/+)*(?=[^/,'"\[\]{}\s])""")  # the folders of a path
 
 
 def environment() -> dict[str, Any]:
@@ -66,7 +66,7 @@ def find_commit() -> str | None:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """Return the output of git, or None if it fails or is missing."""
+    """Return the output of git, or None if git fails or is missing."""
     try:
         process = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.SubprocessError):

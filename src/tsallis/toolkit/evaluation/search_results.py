@@ -26,7 +26,7 @@ def search_batch(model: Decoder, batch: Batch, options: SearchOptions, **data: A
 
 
 def search_batches(model: Decoder, batches: Iterable[Batch], options: SearchOptions, **data: Any) -> dict[int, Result]:
-    """Return the search results by row of the corpus."""
+    """Search for the outputs of batches, and return the results by row of the corpus."""
     by_row: dict[int, Result] = {}
     for batch in batches:
         by_row.update(zip(batch.index, search_batch(model, batch, options, **data), strict=True))
@@ -46,10 +46,10 @@ def search_corpus(
         data: Arguments of the search that are not options, such as `text` of :func:`tsallis.search.beam_search`.
 
     Returns:
-        One result per row, in the corpus's order.
+        One result per row, in the order of the corpus.
 
     Raises:
-        ValueError: If the mode is another one, or an option that needs texts (`prefix`, `min_risk`).
+        ValueError: If the mode is "sample", or an option needs texts (`prefix` or `min_risk`).
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
@@ -66,7 +66,7 @@ def search_corpus(
 
 
 def timed_search(model: Decoder, corpus: Corpus, options: SearchOptions, **data: Any) -> tuple[list[Result], float]:
-    """Return the search results and the duration of the search in seconds."""
+    """Search a corpus, and return the results and the duration of the search in seconds."""
     began = time.perf_counter()
     results = search_corpus(model, corpus, options, **data)
     return results, time.perf_counter() - began

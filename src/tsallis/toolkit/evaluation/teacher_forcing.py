@@ -26,8 +26,9 @@ AT_ONCE = 1 << 24  # maximum number of scores computed at once
 class TeacherForcedScores:
     """Loss and sparsity of a model with teacher forcing.
 
-    A symbol that is not in the vocabulary has probability 0, as in :func:`~tsallis.search.score`: it counts as wrong
-    and not in the support. Only the loss excludes it, because it would be infinite. Symbols of classifiers are labels.
+    A symbol that is not in the vocabulary has probability 0, as in :func:`~tsallis.search.score`. It counts as a wrong
+    symbol outside the support. The loss excludes such symbols, because their loss would be infinite. For classifiers,
+    the symbols are labels.
 
     Args:
         loss: Mean loss of the output mapping per known symbol.
@@ -39,7 +40,7 @@ class TeacherForcedScores:
         threshold: Mean threshold per step, see :meth:`tsallis.nn.OutputLayer.thresholds`; NaN for softmax.
         smoothed_loss: Mean :math:`-\\log` of smoothed probabilities, see `epsilon_perplexity`.
         sparsemax_score: Mean of :math:`p_y + (1 - \\|p\\|^2) / 2` (Martins et al. 2020, *Sparse Text Generation*).
-        attention_support: Mean number of attended positions per step (and head).
+        attention_support: Mean number of attended positions per step and head.
         unknown_symbols: Number of symbols that are not in the vocabulary.
 
     Example:
@@ -68,7 +69,7 @@ class TeacherForcedScores:
 
     @classmethod
     def of(cls, sums: Sequence[float]) -> TeacherForcedScores:
-        """Compute means from the sums of :func:`teacher_forced_sums`, which may be added over processes."""
+        """Compute means from the sums of :func:`teacher_forced_sums`, or from the total of several processes."""
         loss, *totals, unknown, symbols = sums
         means = (total / max(symbols, 1) for total in totals)
         return cls(loss / max(symbols - unknown, 1), *means, unknown_symbols=int(unknown))
@@ -95,7 +96,7 @@ def teacher_forced_scores(model: Decoder, corpus: Corpus, batch_size: int = 128)
 
 
 def counted_symbols(model: object, tgt_out: Tensor) -> Tensor:
-    """Return a mask of the target symbols that count: no padding, and no end symbols of classifiers (certain).
+    """Return a mask of the target symbols that count: padding does not, nor does the certain end symbol of classifiers.
 
     >>> from tsallis.models import RNNSeq2Seq
     >>> counted_symbols(RNNSeq2Seq(6, 6, d_model=8), torch.tensor([[5, 2, IGNORE_INDEX]])).tolist()
@@ -112,11 +113,11 @@ def teacher_forced_sums(
     densities: dict[str, Tensor] | None = None,
     possible: dict[int, bool] | None = None,
 ) -> list[float]:
-    """Return the fields of :class:`TeacherForcedScores` summed over symbols, and the number of symbols.
+    """Return the fields of :class:`TeacherForcedScores`, each summed over symbols, and the number of symbols.
 
-    The function adds the attention density of each head, times the number of symbols, to `densities`, which contains a
-    float64 tensor [layers, heads] for each kind of attention. It stores in `possible`, by row number, whether all
-    symbols of a row have non-zero probability.
+    If given, `densities` contains a float64 tensor [layers, heads] for each kind of attention. The function adds to it
+    the attention density of each head, times the number of symbols. If given, `possible` receives, for each row number,
+    whether all symbols of the row have non-zero probability.
     """
     totals = dict.fromkeys([*(field.name for field in fields(TeacherForcedScores)), "symbols"], 0.0)
     device = device_of(model)
@@ -148,7 +149,7 @@ def teacher_forced_sums(
 
 @torch.no_grad()
 def row_hits(model: Any, batches: Iterable[Batch]) -> dict[int, tuple[int, int]]:
-    """Return the number of correctly predicted symbols and of all symbols by row, with teacher forcing.
+    """Return, for each row, the number of correctly predicted symbols and the number of symbols, with teacher forcing.
 
     Example:
         >>> from tsallis.models import RNNSeq2Seq
@@ -175,14 +176,14 @@ def _output_sums(output: Any, hidden: Tensor, gold: Tensor) -> tuple[dict[str, f
     known = has_loss(gold)  # [symbols]
     scores = output.scores(hidden)  # [symbols, d_vocab]
     probs = output.probs(scores)
-    # Use log-probabilities like the search, because small probabilities underflow.
+    # Use log-probabilities, as the search does, because small probabilities underflow.
     possible = output.log_probs(scores) > -torch.inf
     gold_possible = _gold_values(possible, gold, known)
     thresholds = output.thresholds(scores, probs) if hasattr(output, "thresholds") else None
     # The two scores of Martins et al. need normalized probabilities.
     shares = probs if output.normalized else probs / probs.sum(-1, keepdim=True).clamp(min=1e-30)
     of_gold_share = _gold_values(shares, gold, known)
-    # An ensemble and a mixture have no loss that is defined on their scores.
+    # The loss of an ensemble or of a copying output is not a function of scores.
     of_scores = hasattr(output, "loss_of_scores") and not isinstance(output, CopyOutput)
     loss, inputs = (output.loss_of_scores, scores) if of_scores else (output.loss, hidden)
     sums = {
@@ -205,5 +206,5 @@ def _to_floats(values: dict[str, Tensor]) -> dict[str, float]:
 
 
 def _gold_values(values: Tensor, gold: Tensor, known: Tensor) -> Tensor:
-    """Return the values [symbols] of reference symbols from [symbols, d_vocab]; 0 for unknown symbols."""
+    """Select the value [symbols] of each reference symbol from `values` [symbols, d_vocab]; 0 for unknown symbols."""
     return values.gather(-1, gold.unsqueeze(-1)).squeeze(-1).masked_fill(~known, 0)

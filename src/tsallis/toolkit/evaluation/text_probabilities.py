@@ -1,4 +1,4 @@
-"""Probabilities of texts that several sequences of symbols spell: of references and of search results."""
+"""Probabilities of texts that several symbol sequences can spell, for references and search results."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tsallis.symbols import UNK
 from tsallis.toolkit.data.batching import IGNORE_INDEX, Batch
 from tsallis.toolkit.data.packing import TextCorpus
 
-LISTED = 16  # number of texts whose segmentations are all searched
-LEAST = 250  # minimum search budget for each of them, in expanded prefixes
+LISTED = 16  # maximum number of texts per row whose segmentations are searched
+LEAST = 250  # minimum search budget per text, in expanded prefixes
 
 
 def score_outputs(
     model: Decoder, batch: Batch, references: Sequence[str], vocabulary: Any
 ) -> list[tuple[TokenScores, TextProbability]]:
-    """Return the probability of the text of each row, with the symbols of its most probable segmentation.
+    """Return two values per row: the scores of the most probable segmentation of its text, and the text's probability.
 
-    If no segmentation is possible, the symbols are those of the usual segmentation, up to the impossible symbol. A text
-    is scored in its normalised form, for example in lower case.
+    If no segmentation is possible, the scores are those of the usual segmentation, up to its impossible symbol. A text
+    that the vocabulary can't spell is scored in its normalised form, for example in lower case.
 
     Args:
         model: Model with the decoder protocol.
@@ -66,7 +66,7 @@ def score_outputs(
 def text_probabilities(
     model: Decoder, batch: Batch, rows: Sequence[Sequence[str]], vocabulary: Any
 ) -> list[dict[str, TextProbability]]:
-    """Return the probabilities of the first distinct texts of each row, which share the budget of one text."""
+    """Return the probabilities of the first distinct texts of each row. These texts share the budget of one text."""
     texts = [list(dict.fromkeys(row))[:LISTED] for row in rows]
     found: list[dict[str, TextProbability]] = [{} for _ in texts]
     for size in sorted({len(row) for row in texts} - {0}):
@@ -80,9 +80,9 @@ def text_probabilities(
 
 
 def complete_results(model: Decoder, batch: Batch, results: Sequence[Result], vocabulary: Any) -> list[Result]:
-    """Return results about texts, with all segmentations of the first listed texts.
+    """Search for all segmentations of the first listed texts, and return the completed results.
 
-    Complete results are unchanged, and so are results of vocabularies in which every text has a single spelling.
+    Complete results do not change. If every text has a single spelling in the vocabulary, no result changes.
     """
     text = ambiguous_text(vocabulary)
     if text is None:
@@ -101,7 +101,7 @@ def complete_results(model: Decoder, batch: Batch, results: Sequence[Result], vo
 def join_draws(
     model: Decoder, batch: Batch, rows: Sequence[Sequence[Hypothesis | None]], vocabulary: Any
 ) -> list[list[Hypothesis | None]]:
-    """Return samples as texts with the total probability of all their segmentations."""
+    """Return samples of texts: the probability of a sample becomes that of its text, summed over all segmentations."""
     texts = [[vocabulary.decode(draw.tokens) for draw in row if draw is not None] for row in rows]
     found = text_probabilities(model, batch, texts, vocabulary)
     joined: list[list[Hypothesis | None]] = []
@@ -117,7 +117,7 @@ def join_draws(
 
 
 def _as_drawn(draw: Hypothesis, total: Hypothesis) -> Hypothesis:
-    """Return a sample with the probability of its text, but its own symbols and supports."""
+    """Return a sample with the probability of its text; its symbols and supports stay the same."""
     return replace(draw, log_prob=total.log_prob, segmentations=total.segmentations)
 
 

@@ -71,9 +71,9 @@ class LineScore:
         return sum(self.values) / max(weight, 1)
 
     def interval(self, other: LineScore | None = None, samples: int = 2000, seed: int = 0) -> tuple[float, float]:
-        """Return the 95 % interval of the mean, or of its difference to `other`, the score of another model.
+        """Return the 95 % interval of the mean, or of the mean minus the mean of `other`, the score of another model.
 
-        The lines are drawn with replacement, the same ones for both scores (paired bootstrap).
+        Lines are drawn with replacement. Both scores use the same draws of lines (paired bootstrap).
         """
         import numpy as np
 
@@ -94,7 +94,7 @@ class LineScore:
 
 @dataclass(frozen=True)
 class CorpusScore:
-    """Score of a corpus, with the signature that makes it comparable.
+    """Score of a corpus. Two scores are comparable only if their signatures are equal.
 
     Args:
         name: Name of the score, such as "bleu".
@@ -148,7 +148,7 @@ def translation_scores(
 
 
 def length_ratio(texts: Sequence[str], references: Sequence[str], tgt_lang: str = "", tokenized: bool = False) -> float:
-    r"""Return the number of words of translations divided by that of references, as BLEU counts them.
+    r"""Return the number of words in translations divided by the number in references, as BLEU counts words.
 
     A ratio :math:`r` below 1 leads to the brevity penalty of BLEU, :math:`\exp(1 - 1 / r)`: the outputs are too short.
 

@@ -1,6 +1,6 @@
-"""Text interface of runs: the commands on lines as functions, with the same options, defaults and results.
+"""Text interface of runs: functions that work like commands, with the same options, defaults and results.
 
-Importing it is cheap, because it doesn't import torch; so commands show their help quickly.
+The package does not import torch before a run is opened, so commands show their help quickly.
 """
 
 from tsallis.toolkit.inference.answers import Answer, Output, TextScore

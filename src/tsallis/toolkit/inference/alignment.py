@@ -1,6 +1,6 @@
 """Hard alignments from attention weights: pairs of source and output symbols.
 
-Positions are those of the run's symbols (such as subwords, or characters and tags), counted from 0.
+Positions count the symbols of the run (such as subwords, or characters and tags) from 0.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def check_alignment(task: Task, run: Run, links: str | None) -> None:
 def align(
     task: Task, run: Run, batch: Batch, rows: Sequence[tuple[Sequence[int], Sequence[int]]], links: Links
 ) -> list[Pairs]:
-    """Return the aligned pairs of each source and output, from the weights of `tsallis look --weights`.
+    """Return the aligned pairs of each source and output, from the attention weights of `tsallis look --weights`.
 
-    The output's end is not aligned.
+    The end of the output is not aligned.
 
     Args:
         task: Task of the run.
@@ -56,7 +56,7 @@ def align(
         batch: Batch of the rows, on the model's device.
         rows: Symbols of each source and output.
         links: Kind of alignment: "largest" links each output symbol to the source position with the largest weight (the
-            first of equal ones), "support" to all positions with a weight above zero.
+            first position if several are equal), "support" links it to all positions with a weight above zero.
     """
     import torch
 
@@ -76,7 +76,7 @@ def links_of(weights: Tensor, links: Links) -> Pairs:
     """
     chosen = weights > 0
     if links == "largest":
-        # A row of zeros has no link. Among equal weights, keep the first, whose cumulative count is 1.
+        # A row of zeros has no link. Among equal weights, keep the first weight: its cumulative count is 1.
         chosen &= weights == weights.amax(-1, keepdim=True)
         chosen &= chosen.cumsum(-1) == 1
     return tuple((source, target) for target, source in chosen.nonzero().tolist())

@@ -20,11 +20,12 @@ class Output:
 
     Args:
         text: Text of the output.
-        tokens: Strings of the symbols, without the end. If several segmentations spell the text, those of the most
-            probable one, or of the draw; `hypothesis.segmentations` has all that were found.
-        score: Log-probability; with a length penalty, divided by that power of the length.
+        tokens: Strings of the symbols, without the end. If several segmentations spell the text, the symbols are those
+            of the most probable segmentation, or of the draw. `hypothesis.segmentations` contains all segmentations
+            found.
+        score: Log-probability. With a length penalty, it is divided by the length to the power of the penalty.
         hypothesis: Numbers of the symbols, log-probability and supports.
-        scores: Log-probability of each symbol, the end last; None without `tokens=True`.
+        scores: Log-probability of each symbol, including the end; None without `tokens=True`.
         alignment: Pairs of source and output positions; None without `alignment`.
 
     Example:
@@ -62,7 +63,7 @@ class Output:
 
     @property
     def prob(self) -> float:
-        """Return the probability; for unnormalised models it is capped at the largest float."""
+        """Return the probability; values of unnormalised models are at most the largest float."""
         return self.hypothesis.prob
 
 
@@ -98,7 +99,7 @@ class Answer:
 
     @property
     def best(self) -> Output | None:
-        """Return the minimum-risk output if requested, else the best output or the first draw, or None."""
+        """Return the minimum-risk output if requested, otherwise the first output; None if there are no outputs."""
         if self.choice is not None:
             return [output for output in self.outputs if output is not None][self.choice.index]
         return self.outputs[0] if self.outputs else None
@@ -124,11 +125,7 @@ class Answer:
         return "none" if self.result is None else self.result.certificate.kind
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that `tsallis translate --json` prints for the line.
-
-        Raises:
-            ValueError: If no run made this answer.
-        """
+        """Return the object that `tsallis translate --json` prints for the line."""
         return {"line": self.line, "unknown": self.unknown, **self._form.describe(self)}
 
 
@@ -139,7 +136,7 @@ class Form:
     Args:
         vocabulary: Vocabulary of the outputs.
         options: Options of the search.
-        beginning: Prefix of the line's output, if it has its own.
+        beginning: Prefix of the line's output; not used if `options` has a prefix.
     """
 
     vocabulary: Any
@@ -208,9 +205,9 @@ class TextScore:
     Args:
         line: Line number, from 1.
         tokens: Strings of the symbols, including the end, up to the first impossible one.
-        scores: Log-probability of each symbol, and why one is impossible; None for a blank line.
-        text: Probability of the text, if several segmentations may spell it. Then the symbols are those of the most
-            probable segmentation, and the log-probability is that of the text.
+        scores: Log-probability of each symbol, and the reason if the output is impossible; None for a blank line.
+        text: Probability of the text, if several segmentations can spell a text. In this case, the symbols are those of
+            the most probable segmentation, and `log_prob` is the log-probability of the text.
 
     Example:
         >>> from tsallis.search import TokenScores
@@ -229,7 +226,7 @@ class TextScore:
     def log_prob(self) -> float:
         """Return the natural logarithm of the output's probability: -inf if impossible, NaN for a blank line.
 
-        It is a lower bound if not `exact`.
+        The value is a lower bound if `exact` is False.
         """
         if self.scores is None:
             return float("nan")
@@ -242,17 +239,13 @@ class TextScore:
 
     @property
     def possible(self) -> bool | None:
-        """Return whether the output is possible; None if no segmentation was found, but not all were tried."""
+        """Return whether the output is possible; None if no segmentation was found, but the search was incomplete."""
         if self.text is not None:
             return self.text.possible
         return self.scores is not None and self.scores.exclusion is None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that `tsallis score --json` prints for the line.
-
-        Raises:
-            ValueError: If no run made this score.
-        """
+        """Return the object that `tsallis score --json` prints for the line."""
         from tsallis.toolkit.evaluation.outputs import describe_text, describe_tokens
 
         if self.scores is None:

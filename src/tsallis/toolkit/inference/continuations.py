@@ -1,4 +1,4 @@
-"""Texts that a language model writes after prompts: draws, or the most probable text of a beam."""
+"""Texts that a language model writes after prompts: draws, or the most probable text that a beam search finds."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Continuation:
     Args:
         text: The prompt as given, and its continuation.
         tokens: Strings of the symbols of the continuation, without the end.
-        log_prob: Natural logarithm of their probability given the prompt, including the end if it was reached. For a
-            beam, it sums the probabilities of all segmentations found.
-        support: Number of possible symbols at each step, the end's last.
+        log_prob: Natural logarithm of the continuation's probability given the prompt. The probability includes the end
+            if it was reached. For a beam, the probability sums over all segmentations found.
+        support: Number of possible symbols at each step, including the step of the end.
         ended: Whether the text reached its end; False if it was truncated, or no symbol was possible.
 
     Example:
@@ -116,7 +116,7 @@ def draw_texts(run: Run, batch: Batch, options: SearchOptions, lines: Sequence[i
         run: Run with the model.
         batch: Batch of prompts on the model's device.
         options: Options of the draws.
-        lines: Line numbers of the rows, from 1. Draws depend only on them and on the seed.
+        lines: Line numbers of the rows, from 1. The draws of a row depend only on its line number and the seed.
     """
     from tsallis.search import generate
 
@@ -156,7 +156,7 @@ def continue_prompt(run: Run, prompt: str, symbols: Sequence[int], output: Gener
     vocabulary: Any = run.tgt_vocab
     before, whole = (str(vocabulary.decode(part)) for part in (symbols, [*symbols, *output.tokens]))
     following = whole.removeprefix(before)
-    if before[-1:] != " " == prompt[-1:]:  # the space belongs to the next subword, not to the last
+    if before[-1:] != " " == prompt[-1:]:  # the prompt already has the space of the next subword
         following = following.removeprefix(" ")
     tokens = tuple(vocabulary.name(symbol) for symbol in output.tokens)
     ended = getattr(output, "ended", True)  # a search returns only texts that ended

@@ -81,7 +81,7 @@ def open_run(
 
 
 def _grid(model: Any) -> list[Any]:
-    """Return the arguments that set a model's image grid, which must be equal in an ensemble to average attention."""
+    """Return the arguments that set a model's image grid. Equal grids let an ensemble average attention."""
     arguments = getattr(model, "arguments", {})
     return [arguments.get(name) for name in ("image", "stages")]
 
@@ -118,7 +118,7 @@ class TextRun:
 
     @cached_property
     def text(self) -> Any:
-        """Return the function that spells outputs if a text can have several segmentations, else None."""
+        """Return the function that spells outputs; None if every text has a single segmentation."""
         return self.task.ambiguous_text(self.run.tgt_vocab)
 
     def check_command(self, command: str) -> None:
@@ -149,10 +149,10 @@ class TextRun:
         Args:
             lines: Lines of input, such as sentences, or `source<TAB>features`.
             options: Options of the search, see :class:`tsallis.search.SearchOptions` (default: those of the run).
-            prefixes: Prefix of each line's output, in place of the option `prefix`; empty ones restrict nothing.
+            prefixes: Prefix of each line's output, in place of the option `prefix`. An empty prefix allows any output.
             tokens: Whether to return the log-probability of each symbol.
             alignment: Kind of alignment to return: "largest" links each symbol to the position with the largest
-                attention weight, "support" to all with a weight above zero.
+                attention weight, "support" links it to all positions with a weight above zero.
             language: Language of the lines, for a multilingual run.
             images: Images that the lines refer to (default: those of the configuration's test split).
 
@@ -200,17 +200,18 @@ class TextRun:
         alignment: Links | None = None,
         probabilities: bool = True,
     ) -> list[Answer]:
-        """Return the answers to encoded lines, including blank ones.
+        """Return the answers to encoded lines, including blank lines.
 
         Args:
             lines: Encoded lines.
             options: Options of the search.
             first: Number of the first line, from 0; draws depend on it.
-            beginnings: Prefix of each row's output; empty if lines have none.
+            beginnings: Prefix of each row's output; an empty sequence if there are no prefixes.
             name: Name of the prefixes' file in error messages.
             tokens: Whether to return the log-probability of each symbol.
             alignment: Kind of alignment to return.
-            probabilities: Whether texts need all their segmentations. Otherwise their probabilities are lower bounds.
+            probabilities: Whether to search for all segmentations of texts. Otherwise, probabilities of texts are lower
+                bounds.
 
         Raises:
             InputError: If the run can't output a prefix.
@@ -293,7 +294,7 @@ class TextRun:
         return [tuple(None if output is None else next(texts) for output in part) for part in rows]
 
     def _score(self, batch: Batch, options: SearchOptions) -> Any:
-        """Return the log-probability of each symbol of outputs, at the temperature of the search or draws."""
+        """Return the log-probability of each symbol of outputs, at the temperature of the search or of the draws."""
         from tsallis.search import score_tokens
         from tsallis.search.temperature import with_temperature
 
@@ -304,7 +305,7 @@ class TextRun:
         """Write texts after prompts, with the options, defaults and results of `tsallis generate`.
 
         Args:
-            prompts: Beginnings of the texts; empty to write from the start.
+            prompts: Beginnings of the texts; an empty string writes a text from its start.
             options: Options of the draws (mode "sample") or of a search for the most probable text (mode "beam"), see
                 :class:`tsallis.search.SearchOptions` (default: draw one text).
 
@@ -417,7 +418,7 @@ class TextRun:
             images: Images that the lines refer to (default: those of the configuration's test split).
 
         Returns:
-            One score per line, with the log-probability, and whether the output is possible.
+            One score per line: the log-probability, and whether the output is possible.
 
         Raises:
             InputError: If the command would reject a line or an option.
@@ -431,7 +432,7 @@ class TextRun:
         return scores
 
     def score_lines(self, lines: Lines, first: int = 0) -> list[TextScore]:
-        """Return the scores of encoded lines with outputs; blank lines have none.
+        """Return the scores of encoded lines with outputs; the `scores` of a blank line are None.
 
         Args:
             lines: Encoded lines.
@@ -457,13 +458,13 @@ class TextRun:
         return answers
 
     def for_run(self, run: Run) -> TextRun:
-        """Return the object for a run with more symbols, which can copy the unknown symbols of some lines."""
+        """Return the object for a run whose vocabulary was extended, to copy the unknown symbols of some lines."""
         return self if run is self.run else replace(self, run=run)
 
     def _blocks(
         self, lines: Sequence[str], name: str, gold: bool, **options: Any
     ) -> Iterator[tuple[int, TextRun, Lines]]:
-        """Yield encoded lines in blocks, each with the number of its first line, and what answers it."""
+        """Yield each block of encoded lines, with the number of its first line and the run that answers it."""
         from pathlib import Path
 
         from tsallis.toolkit.tasks.copying import copy_unknown
@@ -506,7 +507,7 @@ def join_columns(task: Task, sources: Sequence[str], targets: Sequence[str]) -> 
         raise InputError(f"there must be one target a source, got {len(targets)} for {len(sources)} sources")
     if len(gold) != len(plain) + 1:
         raise InputError(f"a line of the task {task.name} is a {gold[-1]} as a whole: targets can't be given")
-    # The output is the last new column; source columns may have other names in lines with outputs.
+    # Lines with outputs may rename source columns, too. The output is therefore the last column with a new name.
     column = max(number for number, name in enumerate(gold) if name not in plain)
     lines = []
     for number, (source, target) in enumerate(zip(sources, targets, strict=True), start=1):
@@ -537,7 +538,7 @@ def _check_lines(lines: Iterable[str], name: str) -> list[str]:
 
 
 def _beginnings(prefixes: Sequence[str] | None, count: int, name: str = "prefixes") -> list[str]:
-    """Return the prefix of each line's output, empty if there are none.
+    """Return the prefix of each line's output; without `prefixes`, all prefixes are empty.
 
     Raises:
         InputError: If there is not one prefix per line.

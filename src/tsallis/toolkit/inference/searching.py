@@ -1,4 +1,4 @@
-"""Searches and draws with a run: apply search options to its model, task and texts."""
+"""Search and sample with a run: apply search options to its model and task."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_for_run(options: SearchOptions, run: Run) -> None:
-    """Raise if an option needs outputs that sum to 1 and the run uses alpha-ReLU.
+    """Raise if an option needs probabilities that sum to 1, but the run uses alpha-ReLU.
 
     Raises:
         OptionError: If a mass or temperature is given for a run with alpha-ReLU.
@@ -41,11 +41,11 @@ def search(
         task: Task of the run.
         batch: Batch of sources on the model's device.
         options: Options of the search, including those of the run's configuration.
-        prefixes: Symbols that the outputs of each source begin with.
+        prefixes: Symbols of the prefix of each source's outputs.
     """
     from tsallis.toolkit.evaluation.search_results import search_batch
 
-    if options.mode == "beam" and options.n_best is None and not options.min_risk:  # the risk needs the whole beam
+    if options.mode == "beam" and options.n_best is None and not options.min_risk:  # minimum risk needs the whole beam
         options = replace(options, n_best=1)
     return search_batch(run.model, batch, options, prefixes=prefixes, text=task.ambiguous_text(run.tgt_vocab))
 
@@ -65,8 +65,8 @@ def draw(
         task: Task of the run.
         batch: Batch of sources on the model's device.
         options: Options of the draws, including those of the run's configuration.
-        lines: Line numbers of the rows, from 1. Draws depend only on them and on the seed.
-        prefixes: Symbols that the outputs of each source begin with.
+        lines: Line numbers of the rows, from 1. The draws of a row depend only on its line number and the seed.
+        prefixes: Symbols of the prefix of each source's outputs.
     """
     from tsallis.search import sample
     from tsallis.search.temperature import with_temperature
@@ -107,7 +107,7 @@ def choose(
     weights, missing = [1.0] * len(candidates), 0.0
     if result is not None:
         weights = [output.prob for output in candidates]
-        # If the certificate has a reason for failing, the sum of the probabilities proves nothing either.
+        # If the certificate failed for some reason, the sum of the probabilities proves nothing either.
         bounded = run.model.output.normalized and result.certificate.reason is None
         complete = result.certificate.kind == "complete"
         missing = 0.0 if complete else max(0.0, 1 - result.mass) if bounded else float("inf")
@@ -123,12 +123,12 @@ def spell_prefixes(
         run: Run with the vocabulary.
         task: Task of the run, which encodes the prefixes.
         options: Options, possibly with a common prefix of all rows.
-        beginnings: Prefix of each row, used without a common prefix.
+        beginnings: Prefix of each row; not used if there is a common prefix.
         origins: Location of each row's prefix for error messages.
 
     Raises:
         OptionError: If the common prefix has a symbol that the run can't output, or exceeds the maximum length.
-        InputError: If a row's prefix does.
+        InputError: If the prefix of a row has such a symbol or exceeds the maximum length.
     """
     if options.prefix is not None:
         return [_spell_prefix(run, task, options, options.prefix, None)] * len(beginnings)

@@ -23,10 +23,10 @@ class Suggestion:
 
     Args:
         text: Output so far, with the continuation.
-        symbols: Strings of the symbols after the certain ones. They include the typed text if several sequences of
-            symbols can spell it.
+        symbols: Strings of the symbols after the certain symbols. They include the symbols of the typed text if several
+            symbol sequences can spell it.
         prob: Probability given the typed text.
-        ends: Whether the output ends with it.
+        ends: Whether the output ends with this continuation.
 
     Example:
         >>> Suggestion("rebell", ("l",), 0.75, False).ends
@@ -50,7 +50,7 @@ class Suggestions:
     Args:
         line: Line number, from 1.
         typed: Typed text as given.
-        text: Typed text with the certain symbols, which are added while only one continuation is possible.
+        text: Typed text, followed by the certain symbols. A symbol is certain if no other continuation is possible.
         certain: Strings of the certain symbols.
         log_prob: Natural logarithm of the probability of the typed text; -inf if impossible.
         support: Number of possible continuations, listed or not.
@@ -77,7 +77,7 @@ class Suggestions:
 
     @property
     def possible(self) -> bool:
-        """Return whether an output may start with the typed text; True if it is unknown."""
+        """Return whether an output may start with the typed text; True if this is unknown."""
         return bool(self.next or self.missing)
 
     def to_dict(self) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class Completer:
             return Suggestions(line, typed, typed, (), float("-inf"), 0, 0.0, 0.0, ())
         completions, prompt, typed_symbols = self._complete(source, typed)
         certain, choices = completions.certain, completions.choices
-        # If only one sequence of symbols spells the typed text, leave its symbols out.
+        # If only one symbol sequence spells the typed text, leave the symbols of this text out.
         first, behind = (typed_symbols, 0) if certain else (0, typed_symbols)
         return Suggestions(
             line=line,
@@ -170,7 +170,7 @@ class Completer:
         return tuple(self.run.tgt_vocab.name(token) for token in tokens)
 
     def _prompt(self, source: Batch) -> list[int]:
-        """Return the symbols of a language model's prompt, which the output continues; empty for other runs."""
+        """Return the symbols of the prompt that the output of a language model continues; empty for other runs."""
         goes_on = not self.task.searched and self.task.ambiguous_text(self.run.tgt_vocab) is not None
         return [int(symbol) for symbol in source.src[0, : int(source.src_lengths[0])]] if goes_on else []
 
@@ -180,6 +180,6 @@ class Completer:
         return str(vocabulary.decode([*prompt, *tokens]))[len(vocabulary.decode(prompt)) :]
 
     def _text(self, tokens: Sequence[int], prompt: Sequence[int], typed: str) -> str:
-        """Return a continuation for display; after a prompt, the typed text starts with a word."""
+        """Return a continuation for display; after a prompt, the space before the typed text is removed."""
         text = self._spell(tokens, prompt)
         return text.removeprefix(" ") if prompt and typed else text

@@ -39,7 +39,7 @@ class Changes:
             folder: Run folder.
 
         Raises:
-            InputError: If the run has already passed the new end, or if its learning rates depend on the old one. The
+            InputError: If the run has already passed the new end, or if its learning rates depend on the old end. The
                 message names the setting and the accepted values.
         """
         checkpoints = Checkpoints(folder / CHECKPOINTS)

@@ -1,15 +1,16 @@
-"""Atomic checkpoints, which are safe to load: no code is executed.
+"""Checkpoints that are written atomically and are safe to load, because loading executes no code.
 
     checkpoints/
       index.json        names of the folders "last", "best", "kept" and "average", and whether the run is finished
       step-00000420/
         model.safetensors   parameters; shared parameters are stored once
         training.pt         optimizer, schedule, position (torch.load with weights_only)
-        manifest.json       sizes and SHA-256 of both, step, epoch, metrics
+        manifest.json       size and SHA-256 of the two files above, step, epoch, metrics
 
-A checkpoint is valid once the index names it, and the index is replaced atomically. If a run is killed at any moment,
-the checkpoint from which it resumes is complete. Only folders that the index lists under "discard" are removed. A
-checkpoint is listed there before its first file is written, and again when it is superseded.
+A checkpoint is valid once the index names it, and the index is replaced atomically. A run may therefore be killed at
+any moment: the checkpoint from which it resumes is complete. Only folders that the index lists under "discard" are
+removed. The index lists a checkpoint there before the first file is written, and again when the checkpoint is
+superseded.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from tsallis.toolkit.training.lock import Lock, writing
 from tsallis.toolkit.training.schema import Index, Manifest, as_json, check_record, read_record
 
 NAMES = ("last", "best", "average")
-FILES = (MANIFEST, PARAMETERS, TRAINING)  # in order of removal: without its manifest, a checkpoint counts as incomplete
+FILES = (MANIFEST, PARAMETERS, TRAINING)  # in order of removal: a checkpoint without a manifest counts as incomplete
 FOLDER = re.compile(r"(step-[0-9]{8,18}|average-[0-9]{8,18}-[0-9]{8,18})")
 
 
@@ -45,8 +46,9 @@ class Checkpoints:
 
     Args:
         folder: Folder of all checkpoints, `checkpoints` in the run folder.
-        keep: Number of validated checkpoints that are kept for averaging, besides the best and the last one.
-        lock: Lock on the run folder, for a training process; None: the caller checks the folder.
+        keep: Number of validated checkpoints that are kept for averaging. The best and the last checkpoint are always
+            kept.
+        lock: Lock on the run folder, for a training process. With None, the caller must check the folder.
 
     Example:
         >>> import tempfile
@@ -64,7 +66,7 @@ class Checkpoints:
         self.lock = lock
 
     def index(self) -> Index:
-        """Return the index of checkpoints, which is empty before the first one.
+        """Return the index of checkpoints; before the first checkpoint, the index is empty.
 
         Raises:
             InputError: If the index is damaged, or if it is missing although there are checkpoints.
@@ -80,7 +82,7 @@ class Checkpoints:
         """Compare the index with the folders and return it, without writing.
 
         Raises:
-            InputError: If the index names missing checkpoints, or does not name later ones.
+            InputError: If the index names a missing checkpoint, or omits a checkpoint that is later than its last one.
         """
         if os.path.lexists(self.folder) and not self.folder.is_dir():
             raise InputError(f"{self.folder}: expected a folder, found something else")
@@ -99,7 +101,7 @@ class Checkpoints:
         return index
 
     def open(self) -> Index:
-        """Prepare the folder for :meth:`save`: check the index and remove remains of killed processes.
+        """Prepare the folder for :meth:`save`: check the index and remove files that killed processes left.
 
         Raises:
             InputError: See :meth:`check`, or if the folder can't be written.
@@ -128,7 +130,7 @@ class Checkpoints:
         finished: bool,
         validated: bool = True,
     ) -> None:
-        """Save the last checkpoint, which is also the best one if `best`, and remove superseded ones.
+        """Save a checkpoint as the last one, and as the best one if `best`; remove superseded checkpoints.
 
         Raises:
             InputError: If a file can't be written or the folder has changed. Earlier checkpoints are kept.
@@ -151,7 +153,7 @@ class Checkpoints:
             self.sweep()
 
     def _write(self, index: Index, name: str, blobs: dict[str, bytes], facts: dict[str, Any]) -> Index:
-        """Write a new checkpoint folder, and return the index, which lists it under "discard" for now."""
+        """Write a new checkpoint folder, and return the index. The index lists the folder under "discard" for now."""
         target = self.folder / name
         self._check_free(index, name)
         sums = {file: {"bytes": len(b), "sha256": hashlib.sha256(b).hexdigest()} for file, b in blobs.items()}
@@ -169,13 +171,13 @@ class Checkpoints:
         return index
 
     def _check_free(self, index: Index, name: str) -> None:
-        """Raise an InputError if a new checkpoint of that name would replace something else."""
+        """Raise an InputError if a new checkpoint `name` would replace another file, folder or checkpoint."""
         target, replaceable = self.folder / name, name in index.discard
         if name in index.names or (os.path.lexists(target) and not replaceable and not self._is_partial(target)):
             raise self._unnamed_error(target)
 
     def _replace(self, before: Index, index: Index) -> Index:
-        """Replace the index `before`; checkpoints that only `before` names are listed under "discard"."""
+        """Write `index` in place of `before`. Checkpoints that only `before` names are listed under "discard"."""
         discard = {*before.names, *index.discard} - index.names
         folders = {name for name in discard if name not in before.discard or os.path.lexists(self.folder / name)}
         index = Index.model_validate({**dict(index), "discard": tuple(sorted(folders))})
@@ -205,8 +207,8 @@ class Checkpoints:
             folder = f"average-{names[0].removeprefix('step-')}-{names[-1].removeprefix('step-')}"
             if index.average != folder:
                 self._check_free(index, folder)
-            index = self.open()  # writes for the first time, after all checks
-            if index.average == folder:  # same checkpoints: write the average again
+            index = self.open()  # the first call that writes, after all checks
+            if index.average == folder:  # an average of the same checkpoints exists: write it again
                 index = self._replace(index, index.model_copy(update={"average": None}))
             index = self._write(index, folder, {PARAMETERS: safetensors.torch.save(mean)}, facts)
             self._replace(index, index.model_copy(update={"average": folder}))
@@ -223,7 +225,7 @@ class Checkpoints:
         return {key: (total[key] / len(names)).to(value.dtype) for key, value in parameters.items()}
 
     def sweep(self) -> None:
-        """Remove superseded and incomplete checkpoints, and the remains of killed processes."""
+        """Remove superseded checkpoints, incomplete checkpoints, and files that killed processes left."""
         index = self.index()
         with writing(self.folder, self.lock):
             for path in self._folders():
@@ -236,13 +238,13 @@ class Checkpoints:
                 remove_leftovers(self.folder, (INDEX,))
 
     def _folders(self) -> list[Path]:
-        """Return the folders that may be checkpoints, sorted by name, without links."""
+        """Return the folders that may be checkpoints, sorted by name. Links are left out."""
         if not self.folder.is_dir():
             return []
         return sorted(p for p in self.folder.iterdir() if FOLDER.fullmatch(p.name) and is_folder(p))
 
     def _is_partial(self, path: Path) -> bool:
-        """Return whether a folder is an incomplete checkpoint: it contains only our files, and no manifest."""
+        """Return whether a folder is an incomplete checkpoint: it contains only our files, but no manifest."""
         return is_folder(path) and all(
             (p.name in (PARAMETERS, TRAINING) and is_regular(p)) or is_leftover(p, FILES) for p in path.iterdir()
         )
@@ -278,7 +280,7 @@ class Checkpoints:
         return self.folder / name, self._load(name), as_json(self._manifest(name))
 
     def load_model(self, which: str, model: Any = None) -> dict[str, Tensor]:
-        """Return the parameters of a checkpoint, with the aliases of the model's shared parameters.
+        """Return the parameters of a checkpoint. Shared parameters of the model occur under each of their names.
 
         Raises:
             InputError: See :meth:`load`.
@@ -349,7 +351,7 @@ def _step(name: str) -> int:
 
 
 def _canonical(value: Any) -> Any:
-    """Normalise a value, so that equal values pickle to equal bytes: tuples become lists, strings are interned."""
+    """Convert tuples to lists and intern strings, so that equal values are pickled as equal bytes."""
     if isinstance(value, dict):
         return {_canonical(key): _canonical(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -358,7 +360,7 @@ def _canonical(value: Any) -> Any:
 
 
 def _drop_aliases(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the parameters with only the first name of each shared tensor."""
+    """Return the parameters; a tensor with several names is included under its first name only."""
     names: dict[tuple[int, tuple[int, ...]], str] = {}
     for name, value in parameters.items():
         names.setdefault((value.data_ptr() if value.numel() else -len(names), tuple(value.shape)), name)

@@ -1,4 +1,4 @@
-"""Processes of a run: a single one, or several that `torchrun` started."""
+"""Processes of a run: a single process, or several processes that `torchrun` started."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tsallis.toolkit.training.file_names import LOCK
 from tsallis.toolkit.training.lock import writing
 
 DEVICES = ("cpu", "cuda", "auto")
-PATIENCE = timedelta(minutes=30)  # time limit of waiting for other processes; validation and downloads are slow
+PATIENCE = timedelta(minutes=30)  # time limit for waiting; long, because validation and downloads are slow
 _had_group = False  # whether this process has been in a process group
 
 
@@ -44,7 +44,7 @@ class World:
 
     @property
     def main(self) -> bool:
-        """Return whether this is the first process, the only one that writes files and makes decisions for all."""
+        """Return whether this is the first process. Only the first process writes files and makes decisions for all."""
         return self.rank == 0
 
     def sum(self, *numbers: float) -> tuple[float, ...]:
@@ -64,7 +64,7 @@ class World:
         return box[0]
 
     def gather(self, part: Any) -> list[Any]:
-        """Return the parts of all processes in rank order, on every process."""
+        """Gather the part of every process, and return all parts in rank order to every process."""
         if self.size == 1:
             return [part]
         parts: list[Any] = [None] * self.size
@@ -76,7 +76,7 @@ class World:
         """Raise an error of one process on all processes. All processes must run the block.
 
         Raises:
-            CommonError: On all processes, if any process raised an InputError in the block; it has the first message.
+            CommonError: On all processes, if any process raised an InputError in the block.
         """
         if self.size == 1:
             yield
@@ -104,12 +104,12 @@ class World:
         """Create a folder on the first process, and check that all processes share it.
 
         Raises:
-            CommonError: On all processes, if some don't see the folder; the message names them. Also if the first
-                process can't write to the folder.
+            CommonError: On all processes, if a process does not see the folder or the first process can't write to it.
+                The message names the processes that don't see the folder.
         """
         if self.size == 1:
             return
-        # Name the file like an unfinished write: if this process is killed, a later run removes it.
+        # Name the file like the temporary file of a write: if this process is killed, a later run removes the file.
         path = folder / self.broadcast(f".{LOCK}.{secrets.token_hex(4)}.tmp")
 
         def write() -> None:
@@ -146,7 +146,7 @@ def device_kind(device: str) -> str:
 def init_distributed(
     device: str = "auto", lost: str = "the same command goes on from the last checkpoint"
 ) -> Iterator[World]:
-    """Join the processes that `torchrun` started and yield the :class:`World`; without torchrun, it has one process.
+    """Join the processes that `torchrun` started and yield the :class:`World`. Without torchrun, there is one process.
 
     Args:
         device: "cpu", "cuda" or "auto", which selects a GPU if there is one.
@@ -185,7 +185,7 @@ def init_distributed(
 def exit_process(status: object) -> NoReturn:
     """Exit with a status; skip Python's finalization if this process was in a process group.
 
-    PyTorch caches the process group of a sharded model even after it was destroyed, so the threads of gloo keep
+    PyTorch caches the process group of a sharded model even after the group was destroyed, so the threads of gloo keep
     running. Such a thread needs the GIL to release its last tensor. If Python is already shutting down, the thread
     can't get the GIL and aborts the process.
     """

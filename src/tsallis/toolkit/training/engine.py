@@ -1,7 +1,7 @@
 """Update steps of a model, with several processes, gradient accumulation and mixed precision.
 
-The loss is summed over all target symbols of an update (all batches of all processes) and divided once by their number.
-The gradient therefore does not depend on the distribution of rows over batches and processes.
+An update sums the loss over the target symbols of all batches and processes, and divides the sum by the number of these
+symbols. The gradient therefore does not depend on the distribution of rows over batches and processes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class BatchStats(NamedTuple):
 
 
 class Objective(nn.Module):
-    """Model and loss in one module, so that DDP and FSDP see every parameter used inside `forward`."""
+    """Module that computes the loss of a model. DDP and FSDP thus see every parameter that `forward` uses."""
 
     def __init__(self, model: nn.Module, label_smoothing: float = 0.0) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Objective(nn.Module):
         self.batch_stats: BatchStats | None = None
 
     def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor) -> Tensor:
-        """Return the sum of the loss over target symbols, without ignored ones."""
+        """Return the sum of the loss over all target symbols that are not ignored."""
         model: Any = self.model
         tgt_out = torch.where(has_loss(tgt_out), tgt_out, IGNORE_INDEX)
         decoded = model(src, src_lengths, tgt_in)
@@ -78,7 +78,7 @@ def batch_stats(model: Any, decoded: Any, tgt_out: Tensor) -> BatchStats:
 
 
 class Engine:
-    """Update steps of a model, and the full state of model and optimizer for checkpoints.
+    """Runner of update steps, which also saves and loads the full state of model and optimizer for checkpoints.
 
     Args:
         model: Model in its initial state, which is the same on every process.
@@ -109,7 +109,7 @@ class Engine:
         return nn.parallel.DistributedDataParallel(self.objective, device_ids=ids)
 
     def _shard(self) -> nn.Module:
-        """Shard with FSDP2: every layer is a group, except layers with shared parameters, which join the root group."""
+        """Shard the model with FSDP2. Every layer is a group, but layers with shared parameters join the root group."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
@@ -134,16 +134,16 @@ class Engine:
 
         Args:
             batches: Batches of this process, at least one.
-            own: Number of batches that count. If it is below `count`, the process repeats its first batch with weight
-                0, because all processes must run the same number of passes.
+            own: Number of batches of this process that count. If `own` is below `count`, the process repeats its first
+                batch with weight 0, because all processes must run the same number of passes.
             count: Number of passes of each process.
             rate: Learning rate.
             collect_stats: Whether to store a :class:`BatchStats` of the first batch in `objective.batch_stats`.
-            stop: Whether this process must stop after the update; :attr:`stop` is then True in all processes.
+            stop: Whether this process must stop after the update. If so, :attr:`stop` becomes True in all processes.
 
         Returns:
-            The number of symbols of all processes, and this process's part of the summed loss, not yet read from the
-            device. For a classifier, only labels count as symbols: the end symbol behind them is certain.
+            The number of symbols of all processes, and the summed loss of this process, as a tensor on the device. For
+            a classifier, only labels count as symbols, because the end symbol after a label is certain.
         """
         known = [has_loss(batch.tgt_out) for batch in batches[:own]]
         counted = [counted_symbols(self.model, batch.tgt_out) for batch in batches[:own]]
@@ -159,7 +159,7 @@ class Engine:
             self.objective.collect_stats = collect_stats and index == 0
             with self._gradient_sync(last=index == count - 1):
                 loss = self._loss(batches[index if counts else 0])
-                # DDP and FSDP average gradients over processes; multiplying by their number undoes this.
+                # DDP and FSDP average gradients over processes. Multiplying by the number of processes undoes this.
                 (loss * (self.world.size / max(symbols, 1) if counts else 0.0)).backward()
             total += loss.detach() if counts else 0
         nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
@@ -188,7 +188,7 @@ class Engine:
         yield
 
     def unsharded_model(self) -> nn.Module:
-        """Return a model for search and evaluation in one process; a sharded model is copied in full."""
+        """Return a model for search and evaluation in one process; if the model is sharded, return a full copy."""
         if not self.sharded:
             return self.model
         state = get_model_state_dict(self.model, options=StateDictOptions(full_state_dict=True))
@@ -197,9 +197,10 @@ class Engine:
         return model.eval()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return parameters and optimizer state on the CPU; if sharded, only on the first process.
+        """Return the parameters and the state of the optimizer, on the CPU.
 
-        The other processes then get empty dictionaries. A parameter with several names is included once.
+        If the model is sharded, only the first process gets them; the others get empty dictionaries. A parameter with
+        several names is included once.
         """
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         model: Any = get_model_state_dict(self.model, options=options)
@@ -208,10 +209,10 @@ class Engine:
         return model, dict(get_optimizer_state_dict(self.model, self.optimizer, options=options))
 
     def load(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Any]) -> None:
-        """Load the result of :meth:`state`, from any number of processes; :meth:`check` it first."""
-        # All processes need the same order, because parameters are distributed one after another.
+        """Load a result of :meth:`state`, even from another number of processes; call :meth:`check` first."""
+        # All processes must use the same order of parameters, because parameters are distributed one after another.
         parameters: dict[str, Any] = {name: model[name] for name in self._names()}
-        options = StateDictOptions(full_state_dict=True, strict=False)  # not strict: aliases are missing
+        options = StateDictOptions(full_state_dict=True, strict=False)  # not strict, because aliases are missing
         set_model_state_dict(self.model, parameters, options=options)
         # The parameter groups of the optimizer come from the settings, not from the checkpoint.
         groups = [{**group, "params": names} for group, names in self._groups()]
@@ -220,7 +221,7 @@ class Engine:
         )
 
     def check(self, model: Mapping[str, Tensor], optimizer: Mapping[str, Any]) -> None:
-        """Raise unless the state for :meth:`load` belongs to this model.
+        """Raise unless a result of :meth:`state` belongs to this model; call this before :meth:`load`.
 
         Raises:
             InputError: If a parameter is missing or has another shape.

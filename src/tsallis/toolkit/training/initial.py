@@ -1,4 +1,4 @@
-"""Initial parameters that are not random: those of another run, or word vectors."""
+"""Initial parameters that are not random: parameters of another run, or word vectors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Start:
 
     Args:
         model: Model with the initial parameters.
-        facts: Origin of the parameters for the log; "run" for another run, "embeddings" for word vectors.
+        facts: Origin of the parameters, for the log: "run" describes another run, "embeddings" describes word vectors.
     """
 
     model: Any
@@ -39,7 +39,7 @@ class Start:
 
     @property
     def lines(self) -> list[str]:
-        """The facts as readable lines."""
+        """The origin of the parameters, as readable lines."""
         return describe_start(self.facts)
 
     def blob(self) -> bytes | None:
@@ -55,9 +55,9 @@ class Start:
 def take_parameters(model: Any, source: Run, vocabularies: Mapping[str, Any]) -> dict[str, Any]:
     """Copy the parameters of a trained model into another model.
 
-    Rows that belong to a symbol, such as those of embeddings, are matched by the symbol's spelling. Dropout, attention,
-    output mapping, number of layers and vocabularies may differ: only parameters of both models are copied. The class
-    and all sizes must be the same.
+    The two models must have the same class and the same sizes. Dropout, attention, output mapping, number of layers and
+    vocabularies may differ: only parameters that occur in both models are copied. Rows that belong to symbols, such as
+    embeddings, are matched by the spelling of the symbols.
 
     Args:
         model: Model whose parameters are set.
@@ -66,7 +66,7 @@ def take_parameters(model: Any, source: Run, vocabularies: Mapping[str, Any]) ->
 
     Returns:
         A dictionary. "taken", "random" (missing in the source) and "unused" (missing in `model`) are lists of parameter
-        names. "symbols" contains the number of copied rows and of all rows, for each parameter with one row per symbol.
+        names. "symbols" maps each parameter with one row per symbol to two numbers: copied rows, and all rows.
 
     Raises:
         InputError: If the class of the model or the shape of a parameter differs.
@@ -100,7 +100,7 @@ def take_parameters(model: Any, source: Run, vocabularies: Mapping[str, Any]) ->
 def _take_rows(
     own: Tensor, theirs: Tensor, rows: SymbolRows, source: Run, vocabularies: Mapping[str, Any]
 ) -> list[int]:
-    """Copy the rows of special symbols and of symbols in both vocabularies; return the counts of copied and of all."""
+    """Copy the rows of special and common symbols; return the number of copied rows and the number of all rows."""
     known = symbol_numbers(source.src_vocab if rows.side == "src" else source.tgt_vocab)
     pairs = [(number, known[name]) for name, number in symbol_numbers(vocabularies[rows.side]).items() if name in known]
     pairs += [(number, number) for number in range(rows.first, len(SPECIALS))]
@@ -119,7 +119,7 @@ def set_embeddings(model: Any, side: str, vectors: WordVectors, origin: str) -> 
     """Set the embeddings of the symbols that have word vectors.
 
     Raises:
-        InputError: If the model has no embeddings on that side, or their size differs from that of the vectors.
+        InputError: If the model has no embeddings on that side, or the vectors have another size.
     """
     name = embedding_name(model, side)
     if name is None:
@@ -131,7 +131,7 @@ def set_embeddings(model: Any, side: str, vectors: WordVectors, origin: str) -> 
 
 
 def embedding_name(model: Any, side: str) -> str | None:
-    """Return the parameter name of the embeddings of a side, "src" or "tgt"; None if there are none."""
+    """Return the parameter name of the embeddings on a side, "src" or "tgt"; None if this side has no embeddings."""
     names = (name for name, rows in model.symbol_rows.items() if rows.side == side and "embedding" in name)
     return next(names, None)
 

@@ -1,4 +1,4 @@
-"""Lock on a run folder: one process holds it, and checks before each write that the folder was not moved."""
+"""Lock on a run folder. One process holds the lock and checks before each write that the folder was not moved."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Lock:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[Lock]:
-    """Create a folder if it is missing, and lock it for this process. The lock ends with the process at the latest.
+    """Create a folder if it is missing, and lock it for this process. The lock ends with the block or the process.
 
-    If the block raises an InputError, the lock file and the newly created folders are removed again, unless they
-    contain something else. A rejected command therefore leaves no files behind.
+    If the block raises an InputError, the new lock file and the new folders are removed, but folders with other files
+    are kept. A rejected command therefore leaves no files behind.
 
     Raises:
         InputError: If the folder can't be created, written to or locked, or if another process holds the lock.
@@ -84,7 +84,7 @@ def _lock(folder: Path) -> Iterator[Lock]:
     except (InputError, KeyboardInterrupt):
         with contextlib.suppress(OSError, InputError):
             if removable:
-                Lock(folder, handle).check()  # another process may have put its own folder here
+                Lock(folder, handle).check()  # keep the file if another process has put another folder here
                 path.unlink()
         raise
     finally:
@@ -98,7 +98,7 @@ def _unusable(folder: Path, error: Exception) -> InputError:
 
 @contextlib.contextmanager
 def writing(path: Path, lock: Lock | None = None) -> Iterator[None]:
-    """Convert write errors in a run folder to one-line messages.
+    """Convert errors of writing in a run folder to one-line messages.
 
     Args:
         path: Path that the message names.

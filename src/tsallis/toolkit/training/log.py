@@ -1,4 +1,4 @@
-"""Write the log of a run: one JSON object per line, cut back to the run's position after a kill."""
+"""Log of a run: one JSON object per line. A resumed run removes the lines that were written after its checkpoint."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tsallis.toolkit.data.io import NONBLOCK, check_file, read_bytes, sync_folde
 from tsallis.toolkit.training.lock import Lock, writing
 from tsallis.toolkit.training.schema import Event, parse_record
 
-WRITE = os.O_WRONLY | NONBLOCK | getattr(os, "O_BINARY", 0)  # flags for opening a file
+WRITE = os.O_WRONLY | NONBLOCK | getattr(os, "O_BINARY", 0)  # flags for opening the log
 
 
 class Log:
-    """Log of a run: a file with one JSON object per line that can be cut back to an earlier position.
+    """Log of a run: a file with one JSON object per line. The file can be cut back to an earlier position.
 
     Args:
-        path: Path of the file. The first line or :meth:`rewind` creates it; its folder must exist.
+        path: Path of the file. The first :meth:`write` or :meth:`rewind` creates the file; the folder must exist.
         lock: Lock on the run folder, for a training process.
 
     Example:
@@ -46,7 +46,7 @@ class Log:
         """Append a line and flush it to the disk.
 
         Raises:
-            InputError: If the file can't be written. No part of the line is then kept.
+            InputError: If the file can't be written. The file then contains no part of the line.
         """
         self._change(self.position, json.dumps({"event": event, **values}).encode() + b"\n")
 
@@ -54,7 +54,7 @@ class Log:
         """Remove the lines after `position`, because a resumed run writes them again.
 
         Raises:
-            InputError: If the file is shorter, or if anything before `position` is not a valid event.
+            InputError: If the file is shorter than `position`, or the part before `position` contains an invalid event.
         """
         self.check(position)
         self._change(position)
@@ -87,7 +87,7 @@ class Log:
         self._change(self.position_of(step))
 
     def position_of(self, step: int) -> int:
-        """Return the position after the last event up to and including a step.
+        """Return the position after the last event whose step is not above `step`.
 
         Raises:
             InputError: If the file is missing, can't be written, or contains an invalid line.
@@ -130,7 +130,7 @@ class Log:
         return [event.model_dump(exclude_unset=True) for _, event in self._lines()]
 
     def _lines(self, position: int | None = None) -> list[tuple[bytes, Event]]:
-        """Return the lines up to a position with their events, without an incomplete last line."""
+        """Return the lines up to a position, each with its event. An incomplete last line is left out."""
         blob = read_bytes(self.path)[:position]
         lines = [line + b"\n" for line in blob.split(b"\n")[:-1]]
         if position is not None and sum(map(len, lines)) != position:
@@ -139,9 +139,9 @@ class Log:
 
 
 def totals(events: Iterable[Mapping[str, Any]], key: str) -> list[float]:
-    """Return the cumulative sum of a number over a training run, at each event.
+    """Return the total of a number since the start of the training run, at each event.
 
-    The events of an epoch contain the sum since the start of the epoch.
+    An event contains only the sum since the start of its epoch.
 
     Example:
         >>> events = [("validation", 2.0), ("epoch", 5.0), ("validation", 1.0)]

@@ -1,4 +1,4 @@
-"""The run folder: all files that are needed to use a trained model, in open formats.
+"""Run folder, which contains all files that are needed to use a trained model, in open formats.
 
 config.yaml       configuration with all defaults
 model.json        class and arguments of the model
@@ -84,8 +84,8 @@ def load_run(folder: Path | str, which: str = "best") -> Run:
         The model in evaluation mode, with its vocabularies and task.
 
     Raises:
-        InputError: If the folder is not a run folder, the checkpoint is damaged, the vocabularies don't match, or
-            weights are not finite.
+        InputError: If the folder is not a run folder, the checkpoint is damaged, the vocabularies are not those of the
+            model, or weights are not finite.
 
     Example:
         >>> import tempfile
@@ -103,7 +103,7 @@ def load_run(folder: Path | str, which: str = "best") -> Run:
         raise InputError(f"{folder}: not a run folder (it has no {MODEL})")
     record, task = _read_records(folder)
     if os.path.lexists(folder / CONFIG):
-        check_file(folder / CONFIG)  # raise for a FIFO, which would block its readers
+        check_file(folder / CONFIG)  # raise for a FIFO: reading it would block
     vocabularies = _vocabularies(folder, record)
     checkpoint, parameters, facts = Checkpoints(folder / CHECKPOINTS).load(which)
     misfit = f"{checkpoint / PARAMETERS}: the checkpoint does not fit {MODEL}"
@@ -129,8 +129,8 @@ def _vocabularies(folder: Path, record: ModelRecord) -> tuple[Symbols, Symbols]:
 def _model_of(path: Path, record: ModelRecord, parameters: dict[str, Tensor], misfit: str) -> Any:
     """Build a model and load its parameters.
 
-    The model is first built on the meta device, which needs no memory, and its shapes are compared with the stored
-    parameters. Otherwise wrong arguments could allocate any amount of memory.
+    The model is first built on the meta device, which needs no memory, to compare its shapes with the stored
+    parameters. Without this check, wrong arguments could allocate any amount of memory.
     """
     for key in LAYERS:
         if (layers := record.arguments.get(key) or 0) > len(parameters):
@@ -145,7 +145,7 @@ def _model_of(path: Path, record: ModelRecord, parameters: dict[str, Tensor], mi
 
 
 def _compare(model: Any, parameters: Mapping[str, Tensor], misfit: str) -> None:
-    """Raise unless the names and shapes of parameters are those of a model."""
+    """Raise unless `parameters` have the same names and shapes as the parameters of the model."""
     aliases = aliases_of(model).keys()
     shapes = {name: list(value.shape) for name, value in model.state_dict().items()}
     for name in sorted((shapes.keys() | parameters.keys()) - aliases):
@@ -169,7 +169,7 @@ def _symbols_path(folder: Path, name: str, symbols: Symbols) -> Path:
 
 
 def build_model(description: dict[str, Any], path: Path | str = MODEL) -> Any:
-    """Build a model from `{"class": ..., "arguments": {...}}`; errors name `path`."""
+    """Build a model from `{"class": ..., "arguments": {...}}`; error messages begin with `path`."""
     name, arguments = description.get("class"), description.get("arguments") or {}
     if not isinstance(name, str) or name not in MODELS:
         raise InputError(f"{path}: unknown class {describe(name)}, known: {', '.join(MODELS)}")
@@ -190,8 +190,8 @@ class StoredRun(NamedTuple):
 def read_stored(folder: Path, configs: Sequence[str], arguments: Mapping[str, Any]) -> StoredRun | None:
     """Return the stored model and task of a run, or None if the folder has no run with this configuration.
 
-    A resumed run uses the stored arguments, because the threshold of alpha-ReLU would be estimated slightly differently
-    on another machine.
+    A resumed run uses the stored arguments, because another machine would estimate the threshold of alpha-ReLU slightly
+    differently.
 
     Args:
         folder: Run folder.
@@ -207,7 +207,7 @@ def read_stored(folder: Path, configs: Sequence[str], arguments: Mapping[str, An
     if read_text(folder / CONFIG) not in configs:
         return None
     for key, value in arguments.items():
-        if record.arguments.get(key, value) != value:  # check now: the model is built before other checks
+        if record.arguments.get(key, value) != value:  # check here, before the model is built
             difference = f"{key} is {record.arguments[key]!r}, {value!r} by {CONFIG}"
             raise InputError(f"{folder / MODEL}: {difference}; restore the file")
     return StoredRun({"class": record.name, "arguments": dict(record.arguments)}, task.model_dump())
@@ -229,10 +229,11 @@ def start_run(
     changes: Changes | None = None,
     dry: bool = False,
 ) -> bool:
-    """Write a run folder except checkpoints, or check that it contains the same run; return whether it existed.
+    """Write the files of a new run, or check that the folder contains the same run; return whether the run existed.
 
-    `start` is the content of the file of initial parameters, or None if they are random. With `changes` the run
-    continues with new settings, and its configuration is rewritten. With `dry` no file is written.
+    `start` is the content of the file of initial parameters, or None if they are random. With `changes`, the run
+    continues with new settings, and its configuration is rewritten. With `dry`, no file is written. Checkpoints are
+    written later.
 
     Raises:
         InputError: If the folder contains other files, another configuration or other data, or a file can't be written.
@@ -285,7 +286,7 @@ def _check_same(folder: Path, config: str, vocabularies: Mapping[Path, Symbols])
 def _is_start_leftover(
     path: Path, texts: Mapping[str, bytes], vocabularies: Mapping[Path, Symbols], names: tuple[str, ...]
 ) -> bool:
-    """Return whether a file is left from an earlier start of the same run that was killed too early."""
+    """Return whether an earlier start of the same run, which was killed before its end, left this file."""
     if path.name == LOCK or is_leftover(path, names):
         return True
     try:
@@ -299,7 +300,7 @@ def _is_start_leftover(
 
 
 def _difference(old: str, new: str) -> str:
-    """Return the changed settings with their paths; settings that are new in this version come last."""
+    """Return the changed settings with their paths; settings that `old` lacks come after other new values."""
     before, after = (dict(_settings(with_new_names(parse_yaml(text, CONFIG)))) for text in (old, new))
     added = [path for path in after if path not in before or before[path] != after[path]]
     lines = [f"now {path}: {after[path]}" for path in sorted(added, key=lambda path: path not in before)]

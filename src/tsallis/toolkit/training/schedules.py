@@ -10,7 +10,7 @@ from tsallis.toolkit.config import Settings
 
 @dataclass
 class Schedule:
-    """Constant learning rate, and the base class of all schedules.
+    """Schedule with a constant learning rate; base class of all schedules.
 
     >>> Schedule(0.001).rate(500)
     0.001
@@ -20,11 +20,11 @@ class Schedule:
     learning_rate: float
 
     def rate(self, step: int) -> float:
-        """Return the learning rate of the next update after `step` updates."""
+        """Return the learning rate of the update that follows the first `step` updates."""
         return self.learning_rate
 
     def after_validation(self, loss: float, best: bool) -> None:
-        """Update the schedule after a validation, from its loss and whether its score is the best so far."""
+        """Update the schedule after a validation with this loss; `best`: whether its score is the best one so far."""
 
     def state(self) -> dict[str, Any]:
         """Return the values that checkpoints store."""
@@ -36,7 +36,7 @@ class Schedule:
 
 @dataclass
 class HalveOnWorse(Schedule):
-    """Learning rate that is halved when the validation loss rises (Peters et al. 2019, sec. 4).
+    """Schedule that halves the learning rate when the validation loss rises (Peters et al. 2019, sec. 4).
 
     >>> schedule = HalveOnWorse(0.001)
     >>> for loss in (2.0, 1.0, 1.5):
@@ -56,7 +56,7 @@ class HalveOnWorse(Schedule):
 
 @dataclass
 class Plateau(Schedule):
-    """Learning rate that is lowered after `patience` validations without a better score, down to `lowest`.
+    """Schedule that lowers the learning rate after `patience` validations without a better score, down to `lowest`.
 
     >>> schedule = Plateau(0.001, patience=2)
     >>> rates = []
@@ -75,13 +75,13 @@ class Plateau(Schedule):
 
     def after_validation(self, loss: float, best: bool) -> None:
         self.stale = 0 if best else self.stale + 1
-        if self.stale >= self.patience:  # may exceed it: the stored schedule may have had more patience
+        if self.stale >= self.patience:  # not ==: the run of the checkpoint may have had more patience
             self.learning_rate, self.stale = max(self.learning_rate * self.factor, self.lowest), 0
 
 
 @dataclass
 class InverseSquareRoot(Schedule):
-    """Linear warm-up to the learning rate, then decay with the inverse square root of the step.
+    """Schedule with linear warm-up, then decay with the inverse square root of the step.
 
     >>> schedule = InverseSquareRoot(0.001, warmup=100)
     >>> schedule.rate(49), schedule.rate(99), schedule.rate(399)
@@ -97,7 +97,7 @@ class InverseSquareRoot(Schedule):
 
 @dataclass
 class Linear(Schedule):
-    """Linear warm-up to the learning rate, then linear decay to 0 at the end of the run.
+    """Schedule with linear warm-up, then linear decay to 0 at the end of the run.
 
     >>> schedule = Linear(0.001, warmup=100, updates=300)
     >>> schedule.rate(49), schedule.rate(99), schedule.rate(199), schedule.rate(299)

@@ -52,7 +52,7 @@ class Index(Record):
 
     last: Step | None = None
     best: Step | None = None
-    validated: tuple[Step, ...] = Field((), alias="kept")  # the last ones, kept for averaging
+    validated: tuple[Step, ...] = Field((), alias="kept")  # last validated checkpoints, kept for averaging
     average: Average | None = None
     finished: bool
     discard: tuple[Step | Average, ...] = ()  # superseded or incomplete checkpoints, safe to remove
@@ -125,7 +125,7 @@ class ModelRecord(Record):
 
 
 def _check_argument(key: str, value: Any) -> None:
-    """Raise for values that no model accepts, or that would need too much time or memory."""
+    """Raise for a value that no model accepts, or a value that would need too much time or memory."""
     if not isinstance(value, (bool, int, float, str, type(None))):
         raise ValueError(f"{key} must be a number, a text, true, false, null or a list of these")
     if isinstance(value, float) and not math.isfinite(value):
@@ -136,7 +136,7 @@ def _check_argument(key: str, value: Any) -> None:
 
 
 class TaskRecord(Record):
-    """Schema of `task.json`; the class of the task validates the other keys."""
+    """Schema of `task.json`. The class of the task validates all keys except `task`."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
@@ -149,7 +149,7 @@ class TaskRecord(Record):
 
 
 class Event(Record):
-    """Schema of a line of `log.jsonl` or `timing.jsonl`; the other keys are measurements."""
+    """Schema of a line of `log.jsonl` or `timing.jsonl`. Additional keys are measurements."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
@@ -168,11 +168,11 @@ class OptimizerRecord(Record):
 class ScheduleRecord(Record):
     learning_rate: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     previous: float | None = None
-    stale: Count = 0  # validations since the best one, or since the learning rate was lowered
+    stale: Count = 0  # validations since the best score, or since the rate was lowered
 
 
 class Position(BaseModel):
-    """Position of a run: its updates so far, sums over the current epoch, and best scores."""
+    """Position of a run: counts of epochs and updates, sums over the current epoch, and best scores."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -183,7 +183,7 @@ class Position(BaseModel):
     symbols: Count = 0  # sum over the epoch so far
     best_score: float = -math.inf
     best_loss: float = math.inf
-    stale: Count = 0  # validations since the best one
+    stale: Count = 0  # validations since the best score
 
 
 class TrainingRecord(Record):
@@ -245,6 +245,6 @@ def _mistake(detail: ErrorDetails) -> str:
 
 
 def _path(loc: Sequence[int | str]) -> str:
-    """Return the path of an error in its file, with long keys shortened and control characters escaped."""
+    """Return the path of an error in its file; long keys are shortened, and control characters are escaped."""
     text = ".".join(truncate(str(part), LONGEST_KEY) for part in loc)
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text) or "the file"

@@ -12,7 +12,7 @@ from tsallis.toolkit.training.lock import writing
 
 
 def open_board(folder: Path, step: int) -> Any:
-    """Return a writer of TensorBoard files; it hides earlier events after `step`, which the run writes again.
+    """Return a writer of TensorBoard files. Existing events after `step` are hidden, because the run writes them again.
 
     Raises:
         InputError: If the package tensorboard is missing, or the folder can't be written.
@@ -25,7 +25,7 @@ def open_board(folder: Path, step: int) -> Any:
 
 
 def write_scalars(board: Any, step: int, values: Mapping[str, Any]) -> None:
-    """Write numbers and lists of numbers [layers][heads] by name; skip other values."""
+    """Write numbers and lists [layers][heads] of numbers, by name; skip other values."""
     for tag, value in scalars(values):
         board.add_scalar(tag, value, step)
 
@@ -46,7 +46,7 @@ def scalars(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def require_tensorboard(folder: Path | None = None) -> None:
-    """Raise an InputError if the package tensorboard is missing or its folder can't be used."""
+    """Raise an InputError if the package tensorboard is missing or `folder` is not a folder."""
     try:
         import torch.utils.tensorboard  # noqa: F401
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""The training loop, which resumes from a checkpoint with bit-identical results, on any number of processes."""
+"""Training loop for any number of processes. A run that resumes from a checkpoint gives bit-identical results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tsallis.toolkit.training.schedules import make_schedule
 from tsallis.toolkit.training.schema import Position, TrainingRecord, check_record
 from tsallis.toolkit.training.tensorboard import open_board, require_tensorboard, write_scalars
 
-WATCH_EVERY = 25  # number of updates between two statistics of accuracy and sparsity for the display
+WATCH_EVERY = 25  # number of updates between measurements of accuracy and sparsity for the display
 VALIDATION_BATCH = 128  # batch size on the development set
 
 
@@ -48,7 +48,7 @@ class Progress:
         accuracy: Share of target symbols that are predicted correctly, in a recent batch.
         supported: Mean number of symbols with a non-zero probability per step, in a recent batch.
         num_attended: Mean number of attended positions per step, in a recent batch.
-        validation: Results of a validation by name, after a validation only.
+        validation: Results of the validation by name; None after an update.
     """
 
     position: Position
@@ -75,15 +75,16 @@ class Trainer:
         folder: Run folder, which all processes must share.
         settings: Settings of the training.
         watch: Function that the first process calls after every update and validation.
-        measure: Function that computes scores by name from the search results on (the first rows of) `dev`. The first
-            score selects the best checkpoint, unless the settings select another one. "accuracy" is the share of
-            outputs that equal the target. With None, validation does not search: the scores are those of
-            :data:`tsallis.analysis.score_names.OF_TEXT`, and the loss selects the best checkpoint.
+        measure: Function that computes scores from search results and returns them by name. The results are those of
+            `dev` or its first rows. The first score selects the best checkpoint, unless the settings select another
+            score. "accuracy" is the share of outputs that equal the target. With None, validation does not search: the
+            scores are those of :data:`tsallis.analysis.score_names.OF_TEXT`, and the loss selects the best checkpoint.
         world: Rank of this process and number of processes.
         lock: Lock on the folder, held by the first process. It is checked before every write.
         init: Origin of the initial parameters, for the log.
-        stop: Function that returns whether this process must stop. All processes then stop after the current update and
-            its validation, if one is due. They save a checkpoint and set :attr:`stopped` to True.
+        stop: Function that returns whether this process must stop. If it returns True, all processes finish the current
+            update and its validation, if one is due. Then they save a checkpoint, set :attr:`stopped` to True, and
+            stop.
 
     Raises:
         ValueError: If `measure` is neither "accuracy", a function nor None.
@@ -136,10 +137,10 @@ class Trainer:
         self.board: Any = None  # TensorBoard writer, on the first process only
         self.position = Position()
         self.loaded = False  # whether `load` was called
-        self.log_position: int | None = None  # stored in the checkpoint from which the run resumes
+        self.log_position: int | None = None  # size of the log in the loaded checkpoint; None for a new run
         self.data = f"{train.digest()} {dev.digest()}"
         self.batch_stats: BatchStats | None = None
-        # Loss of this process that is not yet added to the position.
+        # Loss of this process that `_flush` has not yet added to the position.
         self.pending = torch.zeros((), dtype=torch.float64, device=self.world.device)
         self.began = time.perf_counter()  # time of the last flush
         self.num_symbols = 0  # number of symbols since the last flush
@@ -171,7 +172,7 @@ class Trainer:
         )
 
     def load(self) -> None:
-        """Check the run folder and load its last checkpoint, if there is one, without writing.
+        """Check the run folder and load its last checkpoint, if it has one. Nothing is written.
 
         Raises:
             InputError: If the folder or checkpoint is damaged, or was trained on other data.
@@ -185,13 +186,13 @@ class Trainer:
             self.engine.load(parameters, dict(state.optimizer))
             self.schedule.restore(dict(state.schedule))
             self.position = state.position.model_copy()
-            # With another number of processes, an update has another number of batches: convert the count.
+            # The number of batches per update depends on the number of processes: convert the count of updates.
             self.position.update = self.position.update * state.processes // self.world.size
             self.log_position = state.log
         self.world.on_main(self._check_logs)
 
     def _open(self) -> None:
-        """Prepare the run folder for writing: remove remains, and cut back or start the logs."""
+        """Prepare the run folder for writing: remove temporary files, and start the logs or cut them back."""
         start = _of_model(self.engine.unsharded_model()) if self.log_position is None else {}
 
         def write() -> None:
@@ -258,7 +259,7 @@ class Trainer:
         self.world.on_main(lambda: self._write(model, optimizer, metrics))
 
     def _write(self, model: dict[str, Tensor], optimizer: dict[str, Any], metrics: dict[str, Any] | None) -> None:
-        if (name := find_nonfinite(model)) is not None:  # it would replace a checkpoint with finite weights
+        if (name := find_nonfinite(model)) is not None:  # do not replace a checkpoint with finite weights
             raise InputError(f"the weights {name} are not finite after update {self._describe_divergence()}")
         training: dict[str, Any] = {
             "optimizer": optimizer,
@@ -343,7 +344,7 @@ class Trainer:
             self._flush()
 
     def _flush(self) -> None:
-        """Add the pending loss to the position, check that it is finite, and measure the speed."""
+        """Add the pending loss to the position, check that the loss is finite, and measure the speed."""
         position = self.position
         if not self.num_symbols:
             return
@@ -408,12 +409,12 @@ class Trainer:
         self._start_clock()
 
     def _write_timing(self, event: str) -> None:
-        """Log the duration and number of symbols of this epoch's updates; a resumed run continues the counts."""
+        """Log the duration and the number of symbols of this epoch's updates; a resumed run continues both sums."""
         where = {"epoch": self.position.epoch, "step": self.position.step}
         self.timing.write(event, **where, seconds=self.elapsed, symbols=self.position.symbols, **environment())
 
     def _validate(self) -> dict[str, Any]:
-        """Compute loss and scores of the development set on all processes together; all return the same values."""
+        """Compute loss and scores of the development set. All processes share the work and return the same values."""
         model: Any = self.engine.unsharded_model()
         world, settings = self.world, self.settings
         batches = self.dev.batches(VALIDATION_BATCH)
@@ -454,7 +455,7 @@ class Trainer:
         return world.broadcast(measure(results) if world.main else None)
 
     def _update_best(self, score: float, loss: float) -> None:
-        """Compare a score with the best one so far (larger is better); the loss breaks ties."""
+        """Compare a score with the best score so far (larger is better). If they are equal, compare the losses."""
         position = self.position
         best = (score, -loss) > (position.best_score, -position.best_loss)
         self.schedule.after_validation(loss, best)
