@@ -100,7 +100,7 @@ def _steep_power(u: Tensor, eps: float | Tensor) -> Tensor:
 
 
 def budgeted_entmax(scores: Tensor, alpha: Alpha, budget: float) -> Tensor:
-    """Return marginals of rows [rows, d], at most 1 each, which sum to the budget.
+    """Return marginals of rows [rows, d]; each is at most 1, and each row sums to the budget.
 
     The computation uses float64, because results are not divided by their sum and errors would remain. The bracket of
     the threshold starts at the k-th largest score, k = ceil(budget).
