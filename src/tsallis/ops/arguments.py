@@ -12,7 +12,7 @@ from tsallis.ops.alphas import Alpha
 class AttentionArgs(NamedTuple):
     """Checked tensors and options of an attention call.
 
-    Tensors come first, and they begin with the tensors that may have gradients."""
+    Tensors come first, starting with the tensors that may have gradients."""
 
     query: Tensor  # [batch, heads, queries, size]
     key: Tensor  # [batch, key heads, keys, size]
@@ -80,7 +80,7 @@ class BeamOptions(NamedTuple):
     n_best: int  # number of outputs per source; the search stops when no prefix can beat them
     num_recorded: int  # number of outputs to record per source, plus ties with the last one; 0: all
     length_penalty: float  # exponent of the length in the score
-    competing_ends: bool = False  # whether an end must be among the `size` best continuations of its step
+    competing_ends: bool = False  # whether the end symbol must be among the `size` best continuations of its step
 
 
 class BeamOutcome(NamedTuple):

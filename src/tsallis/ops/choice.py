@@ -84,7 +84,7 @@ def choose_transformer(kind: str) -> TransformerKernels | None:
 
 
 def choose_beams(prefixes: int) -> BeamKernels:
-    """Return the kernels that manage beams of this many prefixes; they run on the CPU."""
+    """Return the kernels that manage beams of this many prefixes; the kernels run on the CPU."""
     # A backend that was selected by name may have no beams, or may not support CPUs.
     name = request()
     names = _AUTO.get("cpu", ()) if name == "auto" else (name,)

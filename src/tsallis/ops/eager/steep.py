@@ -115,8 +115,8 @@ def _probabilities(x: Tensor, above: Tensor, ties: Tensor, q: Tensor, eps: Alpha
 def apply_jacobian(probs: Tensor, vector: Tensor, alpha: Alpha, inside: Tensor) -> Tensor:
     r"""Return `s (v - (s.v) / sum s)` for any alpha, differentiable; `s` is `p^{2-alpha}` inside and 0 elsewhere.
 
-    The entry with the largest `s` is computed as minus the sum of all other entries, because its difference would
-    cancel.
+    The entry with the largest `s` is computed as minus the sum of all other entries, because direct
+    subtraction would lose digits.
     """
     log_s = torch.where(inside, (2 - alpha) * torch.where(inside, probs, 1).log(), -torch.inf)
     top, first = log_s.detach().max(-1, keepdim=True)

@@ -296,7 +296,7 @@ def decode(launch: Launch, output: Tensor, support: Tensor) -> None:
     blocks = -(-keys // tiling.keys)
     programs = -(
         -4 * processors(query.device) // (batch * key_heads)
-    )  # splits per head of keys, for about four programs per multiprocessor, which switches between them
+    )  # splits per head of keys, so that a multiprocessor can switch between about four programs
     span = -(-blocks // min(programs, blocks)) * tiling.keys
     splits = -(-keys // span)
     stats = launch.new_float32(3, *rows)

@@ -124,7 +124,7 @@ def forward(
     candidates = count
     top, threshold, not_finite = start_thresholds(largest, low)
 
-    # Sparse sweeps: smooth rows may stop at a loose tolerance, because the step after it squares the error.
+    # Sparse sweeps: smooth rows may stop at a loose tolerance, because the last step squares the error.
     tolerance_before_step = newton_tolerance(eps, tolerance)
     sweeps = 0
     unfinished = candidates > 0

@@ -267,7 +267,7 @@ def broadcast_strides(mask: Tensor) -> tuple[int, ...]:
 
 
 def random_numbers(args: AttentionArgs) -> dict[str, Any]:
-    """Return the kernel arguments for dropout; their integers are below 2^31, so they have one type in every call.
+    """Return the kernel arguments for dropout; integers stay below 2^31, so that their type never changes.
 
     Raises:
         RuntimeError: A CUDA graph is being captured; its replays would all drop the same weights.
