@@ -11,7 +11,7 @@ Alpha = float | Tensor
 
 
 def extremes(alpha: Tensor) -> tuple[float, float]:
-    """Return the smallest and the largest alpha, NaN if one is NaN; a GPU needs one transfer."""
+    """Return the smallest and the largest alpha, or NaN if an alpha is NaN. A GPU needs only one transfer."""
     both = alpha.detach().aminmax()
     least, most = torch.stack(both).tolist() if alpha.is_cuda else (x.item() for x in both)
     return least, most
@@ -43,7 +43,7 @@ def _capturing(alpha: Tensor) -> bool:
 def bounds(alpha: Alpha) -> tuple[float, float] | None:
     """Return the smallest and the largest alpha, or None while a CUDA graph is captured.
 
-    A float must be checked before; it is returned twice.
+    A float is returned twice without a check.
 
     Raises:
         ValueError: An alpha is below 1 or not finite.

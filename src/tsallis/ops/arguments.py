@@ -12,7 +12,7 @@ from tsallis.ops.alphas import Alpha
 class AttentionArgs(NamedTuple):
     """Checked tensors and options of an attention call.
 
-    Tensors come first; those that may have gradients come before all others."""
+    Tensors come first, starting with the tensors that may have gradients."""
 
     query: Tensor  # [batch, heads, queries, size]
     key: Tensor  # [batch, key heads, keys, size]
@@ -21,8 +21,8 @@ class AttentionArgs(NamedTuple):
     mask: (
         Tensor | None
     )  # [1 or batch, 1 or heads, 1 or queries, 1 or keys]: boolean (True: attend) or added to the scores
-    slopes: Tensor | None  # [1 or batch, heads]: amount subtracted per position of distance; None: nothing
-    lengths: Tensor | None  # [batch] integers: number of valid keys, from the first; None: all
+    slopes: Tensor | None  # [1 or batch, heads]: amount subtracted from scores per position of distance
+    lengths: Tensor | None  # [batch] integers: number of valid keys, which come first; None: all
     seed: Tensor | None  # [] on the CPU: dropout's seed; None: no dropout, or PyTorch's dropout
     key_norms: Tensor | None  # [batch, key heads]: upper bounds of the norms of keys; None: unknown
     alpha_value: float | None  # alpha of all heads; None: alphas differ or could not be read
@@ -34,7 +34,7 @@ class AttentionArgs(NamedTuple):
 
     @property
     def alpha(self) -> Alpha:
-        """Return the alphas, or the number that replaces them."""
+        """Return the tensor of alphas, or the one alpha of all heads."""
         return cast(float, self.alpha_value) if self.alphas is None else self.alphas
 
     @property
@@ -54,7 +54,7 @@ class AttentionArgs(NamedTuple):
 
 
 class BestSymbols(NamedTuple):
-    """Most probable symbols of a step, as searches read them."""
+    """Most probable symbols of each row in one step of a search."""
 
     log_probs: Tensor  # [rows, count], float64, largest first, without the end symbol; padded with -inf
     symbols: Tensor  # [rows, count]; ties are in the order of symbols
@@ -69,7 +69,7 @@ class BeamLimits(NamedTuple):
     """Limits on the outputs of a source in a beam search."""
 
     steps: int  # maximum length, including the end symbol
-    free_from: int  # length from which a prefix may end and continue with any symbol
+    free_from: int  # minimum length at which a prefix may end; after that, any symbol may follow
     prefix: tuple[int, ...]  # symbols that every output starts with
 
 
@@ -80,18 +80,18 @@ class BeamOptions(NamedTuple):
     n_best: int  # number of outputs per source; the search stops when no prefix can beat them
     num_recorded: int  # number of outputs to record per source, plus ties with the last one; 0: all
     length_penalty: float  # exponent of the length in the score
-    competing_ends: bool = False  # whether an end must be among the `size` best continuations of its step
+    competing_ends: bool = False  # whether the end symbol must be among the `size` best continuations of its step
 
 
 class BeamOutcome(NamedTuple):
     """Prefixes and outputs of a finished beam search.
 
-    Each row is one prefix. The rows of a step follow those of the step before it. A row's parent is a row number.
+    Each row is one prefix; rows are in the order of steps. A row's parent is the number of an earlier row.
     """
 
     tokens: list[int]
     parents: list[int]  # -1 for the first rows
-    support: list[int]  # support size of the step that read the token
+    support: list[int]  # support size in the step that read the row's token
     num_attended: list[int]
     ends: list[list[tuple[float, int]]]  # outputs per source: log-probability, and the row of the last token
     bounds: list[float]  # largest log-probability of a dropped prefix, per source

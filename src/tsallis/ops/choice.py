@@ -1,6 +1,6 @@
-"""Choose the backend of each call; no other module chooses.
+"""Choose the backend of each call; only this module makes this choice.
 
-The `eager` backend computes everything that the first choice does not support.
+The `eager` backend computes everything that the preferred backend does not support.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from tsallis.ops.transforms import operators_only, recording, without_numbers
 
 VARIABLE = "TSALLIS_BACKEND"
 _PLAIN = (Tensor, torch.nn.Parameter)
-LARGEST_BEAMS = 1 << 20  # number of prefixes whose memory is allocated at the start
+LARGEST_BEAMS = 1 << 20  # maximum number of prefixes for compiled beams, which allocate their memory at the start
 
 
-# Backends that "auto" tries on each type of device, in the order of the table.
+# Backends that "auto" tries on each type of device, in the order of `BACKENDS`.
 _AUTO = {
     kind: tuple(name for name, entry in BACKENDS.items() if kind in entry.devices)
     for kind in {kind for entry in BACKENDS.values() for kind in entry.devices}
@@ -33,13 +33,13 @@ _request: ContextVar[str | None] = ContextVar("tsallis_backend", default=None)
 
 
 class backend:
-    """The choice of a backend for the calls inside a `with` block: `"auto"`, `"eager"`, `"cpu"` or `"triton"`.
+    """Context manager that selects the backend of calls: `"auto"`, `"eager"`, `"cpu"` or `"triton"`.
 
-    `"auto"`, the default, means the compiled kernels (`"cpu"`) for tensors on the CPU, Triton's kernels for float32,
-    bfloat16 and float16 on a GPU, and PyTorch's operations (`"eager"`) where these kernels are missing. The environment
-    variable `TSALLIS_BACKEND` sets another default. A backend that does not compute an operation, a dtype or an alpha
-    leaves the call to `"eager"`. The backend of a forward pass also computes its gradients; PyTorch's operations
-    compute second derivatives.
+    The default, `"auto"`, uses compiled kernels (`"cpu"`) for tensors on the CPU, and Triton's kernels for float32,
+    bfloat16 and float16 on a GPU. If these kernels are missing, it uses PyTorch's operations (`"eager"`). The
+    environment variable `TSALLIS_BACKEND` sets another default. If the selected backend does not support an operation,
+    a dtype or an alpha, `"eager"` computes the call. The backend of a forward pass also computes its gradients;
+    PyTorch's operations compute second derivatives.
 
     Args:
         name: `"auto"` or the name of a backend.
@@ -84,7 +84,7 @@ def choose_transformer(kind: str) -> TransformerKernels | None:
 
 
 def choose_beams(prefixes: int) -> BeamKernels:
-    """Return the kernels that manage beams of this many prefixes; they run on the CPU."""
+    """Return the kernels that manage beams of this many prefixes; the kernels run on the CPU."""
     # A backend that was selected by name may have no beams, or may not support CPUs.
     name = request()
     names = _AUTO.get("cpu", ()) if name == "auto" else (name,)
@@ -95,7 +95,7 @@ def choose_beams(prefixes: int) -> BeamKernels:
 
 
 def request() -> str:
-    """Return the backend's name from the innermost `backend` block, the environment, or `auto`."""
+    """Return the name set by the innermost `backend` block, or else by the environment; the default is `auto`."""
     name = _request.get()
     return name if name is not None else _check(os.environ.get(VARIABLE) or "auto", VARIABLE)
 
@@ -103,11 +103,11 @@ def request() -> str:
 def choose(operation: str, alpha: Alpha, *tensors: Tensor, positive: bool = True) -> Backend:
     """Return the backend that computes an operation on these tensors, and check the alphas.
 
-    The tensors must contain data; :func:`choose_direct` also accepts traced ones. Only `eager` supports alphas below 1,
-    and only with `positive`.
+    The tensors must contain data; :func:`choose_direct` also accepts traced tensors. Only `eager` supports alphas below
+    1, and only with `positive`.
 
     Raises:
-        ValueError: An alpha is not positive and finite, or below 1 without `positive`.
+        ValueError: An alpha is not positive, not finite, or below 1 without `positive`.
         RuntimeError: The selected backend does not support the device.
     """
     name, kind = request(), tensors[0].device.type
@@ -140,9 +140,9 @@ def choose_direct(operation: str, alpha: Alpha, *tensors: Tensor) -> Backend | N
     """Return the backend to call directly, or None if an operator must be called.
 
     An operator is needed under compilers, tracers, transforms of torch.func and dispatch modes, and for tensors without
-    data. It calls :func:`choose` when it runs.
+    data. The operator calls :func:`choose` when it runs.
     """
-    # Each call is measurable on small tensors.
+    # Avoid function calls here: each one is measurable on small tensors.
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return None
     x = tensors[0]
@@ -157,7 +157,7 @@ def choose_direct(operation: str, alpha: Alpha, *tensors: Tensor) -> Backend | N
 
 
 def choose_attention(query: Tensor, key: Tensor, value: Tensor, bounds: tuple[float, float] | None) -> str:
-    """Return the name of the backend that computes attention over [batch, heads, length, size], also for a tracer.
+    """Return the name of the backend that computes attention over [batch, heads, length, size], even while tracing.
 
     Only dtypes, sizes and the device are read. The caller decides whether to call the backend directly or through its
     operator. The caller also handles `torch.func` and forward mode, which compute all weights, and upcasts tensors
@@ -182,7 +182,7 @@ def choose_attention(query: Tensor, key: Tensor, value: Tensor, bounds: tuple[fl
 
 
 def _readable(*tensors: Tensor) -> bool:
-    """Return whether kernels may read the tensors' memory, or an operator is called instead."""
+    """Return whether kernels can compute these tensors, directly or through an operator."""
     if all(type(x) in _PLAIN for x in tensors):
         return True
     return recording() or operators_only(tensors[0])

@@ -1,4 +1,4 @@
-"""Buffers outside the state dict that keep their numbers whatever happens to the memory of a module."""
+"""Define buffers that are not in the state dict and keep their values when a module gets new memory."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 
 class ConstantBuffers(nn.Module):
-    """A module with constant tensors that move with it and are not in its state dict.
+    """Module with constant tensors, which move with the module but are not in its state dict.
 
-    No state dict brings their numbers back. So they are copied again from the originals whenever the module gets other
-    memory (`to_empty`, `to`) and when weights are assigned to a module on the device "meta".
+    Loading a state dict can't restore the constants. They are therefore copied from the originals whenever the module
+    gets new memory (`to_empty`, `to`), and when weights are assigned to a module on the device "meta".
     """
 
     def __init__(self) -> None:
@@ -24,12 +24,12 @@ class ConstantBuffers(nn.Module):
         """Register a buffer outside the state dict.
 
         Args:
-            name: of the buffer.
-            value: a tensor with numbers, or None.
-            device: of the buffer; None: that of `value`.
+            name: Name of the buffer.
+            value: Tensor with data, or None.
+            device: Device of the buffer; None: the device of `value`.
 
         Raises:
-            ValueError: a tensor on the device "meta", which has no numbers.
+            ValueError: The tensor is on the device "meta", so it has no data.
         """
         if value is not None and value.is_meta:
             raise ValueError(f"{name} must have numbers, got a tensor on the device 'meta': make it with device='cpu'")
@@ -48,7 +48,7 @@ class ConstantBuffers(nn.Module):
 
 
 def _leave_meta(module: ConstantBuffers, _: Any) -> None:
-    """Move constants off the device "meta" once the weights are elsewhere."""
+    """Copy constants from the device "meta" to the device of the loaded weights."""
     places = {x.device for x in module.parameters() if not x.is_meta}
     for name, value in module._constants.items():
         buffer = module._buffers[name]

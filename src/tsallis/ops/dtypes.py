@@ -9,7 +9,7 @@ from tsallis.ops.alphas import Alpha
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which a tensor is computed: float64 for float64, float32 for all others."""
+    """Return the dtype in which a tensor is computed: float64 for float64, float32 for all other dtypes."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -21,7 +21,7 @@ def upcast(x: Tensor) -> Tensor:
 def exact_products() -> bool:
     """Return whether PyTorch multiplies float32 matrices on a GPU without TF32.
 
-    `torch.get_float32_matmul_precision` can't be used: it raises after a newer setting was changed.
+    `torch.get_float32_matmul_precision` can't be used: it raises an error once the newer setting has been changed.
     """
     return bool(torch.backends.cuda.matmul.fp32_precision != "tf32")
 

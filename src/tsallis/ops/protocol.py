@@ -1,4 +1,4 @@
-"""Define the interface of a backend: its functions, and what it supports."""
+"""Define the interface of a backend: its functions and its capabilities."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "maps": ("entmax", "entmax_gradient"),
     "losses": ("entmax_loss", "entmax_loss_gradient"),
     "alpha-ReLU": ("alpha_relu_loss", "alpha_relu_loss_gradient"),
-    # The supports read statistics of the losses: a backend with an output layer also computes both losses.
+    # Supports are read from the statistics of the losses, so a backend with an output layer must define both losses.
     "output layer": ("support_sizes", "support", "alpha_relu_support", "spmm", "transpose"),
     "one pass": ("alpha_relu_one_pass",),  # an output layer of alpha-ReLU that needs no buffer of scores
     "search": ("best_symbols",),
     "dropout": ("drop",),
-    # Each of these is a file of the backend's folder: `attention.py` for `AttentionKernels`, and so on.
+    # Each of these operations is a file in the backend's folder: `attention.py` for `AttentionKernels`, and so on.
     "attention": (),
     "transformer": (),
     "beams": (),
@@ -36,9 +36,9 @@ class Capabilities(NamedTuple):
     operations: tuple[str, ...]  # keys of `OPERATIONS`
     dtypes: tuple[torch.dtype, ...]
     alphas: tuple[float, float] = (1.0, 2.0)  # the smallest and the largest alpha
-    any_dim: bool = False  # entmax works along any dimension of contiguous scores; else only the last
-    row_statistics: bool = True  # a loss saves a few numbers per row for its gradient; else whole rows
-    asynchronous: bool = False  # calls return before the results are computed; reading a number waits
+    any_dim: bool = False  # whether entmax works along any dimension of contiguous scores, not only the last
+    row_statistics: bool = True  # whether losses save a few numbers per row for backward, not whole rows
+    asynchronous: bool = False  # whether calls return before the results are computed, so that reading a number waits
     attention_dtypes: tuple[torch.dtype, ...] = (
         torch.float32,
         torch.float64,
@@ -58,21 +58,20 @@ class Backend(Protocol):
     """A backend: a module that computes some operations on tensors that the callers have checked.
 
     Interface:
-        CAPABILITIES: The operations that the backend computes, and for which dtypes and alphas.
-        The functions of each operation in `CAPABILITIES.operations`, see `OPERATIONS`. No others are called.
-        status, usable, on_device: Whether it can be used. Without them it can always be used, on the CPU.
+        CAPABILITIES: The operations, dtypes and alphas that the backend supports.
+        The functions of each operation in `CAPABILITIES.operations`, see `OPERATIONS`. No other functions are called.
+        status, usable, on_device: Whether the backend can be used. Default: always, on the CPU.
 
     Tensors are contiguous, not empty, on one device, and of a dtype in `CAPABILITIES.dtypes`. Alphas lie within
-    `CAPABILITIES.alphas`. All other calls go to `eager`. Scores of -inf get probability 0. A row of -inf
-    alone returns zeros, with zero gradients. A row with a NaN returns NaN. Half precision is computed in float32 and
-    returned in its own dtype. Backends compute first-order gradients; `ops/autograd` computes
-    all others.
+    `CAPABILITIES.alphas`. All other calls go to `eager`. Scores of -inf get probability 0. A row with only -inf returns
+    zeros and has zero gradients. A row with a NaN returns NaN. Half precision is computed in float32, and results have
+    the dtype of the input. Backends compute first-order gradients; `ops/autograd` computes all other derivatives.
     """
 
     CAPABILITIES: Capabilities
 
     def status(self) -> Status:
-        """Return whether the backend can be used, and why or why not."""
+        """Return whether the backend can be used, and the reason."""
 
     def usable(self) -> bool:
         """Return whether the backend can be used now; warn once if it can't."""
@@ -89,7 +88,7 @@ class Backend(Protocol):
     def entmax_gradient(
         self, probs: Tensor, grad: Tensor, alpha: Alpha, need_alpha: bool, dim: int = -1
     ) -> tuple[Tensor, Tensor | None]:
-        """Return gradients of the scores, and of alpha [rows, 1] if it is needed."""
+        """Return the gradient of the scores, and the gradient of alpha [rows, 1] if `need_alpha`."""
 
     # Losses. Scores are [rows, classes]. Targets are classes [rows]; negative targets are ignored. Only the backend
     # reads the statistics, which are a tensor or a tuple of tensors and numbers.
@@ -99,13 +98,13 @@ class Backend(Protocol):
     ) -> tuple[Tensor, Any, Tensor | None]:
         """Return losses [rows], statistics, and dL/d alpha [rows, 1].
 
-        With `save_support` the statistics may include supports; then only :meth:`entmax_loss_gradient` reads them.
+        With `save_support`, the statistics may include supports, and only :meth:`entmax_loss_gradient` can read them.
         """
 
     def entmax_loss_gradient(
         self, scores: Tensor, target: Tensor, alpha: Alpha, stats: Any, grad: Tensor, out: Tensor | None = None
     ) -> Tensor:
-        """Return the gradient of the scores from that of the losses [rows]; `out` may be the scores."""
+        """Return the gradient of the scores from the gradients of the losses [rows]; `out` may be `scores`."""
 
     def alpha_relu_loss(self, scores: Tensor, target: Tensor, alpha: float, tau: float) -> tuple[Tensor, Any]:
         """Return alpha-ReLU losses [rows] with a constant threshold, and statistics."""
@@ -115,7 +114,7 @@ class Backend(Protocol):
     ) -> Tensor:
         """Return the gradient of the scores for the alpha-ReLU loss."""
 
-    # Output layer and loss in one operation: supports as sparse rows, and sums over them.
+    # Output layer and loss in one operation: supports as sparse rows, and products of sparse rows with tables.
 
     def support_sizes(self, scores: Tensor, alpha: Alpha, stats: Any, target: Tensor) -> Tensor:
         """Return the support size of each row [rows], int64; 0 for ignored targets."""
@@ -123,7 +122,7 @@ class Backend(Protocol):
     def support(
         self, scores: Tensor, alpha: Alpha, stats: Any, offsets: Tensor, size: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return classes (int32) and probabilities of each row's support; `size` is the last offset, if known."""
+        """Return classes (int32) and probabilities of each row's support; `size` is the last offset or None."""
 
     def alpha_relu_support(
         self, scores: Tensor, alpha: float, stats: Any, offsets: Tensor, size: int | None = None
@@ -143,11 +142,11 @@ class Backend(Protocol):
     ) -> tuple[Tensor, Tensor | None]:
         """Return `out[r] = scale[r] (sum_k value[k] table[column[k]] - table[minus[r]])`, and sums of the values.
 
-        A negative `minus` subtracts nothing. With `onto`, add `factor[0] * onto` to the result, in place.
+        Rows with a negative `minus` subtract nothing. With `onto`, add the result to `factor[0] * onto` in place.
         """
 
     def transpose(self, lists: CsrRows, classes: int, weight: Tensor, target: Tensor) -> CsrRows:
-        """Return the lists sorted by class: values times the row's weight, and -weight for the target."""
+        """Return one list per class: values times the weight of their row, and -weight for each row's target."""
 
     # One pass.
 
@@ -166,7 +165,7 @@ class Backend(Protocol):
     # Dropout.
 
     def drop(self, x: Tensor, keep_prob: float, seed: int, out: Tensor) -> Tensor:
-        """Apply the dropout of a seed below 2**64, the same at every call; `out` may be `x`."""
+        """Apply dropout with a seed below 2**64; equal seeds drop the same entries, and `out` may be `x`."""
 
     # Search.
 
@@ -181,12 +180,12 @@ class Backend(Protocol):
             tau: Threshold of alpha-ReLU; None: use entmax.
             count: Number of symbols, at most the size of the vocabulary.
             end: End symbol, whose log-probability is returned separately.
-            only: Only symbol to return for each row [rows], negative for all; None: all symbols in every row.
+            only: Symbol to which each row is restricted [rows]. Negative values and None allow all symbols.
         """
 
 
 class AttentionKernels(Protocol):
-    """Attention of a backend, in the file `attention` of its folder."""
+    """Attention kernels of a backend, in the file `attention.py` or the package `attention` of its folder."""
 
     SavedForBackward: type[Any]  # NamedTuple of tensors; includes the results `output` and `support`
 
@@ -196,20 +195,20 @@ class AttentionKernels(Protocol):
     def attention_gradient(
         self, args: AttentionArgs, saved: Any, grad: Tensor, needs: Sequence[bool]
     ) -> AttentionGradients:
-        """Return the gradients that are needed; it may return more."""
+        """Return at least the gradients that `needs` marks."""
 
     def drop_factors(self, args: AttentionArgs) -> Tensor:
-        """Return dropout's factors of all weights [batch, heads, queries, keys]."""
+        """Return the factors by which dropout multiplies all weights [batch, heads, queries, keys]."""
 
     def resolve(self, args: AttentionArgs) -> AttentionArgs:
-        """Return an operator's arguments for kernels; check the numbers that a tracer could not read."""
+        """Return an operator's arguments in the form that kernels take; check values that a tracer could not read."""
 
     def allocate(self, args: AttentionArgs, output: Tensor, support: Tensor, needs_grad: bool) -> Any:
         """Allocate the data that backward needs for these results."""
 
 
 class TransformerKernels(Protocol):
-    """Transformer of a backend, in the file `transformer` of its folder."""
+    """Transformer kernels of a backend, in the file `transformer.py` of its folder."""
 
     CompiledEncoder: type[Any]  # constructed from StackWeights; has the method `encode`
     CompiledDecoder: type[Any]  # constructed from StackWeights and OutputWeights; has `project` and `step`
@@ -219,6 +218,6 @@ class TransformerKernels(Protocol):
 
 
 class BeamKernels(Protocol):
-    """Beam management of a backend, in the file `beams` of its folder."""
+    """Beam management of a backend, in the file `beams.py` of its folder."""
 
     Beams: type[Any]  # constructed from BeamLimits per source, BeamOptions and the first token

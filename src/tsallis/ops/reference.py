@@ -28,7 +28,7 @@ def exp_alpha(u: Tensor, alpha: Tensor) -> Tensor:
     inside = 1 + eps * u > 0
     u = torch.where(inside, u, torch.zeros_like(u))
     x = eps * u
-    # log1p(x)/eps = u * (log1p(x)/x), and log1p(x)/x has a removable singularity at 0: its Taylor series near it.
+    # log1p(x)/eps = u * (log1p(x)/x). Near 0, use the Taylor series of log1p(x)/x, whose singularity is removable.
     near_zero = x.abs() < 1e-2
     far = torch.where(near_zero, torch.ones_like(x), x)
     series = torch.zeros_like(x)
@@ -41,7 +41,7 @@ def exp_alpha(u: Tensor, alpha: Tensor) -> Tensor:
 def entmax(scores: Tensor, alpha: float | Tensor = 1.5) -> Tensor:
     r"""Return `argmax_p p.z + H_alpha(p)` over the last dimension, in float64, differentiable to every order.
 
-    Scores of -inf get probability 0; a row of -inf alone returns zeros.
+    Scores of -inf get probability 0; a row with only -inf returns zeros.
     """
     scores, alpha = _columns(scores, alpha)
     active = scores > -torch.inf
@@ -52,12 +52,12 @@ def entmax(scores: Tensor, alpha: float | Tensor = 1.5) -> Tensor:
 
     eps = alpha - 1
     steep = eps > 1
-    # Above alpha 2, use the smallest score of the support instead of the threshold: they differ by a power of its
-    # probability, often less than float64 can represent.
+    # Above alpha 2, use the smallest score of the support instead of the threshold. The difference between them is a
+    # power of this score's probability, often too small for float64.
     least = _least_of_support(z, active, torch.where(steep, eps, torch.ones_like(eps)))
     base = z.gather(-1, least)
 
-    # Solve for y = -log p of the largest probability; above alpha 2, of the smallest one in the support.
+    # Solve for y = -log p. Here p is the largest probability, or above alpha 2 the smallest one in the support.
     def probabilities(y: Tensor) -> Tensor:
         e = torch.where(steep, eps, torch.ones_like(eps))
         x = (e * (z - base)).scatter(-1, least, 0.0)
@@ -72,7 +72,7 @@ def entmax(scores: Tensor, alpha: float | Tensor = 1.5) -> Tensor:
     with torch.no_grad():
         low = torch.zeros_like(alpha)
         high = torch.full_like(alpha, math.log(max(scores.shape[-1], 1)))
-        high = torch.where(steep, high + 300 / eps, high)  # keeps the power of a probability above 0
+        high = torch.where(steep, high + 300 / eps, high)  # keeps p^eps above 0
         for _ in range(BISECTIONS):
             middle = (low + high) / 2
             above = probabilities(middle).sum(-1, keepdim=True) > 1
@@ -92,7 +92,7 @@ def entmax(scores: Tensor, alpha: float | Tensor = 1.5) -> Tensor:
 def _least_of_support(z: Tensor, active: Tensor, eps: Tensor) -> Tensor:
     """Return the index of the smallest score of the support [..., 1], for alphas of at least 2.
 
-    A score is in the support if the probabilities sum to less than 1 with the threshold at that score.
+    A score is in the support if the probabilities sum to less than 1 when the threshold equals that score.
     """
     order = torch.where(active, z, -torch.inf).argsort(-1, descending=True)
     best = z.gather(-1, order)
@@ -106,7 +106,7 @@ def _least_of_support(z: Tensor, active: Tensor, eps: Tensor) -> Tensor:
 
 
 def tsallis_entropy(probs: Tensor, alpha: float | Tensor) -> Tensor:
-    r"""Return `(1 - sum p^alpha) / (alpha (alpha-1))`, Shannon's `-sum p log p` at alpha = 1."""
+    r"""Return `(1 - sum p^alpha) / (alpha (alpha-1))`; at alpha = 1, return Shannon's `-sum p log p`."""
     probs, alpha = _columns(probs, alpha)
     inside = probs > 0
     log_p = torch.where(inside, torch.where(inside, probs, torch.ones_like(probs)).log(), torch.zeros_like(probs))
@@ -132,7 +132,7 @@ def entmax_loss(scores: Tensor, target: Tensor, alpha: float | Tensor = 1.5) -> 
 
 
 def alpha_relu(scores: Tensor, alpha: float = 1.5, tau: float | Tensor = 0.0) -> Tensor:
-    r"""Return `[(alpha-1) z - tau]_+^{1/(alpha-1)}`, entry by entry."""
+    r"""Return `[(alpha-1) z - tau]_+^{1/(alpha-1)}` for each score."""
     u = (alpha - 1) * scores.double() - tau
     inside = u > 0
     return torch.where(inside, torch.where(inside, u, torch.ones_like(u)) ** (1 / (alpha - 1)), torch.zeros_like(u))
@@ -150,7 +150,7 @@ def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float = 1.5, tau: flo
 
 
 def normmax(scores: Tensor, alpha: float = 2.0) -> Tensor:
-    r"""Return `argmax_p p.z - ||p||_alpha`: the threshold by bisection on `sum [z - tau]_+^{alpha/(alpha-1)} = 1`."""
+    r"""Return `argmax_p p.z - ||p||_alpha`; bisection finds tau with `sum [z - tau]_+^{alpha/(alpha-1)} = 1`."""
     z = scores.double()
     top = z.amax(-1, keepdim=True).detach()
     z = z - top

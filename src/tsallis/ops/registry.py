@@ -61,11 +61,11 @@ def load(name: str) -> Backend:
 
 @functools.cache
 def load_attention(name: str) -> AttentionKernels:
-    """Return the attention kernels of a backend by its name."""
+    """Import the attention kernels of a backend by its name."""
     return cast(AttentionKernels, importlib.import_module(f"{BACKENDS[name].module}.attention"))
 
 
 @constant
 def capabilities(name: str) -> Capabilities:
-    """Return what a backend supports."""
+    """Return the capabilities of a backend by its name."""
     return load(name).CAPABILITIES

@@ -1,4 +1,4 @@
-"""Sparse rows, as all backends take them."""
+"""Define the format of sparse rows for all backends."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class CsrRows(NamedTuple):
-    """Rows in compressed form: entries [offsets[r], offsets[r + 1]) are row r's columns and values."""
+    """Rows in compressed form; row r has the columns and values at [offsets[r], offsets[r + 1])."""
 
     offsets: Tensor  # [rows + 1], int64
     column: Tensor  # int32

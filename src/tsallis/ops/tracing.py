@@ -1,12 +1,12 @@
-"""Pair a forward pass with its differentiable backward, and register it as an operator for tracers.
+"""Define operations with differentiable gradients, and register them as operators for tracers.
 
-Kernels read numbers to make decisions, such as the number of Newton steps, which no tracer can record. In eager mode
-an :class:`Operation` calls them: an `autograd.Function` whose backward is a few in-place passes. For second derivatives
-and `torch.func`, backward uses differentiable operations on the saved tensors. Under a dispatch mode, forward is one
-opaque operator (:func:`operator`). Under `torch.compile` and `torch.export`, only that operator is called, and its
-backward is traced and fused.
+Kernels read numbers to make decisions, such as the number of Newton steps. No tracer can record such decisions. In
+eager mode, an :class:`Operation` calls the kernels: an `autograd.Function` whose backward is a few in-place passes. For
+second derivatives and `torch.func`, backward uses differentiable operations on the saved tensors. Under a dispatch
+mode, forward is one opaque operator (:func:`operator`). Under `torch.compile` and `torch.export`, only that operator is
+called, and its backward is traced and fused.
 
-Functions are marked for torch.compile without importing its tracer, which takes a second and 75 MB.
+Functions are marked for torch.compile without importing its tracer, because the import takes a second and 75 MB.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def untraced(function: Callable[P, T]) -> Callable[P, T]:
 class Operation(Function):
     """Base class of autograd Functions that support `torch.func` and stay fast without it.
 
-    `Function.apply` binds the arguments by their signature for `torch.func`. That takes several times as long as a
-    small row, so it is skipped outside `torch.func`.
+    For `torch.func`, `Function.apply` binds the arguments to the signature. The binding takes several times as long as
+    computing a small row, so it is skipped outside `torch.func`.
     """
 
     @classmethod
@@ -86,7 +86,7 @@ def saved(ctx: Any) -> list[Any]:
 
 
 def split_alpha(alpha: Alpha) -> tuple[float, Tensor | None]:
-    """Return alpha as two operator arguments: a number, and a tensor that replaces it or None."""
+    """Return alpha as two operator arguments: a number, and None or a tensor that replaces the number."""
     return (1.0, alpha) if isinstance(alpha, Tensor) else (alpha, None)
 
 
@@ -132,8 +132,8 @@ def operator(
         setup: Function that saves data for backward, like `setup_context` of a Function.
         backward: Function that returns the gradients of the arguments. It must not use an `autograd.Function`, which
             the compiler fails to trace a second time with dynamic shapes.
-        rows: Whether the first dimension of every tensor is rows, so that `vmap` can merge batches of rows.
-        waits: Whether it reads a number from a GPU, so that CUDA graphs can't capture it.
+        rows: Whether the first dimension of every tensor is the rows. Then `vmap` merges batches of rows.
+        waits: Whether the operator reads a number from a GPU. Then CUDA graphs can't capture it.
     """
     tags = (torch.Tag.cudagraph_unsafe,) if waits else ()
     registered = torch.library.custom_op(f"tsallis::{name}", compute, mutates_args=(), schema=schema, tags=tags)

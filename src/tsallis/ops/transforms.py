@@ -1,7 +1,7 @@
 """Detect compilers, tracers, dispatch modes and function transforms.
 
-Kernels are called by pointer, which tracers, dispatch modes and transforms of `torch.func` can't see. Under them an
-operator or PyTorch's operations must be called instead.
+Kernels are called by pointer, and tracers, dispatch modes and transforms of `torch.func` can't see such calls. While
+one of these is active, an operator or PyTorch's operations must be called instead.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def jit_tracing() -> bool:
 def check_recordable() -> None:
     """Raise if torch.jit.trace is combined with a transform of torch.func or forward mode.
 
-    PyTorch can't read shapes there, and loses tangents without an error.
+    In this combination, PyTorch can't read shapes, and loses tangents without an error.
 
     Raises:
-        NotImplementedError: torch.jit.trace is active together with one of them.
+        NotImplementedError: torch.jit.trace is active together with a transform or forward mode.
     """
     if torch._C._get_tracing_state() is not None and (transforms_active() or forward_mode()):
         raise _not_recordable("torch.jit.trace", "torch.func (grad, jvp, vmap and others)")
@@ -93,7 +93,7 @@ def tracing_active() -> bool:
 
 @contextlib.contextmanager
 def outside_tracers() -> Iterator[None]:
-    """Compute plain tensors even under tracers and transforms, for caches that outlive them."""
+    """Suspend tracers and transforms, so that caches which outlive them hold plain tensors."""
     with contextlib.ExitStack() as stack:
         if modes_active():
             stack.enter_context(torch.utils._python_dispatch._disable_current_modes())
@@ -117,7 +117,7 @@ def savable(x: Tensor) -> Tensor:
 
 
 def physical(x: Tensor) -> Tensor:
-    """Return the detached tensor inside the wrappers of torch.func; `vmap`'s batch comes first."""
+    """Return the detached tensor inside the wrappers of torch.func; the batch dimension of `vmap` comes first."""
     wrappers = torch._C._functorch
     while wrappers.is_functorch_wrapped_tensor(x):
         dim = wrappers.maybe_get_bdim(x) if wrappers.is_batchedtensor(x) else 0
@@ -130,7 +130,7 @@ def check_wrapped_alpha(alpha: Alpha, positive: bool = False) -> None:
     """Check alphas that torch.func has wrapped, if their numbers can be read.
 
     Raises:
-        ValueError: An alpha is not finite, below 1, or with `positive` not above 0.
+        ValueError: An alpha is not finite, or is below 1 (with `positive`: is not above 0).
     """
     if isinstance(alpha, Tensor):
         if recording() or modes_active():
@@ -178,7 +178,7 @@ def functionalized() -> bool:
     """Return whether `torch.func.functionalize` is active, which supports no `autograd.Function`.
 
     Raises:
-        NotImplementedError: Derivatives are taken inside it, where operators have none.
+        NotImplementedError: Derivatives are taken inside `functionalize`, where operators have no derivatives.
     """
     if not (transforms_active() and _transformed_by(_KINDS.Functionalize)):
         return False
@@ -202,8 +202,8 @@ def _differentiated() -> bool:
 def compiling() -> bool:
     """Return whether a graph is recorded, so that kernels must be called through an operator.
 
-    Operators have no derivatives inside torch.func or in forward mode: they would silently be zero. torch.compile
-    leaves such code out of the graph.
+    Inside torch.func or in forward mode, the derivatives of operators would silently be zero. torch.compile leaves such
+    code out of the graph.
 
     Raises:
         NotImplementedError: torch.export would record such a derivative.
@@ -246,8 +246,8 @@ def differentiated(x: Tensor, alpha: Alpha) -> bool:
 def differentiable(grad: Tensor, pointers: bool = True) -> bool:
     """Return whether backward must use operations that can be differentiated and batched again.
 
-    `pointers` says that the alternative calls kernels, which dispatch modes can't see. Otherwise the alternative uses
-    in-place operations of PyTorch, which only tracers can't record.
+    With `pointers`, the alternative calls kernels, which dispatch modes can't see. Without `pointers`, the alternative
+    uses in-place operations of PyTorch, which only tracers can't record.
     """
     return (
         torch.is_grad_enabled()

@@ -1,4 +1,4 @@
-"""Define the alpha-ReLU loss with its gradients. Compilers trace its formula, so it needs no operator."""
+"""Define the alpha-ReLU loss with its gradients. Compilers trace its formula, so the loss needs no operator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float, tau: float, ba
 
 
 class AlphaReLULoss(Operation):
-    """Compute the loss in two passes; second derivatives use the formula."""
+    """Operation in which a backend computes the loss and its gradient; second derivatives use the formula."""
 
     @staticmethod
     def forward(

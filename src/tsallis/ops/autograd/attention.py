@@ -1,4 +1,4 @@
-"""Compute attention with gradients, by kernels or by PyTorch operations on all weights.
+"""Compute attention with gradients, with kernels or with PyTorch operations on all weights.
 
 An `autograd.Function` calls the kernels, or an operator if a tracer or a dispatch mode must see the call.
 """
@@ -41,12 +41,12 @@ MOST_SAVED = 5  # maximum number of tensors that a backend saves for backward
 
 
 def compute(args: AttentionArgs, backend: str, dense: bool) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Return the output, the weights or None, and the number of keys per query or the weights.
+    """Return the output, None and the number of keys per query; or the output, the weights and the detached weights.
 
-    Kernels are used by default. PyTorch operations on all weights are used if `dense`, if a tracer must see them, or if
-    there are so few weights that storing them is faster than computing them twice.
+    Kernels are used by default and return no weights. PyTorch operations compute all weights if `dense`, if a tracer
+    must see the operations, or if there are so few weights that storing them is faster than computing them twice.
     """
-    # The compiler of PyTorch 2.9 reads the fields of such a tuple, but not its properties.
+    # Unpack `args`, because the compiler of PyTorch 2.9 reads the fields of a NamedTuple but not its properties.
     query, key, value, alphas, mask, slopes, *_ = args
     if backend == "eager" and not dense:
         # Check this first: dynamic sizes of an export can't be compared.
@@ -73,7 +73,7 @@ def compute(args: AttentionArgs, backend: str, dense: bool) -> tuple[Tensor, Ten
 
 
 class Attention(Function):
-    """Compute attention by kernels: the output, and the number of keys per query."""
+    """Function that computes the output and the number of keys per query with kernels."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
@@ -99,7 +99,7 @@ class Attention(Function):
 
 
 def dense_attention(args: AttentionArgs, backend: str = "eager") -> tuple[Tensor, Tensor]:
-    """Compute the output and all weights [batch, heads, queries, keys] by PyTorch operations.
+    """Compute the output and all weights [batch, heads, queries, keys] with PyTorch operations.
 
     The backend computes dropout, so that a seed drops the same weights with and without kernels.
     """
@@ -110,7 +110,7 @@ def dense_attention(args: AttentionArgs, backend: str = "eager") -> tuple[Tensor
     active = None if lengths is None else length_mask(lengths, keys, query.device)
     if active is not None:  # values of invalid keys may be infinite, and infinity times 0 is NaN
         key, value = (torch.where(active.unsqueeze(-1), x, 0) for x in (key, value))
-    # Queries that share a key head are rows of one matrix; [batch, key heads, group * queries, size] before and after.
+    # Queries that share a key head become rows of one matrix: [batch, key heads, group * queries, size].
     scores = query.reshape(batch, key.shape[1], group * queries, query.shape[-1]) @ key.transpose(-1, -2) * args.scale
     scores = scores.reshape(batch, heads, queries, keys)
     if mask is not None:
@@ -134,7 +134,7 @@ def dense_attention(args: AttentionArgs, backend: str = "eager") -> tuple[Tensor
 
 
 def differentiable_gradient(ctx: Any, args: AttentionArgs, grad: Tensor) -> Sequence[Tensor | None]:
-    """Return gradients that can be differentiated again or batched, from all weights."""
+    """Compute gradients from all weights, so that the gradients can be differentiated again or batched."""
 
     def compute(*inputs: Any) -> Tensor:
         these = args._replace(**AttentionGradients(*inputs)._asdict())
@@ -143,8 +143,9 @@ def differentiable_gradient(ctx: Any, args: AttentionArgs, grad: Tensor) -> Sequ
     return recompute_input_gradients(ctx, compute, args.differentiable, upcast(grad))
 
 
-# Operator for tracers and dispatch modes. Its arguments are the fields of the container, and the backend that was
-# chosen when it was recorded. If a saved program runs where that backend is missing, PyTorch's operations replace it.
+# Operator for tracers and dispatch modes. Its arguments are the fields of `AttentionArgs`, and the backend that was
+# chosen when the call was recorded. If that backend is missing when a saved program runs, PyTorch's operations
+# replace it.
 
 
 def _running(args: AttentionArgs, backend: str) -> str:
@@ -191,7 +192,7 @@ def _(*inputs: Any) -> tuple[Tensor, ...]:
 
 
 def _slots(saved: Any, output: Tensor, support: Tensor) -> list[Tensor]:
-    """Return saved tensors as results of an operator: empty if missing or equal to another result."""
+    """Return saved tensors as results of an operator; a slot is empty if its tensor is None or already a result."""
     tensors = [None if x is output or x is support else x for x in saved]
     tensors += [None] * (MOST_SAVED - len(tensors))
     return [output.new_empty(0) if x is None else x for x in tensors]
@@ -204,7 +205,7 @@ def _slots(saved: Any, output: Tensor, support: Tensor) -> list[Tensor]:
     f"Tensor grad, bool[] needs) -> ({', '.join(['Tensor'] * DIFFERENTIABLE)})",
 )
 def _backward_op(*inputs: Any) -> tuple[Tensor, ...]:
-    """Return gradients; empty tensors if they are not needed."""
+    """Return gradients; gradients that are not needed are empty tensors."""
     *fields, backend = inputs[: FIELDS + 1]
     *saved, grad, needs = inputs[FIELDS + 1 :]
     args = AttentionArgs(*fields)

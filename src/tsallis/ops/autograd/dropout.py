@@ -16,7 +16,7 @@ EXACT = (torch.float32, torch.float64)
 
 
 def seeded_backend(x: Tensor) -> Backend | None:
-    """Return the backend that computes seeded dropout of a tensor, or None to use PyTorch's."""
+    """Return the backend that computes seeded dropout of a tensor, or None to use PyTorch's dropout."""
     if x.dtype not in EXACT or traced() or torch.autograd.forward_ad._current_level >= 0:
         return None
     backend = choose_direct("dropout", 1.0, x.detach())
@@ -24,12 +24,12 @@ def seeded_backend(x: Tensor) -> Backend | None:
 
 
 def seeded_mask(backend: Backend, ones: Tensor, keep_prob: float, seed: int) -> Tensor:
-    """Replace ones by zeros and 1 / keep_prob, in place."""
+    """Turn a tensor of ones into a dropout mask of 0 and 1 / keep_prob, in place."""
     return backend.drop(ones, keep_prob, seed, ones) if ones.numel() else ones
 
 
 class SeededDropout(Function):
-    """Apply seeded dropout to a tensor: `apply(x, backend, keep_prob, seed)`."""
+    """Function that applies seeded dropout to a tensor: `apply(x, backend, keep_prob, seed)`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, backend: Backend, keep_prob: float, seed: int) -> Tensor:

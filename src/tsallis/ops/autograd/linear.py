@@ -1,7 +1,7 @@
-"""Compute an output layer with its loss, without matrices of scores for all tokens and classes.
+"""Compute an output layer with its loss, without a matrix of scores for all tokens and classes.
 
-In eager mode, an `autograd.Function` computes it in chunks (see `linear_chunks`). `torch.compile` and dispatch modes
-see an opaque operator. Second derivatives, forward mode and `torch.func` compute all scores.
+In eager mode, an `autograd.Function` computes the losses in chunks (see `linear_chunks`). `torch.compile` and dispatch
+modes see an opaque operator. Second derivatives, forward mode and `torch.func` compute all scores.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["Layer", "linear_loss"]
 
 
 def materialise(layer: Layer) -> Tensor:
-    """Compute the losses from all scores, so that they can be differentiated twice and batched."""
+    """Compute all scores and then the losses, so that the losses can be differentiated twice and batched."""
     scores = F.linear(layer.hidden, layer.weight, layer.bias)
     scores = scores.to(compute_dtype(scores.dtype))
     if layer.tau is None:
@@ -83,7 +83,7 @@ class LinearLoss(Function):
 def linear_loss(layer: Layer, total: bool = False) -> Tensor:
     """Return losses [rows] of a layer, or their sum, differentiable in hidden, weight, bias and alpha.
 
-    `total` allows a faster backward pass, because all losses then have the same weight in the gradients.
+    With `total`, backward is faster, because all losses have the same weight in the gradients.
     """
     changing = layer.tau is not None and (varies(layer.tau) or varies(cast(float, layer.alpha)))
     if transforms_active() or forward_mode() or exporting_to_onnx() or changing:
@@ -112,7 +112,7 @@ def _compute(*arguments: Any) -> Tensor:
 
 
 def _check_target(layer: Layer) -> None:
-    """Raise if a target is out of range. Calls without a tracer are checked before.
+    """Raise if a target is out of range; only traced calls need this check.
 
     Raises:
         ValueError: A target is not below the number of classes.
@@ -127,7 +127,7 @@ def _fake(hidden: Tensor, *_: Any) -> Tensor:
 
 
 def _compute_backward(grad: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return all gradients; compute the lists again, because a tracer can't save lists of unknown length."""
+    """Return all gradients; recompute the lists, because a tracer can't save lists of unknown length."""
     layer = _layer(*arguments)
     _check_target(layer)
     _, alpha_grad, saved = losses(layer, keep=True)

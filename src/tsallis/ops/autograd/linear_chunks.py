@@ -1,13 +1,14 @@
 """Compute the loss of an output layer and its gradients in chunks of tokens.
 
 All chunks share one buffer for scores. Only the support of each row is saved: a short list of classes and
-probabilities. That suffices because the gradient of the scores, p - e_y, is zero elsewhere. The two products of the
-backward pass are then sums over a few rows of the weight and of the hidden states. If a chunk's rows are nearly flat,
-its lists would be long. Then nothing is saved and backward computes its scores again; a small chunk keeps its scores.
+probabilities. The list suffices because the gradient of the scores, p - e_y, is zero elsewhere. The two products of the
+backward pass are then sums over a few rows of the weight and of the hidden states. If the probabilities of a chunk are
+nearly uniform, its lists would be long. Such a chunk saves no lists: a small chunk keeps its scores, and backward
+recomputes the scores of other chunks.
 
-A GPU has two buffers: it computes the next chunk's scores while the program waits for the lengths of the lists. If the
-loss is one sum, all rows have the same factor in the gradients. A chunk without lists then computes its gradients in
-the forward pass, while its scores are in the buffer.
+A GPU uses two buffers: the GPU computes the next chunk's scores while the program waits for the lengths of the lists.
+If the loss is one sum, all rows have the same factor in the gradients. The gradients of chunks without lists are then
+computed in the forward pass, while the scores are in the buffer.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ class Sizes(NamedTuple):
     """Sizes of chunks, and the largest share of non-zeros that is saved as lists."""
 
     chunk: int  # number of scores in a buffer
-    whole: int  # largest number of scores that form one chunk, and are saved if dense
-    chunks: int | None  # maximum number of chunks: each rounds the weight's gradient
-    tokens: int  # chunk sizes are multiples of this number, except small ones
+    whole: int  # maximum number of scores for a single chunk, whose scores are saved if dense
+    chunks: int | None  # maximum number of chunks, because each chunk rounds the weight's gradient
+    tokens: int  # except for small chunks, the number of tokens is a multiple of this number
     share: float  # a chunk with at most this share of non-zeros is saved as lists
 
 
@@ -109,7 +110,7 @@ class DenseChunk:
     """Chunk whose rows have no lists."""
 
     rows: slice
-    stats: Any  # the backend's statistics; None if they are as large as the rows: computed again
+    stats: Any  # the backend's statistics; None if they are as large as the rows and are recomputed
     scores: Tensor | None = None  # None if not kept, or after the gradient has overwritten them
 
 
@@ -135,7 +136,7 @@ class Sums:
 class SavedForBackward:
     """Supports of all rows as lists; rows of dense chunks have empty lists."""
 
-    backend: Backend  # backend that computed them
+    backend: Backend  # backend that computed the supports
     supports: CsrRows
     dense_chunks: list[DenseChunk]
     products: Sums | None = None  # gradients of dense chunks for losses of weight 1; None after use
@@ -152,7 +153,7 @@ class ChunkSolution(NamedTuple):
 
 
 class DeferredNumbers:
-    """Transfer two numbers from the device without blocking; `read` waits for them."""
+    """Transfer of two numbers from the device to the CPU without blocking; `read` waits for the numbers."""
 
     def __init__(self, first: Tensor, second: Tensor) -> None:
         both = torch.stack([first, second.to(first.dtype)])
@@ -167,7 +168,7 @@ class DeferredNumbers:
 
 
 class ChunkedForward:
-    """Compute the losses chunk by chunk, and save data for backward."""
+    """Forward pass that computes the losses chunk by chunk and saves data for backward."""
 
     def __init__(self, layer: Layer, plan: Plan, keep: bool, requires_grad: RequiresGrad | None) -> None:
         self.layer = layer
@@ -256,7 +257,7 @@ def losses(
 ) -> tuple[Tensor, Tensor | None, SavedForBackward | None]:
     """Return losses [rows], their derivatives in alpha [rows, 1] or None, and the data for backward.
 
-    If the loss is one sum, `requires_grad` says which of hidden, weight and bias need gradients.
+    If the loss is one sum, `requires_grad` marks which of hidden, weight and bias need gradients.
     """
     plan = make_plan(layer)
     if layer.tau is not None and ONE_PASS and "one pass" in plan.backend.CAPABILITIES.operations:
@@ -295,7 +296,7 @@ def _loss(chunk: Layer, scores: Tensor, backend: Backend) -> tuple[Tensor, Any, 
 def gradients(layer: Layer, saved: SavedForBackward, weights: Tensor, requires_grad: RequiresGrad) -> Gradients:
     """Return gradients of hidden, weight and bias for losses weighted by `weights` [rows].
 
-    If forward has computed gradients already, all weights are equal, and the first one scales them.
+    If forward has already computed gradients, all weights are equal, and the first weight scales these gradients.
     """
     backend, products = saved.backend, saved.products or Sums()
     dense_chunks = saved.dense_chunks if saved.products is None else []
@@ -324,7 +325,7 @@ def gradients(layer: Layer, saved: SavedForBackward, weights: Tensor, requires_g
 
 
 def _list_targets(layer: Layer, saved: SavedForBackward) -> Tensor:
-    """Return the targets, with -1 for rows without a list, which sums over lists must skip.
+    """Return the targets; rows without a list get -1, so that sums over lists skip them.
 
     An entmax row has an empty list if all its scores are -inf or its chunk is dense.
     """
@@ -342,9 +343,9 @@ def _onto(products: Tensor | None, weights: Tensor) -> dict[str, Any]:
 
 
 def score_gradient(chunk: Layer, dense: DenseChunk, weights: Tensor, backend: Backend) -> Tensor:
-    """Return the gradient of a dense chunk's scores [rows, classes], which may overwrite them.
+    """Return the gradient of a dense chunk's scores [rows, classes]; the gradient may overwrite the scores.
 
-    Scores and statistics that were not kept are computed again.
+    Scores and statistics that were not kept are recomputed.
     """
     scores = chunk.scores() if dense.scores is None else dense.scores
     dense.scores = None

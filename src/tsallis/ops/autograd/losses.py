@@ -29,7 +29,7 @@ from tsallis.ops.transforms import (
 def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha, backend: Backend | None = None) -> Tensor:
     """Return the Fenchel-Young loss [rows] of class targets [rows]; negative targets have loss 0.
 
-    If `backend` is given, it was chosen for these scores and the targets are checked.
+    If `backend` is given, the caller has chosen it for these scores and has checked the targets.
     """
     if backend is None:
         if exporting_to_onnx():
@@ -44,7 +44,7 @@ def entmax_loss(scores: Tensor, target: Tensor, alpha: Alpha, backend: Backend |
 
 
 class Loss(Operation):
-    """Compute the Fenchel-Young loss of rows [rows, d], by a backend, an operator or the default backend."""
+    """Operation that computes the Fenchel-Young loss of rows [rows, d] with a backend or an operator."""
 
     @staticmethod
     def forward(scores: Tensor, target: Tensor, alpha: Alpha, backend: Backend | None) -> tuple[Any, ...]:
@@ -134,7 +134,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
 
 
 def _backward(ctx: Any, grad: Tensor | None, probs_grad: Tensor | None) -> tuple[Tensor | None, None, None, Any]:
-    """Return gradients, given those of the losses and, for second derivatives, of the probabilities."""
+    """Return gradients from the gradients of the losses and, for second derivatives, of the probabilities."""
     scores, target, probs = ctx.saved_tensors[:3]
     alpha = ctx.saved_tensors[3] if ctx.has_alphas else ctx.alpha
     need_alpha = ctx.needs_input_grad[3]

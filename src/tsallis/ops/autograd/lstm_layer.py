@@ -1,7 +1,7 @@
 """Compute an LSTM layer in one or two directions as one operation with its own backward pass.
 
-It returns the cell at the end of each row, without packing rows. PyTorch needs some twenty operations per step and
-direction for packed rows, and its fast layers return only the cell of the last step.
+The operation returns the cell at the end of each row, without packing rows. For packed rows, PyTorch needs some twenty
+operations per step and direction, and PyTorch's fast layers return only the cell of the last step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Gradients = tuple[Tensor | None, ...]
 
 
 def plain_layer(gates: Tensor, recurrent: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute :func:`fused_layer` by PyTorch's operations."""
+    """Compute :func:`fused_layer` with PyTorch's operations."""
     hidden = cell = gates.new_zeros(gates.shape[0], gates.shape[2], recurrent.shape[-1])
     states, cells = [], []
     for by_input in gates.unbind(1):
@@ -34,8 +34,8 @@ def plain_layer(gates: Tensor, recurrent: Tensor, last: Tensor) -> tuple[Tensor,
 def fused_layer(gates: Tensor, recurrent: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
     """Run an LSTM layer over rows, starting from zero states.
 
-    Matrix products use the dtype of autocast or of the weight. Everything else is computed in float32 or float64; under
-    autocast the results also have that dtype.
+    Matrix products use the dtype of autocast or of the weight. Everything else is computed in float32 or float64. Under
+    autocast, the results are also in float32 or float64.
 
     Args:
         gates: Input part of the gates with the bias, in PyTorch's order [directions, src, batch, 4 * size].
@@ -43,7 +43,7 @@ def fused_layer(gates: Tensor, recurrent: Tensor, last: Tensor) -> tuple[Tensor,
         last: Index of each row's last symbol [batch]. Later states are undefined.
 
     Returns:
-        States [directions, src, batch, size], and the cells [directions, batch, size] at the rows' ends.
+        States [directions, src, batch, size], and the cells at the end of each row [directions, batch, size].
     """
     states, cells = _Layer.apply(gates, recurrent, last)
     return states, cells
@@ -52,7 +52,7 @@ def fused_layer(gates: Tensor, recurrent: Tensor, last: Tensor) -> tuple[Tensor,
 class _SavedForBackward(NamedTuple):
     """Data of all steps that forward saves for backward."""
 
-    gates: Tensor  # [directions, src, batch, 4 * size], after their functions
+    gates: Tensor  # [directions, src, batch, 4 * size], after the activations
     hidden: Tensor  # [directions, src + 1, batch, size] in the dtype of products; the first is the initial state
     cells: Tensor  # [directions, src + 1, batch, size]; the first is the initial state
     tanh_cells: Tensor  # [directions, src, batch, size]

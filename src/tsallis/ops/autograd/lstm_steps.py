@@ -1,8 +1,8 @@
 """Compute all steps of an LSTM decoder with input feeding and attention as one operation.
 
-With autograd a step would be some forty operations, each with a node, gradient sums and casts. Here a step consists of
-its matrix products and a few in-place passes. The gradients of weights, memory and keys are one product each over all
-steps.
+With autograd, a step would need some forty operations, each with a node, gradient sums and casts. Here, a step consists
+of its matrix products and a few in-place passes. The gradient of each weight, of the memory and of the keys is one
+product over all steps.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class LSTMLayer(NamedTuple):
 class LSTMSteps(NamedTuple):
     r"""Inputs of the steps of a decoder.
 
-    With :math:`\tilde h_0` the `feed`, step t is
+    Let :math:`\tilde h_0` be `feed`. Step t computes
 
     .. math:: s_t = \mathrm{LSTM}([x_t; \tilde h_{t-1}]), \quad w_t = \mathrm{entmax}_\alpha(K s_t), \quad
               \tilde h_t = m_t \odot \tanh(C [M^\top w_t; s_t])
@@ -57,7 +57,7 @@ class LSTMSteps(NamedTuple):
 
 
 def plain_steps(steps: LSTMSteps) -> tuple[Tensor, Tensor]:
-    """Return attentional states [batch, tgt, d_model] and weights [batch, tgt, src], by PyTorch's operations."""
+    """Return attentional states [batch, tgt, d_model] and weights [batch, tgt, src], with PyTorch's operations."""
     hidden, cell, feed = list(steps.hidden), list(steps.cell), steps.feed
     states, weights = [], []
     for t, gates in enumerate(steps.token_gates.unbind(0)):
@@ -81,8 +81,8 @@ def plain_steps(steps: LSTMSteps) -> tuple[Tensor, Tensor]:
 def fused_steps(steps: LSTMSteps) -> tuple[Tensor, Tensor]:
     """Compute :func:`plain_steps` as one operation.
 
-    Matrix products use the dtype of autocast or of the weights. Everything else is computed in float32 or float64;
-    under autocast the results also have that dtype.
+    Matrix products use the dtype of autocast or of the weights. Everything else is computed in float32 or float64.
+    Under autocast, the results are also in float32 or float64.
     """
     states, weights = _Steps.apply(steps.alpha, len(steps.layers), *_tensors(steps))
     return states, weights
@@ -94,7 +94,7 @@ def _tensors(steps: LSTMSteps) -> list[Tensor | None]:
 
 
 def _steps_of(alpha: float, count: int, tensors: Sequence[Any]) -> LSTMSteps:
-    """Return the steps from the values of :func:`_tensors`."""
+    """Rebuild the steps from the values of :func:`_tensors`."""
     layers = [LSTMLayer(*tensors[8 + 3 * i : 11 + 3 * i]) for i in range(count)]
     token_gates, memory, keys, mask, feed, combine, between, out, *rest = [*tensors[:8], *tensors[8 + 3 * count :]]
     cells = rest[:count], rest[count:]
@@ -102,7 +102,7 @@ def _steps_of(alpha: float, count: int, tensors: Sequence[Any]) -> LSTMSteps:
 
 
 class _SavedForBackward(NamedTuple):
-    """What forward leaves to backward, of all steps."""
+    """Data of all steps that forward saves for backward."""
 
     inputs: list[Tensor]  # per layer: [tgt, batch, d_below + d_model], input and previous state
     gates: list[Tensor]  # per layer: [tgt, batch, 4 * d_model], after the activations
@@ -208,7 +208,7 @@ def _backward(
     weights, combine = _weights(steps, dtype), steps.combine.to(dtype)
     backend = choose_direct("maps", steps.alpha, record.probs)
     assert backend is not None  # no tracer is active
-    # Collect the gradients of all steps first: those of weights, memory and keys are products of them.
+    # Collect the gradients of all steps first: gradients of weights, memory and keys are products over all steps.
     gates_grad = [torch.empty_like(x) for x in record.gates]
     mixed_grad = torch.empty_like(record.feeds, dtype=dtype)  # before tanh
     context_grad, scores_grad = torch.empty_like(record.feeds), torch.empty_like(record.probs)

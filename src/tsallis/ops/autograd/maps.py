@@ -36,7 +36,7 @@ Gradients = tuple[Tensor | None, ...]
 class MapRule:
     """Rules that compute, differentiate and export a map of rows [rows, d].
 
-    Parameters are numbers, or tensors whose first dimension is the rows. A map without alpha ignores it.
+    Parameters are numbers, or tensors whose first dimension is the rows. Maps without an alpha ignore `alpha`.
 
     Interface:
         solve(scores, alpha, *parameters): Return the probabilities [rows, d]; check alpha and the numbers first.
@@ -44,11 +44,11 @@ class MapRule:
             each parameter; None where `needs` is False, and for numbers. A NaN in `probs` reaches the gradients.
         pushforward(probs, tangents, alpha, *parameters): Return the derivative along tangents of the same inputs; a
             tangent may be None.
-        graph(scores, alpha, *parameters): Return what `solve` returns by operations that do not depend on numbers, for
-            the ONNX exporters. Default: `solve` itself.
+        graph(scores, alpha, *parameters): Return the result of `solve`, with operations that do not depend on the
+            values of tensors, for the ONNX exporters. Default: `solve` itself.
 
     `pullback` and `pushforward` consist of operations that can be differentiated again. They start from the
-    probabilities: nothing else is saved.
+    probabilities, because nothing else is saved.
     """
 
     solve: Callable[..., Tensor]
@@ -97,7 +97,7 @@ def map_rule(
 
 
 class Map(Operation):
-    """Apply a map to rows [rows, d]; a backend also takes contiguous scores of any shape along `dim`."""
+    """Operation that applies a map to rows [rows, d]; with a backend, also to contiguous scores along any `dim`."""
 
     @staticmethod
     def forward(
@@ -173,8 +173,8 @@ def entmax(
 ) -> Tensor:
     """Return probabilities of scores [..., d] with alpha as a float or a tensor [..., 1].
 
-    The default rule accepts any positive alpha; `ATTENTION_WEIGHTS` requires at least 1. Under a tracer, dimensions are
-    not merged to rows: that would add guards on equal lengths, which the tracer can't prove.
+    The default rule accepts any positive alpha; `ATTENTION_WEIGHTS` requires an alpha of at least 1. Under a tracer,
+    dimensions are not merged to rows, because merging would add guards on equal lengths that the tracer can't prove.
     """
     rule = ENTMAX if rule is None else rule
     if backend is None:
@@ -186,7 +186,7 @@ def entmax(
             return entmax(*_merge_rows(scores, alpha), rule=rule).reshape(scores.shape)
         backend = choose_direct("maps", alpha, scores)
         scores = scores if backend is None else contiguous(scores)
-    if backend is not None and not differentiated(scores, alpha):  # half the time of a small tensor
+    if backend is not None and not differentiated(scores, alpha):  # saves half the time on small tensors
         probs = backend.entmax(scores, contiguous_alpha(alpha), dim)
         eager.take_index(probs)
         return probs
@@ -214,13 +214,13 @@ def _push_entmax(probs: Tensor, tangents: Sequence[Tensor | None], alpha: Alpha)
 
 
 ENTMAX = map_rule("entmax", _solve_entmax, _pull_entmax, _push_entmax, graph=graph.entmax)
-# Tracers can't read alphas: the operator raises if one is below 1 when it runs.
+# Tracers can't read alphas, so the operator checks when it runs that each alpha is at least 1.
 _solve_weights = functools.partial(_solve_entmax, positive=False)
 ATTENTION_WEIGHTS = map_rule("attention_weights", _solve_weights, _pull_entmax, _push_entmax, graph=graph.entmax)
 
 
 def budgeted_entmax(scores: Tensor, alpha: Alpha, budget: float) -> Tensor:
-    """Return marginals of rows [rows, d], at most 1 each, which sum to the budget."""
+    """Return marginals of rows [rows, d]; each is at most 1, and each row sums to the budget."""
     return apply_map(BUDGETED_ENTMAX, scores, alpha, budget)
 
 
@@ -230,7 +230,7 @@ def _solve_budgeted(scores: Tensor, alpha: Alpha, budget: float) -> Tensor:
 
 
 def _unsaturated(probs: Tensor) -> Tensor:
-    """Return which entries change with their scores: those at 1 do not."""
+    """Return which entries change with their scores; entries equal to 0 or 1 do not."""
     return (probs != 0) & (probs != 1)
 
 

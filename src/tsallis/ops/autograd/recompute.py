@@ -1,4 +1,4 @@
-"""Recompute gradients by PyTorch's operations, so that they can be differentiated again."""
+"""Recompute gradients with PyTorch's operations, so that they can be differentiated again."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def recompute_saved_gradients(
     """Return differentiable gradients of all tensors that a Function saved.
 
     Args:
-        plain: Function that computes the results from the saved tensors by PyTorch's operations.
+        plain: Function that computes the results from the saved tensors with PyTorch's operations.
         ctx: Context of the Function; `ctx.autocast` is :func:`tsallis.ops.dtypes.autocast_dtype` of the forward pass.
         grads: Gradients of the results.
     """
-    # Use views: an input that was computed from another must not pass its gradient to it.
+    # Use views: if one input was computed from another input, it must not pass its gradient on.
     tensors = [None if x is None else x.view_as(x) for x in ctx.saved_tensors]
     device = next(x for x in tensors if x is not None).device.type
     with torch.enable_grad(), torch.autocast(device, dtype=ctx.autocast, enabled=ctx.autocast is not None):
@@ -42,8 +42,8 @@ def recompute_input_gradients(
 ) -> tuple[Tensor | None, ...]:
     """Return the gradients of `compute(*inputs)` that backward needs, differentiable in inputs and `grad`.
 
-    Saved inputs keep their history, and one may be computed from another. The gradients are therefore those of views of
-    the inputs, which are independent of each other.
+    Saved inputs keep their history, and one input may be computed from another. Therefore, gradients are taken for
+    views of the inputs, which are independent of each other.
     """
     needs = ctx.needs_input_grad[: len(inputs)]
     again = torch.is_grad_enabled()

@@ -1,11 +1,12 @@
-"""Backend of compiled CPU kernels, loaded with ctypes and called with pointers.
+"""Compute operations with compiled CPU kernels, loaded with ctypes and called with pointers.
 
 The library is not linked against torch, so one binary works with every torch version. It uses torch's OpenMP threads,
 because two runtimes in a process would wait for each other. It chooses the instruction set when it is loaded. If the
-library is missing or was built from other sources, `status()` explains it and the `eager` backend computes everything.
+library is missing or was built from other sources, `status()` gives the reason, and the `eager` backend computes
+everything.
 
-Callers check the tensors: contiguous, on the CPU, in float64, float32, bfloat16 or float16. Half precision is computed
-in float32 and stored in its own dtype.
+Callers pass contiguous tensors on the CPU, in float64, float32, bfloat16 or float16. Kernels compute half precision in
+float32 and store results in the dtype of the input.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from tsallis.ops.eager.ranking import best_symbols as best_symbols_in_float64
 from tsallis.ops.protocol import Capabilities
 from tsallis.ops.sparse_rows import CsrRows
 
-DROP_ROW = 4096  # numbers per thread and block of dropout
+DROP_ROW = 4096  # default row length of dropout; threads share the rows
 SUPPORT_LIST_CLASSES = 1024  # smallest number of classes for which a loss saves small supports
 CAPABILITIES = Capabilities(
     operations=(
@@ -94,7 +95,7 @@ def _load() -> tuple[Any, Status]:
 
 
 def _absence(note: Path) -> Status:
-    """Return why the library is missing, from the note that the build left, if any."""
+    """Return a status for a missing library, with the reason from the build's note if there is one."""
     try:
         reason = note.read_text(encoding="utf-8").strip()
     except OSError:
@@ -126,7 +127,7 @@ def _share_threads(library: Any) -> str:
 
 
 def status() -> Status:
-    """Return whether the compiled kernels are in use, and why."""
+    """Return whether the compiled kernels can be used, and the reason."""
     return _load()[1]
 
 
@@ -157,7 +158,7 @@ def run(name: str, *fields: Any, **keywords: Any) -> None:
 
 
 def entmax(scores: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
-    """Return probabilities along `dim`; alpha is a float or a tensor [rows, 1], from 1 to 2."""
+    """Return probabilities along `dim`. `alpha` is a float or a tensor [rows, 1], from 1 to 2."""
     probs = torch.empty_like(scores)
     run("map", _layout(scores, alpha, dim), scores.data_ptr(), probs.data_ptr())
     return probs
@@ -192,7 +193,7 @@ def entmax_loss(
 
 
 def _support_width(scores: Tensor) -> int:
-    """Return the numbers that a support of 1/64 of the classes takes: 1/32 of a row of scores."""
+    """Return the length of a saved list for 1/64 of the classes, about 1/32 of a row of scores."""
     room = 16 + scores.shape[-1] // 64 // 16 * 16 if scores.shape[-1] >= SUPPORT_LIST_CLASSES else 0
     return 1 + room + room * 4 // compute_dtype(scores.dtype).itemsize if room else 0
 
@@ -200,7 +201,7 @@ def _support_width(scores: Tensor) -> int:
 def _loss_gradient(
     scores: Tensor, target: Tensor, alpha: Alpha, stats: Tensor, grad: Tensor, out: Tensor | None = None, *, relu: bool
 ) -> Tensor:
-    """Return the gradient of the scores for the gradient of the losses [rows]; `out` may be the scores."""
+    """Return the gradient of the scores from the gradients of the losses [rows]; `out` may be `scores`."""
     scores_grad = torch.empty_like(scores) if out is None else out
     tensors = pointers(scores, target, stats, grad, scores_grad)
     run("loss_gradient", _layout(scores, alpha), *tensors, stats.shape[1], relu)
@@ -228,7 +229,7 @@ def support_sizes(scores: Tensor, alpha: Alpha, stats: Tensor, target: Tensor) -
 def _support(
     scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor, size: int | None = None, *, relu: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return classes (int32) and values of the supports; row r is at offsets[r] to offsets[r + 1]."""
+    """Return classes (int32) and values of the supports; row r has entries offsets[r] to offsets[r + 1]."""
     size = int(offsets[-1]) if size is None else size
     index = torch.empty(size, dtype=torch.int32, device="cpu")
     value = torch.empty(size, dtype=stats.dtype, device="cpu")
@@ -241,9 +242,9 @@ alpha_relu_support = functools.partial(_support, relu=True)
 
 
 def transpose(lists: CsrRows, classes: int, weight: Tensor, target: Tensor) -> CsrRows:
-    """Return the lists sorted by class: values times the row's weight, and -weight for the target [rows].
+    """Return one list per class: values times the weight of their row, and -weight for each row's target.
 
-    Rows with a negative target are skipped.
+    Rows with a negative target get no -weight entry.
     """
     count = int((target >= 0).sum())
     offsets = torch.empty(classes + 1, dtype=torch.long, device="cpu")
@@ -275,9 +276,9 @@ def spmm(
 
 
 def drop(x: Tensor, keep_prob: float, seed: int, out: Tensor, d: int = DROP_ROW) -> Tensor:
-    """Apply the dropout of a seed below 2**64 to float32 or float64, the same at every call; `out` may be `x`.
+    """Apply dropout with a seed below 2**64 to float32 or float64; equal seeds drop the same entries.
 
-    The random numbers depend on row and column if the numbers are arranged in rows of `d`.
+    Each draw depends on the entry's row and column, with `d` entries per row. `out` may be `x`.
     """
     run("drop", STORAGE[x.dtype], x.numel(), d, seed, keep_prob, x.data_ptr(), out.data_ptr())
     return out
@@ -300,7 +301,7 @@ def best_symbols(
 
 
 def call_kernel(name: str, arguments: ctypes.Structure, threads: int | None = None) -> None:
-    """Call a function of the kernels with its structure of arguments."""
+    """Call a kernel with its structure of arguments."""
     getattr(_load()[0], f"tsallis_{name}")(arguments, torch.get_num_threads() if threads is None else threads)
 
 
@@ -322,7 +323,7 @@ def rank_fields(symbols: int, alpha: float, tau: float | None, dtype: torch.dtyp
 
 
 def point_to(call: Rank, best: BestSymbols, end: int, only: Tensor | None) -> None:
-    """Set the pointers and options of the results in a structure."""
+    """Write the pointers to the results and the options into a structure."""
     call.rows, call.count = best.log_probs.shape
     call.end = end
     call.only = None if only is None else only.data_ptr()

@@ -14,7 +14,7 @@ from tsallis.ops.cpu.structs import Heads
 from tsallis.ops.eager.attention import resolve as resolve
 
 ROWS, LEAST_ROWS = 64, 8  # largest and smallest number of queries per tile
-LEAST_SLOPED_ROWS = 32  # minimum with slopes, whose windows make tiles small; more tiles would touch more pages
+LEAST_SLOPED_ROWS = 32  # minimum with slopes: windows make tiles small, and more tiles would touch more pages
 TILE = 1 << 17  # maximum number of scores per tile; a tile with the minimum number of rows may exceed it
 MOST_LISTED = 128  # backward reads saved lists up to this average length per query
 
@@ -52,7 +52,7 @@ def attention(args: AttentionArgs, needs_grad: bool) -> tuple[Tensor, Tensor, Sa
 def attention_gradient(
     args: AttentionArgs, saved: SavedForBackward, grad: Tensor, needs: tuple[bool, ...]
 ) -> AttentionGradients:
-    """Return the gradients of query, key and value, and those of alphas, mask and slopes if needed."""
+    """Return the gradients of query, key and value, and the gradients of alphas, mask and slopes if needed."""
     args, grad = _contiguous_rows(args), _contiguous_row(grad)
     query, key, value, alphas, mask, slopes, *_ = args
     need_alphas, need_mask, need_slopes = needs[3:]
@@ -92,7 +92,7 @@ def attention_gradient(
 
 
 def drop_factors(args: AttentionArgs) -> Tensor:
-    """Return dropout's factors of all weights [batch, heads, queries, keys]."""
+    """Return the factors by which dropout multiplies all weights [batch, heads, queries, keys]."""
     keys = args.key.shape[2]
     ones = args.query.new_ones(*args.query.shape[:-1], keys)
     return cpu.drop(ones, 1 - args.dropout, args.seed_value, ones, keys)
@@ -127,7 +127,7 @@ def _splits(args: AttentionArgs, mask: Tensor | None) -> int:
 
 
 def _run(name: str, args: AttentionArgs, saved: SavedForBackward, splits: int = 1, **more: Any) -> None:
-    """Call a kernel; other fields are zeros and null pointers."""
+    """Call a kernel with these arguments; all other fields are zero or null."""
     query, key, value, alphas, mask, slopes, lengths, _, key_norms, *_ = args
     batch, heads, queries, size = query.shape
     key_heads, keys = key.shape[1:3]
@@ -182,7 +182,7 @@ def _contiguous_row(x: Tensor) -> Tensor:
 
 
 def _empty_like(x: Tensor, size: int, batch: int | None = None) -> Tensor:
-    """Allocate a tensor whose heads and rows are in the memory order of `x`."""
+    """Allocate a tensor with heads and rows in the same memory order as in `x`."""
     own, heads, rows, _ = x.shape
     batch = own if batch is None else batch
     if x.stride(1) < x.stride(2):

@@ -41,8 +41,8 @@ class Beams:
         columns = len(PREFIX_COLUMNS) + 1
         self._memory = torch.empty(columns * self.capacity + sources * self._score_row, dtype=torch.int64, device="cpu")
         prefixes = self._memory.data_ptr()
-        self._history: list[tuple[Tensor, int]] = []  # columns of earlier steps, and their number of rows
-        self._used: list[int] = []  # rows in use in each full block of `_history` when the next block was allocated
+        self._history: list[tuple[Tensor, int]] = []  # blocks of columns of earlier steps, with the rows per block
+        self._used: list[int] = []  # per block of `_history`: rows used in the block before it
         self._first = 0  # number of the previous step's first row
         self.call = Beam(
             sources=sources,
@@ -58,7 +58,7 @@ class Beams:
 
     def tokens(self) -> Tensor:
         """Return the last token of each prefix [rows]."""
-        return self._prefix_column("token").clone()  # the model may keep it
+        return self._prefix_column("token").clone()  # copied because the model may keep the tensor
 
     def parents(self) -> Tensor:
         """Return the row of the previous step that each prefix continues [rows]."""
@@ -69,7 +69,7 @@ class Beams:
         return self._memory[first : first + self.call.rows]
 
     def forced(self) -> Tensor | None:
-        """Return the required next symbol of each prefix [rows], -1 for any; None if no row has one."""
+        """Return the required next symbol of each prefix [rows], or -1; return None if no prefix requires one."""
         column = len(BEAM_SOURCE) + self.call.length
         if column >= self._source_row:
             return None
@@ -94,7 +94,7 @@ class Beams:
         return None if self.call.nan_source < 0 else int(self.call.nan_source)
 
     def add_room(self, most: int | None = None) -> int:
-        """Allocate memory for the rows of the next steps, at most `most` rows if a step fits; return its size."""
+        """Allocate a block for the rows of the next steps; return its number of rows, at most `most` if a step fits."""
         call = self.call
         rows = int(call.rows)
         room = min(rows * self.size, self.capacity) * STEPS_AT_ONCE

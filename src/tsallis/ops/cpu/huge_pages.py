@@ -1,7 +1,7 @@
 """Allocate memory in huge pages for weights that every step of a search reads.
 
-A processor can't cache the addresses of thousands of pages of 4 KiB. Looking them up takes up to a tenth of a product's
-time. Linux provides pages of 2 MiB on request.
+A processor can't cache the addresses of thousands of pages of 4 KiB. Looking up these addresses takes up to a tenth of
+the time of a matrix product. Linux provides pages of 2 MiB on request.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def gather(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def allocate(numbers: int) -> Tensor:
-    """Allocate a float32 tensor [numbers], on huge pages if it fills one and the system supports them."""
+    """Allocate a float32 tensor [numbers]; use huge pages if the tensor fills one and the system supports them."""
     if 4 * numbers < PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(numbers, dtype=torch.float32, device="cpu")
     memory = mmap.mmap(-1, 4 * numbers, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # the system does not support them
+    with contextlib.suppress(OSError):  # the system does not support huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Define the argument structures of the compiled kernels, equal to those in `api.h`."""
+"""Define the argument structures of the compiled kernels, with the same layout as in `api.h`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Fields = tuple[tuple[str, Any], ...]
 
 
 def _fields(*groups: tuple[Any, str]) -> Fields:
-    """Return the fields of a structure, from types with the names of their fields."""
+    """Return the fields of a structure; each group is a type with the names of its fields."""
     return tuple((name, kind) for kind, names in groups for name in names.split())
 
 
@@ -59,7 +59,7 @@ class Attention(ctypes.Structure):
 
 
 class Rank(ctypes.Structure):
-    """Arguments that find the most probable symbols of rows of scores."""
+    """Arguments of the kernel that finds the most probable symbols of rows of scores."""
 
     __slots__ = ()
     _fields_ = _fields(
@@ -98,14 +98,14 @@ class Encoder(ctypes.Structure):
 
 
 class Project(ctypes.Structure):
-    """Arguments that compute the keys and values of sources for a Transformer decoder."""
+    """Arguments of the kernel that computes the keys and values of sources for a Transformer decoder."""
 
     __slots__ = ()
     _fields_ = _fields((c_int64, "batch width d columns"), (c_void_p, "weights bias states lengths source state"))
 
 
 class Beam(ctypes.Structure):
-    """Arguments that manage the beams of a search."""
+    """Arguments of the kernels that manage the beams of a search."""
 
     __slots__ = ()
     _fields_ = _fields(
@@ -158,17 +158,17 @@ CALLS: dict[str, type[ctypes.Structure]] = {
 }
 
 PANEL_COLUMNS = 32  # columns per panel of packed weights
-# Columns of a beam search's memory: for sources, current prefixes, rows of earlier steps, and doubles of these rows.
+# Columns of a beam search's memory: integers per source, per prefix and per row of earlier steps, then doubles per row.
 BEAM_SOURCE = ("steps", "free_from", "rows", "costs", "gave_up", "unclear")  # followed by the required symbols
 PREFIX_COLUMNS = ("token", "parent", "owner")
 HISTORY_COLUMNS = (*PREFIX_COLUMNS, "support", "attended")
 HISTORY_VALUES = ("log_prob", "end")
-NUMBER = 8  # bytes per number in all of them
+NUMBER = 8  # bytes per number in all these columns
 FIRST_ADDRESS = 3  # number of columns in a decoder state before the addresses of tokens
 STATS = 5  # numbers per row that a loss saves: maximum, threshold (coarse and fine), 1 / sum, support size
 
 
 def sizes() -> dict[str, int]:
-    """Return the constants that a library must match, by name: sizes of structures, and STATS."""
+    """Return the constants that a compiled library must match, by name: the sizes of structures, and STATS."""
     structures: dict[str, type[ctypes.Structure]] = {"layout": Layout, "heads": Heads, **CALLS}
     return {**{name: ctypes.sizeof(structure) for name, structure in structures.items()}, "stats": STATS}

@@ -1,7 +1,8 @@
 """Run a Transformer in compiled code: one call encodes, and one call per step decodes.
 
-Weights are packed once. The state of a decoder row is a list of addresses of keys and values: those of its source and
-of every token that it has read. Keys and values are never moved, so rows are reordered, repeated and dropped by index.
+Weights are packed once. The state of a decoder row is a list of addresses. They point to the keys and values of the
+row's source and of every token that the row has read. Keys and values are never moved, so rows are reordered, repeated
+and dropped by index.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from tsallis.ops.cpu.beams import Beams
 from tsallis.ops.cpu.huge_pages import gather
 from tsallis.ops.cpu.structs import FIRST_ADDRESS, NUMBER, PANEL_COLUMNS, Decoder, Encoder, Project, Search
 
-CACHE_NUMBERS = 1 << 23  # size of the blocks of keys and values, unless a step needs more
-BEST_NUMBERS = 1 << 22  # limit on symbols and steps of a search in one call
-MOST_STEPS = 1 << 12
+CACHE_NUMBERS = 1 << 23  # numbers per block of keys and values, unless a step needs more
+BEST_NUMBERS = 1 << 22  # maximum number of best symbols per step, for a search in one call
+MOST_STEPS = 1 << 12  # maximum number of steps, for a search in one call
 VECTOR = 16  # numbers per vector; head sizes must be multiples of it
 
 
@@ -34,7 +35,7 @@ def computes(weights: StackWeights) -> bool:
 
 
 class _Stack:
-    """Packed weights of a stack of layers, and the fields of every call."""
+    """Packed weights of a stack of layers, and the arguments that all calls share."""
 
     def __init__(self, weights: StackWeights, output: tuple[Tensor, Tensor] | None) -> None:
         self.embedding = weights.embedding.detach().contiguous()
@@ -43,7 +44,7 @@ class _Stack:
         rest = [*(weights.norm or (None, None)), *((None, None) if output is None else _pack(output, -math.inf))]
         copies = iter(gather([x.detach() for x in [*layers, *rest] if x is not None]))
         layers, rest = ([None if x is None else next(copies) for x in part] for part in (layers, rest))
-        self._memory = [*layers, self.embedding, *rest]  # keeps the memory of the pointers alive
+        self._memory = [*layers, self.embedding, *rest]  # keeps the tensors behind the pointers alive
         pointers = [0 if x is None else x.data_ptr() for x in self._memory]
         self._pointers = torch.tensor(pointers, dtype=torch.int64, device="cpu")
         self._fields = {
@@ -58,7 +59,7 @@ class _Stack:
         }
 
     def check_tokens(self, token: Tensor) -> None:
-        """Raise if a token is not in the embedding: the kernels would read other memory."""
+        """Raise if a token is not in the embedding, because the kernels would read memory beyond the embedding."""
         if token.numel():
             least, most = (int(x) for x in token.aminmax())
             if least < 0 or most >= len(self.embedding):
@@ -78,7 +79,7 @@ class CompiledEncoder(_Stack):
         self._template = Encoder(**self._fields, symbols=len(self.embedding))
 
     def encode(self, token: Tensor, lengths: Tensor, positions: Tensor) -> Tensor:
-        """Return the states of sources [batch, width, d], with zeros after the last symbol of each.
+        """Return the states of sources [batch, width, d]; positions after a source's last symbol are zero.
 
         Args:
             token: Tokens [batch, width].
@@ -115,7 +116,7 @@ class CompiledDecoder(_Stack):
         self._template = Decoder(**self._fields, rank=rank_fields(self.symbols, output.alpha, output.tau))
 
     def project(self, states: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a decoder state per source [sources, FIRST_ADDRESS], and the memory that it points to.
+        """Return a decoder state per source [sources, FIRST_ADDRESS], and the memory that the states point to.
 
         Args:
             states: Encoder states [sources, width, d].
@@ -181,7 +182,7 @@ class CompiledDecoder(_Stack):
     def search(
         self, beams: Beams, state: Tensor, positions: Tensor, end: int, attention: int = 0
     ) -> tuple[list[Tensor], int | None]:
-        """Run all steps of a beam search, or those before an error.
+        """Run all steps of a beam search, or stop at the first error.
 
         Args:
             beams: New beams with one prefix per row.
@@ -191,16 +192,16 @@ class CompiledDecoder(_Stack):
             attention: Number of source positions whose weights are returned; 0: none.
 
         Returns:
-            Attention weights [rows, positions] in parts, which together cover all rows of the search; and a symbol of a
-            prefix that is not in the vocabulary, or None.
+            Parts of the attention weights [rows, positions], which together cover all rows of the search. And None, or
+            a required symbol that is not in the vocabulary.
         """
         columns, most = state.shape[1], beams.capacity
         state = state.contiguous()
         call = Search(decoder=self._template, beam=beams.call, unknown_symbol=-1)
-        beams.call = call.beam  # both use the same memory from here
+        beams.call = call.beam  # from here, the beams and the search share one structure
         decoder, rank = call.decoder, call.decoder.rank
         rank.count, rank.end = min(beams.size + 1, self.symbols), end
-        # Numbers per row: states, states after a step, best log-probabilities, their symbols, and five more.
+        # Numbers per row: states, states after a step, best log-probabilities, best symbols, and five single numbers.
         row = (*[columns + beams.steps] * 2, rank.count, rank.count, *[1] * 5)
         memory = torch.empty(most * sum(row), dtype=torch.int64, device="cpu")
         starts = [memory.data_ptr() + most * NUMBER * sum(row[:i]) for i in range(len(row))]
@@ -245,7 +246,7 @@ def _key_value(attention: AttentionWeights) -> tuple[Tensor, Tensor]:
 
 
 def _pack(linear: tuple[Tensor, Tensor], fill: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Return a matrix [outputs, inputs] in panels [panel, inputs, PANEL_COLUMNS] and its bias, padded with `fill`."""
+    """Pack a matrix [outputs, inputs] into panels [panel, inputs, PANEL_COLUMNS]; pad its bias with `fill`."""
     weight, bias = linear
     outputs, inputs = weight.shape
     padded = F.pad(weight, (0, 0, 0, -outputs % PANEL_COLUMNS)).view(-1, PANEL_COLUMNS, inputs)

@@ -1,6 +1,6 @@
-"""Backend of PyTorch operations, for any device and any positive alpha, in float32 and float64.
+"""Compute all operations with PyTorch, for any device and any positive alpha, in float32 and float64.
 
-It computes every call that other backends do not support, and all derivatives of second and higher order.
+This backend computes every call that other backends do not support, and all derivatives of second and higher order.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from tsallis.ops.transforms import as_input, varies
 
 
 class ReluStats(NamedTuple):
-    """Threshold of the loss; backward computes the values again."""
+    """Threshold of the loss, from which backward recomputes the values."""
 
     tau: float
 

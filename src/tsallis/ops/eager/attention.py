@@ -1,7 +1,7 @@
 """Compute attention in tiles with PyTorch operations, so that the weights of a tile fit into a cache.
 
-A tile is some queries of some heads against all keys that they may attend to. Backward computes the scores and weights
-of each tile again. Memory therefore grows linearly with the sequence length.
+A tile holds the weights of some queries of some heads, for all keys that these queries may attend to. Backward computes
+the scores and weights of each tile again. Memory therefore grows linearly with the sequence length.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from tsallis.ops.eager import maps
 
 TILE = 1 << 20  # maximum number of weights per tile
 LEAST_ROWS = 128  # minimum number of queries per head and tile, for fast matrix products
-CAUSAL_ROWS = 128  # maximum number for causal attention, which skips later keys
+CAUSAL_ROWS = 128  # maximum number of queries per tile in causal attention: smaller tiles skip more keys
 
 
 class SavedForBackward(NamedTuple):
-    """Empty: backward needs only the arguments."""
+    """Results saved for backward: none, because backward needs only the arguments."""
 
 
 class Tile(NamedTuple):
-    """Queries [i0, i1) of key heads [h0, h1) in batch elements [b0, b1), which attend to `keys` keys."""
+    """Queries [i0, i1) of key heads [h0, h1) in batch elements [b0, b1); they attend to the first `keys` keys."""
 
     b0: int
     b1: int
@@ -38,7 +38,7 @@ class Tile(NamedTuple):
 
 
 def resolve(args: AttentionArgs) -> AttentionArgs:
-    """Return an operator's arguments with lengths on the CPU; check what a tracer could not read."""
+    """Return an operator's arguments with lengths on the CPU; check lengths, which a tracer could not read."""
     keys, lengths = args.key.shape[2], args.lengths
     if lengths is None:
         return args
@@ -65,7 +65,7 @@ def attention(args: AttentionArgs, needs_grad: bool) -> tuple[Tensor, Tensor, Sa
 def attention_gradient(
     args: AttentionArgs, saved: SavedForBackward, grad: Tensor, needs: tuple[bool, ...]
 ) -> AttentionGradients:
-    """Return the gradients of query, key and value, and those of alphas, mask and slopes if needed."""
+    """Return the gradients of query, key and value, and the gradients of alphas, mask and slopes if needed."""
     query, key, value, alphas, mask, slopes, *_ = args
     need_alphas, need_mask, need_slopes = needs[3:]
     work = _TiledAttention(args)
@@ -99,7 +99,7 @@ def attention_gradient(
 
 
 def drop_factors(args: AttentionArgs) -> Tensor:
-    """Return dropout's factors of all weights [batch, heads, queries, keys], equal to those of the tiles."""
+    """Return the dropout factors of all weights [batch, heads, queries, keys], the same as :func:`attention` draws."""
     query, key, *_ = args
     factors, group = query.new_zeros(*query.shape[:-1], key.shape[2]), args.group
     every = (tile for shared in cut(args) for tile in shared)
@@ -132,8 +132,8 @@ def cut(args: AttentionArgs) -> Iterator[list[Tile]]:
     queries = args.query.shape[2]
     lengths = None if args.lengths is None else args.lengths.tolist()
     scores_per_row = max(args.group * keys, 1)
-    # Give each thread whole matrices: PyTorch divides a single product less well.
-    # Dropout is drawn per tile, so backward must use the tiles of forward, even in another process.
+    # Give each thread whole matrices: PyTorch divides a single product less well among threads.
+    # Dropout is drawn per tile, so backward must cut the same tiles as forward, even in another process.
     threads = args.threads or (1 if args.dropout else torch.get_num_threads())
     least_heads = min(heads, threads)
     rows = min(queries, max(LEAST_ROWS, TILE // (scores_per_row * least_heads)))
@@ -190,7 +190,7 @@ class _TiledAttention:
                 number += 1
 
     def _pad(self, x: Tensor, b0: int) -> Tensor:
-        """Set keys or values after each batch element's length to zero: infinity times 0 would be NaN."""
+        """Set keys or values beyond each length to zero, because infinity times a zero weight would be NaN."""
         lengths, b1 = self.lengths, b0 + len(x)
         if lengths is None or self.args.lengths is None or min(lengths[b0:b1]) >= x.shape[2]:
             return x
@@ -204,7 +204,7 @@ class _TiledAttention:
         return self.buffers[name][:size].view(shape)
 
     def second_buffer(self, like: Tensor) -> Tensor:
-        """Return a second buffer of a tile's size."""
+        """Return a second buffer with the shape of a tile's weights."""
         n, rows, keys = like.shape
         return self._buffer("second", (n, rows, keys))
 
@@ -260,13 +260,13 @@ class _TiledAttention:
         return mask
 
     def add_mask(self, total: Tensor, tile: Tile, values: Tensor) -> None:
-        """Add gradients of a tile's scores to those of the additive mask."""
+        """Add the gradients of a tile's scores to the gradient of the additive mask."""
         part = self._mask(total, tile)
         shape = (tile.b1 - tile.b0, (tile.h1 - tile.h0) * self.group, tile.i1 - tile.i0, tile.keys)
         part += values.view(shape).sum_to_size(part.shape)
 
     def add_slopes(self, total: Tensor, tile: Tile, values: Tensor) -> None:
-        """Add gradients of a tile's scores to those of the slopes [batch, heads]."""
+        """Add a tile's contribution to the gradient of the slopes [batch, heads]."""
         part, far = self._of_heads(total, tile), self._distances(tile, values)
         part -= torch.tensordot(values.view(*part.shape, *far.shape), far, 2)
 
@@ -296,7 +296,7 @@ class _TiledAttention:
         return ds.view(weights.shape), alpha_grad
 
     def drop(self, weights: Tensor, number: int, copy: bool = False) -> Tensor:
-        """Apply a tile's dropout, the same in both passes, in place or to a copy."""
+        """Apply a tile's dropout in place or to a copy; forward and backward drop the same weights."""
         if not self.args.dropout:
             return weights
         factors = self._buffer("dropped", tuple(weights.shape)) if copy else weights  # type: ignore[arg-type]

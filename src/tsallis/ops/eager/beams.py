@@ -1,4 +1,4 @@
-"""Manage the beams of a beam search in Python, as a reference for `csrc/beams.h` and its fallback."""
+"""Manage the beams of a beam search in Python: the reference and the fallback of `csrc/beams.h`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Candidate = tuple[float, int, int]  # negative log-probability, index of the par
 
 
 class Beams:
-    """Prefixes of all sources: the rows of the next step, and the record of earlier steps.
+    """Prefixes of all sources, with the rows of the next step and the record of earlier steps.
 
     Args:
         limits: Limits per source.
@@ -25,11 +25,11 @@ class Beams:
 
     def __init__(self, limits: Sequence[BeamLimits], options: BeamOptions, token: int) -> None:
         self.size = options.size
-        self.nan_source: int | None = None  # source with a NaN probability
+        self.nan_source: int | None = None  # first source with a NaN probability
         self._beams = [_Beam(own, options) for own in limits]
         self._active = list(enumerate(self._beams))
-        self._tokens, self._parents = [token] * len(limits), [-1] * len(limits)  # of the current rows
-        self._parent_rows: list[int] = list(range(len(limits)))  # row in the previous step
+        self._tokens, self._parents = [token] * len(limits), [-1] * len(limits)  # per current row
+        self._parent_rows: list[int] = list(range(len(limits)))  # per current row: the parent's row
         self._length = 0  # length of the current prefixes
         self._outcome = BeamOutcome([], [], [], [], [beam.ends for beam in self._beams], [], [], [])
 
@@ -42,7 +42,7 @@ class Beams:
         return torch.tensor(self._parent_rows, device="cpu")
 
     def forced(self) -> Tensor | None:
-        """Return the required next symbol of each prefix [rows], -1 for any; None if no row has one."""
+        """Return the required next symbol of each prefix [rows], or -1; return None if no prefix requires one."""
         length = self._length
         prefixes = [beam.limits.prefix for _, beam in self._active for _ in beam.log_probs]
         if all(length >= len(prefix) for prefix in prefixes):
@@ -51,7 +51,7 @@ class Beams:
         return torch.tensor(only, device="cpu")
 
     def follow(self, best: BestSymbols, num_attended: Tensor) -> bool:
-        """Choose the next prefixes from the results of a step; if a probability is NaN, only note its source.
+        """Choose the next prefixes from the results of a step; if a probability is NaN, only record its source.
 
         Returns:
             Whether the search continues.
@@ -145,7 +145,7 @@ class _Beam:
         return length + 2 > self.limits.steps
 
     def _add_cost(self, cost: float) -> bool:
-        """Return whether a score is among the best, ties included, and add it."""
+        """Add a score if it is among the best; return whether it is, ties included."""
         costs, room = self.costs, max(self.options.n_best, self.options.num_recorded)
         if len(costs) == room and cost >= costs[-1]:
             return cost == costs[-1]
@@ -154,10 +154,10 @@ class _Beam:
         return True
 
     def continuations(self, best: list[list[float]], symbols: list[list[int]]) -> list[Candidate]:
-        """Return the best continuations of all prefixes, sorted, at least one more than the beam holds."""
+        """Return the best continuations of all prefixes, sorted; one more than the beam size if there are enough."""
         candidates: list[Candidate] = []
         size = self.options.size
-        most = math.inf  # enough candidates cost at most this much
+        most = math.inf  # more than `size` candidates cost at most this much
         for parent, before in enumerate(self.log_probs):
             costs = [-(before + log_prob) for log_prob in best[parent]]
             number = bisect_right(costs, most)

@@ -10,16 +10,16 @@ from torch import Tensor
 
 from tsallis.ops.alphas import Alpha
 
-SERIES_BELOW = 0.5  # sum second-order terms as a series if |eps log p| is below; number of terms:
-SERIES_TERMS = {torch.float64: 15, torch.float32: 9}
-# Largest x = eps log p by dtype: larger values belong to subnormal probabilities.
+SERIES_BELOW = 0.5  # use a series if |eps log p| is below this
+SERIES_TERMS = {torch.float64: 15, torch.float32: 9}  # number of terms
+# Maximum of x = eps log p by dtype: larger values belong to subnormal probabilities.
 LARGEST = {torch.float64: 708.0, torch.float32: 87.0}
 
 
 def entropy(probs: Tensor, alpha: Alpha) -> Tensor:
     r"""Compute Tsallis entropy [rows, 1], without a singularity at alpha = 1.
 
-    `-(1/alpha) sum p log(p) (e^x - 1)/x` with `x = eps log p`.
+    The entropy is `-(1/alpha) sum p log(p) (e^x - 1)/x` with `x = eps log p`.
     """
     log_p, x = _logarithms(probs, alpha)
     return -(log_p * _scaled_expm1_over(probs, log_p, x)).sum(-1, keepdim=True) / alpha
@@ -34,13 +34,13 @@ def entropy_alpha_gradient(probs: Tensor, alpha: Alpha) -> Tensor:
 
 
 def _logarithms(probs: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor]:
-    """Return log p, 0 if p is 0, and x = eps log p."""
+    """Return `log p` (0 if p is 0) and `x = eps log p`."""
     log_p = torch.where(probs != 0, probs, 1).log()
     return log_p, ((alpha - 1) * log_p).clamp(max=LARGEST.get(probs.dtype, 87.0))
 
 
 def expm1_over_slope(x: Tensor) -> Tensor:
-    """Return `((x - 1) e^x + 1) / x^2`, the derivative of `(e^x - 1) / x`; 1/2 at 0, where it is differentiable."""
+    """Return the derivative of `(e^x - 1) / x`: `((x - 1) e^x + 1) / x^2`, or 1/2 at 0; it is differentiable at 0."""
     near_zero = x.abs() < SERIES_BELOW
     far = torch.where(near_zero, 1, x)
     return torch.where(
@@ -59,7 +59,7 @@ def series(x: Tensor, coefficient: Callable[[int], float]) -> Tensor:
 
 
 def _scaled_expm1_over(probs: Tensor, log_p: Tensor, x: Tensor) -> Tensor:
-    """Return `p (e^x - 1) / x`, differentiable at x = 0; uses p e^x = p^alpha, so that e^x can't overflow."""
+    """Return `p (e^x - 1) / x`, differentiable at x = 0; e^x can't overflow, because p e^x = p^alpha is used."""
     near_zero = x.abs() < SERIES_BELOW
     far = torch.where(near_zero, 1, x)
     sums = series(torch.where(near_zero, x, 0), lambda n: 1 / math.factorial(n + 1))
@@ -67,7 +67,7 @@ def _scaled_expm1_over(probs: Tensor, log_p: Tensor, x: Tensor) -> Tensor:
 
 
 def _scaled_slope(probs: Tensor, log_p: Tensor, x: Tensor) -> Tensor:
-    """Return p times the derivative of `(e^x - 1) / x`: p / 2 at x = 0, where it is differentiable."""
+    """Return p times the derivative of `(e^x - 1) / x`, which is p / 2 at x = 0; it is differentiable at 0."""
     near_zero = x.abs() < SERIES_BELOW
     far = torch.where(near_zero, 1, x)
     power = _scaled_exp(probs, log_p, far)

@@ -1,4 +1,4 @@
-"""Compute maps and losses by a fixed graph of PyTorch operations, for exporters to other formats."""
+"""Compute maps and losses with a fixed graph of PyTorch operations, for export to other formats."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tsallis.ops.eager.thresholds import nonzero_eps
 
 STEPS = 40  # bisection steps until the bracket is narrower than float32's rounding
 WIDEST = 20.0  # width of the bracket, enough for exp(20) classes
-DOUBLE_STEPS = 64  # the same for float64
-LEAST_EPS = 1e-7  # smallest eps for budgets: powers of 1 / eps of numbers near 1 lose digits
-NEWTON_STEPS = 12  # above alpha 2; the smallest probability needs fewer steps to converge
+DOUBLE_STEPS = 64  # bisection steps for float64
+LEAST_EPS = 1e-7  # minimum of eps for budgets: numbers near 1 lose digits when raised to the power 1 / eps
+NEWTON_STEPS = 12  # for alpha above 2, where the smallest probability converges in fewer steps
 
 
 def entmax(scores: Tensor, alpha: Alpha) -> Tensor:
@@ -47,7 +47,7 @@ def entmax(scores: Tensor, alpha: Alpha) -> Tensor:
 
 
 def _bisect(low: Tensor, high: Tensor, steps: int, below: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """Halve brackets [rows, 1] `steps` times; `below` returns where a number is below the solution."""
+    """Halve brackets [rows, 1] `steps` times; `below` returns whether a number is below the solution."""
     for _ in range(steps):
         middle = (low + high) / 2
         raise_low = below(middle)
@@ -64,7 +64,7 @@ def _power(z: Tensor, y: Tensor, eps: float | Tensor) -> Tensor:
 
 
 def _expm1(x: Tensor) -> Tensor:
-    """Compute `torch.expm1` by operations that the tracing ONNX exporter supports."""
+    """Compute `torch.expm1` with operations that the tracing ONNX exporter supports."""
     return torch.tanh(x / 2) * (torch.exp(x) + 1)
 
 
@@ -77,7 +77,7 @@ def _steep(scores: Tensor, top: Tensor, eps: float | Tensor) -> Tensor:
     """Return probabilities for alpha above 2: bisect for the support's smallest score, then find its probability."""
     _, high = _bisect(top - 1 / eps, top, STEPS, lambda c: _steep_power(scores - c, eps).sum(-1, keepdim=True) > 1)
     least = torch.where(scores >= high, scores, torch.inf).amin(-1, keepdim=True)
-    # Floats near 0 are denser than the bracket is wide: one score may lie inside the bracket.
+    # Near 0, the spacing of floats is smaller than the final bracket, so one score may lie inside the bracket.
     between = torch.where(scores < high, scores, -torch.inf).amax(-1, keepdim=True)
     inside = _steep_power(scores - between, eps).sum(-1, keepdim=True) < 1
     least = torch.where(inside, between, least)
@@ -100,10 +100,10 @@ def _steep_power(u: Tensor, eps: float | Tensor) -> Tensor:
 
 
 def budgeted_entmax(scores: Tensor, alpha: Alpha, budget: float) -> Tensor:
-    """Return marginals of rows [rows, d], at most 1 each, which sum to the budget.
+    """Return marginals of rows [rows, d]; each is at most 1, and each row sums to the budget.
 
-    The computation is in float64, because no division by the sum removes errors. The bracket of the threshold is on
-    both sides of the k-th largest score, k = ceil(budget).
+    The computation uses float64, because results are not divided by their sum and errors would remain. The bracket of
+    the threshold starts at the k-th largest score, k = ceil(budget).
     """
     nan_rows = scores.isnan().any(-1, keepdim=True)
     if budget == 0:

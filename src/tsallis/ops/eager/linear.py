@@ -1,4 +1,4 @@
-"""Return supports of the losses as sparse rows, and sum over them, with PyTorch operations."""
+"""Return the supports of losses as sparse rows, and multiply sparse rows, with PyTorch operations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def support_sizes(scores: Tensor, alpha: Alpha, stats: LossStats | ReluStats, ta
 def support(
     scores: Tensor, alpha: Alpha, stats: LossStats | ReluStats, offsets: Tensor, size: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return classes (int32) and probabilities of the supports; row r is at offsets[r] to offsets[r + 1]."""
+    """Return classes (int32) and probabilities of the supports; row r has entries offsets[r] to offsets[r + 1]."""
     values = _values(scores, alpha, stats)
     row, column = ((values != 0) & (offsets.diff() > 0).unsqueeze(-1)).nonzero(as_tuple=True)
     return column.to(torch.int32), values[row, column]
@@ -64,7 +64,7 @@ def spmm(
 
 
 def transpose(lists: CsrRows, classes: int, weight: Tensor, target: Tensor) -> CsrRows:
-    """Return the lists sorted by class: values times the row's weight, and -weight for the target [rows]."""
+    """Return one list per class: values times the weight of their row, and -weight for each row's target."""
     rows = torch.arange(len(target), device=target.device)
     has_loss = target >= 0
     row = torch.cat([_row_numbers(lists), rows[has_loss]])

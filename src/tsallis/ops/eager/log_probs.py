@@ -18,9 +18,9 @@ from torch import Tensor
 
 from tsallis.ops.alphas import Alpha
 
-# A score at most this far above the threshold, in units of (alpha - 1) z, equals it up to float64's rounding.
+# If (alpha - 1) (score - threshold) is at most this, the score equals the threshold up to float64's rounding.
 EDGE = 2.0**-46
-NEAR_ZERO, TERMS = 1e-2, 9  # use a series of this many terms for quotients of smaller numbers
+NEAR_ZERO, TERMS = 1e-2, 9  # below NEAR_ZERO, compute quotients as a series with TERMS terms
 
 
 def log_probs(scores: Tensor, probs: Tensor, alpha: Alpha) -> Tensor:
@@ -31,7 +31,7 @@ def log_probs(scores: Tensor, probs: Tensor, alpha: Alpha) -> Tensor:
     eps = alpha - 1
     place = scores.argmax(-1, keepdim=True)
     top, largest = scores.gather(-1, place), probs.gather(-1, place)
-    # Near 1, use log(1 - sum of the others): the logarithm of the rounded probability loses digits.
+    # For a probability near 1, use log(1 - sum of the others), because the logarithm of its rounded value loses digits.
     others = probs.scatter(-1, place, 0).sum(-1, keepdim=True)
     near_one = largest > 0.5
     log_largest = torch.where(
@@ -45,7 +45,7 @@ def log_probs(scores: Tensor, probs: Tensor, alpha: Alpha) -> Tensor:
     result = torch.where(inside, w * _quotient(torch.log1p, eps * w, lambda n: (-1) ** n / (n + 1)), -torch.inf)
     if isinstance(alpha, float) and alpha <= 2:
         return result
-    # Above alpha 2, probabilities are larger than the rounding of the distance to the threshold.
+    # Above alpha 2, take logarithms of the probabilities: the distance to the threshold is rounded too much.
     support = probs != 0
     steep = torch.where(support, torch.where(support, probs, 1).log(), -torch.inf)
     return steep if isinstance(alpha, float) else torch.where(alpha > 2, steep, result)
@@ -60,16 +60,17 @@ def alpha_relu_log_probs(scores: Tensor, alpha: float, tau: float) -> Tensor:
 
 
 def indistinct(scores: Tensor) -> Tensor:
-    """Return which rows [...] have a largest score at which their dtype has no fractions, from 2^23 in float32.
+    """Return which rows [...] have a largest score so large that the dtype has no fractions: from 2^23 in float32.
 
-    There scores that differ by less than 1 may be equal, and rounding can change a probability by a factor of e.
+    Scores of this size that differ by less than 1 may be rounded to the same number, and rounding can change a
+    probability by a factor of e.
     """
     top = scores.amax(-1)
     return (top > -torch.inf) & (top.abs() >= largest_distinct(scores.dtype))
 
 
 def largest_distinct(dtype: torch.dtype) -> float:
-    """Return the size from which a dtype has only whole numbers."""
+    """Return the magnitude from which a dtype can represent only integers."""
     return 1 / torch.finfo(dtype).eps
 
 

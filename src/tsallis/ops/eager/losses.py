@@ -15,7 +15,7 @@ from tsallis.ops.eager.thresholds import threshold
 
 
 class LossStats(NamedTuple):
-    """Probabilities [rows, d], or those of candidates [rows, width] with their `CompactIndex`."""
+    """Probabilities [rows, d], or probabilities of the candidates [rows, width] with their `CompactIndex`."""
 
     probs: Tensor
     position: Tensor | None
@@ -32,7 +32,7 @@ class LossStats(NamedTuple):
 def entmax_loss(
     scores: Tensor, target: Tensor, alpha: Alpha, need_alpha: bool, save_support: bool = False
 ) -> tuple[Tensor, LossStats, Tensor | None]:
-    """Return losses [rows] of class targets [rows], statistics, and dL/d alpha [rows, 1]; ignore negative targets."""
+    """Return losses [rows] of class targets [rows], statistics, and dL/d alpha; negative targets are ignored."""
     loss, probs, packed = solve_loss(upcast(scores), target, alpha)
     stats = LossStats(probs, None, None, 0) if packed is None else LossStats(probs, *packed)
     if not need_alpha:
@@ -48,14 +48,14 @@ def entmax_loss_gradient(
     has_loss = _has_loss(scores, target).unsqueeze(-1)
     weight = torch.where(has_loss, grad.unsqueeze(-1), 0)
     dz = LossStats(stats.probs * weight, *stats[1:]).rows(upcast(scores))
-    nan_rows = stats.probs[:, :1].isnan()  # these rows are all NaN
+    nan_rows = stats.probs[:, :1].isnan()  # rows with a NaN are NaN in every entry
     if nan_rows.any():
         dz.masked_fill_(nan_rows & has_loss, torch.nan).masked_fill_(nan_rows & ~has_loss, 0)
     return dz.scatter_add_(-1, target.clamp(min=0).unsqueeze(-1), -weight).to(scores.dtype)
 
 
 def _has_loss(scores: Tensor, target: Tensor) -> Tensor:
-    """Return which rows have a loss: those with a target and a finite score."""
+    """Return which rows have a loss: a row needs a target and a finite score."""
     has_loss = target >= 0
     impossible = (scores.gather(-1, target.clamp(min=0).unsqueeze(-1)) == -torch.inf).squeeze(-1)
     if impossible.any():
@@ -95,7 +95,7 @@ def solve_loss(scores: Tensor, target: Tensor, alpha: Alpha) -> tuple[Tensor, Te
         ones = (alpha == 1).squeeze(-1) if isinstance(alpha, Tensor) and packed is None else None
         if ones is not None and ones.any():  # exactly softmax
             probs[ones], c[ones] = solve(scores[ones], 1.0)[0], values[ones].logsumexp(-1, keepdim=True)
-    # L = sum p (z - z_y) + sum p (c - z) / alpha, relative to the row's maximum, so that offsets cancel exactly.
+    # Compute sum p (z - z_y) + sum p (c - z) / alpha relative to the row's maximum, so that offsets cancel exactly.
     mean = (probs * values.clamp_(min=torch.finfo(values.dtype).min)).sum(-1, keepdim=True)  # 0 * -inf would be NaN
     gold = scores.gather(-1, target.clamp(min=0).unsqueeze(-1))
     loss = ((c - mean) / alpha + mean).clamp(min=0) + (top - gold)

@@ -1,4 +1,4 @@
-"""Compute LSTM cells: differentiably, or forward and backward in place."""
+"""Compute LSTM cells, with autograd or with in-place forward and backward functions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def cell_backward(
         cell: Cell before the step [..., size].
         tanh_cell: Tanh of the cell after the step [..., size].
         hidden_grad: Gradient of the hidden state [..., size].
-        cell_grad: Gradient of the cell after the step [..., size], without the part of the hidden state.
+        cell_grad: Gradient of the cell after the step [..., size], without the part that comes from `hidden_grad`.
         gates_grad: Buffer for the gradient of the gates before the activations [..., 4 * size].
     """
     size = cell.shape[-1]

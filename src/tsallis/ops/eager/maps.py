@@ -1,10 +1,10 @@
 """Compute maps such as entmax with PyTorch operations, on any device and for any positive alpha.
 
-Functions below :func:`entmax` and its gradient take rows: `scores` is [rows, d] in float32 or float64, and `alpha` is a
-float or a [rows, 1] tensor. Masked scores are -inf.
+:func:`entmax` and its gradient accept scores of any shape. Other functions take rows: `scores` is [rows, d] in float32
+or float64, and `alpha` is a float or a [rows, 1] tensor. Masked scores are -inf.
 
-Most entries of a long row can't be in the support. The threshold of a subset of a row is at most that of the row. The
-threshold of a few hundred maxima is therefore a lower bound, and all scores below it are skipped.
+Most entries of a long row can't be in the support. The threshold of a subset of a row is at most the threshold of the
+whole row. The threshold of a few hundred maxima is therefore a lower bound, which excludes most entries.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tsallis.ops.eager.steep import alpha_direction, apply_jacobian, solve_steep
 from tsallis.ops.eager.thresholds import TINY_EPS, threshold
 from tsallis.ops.transforms import traced, without_numbers
 
-LONG = 256  # shorter rows are not compacted: it would cost more than it saves
-DENSE_SHARE = 4  # rows are compacted when at most one entry in this many is a candidate
+LONG = 256  # shorter rows are not compacted, because compacting would cost more than it saves
+DENSE_SHARE = 4  # rows are compacted if at most 1 / DENSE_SHARE of the entries are candidates
 NEARLY_DENSE = 1.1  # below this alpha, nearly every probability is non-zero
 
 
@@ -101,7 +101,7 @@ def to_rows(x: Tensor, dim: int) -> Tensor:
 
 
 def from_rows(rows: Tensor, like: Tensor, dim: int) -> Tensor:
-    """Return rows in the shape and dtype of `like`, reversing :func:`to_rows`."""
+    """Reverse :func:`to_rows`: return rows in the shape and dtype of `like`."""
     return rows.reshape(like.movedim(dim, -1).shape).movedim(-1, dim).to(like.dtype)
 
 
@@ -129,8 +129,7 @@ def pullback(
     r"""Return gradients of the scores and of alpha [rows, 1]: `s (g - delta)` and `-sum p psi (g - delta)`.
 
     `s = p^{2-alpha}` on the support, `delta = (s.g) / sum s`. The operations are differentiable to every order.
-    `inside` marks the entries that change with their scores, if they are not the whole support; NaN entries are
-    included.
+    `inside` marks the entries that depend on their scores, including NaN entries; the default is the whole support.
     """
     inside = probs != 0 if inside is None else inside
     if maybe_steep(alpha):
@@ -163,7 +162,7 @@ def pullback_in_place(probs: Tensor, grad: Tensor, alpha: Alpha) -> Tensor:
 def pushforward(
     probs: Tensor, tangent: Tensor | None, alpha: Alpha, alpha_tangent: Tensor | None, inside: Tensor | None = None
 ) -> Tensor:
-    """Return the derivative of the probabilities along a tangent of the scores and one of alpha [rows, 1]."""
+    """Return the derivative of the probabilities along tangents of the scores [rows, d] and of alpha [rows, 1]."""
     inside = probs != 0 if inside is None else inside
     if maybe_steep(alpha):
         p = upcast_steep(probs, alpha)
@@ -188,19 +187,19 @@ def slope(probs: Tensor, inside: Tensor, alpha: Alpha) -> Tensor:
     if isinstance(alpha, float) and alpha == 2.0:
         return torch.where(inside, probs.ceil(), 0)
     safe = torch.where(inside, probs, 1)
-    # NaN ** 0 is 1: a NaN is added to its power.
+    # Add 0 * safe to keep NaN, because NaN ** 0 is 1.
     power = safe.sqrt() if isinstance(alpha, float) and alpha == 1.5 else safe ** (2 - alpha) + 0 * safe
     return torch.where(inside, power, 0)
 
 
 def alpha_curvature(probs: Tensor, inside: Tensor, alpha: Alpha) -> Tensor:
-    r"""Return `p log^2 p phi(eps log p)` with `phi(x) = (e^-x - 1 + x) / x^2`: -dp/d alpha at a fixed threshold."""
+    r"""Return -dp/d alpha at a fixed threshold: `p log^2 p phi(eps log p)` with `phi(x) = (e^-x - 1 + x) / x^2`."""
     eps = alpha - 1
     log_p = torch.where(inside, probs, 1).log()
     x = eps * log_p
     near_zero = x.abs() < SERIES_BELOW
     small = probs * log_p * log_p * series(torch.where(near_zero, x, 0), lambda n: (-1) ** n / math.factorial(n + 2))
-    # p phi(x) written with p e^-x = p^{2-alpha}, which doesn't overflow where p is tiny.
+    # Compute p phi(x) from p e^-x = p^{2-alpha}, which doesn't overflow for tiny p.
     large = (torch.exp(torch.where(near_zero, 0, log_p - x)) - probs + probs * x) / torch.where(near_zero, 1, eps * eps)
     return torch.where(inside, torch.where(near_zero, small, large), 0)
 
@@ -208,9 +207,9 @@ def alpha_curvature(probs: Tensor, inside: Tensor, alpha: Alpha) -> Tensor:
 def budgeted_entmax(scores: Tensor, alpha: Alpha, budget: float) -> Tensor:
     r"""Return `min(1, exp_alpha(z - c))` with `c` such that rows sum to `budget`.
 
-    Rows with fewer finite scores than the budget are 1 at these. The sum is not convex in `c`, so `c` is bracketed by
-    the k-th largest score, k = ceil(budget): at `1 + eps (z_k - c) = 1` at least k entries are 1, at `0` fewer than k
-    are positive.
+    If a row has fewer finite scores than the budget, their values are 1. The sum is not convex in `c`, so `c` is found
+    by bisection. The k-th largest score, k = ceil(budget), gives the bracket: if `1 + eps (z_k - c)` is 1, at least k
+    entries are 1; if it is 0, fewer than k entries are positive.
     """
     if budget == 0:
         return torch.zeros_like(scores).masked_fill_(scores.isnan().any(-1, keepdim=True), torch.nan)
@@ -234,7 +233,7 @@ def _solve_budget(scores: Tensor, alpha: Alpha, budget: float, pivot: Tensor) ->
     values = scores - torch.where(pivot == -torch.inf, 0, pivot)
     eps = torch.as_tensor(alpha, dtype=scores.dtype, device=scores.device).sub(1)
     eps = torch.where(eps == 0, eps, eps.clamp(min=TINY_EPS))
-    # exp_alpha(u) <= exp(u): at log(d / (budget - k + 1)), the entries below the k-th can't fill the budget.
+    # As exp_alpha(u) <= exp(u), the sum can't exceed the budget if c is log(d / (budget - k + 1)) above z_k.
     far = math.log(d) - math.log(budget - count + 1) if budget < d else 1.0
     low = torch.zeros_like(pivot)
     high = (1 / eps.clamp(min=TINY_EPS)).clamp(max=far).expand_as(low)
@@ -282,7 +281,7 @@ def _whole(scores: Tensor, top: Tensor, start: Tensor | None) -> tuple[Tensor, T
 
 
 def steep(alpha: Alpha) -> bool:
-    """Return whether alpha is above 2, where float32 differences are too inexact near zero probabilities."""
+    """Return whether alpha is above 2; then float32 differences are too inexact for small probabilities."""
     return alpha > 2 if isinstance(alpha, float) else bool((alpha > 2).any())
 
 

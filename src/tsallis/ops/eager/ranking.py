@@ -49,7 +49,7 @@ def best_of_log_probs(
 
 
 def _top(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the largest values of each row and their columns; ties are always in the order of columns."""
+    """Return the largest values of each row and their columns; up to SORT_LIMIT, ties are in the order of columns."""
     width = values.shape[-1]
     if width > SORT_LIMIT:
         best, order = values.topk(min(count, width))

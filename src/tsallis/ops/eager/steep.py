@@ -1,12 +1,12 @@
 """Compute thresholds and derivatives for alphas above 2 without cancellation.
 
-With `eps = alpha - 1`, the power of the smallest probability, `q^eps`, is far below the rounding of the threshold: at
-alpha 10, a probability of 0.01 is only 1e-18 above it. The unknown is therefore `q` itself, at the score `z_s`:
+Let `q` be the smallest probability of the support, `z_s` its score, and `eps = alpha - 1`. The power `q^eps` is far
+below the rounding of the threshold: at alpha 10, `q = 0.01` gives `q^eps = 1e-18`. The unknown is therefore `q` itself:
 
     p_i = (q^eps + eps (z_i - z_s))^{1/eps}   for z_i >= z_s, else 0.
 
-Both terms are positive, and the differences are those of the original scores. In the Jacobian `diag(s) - s s^T / sum
-s`, `s = p^{2-alpha}` overflows for small p. Only ratios to the largest `s` of a row are therefore used.
+Both terms are positive, and `z_i - z_s` is computed from the original scores. In the Jacobian `diag(s) - s s^T / sum
+s`, `s = p^{2-alpha}` overflows for small p. Therefore, only ratios to the largest `s` of a row are used.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HALVINGS = 60  # bisection steps from 1 down to float64's rounding
 LARGEST = {
     torch.float64: 600.0,
     torch.float32: 80.0,
-}  # largest logarithm of a slope, so that products of it don't overflow
+}  # maximum logarithm of a slope; products with the slope must not overflow
 
 
 def solve_steep(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor]:
@@ -56,7 +56,7 @@ def solve_steep(scores: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor]:
 
 
 def solve_steep_budget(scores: Tensor, alpha: Alpha, budget: float, pivot: Tensor) -> Tensor:
-    """Return `min(1, p)` that sum to a budget above 0, `p` as in :func:`solve_steep`.
+    """Return `min(1, p)` with rows that sum to a positive budget; `p` is defined as in :func:`solve_steep`.
 
     `pivot` [rows, 1] is the k-th largest score, k = ceil(budget). Rows with a pivot of -inf are not solved.
     """
@@ -65,7 +65,7 @@ def solve_steep_budget(scores: Tensor, alpha: Alpha, budget: float, pivot: Tenso
     least, _ = _least_of_support(_best(finite, pivot, eps), eps, budget)
     x, above, ties = _split(finite, least, eps)
     low, high = torch.zeros_like(least), torch.ones_like(least)
-    for _ in range(HALVINGS):  # with the cap, the sum is not convex in q
+    for _ in range(HALVINGS):  # bisect, because the cap makes the sum not convex in q
         middle = (low + high) / 2
         more = _probabilities(x, above, ties, middle, eps).clamp_(max=1).sum(-1, keepdim=True) > budget
         low, high = torch.where(more, low, middle), torch.where(more, middle, high)
@@ -77,13 +77,13 @@ def _eps(alpha: Alpha, like: Tensor) -> Alpha:
 
 
 def _best(scores: Tensor, pivot: Tensor, eps: Alpha) -> Tensor:
-    """Return the largest scores of rows, sorted; scores 1 / eps below the pivot are not in the support."""
+    """Return the largest scores of rows, sorted; omitted scores are 1 / eps below the pivot, so off the support."""
     near = ((scores - pivot) * eps > -1) & (pivot > -torch.inf)
     return scores.topk(max(int(near.sum(-1).amax()), 1) if len(scores) else 1, -1).values
 
 
 def _least_of_support(best: Tensor, eps: Alpha, budget: float) -> tuple[Tensor, Tensor]:
-    """Return the smallest score of each row's support [rows, 1], and the row's sum with the threshold there.
+    """Return the smallest score of each row's support [rows, 1], and the row's sum if the threshold is that score.
 
     `best` holds the largest scores of each row, sorted. A score is in the support if the sum with the threshold at that
     score is below the budget. The sums grow along `best`.
@@ -108,14 +108,15 @@ def _split(scores: Tensor, least: Tensor, eps: Alpha) -> tuple[Tensor, Tensor, T
 
 
 def _probabilities(x: Tensor, above: Tensor, ties: Tensor, q: Tensor, eps: Alpha) -> Tensor:
-    # The power of a small q may underflow to 0, so entries at z_s are set to q itself.
+    # Set entries at z_s to q itself, because the power of a small q may underflow to 0.
     return torch.where(above, (x + q**eps) ** (1 / eps), torch.where(ties, q, 0))
 
 
 def apply_jacobian(probs: Tensor, vector: Tensor, alpha: Alpha, inside: Tensor) -> Tensor:
-    r"""Return `s (v - (s.v) / sum s)` with `s = p^{2-alpha}` where `inside`, else 0, for any alpha, differentiably.
+    r"""Return `s (v - (s.v) / sum s)` for any alpha, differentiable; `s` is `p^{2-alpha}` inside and 0 elsewhere.
 
-    The entry with the largest s is minus the sum of the others: its own difference would cancel.
+    The entry with the largest `s` is computed as minus the sum of all other entries, because direct
+    subtraction would lose digits.
     """
     log_s = torch.where(inside, (2 - alpha) * torch.where(inside, probs, 1).log(), -torch.inf)
     top, first = log_s.detach().max(-1, keepdim=True)
@@ -131,8 +132,8 @@ def apply_jacobian(probs: Tensor, vector: Tensor, alpha: Alpha, inside: Tensor) 
 def alpha_direction(probs: Tensor, alpha: Alpha, inside: Tensor) -> Tensor:
     r"""Return a vector v of scores such that `dp / d alpha` is the Jacobian J times v.
 
-    `v = -k` with `k = log^2 p ((x - 1) e^x + 1) / x^2` and `x = eps log p`. Above alpha 2, `1 / eps^2` is added,
-    because k is close to it for small p and J maps constants to 0.
+    `v = -k` with `k = log^2 p ((x - 1) e^x + 1) / x^2` and `x = eps log p`. Above alpha 2, the constant `1 / eps^2` is
+    added, because k is close to this constant for small p, and J maps constants to 0.
     """
     eps = alpha - 1
     log_p = torch.where(inside, probs, 1).log()

@@ -16,7 +16,7 @@ from tsallis.ops.eager.steep import solve_steep
 
 SMALL = 8192  # smaller inputs are sorted, which takes fewer operations than Newton steps
 NEWTON_LIMIT = 60
-TINY_EPS = 1e-10  # replaces smaller alpha - 1: log1p(TINY_EPS u) / TINY_EPS is u up to rounding
+TINY_EPS = 1e-10  # minimum of |alpha - 1|: log1p(TINY_EPS u) / TINY_EPS equals u up to rounding
 
 
 def threshold(
@@ -25,7 +25,7 @@ def threshold(
     """Return probabilities of scores whose maximum is 0, and the threshold c [rows, 1]. Rows of -inf return zeros.
 
     `start` is an optional lower bound of c. `scores` are the values before the maximum was subtracted; alphas above 2
-    need them, because the rounding of the difference would matter.
+    need them, because the rounding of the differences would change the result.
     """
     start = torch.zeros_like(values[:, :1]) if start is None else start
     if isinstance(alpha, float):
@@ -44,7 +44,7 @@ def threshold(
 
 
 def _tolerance(values: Tensor, quadratic: bool) -> float:
-    """Return the tolerance of a row's sum before the last Newton step, which squares the error if quadratic."""
+    """Return the tolerance of a row's sum before the last Newton step; a quadratic step squares the error."""
     eps = torch.finfo(values.dtype).eps
     return math.sqrt(eps) / 4 if quadratic else 8 * eps
 
@@ -55,7 +55,7 @@ def _normalise(probs: Tensor, mass: Tensor) -> Tensor:
 
 def _solve_two(x: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
     if x.numel() < SMALL:
-        # The threshold of the row is the largest of those of its k largest scores, k = 1, 2, ...
+        # A row's threshold is the maximum over k of the threshold of its k largest scores.
         best = x.clamp(min=-1).sort(-1, descending=True).values
         tau = best.cumsum(-1).sub_(1).div_(_counting(best)).amax(-1, keepdim=True)
         u = (x - tau).clamp_(min=0)
@@ -66,7 +66,7 @@ def _solve_two(x: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
         u = (x - tau).clamp_(min=0)
         size = (u > 0).to(x.dtype).sum(-1, keepdim=True).clamp_(min=1)
         excess = u.sum(-1, keepdim=True) - 1
-        # Exact threshold of the current set. Entries only leave the set, so the loop ends.
+        # Set tau to the exact threshold of the current support. Entries only leave the support, so the loop ends.
         tau = tau + excess.clamp(min=-0.5) / size
         if not bool((excess > tolerance).any()):
             break
@@ -84,7 +84,7 @@ def _solve_three_halves(values: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
         u = (x - tau).clamp_(min=0)
         total = u.sum(-1, keepdim=True)
         norm = u.square_().sum(-1, keepdim=True).sqrt_()
-        # Newton step on the 2-norm of u, which is convex and nearly linear in tau.
+        # Take a Newton step on the 2-norm of u; this norm is convex and nearly linear in tau.
         tau = tau + norm * (norm - 1) / total.clamp(min=torch.finfo(x.dtype).tiny)
         if not bool((((norm - 1).abs() > tolerance) & (total > 0)).any()):
             break
@@ -102,7 +102,7 @@ def _solve_three_halves_sorted(x: Tensor) -> tuple[Tensor, Tensor]:
     tau = taus.gather(-1, size - 1)
     u = (x - tau).clamp_(min=0)
     norm = u.square().sum(-1, keepdim=True).sqrt_()
-    # A spread is a difference of sums; one Newton step removes its rounding error.
+    # `spread` is a difference of sums; one Newton step removes the rounding error.
     tau = tau + norm * (norm - 1) / u.sum(-1, keepdim=True).clamp_(min=torch.finfo(x.dtype).tiny)
     p = (x - tau).clamp_(min=0).square_()
     return _normalise(p, p.sum(-1, keepdim=True)), 2 * (1 + tau)
@@ -124,10 +124,10 @@ def _solve_convex(values: Tensor, alpha: Alpha, start: Tensor) -> tuple[Tensor, 
         mass = p.sum(-1, keepdim=True)
         weight = p.div_(u.add_(1).clamp_(min=tiny)).sum(-1, keepdim=True)
         log_mass = mass.clamp(min=tiny).log()
-        # Newton step on the norm: F (1 - F^-eps) / (eps G), which is log F at alpha = 1. For alpha below 1, F^eps is
-        # concave in c and rises to 1 at the threshold, so steps don't overshoot either.
+        # The Newton step on the norm is F (1 - F^-eps) / (eps G), or log F at alpha = 1. For alpha below 1, F^eps is
+        # concave in c and rises to 1 at the threshold, so these steps don't overshoot either.
         step = mass * torch.expm1(-eps * log_mass) / (eps * weight.clamp(min=tiny))
-        c = c - torch.where(mass > 0, step, 0)  # it may be 0 / 0 in rows of -inf
+        c = c - torch.where(mass > 0, step, 0)  # the step may be 0 / 0 in rows of -inf
         if not bool(((log_mass.abs() > tolerance) & (mass > 0)).any()):
             break
     p = ((values - c) * eps).clamp_(min=-1).log1p_().div_(eps).exp_()

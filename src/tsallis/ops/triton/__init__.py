@@ -1,8 +1,8 @@
-"""Backend of GPU kernels written in Triton.
+"""Compute maps, losses and attention with GPU kernels written in Triton.
 
-It is imported only when a tensor is on a GPU, because importing it imports Triton. Callers check the tensors:
-contiguous, on one GPU, in float32, bfloat16 or float16, with alphas from 1 to 2. Half precision is computed in float32
-and stored in its own dtype. Without a GPU the kernels can run on Triton's interpreter.
+This package is imported only when a tensor is on a GPU, because its import loads Triton. Callers pass contiguous
+tensors on one GPU, in float32, bfloat16 or float16, and alphas from 1 to 2. Kernels compute half precision in float32
+and store results in the dtype of the input. Without a GPU, Triton's interpreter can run the kernels.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CAPABILITIES = Capabilities(
     dtypes=STORAGE,
     asynchronous=True,
     attention_dtypes=STORAGE,
-    largest_head=largest_head(least_shared_memory()),  # the smallest limit of all GPUs here
+    largest_head=largest_head(least_shared_memory()),  # the smallest limit among this machine's GPUs
     largest_batch=65535,
 )
 
@@ -64,7 +64,7 @@ __all__ = [
 
 @functools.cache
 def status() -> Status:
-    """Return whether Triton's kernels can be used, and why or why not."""
+    """Return whether Triton's kernels can be used, and the reason."""
     return Status(*available())
 
 
@@ -74,7 +74,9 @@ def usable() -> bool:
 
 
 def on_device(kind: str) -> bool:
-    """Return whether a type of device is a GPU, or the CPU if the interpreter replaces a GPU.
+    """Return whether the kernels accept tensors on this type of device.
+
+    The CPU is accepted on machines without a GPU, where Triton's interpreter runs the kernels.
 
     Raises:
         RuntimeError: The tensor is on the CPU of a machine with a GPU.

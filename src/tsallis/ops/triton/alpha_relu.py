@@ -1,9 +1,8 @@
 """Compute an output layer with the alpha-ReLU loss in one pass, without writing scores.
 
 The threshold of alpha-ReLU is known in advance. The product of hidden states and weight is therefore computed in tiles,
-and only the few values above zero of each tile are appended to a list in memory. The list is sorted by token and class
-afterwards, so that all results are reproducible. If the list becomes too long, the programs that have not started do
-nothing.
+and each tile appends only its few positive values to a list in memory. Afterwards, the list is sorted by token and
+class, so that all results are reproducible. If the list becomes too long, programs that start later do nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ ENTRIES = 128  # list entries that are read at once
 
 
 class Tiling(NamedTuple):
-    """Tokens, classes and dimensions of a tile, token blocks that share what they read of the weight, and options."""
+    """Tokens, classes and dimensions per tile, token blocks per group, and compiler options."""
 
     tokens: int
     classes: int
@@ -38,7 +37,7 @@ def tiling(dtype: torch.dtype) -> Tiling:
 
 @kernel()
 def _power(margin: tl.tensor, eps: tl.tensor, MODE: tl.constexpr) -> Any:
-    """Return `margin^(1/eps)` of positive margins."""
+    """Return `margin^(1/eps)` for positive margins."""
     if MODE == TWO:
         result = margin
     elif MODE == THREE_HALVES:
@@ -57,7 +56,7 @@ def _append_positive(
     state: tl.tensor,  # [2]: number of values above zero, and whether a score is NaN or infinite
     key: tl.tensor,  # [capacity]: token * classes + class
     value: tl.tensor,  # [capacity]
-    gold: tl.tensor,  # [tokens]: the target's score
+    gold: tl.tensor,  # [tokens]: score of the target
     tokens: tl.tensor,
     classes: tl.tensor,
     size: tl.tensor,
@@ -76,7 +75,7 @@ def _append_positive(
 ) -> None:
     if tl.load(state, volatile=True) > capacity:
         return
-    # Token blocks of a group run consecutively, so that they read rows of the weight from the cache.
+    # Run the token blocks of a group one after another, so that they find rows of the weight in the cache.
     number = tl.program_id(0)
     token_blocks, class_blocks = tl.cdiv(tokens, BLOCK_T), tl.cdiv(classes, BLOCK_C)
     first = number // (GROUP * class_blocks) * GROUP
@@ -89,7 +88,7 @@ def _append_positive(
     lanes = tl.arange(0, BLOCK_C)
     columns = start_class + lanes
     dims = tl.arange(0, BLOCK_K)
-    # Rows and columns beyond the end read the first one, and are masked later.
+    # Rows and columns beyond the end read row or column 0; their scores are masked later.
     hidden += tl.where(rows < tokens, rows, 0).to(tl.int64)[:, None] * size + dims[None, :]
     weight += tl.where(columns < classes, columns, 0).to(tl.int64)[None, :] * size + dims[:, None]
     scores = tl.zeros((BLOCK_T, BLOCK_C), tl.float32)
@@ -122,7 +121,7 @@ def _append_positive(
     largest = tl.max(top)
     if largest == float("inf"):
         tl.store(state + 1, 1)
-    # Take the largest of each row, then the next: few tiles have many.
+    # Append the largest value of each row, then the next largest: few tiles have many positive values.
     running = largest > 0.0
     while running:
         positive = (top > 0.0).to(tl.int32)
@@ -155,7 +154,7 @@ def _losses(
     total = tl.zeros((ENTRIES,), tl.float32)
     for k in range(0, count, ENTRIES):
         r = tl.load(value + begin + k + lanes, mask=k + lanes < count, other=0.0)
-        # r times its margin, which is r^eps
+        # Sum r times its margin; the margin is r^eps.
         if MODE == TWO:
             total += r * r
         elif MODE == THREE_HALVES:
@@ -169,10 +168,10 @@ def _losses(
 def alpha_relu_one_pass(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, alpha: float, tau: float, share: float
 ) -> tuple[Tensor, CsrRows] | None:
-    """Return losses [tokens] and the values above zero as lists, or None if there are too many of them.
+    """Return losses [tokens] and lists of the positive values, or None if too many values are positive.
 
-    Return None also if a score is NaN or infinite. All tensors are contiguous, of one dtype except float64. The
-    function waits for the GPU once.
+    Also return None if a score is NaN or infinite. All tensors must be contiguous. Hidden states, weight and bias share
+    one dtype, which can't be float64. The function waits for the GPU once.
     """
     tokens, size = hidden.shape
     classes = len(weight)

@@ -1,8 +1,8 @@
-"""Import Triton, or replace it if it is missing, and define arithmetic for all kernels.
+"""Import Triton if it is installed, and define arithmetic that all kernels share.
 
 Thresholds are relative to the row's largest score: `p = exp_alpha(score - top - threshold)` with
-`exp_alpha(x) = [1 + eps x]_+^{1/eps}` and `eps = alpha - 1`. At alpha = 1 the threshold is logsumexp, without a special
-case.
+`exp_alpha(x) = [1 + eps x]_+^{1/eps}` and `eps = alpha - 1`. At alpha = 1, the threshold is the logsumexp of
+`score - top`, without a special case.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ else:
     try:
         import triton
         import triton.language as tl
-    except Exception as error:  # a broken installation must not break the import
+    except Exception as error:  # a broken Triton must not break the import of this module
         triton = tl = None
         _MISSING = f"Triton can't be imported: {error}"
 
@@ -53,20 +53,20 @@ __all__ = [  # includes `tl`: no other file imports Triton
     "tl",
 ]
 
-TINY_EPS = 1e-10  # replaces alpha - 1 = 0: log1p(TINY_EPS x) / TINY_EPS is x up to rounding
+TINY_EPS = 1e-10  # used if alpha - 1 is 0, because log1p(TINY_EPS x) / TINY_EPS equals x up to rounding
 
 
 def constant(value: Any) -> Any:
-    """Mark a global constant that kernels may read."""
+    """Wrap a global constant so that kernels can read it."""
     return value if tl is None else tl.constexpr(value)
 
 
 def plain(number: Any) -> int:
-    """Return the Python number of a global constant."""
+    """Return a global constant as a Python integer."""
     return int(getattr(number, "value", number))
 
 
-ANY_ALPHA, THREE_HALVES, TWO = constant(0), constant(1), constant(2)  # modes of alpha; the last two need no powers
+ANY_ALPHA, THREE_HALVES, TWO = constant(0), constant(1), constant(2)  # modes of alpha; only ANY_ALPHA needs powers
 
 
 def kernel(*changing: str) -> Callable[[Callable[..., Any]], Any]:
@@ -82,7 +82,7 @@ def kernel(*changing: str) -> Callable[[Callable[..., Any]], Any]:
 
 
 def available() -> tuple[bool, str]:
-    """Return whether Triton's kernels can be used, and why or why not."""
+    """Return whether Triton's kernels can be used, and the reason."""
     if triton is None:
         return False, _MISSING
     if interpreted():
@@ -110,7 +110,7 @@ def processors(device: torch.device) -> int:
 
 
 def mode(alpha: Alpha) -> int:
-    """Return the mode of an alpha; a tensor is read once."""
+    """Return the kernel mode for alpha, a number or a tensor."""
     least, most = extremes(alpha) if isinstance(alpha, Tensor) else (alpha, alpha)
     if not most <= 2:
         raise NotImplementedError(f"the Triton kernels compute alphas from 1 to 2, got {most:g}")
@@ -119,7 +119,7 @@ def mode(alpha: Alpha) -> int:
 
 
 def precision(dtype: torch.dtype) -> str:
-    """Return the precision of float32 products according to PyTorch's setting; tf32x3 is as good as exact."""
+    """Return the precision of float32 products that PyTorch's setting allows; tf32x3 is nearly exact."""
     if dtype != torch.float32:
         return "tf32"  # unused for other dtypes
     return "tf32x3" if exact_products() else "tf32"
@@ -127,7 +127,7 @@ def precision(dtype: torch.dtype) -> str:
 
 @kernel()
 def log1p(y: tl.tensor) -> Any:
-    """Return `log(1 + y)`, also exact for small y: the rounding of 1 + y cancels in the quotient."""
+    """Return `log(1 + y)`, accurate for small y: the rounding error of 1 + y cancels in the quotient."""
     u = 1.0 + y
     d = u - 1.0
     return tl.where(d == 0.0, y, tl.log(u) * (y / tl.where(d == 0.0, 1.0, d)))
@@ -135,7 +135,7 @@ def log1p(y: tl.tensor) -> Any:
 
 @kernel()
 def entmax_weights(x: tl.tensor, eps: tl.tensor, MODE: tl.constexpr) -> Any:
-    """Return weights `p` of scores relative to their threshold, and `p^(2 - alpha)`, 0 off the support; keep NaN."""
+    """Return weights `p` and `p^(2 - alpha)` of scores minus threshold; both are 0 off the support, NaN stays NaN."""
     y = eps * x
     off = y <= -1.0
     if MODE == TWO:
@@ -153,7 +153,7 @@ def entmax_weights(x: tl.tensor, eps: tl.tensor, MODE: tl.constexpr) -> Any:
 
 @kernel()
 def newton_step(threshold: tl.tensor, mass: tl.tensor, slope: tl.tensor, eps: tl.tensor, MODE: tl.constexpr) -> Any:
-    """Take a Newton step on the norm; the result is at most the row's threshold."""
+    """Return the threshold after a Newton step on the norm; the step never overshoots the exact threshold."""
     positive = mass > 0.0
     F = tl.where(positive, mass, 1.0)
     G = tl.where(positive, slope, 1.0)
@@ -172,7 +172,7 @@ def newton_step(threshold: tl.tensor, mass: tl.tensor, slope: tl.tensor, eps: tl
 
 @kernel()
 def alpha_curvature(x: tl.tensor, p: tl.tensor, w: tl.tensor, eps: tl.tensor) -> Any:
-    """Return `p log^2 p phi(eps log p)`, phi(t) = (e^-t - 1 + t) / t^2: -dp/d alpha at a fixed threshold."""
+    """Return -dp/d alpha at a fixed threshold: `p log^2 p phi(eps log p)`, `phi(t) = (e^-t - 1 + t) / t^2`."""
     return alpha_curvature_at(log1p(tl.where(p == 0.0, 0.0, eps * x)), p, w, eps)
 
 
@@ -182,14 +182,14 @@ def alpha_curvature_at(t: tl.tensor, p: tl.tensor, w: tl.tensor, eps: tl.tensor)
     near_zero = tl.abs(t) < 0.3
     series = 1.0 / 120.0 - t * (1.0 / 720.0 - t * (1.0 / 5040.0 - t / 40320.0))
     series = 0.5 - t * (1.0 / 6.0 - t * (1.0 / 24.0 - t * series))
-    # e^-t is 1 / (1 + y); p and the quotient together don't overflow, as w = p / (1 + y)
+    # Use p e^-t = p / (1 + y) = w, because e^-t alone may overflow.
     far = (w - p + p * t) / (eps * eps)
     return tl.where(near_zero, p * (t / eps) * (t / eps) * series, far)
 
 
 @kernel()
 def entropy_slope(x: tl.tensor, p: tl.tensor, eps: tl.tensor) -> Any:
-    """Return `p log^2 p ((t - 1) e^t + 1) / t^2`, `t = eps log p`: the slope of an entropy in alpha, entry by entry."""
+    """Return the entropy's slope in alpha per entry: `p log^2 p ((t - 1) e^t + 1) / t^2` with `t = eps log p`."""
     y = tl.where(p == 0.0, 0.0, eps * x)
     t = log1p(y)
     near_zero = tl.abs(t) < 0.3

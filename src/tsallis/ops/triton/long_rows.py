@@ -1,7 +1,7 @@
-"""Compute entmax and its gradient for long rows, reading and writing them once if possible.
+"""Compute entmax and its gradient for long rows; read and write each row once if possible.
 
-The sweep writes zeros, and the probabilities of the support overwrite some of them. Backward also reads a row once and
-collects its support.
+Forward sweeps over a row: it lists scores that may be in the support, and writes zeros. Then the probabilities of the
+support overwrite some zeros. Backward also reads a row once and lists its support.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def write_candidates(
     WIDTH: tl.constexpr,
     MODE: tl.constexpr,
 ) -> None:
-    """Write the probabilities of a list over zeros."""
+    """Write the probabilities of listed scores to a row of zeros."""
     lanes = tl.arange(0, WIDTH)
     F, _unused = sums(candidates, size, top, c, eps, WIDTH, MODE)
     scale = 1.0 / tl.where(F == 0.0, 1.0, F)
@@ -170,7 +170,7 @@ def part_scan(
     part_candidates: tl.tensor,
     part_columns: tl.tensor,
     d: tl.tensor,
-    tiles_per_part: tl.tensor,  # tiles of each part
+    tiles_per_part: tl.tensor,
     part_room: tl.tensor,
     LANES: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -180,7 +180,7 @@ def part_scan(
     ALPHAS: tl.constexpr,
     TINY: tl.constexpr,
 ) -> None:
-    """List the candidates of a part of a row; a score excluded in a part is excluded in the row."""
+    """List the candidates of one part of a row; other scores of the part can't be in the row's support."""
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     slot = row * tl.num_programs(0) + part
     top, low, size = scan_row(
@@ -218,7 +218,7 @@ def gradient_of_candidates(
     MODE: tl.constexpr,
     NEED_ALPHA: tl.constexpr,
 ) -> Any:
-    """Write the gradients of a list's scores over zeros; return alpha's."""
+    """Write the gradients of listed scores to a row of zeros; return the gradient of alpha."""
     lanes = tl.arange(0, WIDTH)
     S = tl.zeros((WIDTH,), tl.float32)
     N = tl.zeros((WIDTH,), tl.float32)
@@ -256,7 +256,7 @@ def gradient_sums(
     LANES: tl.constexpr,
     MODE: tl.constexpr,
 ) -> Any:
-    """Return the sums of `p^(2 - alpha)` and of its products with the gradient over tiles."""
+    """Return two sums over tiles: `p^(2 - alpha)`, and `p^(2 - alpha)` times the gradient."""
     lanes = tl.arange(0, LANES)
     S = tl.zeros((LANES,), tl.float32)
     N = tl.zeros((LANES,), tl.float32)
@@ -285,7 +285,7 @@ def gradient_all(
     MODE: tl.constexpr,
     NEED_ALPHA: tl.constexpr,
 ) -> Any:
-    """Write the gradients of tiles, given the sums of the whole row; return their share of alpha's."""
+    """Write the gradients of tiles, given the sums of the whole row; return the tiles' share of alpha's gradient."""
     lanes = tl.arange(0, LANES)
     delta = N / tl.where(S == 0.0, 1.0, S)
     da = tl.zeros((LANES,), tl.float32)
@@ -381,7 +381,7 @@ def part_gradient(
     NEED_ALPHA: tl.constexpr,
     WRITE: tl.constexpr,
 ) -> None:
-    """Compute a part of a row: first its sums, then (WRITE) its gradients, given the sums of all parts."""
+    """Compute the sums of one part of a row; with WRITE, compute its gradients from the sums of all parts."""
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     eps = row_eps(alpha, eps_scalar, row, ALPHAS, TINY)
     source, upstream, target = probs + row * d, grad + row * d, scores_grad + row * d

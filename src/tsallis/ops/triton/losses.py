@@ -1,8 +1,8 @@
 """Compute losses on GPUs: forward reads the scores once and saves four numbers per row for backward.
 
-No probabilities are written. The numbers of a row are its largest score, the threshold relative to it, a scale of the
-weights, and the support size: `p = scale [1 + eps (score - top - c)]_+^{1/eps}`. Rows without a loss have scale 0. Rows
-of alpha-ReLU, whose threshold is constant, have `top = 0`.
+Probabilities are not written. The four numbers are the row's largest score `top`, the threshold `c` relative to `top`,
+the `scale` of the weights, and the support size. Then `p = scale [1 + eps (score - top - c)]_+^{1/eps}`. Rows without a
+loss have scale 0. The threshold of alpha-ReLU is constant, so its rows have `top = 0`.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def _finish_loss(
     slope_sum: tl.tensor,
     size: tl.tensor,
 ) -> Any:
-    """Return loss, derivative in alpha, scale and support size from sums over a row's weights."""
+    """Return a row's loss, its derivative in alpha, the scale and the support size from sums over the weights."""
     safe_mass = tl.where(F == 0.0, 1.0, F)
     mean = mean / safe_mass
     alpha = 1.0 + eps
-    # sum p (z - z_y) + sum p (c - z) / alpha, relative to the largest score, so that offsets cancel exactly.
+    # Compute sum p (z - z_y) + sum p (c - z) / alpha relative to the largest score, so that offsets cancel exactly.
     loss = tl.maximum((c - mean) / alpha + mean, 0.0) + (top - gold)
     slope = (mean - c) / (alpha * alpha) - slope_sum / safe_mass / alpha
     invalid = F != F
@@ -116,7 +116,7 @@ def _moments(
     MODE: tl.constexpr,
     NEED_ALPHA: tl.constexpr,
 ) -> Any:
-    """Return sums over scores: weights, weighted scores, the entropy's slope in alpha, and the size of the support."""
+    """Return four sums over scores: weights, weighted scores, the entropy's slope in alpha, and the support size."""
     lanes = tl.arange(0, WIDTH)
     F = tl.zeros((WIDTH,), tl.float32)
     mean = tl.zeros((WIDTH,), tl.float32)
@@ -367,12 +367,12 @@ def _support(
 
 
 def tiling(rows: int, d: int, powers: int, processors: int) -> Short | maps.Long:
-    """Return the tiling of a loss's rows; sweeps don't write rows, so they pay off for shorter rows."""
+    """Choose the tiling of a loss; its sweeps write no rows, so they pay off at shorter rows than in `maps.tiling`."""
     return maps.short(d) if d <= (1024 if powers == plain(ANY_ALPHA) else 4096) else maps.long(rows, d, processors)
 
 
 def block(d: int) -> tuple[int, int]:
-    """Return rows and columns of a program's tile."""
+    """Return the numbers of rows and columns of a program's tile."""
     width = min(pad_size(d), TILE)
     return TILE // width, width
 
@@ -409,7 +409,7 @@ def entmax_loss(
 def entmax_loss_gradient(
     scores: Tensor, target: Tensor, alpha: Alpha, stats: Tensor, grad: Tensor, out: Tensor | None = None
 ) -> Tensor:
-    """Return the gradient of the scores, (p - e_y) times those of the losses [rows]; `out` may be the scores."""
+    """Return the gradient of the scores, (p - e_y) times the losses' gradients [rows]; `out` may be `scores`."""
     scores_grad = torch.empty_like(scores) if out is None else out
     rows, d = scores.shape
     some, width = block(d)
@@ -468,9 +468,9 @@ def alpha_relu_loss(scores: Tensor, target: Tensor, alpha: float, tau: float) ->
 def support(
     scores: Tensor, alpha: Alpha, stats: Tensor, offsets: Tensor, size: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return classes (int32) and probabilities of the supports; row r is at offsets[r] to offsets[r + 1].
+    """Return classes (int32) and probabilities of the supports; row r has entries offsets[r] to offsets[r + 1].
 
-    `size` is the last offset; without it the function waits for the GPU.
+    `size` is the last offset. If it is None, the function waits for the GPU.
     """
     size = int(offsets[-1]) if size is None else size
     index = scores.new_zeros(size, dtype=torch.int32)

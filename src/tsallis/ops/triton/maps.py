@@ -20,7 +20,7 @@ class Short(NamedTuple):
 
     rows: int
     width: int
-    lanes: int  # number of subsets of a row whose maxima bound the threshold; if equal to `width`, no bound is computed
+    lanes: int  # subsets per row; their maxima bound the threshold, but if equal to `width`, no bound is computed
     warps: int
 
 
@@ -38,24 +38,24 @@ class Long(NamedTuple):
 
 
 def tiling(rows: int, d: int, powers: int, processors: int) -> Short | Long:
-    """Return the tiling of rows of entmax. Powers are slow, so fewer scores should need one."""
+    """Choose the tiling of entmax. Powers are slow, so with powers even shorter rows use lists of candidates."""
     return short(d) if d <= (1024 if powers == plain(ANY_ALPHA) else 8192) else long(rows, d, processors)
 
 
 def gradient_tiling(rows: int, d: int, processors: int) -> Short | Long:
-    """Return the tiling of rows of the gradient of entmax."""
+    """Choose the tiling of entmax's gradient."""
     return short(d) if d <= 8192 else long(rows, d, processors)
 
 
 def short(d: int) -> Short:
-    """Choose about thirty scores per thread, and one warp per row if that is enough."""
+    """Return a tiling with about 32 scores per thread; rows of up to 1,024 scores need one warp."""
     width = pad_size(d)
     rows = max(1, min(64, 1024 // width))
     return Short(rows, width, width // 4 if width >= 256 else width, max(1, rows * width // 1024))
 
 
 def long(rows: int, d: int, processors: int) -> Long:
-    """Choose eight scores per thread: a sweep needs few registers, and many programs to hide latency."""
+    """Return a tiling with eight scores per thread: with few registers each, many programs run and hide latency."""
     lanes = 256 if d < 8192 else 512 if d < 65536 else 1024
     warps = lanes // 256
     tiles = -(-d // lanes)
@@ -71,7 +71,7 @@ def pad_size(d: int) -> int:
 
 
 def powers_of(alpha: Alpha) -> int:
-    """Return the mode of a number; for a tensor the general mode, because its numbers stay on the GPU."""
+    """Return the mode of alpha; tensors get the general mode, because reading them would wait for the GPU."""
     return plain(ANY_ALPHA) if isinstance(alpha, Tensor) else mode(alpha)
 
 
@@ -89,7 +89,7 @@ def alphas(alpha: Alpha, like: Tensor) -> dict[str, Any]:
 
 
 def cut(tiling: Long) -> dict[str, int]:
-    """Return the sizes of a sweep, for a kernel."""
+    """Return the kernel arguments that set the sizes of a sweep."""
     return {"LANES": tiling.lanes, "DEPTH": tiling.depth, "STAGES": tiling.stages}
 
 
@@ -113,9 +113,9 @@ def candidate_buffers(programs: int, room: int, where: Tensor) -> dict[str, Tens
 def scan_arguments(
     scores: Tensor, tiling: Long, alpha_arguments: dict[str, Any], probs: Tensor | None
 ) -> tuple[dict[str, Any], int]:
-    """Return the arguments and number of programs of long-row kernels; scan rows that have several parts.
+    """Return the arguments and the number of programs of a kernel for long rows.
 
-    If `probs` is given, it is set to zero.
+    If rows are split into parts, scan the parts first. This scan also sets `probs`, if given, to zero.
     """
     rows, d = scores.shape
     programs = min(rows, tiling.programs)
@@ -134,7 +134,7 @@ def scan_arguments(
     tiles = -(-d // tiling.lanes)
     stride = -(-tiles // tiling.parts)
     count = -(-tiles // stride)
-    # Always a multiple of 16: kernels are compiled again for another alignment.
+    # Keep a multiple of 16: Triton compiles a kernel again for another alignment.
     room = max(-(-tiling.room // count // 16) * 16, tiling.width)
     numbers = (scores.new_empty(rows, count, dtype=torch.float32) for _ in range(2))
     parts = dict(zip(("tops", "lows"), numbers, strict=True))
@@ -163,7 +163,7 @@ def scan_arguments(
 
 
 def entmax(scores: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
-    """Return probabilities along a dimension; alpha a float or [rows, 1], from 1 to 2."""
+    """Return probabilities along a dimension. `alpha` is a float or a tensor [rows, 1], from 1 to 2."""
     if dim not in (-1, scores.dim() - 1):
         return entmax(scores.movedim(dim, -1).contiguous(), alpha).movedim(-1, dim)
     probs = torch.empty_like(scores)
@@ -196,7 +196,7 @@ def entmax(scores: Tensor, alpha: Alpha, dim: int = -1) -> Tensor:
 def entmax_gradient(
     probs: Tensor, grad: Tensor, alpha: Alpha, need_alpha: bool, dim: int = -1, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Return gradients of the scores, and of alpha [rows, 1]; `out` may be the probabilities."""
+    """Return the gradients of the scores and of alpha [rows, 1]; `out` may be `probs`."""
     if dim not in (-1, probs.dim() - 1):
         moved, slopes = (x.movedim(dim, -1).contiguous() for x in (probs, grad))
         dz, da = entmax_gradient(moved, slopes, alpha, need_alpha)
@@ -241,7 +241,7 @@ def entmax_gradient(
 
 
 def _gradient_by_parts(shared: dict[str, Any], tiles: Long, rows: int, alpha_grad: Tensor | None) -> Tensor | None:
-    """Launch two kernels: one sums over all parts, one computes the gradients of each."""
+    """Launch two kernels: the first computes the sums of each part, the second the gradients of each part."""
     probs, d = shared["probs"], shared["d"]
     every = -(-d // tiles.lanes)
     stride = -(-every // tiles.parts)
@@ -252,7 +252,7 @@ def _gradient_by_parts(shared: dict[str, Any], tiles: Long, rows: int, alpha_gra
     sizes = {
         "tiles_per_part": stride,
         "parts": count,
-        "PADDED": MOST_PARTS,  # one kernel for all numbers of parts
+        "PADDED": MOST_PARTS,  # a constant, so that one kernel serves every number of parts
         "LANES": tiles.lanes,
         "num_warps": tiles.warps,
     }

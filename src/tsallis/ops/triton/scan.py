@@ -1,9 +1,9 @@
 """Collect the candidates of a long row in a list, so that Newton steps read only the list.
 
 A sweep computes the largest score per lane. The threshold of these maxima is a lower bound of the row's threshold.
-Scores above the cutoff of the newest bound are candidates, usually a few hundred. Each lane has DEPTH slots for them
-[DEPTH, LANES], which are compacted into a list of at most `room` scores with their columns. If a row has more
-candidates, each step reads the whole row.
+Scores above the cutoff of the newest bound are candidates; a row usually has a few hundred. Each lane stores candidates
+in DEPTH slots. Then all slots [DEPTH, LANES] are compacted into a list of at most `room` scores with their columns. If
+a row has more candidates, each Newton step reads the whole row.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 from tsallis.ops.triton.language import constant, entmax_weights, kernel, newton_step, tl
 from tsallis.ops.triton.short_rows import STEPS, approximate_weights, needs_step
 
-GROWTH = constant(4)  # length of a part of the sweep relative to all before it
-ROUNDING = constant(1e-5)  # margin below a bound, and relative margin of large scores:
-ROUNDING_RELATIVE = constant(5e-7)
+GROWTH = constant(4)  # the sweep raises its bound each time its length has grown by this factor
+ROUNDING = constant(1e-5)  # absolute margin below a bound
+ROUNDING_RELATIVE = constant(5e-7)  # margin relative to the bound
 
 _kernel = kernel("rows", "tiles", "tiles_per_part", "parts")
 
 
 @_kernel
 def raise_lower_bound(largest: tl.tensor, low: tl.tensor, eps: tl.tensor, MODE: tl.constexpr) -> Any:
-    """Return a better bound of the row's threshold (absolute, not relative to `top`) from the lanes' maxima."""
+    """Return a higher lower bound of the row's threshold from the lanes' maxima; bounds are not relative to `top`."""
     low = tl.maximum(low, tl.max(largest))
     base = tl.where(low == float("-inf"), 0.0, low)
     for _ in tl.static_range(STEPS):
@@ -34,7 +34,7 @@ def raise_lower_bound(largest: tl.tensor, low: tl.tensor, eps: tl.tensor, MODE: 
 
 @_kernel
 def cutoff(low: tl.tensor, eps: tl.tensor) -> Any:
-    """Return the score up to which weights are 0 for every threshold of at least `low`."""
+    """Return a cutoff: scores up to the cutoff have weight 0 if the threshold is at least `low`."""
     return low - tl.abs(low) * ROUNDING_RELATIVE - ROUNDING - 1.0 / eps
 
 
@@ -55,9 +55,9 @@ def collect_candidates(
     STAGES: tl.constexpr,
     ZEROS: tl.constexpr,
 ) -> Any:
-    """Store the scores of tiles `first` to `last` that exceed `cut` in their lanes' slots; return the lanes' maxima.
+    """Store scores above `cut` from tiles `first` to `last` in the slots of their lanes.
 
-    `count` keeps counting when a lane has no free slot.
+    Return the lanes' maxima and the number of such scores per lane, which may exceed the number of slots.
     """
     lanes = tl.arange(0, LANES)
     for tile in tl.range(first, last, num_stages=STAGES):
@@ -85,7 +85,7 @@ def append_candidates(
     candidate_columns: tl.tensor,
     room: tl.tensor,
 ) -> Any:
-    """Append scores and their columns to a list, as far as there is room; return the size it would have."""
+    """Append scores and their columns to a list while there is room; return the size that the full list needs."""
     increment = above.to(tl.int32)
     slot = size + tl.cumsum(increment, 0) - 1
     inside = above & (slot < room)
@@ -128,7 +128,7 @@ def scan_row(
     candidates: tl.tensor,
     candidate_columns: tl.tensor,
     zeros: tl.tensor,
-    room: tl.tensor,  # of the list
+    room: tl.tensor,  # capacity of the list
     LANES: tl.constexpr,
     DEPTH: tl.constexpr,
     STAGES: tl.constexpr,
@@ -137,8 +137,8 @@ def scan_row(
 ) -> Any:
     """List the candidates of the tiles from `first` to `last`.
 
-    Return the largest score (NaN if a score is NaN or infinite), a lower bound of the threshold, and the size of the
-    list, which is above `room` if the list is incomplete.
+    Return the largest score, a lower bound of the threshold, and the size of the list. The largest score is NaN if a
+    score is NaN or infinite. The size is above `room` if the list is incomplete.
     """
     lanes = tl.arange(0, LANES)
     column = first * LANES + lanes
@@ -161,13 +161,13 @@ def scan_row(
         low = raise_lower_bound(largest, low, eps, MODE)
         start = stop
     cut = cutoff(low, eps)
-    if tl.max(count) > DEPTH:  # sweep again, against the newest bound
+    if tl.max(count) > DEPTH:  # sweep again with the newest bound
         tl.debug_barrier()
         count = tl.zeros((LANES,), tl.int32)
         largest, count = collect_candidates(
             source, first, last, d, cut, largest, count, slots, slot_columns, zeros, LANES, DEPTH, STAGES, False
         )
-    tl.debug_barrier()  # one thread writes a list, others read it
+    tl.debug_barrier()  # threads read slots that other threads wrote
     size = room + 1
     if tl.max(count) <= DEPTH:
         size = compact_candidates(slots, slot_columns, count, cut, candidates, candidate_columns, room, LANES)
@@ -192,7 +192,7 @@ def merge_parts(
     room: tl.tensor,
     LANES: tl.constexpr,
 ) -> Any:
-    """Merge the lists of a row's parts with the best of their bounds; return the results of `scan_row`."""
+    """Merge the candidate lists of a row's parts, using the highest bound; return what `scan_row` returns."""
     lanes = tl.arange(0, LANES)
     top = float("-inf")
     low = float("-inf")
@@ -252,7 +252,7 @@ def solve(
     MODE: tl.constexpr,
     LIMIT: tl.constexpr,
 ) -> Any:
-    """Return the threshold, relative to the largest score, from a list or from a whole row."""
+    """Return the threshold relative to the largest score; `source` is a list or a whole row."""
     steps = 0
     running = True
     while running:
@@ -266,6 +266,6 @@ def solve(
 
 @_kernel
 def initial_threshold(top: tl.tensor, low: tl.tensor) -> Any:
-    """Return the offset subtracted from a row's scores, and the bound of its threshold relative to that."""
+    """Return the offset to subtract from a row's scores, and the threshold's lower bound relative to that offset."""
     top = tl.where(top == float("-inf"), 0.0, top)
     return top, tl.where(low > top, low - top, 0.0)

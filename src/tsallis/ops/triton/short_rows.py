@@ -1,4 +1,4 @@
-"""Compute entmax of short rows, which stay in registers during Newton steps, and share helpers."""
+"""Compute entmax of rows that are short enough to stay in registers, and define helpers for all rows."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tsallis.ops.triton.language import (
 )
 
 NEWTON_LIMIT = 40
-STEPS = constant(3)  # Newton steps on the lanes' maxima per new bound
+STEPS = constant(3)  # Newton steps that compute a bound from the lanes' maxima
 MASS_TOLERANCE = constant(1e-6)  # |sum of the weights - 1| after the last step
 STEP_TOLERANCE = constant(3e-7)  # a threshold that moves by less than this has converged
-APPROX_TOLERANCE = constant(1e-2)  # the same while powers are approximate
+APPROX_TOLERANCE = constant(1e-2)  # replaces both tolerances while powers are approximate
 
 _kernel = kernel("rows", "tiles", "tiles_per_part")
 
 
 @_kernel
 def row_eps(alpha: tl.tensor, eps_scalar: tl.tensor, row: tl.tensor, ALPHAS: tl.constexpr, TINY: tl.constexpr) -> Any:
-    """Return alpha - 1 of a row, from one number or from `alpha` [rows]."""
+    """Return a row's `alpha - 1`, from `alpha` [rows] or else from `eps_scalar`."""
     eps = eps_scalar
     if ALPHAS:
         eps = tl.maximum(tl.load(alpha + row).to(tl.float32) - 1.0, TINY)
@@ -36,13 +36,13 @@ def row_eps(alpha: tl.tensor, eps_scalar: tl.tensor, row: tl.tensor, ALPHAS: tl.
 
 @_kernel
 def mass_tolerance(eps: tl.tensor) -> Any:
-    """Return the tolerance of a row's sum before the last step, which squares the error of smooth weights."""
+    """Return the tolerance of |sum - 1| before the last step; for smooth weights, that step squares the error."""
     return tl.where(eps <= 0.5, 7e-5 / tl.sqrt(eps), MASS_TOLERANCE)
 
 
 @_kernel
 def needs_step(F: tl.tensor, before: tl.tensor, after: tl.tensor, eps: tl.tensor) -> Any:
-    """Return whether a row needs another step; a row with a NaN doesn't."""
+    """Return whether a row needs another step; rows with a NaN need none."""
     return (
         (F > 0.0)
         & (tl.abs(F - 1.0) > mass_tolerance(eps))
@@ -52,12 +52,12 @@ def needs_step(F: tl.tensor, before: tl.tensor, after: tl.tensor, eps: tl.tensor
 
 @_kernel
 def approximate_weights(x: tl.tensor, eps: tl.tensor, MODE: tl.constexpr) -> Any:
-    """Return `entmax_weights` with powers of about six digits, enough for bounds and first steps."""
+    """Return `entmax_weights` with about six correct digits, which suffice for bounds and first steps."""
     if MODE == ANY_ALPHA:
         u = 1.0 + eps * x
         off = u <= 0.0
         u = tl.where(off, 1.0, u)
-        power = tl.where(eps < 1e-3, x * 1.4426950408889634, tl.log2(u) / eps)  # nearly softmax: u rounds too much
+        power = tl.where(eps < 1e-3, x * 1.4426950408889634, tl.log2(u) / eps)  # nearly softmax: u loses digits
         p = tl.where(off, 0.0, tl.exp2(power))
         w = p / u
     else:
@@ -92,7 +92,7 @@ def short_solve(
     MODE: tl.constexpr,
     LIMIT: tl.constexpr,
 ) -> Any:
-    """Return the thresholds of rows [ROWS, WIDTH] whose largest score is 0. NaN is kept; sums reveal it later."""
+    """Return the thresholds of rows [ROWS, WIDTH] whose largest score is 0. A NaN score makes later sums NaN."""
     c = tl.zeros((ROWS,), tl.float32)
     if LANES < WIDTH:
         lane_maxima = tl.max(tl.reshape(x, [ROWS, WIDTH // LANES, LANES]), 1)  # [ROWS, LANES]
@@ -102,7 +102,7 @@ def short_solve(
         c = tl.maximum(c, 0.0)
     steps = 0
     running = True
-    if MODE == ANY_ALPHA:  # exact powers take three times as long
+    if MODE == ANY_ALPHA:  # start with approximate powers: exact powers take three times as long
         while running:
             p, w = approximate_weights(x - c[:, None], eps[:, None], MODE)
             F = tl.sum(p, 1)
@@ -158,7 +158,7 @@ def short_map(
 
 @_kernel
 def probability_slope(p: tl.tensor, eps: tl.tensor, MODE: tl.constexpr) -> Any:
-    """Return `p^(2 - alpha)` and `eps log p`, both 0 off the support; keep NaN."""
+    """Return `p^(2 - alpha)` and `eps log p`; both are 0 off the support, NaN stays NaN."""
     off = p == 0.0
     t = tl.where(off, 0.0, eps * tl.log(tl.where(off, 1.0, p)))
     if MODE == TWO:
@@ -186,7 +186,7 @@ def short_gradient(
     ALPHAS: tl.constexpr,
     TINY: tl.constexpr,
     NEED_ALPHA: tl.constexpr,
-    SKIP: tl.constexpr,  # read the gradient only where there is a probability
+    SKIP: tl.constexpr,  # read the gradient only where the probability is not 0
 ) -> None:
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
@@ -198,7 +198,7 @@ def short_gradient(
     if SKIP:
         needed = inside & (p != 0.0)
     g = tl.load(grad + at, mask=needed, other=0.0).to(tl.float32)
-    g = tl.where(p == 0.0, 0.0, g)  # even an infinite gradient off the support has no effect
+    g = tl.where(p == 0.0, 0.0, g)  # off the support, even an infinite gradient must have no effect
     w, t = probability_slope(p, eps, MODE)
     S = tl.sum(w, 1)
     g -= (tl.sum(w * g, 1) / tl.where(S == 0.0, 1.0, S))[:, None]

@@ -1,8 +1,8 @@
-"""Multiply sparse rows by a table on GPUs, and transpose them.
+"""Multiply sparse rows by a table on GPUs, and transpose sparse rows.
 
-A program sums the table's rows for one list, a few entries at a time. Long lists, such as that of a frequent word, are
-cut into pieces that other programs sum first. The order of sums is fixed, so results are reproducible. No function
-waits for the GPU.
+Each program sums the table rows of one list, a few entries at a time. Long lists, such as the list of a frequent word,
+are cut into pieces, which other programs sum first. The order of sums is fixed, so results are reproducible. No
+function waits for the GPU.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tsallis.ops.sparse_rows import CsrRows
 from tsallis.ops.triton.language import kernel, run, tl
 
 PIECE = 256  # longer lists are cut into pieces
-PIECES = 1024  # approximate maximum number of pieces: with more entries, pieces are longer
+PIECES = 1024  # approximate maximum number of pieces; more entries make pieces longer
 COLUMNS = 512  # table columns per step
 ENTRIES = 8  # list entries per step
 
@@ -52,7 +52,7 @@ def _gather_pieces(
     offsets: tl.tensor,  # [rows + 1]
     column: tl.tensor,
     value: tl.tensor,
-    piece_row: tl.tensor,  # [pieces]: the row of a piece; `rows`: no piece
+    piece_row: tl.tensor,  # [pieces]: the row of each piece; `rows` marks unused pieces
     first: tl.tensor,  # [rows]: the first piece of a row
     table: tl.tensor,  # [., size]
     partial: tl.tensor,  # [pieces, size]
@@ -94,7 +94,7 @@ def _gather_rows(
     SCALE: tl.constexpr,
     MINUS: tl.constexpr,
     TOTAL: tl.constexpr,
-    ONTO: tl.constexpr,  # whether `factor` times the present content is added
+    ONTO: tl.constexpr,  # whether to add `factor` times the previous content of `out`
     CUT: tl.constexpr,  # whether lists may be cut into pieces
     ENTRIES: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -150,8 +150,9 @@ def spmm(
 ) -> tuple[Tensor, Tensor | None]:
     """Return `out[r] = scale[r] (sum_k value[k] table[column[k]] - table[minus[r]])`, and sums of the values.
 
-    A negative `minus` subtracts nothing. `onto` [rows, size] becomes `factor` (a tensor with one number) times `onto`
-    plus the result. Sums are float32; `table` and the result have one dtype. Values after the last offset are unused.
+    Rows with a negative `minus` subtract nothing. If `onto` [rows, size] is given, it is replaced by `factor` times
+    `onto` plus the result; `factor` holds one number. Sums are float32, and the result has the dtype of `table`. Values
+    after the last offset are unused.
     """
     rows, size = len(lists.offsets) - 1, table.shape[1]
     out = table.new_empty(rows, size) if onto is None else onto
@@ -202,7 +203,7 @@ def _power_of_two(n: int) -> int:
 def _pieces(offsets: Tensor, piece: int, most: int) -> tuple[Tensor, Tensor]:
     """Return the row of each of `most` pieces, and the first piece of each row.
 
-    Only lists longer than a piece have pieces, less than twice as many as their entries would fill.
+    Only lists longer than a piece are cut. They have fewer than twice as many pieces as their entries would fill.
     """
     lengths = offsets.diff()
     count = torch.where(lengths > piece, (lengths + (piece - 1)).div(piece, rounding_mode="floor"), 0)
@@ -212,9 +213,9 @@ def _pieces(offsets: Tensor, piece: int, most: int) -> tuple[Tensor, Tensor]:
 
 
 def transpose(lists: CsrRows, classes: int, weight: Tensor, target: Tensor) -> CsrRows:
-    """Return the lists sorted by class: values times the row's weight [rows], and -weight for the target [rows].
+    """Return one list per class: values times the weight of their row, and -weight for each row's target.
 
-    Rows with a negative target have no -weight entry: its placeholder comes after the last class's list.
+    Rows with a negative target get no -weight entry; a placeholder follows the last list instead.
     """
     rows = torch.arange(len(target), device=target.device, dtype=torch.int32)
     row = torch.cat([rows.repeat_interleave(lists.offsets.diff(), output_size=len(lists.column)), rows])

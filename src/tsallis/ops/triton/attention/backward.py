@@ -1,7 +1,7 @@
-"""Compute gradients of attention, with weights recomputed from thresholds, per block of queries and of keys.
+"""Compute gradients of attention per block of queries or keys; weights are recomputed from thresholds.
 
-After the sparse forward pass, only blocks with support are visited (HAS_LISTS). After the short one, every block that
-the causal order and the lengths allow is visited.
+After the sparse forward pass (HAS_LISTS), kernels visit only blocks with support. After the short forward pass, kernels
+visit every block that the causal order and the lengths allow.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ def backward_query(
     value: tl.tensor,
     alpha: tl.tensor,
     mask: tl.tensor,
-    slopes: tl.tensor,  # [batch, heads], of any strides
+    slopes: tl.tensor,  # [batch, heads], with any strides
     lengths: tl.tensor,
     output: tl.tensor,
-    grad: tl.tensor,  # of the output, of any strides
+    grad: tl.tensor,  # gradient of the output, with any strides
     stats: tl.tensor,
     block_list: tl.tensor,
     counts: tl.tensor,
     query_grad: tl.tensor,  # [batch, heads, queries, SIZE]
-    delta: tl.tensor,  # [batch, heads, queries]: the mean gradient of the weights, by their slopes
+    delta: tl.tensor,  # [batch, heads, queries]: mean gradient of the weights, weighted by p^(2 - alpha)
     alpha_grad: tl.tensor,  # [batch, heads, queries]
     slope_grad: tl.tensor,  # [batch, heads, queries]
     query_strides: tl.tuple,
@@ -63,7 +63,7 @@ def backward_query(
     seed_high: tl.tensor,
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    SPLIT: tl.constexpr,  # programs that share a block of the forward kernel's queries
+    SPLIT: tl.constexpr,  # number of programs that share a query block of the forward kernel
     SIZE: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
     PADDED: tl.constexpr,
@@ -106,7 +106,7 @@ def backward_query(
     stats_stride = tl.num_programs(2).to(tl.int64) * heads * queries
     top, threshold = load_thresholds(stats, at, stats_stride, rows, queries)
 
-    # The mean is known only at the end. Shift by its value at alpha = 1, so that the sums don't cancel.
+    # The mean is known only at the end. Subtract its value at alpha = 1 first, to avoid cancellation in the sums.
     shift = tl.sum(do.to(tl.float32) * out.to(tl.float32), 1)
     sum_w_dp_k = tl.zeros((BLOCK_Q, PADDED), tl.float32)  # sum of w (dp - shift) k
     sum_w_k = tl.zeros((BLOCK_Q, PADDED), tl.float32)  # sum of w k
@@ -160,7 +160,7 @@ def transpose(
     key_blocks: tl.tensor,
     LANES: tl.constexpr,
 ) -> None:
-    """List the blocks of queries that need each block of keys [batch * heads, key blocks, blocks]."""
+    """List the query blocks that need each key block [batch * heads, key blocks, blocks], and count them."""
     j = tl.program_id(0)
     head_index = tl.program_id(2).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     bits += head_index * blocks * key_blocks + j
@@ -266,7 +266,7 @@ def backward_key(
             at = head_index * queries + rows
             top, threshold = load_thresholds(stats, at, stats_stride, rows, queries)
             mean = tl.load(delta + at, mask=rows < queries, other=0.0)[None, :]
-            # All tiles are transposed [BLOCK_K, BLOCK_Q], as the products below need them.
+            # The products below need transposed tiles [BLOCK_K, BLOCK_Q].
             _, _, w, dropped, dp = recompute_tile(
                 k, q, v, do, rows[None, :], columns, queries, key_end, top[None, :], threshold[None, :], eps, scale,
                 head_index, bias, random, MODE, MASK, CAUSAL, SLOPES, DROPOUT, PRECISION, UPCAST,
@@ -293,7 +293,7 @@ def backward_mask(
     delta: tl.tensor,
     block_list: tl.tensor,
     counts: tl.tensor,
-    mask_grad: tl.tensor,  # float32, with the mask's rows (ONE_ROW: one, or one a block of queries) and columns
+    mask_grad: tl.tensor,  # float32, with the mask's rows and columns; with ONE_ROW, 1 row or 1 per query block
     query_strides: tl.tuple,
     key_strides: tl.tuple,
     value_strides: tl.tuple,
@@ -333,7 +333,7 @@ def backward_mask(
     ONE_ROW: tl.constexpr,
     ONE_COLUMN: tl.constexpr,
 ) -> None:
-    """Add gradients of the scores to those of the mask: atomically, for a broadcast entry gets many."""
+    """Add gradients of the scores to the mask's gradient, atomically: many scores may share a broadcast entry."""
     heads = tl.num_programs(1)
     block, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     head_index, key, value, key_end, eps = locate_head(
@@ -386,7 +386,7 @@ def backward_mask(
 @attention_kernel
 def draw_factors(
     factors: tl.tensor,
-    heads: tl.tensor,  # of all batch elements
+    heads: tl.tensor,  # batch * heads
     queries: tl.tensor,
     keys: tl.tensor,
     drop_below: tl.tensor,
@@ -395,7 +395,7 @@ def draw_factors(
     seed_high: tl.tensor,
     LANES: tl.constexpr,
 ) -> None:
-    """Store dropout's factors of all weights [batch * heads, queries, keys], LANES per program."""
+    """Store the dropout factors of all weights [batch * heads, queries, keys]; each program stores LANES factors."""
     at = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
     row = at // keys
     head_index = row // queries

@@ -1,14 +1,15 @@
-"""Attention on GPUs: the scores are computed block by block, and only blocks that may hold support a second time.
+"""Compute attention on GPUs block by block; only blocks that may hold support are computed again.
 
-Each program owns a block of queries. Its one dense sweep over the keys takes the elementwise maximum of the score
-blocks: a subset of every row, whose threshold bounds the row's own from below. Blocks of keys with no score above that
-bound are skipped from then on. Sweeps over the others take norm-Newton steps until the weights sum to 1, a last one
-sums the output. Backward computes the weights again from the thresholds, in the blocks with support. Where all scores
-of a block of queries fit into registers they stay there, and are computed once.
+Each program handles a block of queries. First, one dense sweep over all keys takes the elementwise maximum of the score
+blocks. These maxima are a subset of each row, so their threshold is a lower bound of the row's threshold. Later sweeps
+skip blocks of keys that can't hold support under this bound. Sparse sweeps take Newton steps on the norm until the
+weights sum to 1, and a last sweep sums the output. Backward recomputes weights from the thresholds, only in blocks with
+support. If all scores of a block of queries fit into registers, the scores are computed once and stay there.
 
-Beside inputs and outputs two numbers are saved of each query, and for each block of queries which blocks of keys it
-needs. A threshold is written relative to the row's largest score, `p = exp_alpha(score - top - threshold)` with
-`exp_alpha(x) = [1 + eps x]_+^{1/eps}` and `eps = alpha - 1`: at alpha = 1 it is logsumexp, and no special case.
+Besides inputs and outputs, forward saves two numbers per query, and for each block of queries the list of key blocks
+with support. Thresholds are relative to the row's largest score: `p = exp_alpha(score - top - threshold)` with
+`exp_alpha(x) = [1 + eps x]_+^{1/eps}` and `eps = alpha - 1`. At alpha = 1, the threshold is the logsumexp of
+`score - top`, without a special case.
 """
 
 from __future__ import annotations
@@ -36,22 +37,22 @@ from tsallis.ops.triton.attention.launch import (
 )
 from tsallis.ops.triton.language import run
 
-DECODE_QUERIES = 16  # at the most
-FACTORS = 256  # that a program draws for dropout
+DECODE_QUERIES = 16  # maximum number of queries for the decoding kernels
+FACTORS = 256  # number of dropout factors that one program draws
 
 
 class SavedForBackward(NamedTuple):
-    """The results of a forward pass; the last three are empty after the short kernel."""
+    """Results of a forward pass; the short kernel leaves `block_list`, `counts` and `bits` empty."""
 
     output: Tensor
     stats: Tensor  # [2, batch, heads, queries]: largest score, and the threshold relative to it
-    block_list: Tensor  # [batch, heads, query blocks, key blocks]: first the key blocks with support
-    counts: Tensor  # [3, batch, heads, query blocks]: how many; candidates after the dense sweep; sparse sweeps
+    block_list: Tensor  # [batch, heads, query blocks, key blocks]: key blocks with support come first
+    counts: Tensor  # [3, batch, heads, query blocks]: key blocks with support, candidate blocks, sparse sweeps
     bits: Tensor  # [batch, heads, query blocks, key blocks]: whether a block holds support
 
 
 def decodes(args: AttentionArgs) -> bool:
-    """Tell whether queries are so few that splitting the keys over programs pays; for passes without gradients."""
+    """Return whether the queries are so few that splitting the keys among programs pays off, without gradients."""
     (_, heads, queries, _), (_, key_heads, keys, _) = args.query.shape, args.key.shape
     few = queries <= DECODE_QUERIES and queries * heads <= DECODE_ROWS * key_heads
     if not few or keys <= SHORT_KEYS or args.dropout:
@@ -62,7 +63,7 @@ def decodes(args: AttentionArgs) -> bool:
 
 
 def resolve(args: AttentionArgs) -> AttentionArgs:
-    """Return an operator's arguments as kernels take them; check the numbers that a tracer could not look at."""
+    """Return an operator's arguments in the form that kernels take; check values that a tracer could not read."""
     least, most = bounds(args.alpha) or (1.0, 2.0)
     if most > 2:
         raise NotImplementedError(
@@ -72,7 +73,7 @@ def resolve(args: AttentionArgs) -> AttentionArgs:
 
 
 def allocate(args: AttentionArgs, output: Tensor, support: Tensor, needs_grad: bool) -> SavedForBackward:
-    """Allocate what backward needs of a pass with these results."""
+    """Allocate the tensors that a forward pass saves for backward."""
     query = args.query
     batch, heads, queries, size = query.shape
     keys, value_size = args.key.shape[2], args.value.shape[-1]
@@ -90,13 +91,13 @@ def allocate(args: AttentionArgs, output: Tensor, support: Tensor, needs_grad: b
 
 
 def attention(args: AttentionArgs, needs_grad: bool) -> tuple[Tensor, Tensor, SavedForBackward]:
-    """Return the output, how many keys each query attends to, and what backward needs, if there will be one.
+    """Return the output, the number of keys that each query attends to, and the results saved for backward.
 
-    Half precision is taken and returned as it is; scores, weights and sums are float32. Alphas may have any dtype.
+    Inputs and output may have half precision; scores, weights and sums are float32. Alphas may have any dtype.
 
     Raises:
-        NotImplementedError: an alpha above 2.
-        TypeError: another dtype.
+        NotImplementedError: An alpha is above 2.
+        TypeError: The queries are not in float32, float16 or bfloat16.
     """
     query = args.query
     launch = Launch(args)
@@ -125,7 +126,7 @@ def attention(args: AttentionArgs, needs_grad: bool) -> tuple[Tensor, Tensor, Sa
 def attention_gradient(
     args: AttentionArgs, saved: SavedForBackward, grad: Tensor, needs: tuple[bool, ...]
 ) -> AttentionGradients:
-    """Return the gradients that are needed."""
+    """Return the gradients of the inputs that `needs` marks."""
     query, key, value, alphas, mask, slopes, *_ = args
     need_key, need_value, need_alphas, need_mask, need_slopes = needs[1:]
     launch = Launch(args)
@@ -153,7 +154,7 @@ def attention_gradient(
     dk = dv = da = dm = ds = None
     if need_key or need_value:
         dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (key, value))
-        lists = {"query_blocks": saved.block_list, "query_block_counts": saved.counts}  # not read if they are empty
+        lists = {"query_blocks": saved.block_list, "query_block_counts": saved.counts}  # kernels don't read empty lists
         lists = _transpose(launch, saved.bits) if has_lists else lists
         launch.by_key(backward_key, launch.tilings.by_key, **shared, **lists, key_grad=dk, value_grad=dv)
     if need_alphas and alphas is not None:
@@ -180,11 +181,11 @@ def attention_gradient(
 
 
 def _mask_total(launch: Launch, mask: Tensor) -> Tensor:
-    """Return float32 zeros that programs add a mask's gradient to, which then is summed to the mask's shape.
+    """Return float32 zeros, to which programs add a mask's gradient; the caller sums them to the mask's shape.
 
-    What the mask broadcasts gets its sum in the order in which programs happen to run. Where PyTorch is to use
-    deterministic algorithms no two programs add to one entry: there is one for each batch element, head and row (or
-    block of rows), which takes more memory.
+    Programs add to an entry that the mask broadcasts in any order. If PyTorch must use deterministic algorithms, each
+    batch element, head and row (or block of rows) gets its own entry, so that no two programs add to the same entry.
+    This takes more memory.
     """
     if not torch.are_deterministic_algorithms_enabled():
         return torch.zeros_like(mask, dtype=torch.float32)
@@ -194,20 +195,20 @@ def _mask_total(launch: Launch, mask: Tensor) -> Tensor:
 
 
 def drop_factors(args: AttentionArgs) -> Tensor:
-    """Return what dropout multiplies all weights with [batch, heads, queries, keys]."""
+    """Return the factors by which dropout multiplies all weights [batch, heads, queries, keys]."""
     (batch, heads, queries, _), keys = args.query.shape, args.key.shape[2]
     factors = torch.empty(batch, heads, queries, keys, device=args.query.device)
     if not args.dropout:
         return factors.fill_(1)
     sizes = {"queries": queries, "keys": keys, "heads": batch * heads, "LANES": FACTORS}
-    # All in the first dimension of the grid: the others have at most 65,535 programs.
+    # Use only the first dimension of the grid: the other dimensions allow at most 65,535 programs.
     grid = (-(-factors.numel() // FACTORS),)
     run(draw_factors, grid, args.query, factors=factors, **sizes, **random_numbers(args))
     return factors
 
 
 def _transpose(launch: Launch, bits: Tensor) -> dict[str, Tensor]:
-    """List for each block of keys the blocks of queries that need it, and count them."""
+    """List and count the blocks of queries that need each block of keys."""
     batch, heads, blocks, key_blocks = bits.shape
     query_blocks, query_block_counts = launch.new_int32(bits.numel()), launch.new_int32(batch * heads, key_blocks)
     lists = {"query_blocks": query_blocks, "query_block_counts": query_block_counts}

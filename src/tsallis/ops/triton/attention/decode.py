@@ -1,7 +1,7 @@
-"""Forward for few queries and many keys, as when text is generated: the keys are shared out among programs.
+"""Compute attention of few queries over many keys, as in text generation; programs share the keys.
 
-Scores are written once and read again, keys and values are read by all queries of a group at once, and values only
-where a block of keys has a weight above zero. There is no gradient.
+Scores are written once and read again. A program reads each key and value once for all queries of a group. It reads
+values only if their block of keys has a non-zero weight. There is no gradient.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tsallis.ops.triton.language import entmax_weights, newton_step, processors,
 
 @attention_kernel
 def _locate_rows(key_head: tl.tensor, queries: tl.tensor, group: tl.tensor, ROWS: tl.constexpr) -> Any:
-    """Return heads and numbers (`queries` where there are no more) of all queries that read a head of keys."""
+    """Return head, index and validity of all queries that read a head of keys; padding has the index `queries`."""
     rows = tl.arange(0, ROWS)
     valid = rows < group * queries
     head = key_head * group + tl.where(valid, rows // queries, 0)
@@ -44,11 +44,11 @@ def _load_row_eps(
 
 @attention_kernel
 def decode_scores(
-    query: tl.tensor,  # [batch, heads, queries, SIZE], of any strides like the other inputs
+    query: tl.tensor,  # [batch, heads, queries, SIZE]; all inputs may have any strides
     key: tl.tensor,  # [batch, heads / group, keys, SIZE]
     alpha: tl.tensor,
     mask: tl.tensor,
-    slopes: tl.tensor,  # [batch, heads], of any strides
+    slopes: tl.tensor,  # [batch, heads], with any strides
     lengths: tl.tensor,  # [batch]
     scores: tl.tensor,  # [batch, heads, queries, keys]
     parts: tl.tensor,  # [2, batch, heads, queries, splits]: the largest score, and a lower bound of the threshold
@@ -63,7 +63,7 @@ def decode_scores(
     keys: tl.tensor,
     group: tl.tensor,
     scale: tl.tensor,
-    span: tl.tensor,  # keys of a split
+    span: tl.tensor,  # keys per split
     ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SIZE: tl.constexpr,
@@ -119,7 +119,7 @@ def decode_thresholds(
     lengths: tl.tensor,
     scores: tl.tensor,
     parts: tl.tensor,
-    candidates: tl.tensor,  # [batch, heads, queries, keys]: first the scores that may be above the threshold
+    candidates: tl.tensor,  # [batch, heads, queries, keys]: scores that may have a weight come first
     stats: tl.tensor,  # [3, batch, heads, queries]: the largest score, the threshold, the sum of the weights
     support: tl.tensor,  # [batch, heads, queries]
     alpha_strides: tl.tuple,
@@ -160,7 +160,7 @@ def decode_thresholds(
     bound = low - tl.abs(low) * ROUNDING_RELATIVE - 1.0 / eps - ROUNDING
     bound = tl.where(not_finite, float("inf"), bound)
 
-    # Only scores above the best split's bound are read again.
+    # Copy the scores above the highest bound of all splits; Newton steps read only these candidates.
     scores += row_index * keys
     candidates += row_index * keys
     count = 0
@@ -204,7 +204,7 @@ def decode_thresholds(
 
 @attention_kernel
 def decode_output(
-    value: tl.tensor,  # [batch, heads / group, keys, VALUE_SIZE], of any strides
+    value: tl.tensor,  # [batch, heads / group, keys, VALUE_SIZE], with any strides
     alpha: tl.tensor,
     lengths: tl.tensor,
     scores: tl.tensor,
@@ -249,7 +249,7 @@ def decode_output(
             scores + row_index[:, None] * keys + columns, mask=valid[:, None] & (columns < last), other=float("-inf")
         )
         p, _ = entmax_weights(s - top - threshold, eps[:, None], MODE)
-        if tl.max(tl.where(p == 0.0, 0, 1)) > 0:  # NaN counts
+        if tl.max(tl.where(p == 0.0, 0, 1)) > 0:  # NaN counts as support
             v = load(value, start, value_strides[2], key_end, BLOCK_K, VALUE_SIZE, VALUE_PADDED)
             out += dot(p.to(v.dtype), v, PRECISION, UPCAST)
     sizes = tl.arange(0, VALUE_PADDED)
@@ -271,7 +271,7 @@ def decode_sum(
     VALUE_PADDED: tl.constexpr,
     LENGTHS: tl.constexpr,
 ) -> None:
-    """Sum one row's outputs over all splits, in order: the result doesn't depend on which was ready first."""
+    """Sum one row's outputs over all splits, in a fixed order, so that the result is reproducible."""
     row, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     row_index = (batch.to(tl.int64) * tl.num_programs(1) + head) * queries + row
     used_splits = tl.cdiv(load_key_end(lengths, batch, keys, LENGTHS), span)
@@ -286,17 +286,17 @@ def decode_sum(
 
 
 def decode(launch: Launch, output: Tensor, support: Tensor) -> None:
-    """Write the output and how many keys each query attends to, for few queries of each head of keys."""
+    """Write the output and the number of keys that each query attends to, for few queries per head of keys."""
     query, rows = launch.query, support.shape
     batch, heads, queries = rows
     keys, key_heads = launch.keys, launch.key_heads
     per_key_head = queries * (heads // key_heads)
     tiling = decode_tiling(launch.size, launch.value_size, query.dtype, per_key_head, launch.memory)
-    assert tiling is not None  # as `decodes` made sure
+    assert tiling is not None  # `decodes` has checked this
     blocks = -(-keys // tiling.keys)
     programs = -(
         -4 * processors(query.device) // (batch * key_heads)
-    )  # number of programs per multiprocessor, so that it can switch between them
+    )  # splits per head of keys, so that a multiprocessor can switch between about four programs
     span = -(-blocks // min(programs, blocks)) * tiling.keys
     splits = -(-keys // span)
     stats = launch.new_float32(3, *rows)

@@ -1,4 +1,4 @@
-"""Forward for rows of any length: one dense sweep over the keys, and sparse ones where there may be support."""
+"""Compute attention over any number of keys: one dense sweep, then sparse sweeps over blocks that may hold support."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from tsallis.ops.triton.language import entmax_weights, newton_step, tl
 
 @attention_kernel
 def forward(
-    query: tl.tensor,  # [batch, heads, queries, SIZE], of any strides like the other inputs
+    query: tl.tensor,  # [batch, heads, queries, SIZE]; all inputs may have any strides
     key: tl.tensor,  # [batch, heads / group, keys, SIZE]
     value: tl.tensor,  # [batch, heads / group, keys, VALUE_SIZE]
     alpha: tl.tensor,
     mask: tl.tensor,
-    slopes: tl.tensor,  # [batch, heads], of any strides
+    slopes: tl.tensor,  # [batch, heads], with any strides
     lengths: tl.tensor,  # [batch]
-    key_norms: tl.tensor,  # [batch, heads / group]: the largest of each head; not read without a window
+    key_norms: tl.tensor,  # [batch, heads / group]: largest norm of a head's keys; read only with WINDOW
     output: tl.tensor,  # [batch, heads, queries, VALUE_SIZE]
     stats: tl.tensor,  # [2, batch, heads, queries]: largest score, and the threshold relative to it
     support: tl.tensor,  # [batch, heads, queries]
-    block_list: tl.tensor,  # [batch, heads, query blocks, key blocks]: first the key blocks with support
-    counts: tl.tensor,  # [3, batch, heads, query blocks]: how many; candidates after the dense sweep; sparse sweeps
+    block_list: tl.tensor,  # [batch, heads, query blocks, key blocks]: key blocks with support come first
+    counts: tl.tensor,  # [3, batch, heads, query blocks]: key blocks with support, candidate blocks, sparse sweeps
     bits: tl.tensor,  # [batch, heads, query blocks, key blocks]: whether a block holds support
     query_strides: tl.tuple,
     key_strides: tl.tuple,
@@ -76,7 +76,7 @@ def forward(
 ) -> None:
     blocks, heads = tl.num_programs(0), tl.num_programs(1)
     block, head, batch = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    if CAUSAL:  # start with the longest rows
+    if CAUSAL:  # start with the queries that have the most keys
         block = blocks - 1 - block
     head_index, key, value, key_end, eps = locate_head(
         key, value, alpha, lengths, key_strides, value_strides, alpha_strides, group, keys, LENGTHS, TINY
@@ -102,10 +102,10 @@ def forward(
         start_block = first_key // BLOCK_K
         end = tl.minimum(end, end_key // BLOCK_K + 1)
 
-    # The dense sweep: the largest score of each lane, and a list of the blocks that may hold support.
+    # Dense sweep: find the largest score of each lane, and list the blocks that may hold support.
     largest = tl.full((BLOCK_Q, BLOCK_K), float("-inf"), tl.float32)
     low = tl.full((BLOCK_Q,), float("-inf"), tl.float32)  # thresholds of the maxima so far
-    bound = low  # scores up to it have weight 0
+    bound = low  # scores up to this bound have weight 0
     margin = 1.0 / eps + ROUNDING
     count = 0
     next_update = 1
@@ -124,7 +124,7 @@ def forward(
     candidates = count
     top, threshold, not_finite = start_thresholds(largest, low)
 
-    # Sparse sweeps: a smooth row is close enough when the next step, which squares the error, gets it there.
+    # Sparse sweeps: smooth rows may stop at a loose tolerance, because the last step squares the error.
     tolerance_before_step = newton_tolerance(eps, tolerance)
     sweeps = 0
     unfinished = candidates > 0
@@ -132,7 +132,7 @@ def forward(
         F = tl.zeros((BLOCK_Q,), tl.float32)
         G = tl.zeros((BLOCK_Q,), tl.float32)
         remaining = 0
-        tl.debug_barrier()  # one thread writes the list, all read it
+        tl.debug_barrier()  # one thread writes the list, and all threads read it
         for number in range(0, count):
             j = tl.load(block_list + number)
             k = load(key, j * BLOCK_K, key_strides[2], key_end, BLOCK_K, SIZE, PADDED)
@@ -144,7 +144,7 @@ def forward(
             p, w = entmax_weights(x - threshold[:, None], eps, MODE)
             F += tl.sum(p, 1)
             G += tl.sum(w, 1)
-            # Safe to overwrite: the reduction above waited until all threads had read the entry.
+            # The list may be overwritten: the reduction above waited until all threads had read the entry.
             has_support = tl.max(tl.where(x <= (threshold - margin)[:, None], 0, 1))
             tl.store(block_list + remaining, j, mask=has_support > 0)
             remaining += has_support
@@ -154,7 +154,7 @@ def forward(
         sweeps += 1
         unfinished = (error > tolerance_before_step) & (sweeps < LIMIT)
 
-    # The output, divided by the sum of the weights.
+    # Sum the output, and divide it by the sum of the weights.
     out = tl.zeros((BLOCK_Q, VALUE_PADDED), tl.float32)
     F = tl.zeros((BLOCK_Q,), tl.float32)
     G = tl.zeros((BLOCK_Q,), tl.float32)

@@ -1,6 +1,6 @@
-"""Compute attention for rows of few keys in one sweep, with all scores of a block of queries in registers.
+"""Compute attention over few keys in one sweep, with all scores of a block of queries in registers.
 
-The statistics of a row are those of the sparse forward pass.
+The kernel saves the same statistics per row as the sparse forward pass.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tsallis.ops.triton.language import entmax_weights, newton_step, tl
 
 @attention_kernel
 def forward_short(
-    query: tl.tensor,  # [batch, heads, queries, SIZE], of any strides like the other inputs
+    query: tl.tensor,  # [batch, heads, queries, SIZE]; all inputs may have any strides
     key: tl.tensor,  # [batch, heads / group, keys, SIZE]
     value: tl.tensor,  # [batch, heads / group, keys, VALUE_SIZE]
     alpha: tl.tensor,
     mask: tl.tensor,
-    slopes: tl.tensor,  # [batch, heads], of any strides
+    slopes: tl.tensor,  # [batch, heads], with any strides
     lengths: tl.tensor,  # [batch]
     output: tl.tensor,  # [batch, heads, queries, VALUE_SIZE]
     stats: tl.tensor,  # [2, batch, heads, queries]: largest score, and the threshold relative to it
@@ -54,7 +54,7 @@ def forward_short(
     seed_high: tl.tensor,
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    PARTS: tl.constexpr,  # blocks of keys, enough for all
+    PARTS: tl.constexpr,  # number of key blocks that covers all keys
     SIZE: tl.constexpr,
     VALUE_SIZE: tl.constexpr,
     PADDED: tl.constexpr,
@@ -81,7 +81,7 @@ def forward_short(
     random = (drop_below, drop_factor, seed_low, seed_high)
     q = load(head_pointer(query, batch, head, query_strides), start, query_strides[2], queries, BLOCK_Q, SIZE, PADDED)
     end = last_key(key_end, start, offset, BLOCK_Q, CAUSAL)
-    zero = block * 0  # makes numbers of the unrolled loops tensors
+    zero = block * 0  # adding it turns the numbers of unrolled loops into tensors
 
     tiles = ()  # the compiler supports sums of tuples, but not unpacking
     largest = tl.full((BLOCK_Q, BLOCK_K), float("-inf"), tl.float32)
@@ -93,7 +93,7 @@ def forward_short(
         tiles = tiles + (s,)  # type: ignore[assignment]  # noqa: RUF005
         largest = tl.maximum(largest, s, propagate_nan=tl.PropagateNan.ALL)
     low = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
-    low = raise_lower_bound(largest, low, eps, eps, MODE)  # a subset's threshold, as in the sparse forward
+    low = raise_lower_bound(largest, low, eps, eps, MODE)  # threshold of a subset, as in the sparse forward pass
     top, threshold, not_finite = start_thresholds(largest, low)
     shifted = ()
     for part in tl.static_range(PARTS):
@@ -114,7 +114,7 @@ def forward_short(
         sweeps += 1
         unfinished = (error > tolerance_before_step) & (sweeps < LIMIT)
 
-    # The output, divided by the sum of the weights.
+    # Sum the output, and divide it by the sum of the weights.
     out = tl.zeros((BLOCK_Q, VALUE_PADDED), tl.float32)
     F = tl.zeros((BLOCK_Q,), tl.float32)
     G = tl.zeros((BLOCK_Q,), tl.float32)

@@ -1,4 +1,4 @@
-"""Choose block sizes for the attention kernels, and build the arguments that they share."""
+"""Choose block sizes for the attention kernels, and build their shared arguments."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tsallis.ops.triton.language import ANY_ALPHA, TINY_EPS, interpreted, mode, 
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-4, torch.float16: 1e-4}  # |sum of the weights - 1|
 DROP_BITS = 24  # random bits that decide whether a weight is dropped
-SHORT_KEYS = 1024  # the longest rows of scores that fit into registers
-DECODE_ROWS = 64  # queries per program that read the same keys
+SHORT_KEYS = 1024  # maximum number of keys whose scores fit into registers
+DECODE_ROWS = 64  # maximum number of queries that read the same keys in one program
 
 
 class Limits(NamedTuple):
@@ -30,7 +30,7 @@ LIMITS = Limits()
 
 
 class Tiling(NamedTuple):
-    """Queries and keys per block, and options of a program."""
+    """Queries and keys per block, warps per program, and pipeline stages."""
 
     queries: int
     keys: int
@@ -41,7 +41,8 @@ class Tiling(NamedTuple):
 class Tilings(NamedTuple):
     """Tilings of the sparse forward kernel and of the backward kernels by queries and by keys.
 
-    All have the same number of keys. Backward may split a block of queries, because it needs more registers.
+    All three have the same number of keys per block. Backward may split a block of queries, because it needs more
+    registers.
     """
 
     forward: Tiling
@@ -49,10 +50,10 @@ class Tilings(NamedTuple):
     by_key: Tiling
 
 
-H200, A100, ADA, TURING = 232_448, 166_912, 101_376, 65_536  # bytes of shared memory that a program may have
+H200, A100, ADA, TURING = 232_448, 166_912, 101_376, 65_536  # maximum shared memory per program in bytes
 
-# Largest head, minimum of shared memory, and tilings whose kernels fit into it; the first matching line is used. On an
-# H200 few or no registers are spilled, except with wide float32 heads.
+# Each line holds the largest head size, the minimum shared memory, and tilings that fit into this memory. The first
+# matching line is used. On an H200, few or no registers are spilled, except with wide float32 heads.
 FLOAT32 = (
     (64, TURING, Tilings(Tiling(64, 32, 8, 2), Tiling(32, 32, 8, 1), Tiling(32, 32, 4, 1))),
     (128, A100, Tilings(Tiling(64, 32, 8, 2), Tiling(32, 32, 8, 1), Tiling(32, 32, 8, 1))),
@@ -87,12 +88,12 @@ def tilings(size: int, value_size: int, dtype: torch.dtype, memory: int = H200) 
 
 
 def largest_head(memory: int) -> int:
-    """Return the largest size of heads with tilings in every dtype; 0 if there are none."""
+    """Return the largest head size that has tilings in every dtype; 0 if no head size has."""
     return min(max((head for head, least, _ in table if memory >= least), default=0) for table in (FLOAT32, HALF))
 
 
 class ShortTiling(NamedTuple):
-    """Queries per block, number of key blocks, and options of a program."""
+    """Queries and keys per block, number of key blocks, and warps per program."""
 
     queries: int
     keys: int
@@ -101,27 +102,27 @@ class ShortTiling(NamedTuple):
 
 
 def short_tiling(size: int, value_size: int, dtype: torch.dtype, keys: int, memory: int = H200) -> ShortTiling | None:
-    """Return the tiling of the kernel that keeps all scores in registers, or None if there are too many."""
+    """Return the tiling of the kernel that keeps all scores in registers, or None if the scores don't fit."""
     widest = max(pad_head_size(size), pad_head_size(value_size))
     if keys > SHORT_KEYS or widest > 128:
         return None
-    if dtype == torch.float32 and (keys > 256 or widest > 64):  # spills
+    if dtype == torch.float32 and (keys > 256 or widest > 64):  # registers would spill
         return None
-    row = max(64, 1 << (keys - 1).bit_length())  # its scores: the next power of two
+    row = max(64, 1 << (keys - 1).bit_length())  # scores per row: the next power of two
     queries, warps = 32 if row <= 512 else 16, 4 if row <= 128 else 8
     block_keys = min(row, 128 if widest * dtype.itemsize <= (256 if memory >= ADA else 128) else 64)
     return ShortTiling(queries, block_keys, row // block_keys, warps)
 
 
 def decode_tiling(size: int, value_size: int, dtype: torch.dtype, rows: int, memory: int = H200) -> Tiling | None:
-    """Return the tiling of the kernels that split the keys, or None; `rows` queries read the same keys."""
+    """Return the tiling of the kernels that split the keys, or None if none fits; `rows` queries read the same keys."""
     rows = max(16, 1 << (rows - 1).bit_length())
     widest, products = max(pad_head_size(size), pad_head_size(value_size)), 2 if dtype == torch.float32 else 1
     wide = widest * products > 256
-    # Use fewer stages or keys than on an H200 if there is less memory.
+    # With less memory than an H200 has, use fewer stages or keys.
     for stages in range(2 if wide else 3, 0, -1):
         for keys in (32,) if wide else (64, 32):
-            # Memory of scores with tensor cores, which split float32 in two, and without them, in float32.
+            # `scores` is the memory with tensor cores, which split float32 in two. Without them, tiles are float32.
             row = widest * dtype.itemsize
             scores = rows * row * products + (stages - 1) * keys * row + (rows * keys + 1024) * 4
             if max(scores, (rows + keys) * widest * 4) <= memory:
@@ -131,7 +132,7 @@ def decode_tiling(size: int, value_size: int, dtype: torch.dtype, rows: int, mem
 
 @functools.cache
 def shared_memory(device: torch.device) -> int:
-    """Return the shared memory per program of a GPU in bytes; for other devices that of an H200."""
+    """Return the maximum shared memory per program of a GPU in bytes; other devices count as an H200."""
     if device.type != "cuda":
         return H200
     properties = torch.cuda.get_device_properties(device)
@@ -139,13 +140,13 @@ def shared_memory(device: torch.device) -> int:
 
 
 def least_shared_memory() -> int:
-    """Return the smallest shared memory of the GPUs here; without a GPU that of an H200."""
+    """Return the smallest `shared_memory` of this machine's GPUs; machines without a GPU count as an H200."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return min((shared_memory(torch.device("cuda", index)) for index in range(count)), default=H200)
 
 
 def pad_head_size(size: int) -> int:
-    """Return the size of a block that holds a head."""
+    """Round a head size up to a power of two, at least 16."""
     return max(16, 1 << (size - 1).bit_length())
 
 
@@ -177,7 +178,7 @@ class Launch:
             "key": self.key,
             "value": self.value,
             "alpha": alphas,
-            # Kernels without a mask or lengths need another tensor in their place.
+            # Kernels that use no mask, slopes or lengths still need a tensor as argument.
             "mask": alphas if mask is None else mask.view(torch.uint8) if mask.dtype == torch.bool else mask,
             "slopes": alphas if slopes is None else slopes,
             "lengths": alphas if lengths is None else _lengths(lengths, query.device),
@@ -210,11 +211,11 @@ class Launch:
         }
 
     def new_float32(self, *shape: int) -> Tensor:
-        """Allocate memory for float32."""
+        """Allocate a float32 tensor."""
         return self.query.new_empty(shape, dtype=torch.float32)
 
     def new_int32(self, *shape: int) -> Tensor:
-        """Allocate memory for int32."""
+        """Allocate an int32 tensor."""
         return self.query.new_empty(shape, dtype=torch.int32)
 
     def by_query(self, kernel: Any, tiling: Tiling, **more: Any) -> None:
@@ -236,7 +237,7 @@ class Launch:
         self.run(kernel, grid, **sizes, **more, num_warps=tiling.warps, num_stages=tiling.stages)
 
     def run(self, kernel: Any, grid: tuple[int, ...], **more: Any) -> None:
-        """Launch a kernel with the arguments that it declares."""
+        """Launch a kernel with only those arguments that its signature names."""
         arguments = {**self.arguments, **more}
         options = {name: arguments[name] for name in ("num_warps", "num_stages") if name in arguments}
         run(kernel, grid, self.query, **{name: arguments[name] for name in kernel.arg_names}, **options)
@@ -250,26 +251,26 @@ def _alphas(args: AttentionArgs) -> Tensor:
 
 
 def _lengths(lengths: Tensor, device: torch.device) -> Tensor:
-    """Return lengths on the device; those on the CPU are copied as int32."""
+    """Return the lengths on the device; lengths on the CPU are copied as int32."""
     return lengths.contiguous() if lengths.is_cuda else lengths.int().to(device, non_blocking=True).contiguous()
 
 
 def contiguous_rows(x: Tensor) -> Tensor:
-    """Return a tensor whose rows are consecutive numbers."""
+    """Return a tensor whose last dimension is contiguous; copy it only if necessary."""
     x = x.resolve_neg()
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
 def broadcast_strides(mask: Tensor) -> tuple[int, ...]:
-    """Return strides that broadcast dimensions of size 1."""
+    """Return a mask's strides, with 0 for dimensions of size 1."""
     return tuple(0 if n == 1 else stride for n, stride in zip(mask.shape, mask.stride(), strict=True))
 
 
 def random_numbers(args: AttentionArgs) -> dict[str, Any]:
-    """Return dropout as 32-bit numbers, so that their type is the same in every call.
+    """Return the kernel arguments for dropout; integers stay below 2^31, so that their type never changes.
 
     Raises:
-        RuntimeError: A CUDA graph is being captured, which would repeat the same dropout.
+        RuntimeError: A CUDA graph is being captured; its replays would all drop the same weights.
     """
     if args.dropout > 0 and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(

@@ -7,14 +7,14 @@ from typing import Any
 from tsallis.ops.triton.language import constant, entmax_weights, kernel, newton_step, tl
 
 NO_MASK, BOOLEAN, ADDITIVE = constant(0), constant(1), constant(2)
-UNDERFLOW = constant(104.0)  # exp(-x) is 0 in float32
+UNDERFLOW = constant(104.0)  # from this x, exp(-x) is 0 in float32
 MARGIN = constant(1.001)  # allows for rounding in the computation of a window
-FARTHEST = constant(1e9)  # largest position of a window
-STEPS = constant(4)  # Newton steps on the maxima per new bound
-ROUNDING = constant(1e-5)  # subtracted from the bound, and relative to a large one:
-ROUNDING_RELATIVE = constant(5e-7)
+FARTHEST = constant(1e9)  # maximum reach of a window
+STEPS = constant(4)  # Newton steps that compute a bound from the maxima
+ROUNDING = constant(1e-5)  # absolute margin below a bound
+ROUNDING_RELATIVE = constant(5e-7)  # margin relative to the bound
 
-# Arguments that change from call to call: a kernel is compiled once for all their values.
+# These arguments change from call to call, so each kernel is compiled once for all their values.
 attention_kernel = kernel(
     "heads",
     "queries",
@@ -50,7 +50,7 @@ def load(
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,
 ) -> Any:
-    """Load rows from `start` as [ROWS, PADDED], with zeros from `limit` and beyond SIZE."""
+    """Load rows from `start` as [ROWS, PADDED]; rows from `limit` and columns from SIZE are zero."""
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, PADDED)
     valid = (start + rows < limit)[:, None]
@@ -70,7 +70,7 @@ def store(
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,
 ) -> None:
-    """Store [ROWS, PADDED] as contiguous rows from `start` up to `limit` and SIZE."""
+    """Store values [ROWS, PADDED] as contiguous rows from `start`; skip rows from `limit` and columns from SIZE."""
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, PADDED)
     valid = (start + rows < limit)[:, None]
@@ -98,7 +98,7 @@ def head_bias(
     head: tl.tensor,
     SLOPES: tl.constexpr,
 ) -> Any:
-    """Return a head's mask (pointer and strides of rows and columns), slope, and the position of the first query."""
+    """Return a head's mask (pointer, row stride, column stride), its slope, and the position of the first query."""
     slope = offset * 0.0
     if SLOPES:
         slope = tl.load(slopes + batch * slope_strides[0] + head * slope_strides[1]).to(tl.float32)
@@ -140,7 +140,7 @@ def locate_head(
     LENGTHS: tl.constexpr,
     TINY: tl.constexpr,
 ) -> Any:
-    """Return a program's head, its keys and values, the number of valid keys, and `alpha - 1`."""
+    """Return a program's head index, pointers to keys and values, the number of valid keys, and `alpha - 1`."""
     head, batch = tl.program_id(1), tl.program_id(2)
     head_index = batch.to(tl.int64) * tl.num_programs(1) + head
     key_end = load_key_end(lengths, batch, keys, LENGTHS)
@@ -179,8 +179,8 @@ def window(
 ) -> Any:
     """Return the first and last key that may get a weight from a block of queries.
 
-    A score is at most |q| |k| minus the slope times the distance. A weight is zero if its score is 1/eps below the
-    row's largest score, which is at least that of the nearest key.
+    A score is at most scale |q| |k| minus slope times distance. A weight is zero if its score is 1/eps below the row's
+    largest score. This largest score is at least the score of the nearest key.
     """
     position = rows + offset
     near = tl.maximum(tl.minimum(position, key_end - 1), 0)
@@ -214,7 +214,7 @@ def open_block_list(
     SPLIT: tl.constexpr,
     HAS_LISTS: tl.constexpr,
 ) -> Any:
-    """Return the list of key blocks that a block of queries needs, and its length; without lists all up to `end`."""
+    """Return the list of key blocks that a query block needs, and its length; without lists, all blocks up to `end`."""
     if HAS_LISTS:
         forward_block = head_index * tl.cdiv(queries, BLOCK_Q * SPLIT) + block // SPLIT
         block_list += forward_block * tl.cdiv(keys, BLOCK_K)
@@ -235,7 +235,7 @@ def load_thresholds(
 
 @attention_kernel
 def dropout_factor(rows: tl.tensor, columns: tl.tensor, head_index: tl.tensor, random: tl.tuple) -> Any:
-    """Return dropout's factors of weights, which depend only on seed and position and can be recomputed."""
+    """Return the dropout factors of weights; factors depend only on seed and position, so backward recomputes them."""
     drop_below, factor, seed_low, seed_high = random
     zero = rows * 0 + columns * 0
     stream = head_index.to(tl.int32) + zero
@@ -259,9 +259,9 @@ def score(
     PRECISION: tl.constexpr,
     UPCAST: tl.constexpr,
 ) -> Any:
-    """Return the scores of `a` [M, PADDED] and `b` [N, PADDED], -inf for masked pairs of `rows` and `columns`.
+    """Return the scores of `a` [M, PADDED] with `b` [N, PADDED]; masked pairs get -inf.
 
-    If `a` are queries, rows are [M, 1] and columns [1, N]. If `a` are keys, everything is transposed.
+    If `a` holds queries, `rows` are [M, 1] and `columns` [1, N]. If `a` holds keys, everything is transposed.
     """
     scores = dot(a, tl.trans(b), PRECISION, UPCAST) * scale
     visible = (rows < queries) & (columns < key_end)
@@ -305,8 +305,8 @@ def recompute_tile(
 ) -> Any:
     """Return scores minus thresholds, weights, `p^(2 - alpha)`, weights after dropout, and gradients of weights.
 
-    `a` are queries, `b` keys, `c` gradients of the output and `d` values. Or `a` are keys, `b` queries, `c` values and
-    `d` gradients; then everything is transposed.
+    If `a` holds queries, `b` holds keys, `c` gradients of the output, and `d` values. If `a` holds keys, `b` holds
+    queries, `c` values, and `d` gradients of the output; then everything is transposed.
     """
     s = score(a, b, rows, columns, queries, key_end, scale, bias, MASK, CAUSAL, SLOPES, PRECISION, UPCAST)
     x = s - top - threshold
@@ -322,7 +322,7 @@ def recompute_tile(
 
 @attention_kernel
 def find_non_finite(largest: tl.tensor) -> Any:
-    """Return which rows have a NaN or an infinite score among their maxima."""
+    """Return which rows have a NaN or infinite maximum."""
     return tl.max(tl.where(largest < float("inf"), 0, 1), 1) > 0
 
 
@@ -330,9 +330,10 @@ def find_non_finite(largest: tl.tensor) -> Any:
 def raise_lower_bound(
     largest: tl.tensor, low: tl.tensor, eps: tl.tensor, eps_tile: tl.tensor, MODE: tl.constexpr
 ) -> Any:
-    """Take Newton steps from `low` towards the threshold of a subset of each row, a lower bound of the row's.
+    """Raise the lower bound `low` of each row's threshold by Newton steps towards the threshold of `largest`.
 
-    The bound is not relative to the largest score. It is -inf without a score, and NaN if a score is NaN or infinite.
+    Bounds are not relative to the largest score. Rows without a score get -inf; rows with a NaN or infinite score get
+    NaN.
     """
     low = tl.maximum(low, tl.max(largest, 1))
     base = tl.where(low == float("-inf"), 0.0, low)
@@ -356,5 +357,5 @@ def start_thresholds(largest: tl.tensor, low: tl.tensor) -> Any:
 
 @attention_kernel
 def newton_tolerance(eps: tl.tensor, tolerance: tl.tensor) -> Any:
-    """Return the tolerance of a sum before the next step, which squares the error in smooth rows."""
+    """Return the tolerance of |sum - 1| before the next step; in smooth rows, that step squares the error."""
     return tl.where(eps <= 0.5, 0.1 * tl.sqrt(0.5 * tolerance / eps), tolerance)
