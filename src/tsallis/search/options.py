@@ -56,7 +56,7 @@ def _option(help: str, *modes: Mode, unset: Any = None, **details: Any) -> Any:
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """Store the options of a search; None means not given: the run or the search decides.
+    """Options of a search. None means that an option is not given: the run or the search then sets it.
 
     Equal options are equal objects, and can be keys of dictionaries.
 

@@ -13,11 +13,11 @@ from tsallis.search.ensemble import Ensemble
 
 
 def with_temperature(model: Any, temperature: float) -> Any:
-    r"""Return a model whose scores are divided by a temperature; at 1 it is the model itself.
+    r"""Return a model whose scores are divided by a temperature; at temperature 1, return the model itself.
 
     .. math:: p = \mathrm{entmax}_\alpha(z / T)
 
-    A symbol i has non-zero probability if, summed over the symbols with larger scores,
+    A symbol i has non-zero probability if the symbols j with larger scores satisfy
 
     .. math:: \sum_{z_j > z_i} (z_j - z_i)^{1/(\alpha-1)} < (T / (\alpha-1))^{1/(\alpha-1)}
 
@@ -50,7 +50,7 @@ def with_temperature(model: Any, temperature: float) -> Any:
 
 
 def divide_scores(scores: Tensor, temperature: float) -> Tensor:
-    """Divide scores [..., d_vocab] by a temperature, in float64 relative to the largest, without overflow."""
+    """Subtract the largest score, then divide by a temperature in float64, which avoids overflow."""
     scores = scores.double()
     top = scores.amax(-1, keepdim=True)
     return (scores - torch.where(top.isfinite(), top, 0)) / temperature
