@@ -191,7 +191,7 @@ class ModelContrast(Record):
 
 
 class Comparison:
-    """Comparison that finds the words on which two models agree most and differ most.
+    """Comparison of two models, which collects the words on which they agree most and differ most.
 
     Both models must read the same sentences.
 

@@ -52,7 +52,7 @@ ROLES = {
 # LIFT: minimum score of a head that has a role or tends to it, as a multiple of the score of equal weights.
 TENDENCY, LIFT = 0.6, 2.0
 OFFSETS = {"previous": -1, "self": 0, "next": 1}
-# Scores that are computed in addition to those of the roles.
+# Scores without a role.
 MEASURES = ("clusters", "within_word")
 
 
@@ -84,7 +84,7 @@ class HeadRole(Record):
             Among several roles, the score with the largest ratio to its threshold decides. A head with a positional
             role is not "merging".
         tendency: Closest role of a head that has no role; None if no role is close.
-        scores: Scores by name: those of `ROLES`, "clusters" and "within_word"; None if no query or word counts.
+        scores: Scores by name: the names in `ROLES`, "clusters" and "within_word"; None if no query or word counts.
         uniform: Scores of a head with equal weights on all keys.
         counts: Number of queries per score; number of words for "merging" and "clusters".
         examples: Sentences that show the role or the tendency, best first.

@@ -31,7 +31,7 @@ class Symbols(Protocol):
 
 
 class AttentionReader(Protocol):
-    """Protocol of adapters, through which models are recorded. :func:`read_model` returns those of this package."""
+    """Protocol of adapters, which record models. :func:`read_model` returns the adapters of this package."""
 
     @property
     def layers(self) -> tuple[AttentionLayer, ...]:

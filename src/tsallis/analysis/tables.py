@@ -95,7 +95,7 @@ class Histogram(Record):
         return cls(tuple(edges.tolist()), tuple(counts.tolist()))
 
     def coarser(self, bins: int) -> Histogram:
-        """Return a histogram with at most `bins` bins by merging neighbouring ones.
+        """Merge neighbouring bins, and return a histogram with at most `bins` bins.
 
         Example:
             >>> Histogram((0.0, 1.0, 2.0, 3.0), (4, 5, 6)).coarser(2)

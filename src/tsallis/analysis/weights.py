@@ -65,7 +65,7 @@ class AttentionLayer:
         return one == other
 
     def visible(self, queries: int, keys: int) -> NDArray[np.int64]:
-        """Return the number of keys that each query can attend to [queries]; these keys are the first ones."""
+        """Return the number of keys that each query can attend to [queries], counted from the first key."""
         return np.minimum(np.arange(1, queries + 1), keys) if self.causal else np.full(queries, keys)
 
 
@@ -146,7 +146,7 @@ class Text:
     target: tuple[str, ...]
 
     def sides(self, kind: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the pieces of the queries, and those of the keys, for a kind of attention."""
+        """Return the pieces of the queries and the pieces of the keys for a kind of attention."""
         queries, keys = SIDES[kind]
         return getattr(self, queries), getattr(self, keys)
 

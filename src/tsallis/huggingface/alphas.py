@@ -197,7 +197,7 @@ def parameter_groups(
         weight_decay: Weight decay of matrices.
 
     Returns:
-        Groups for `torch.optim`, without empty ones.
+        Groups for `torch.optim`; empty groups are left out.
 
     Example:
         >>> from transformers import BertConfig, BertModel

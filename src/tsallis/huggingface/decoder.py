@@ -268,7 +268,7 @@ class TransformersDecoder(nn.Module):
     def _run(
         self, memory: _Memory, sources: Tensor, ids: Tensor, pairs: Pairs | None
     ) -> tuple[_Block, tuple[Tensor, Tensor]]:
-        """Read ids [rows, length] after the sources, or only the last one if `pairs` caches the others.
+        """Read ids [rows, length] after the sources; if `pairs` caches the earlier ids, read only the last id.
 
         Return the logits of the next token [rows, d_vocab] and attention weights [rows, src or 0].
 
@@ -411,7 +411,7 @@ class _Memory:
         return outputs
 
     def cross_of(self, sources: Tensor) -> Pairs:
-        """Return keys and values of rows; reuse those of the last step if the sources are the same."""
+        """Return keys and values of rows; reuse the result of the last step if the sources are the same."""
         assert self.cross is not None
         numbers = sources.tolist()
         if self._last is None or self._last[0] != numbers:

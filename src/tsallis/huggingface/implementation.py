@@ -97,7 +97,7 @@ def restore_attention(model: nn.Module) -> None:
 
 
 def configurations(model: nn.Module) -> list[Any]:
-    """Return the configurations of a model and its parts, including nested ones, each once."""
+    """Return the configurations of a model and its parts, including nested configurations, each once."""
     configs: dict[int, Any] = {}
     queue: list[Any] = [part.config for part in model_parts(model)]
     while queue:

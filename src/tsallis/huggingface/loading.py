@@ -82,7 +82,7 @@ def from_pretrained(model_class: Any, path: Any, **options: Any) -> Any:
 def _check_alphas(
     model: Any, path: Any, settings: Mapping[str, Setting], missing: Iterable[str], unexpected: Iterable[str]
 ) -> None:
-    """Raise a ValueError unless the saved alphas match those that the configuration names."""
+    """Raise a ValueError unless the saved alphas match the alphas that the configuration names."""
     absent_names = sorted(name for name in missing if f"{ALPHA}." in name)
     if absent_names:
         raise ValueError(f"{path} has no weights for {', '.join(absent_names)}")

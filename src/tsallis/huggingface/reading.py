@@ -21,7 +21,7 @@ UNSUPPORTED = {
     "xlm": "predicts the token at a mask after the prefix",
     "xlnet": "predicts the token at a mask after the prefix",
 }
-# Model types whose results with a cache differ from those without.
+# Model types whose results differ with and without a cache.
 UNCACHED = {"fsmt", "prophetnet"}
 # Model types whose decoder masks the padding id without a cache.
 MASKS_PADDING = {"t5gemma"}

@@ -107,7 +107,7 @@ def densify(model: Model) -> Model:
         The model.
 
     Raises:
-        ValueError: The model is not sparsified, or is part of a sparsified one.
+        ValueError: The model is not sparsified, or is part of a sparsified model.
 
     Example:
         >>> from transformers import BertConfig, BertModel

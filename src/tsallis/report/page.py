@@ -220,7 +220,7 @@ def embed_json(value: Any) -> str:
 
 
 def _round(value: Any) -> Any:
-    """Round floats to nine digits; non-finite ones become None, because JSON has none."""
+    """Round floats to nine digits; infinities and NaN become None, because JSON has neither."""
     if isinstance(value, float):
         return float(f"{value:.9g}") if math.isfinite(value) else None
     if isinstance(value, dict):

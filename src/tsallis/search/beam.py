@@ -174,7 +174,7 @@ def copy_to_cpu(best: BestSymbols, num_attended: Tensor) -> tuple[BestSymbols, T
 
 
 def _best_ends(ends: list[tuple[float, int]], n_best: int | None, length_penalty: float) -> list[tuple[float, int]]:
-    """Return the `n_best` best outputs, and one more with its ties to bound the others."""
+    """Return the `n_best` best outputs, and the next best with its ties, which bounds all others."""
     if n_best is None or length_penalty or len(ends) <= n_best + 1:
         return ends
     least = heapq.nlargest(n_best + 1, (log_prob for log_prob, _ in ends))[-1]

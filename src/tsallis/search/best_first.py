@@ -1,4 +1,4 @@
-"""Find all possible outputs of a model, most probable first, or the best ones with a proof."""
+"""Find all possible outputs of a model, most probable first, or the best outputs with a proof."""
 
 from __future__ import annotations
 

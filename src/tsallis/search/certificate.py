@@ -68,7 +68,7 @@ class Certificate:
 
     .. math:: \mathrm{bound} = \max_{y \in D} \log p(y \mid x) \ge \max_{y \in D} \max_{y'} \log p(y y' \mid x)
 
-    The certificate is about the outputs that the options allow, for example those with a prefix or a minimum length.
+    The certificate is about the outputs that the options allow, for example only outputs with a required prefix.
     With a length penalty, "optimal" and "bounded" compare scores instead of probabilities, and only among outputs
     within the maximum length. The bound is then the best score that a missing output could have:
 

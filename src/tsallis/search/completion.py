@@ -109,9 +109,9 @@ def complete(
     """Find the possible continuations of a partly typed output, and the tokens that are certain.
 
     A sparse model often leaves a single continuation, which is then certain (Peters et al. 2019, fig. 2). Every choice
-    includes the tokens that are certain after it. The search covers all spellings of the typed text, also those whose
-    last token extends beyond it. Probabilities are conditional on the typed text. Choices with the same text are
-    merged.
+    includes the tokens that are certain after it. The search covers all spellings of the typed text, also spellings
+    whose last token extends beyond the text. Probabilities are conditional on the typed text. Choices with the same
+    text are merged.
 
     Args:
         model: Model with the decoder protocol, see :mod:`tsallis.models.protocol`.
@@ -124,7 +124,7 @@ def complete(
         longest: Maximum number of certain tokens.
 
     Returns:
-        The completions. Their tokens include those that spell the typed text.
+        The completions. Their tokens include the tokens that spell the typed text.
 
     Raises:
         ValueError: If there are several sources, a number is below 1, or a probability is NaN.

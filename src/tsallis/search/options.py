@@ -181,7 +181,7 @@ class SearchOptions:
 
     @property
     def given(self) -> dict[str, Any]:
-        """Return the options that are set, by name: those that differ from the values of `SearchOptions()`."""
+        """Return the options that are set, by name: their values differ from the values of `SearchOptions()`."""
         return {x.name: value for x in fields(self) if (value := getattr(self, x.name)) != x.default}
 
     @property

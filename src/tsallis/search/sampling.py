@@ -37,7 +37,7 @@ def sample(
 
     Values that don't sum to 1 (alpha-ReLU) are normalized at every step. A temperature T divides the scores,
     :math:`p = \mathrm{entmax}_\alpha(z / T)`. Below 1, probable tokens become more probable and the support shrinks;
-    above 1, it grows. Log-probabilities and supports of the hypotheses are those at this temperature.
+    above 1, it grows. Hypotheses have the log-probabilities and supports at this temperature.
 
     Args:
         model: Model with the decoder protocol, see :mod:`tsallis.models.protocol`.
@@ -116,7 +116,7 @@ class Draw:
         return self.prefix.length < len(self.limits.prefix)
 
     def append(self, expansion: Expansion, row: int, token: int, log_prob: float) -> bool:
-        """Append the symbol drawn in a row; return whether another one follows."""
+        """Append the symbol drawn in a row; return whether another symbol follows."""
         total = self.prefix.log_prob + log_prob
         if log_prob == -torch.inf or (token != EOS and self.prefix.length + 2 > self.limits.steps):
             return False
@@ -192,7 +192,7 @@ class GeneratedText:
         tokens: Tokens without the prompt and the end.
         log_prob: Log-probability of the draws, including the end.
         support: Number of possible tokens per draw.
-        ended: Whether the end was drawn; otherwise the text was cut at the maximum length, or nothing was possible.
+        ended: Whether the end was drawn; otherwise the text was cut at the maximum length, or no symbol was possible.
 
     Example:
         >>> GeneratedText((7, 8), -1.5, (3, 1, 2), True).tokens
@@ -206,7 +206,7 @@ class GeneratedText:
 
     @property
     def prob(self) -> float:
-        """Return the probability; unnormalized values are at most the largest float."""
+        """Return the probability; larger unnormalized values are limited to the largest float."""
         return math.exp(min(self.log_prob, LARGEST_LOG))
 
 
@@ -232,7 +232,7 @@ def generate(
         num_samples: Number of texts per prompt.
         max_length: Maximum number of symbols per text, without its prompt and its end.
         seeds: One random seed per prompt; None: random.
-        temperature: Divisor of the scores before the map, see :func:`tsallis.search.sample`.
+        temperature: Divisor of the scores, see :func:`tsallis.search.sample`.
 
     Returns:
         `num_samples` texts per prompt, in the order of the draws.
@@ -255,7 +255,7 @@ def generate(
 
 
 def _text(draw: Draw) -> GeneratedText:
-    """Return a text as far as it was drawn."""
+    """Return the text that was drawn, complete or cut."""
     if draw.output is not None:
         return GeneratedText(draw.output.tokens, draw.output.log_prob, draw.output.support, True)
     chain = draw.prefix.chain()

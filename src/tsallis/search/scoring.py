@@ -86,8 +86,8 @@ class TokenScores:
     """Log-probabilities of the tokens of an output, including the end, up to the first impossible token.
 
     Args:
-        tokens: Tokens up to the first impossible one.
-        log_probs: Log-probability of each token given the tokens before it; -inf for an impossible one.
+        tokens: Tokens up to and including the first impossible token.
+        log_probs: Log-probability of each token given the tokens before it; -inf for an impossible token.
         support: Number of possible tokens per step.
         exclusion: First impossible token; None if the whole output is possible.
 

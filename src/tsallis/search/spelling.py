@@ -212,7 +212,7 @@ def spell_beginning(
     output, or after a prompt.
 
     Returns:
-        The sequences, and an upper bound on the probability of those that were not followed.
+        The sequences, and an upper bound on the probability of sequences that were not followed.
     """
     state = model.start(model.encode(src, src_lengths))
     lattice = _Lattice(0, int(src_lengths[0]), text.encode(), spellings, spellings.are_all_of(text), SPELLED, [])

@@ -44,7 +44,7 @@ class Prefix:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits on the outputs of a source, and how they are ranked.
+    """Limits on the outputs of a source, and the length penalty of their scores.
 
     Args:
         steps: Maximum length, including the end.
@@ -71,7 +71,7 @@ class Limits:
     def score_bound(self, log_prob: Any) -> Any:
         """Return the best score of an output that starts with a prefix of this log-probability.
 
-        For a normalized model, that is an output of maximum length that is as probable as the prefix."""
+        With a normalized model, the best output has the maximum length, and is as probable as the prefix."""
         return log_prob / self.steps**self.length_penalty
 
     def restrict(self, totals: Tensor, length: int) -> None:

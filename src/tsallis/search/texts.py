@@ -1,4 +1,4 @@
-"""Convert results about token sequences to results about texts."""
+"""Convert results about token sequences to results about texts, which several sequences may spell."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROUNDING = 1e-6  # rounding error of a sum of probabilities in float32
 
 
 def merge_texts(result: Result, text: Text, normalized: bool, limited: bool = False) -> Result:
-    r"""Return a result about texts: one hypothesis per text, with the sum of its segmentations' probabilities.
+    r"""Return a result about texts: the probability of a text is the sum over the sequences that spell it.
 
     Let m bound the probability of all sequences that were not found. The probability of a listed text is at most its
     listed probability plus m. The probability of any other text is at most m. The best text is therefore optimal if it
